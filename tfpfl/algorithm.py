@@ -1,0 +1,191 @@
+"""The contract: a personalized federated algorithm is a handful of pure TensorFlow functions.
+
+Read this file first. An algorithm is built once for a model and a population, `pflego(model, population, tau=50)`, and
+returned as an `Algorithm`. The same functions then run as a TFF federated computation (`tfpfl.federate`) or in process
+(`tfpfl.Simulation`); evaluation and export ask the algorithm for its `personal_model` and never for its name.
+
+What leaves a device in a round is `ClientOutput.update`, `ClientOutput.weight` and `ClientOutput.metrics`: nothing else.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from inspect import Parameter, signature
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Tensor = Any
+Tree = Any  # a nested structure of tensors: tuples, NamedTuples, dicts
+
+
+class Head(NamedTuple):
+    """The last, linear layer: logits = phi @ kernel + bias. PFLEGO's W_i is this pair."""
+
+    kernel: Tensor  # [M, K_i]
+    bias: Tensor  # [K_i]
+
+
+class Weights(NamedTuple):
+    """A whole model, split: psi_i = (theta, W_i)."""
+
+    theta: tuple  # the backbone's weights, in the order of the Keras model's trainable weights
+    head: Head
+
+
+class ClientInfo(NamedTuple):
+    """What a client knows about itself before it looks at its data."""
+
+    client_id: Tensor  # int32 []
+    num_examples: Tensor  # int32 []: N_i, the training examples
+    num_classes: Tensor  # int32 []: K_i, the width of its head
+    alpha: Tensor  # float []: alpha_i = N_i / N over all clients of the population
+
+
+class ClientData(NamedTuple):
+    """What a client's work reads in one round: its training examples, and the randomness of this visit."""
+
+    x: Tensor  # float [N_i, ...]
+    y: Tensor  # int32 [N_i], in [0, K_i)
+    info: ClientInfo
+    key: Tensor  # int32 [2]: a stateless seed, a function of (seed, round, client) and never of the algorithm
+
+
+class ClientOutput(NamedTuple):
+    """What a client's work ends with. `state` stays on the device; the rest is what the server may see."""
+
+    update: Tree  # sent to the server, combined there as `Algorithm.aggregate` says
+    weight: Tensor  # float []: this client's weight in 'mean' and 'sum'
+    state: Tree  # kept by the client for its next visit: same structure, shapes and dtypes as `init_client` gives
+    metrics: dict  # scalars, for logs: at least 'loss', the training loss that the client saw
+
+
+class Rows(NamedTuple):
+    """The 'rows' aggregate: the updates of the cohort side by side, sorted by client id."""
+
+    client_ids: Tensor  # int32 [r]
+    values: Tree  # every leaf [r, ...]
+
+
+class Algorithm(NamedTuple):
+    """A personalized federated algorithm as pure functions of tensors.
+
+    `message` takes (server state), and every client of the cohort gets the same; or (server state, client id), and each
+    gets its own. `aggregate` is 'mean' (weighted), 'sum' (weighted) or 'rows' (the updates unreduced, as `Rows`), or a
+    structure of those with the top-level fields of the update.
+    """
+
+    init_server: Callable  # () -> server state
+    init_client: Callable  # (ClientInfo) -> client state, when a client first takes part
+    message: Callable  # (server state[, client id]) -> what is sent to the clients
+    client_update: Callable  # (message, client state, ClientData) -> ClientOutput
+    server_update: Callable  # (server state, aggregate) -> server state
+    personal_model: Callable  # (message, client state, ClientData) -> Weights this client predicts with
+    local_model: Callable  # (message, ClientOutput) -> Weights it holds after its work, before aggregation
+    aggregate: Any = "mean"
+
+    @property
+    def message_per_client(self) -> bool:
+        """Whether `message` wants a client id, so that every client gets a message of its own."""
+        required = [
+            p
+            for p in signature(self.message).parameters.values()
+            if p.default is Parameter.empty and p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        return len(required) == 2
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Who takes part in a round; see `tfpfl.sampling.cohort`.
+
+    'fixed': r = max(floor(rate * I), 1) clients, uniformly without replacement. 'binomial': an independent coin of
+    probability `rate` for every client. 'range': r uniform in [low, high] every round, then as 'fixed'.
+    """
+
+    kind: str = "fixed"
+    rate: float = 1.0
+    low: int = 0
+    high: int = 0
+
+    def __post_init__(self):
+        if self.kind not in ("fixed", "binomial", "range"):
+            raise ValueError(f"unknown sampling {self.kind!r}: one of fixed, binomial, range")
+        if self.kind == "range":
+            if not 1 <= self.low <= self.high:
+                raise ValueError(f"sampling range needs 1 <= low <= high, found low={self.low}, high={self.high}")
+        elif not 0 < self.rate <= 1:
+            raise ValueError(f"participation must lie in (0, 1], found {self.rate}")
+
+    def expected(self, num_clients: int) -> float:
+        """r, the expected number of clients in a round."""
+        if self.kind == "range":
+            return (self.low + self.high) / 2
+        return self.rate * num_clients if self.kind == "binomial" else max(int(self.rate * num_clients + 1e-9), 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """The clients that take part in training, as the algorithm's builder sees them.
+
+    Args:
+        num_examples: int [I], N_i, the training examples of every client.
+        num_classes: int [I], K_i, the width of every client's head.
+        num_labels: C, the width of a head that clients share; default: the largest K_i.
+        sampling: who takes part in a round; default: everyone.
+        client_ids: int [I], ascending; default 0..I-1. Others of the federation are new to what was trained.
+    """
+
+    num_examples: np.ndarray
+    num_classes: np.ndarray
+    num_labels: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+    client_ids: np.ndarray | None = None
+
+    def __post_init__(self):
+        examples = np.asarray(self.num_examples, np.int64)
+        classes = np.asarray(self.num_classes, np.int64)
+        ids = np.arange(len(examples)) if self.client_ids is None else np.asarray(self.client_ids, np.int64)
+        if examples.ndim != 1 or not len(examples) or examples.shape != classes.shape or examples.shape != ids.shape:
+            raise ValueError(
+                "num_examples, num_classes and client_ids must be vectors of one length >= 1, found shapes "
+                f"{examples.shape}, {classes.shape}, {ids.shape}"
+            )
+        if (np.diff(ids) <= 0).any() or ids[0] < 0:
+            raise ValueError("client_ids must be ascending and not negative")
+        for name, values in (("training examples", examples), ("classes", classes)):
+            if (values < 1).any():
+                bad = int(np.argmax(values < 1))
+                raise ValueError(f"every client needs at least one of its {name}; client {ids[bad]} has {values[bad]}")
+        if self.sampling.kind == "range" and self.sampling.high > len(ids):
+            raise ValueError(f"sampling range goes up to {self.sampling.high} but there are {len(ids)} clients")
+        num_labels = self.num_labels or int(classes.max())
+        object.__setattr__(self, "num_examples", examples)
+        object.__setattr__(self, "num_classes", classes)
+        object.__setattr__(self, "client_ids", ids)
+        object.__setattr__(self, "num_labels", num_labels)
+
+    @property
+    def num_clients(self) -> int:
+        """I."""
+        return len(self.client_ids)
+
+    @property
+    def clients_per_round(self) -> float:
+        """r, in expectation."""
+        return self.sampling.expected(self.num_clients)
+
+    def info(self, client_id: int, dtype=np.float32) -> ClientInfo:
+        """What client `client_id` knows about itself; one outside the population has alpha 0.
+
+        Raises:
+            KeyError: the client is not in the population.
+        """
+        i = int(np.searchsorted(self.client_ids, client_id))
+        if i == len(self.client_ids) or self.client_ids[i] != client_id:
+            raise KeyError(f"client {client_id} is not among the {self.num_clients} clients of the population")
+        return ClientInfo(
+            client_id=np.int32(client_id),
+            num_examples=np.int32(self.num_examples[i]),
+            num_classes=np.int32(self.num_classes[i]),
+            alpha=np.asarray(self.num_examples[i] / self.num_examples.sum(), dtype),
+        )
