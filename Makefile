@@ -1,0 +1,57 @@
+# make demo | test | lint | lock | clean. The environment is .venv, made once from requirements.lock on Python 3.11.
+# PYTHON=/path/to/python3.11 chooses the interpreter; otherwise python3.11, python3, python or one that uv knows.
+PYTHON ?=
+PYTEST_ARGS ?=
+VENV_PYTHON := .venv/bin/python
+INSTALLED := .venv/installed-from-lock
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: demo test lint lock clean
+
+demo: $(INSTALLED)
+	@$(VENV_PYTHON) -m tfpfl demo
+
+test: $(INSTALLED)
+	@$(VENV_PYTHON) -m pytest -q -n 2 --dist loadfile --durations 10 $(PYTEST_ARGS)
+
+lint: $(INSTALLED)
+	@$(VENV_PYTHON) -m ruff check .
+
+lock:
+	@command -v uv >/dev/null || { echo "make lock needs uv (pip install uv)" >&2; exit 1; }
+	@uv pip compile --quiet --python-version 3.11 --override requirements.override --no-header --no-annotate \
+	  --no-emit-index-url --no-emit-find-links --output-file requirements.lock requirements.in >/dev/null
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# setuptools and wheel go in first and build what comes as source, so that the build is locked too. The stamp is written
+# last: an installation that broke off is made again.
+$(INSTALLED): requirements.lock setup.py
+	@set -eu; \
+	is_311='import sys; sys.version_info[:2] == (3, 11) or sys.exit(1); print(sys.executable)'; \
+	uv_python() { ! command -v uv >/dev/null || uv python find --no-project --no-python-downloads 3.11 2>/dev/null || :; }; \
+	rm -rf .venv; \
+	python=; \
+	for candidate in $(if $(PYTHON),"$(PYTHON)",python3.11 python3 python "$$(uv_python)"); do \
+	  python=$$("$$candidate" -c "$$is_311" 2>/dev/null) && break || python=; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "tfpfl needs Python 3.11 (TensorFlow Federated has no newer one): install python3.11 with its venv module, or say make PYTHON=/path/to/python3.11" >&2; exit 1; \
+	fi; \
+	build=$$(grep -E '^(setuptools|wheel)==' requirements.lock); \
+	if command -v uv >/dev/null; then \
+	  echo "Making .venv from requirements.lock with uv, once"; \
+	  uv venv --quiet --no-project --no-python-downloads --python "$$python" .venv; \
+	  uv pip install --quiet --python $(VENV_PYTHON) $$build; \
+	  uv pip sync --quiet --python $(VENV_PYTHON) --no-build-isolation requirements.lock; \
+	  uv pip install --quiet --python $(VENV_PYTHON) --no-deps --no-build-isolation --editable .; \
+	else \
+	  echo "Making .venv from requirements.lock with pip, once (a few minutes)"; \
+	  "$$python" -m venv .venv; \
+	  $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps $$build; \
+	  $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -r requirements.lock; \
+	  $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .; \
+	fi; \
+	touch $@

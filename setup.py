@@ -1,0 +1,45 @@
+"""Package metadata. Ranges here; the exact versions of the TensorFlow Federated stack are in requirements.lock."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+readme = Path(__file__).with_name("README.md")
+
+setup(
+    name="tfpfl",
+    version="0.1.0",
+    description="Personalized federated learning on TensorFlow Federated and Keras",
+    long_description=readme.read_text(encoding="utf-8") if readme.exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["tfpfl", "tfpfl.*", "tflite_export", "tflite_export.*"]),
+    python_requires=">=3.11,<3.14",
+    # Wide enough for both stacks that are tested: TensorFlow 2.14 with Keras 2 (the lock) and 2.21 with Keras 3.
+    install_requires=[
+        "tensorflow>=2.14,<2.22",
+        "keras>=2.14,<4",
+        "tensorflow-datasets>=4.9.4,<5",
+        "numpy>=1.25,<3",
+        "scikit-learn>=1.3,<2",
+        "matplotlib>=3.8,<4",
+        "click>=8.1,<9",
+        "rich>=13,<16",
+        "safetensors>=0.4.3,<1",
+    ],
+    # No extra brings TensorFlow Federated: its own pins (jaxlib 0.4.14 among them) can no longer be resolved from the
+    # package index, and a resolver without an upper bound falls back to a TFF of 2019. `make demo` installs the lock.
+    extras_require={
+        "test": ["pytest>=8", "pytest-xdist>=3.5"],
+        "lint": ["ruff>=0.5"],
+    },
+    entry_points={"console_scripts": ["tfpfl = tfpfl.cli:main"]},
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
