@@ -1,0 +1,310 @@
+"""All that a run must not lose, in one SQLite file: server state, every client's own state, history, evaluations.
+
+A round is one transaction. Whatever happens during it (kill -9, a full disk, a power cut), the file holds the last
+whole round and nothing of the next. States are nested structures of arrays; they are stored as safetensors, with a
+checksum, and given back in a structure that the caller names, so that nothing in the file is ever executed.
+
+SQLite keeps a committed round in `FILE-wal` until the file is closed: copy both, or copy after the run.
+"""
+
+import fcntl
+import json
+import os
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+from tensorflow import nest
+
+FORMAT_VERSION = 1
+_APPLICATION_ID = int.from_bytes(b"tfpf", "big")  # in the file's header: this SQLite file is one of ours
+_SCHEMA = """
+CREATE TABLE run (run_id TEXT NOT NULL);
+CREATE TABLE server (round INTEGER PRIMARY KEY, state BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE client (id INTEGER PRIMARY KEY, round INTEGER NOT NULL, state BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE history (round INTEGER PRIMARY KEY, row TEXT NOT NULL);
+CREATE TABLE evaluation (
+    round INTEGER, client INTEGER, model TEXT, split TEXT, num_examples INTEGER, loss REAL, accuracy REAL,
+    PRIMARY KEY (round, client, model, split)
+) WITHOUT ROWID;
+"""
+
+
+class StoreError(ValueError):
+    """The store cannot be used, or did not take a round. The message says what was found and what is still there."""
+
+
+class Evaluation(NamedTuple):
+    """One client's result with one model on one split; NaN where it has no examples there."""
+
+    round_num: int
+    client_id: int
+    model: str  # global, local, personal, ...
+    split: str  # train, validation or test
+    num_examples: int
+    loss: float
+    accuracy: float
+
+
+class ClientStore:
+    """State by client id, and the rounds so far; in memory, or in one file that one process at a time writes.
+
+    A client that has never taken part has no row and costs nothing; neither does an algorithm without client state.
+
+    Args:
+        path: the file, made where it does not exist; None keeps everything in memory.
+        run_id: what run this is, for example the hash of its configuration. A file of another run is refused.
+            None takes whatever run the file belongs to.
+
+    Raises:
+        StoreError: the file is not a store, is damaged, belongs to another run or to a newer version, or is being
+            written by another process.
+    """
+
+    def __init__(self, path: str | os.PathLike | None = None, run_id: str | None = None):
+        self._path = path
+        self._name = "the store in memory" if path is None else str(path)
+        self._lock = None if path is None else _lock(path)
+        try:
+            with self._errors():
+                # Transactions are begun and ended by us alone.
+                self._db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None)
+        except StoreError:
+            self._unlock()
+            raise
+        try:
+            with self._errors():
+                self._open(run_id)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, run_id: str | None) -> None:
+        application_id = self._value("PRAGMA application_id")
+        version = self._value("PRAGMA user_version")
+        new = not self._value("SELECT count(*) FROM sqlite_master")
+        if not new and application_id != _APPLICATION_ID:
+            raise StoreError(f"{self._name} is an SQLite file, but not one that tfpfl wrote")
+        if version > FORMAT_VERSION:
+            raise StoreError(
+                f"{self._name} has format {version}, from a newer tfpfl; this one reads up to {FORMAT_VERSION}"
+            )
+        if not new and self._torn():
+            raise StoreError(f"{self._name} is damaged or cut off: its last page is not whole")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        if new:
+            with self._transaction():
+                for statement in _SCHEMA.split(";"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+                self._db.execute("INSERT INTO run VALUES (?)", (run_id or "",))
+        found = self._value("SELECT run_id FROM run")
+        if run_id is not None and found != run_id:
+            raise StoreError(f"{self._name} belongs to run {found!r}, not to {run_id!r}")
+        self.run_id = found
+
+    def _torn(self) -> bool:
+        """Whether the file ends within a page, which SQLite reads as zeros; what the WAL still has mends that."""
+        if self._path is None or os.path.getsize(self._path) % self._value("PRAGMA page_size") == 0:
+            return False
+        wal = Path(f"{self._path}-wal")
+        return not wal.exists() or wal.stat().st_size == 0
+
+    @property
+    def round_num(self) -> int:
+        """The last committed round; 0 before the first."""
+        with self._errors():
+            return self._value("SELECT coalesce(max(round), 0) FROM server")
+
+    def server_state(self, initial: Any) -> Any:
+        """The server's state after the last round, in the structure of `initial`; before the first round, `initial`.
+
+        Raises:
+            StoreError: what is stored does not have the leaves of `initial` (their number, dtypes and ranks).
+        """
+        with self._errors():
+            row = self._db.execute("SELECT state, crc FROM server ORDER BY round DESC LIMIT 1").fetchone()
+        return initial if row is None else _unpack(*row, like=initial, what=f"{self._name}: the server state")
+
+    def client_ids(self) -> np.ndarray:
+        """int64 [n], ascending: the clients that have a stored state."""
+        with self._errors():
+            return np.array([i for (i,) in self._db.execute("SELECT id FROM client ORDER BY id")], np.int64)
+
+    def client_states(self, client_ids: Iterable[int], default: Callable[[int], Any], like: Any = None) -> list:
+        """The states of these clients, in the order asked for.
+
+        Args:
+            client_ids: any ids.
+            default: client id -> the state of a client that has none stored, usually `algorithm.init_client`.
+            like: a state of any client, for its structure; without it `default` is asked for one. Sizes may differ from
+                client to client (heads of K_i columns); structure, dtypes and ranks may not.
+
+        Returns:
+            One structure of numpy arrays for each client, or what `default` gave.
+        """
+        states = []
+        for client_id in map(int, client_ids):
+            with self._errors():
+                row = self._db.execute("SELECT state, crc FROM client WHERE id = ?", (client_id,)).fetchone()
+            if row is None:
+                states.append(default(client_id))
+            else:
+                like = default(client_id) if like is None else like
+                states.append(_unpack(*row, like=like, what=f"{self._name}: the state of client {client_id}"))
+        return states
+
+    def commit_round(
+        self,
+        round_num: int,
+        server_state: Any,
+        client_states: dict[int, Any],
+        history_row: dict,
+        evaluation_rows: Iterable[Evaluation] = (),
+    ) -> None:
+        """Save one round, all of it or nothing; when this returns, it is on disk.
+
+        Args:
+            round_num: one more than the last committed round.
+            server_state: after the round.
+            client_states: of the clients that took part, by id.
+            history_row: what JSON can say, and NumPy numbers; floats come back as they were, NaN and infinity too.
+            evaluation_rows: the evaluations of this round.
+
+        Raises:
+            StoreError: the round is out of order, or the file did not take it; the rounds before it are kept whole.
+        """
+        done = self.round_num
+        if round_num != done + 1:
+            raise StoreError(f"{self._name} holds rounds up to {done}: the next is {done + 1}, not {round_num}")
+        evaluation_rows = [Evaluation(*row) for row in evaluation_rows]
+        if any(row.round_num != round_num for row in evaluation_rows):
+            raise ValueError(f"evaluations of another round given to round {round_num}")
+        # All that can fail for another reason than the file comes before the transaction.
+        server = _pack(server_state)
+        clients = [(int(i), round_num, *_pack(state)) for i, state in client_states.items() if nest.flatten(state)]
+        history = json.dumps(history_row, default=_plain)
+        # SQLite would store a NumPy number as bytes, and NaN as NULL.
+        evaluations = [
+            (round_num, int(e.client_id), e.model, e.split, int(e.num_examples), float(e.loss), float(e.accuracy))
+            for e in evaluation_rows
+        ]
+        with self._errors(f"round {round_num} was not saved, round {done} is the last whole one"), self._transaction():
+            self._db.execute("DELETE FROM server")
+            self._db.execute("INSERT INTO server VALUES (?, ?, ?)", (round_num, *server))
+            self._db.executemany("INSERT OR REPLACE INTO client VALUES (?, ?, ?, ?)", clients)
+            self._db.execute("INSERT INTO history VALUES (?, ?)", (round_num, history))
+            self._db.executemany("INSERT INTO evaluation VALUES (?, ?, ?, ?, ?, ?, ?)", evaluations)
+
+    def history(self) -> list[dict]:
+        """The history rows, in the order of the rounds."""
+        with self._errors():
+            return [json.loads(row) for (row,) in self._db.execute("SELECT row FROM history ORDER BY round")]
+
+    def evaluations(self, round_num: int | None = None) -> list[Evaluation]:
+        """The evaluations of one round or of all, ordered by round, client, model and split."""
+        query = "SELECT * FROM evaluation WHERE ? IS NULL OR round = ? ORDER BY round, client, model, split"
+        with self._errors():
+            rows = [Evaluation(*row) for row in self._db.execute(query, (round_num, round_num))]
+        return [row._replace(loss=_nan(row.loss), accuracy=_nan(row.accuracy)) for row in rows]
+
+    def close(self) -> None:
+        """Leave one tidy file, and let others write it. Not needed for safety."""
+        self._db.close()
+        self._unlock()
+
+    def __enter__(self) -> "ClientStore":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _value(self, query: str) -> Any:
+        return self._db.execute(query).fetchone()[0]
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @contextmanager
+    def _transaction(self):
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # SQLite has rolled back by itself after some errors
+                self._db.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def _errors(self, kept: str = ""):
+        """SQLite's errors in words: what file, what happened, what is kept."""
+        try:
+            yield
+        except (sqlite3.Error, OverflowError, json.JSONDecodeError) as error:
+            found = str(error)
+            if "not a database" in found:
+                found = "this is not an SQLite file"
+            elif "malformed" in found:
+                found = "the file is damaged or cut off (database disk image is malformed)"
+            raise StoreError(f"{self._name}: {kept + ': ' if kept else ''}{found}") from error
+
+
+def _lock(path: str | os.PathLike) -> int:
+    """Hold `FILE.lock` until we end, however we end: the kernel lets go of it on kill -9 too."""
+    try:
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise StoreError(f"cannot write beside {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise StoreError(f"{path} is being written by another process, or a second time by this one") from error
+    return lock
+
+
+def _pack(state: Any) -> tuple[bytes, int]:
+    """A structure's leaves as safetensors, in the order of `nest.flatten`, and the checksum."""
+    leaves = [np.asarray(leaf, order="C") for leaf in nest.flatten(state)]
+    data = save({str(i): leaf for i, leaf in enumerate(leaves)})
+    return data, zlib.crc32(data)
+
+
+def _unpack(data: bytes, crc: int, like: Any, what: str) -> Any:
+    if zlib.crc32(data) != crc:
+        raise StoreError(f"{what} is damaged: its checksum is wrong")
+    try:
+        stored = load(data)
+    except SafetensorError as error:
+        raise StoreError(f"{what} cannot be read: {error}") from error
+    leaves = [stored[str(i)] for i in range(len(stored))]
+    wanted = [np.asarray(leaf) for leaf in nest.flatten(like)]
+    kinds, wanted_kinds = ([f"{leaf.dtype}, rank {leaf.ndim}" for leaf in group] for group in (leaves, wanted))
+    if len(leaves) != len(wanted):
+        raise StoreError(f"{what} has {len(leaves)} arrays, but this algorithm and model have {len(wanted)}")
+    for i, (found, expected) in enumerate(zip(kinds, wanted_kinds, strict=True)):
+        if found != expected:
+            raise StoreError(f"{what} has in array {i}: {found}; this algorithm and model have {expected}")
+    return nest.pack_sequence_as(like, leaves)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not know: NumPy's numbers and arrays, and tensors."""
+    if not hasattr(value, "__array__"):
+        raise TypeError(f"a history row holds numbers, text, lists and dicts; found {type(value).__name__}")
+    return np.asarray(value).tolist()
+
+
+def _nan(value: float | None) -> float:
+    return np.nan if value is None else value
