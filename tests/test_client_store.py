@@ -257,6 +257,15 @@ def test_a_folder_that_is_not_there_is_named(path):
         ClientStore(path.parent / "nowhere" / "state.sqlite")
 
 
+def test_a_file_that_cannot_be_opened_is_named_and_not_kept_locked(path):
+    path.mkdir()
+    for _ in range(2):
+        with pytest.raises(StoreError, match="state.sqlite: unable to open"):
+            ClientStore(path)
+    path.rmdir()
+    ClientStore(path).close()
+
+
 def test_a_second_writer_is_refused_until_the_first_closes(path):
     with ClientStore(path) as store:
         with pytest.raises(StoreError, match="being written by another process"):

@@ -71,15 +71,11 @@ class ClientStore:
         self._path = path
         self._name = "the store in memory" if path is None else str(path)
         self._lock = None if path is None else _lock(path)
+        self._db = None
         try:
             with self._errors():
                 # Transactions are begun and ended by us alone.
                 self._db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None)
-        except StoreError:
-            self._unlock()
-            raise
-        try:
-            with self._errors():
                 self._open(run_id)
         except BaseException:
             self.close()
@@ -218,8 +214,11 @@ class ClientStore:
 
     def close(self) -> None:
         """Leave one tidy file, and let others write it. Not needed for safety."""
-        self._db.close()
-        self._unlock()
+        if self._db is not None:
+            self._db.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def __enter__(self) -> "ClientStore":
         return self
@@ -229,11 +228,6 @@ class ClientStore:
 
     def _value(self, query: str) -> Any:
         return self._db.execute(query).fetchone()[0]
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
 
     @contextmanager
     def _transaction(self):
