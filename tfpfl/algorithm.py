@@ -74,6 +74,8 @@ class Algorithm(NamedTuple):
     structure of those with the top-level fields of the update.
     """
 
+    model: Any  # the SplitModel, and
+    population: "Population"  # the population that it was built for
     init_server: Callable  # () -> server state
     init_client: Callable  # (ClientInfo) -> client state, when a client first takes part
     message: Callable  # (server state[, client id]) -> what is sent to the clients
@@ -131,6 +133,8 @@ class Population:
         num_examples: int [I], N_i, the training examples of every client.
         num_classes: int [I], K_i, the width of every client's head.
         num_labels: C, the width of a head that clients share; default: the largest K_i.
+        labels: 'local' (class ids 0..K_i-1 of the client's own class set) or 'global' (the data set's class ids, and then
+            every head has C outputs); what engines read from a federation.
         sampling: who takes part in a round; default: everyone.
         client_ids: int [I], ascending; default 0..I-1. Others of the federation are new to what was trained.
     """
@@ -138,6 +142,7 @@ class Population:
     num_examples: np.ndarray
     num_classes: np.ndarray
     num_labels: int = 0
+    labels: str = "local"
     sampling: Sampling = field(default_factory=Sampling)
     client_ids: np.ndarray | None = None
 
@@ -156,6 +161,8 @@ class Population:
             if (values < 1).any():
                 bad = int(np.argmax(values < 1))
                 raise ValueError(f"every client needs at least one of its {name}; client {ids[bad]} has {values[bad]}")
+        if self.labels not in ("local", "global"):
+            raise ValueError(f"labels are 'local' or 'global', found {self.labels!r}")
         if self.sampling.kind == "range" and self.sampling.high > len(ids):
             raise ValueError(f"sampling range goes up to {self.sampling.high} but there are {len(ids)} clients")
         num_labels = self.num_labels or int(classes.max())

@@ -1,0 +1,116 @@
+"""`ALGORITHMS`, the one list that the command line, the tests and the README read. A file for every algorithm."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from inspect import signature
+
+from tfpfl.algorithms.fedavg import fedavg
+from tfpfl.algorithms.pflego import PRESETS as PFLEGO_PRESETS
+from tfpfl.algorithms.pflego import pflego, pflego_code, pflego_exact, pflego_paper
+from tfpfl.algorithms.separate import local
+
+
+@dataclass(frozen=True)
+class Row:
+    """What there is to know about an algorithm before running it.
+
+    `bytes_down`, `bytes_up`: scalars a client receives and sends in a round, in terms of b (backbone), h (head) and
+    d = b + h; times 4 in float32.
+    """
+
+    title: str
+    builder: Callable  # (model, population, *, hyperparameters) -> Algorithm
+    head: str  # 'personal': of width K_i, on the device; 'shared': one for all
+    message: str  # 'broadcast' or 'per client'
+    state: str  # what a client keeps
+    down: str
+    up: str
+    reference: str
+    presets: dict = field(default_factory=dict)
+
+    @property
+    def hyperparameters(self) -> dict:
+        """name -> inspect.Parameter, with its default and annotation."""
+        parameters = signature(self.builder).parameters
+        return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+ALGORITHMS = {
+    "pflego": Row(
+        title="PFLEGO",
+        builder=pflego,
+        head="personal",
+        message="broadcast",
+        state="head",
+        down="b",
+        up="b",
+        reference="Nikoloutsopoulos, Koutsopoulos, Titsias: Personalized Federated Learning with Exact Stochastic "
+        "Gradient Descent, arXiv 2202.09848",
+        presets=PFLEGO_PRESETS,
+    ),
+    "fedavg": Row(
+        title="FedAvg",
+        builder=fedavg,
+        head="shared",
+        message="broadcast",
+        state="nothing",
+        down="d",
+        up="d",
+        reference="McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks "
+        "from Decentralized Data, AISTATS 2017",
+    ),
+    "local": Row(
+        title="Local",
+        builder=local,
+        head="personal",
+        message="broadcast",
+        state="whole model",
+        down="0",
+        up="0",
+        reference="the baseline without communication; 'Separate' in FedAMP",
+    ),
+}
+
+
+def build_algorithm(name: str, model, population, *, preset: str | None = None, **hyperparameters):
+    """An algorithm by its name in `ALGORITHMS`.
+
+    Raises:
+        ValueError: an unknown name, preset or hyperparameter (with the valid ones), or one out of range.
+    """
+    row = algorithm_row(name)
+    if preset is not None and preset not in row.presets:
+        known = ", ".join(row.presets) or "none"
+        raise ValueError(f"{name} has no preset {preset!r}; its presets: {known}")
+    wrong = [h for h in hyperparameters if h not in row.hyperparameters]
+    if wrong:
+        raise ValueError(f"{name} has no hyperparameter {wrong[0]!r}; it has {', '.join(row.hyperparameters)}")
+    return row.builder(model, population, **{**row.presets.get(preset, {}), **hyperparameters})
+
+
+def algorithm_row(name: str) -> Row:
+    """The row of an algorithm.
+
+    Raises:
+        ValueError: an unknown name, with the nearest one.
+    """
+    if name not in ALGORITHMS:
+        near = get_close_matches(name, ALGORITHMS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown algorithm {name!r}{hint} There are {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[name]
+
+
+__all__ = [
+    "ALGORITHMS",
+    "Row",
+    "algorithm_row",
+    "build_algorithm",
+    "fedavg",
+    "local",
+    "pflego",
+    "pflego_code",
+    "pflego_exact",
+    "pflego_paper",
+]

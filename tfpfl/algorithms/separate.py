@@ -1,0 +1,50 @@
+"""Local ("Separate"): every client trains its own model and nothing is sent. The floor that collaboration must beat.
+
+Objective: l_i(w_i) for each client alone.
+
+    client:  w_i <- SGD from w_i on l_i
+
+Messages: none. On the device: the whole model. All clients start from the same backbone; heads are each client's own. A
+new client starts from there as well. Clients train only when they are sampled, so that the budget equals the others'
+(PGFed's code; FedAMP trains all clients, which is a cohort of everyone).
+"""
+
+import tensorflow as tf
+
+from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.local import client_loss, local_solver
+
+
+def local(
+    model,
+    population,
+    *,
+    eta: float = 0.007,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    momentum: float = 0.0,
+) -> Algorithm:
+    """Local training; the arguments are those of `fedavg`.
+
+    Raises:
+        ValueError: names the argument, and says what it may be.
+    """
+    solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
+    objective = client_loss(model)
+
+    def client_update(message, w, data):
+        w, loss = solve(objective, w, data)
+        return ClientOutput((), tf.ones([], model.dtype), w, {"loss": loss})
+
+    return Algorithm(
+        model=model,
+        population=population,
+        init_server=lambda: (),
+        init_client=lambda info: Weights(model.theta(), model.head(info)),
+        message=lambda server: (),
+        client_update=client_update,
+        server_update=lambda server, nothing: server,
+        personal_model=lambda message, w, data: w,
+        local_model=lambda message, output: output.state,
+    )

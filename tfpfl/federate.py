@@ -1,0 +1,264 @@
+"""Algorithm -> a TFF federated computation with client-placed state.
+
+    initialize: ( -> server@SERVER)
+    next: (server@SERVER, state@CLIENTS, visit@CLIENTS) -> (server@SERVER, state@CLIENTS, metrics@SERVER, metrics@CLIENTS)
+
+A visit is the client's id, its scalars and a random key; the worker reads the examples from the federation's files. Or,
+as in TFF's tutorials, the visit carries arrays or a `tf.data.Dataset`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfpfl import aggregate
+from tfpfl.algorithm import Algorithm, ClientData
+from tfpfl.runtime.worker import require_tff, use_local_worker
+from tfpfl.simulate import ARRAYS, federation_readers
+from tfpfl.visit import (
+    Readers,
+    RoundOutput,
+    client_state_spec,
+    client_work,
+    evaluation_work,
+    finish_metrics,
+    info_spec,
+    metric_contribution,
+    server_state_spec,
+    server_step,
+    structure_of,
+    visit_spec,
+)
+
+
+class ClientResult(NamedTuple):
+    """What a client's computation returns, all of it client-placed."""
+
+    state: Any
+    metrics: dict
+    contribution: aggregate.Contribution
+    metric_sums: dict
+
+
+class Rows(NamedTuple):
+    """Updates side by side while they are collected."""
+
+    client_ids: Any
+    parts: tuple
+
+
+def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = ()):
+    """The algorithm as a `tff.templates.IterativeProcess`.
+
+    Args:
+        algorithm: what to run.
+        data: a `Federation`, read by client id in the worker (visits are `Visit`); or a pair of `tf.TensorSpec`, the type
+            of arrays (x [None, ...], y [None]) that every visit carries (`ClientData(x, y, info, key)`); or a
+            `tf.data.DatasetSpec` of (x, y) or {'x', 'y'}, single examples or batches (`ClientData(dataset, (), info, key)`).
+        held_out: as in `Simulation`; needs a Federation.
+
+    Returns:
+        The process. Its `next` takes and gives client states in the order of the visits, in a `RoundOutput`.
+
+    Raises:
+        RuntimeError: TFF is not installed.
+        ValueError: a type of data that clients cannot be given.
+    """
+    tff = require_tff()
+    use_local_worker()
+    visit_type, readers = _visits(algorithm, data, held_out)
+    server_type, state_type = _type(server_state_spec(algorithm)), _type(client_state_spec(algorithm))
+    work, step = client_work(algorithm, readers), server_step(algorithm)
+    to_clients, message_type, unpack = _messenger(algorithm)
+
+    @tff.tensorflow.computation
+    def initialize_server():
+        return _graph(algorithm.init_server)()
+
+    @tff.tensorflow.computation(message_type, state_type, visit_type)
+    def run_client(message, state, visit):
+        def run(message, state, visit):
+            output = work(unpack(message), state, visit)
+            sums = metric_contribution(output.metrics, visit.info.num_examples)
+            return ClientResult(output.state, output.metrics, aggregate.contribution(algorithm, output), sums)
+
+        return _graph(run)(message, state, visit)
+
+    result_type = run_client.type_signature.result
+    collected_type, collect = _collector(result_type.contribution.rows)
+    sums_type = tff.types.to_type((result_type.contribution.sums, result_type.contribution.weight))
+
+    @tff.tensorflow.computation(server_type, sums_type, collected_type)
+    def finish(server, sums, collected):
+        def run(server, sums, collected):
+            total = aggregate.Contribution(*sums, collected.parts)
+            return step(server, aggregate.finish(algorithm, total, collected.client_ids), total.weight)
+
+        return _graph(run)(server, sums, collected)
+
+    @tff.tensorflow.computation(result_type.metric_sums)
+    def finish_sums(summed):
+        return _graph(finish_metrics)(summed)
+
+    @tff.federated_computation
+    def initialize():
+        return tff.federated_eval(initialize_server, tff.SERVER)
+
+    @tff.federated_computation(
+        tff.FederatedType(server_type, tff.SERVER),
+        tff.FederatedType(state_type, tff.CLIENTS),
+        tff.FederatedType(visit_type, tff.CLIENTS),
+    )
+    def next_round(server, states, visits):
+        results = tff.federated_map(run_client, (to_clients(server, visits), states, visits))
+        contribution = results.contribution
+        sums = tff.federated_zip((tff.federated_sum(contribution.sums), tff.federated_sum(contribution.weight)))
+        new_server = tff.federated_map(finish, (server, sums, collect(visits.info.client_id, contribution.rows)))
+        metrics = tff.federated_map(finish_sums, tff.federated_sum(results.metric_sums))
+        return RoundOutput(new_server, results.state, metrics, results.metrics)
+
+    return tff.templates.IterativeProcess(initialize, next_round)
+
+
+def federated_evaluation(algorithm: Algorithm, federation, splits: Sequence[str] = ("validation", "test")):
+    """(server@SERVER, state@CLIENTS, visit@CLIENTS) -> scores@CLIENTS: what `Evaluation` does, as a federated computation."""
+    tff = require_tff()
+    use_local_worker()
+    visit_type, readers = _visits(algorithm, federation, splits)
+    server_type, state_type = _type(server_state_spec(algorithm)), _type(client_state_spec(algorithm))
+    to_clients, message_type, unpack = _messenger(algorithm)
+    work = evaluation_work(algorithm, readers)
+
+    @tff.tensorflow.computation(message_type, state_type, visit_type)
+    def run_client(message, state, visit):
+        return _graph(lambda message, state, visit: work(unpack(message), state, visit))(message, state, visit)
+
+    @tff.federated_computation(
+        tff.FederatedType(server_type, tff.SERVER),
+        tff.FederatedType(state_type, tff.CLIENTS),
+        tff.FederatedType(visit_type, tff.CLIENTS),
+    )
+    def evaluate(server, states, visits):
+        return tff.federated_map(run_client, (to_clients(server, visits), states, visits))
+
+    return evaluate
+
+
+def _type(spec):
+    """A TFF type from a structure of TensorSpec and DatasetSpec."""
+    tff = require_tff()
+
+    def leaf(s):
+        if isinstance(s, tf.data.DatasetSpec):
+            return tff.SequenceType(_type(s.element_spec))
+        return tff.TensorType(s.dtype.as_numpy_dtype, s.shape.as_list())
+
+    return tff.types.to_type(tf.nest.map_structure(leaf, spec))
+
+
+def _graph(function):
+    """TFF does not convert Python control flow and neither do we; a tf.function gives its graph a scope of its own."""
+    return tf.function(function, autograph=False)
+
+
+def _messenger(algorithm):
+    """(how the server's state becomes messages at the clients, the type that arrives, how to unpack it)."""
+    tff = require_tff()
+    server_spec = server_state_spec(algorithm)
+    server_type = _type(server_spec)
+    if not algorithm.message_per_client:
+        make = tff.tensorflow.computation(lambda server: _graph(algorithm.message)(server), server_type)
+
+        def broadcast(server, visits):
+            return tff.federated_broadcast(tff.federated_map(make, server))
+
+        return broadcast, make.type_signature.result, lambda message: message
+
+    spec = structure_of(algorithm.message, server_spec, tf.TensorSpec([], tf.int32))
+    largest = int(algorithm.population.client_ids[-1]) + 1
+
+    @tff.tensorflow.computation(server_type, tff.TensorType(tf.int32.as_numpy_dtype))
+    def choose(server, client_id):
+        return tuple(tf.nest.flatten(_graph(algorithm.message)(server, client_id)))
+
+    as_key = tff.tensorflow.computation(lambda i: tf.reshape(i, [1]), tff.TensorType(tf.int32.as_numpy_dtype))
+
+    def select(server, visits):
+        keys = tff.federated_map(as_key, visits.info.client_id)
+        return tff.federated_select(keys, tff.federated_value(largest, tff.SERVER), server, choose)
+
+    def unpack(messages):
+        return tf.nest.pack_sequence_as(spec, tf.nest.flatten(messages.get_single_element()))
+
+    return select, tff.SequenceType(choose.type_signature.result), unpack
+
+
+def _collector(parts_type):
+    """(the type of the cohort's rows side by side, how to get there); with no rows, nothing is collected."""
+    tff = require_tff()
+    if not len(parts_type):
+        empty = tff.types.to_type(Rows((), ()))
+        none = tff.tensorflow.computation(lambda: Rows((), ()))
+        return empty, lambda client_ids, parts: tff.federated_eval(none, tff.SERVER)
+
+    value_type = tff.types.to_type(Rows(tff.TensorType(tf.int32.as_numpy_dtype), parts_type))
+    value_spec = tff.types.type_to_tf_tensor_specs(value_type)
+    stacked_spec = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), value_spec)
+    stacked_type = _type(stacked_spec)
+
+    @tff.tensorflow.computation
+    def zero():
+        return tf.nest.map_structure(
+            lambda s: tf.compat.v1.placeholder_with_default(tf.zeros([0, *s.shape], s.dtype), [None, *s.shape]), value_spec
+        )
+
+    def stack(a, b):
+        return tf.nest.map_structure(lambda x, y: tf.concat([x, y], 0), a, b)
+
+    accumulate = tff.tensorflow.computation(
+        lambda rows, value: stack(rows, tf.nest.map_structure(lambda x: x[None], value)), (stacked_type, value_type)
+    )
+    merge = tff.tensorflow.computation(stack, (stacked_type, stacked_type))
+    report = tff.tensorflow.computation(lambda rows: rows, stacked_type)
+
+    def collect(client_ids, parts):
+        value = tff.federated_zip(Rows(client_ids, parts))
+        return tff.federated_aggregate(value, zero(), accumulate, merge, report)
+
+    return stacked_type, collect
+
+
+def _visits(algorithm, data, held_out):
+    """(the type of a visit, how its examples are read)."""
+    tff = require_tff()
+    dtype = algorithm.model.dtype
+    if hasattr(data, "reader"):
+        return _type(visit_spec(dtype)), federation_readers(algorithm, data, held_out)
+    if held_out:
+        raise ValueError("held-out splits are read from a Federation; this process was built for the type of examples")
+    key = tf.TensorSpec([2], tf.int32)
+    if isinstance(data, tf.data.DatasetSpec):
+        return _type(ClientData(data, (), info_spec(dtype), key)), Readers(_read_dataset(algorithm.model), {})
+    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(s, tf.TensorSpec) for s in data):
+        return _type(ClientData(*data, info_spec(dtype), key)), ARRAYS
+    raise ValueError(
+        f"data must be a Federation, a pair of tf.TensorSpec for (x, y), or a tf.data.DatasetSpec; found {type(data).__name__}"
+        f" (TFF {tff.__version__})"
+    )
+
+
+def _read_dataset(model):
+    def read(visit):
+        dataset = visit.x
+        spec = dataset.element_spec
+        if isinstance(spec, dict):
+            if set(spec) != {"x", "y"}:
+                raise ValueError(f"a client's dataset must have elements (x, y) or {{'x', 'y'}}; found the keys {sorted(spec)}")
+            dataset, spec = dataset.map(lambda e: (e["x"], e["y"])), (spec["x"], spec["y"])
+        if spec[0].shape.rank == len(model.input_shape) + 1:
+            dataset = dataset.unbatch()
+        x, y = dataset.batch(2**30).get_single_element()
+        return tf.cast(x, model.dtype), tf.cast(tf.reshape(y, [-1]), tf.int32)
+
+    return read

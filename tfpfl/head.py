@@ -1,0 +1,89 @@
+"""A linear softmax head on features that do not change: everything in closed form.
+
+With Phi the features [N, M], Y one-hot labels [N, K] and P = softmax(Phi W), the gradient of the mean cross-entropy is
+Phi^T (P - Y) / N for the kernel, and (P - Y) W^T / N for the features (specification, section 1).
+"""
+
+import tensorflow as tf
+
+from tfpfl import tree
+from tfpfl.algorithm import Head
+from tfpfl.optimizer import Optimizer
+
+CONJUGATE_GRADIENT_STEPS = 10
+DAMPING = 1e-3  # the softmax Hessian is singular: adding a constant to every class changes nothing
+
+
+def loss(head: Head, phi, targets):
+    """Mean cross-entropy l_i: float []."""
+    logits = tf.matmul(phi, head.kernel) + head.bias
+    return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(targets, logits))
+
+
+def errors(head: Head, phi, targets):
+    """(P - Y) / N, the gradient with respect to the logits: [N, K]."""
+    probabilities = tf.nn.softmax(tf.matmul(phi, head.kernel) + head.bias)
+    return (probabilities - targets) / tf.cast(tf.shape(phi)[0], phi.dtype)
+
+
+def gradient(phi, errors) -> Head:
+    """The gradient with respect to the head, from `errors`."""
+    return Head(tf.matmul(phi, errors, transpose_a=True), tf.reduce_sum(errors, 0))
+
+
+def feature_gradient(head: Head, errors):
+    """The gradient with respect to the features: [N, M]."""
+    return tf.matmul(errors, head.kernel, transpose_b=True)
+
+
+def fit(head: Head, phi, targets, steps, optimizer: Optimizer) -> Head:
+    """`steps` full-batch steps of an optimizer on the head, with fresh slots."""
+
+    def body(step, head, slots):
+        slots, head = optimizer.step(slots, head, gradient(phi, errors(head, phi, targets)))
+        return step + 1, head, slots
+
+    _, head, _ = tf.while_loop(
+        lambda step, *_: step < steps, body, (0, head, optimizer.init(head)), parallel_iterations=1
+    )
+    return head
+
+
+def fit_newton(head: Head, phi, targets, steps) -> Head:
+    """`steps` damped Newton steps, each solved by a few conjugate gradients; a step that raises the loss is halved."""
+
+    def body(step, head):
+        current, error = loss(head, phi, targets), errors(head, phi, targets)
+        direction = _conjugate_gradient(head, phi, targets, gradient(phi, error))
+
+        def worse(length):
+            return (loss(tree.add_scaled(head, -length, direction), phi, targets) > current) & (length > 1e-3)
+
+        (length,) = tf.while_loop(worse, lambda length: (length / 2,), (tf.ones([], phi.dtype),))
+        return step + 1, tree.add_scaled(head, -length, direction)
+
+    return tf.while_loop(lambda step, _: step < steps, body, (0, head), parallel_iterations=1)[1]
+
+
+def _conjugate_gradient(head, phi, targets, right_side):
+    """Solves (H + damping) d = right_side with H the Hessian of the loss at `head`."""
+    probabilities = tf.nn.softmax(tf.matmul(phi, head.kernel) + head.bias)
+    examples = tf.cast(tf.shape(phi)[0], phi.dtype)
+
+    def hessian_times(v: Head):
+        u = tf.matmul(phi, v.kernel) + v.bias
+        pu = probabilities * u
+        curved = (pu - probabilities * tf.reduce_sum(pu, 1, keepdims=True)) / examples
+        return tree.add_scaled(gradient(phi, curved), DAMPING, v)
+
+    def body(step, solution, residual, direction, squared):
+        curved = hessian_times(direction)
+        length = tf.math.divide_no_nan(squared, tree.dot(direction, curved))
+        solution = tree.add_scaled(solution, length, direction)
+        residual = tree.add_scaled(residual, -length, curved)
+        new_squared = tree.dot(residual, residual)
+        direction = tree.add_scaled(residual, tf.math.divide_no_nan(new_squared, squared), direction)
+        return step + 1, solution, residual, direction, new_squared
+
+    start = (0, tree.zeros_like(right_side), right_side, right_side, tree.dot(right_side, right_side))
+    return tf.while_loop(lambda step, *_: step < CONJUGATE_GRADIENT_STEPS, body, start)[1]

@@ -1,0 +1,129 @@
+"""A model split in two: a Keras backbone that all clients share, and a linear head of the client's own width."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfpfl import tree
+from tfpfl.algorithm import ClientInfo, Head, Weights
+from tfpfl.models.functional import functional
+
+HEAD_INITS = ("glorot", "uniform01", "zeros")
+_SHARED_HEAD = 2**31 - 1  # the "client id" that draws the head which clients share
+
+
+class SplitModel:
+    """phi(x; theta) in R^M, a Keras model, and logits = phi @ kernel + bias with a head [M, K_i] for every client.
+
+    Args:
+        backbone: a Keras model from [N, ...] to [N, M]. Its present trainable weights are theta's initial value; frozen
+            weights stay what they are. Its dtype (float32 or float64) is that of everything computed.
+        seed: heads are drawn from (seed, client id).
+        head_init: 'glorot' (uniform kernel, zero bias), 'uniform01' (kernel and bias uniform in [0, 1): what the PFLEGO
+            authors' code does) or 'zeros'.
+        input_shape: of one example; needed only where the backbone does not know it (a subclassed model).
+
+    Raises:
+        ValueError: the output is not [N, M]; a layer is not a pure function of weights and input; an unknown head_init.
+    """
+
+    def __init__(self, backbone, *, seed: int = 0, head_init: str = "glorot", input_shape: tuple | None = None):
+        if head_init not in HEAD_INITS:
+            raise ValueError(f"unknown head_init {head_init!r}: one of {', '.join(HEAD_INITS)}")
+        self.backbone, self.seed, self.head_init = backbone, int(seed), head_init
+        self.input_shape = tuple(input_shape or backbone.input_shape[1:])
+        if None in self.input_shape:
+            raise ValueError(f"the backbone's input shape {self.input_shape} is open: every example must have one shape")
+        output = backbone(np.zeros((2, *self.input_shape), "float32"))  # also builds a model that is not built yet
+        if not tf.is_tensor(output) or output.shape.rank != 2 or output.shape[0] != 2:
+            found = output.shape if tf.is_tensor(output) else type(output).__name__
+            raise ValueError(f"a backbone must map [N, ...] to features [N, M]; for 2 examples this one gives {found}")
+        self.dtype = np.dtype(output.dtype.as_numpy_dtype)
+        self.num_features = int(output.shape[1])
+        self.initial_theta, self._apply = functional(backbone)
+
+    @property
+    def num_backbone_weights(self) -> int:
+        """b, the number of scalars in theta."""
+        return sum(int(w.size) for w in self.initial_theta)
+
+    def theta(self) -> tuple:
+        """theta of round 0."""
+        return tuple(tf.constant(w) for w in self.initial_theta)
+
+    def head(self, info: ClientInfo, init: str | None = None) -> Head:
+        """The initial head of a client, a function of (seed, client id): kernel [M, K_i], bias [K_i]."""
+        return self._draw_head(info.client_id, info.num_classes, init or self.head_init)
+
+    def shared_head(self, num_labels: int, init: str | None = None) -> Head:
+        """The initial head of methods whose clients share one: kernel [M, C], bias [C]."""
+        return self._draw_head(_SHARED_HEAD, num_labels, init or self.head_init)
+
+    def _draw_head(self, client_id, num_classes, init) -> Head:
+        m, k = self.num_features, num_classes
+        if init == "zeros":
+            kernel, bias = tf.zeros([m, k], self.dtype), tf.zeros([k], self.dtype)
+        else:
+            seed = tf.random.experimental.stateless_fold_in(tf.constant([self.seed, 1], tf.int32), client_id)
+            drawn = tf.random.stateless_uniform([m + 1, k], seed, dtype=self.dtype, alg="philox")
+            if init == "uniform01":
+                kernel, bias = drawn[:m], drawn[m]
+            else:
+                limit = tf.sqrt(6.0 / tf.cast(m + k, self.dtype))
+                kernel, bias = (2 * drawn[:m] - 1) * limit, tf.zeros([k], self.dtype)
+        return Head(tf.ensure_shape(kernel, [m, None]), tf.ensure_shape(bias, [None]))
+
+    def features(self, theta, x):
+        """phi(x; theta): [N, M]."""
+        return tf.ensure_shape(self._apply(theta, tf.cast(x, self.dtype)), [None, self.num_features])
+
+    def record(self, theta, x, *, recompute: bool = False, chunk: int | None = None):
+        """One forward pass whose gradient is taken later.
+
+        Args:
+            recompute: run the forward pass again for the gradient, instead of keeping its activations.
+            chunk: do so for this many examples at a time: memory no longer grows with N, and the sum is the same.
+
+        Returns:
+            (phi [N, M], pull_back): `pull_back(dphi [N, M])` is the gradient of sum(phi * dphi) with respect to theta.
+        """
+        if chunk is None and not recompute:
+            with tf.GradientTape() as tape:
+                tape.watch(theta)
+                phi = self.features(theta, x)
+            return phi, lambda dphi: _gradient(tape, phi, theta, dphi)
+        size = tf.shape(x)[0] if chunk is None else tf.minimum(chunk, tf.shape(x)[0])
+
+        def pull_back(dphi):
+            def body(start, total):
+                with tf.GradientTape() as tape:
+                    tape.watch(theta)
+                    phi = self.features(theta, x[start : start + size])
+                part = _gradient(tape, phi, theta, dphi[start : start + size])
+                return start + size, tree.add(total, part)
+
+            start = (0, tree.zeros_like(theta))
+            return tf.while_loop(lambda start, _: start < tf.shape(x)[0], body, start, parallel_iterations=1)[1]
+
+        return self.features_in_chunks(theta, x, size), pull_back
+
+    def features_in_chunks(self, theta, x, chunk):
+        """`features`, computed for `chunk` examples at a time: memory no longer grows with N."""
+        if chunk is None:
+            return self.features(theta, x)
+        num_examples = tf.shape(x)[0]
+        parts = tf.TensorArray(self.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=[None, self.num_features])
+
+        def body(i, parts):
+            return i + 1, parts.write(i, self.features(theta, x[i * chunk : (i + 1) * chunk]))
+
+        _, parts = tf.while_loop(lambda i, _: i * chunk < num_examples, body, (0, parts), parallel_iterations=1)
+        return tf.ensure_shape(parts.concat(), [None, self.num_features])
+
+    def logits(self, weights: Weights, x):
+        """[N, K]."""
+        return tf.matmul(self.features(weights.theta, x), weights.head.kernel) + weights.head.bias
+
+
+def _gradient(tape, phi, theta, dphi):
+    zero = tf.UnconnectedGradients.ZERO
+    return tape.gradient(phi, theta, output_gradients=dphi, unconnected_gradients=zero)

@@ -1,0 +1,1 @@
+"""Where rounds run: TFF workers that belong to us."""

@@ -1,0 +1,50 @@
+"""Arithmetic on nested structures of tensors, as the papers write it for vectors."""
+
+import tensorflow as tf
+
+
+def add(a, b):
+    """a + b."""
+    return tf.nest.map_structure(tf.add, a, b)
+
+
+def subtract(a, b):
+    """a - b."""
+    return tf.nest.map_structure(tf.subtract, a, b)
+
+
+def scale(factor, a):
+    """factor * a."""
+    return tf.nest.map_structure(lambda x: tf.cast(factor, x.dtype) * x, a)
+
+
+def add_scaled(a, factor, b):
+    """a + factor * b: a step of length `factor` along b."""
+    return tf.nest.map_structure(lambda x, y: x + tf.cast(factor, x.dtype) * y, a, b)
+
+
+def dot(a, b):
+    """<a, b>."""
+    return tf.add_n([tf.reduce_sum(x * y) for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True)])
+
+
+def zeros_like(a):
+    """0 in the shape of a."""
+    return tf.nest.map_structure(tf.zeros_like, a)
+
+
+def where(condition, a, b):
+    """a where the scalar `condition` holds, else b."""
+    return tf.nest.map_structure(lambda x, y: tf.where(condition, x, y), a, b)
+
+
+def all_finite(a):
+    """Whether no floating-point number in a is NaN or infinite: bool []."""
+    checks = [tf.reduce_all(tf.math.is_finite(x)) for x in tf.nest.flatten(a) if x.dtype.is_floating]
+    return tf.reduce_all(tf.stack(checks)) if checks else tf.constant(True)
+
+
+def num_bytes(a):
+    """Bytes that a takes on the wire, without framing: int64 []."""
+    sizes = [tf.size(x, tf.int64) * x.dtype.size for x in tf.nest.flatten(a)]
+    return tf.add_n(sizes) if sizes else tf.constant(0, tf.int64)

@@ -1,0 +1,143 @@
+"""One client's visit in one round: what both engines run for a client, around the algorithm's own functions."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfpfl import tree
+from tfpfl.algorithm import Algorithm, ClientData, ClientInfo, ClientOutput, Weights
+from tfpfl.local import cross_entropy
+
+EVALUATION_CHUNK = 512  # examples at a time: evaluation of a large client needs no more memory than training a small one
+
+
+class Visit(NamedTuple):
+    """What the coordinator hands to a client whose data the worker reads by id."""
+
+    info: ClientInfo
+    key: Any  # int32 [2], see ClientData.key
+
+
+class RoundOutput(NamedTuple):
+    """The result of one round, of either engine."""
+
+    server: Any  # the server's new state
+    client_states: list  # the cohort's new states, in the order given
+    metrics: dict  # over the cohort: means weighted by N_i, bytes as sums
+    client_metrics: list  # a dict of scalars per client, in the order given
+
+
+class Readers(NamedTuple):
+    """Where a visit finds its examples: functions of the visit, from a file by id or from the visit itself."""
+
+    train: Callable  # (visit) -> (x, y)
+    held_out: dict  # split -> (visit) -> (x, y); evaluated where asked
+
+
+def structure_of(function, *specs):
+    """The shapes and dtypes that a function returns: a structure of TensorSpec."""
+    outputs = tf.function(function, autograph=False).get_concrete_function(*specs).structured_outputs
+    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
+
+
+def info_spec(dtype) -> ClientInfo:
+    """The type of `ClientInfo`."""
+    scalar = tf.TensorSpec([], tf.int32)
+    return ClientInfo(scalar, scalar, scalar, tf.TensorSpec([], dtype))
+
+
+def visit_spec(dtype) -> Visit:
+    """The type of `Visit`."""
+    return Visit(info_spec(dtype), tf.TensorSpec([2], tf.int32))
+
+
+def client_state_spec(algorithm: Algorithm):
+    """The type of a client's state; the width of heads is open, so that clients of several K_i share a round."""
+    return structure_of(algorithm.init_client, info_spec(algorithm.model.dtype))
+
+
+def server_state_spec(algorithm: Algorithm):
+    """The type of the server's state."""
+    return structure_of(algorithm.init_server)
+
+
+def evaluate(model, weights: Weights, x, y) -> OrderedDict:
+    """Mean cross-entropy and accuracy on some examples; both 0 where there are none (see 'examples')."""
+    phi = model.features_in_chunks(weights.theta, x, EVALUATION_CHUNK)
+    logits = tf.matmul(phi, weights.head.kernel) + weights.head.bias
+    examples = tf.shape(y)[0]
+    correct = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits, 1, tf.int32), y), tf.int32))
+    loss = tf.cond(examples > 0, lambda: cross_entropy(logits, y), lambda: tf.zeros([], logits.dtype))
+    return OrderedDict(correct=correct, examples=examples, loss=loss)
+
+
+def _flat(results: dict) -> OrderedDict:
+    return OrderedDict((f"{split}_{name}", value) for split, scores in results.items() for name, value in scores.items())
+
+
+def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
+    """(message, client state, visit) -> ClientOutput, with the metrics that the training loop needs.
+
+    'finite' (0 or 1): no NaN or infinity in the update, the state and the loss; 'bytes_down', 'bytes_up': the message and
+    the update; and for every held-out split the score of the model that the client holds right after its local work.
+    """
+    spec = client_state_spec(algorithm)
+
+    def work(message, state, visit) -> ClientOutput:
+        x, y = readers.train(visit)
+        output = algorithm.client_update(message, state, ClientData(x, y, visit.info, visit.key))
+        new_state = tf.nest.map_structure(lambda t, s: tf.ensure_shape(t, s.shape), output.state, spec)
+        finite = tree.all_finite((output.update, new_state, output.metrics, output.weight))
+        metrics = {name: tf.convert_to_tensor(value) for name, value in output.metrics.items()}
+        metrics |= {
+            "finite": tf.cast(finite, tf.int32),
+            "bytes_down": tree.num_bytes(message),
+            "bytes_up": tree.num_bytes(output.update),
+        }
+        if readers.held_out:
+            model = algorithm.local_model(message, output)
+            metrics |= _flat({s: evaluate(algorithm.model, model, *read(visit)) for s, read in readers.held_out.items()})
+        return output._replace(state=new_state, metrics=OrderedDict(sorted(metrics.items())))
+
+    return work
+
+
+def evaluation_work(algorithm: Algorithm, readers: Readers) -> Callable:
+    """(message, client state, visit) -> scores of the client's personal model on every held-out split."""
+
+    def work(message, state, visit) -> OrderedDict:
+        x, y = readers.train(visit)
+        model = algorithm.personal_model(message, state, ClientData(x, y, visit.info, visit.key))
+        return _flat({s: evaluate(algorithm.model, model, *read(visit)) for s, read in readers.held_out.items()})
+
+    return work
+
+
+def server_step(algorithm: Algorithm) -> Callable:
+    """(server state, aggregate, total weight) -> server state; where nothing arrived (weight 0), the state stays."""
+
+    def step(server, aggregated, total_weight):
+        updated = algorithm.server_update(server, aggregated)
+        return tree.where(total_weight > 0, updated, server)
+
+    return step
+
+
+def metric_contribution(metrics: dict, num_examples) -> OrderedDict:
+    """What a client adds to the cohort's metrics: means are weighted by N_i; bytes and 'finite' are counted."""
+    weight = tf.cast(num_examples, tf.float64)
+    summed = OrderedDict(clients=tf.constant(1, tf.int64), examples=tf.cast(num_examples, tf.int64))
+    for name, value in metrics.items():
+        if name.startswith("bytes_") or name == "finite":
+            summed[name] = tf.cast(value, tf.int64)
+        elif not name.endswith(("_correct", "_examples", "_loss")):  # held-out scores are averaged by the evaluation
+            summed[name] = weight * tf.cast(value, tf.float64)
+    return summed
+
+
+def finish_metrics(summed: dict) -> OrderedDict:
+    """The cohort's metrics from the summed contributions."""
+    examples = tf.cast(summed["examples"], tf.float64)
+    return OrderedDict((name, v / examples if v.dtype.is_floating else v) for name, v in summed.items())
