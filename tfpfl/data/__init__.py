@@ -1,0 +1,19 @@
+"""Data: a federation on disk, how it is shared out, and where the examples come from."""
+
+from tfpfl.data.catalog import Source, list_datasets, load_source
+from tfpfl.data.federation import Federation, FederationError
+from tfpfl.data.partition import PARTITIONERS, Group, Labels, Partition
+from tfpfl.data.synthetic import blobs
+
+__all__ = [
+    "PARTITIONERS",
+    "Federation",
+    "FederationError",
+    "Group",
+    "Labels",
+    "Partition",
+    "Source",
+    "blobs",
+    "list_datasets",
+    "load_source",
+]

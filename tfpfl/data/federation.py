@@ -1,0 +1,606 @@
+"""A federation: the data of all clients as one folder on disk, read by client id.
+
+    manifest.json      where the examples came from, how they were shared out, counts and classes per client, all hashes
+    x.raw              uint8 or float32, the examples ordered by client; a client's are train | validation | test
+    labels.raw         int32, global class ids
+    labels_local.raw   int32, ids 0..K_i-1: the place of the global id in the client's sorted class set
+    index.raw          int64 [I, 5]: start, train, validation and test examples, K_i
+
+The folder is what two people exchange to be sure that they compare on the same split; `Federation.hash` names it. Both
+engines, evaluation and export read it. Graphs do so through `reader`: shipping a client's arrays into a TFF round costs
+more than training on them.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfpfl.algorithm import Population, Sampling
+from tfpfl.data.catalog import Source, client_arrays, load_source
+from tfpfl.data.partition import PARTITIONERS, Labels
+
+FORMAT = 1
+SPLITS = ("train", "validation", "test")
+FILES = ("x.raw", "labels.raw", "labels_local.raw", "index.raw")
+
+
+class FederationError(ValueError):
+    """The folder is not a federation, or one that is incomplete, changed, or made by a newer version."""
+
+
+class Federation:
+    """The clients' data, memory-mapped. Made by `build` or `from_clients`, opened by `load`.
+
+    Attributes:
+        path: the folder.
+        manifest: the parsed manifest.json.
+        hash: sha256 of the canonical manifest, which holds the sha256 of every file: equal hash, equal data and split.
+        num_clients: I.
+        num_labels: C, the global classes.
+        example_shape: of one example, without the batch dimension.
+        class_names: of the C classes.
+        client_names: of the I clients: the natural key or the caller's id; their number where there is none.
+    """
+
+    def __init__(self, path: Path, manifest: dict):
+        self.path, self.manifest, self.hash = path, manifest, manifest["hash"]
+        self.example_shape = tuple(manifest["example_shape"])
+        self.class_names = list(manifest["class_names"])
+        self.num_labels = len(self.class_names)
+        self.num_clients = len(manifest["clients"]["train"])
+        self.client_names = manifest["clients"].get("names") or [str(i) for i in range(self.num_clients)]
+        total = manifest["num_examples"]
+        self._index = self._map("index.raw", np.int64, (self.num_clients, 5))
+        self._x = self._map("x.raw", np.dtype(manifest["dtype"]), (total, *self.example_shape))
+        self._y = {
+            "global": self._map("labels.raw", np.int32, (total,)),
+            "local": self._map("labels_local.raw", np.int32, (total,)),
+        }
+
+    def _map(self, name: str, dtype, shape: tuple[int, ...]) -> np.ndarray:
+        return np.memmap(self.path / name, dtype, mode="r", shape=shape)
+
+    def __repr__(self) -> str:
+        source = self.manifest["source"]["name"]
+        return f"Federation({source!r}, {self.num_clients} clients, hash {self.hash[:12]}, {str(self.path)!r})"
+
+    @classmethod
+    def build(
+        cls,
+        source: Source | str = "digits",
+        partitioner: str | Callable = "round_robin",
+        *,
+        clients: int | None = None,
+        seed: int = 0,
+        validation: float = 0.1,
+        out: str | os.PathLike,
+        **partition_args,
+    ) -> "Federation":
+        """Shares the examples of `source` out to clients and writes them to the new folder `out`.
+
+        The same arguments give the same hash. The folder appears complete or not at all.
+
+        Args:
+            source: from `load_source`, or its name: then with `seed` and else the defaults of `load_source`.
+            partitioner: a name in `PARTITIONERS`, or a function of (Labels, clients, seed, **partition_args).
+            clients: I; None where the partitioner knows (natural, grouped_dominant).
+            seed: of the partition and the validation cut.
+            validation: the fraction of every client's training examples, rounded down, that is set aside for choosing
+                hyperparameters, spread over its classes; a function of (seed, client). The test part is never touched.
+            out: the folder to make; it must not exist yet.
+            **partition_args: of the partitioner.
+
+        Raises:
+            ValueError: the request cannot be met, or a client would keep fewer than 2 training examples.
+            FederationError: `out` exists already.
+        """
+        out = _absent(out)
+        if isinstance(source, str):
+            source = load_source(source, seed=seed)
+        if isinstance(partitioner, str):
+            if partitioner not in PARTITIONERS:
+                raise ValueError(f"unknown partitioner {partitioner!r}: one of {', '.join(PARTITIONERS)}")
+            name, partitioner = partitioner, PARTITIONERS[partitioner]
+        else:
+            name = getattr(partitioner, "__name__", type(partitioner).__name__)
+        defaults = getattr(partitioner, "__kwdefaults__", None) or {}  # they may change with the version of tfpfl
+        labels = Labels(source.y_train, source.y_test, source.key_train, source.key_test)
+        part = partitioner(labels, clients, seed, **partition_args)
+        shift = 0 if part.pooled else len(source.y_train)
+        rows = [[train, np.empty(0, np.int64), test + shift] for train, test in zip(part.train, part.test, strict=True)]
+        group = None
+        if source.group_train is not None:  # a group lies within the training set: the test set's get ids of their own
+            group = np.concatenate([source.group_train, -1 - np.arange(len(source.y_test))])
+        y = np.concatenate([source.y_train, source.y_test])
+        names = part.names or [str(i) for i in range(len(rows))]
+        _cut_validation(rows, y, group, validation, seed, names)
+        manifest = _describe_source(source) | {
+            "partitioner": {"name": name, "arguments": _plain(defaults | partition_args)},
+            "seed": int(seed),
+            "validation": float(validation),
+        }
+        return _write(out, (source.x_train, source.x_test), y, rows, manifest, part.names)
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Mapping | Sequence | Any,
+        test: Any = None,
+        *,
+        out: str | os.PathLike,
+        name: str = "arrays",
+        version: str = "",
+        class_names: Sequence[str] | None = None,
+        scale: float | None = None,
+        shift: float = 0.0,
+        validation: float = 0.1,
+        test_fraction: float = 0.25,
+        seed: int = 0,
+    ) -> "Federation":
+        """A federation of data that come per client.
+
+        Args:
+            clients: {id: data} or [data, ...]; data is (x, y), or {'train': (x, y), 'validation': .., 'test': ..}. Or a
+                `tff.simulation.datasets.ClientData` of (x, y) pairs or of dicts with a label. Parts that are not
+                given are cut from train: first test, then validation.
+            test: for a ClientData, the one with the test examples of the same clients.
+            out: the folder to make; it must not exist yet.
+            name, version: of the source, for the manifest.
+            class_names: of all C classes; default the numbers 0..C-1 up to the largest label.
+            scale, shift: x as floats is raw * scale + shift; scale defaults to 1/255 for uint8, else 1.
+            validation: as in `build`.
+            test_fraction: of a client's train examples where it has no test part.
+            seed: of the cuts.
+
+        Raises:
+            ValueError: a client is empty or would keep fewer than 2 training examples, shapes differ, labels are not
+                integers in [0, C), or data are not finite.
+            FederationError: `out` exists already.
+        """
+        out = _absent(out)
+        data = client_arrays(clients, test)
+        if not data:
+            raise ValueError("there are no clients")
+        for fraction, what in ((validation, "validation"), (test_fraction, "test_fraction")):
+            if not 0 <= fraction < 1:
+                raise ValueError(f"{what} must lie in [0, 1), found {fraction}")
+        xs, ys, rows, start = [], [], [], 0
+        for client, parts in data.items():
+            row = []
+            for split in SPLITS:
+                x, y = parts.get(split, (None, None))
+                count = 0 if x is None else len(x)
+                row.append(np.arange(start, start + count))
+                start += count
+                if count:
+                    xs.append(x)
+                    ys.append(y)
+            if not len(row[0]):
+                raise ValueError(f"client {client!r} has no training examples")
+            rows.append(row)
+        shapes = {x.shape[1:] for x in xs}
+        if len(shapes) > 1:
+            raise ValueError(f"examples must have one shape, found {sorted(shapes)}")
+        source = Source.from_arrays(
+            np.concatenate(xs),
+            np.concatenate(ys),
+            name=name,
+            version=version,
+            class_names=class_names,
+            scale=scale,
+            shift=shift,
+            x_test=np.empty((0, *shapes.pop()), xs[0].dtype),
+            y_test=np.empty(0, np.int32),
+        )
+        names = [str(c) for c in data]
+        for i, (row, parts) in enumerate(zip(rows, data.values(), strict=True)):
+            if "test" not in parts:
+                mixed = _client_rng(seed, i, 1).permutation(row[0])
+                cut = int(test_fraction * len(mixed) + 1e-9)
+                row[2], row[0] = mixed[:cut], np.sort(mixed[cut:])
+        _cut_validation(rows, source.y_train, None, validation, seed, names, ["validation" in p for p in data.values()])
+        manifest = _describe_source(source) | {
+            "partitioner": {"name": "from_clients", "arguments": {"test_fraction": float(test_fraction)}},
+            "seed": int(seed),
+            "validation": float(validation),
+        }
+        return _write(out, (source.x_train, source.x_test), source.y_train, rows, manifest, names)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, verify: bool = True) -> "Federation":
+        """Opens a folder that `build` or `from_clients` made.
+
+        Args:
+            path: the folder.
+            verify: also hash every file, so that a single changed bit is found. Without, names and sizes are checked.
+
+        Raises:
+            FederationError: not a federation, incomplete, changed, or of a newer format.
+        """
+        path = Path(os.path.abspath(path))
+        try:
+            manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise FederationError(f"{path} is not a federation: it has no manifest.json") from None
+        except (NotADirectoryError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise FederationError(f"{path} is not a federation: its manifest.json cannot be read ({error})") from None
+        if not isinstance(manifest, dict) or "format" not in manifest or "hash" not in manifest:
+            raise FederationError(f"{path} is not a federation: its manifest.json names no format and hash")
+        if manifest["format"] != FORMAT:
+            raise FederationError(
+                f"{path} has federation format {manifest['format']}; this version of tfpfl reads format {FORMAT}: "
+                "update tfpfl, or build the federation again"
+            )
+        found = _hash(manifest)
+        if found != manifest["hash"]:
+            raise FederationError(
+                f"{path}/manifest.json was changed: it says hash {manifest['hash'][:12]}, its content has {found[:12]}"
+            )
+        for name in FILES:
+            expected = manifest["files"][name]["bytes"]
+            size = (path / name).stat().st_size if (path / name).is_file() else None
+            if size != expected:
+                what = "is missing" if size is None else f"has {size} bytes"
+                raise FederationError(f"{path} is incomplete: {name} {what}, expected {expected} bytes")
+        federation = cls(path, manifest)
+        if verify:
+            federation.verify()
+        return federation
+
+    def verify(self) -> None:
+        """Hashes every file. Raises FederationError where one was changed."""
+        for name in FILES:
+            with open(self.path / name, "rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != self.manifest["files"][name]["sha256"]:
+                raise FederationError(f"{self.path}/{name} was changed: its sha256 is not the one in the manifest")
+
+    def num_examples(self, split: str = "train") -> np.ndarray:
+        """int64 [I], the examples of every client in a split."""
+        return np.array(self._index[:, 1 + _split(split)])
+
+    @property
+    def num_classes(self) -> np.ndarray:
+        """int64 [I], K_i."""
+        return np.array(self._index[:, 4])
+
+    def classes(self, client_id: int) -> np.ndarray:
+        """int64 [K_i], the client's global class ids, ascending: the local label k means classes(i)[k]."""
+        self._check_id(client_id)
+        return np.asarray(self.manifest["clients"]["classes"][client_id], np.int64)
+
+    def raw(self, client_id: int, split: str = "train", labels: str = "local") -> tuple[np.ndarray, np.ndarray]:
+        """The examples as stored, uint8 or float32 [N, ...], and labels int32 [N]: read-only views of the files."""
+        self._check_id(client_id)
+        counts = self._index[client_id]
+        start = int(counts[0] + counts[1 : 1 + _split(split)].sum())
+        rows = slice(start, start + int(counts[1 + _split(split)]))
+        return self._x[rows], self._y[_label_space(labels)][rows]
+
+    def arrays(self, client_id: int, split: str = "train", labels: str = "local") -> tuple[np.ndarray, np.ndarray]:
+        """x float32 [N, ...], decoded, and y int32 [N]: 'local' ids in [0, K_i) or 'global' ids in [0, C)."""
+        x, y = self.raw(client_id, split, labels)
+        scale, shift = self._preprocessing()
+        x = np.array(x, np.float32)
+        x = x if scale == 1 else x * np.float32(scale)
+        return x if shift == 0 else x + np.float32(shift), np.array(y)
+
+    def decode(self, raw, dtype=None):
+        """The stored examples, a tensor, as floats of `dtype` (default float32): raw * scale + shift."""
+        import tensorflow as tf  # half a minute on a cold disk, and neither building nor describing needs it
+
+        scale, shift = self._preprocessing()
+        x = tf.cast(raw, dtype or tf.float32)
+        x = x if scale == 1 else x * tf.constant(scale, x.dtype)
+        return x if shift == 0 else x + tf.constant(shift, x.dtype)
+
+    def reader(self, split: str = "train", labels: str = "local", dtype=None) -> Callable:
+        """A pure TensorFlow function that reads a client's split inside the graph that calls it.
+
+        The files are memory-mapped into the graph by `ImmutableConst`, whose kernel maps once, and sliced by id: O(N_i)
+        whatever the size of the federation. It works eagerly, in a `tf.function` and in a `tff.tensorflow.computation`;
+        a TFF worker on another machine needs the folder under the same path. `tf.data.FixedLengthRecordDataset` with
+        offsets reads the same bytes, but takes 2-3 ms a client against 0.3 here, most of it to set up its iterators.
+
+        Returns:
+            read(client_id: int [] tensor) -> (x `dtype` [N, ...], y int32 [N]); an empty split gives empty tensors. An
+            id outside [0, I) fails with InvalidArgumentError.
+        """
+        import tensorflow as tf
+
+        place, labels_file = _split(split), {"local": "labels_local.raw", "global": "labels.raw"}[_label_space(labels)]
+        total, rank = self.manifest["num_examples"], len(self.example_shape)
+        stored = tf.as_dtype(self.manifest["dtype"])
+
+        def mapped(name, dtype, shape):
+            return tf.raw_ops.ImmutableConst(dtype=dtype, shape=shape, memory_region_name=str(self.path / name))
+
+        def in_graph(client_id):
+            # A slice out of range raises, where gather on an accelerator would return zeros.
+            counts = tf.slice(mapped("index.raw", tf.int64, [self.num_clients, 5]), [client_id, 0], [1, 5])[0]
+            start = counts[0] + tf.reduce_sum(counts[1 : 1 + place])
+            n = counts[1 + place]
+            zeros = [tf.zeros([], tf.int64)] * rank
+            x = tf.slice(
+                mapped("x.raw", stored, [total, *self.example_shape]),
+                tf.stack([start, *zeros]),
+                tf.stack([n, *(tf.constant(d, tf.int64) for d in self.example_shape)]),
+            )
+            y = tf.slice(mapped(labels_file, tf.int32, [total]), tf.stack([start]), tf.stack([n]))
+            x = tf.ensure_shape(x, [None, *self.example_shape])
+            return self.decode(x, dtype), tf.ensure_shape(y, [None])
+
+        # Eager kernels are cached by path for the whole process, and so would outlive a folder that is built anew.
+        eagerly = tf.function(in_graph)
+
+        def read(client_id):
+            return (eagerly if tf.executing_eagerly() else in_graph)(tf.cast(client_id, tf.int64))
+
+        return read
+
+    def population(self, sampling: Sampling | None = None, labels: str = "local") -> Population:
+        """All clients, as algorithms see them: heads of width K_i for 'local' labels, of width C for 'global'."""
+        local = _label_space(labels) == "local"
+        classes = self.num_classes if local else np.full(self.num_clients, self.num_labels)
+        return Population(
+            num_examples=self.num_examples("train"),
+            num_classes=classes,
+            num_labels=int(classes.max()),
+            sampling=sampling or Sampling(),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What a reader of a result wants to know about the data; printable values by name, in order."""
+        source, partitioner = self.manifest["source"], self.manifest["partitioner"]
+        arguments = ", ".join(f"{k}={v}" for k, v in partitioner["arguments"].items())
+        rows = {
+            "source": f"{source['name']} {source['version']}".strip(),
+            "partitioner": f"{partitioner['name']}({arguments})",
+            "seed": self.manifest["seed"],
+            "clients": self.num_clients,
+            "classes": self.num_labels,
+            "classes per client": _range(self.num_classes),
+            "example": f"{' x '.join(map(str, self.example_shape))} {self.manifest['dtype']}",
+        }
+        for split in SPLITS:
+            counts = self.num_examples(split)
+            rows[f"{split} examples"] = f"{counts.sum()} ({_range(counts)} per client)"
+        return rows | {"hash": self.hash}
+
+    def class_counts(self, split: str = "train", client_ids: Sequence[int] | None = None) -> np.ndarray:
+        """int64 [I, C], or a row for each of `client_ids`: how many examples of every class a client holds."""
+        ids = range(self.num_clients) if client_ids is None else client_ids
+        return np.stack([np.bincount(self.raw(i, split, "global")[1], minlength=self.num_labels) for i in ids])
+
+    def plot_classes(self, path: str | os.PathLike, split: str = "train") -> None:
+        """A picture of who holds what: a dot per client and class, its area the count; a heat map where they are many.
+
+        Above 200 clients, the upper panel shows 200 at even distances; the lower one, sizes, always shows all.
+        """
+        from matplotlib.figure import Figure  # not pyplot: no window, no global state
+
+        ids = np.unique(np.linspace(0, self.num_clients - 1, min(self.num_clients, 200)).astype(int))
+        counts = self.class_counts(split, ids)
+        figure = Figure(figsize=(min(max(5, 0.18 * len(ids)), 14), 6.5), layout="constrained")
+        top, bottom = figure.subplots(2, 1, height_ratios=[3, 1])
+        if counts.size <= 2_500:
+            client, label = np.nonzero(counts)
+            area = counts[client, label] / counts.max()
+            top.scatter(client, label, s=8 + 140 * area, c=counts[client, label], cmap="cividis", vmin=0)
+            top.grid(alpha=0.25)
+            top.set_axisbelow(True)
+            top.margins(0.03, 0.06)
+        else:
+            top.imshow(np.where(counts, counts, np.nan).T, aspect="auto", origin="lower", cmap="cividis", vmin=0,
+                       interpolation="nearest")  # fmt: skip
+        figure.colorbar(top.collections[0] if top.collections else top.images[0], ax=top, label=f"{split} examples")
+        if self.num_labels <= 20:
+            top.set_yticks(range(self.num_labels), self.class_names)
+        shown = "" if len(ids) == self.num_clients else f", {len(ids)} of {self.num_clients} clients shown"
+        top.set(title=f"{self.describe()['source']}, {self.describe()['partitioner']}{shown}", ylabel="class")
+        if len(ids) == self.num_clients:
+            bottom.bar(np.arange(len(ids)), self.num_examples(split), color="#33538c")
+            bottom.set(xlabel="client", ylabel=f"{split} examples", xlim=top.get_xlim())
+        else:
+            top.set(xlabel=f"client, from 0 to {self.num_clients - 1}", xticks=[])
+            bottom.hist(self.num_examples(split), bins=40, color="#33538c")
+            bottom.set(xlabel=f"{split} examples of a client", ylabel="clients")
+        figure.savefig(path, dpi=120)
+
+    def _preprocessing(self) -> tuple[float, float]:
+        return self.manifest["preprocessing"]["scale"], self.manifest["preprocessing"]["shift"]
+
+    def _check_id(self, client_id: int) -> None:
+        if not 0 <= client_id < self.num_clients:
+            raise IndexError(f"client {client_id} does not exist: ids are 0..{self.num_clients - 1}")
+
+
+def _split(split: str) -> int:
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
+    return SPLITS.index(split)
+
+
+def _label_space(labels: str) -> str:
+    if labels not in ("local", "global"):
+        raise ValueError(f"unknown label space {labels!r}: one of local, global")
+    return labels
+
+
+def _range(values: np.ndarray) -> str:
+    low, high = values.min(), values.max()
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _absent(out: str | os.PathLike) -> Path:
+    out = Path(os.path.abspath(out))
+    if out.exists():
+        raise FederationError(f"{out} exists already: Federation.load opens it; build into another folder")
+    return out
+
+
+def _plain(value: Any) -> Any:
+    """Arguments as JSON holds them, so that a manifest read back equals the one written."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | range | np.ndarray):
+        return [_plain(v) for v in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _hash(manifest: dict) -> str:
+    content = {k: v for k, v in manifest.items() if k != "hash"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _describe_source(source: Source) -> dict:
+    return {
+        "source": {"name": source.name, "version": source.version, "options": _plain(source.options)},
+        "preprocessing": {"scale": float(source.scale), "shift": float(source.shift)},
+        "class_names": list(source.class_names),
+        "example_shape": list(source.x_train.shape[1:]),
+        "dtype": source.x_train.dtype.name,
+    }
+
+
+def _client_rng(seed: int, client: int, purpose: int) -> np.random.Generator:
+    return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=(purpose, client)))
+
+
+def _cut_validation(rows, y, group, fraction, seed, names, given=None) -> None:
+    """Moves floor(fraction * N_i) of every client's training examples to its validation part, spread over its classes.
+
+    The examples are shuffled, sorted by class and taken at even distances from a random start, so that each class gives
+    its share to within one example. Examples of one group, such as the rotations of one drawing, stay together.
+    """
+    if not 0 <= fraction < 1:
+        raise ValueError(f"validation must lie in [0, 1), found {fraction}")
+    for i, row in enumerate(rows):
+        train = row[0]
+        if not (given and given[i]) and fraction:
+            rng = _client_rng(seed, i, 2)
+            unit = train if group is None else np.unique(group[train])
+            count = int(fraction * len(unit) + 1e-9)
+            if count:
+                of_unit = y[unit] if group is None else y[train][np.unique(group[train], return_index=True)[1]]
+                mixed = rng.permutation(len(unit))
+                ordered = mixed[np.argsort(of_unit[mixed], kind="stable")]
+                taken = ordered[((np.arange(count) + rng.random()) * len(unit) / count).astype(np.int64)]
+                out = np.isin(train if group is None else group[train], unit[taken])
+                row[0], row[1] = train[~out], train[out]
+        if len(row[0]) < 2:
+            raise ValueError(
+                f"client {names[i]} has {len(row[0])} training examples left of {len(row[0]) + len(row[1])}, with "
+                f"{len(row[1])} set aside for validation and {len(row[2])} for test; every client needs at least 2: "
+                "take fewer clients, or fill or leave out this one"
+            )
+
+
+def _write(out: Path, pools, y, rows, manifest: dict, names) -> Federation:
+    """Writes the folder beside its place, makes it durable, and moves it there in one step.
+
+    Args:
+        out: the folder.
+        pools: arrays of examples, indexed as if concatenated.
+        y: int [N], the global class of every pooled example.
+        rows: per client (train, validation, test) indices into the pool.
+        manifest: what is known about the source and the split.
+        names: of the clients, or None.
+    """
+    num_labels = len(manifest["class_names"])
+    if y.min() < 0 or y.max() >= num_labels:
+        raise ValueError(f"labels must be class ids 0..{num_labels - 1}, found {y.min()}..{y.max()}")
+    counts = np.array([[len(part) for part in row] for row in rows], np.int64)
+    order = np.concatenate([part for row in rows for part in row]).astype(np.int64)
+    client_of = np.repeat(np.arange(len(rows)), counts.sum(1))
+    is_test = np.repeat(np.tile([False, False, True], len(rows)), counts.ravel())
+    if not len(order) or order.min() < 0 or order.max() >= len(y):
+        raise ValueError(f"the partition names examples outside 0..{len(y) - 1}")
+    trained, tested = np.zeros((2, len(y)), np.int64)
+    np.add.at(trained, order[~is_test], 1)
+    np.add.at(tested, order[is_test], 1)
+    if (trained > 1).any() or (trained & (tested > 0)).any():
+        bad = int(np.argmax((trained > 1) | ((trained > 0) & (tested > 0))))
+        raise ValueError(f"the partition gives example {bad} out for training twice, or for training and for test")
+
+    # K_i is the size of the union of the parts' classes; a local label is the rank of its class in that union.
+    labels = y[order].astype(np.int64)
+    pairs, place = np.unique(client_of * num_labels + labels, return_inverse=True)
+    num_classes = np.bincount(pairs // num_labels, minlength=len(rows))
+    first = np.cumsum(num_classes) - num_classes
+    local = place.reshape(-1) - first[client_of]
+    start = np.cumsum(counts.sum(1)) - counts.sum(1)
+    index = np.column_stack([start, counts, num_classes])
+    classes = [part.tolist() for part in np.split(pairs % num_labels, first[1:])]
+
+    def examples():
+        edge, chunk = len(pools[0]), max(1, 2**24 // max(pools[0][:1].nbytes, 1))
+        for begin in range(0, len(order), chunk):
+            part = order[begin : begin + chunk]
+            block = np.empty((len(part), *pools[0].shape[1:]), pools[0].dtype)
+            inside = part < edge
+            block[inside] = pools[0][part[inside]]
+            block[~inside] = pools[1][part[~inside] - edge]
+            yield block
+
+    contents = {
+        "x.raw": examples(),
+        "labels.raw": [labels.astype("<i4")],
+        "labels_local.raw": [local.astype("<i4")],
+        "index.raw": [index.astype("<i8")],
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.partial")
+    partial.mkdir()
+    try:
+        files = {}
+        for name, blocks in contents.items():
+            digest, size = hashlib.sha256(), 0
+            with open(partial / name, "wb") as file:
+                for block in blocks:
+                    data = memoryview(np.ascontiguousarray(block)).cast("B")
+                    file.write(data)
+                    digest.update(data)
+                    size += data.nbytes
+                _sync(file)
+            files[name] = {"bytes": size, "sha256": digest.hexdigest()}
+        client_rows = {split: counts[:, i].tolist() for i, split in enumerate(SPLITS)} | {"classes": classes}
+        if names:
+            client_rows["names"] = list(names)
+        manifest = {"format": FORMAT} | manifest
+        manifest |= {"num_examples": len(order), "clients": client_rows, "files": files}
+        manifest["hash"] = _hash(manifest)
+        with open(partial / "manifest.json", "w", encoding="utf-8") as file:
+            json.dump(manifest, file, ensure_ascii=True, allow_nan=False)
+            _sync(file)
+        _sync_folder(partial)
+        try:
+            os.rename(partial, out)  # fails where another process has filled `out` meanwhile
+        except OSError as error:
+            raise FederationError(f"cannot move the finished federation to {out}: {error}") from None
+        _sync_folder(out.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return Federation.load(out, verify=False)
+
+
+def _sync(file) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
