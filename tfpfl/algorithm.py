@@ -4,7 +4,7 @@ Read this file first. An algorithm is built once for a model and a population, `
 returned as an `Algorithm`. The same functions then run as a TFF federated computation (`tfpfl.federate`) or in process
 (`tfpfl.Simulation`); evaluation and export ask the algorithm for its `personal_model` and never for its name.
 
-What leaves a device in a round is `ClientOutput.update`, `ClientOutput.weight` and `ClientOutput.metrics`: nothing else.
+What leaves a device in a round is `ClientOutput.update`, `.weight` and `.metrics`: nothing else.
 """
 
 from collections.abc import Callable
@@ -133,8 +133,8 @@ class Population:
         num_examples: int [I], N_i, the training examples of every client.
         num_classes: int [I], K_i, the width of every client's head.
         num_labels: C, the width of a head that clients share; default: the largest K_i.
-        labels: 'local' (class ids 0..K_i-1 of the client's own class set) or 'global' (the data set's class ids, and then
-            every head has C outputs); what engines read from a federation.
+        labels: 'local' (class ids 0..K_i-1 of the client's own class set) or 'global' (the data set's class ids, and
+            then every head has C outputs); what engines read from a federation.
         sampling: who takes part in a round; default: everyone.
         client_ids: int [I], ascending; default 0..I-1. Others of the federation are new to what was trained.
     """

@@ -1,7 +1,8 @@
 """Algorithm -> a TFF federated computation with client-placed state.
 
     initialize: ( -> server@SERVER)
-    next: (server@SERVER, state@CLIENTS, visit@CLIENTS) -> (server@SERVER, state@CLIENTS, metrics@SERVER, metrics@CLIENTS)
+    next: (server@SERVER, state@CLIENTS, visit@CLIENTS)
+          -> (server@SERVER, state@CLIENTS, metrics@SERVER, metrics@CLIENTS)
 
 A visit is the client's id, its scalars and a random key; the worker reads the examples from the federation's files. Or,
 as in TFF's tutorials, the visit carries arrays or a `tf.data.Dataset`.
@@ -53,9 +54,10 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = ()):
 
     Args:
         algorithm: what to run.
-        data: a `Federation`, read by client id in the worker (visits are `Visit`); or a pair of `tf.TensorSpec`, the type
-            of arrays (x [None, ...], y [None]) that every visit carries (`ClientData(x, y, info, key)`); or a
-            `tf.data.DatasetSpec` of (x, y) or {'x', 'y'}, single examples or batches (`ClientData(dataset, (), info, key)`).
+        data: a `Federation`, read by client id in the worker (visits are `Visit`); or a pair of `tf.TensorSpec`, the
+            type of arrays (x [None, ...], y [None]) that every visit carries (`ClientData(x, y, info, key)`); or a
+            `tf.data.DatasetSpec` of (x, y) or {'x', 'y'}, single examples or batches (`ClientData(dataset, (), info,
+            key)`).
         held_out: as in `Simulation`; needs a Federation.
 
     Returns:
@@ -122,7 +124,7 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = ()):
 
 
 def federated_evaluation(algorithm: Algorithm, federation, splits: Sequence[str] = ("validation", "test")):
-    """(server@SERVER, state@CLIENTS, visit@CLIENTS) -> scores@CLIENTS: what `Evaluation` does, as a federated computation."""
+    """(server@SERVER, state@CLIENTS, visit@CLIENTS) -> scores@CLIENTS: `Evaluation` as a federated computation."""
     tff = require_tff()
     use_local_worker()
     visit_type, readers = _visits(algorithm, federation, splits)
@@ -210,7 +212,8 @@ def _collector(parts_type):
     @tff.tensorflow.computation
     def zero():
         return tf.nest.map_structure(
-            lambda s: tf.compat.v1.placeholder_with_default(tf.zeros([0, *s.shape], s.dtype), [None, *s.shape]), value_spec
+            lambda s: tf.compat.v1.placeholder_with_default(tf.zeros([0, *s.shape], s.dtype), [None, *s.shape]),
+            value_spec,
         )
 
     def stack(a, b):
@@ -231,7 +234,6 @@ def _collector(parts_type):
 
 def _visits(algorithm, data, held_out):
     """(the type of a visit, how its examples are read)."""
-    tff = require_tff()
     dtype = algorithm.model.dtype
     if hasattr(data, "reader"):
         return _type(visit_spec(dtype)), federation_readers(algorithm, data, held_out)
@@ -243,8 +245,8 @@ def _visits(algorithm, data, held_out):
     if isinstance(data, tuple) and len(data) == 2 and all(isinstance(s, tf.TensorSpec) for s in data):
         return _type(ClientData(*data, info_spec(dtype), key)), ARRAYS
     raise ValueError(
-        f"data must be a Federation, a pair of tf.TensorSpec for (x, y), or a tf.data.DatasetSpec; found {type(data).__name__}"
-        f" (TFF {tff.__version__})"
+        "data must be a Federation, a pair of tf.TensorSpec for (x, y), or a tf.data.DatasetSpec; "
+        f"found {type(data).__name__}"
     )
 
 
@@ -254,7 +256,9 @@ def _read_dataset(model):
         spec = dataset.element_spec
         if isinstance(spec, dict):
             if set(spec) != {"x", "y"}:
-                raise ValueError(f"a client's dataset must have elements (x, y) or {{'x', 'y'}}; found the keys {sorted(spec)}")
+                raise ValueError(
+                    f"a client's dataset must have elements (x, y) or {{'x', 'y'}}; found the keys {sorted(spec)}"
+                )
             dataset, spec = dataset.map(lambda e: (e["x"], e["y"])), (spec["x"], spec["y"])
         if spec[0].shape.rank == len(model.input_shape) + 1:
             dataset = dataset.unbatch()

@@ -47,7 +47,9 @@ def adam(rate: float, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float
     def step(slots, weights, gradient):
         t = slots.step + 1
         first = tree.add_scaled(tree.scale(beta_1, slots.first), 1 - beta_1, gradient)
-        second = tree.add_scaled(tree.scale(beta_2, slots.second), 1 - beta_2, tf.nest.map_structure(tf.square, gradient))
+        second = tree.add_scaled(
+            tree.scale(beta_2, slots.second), 1 - beta_2, tf.nest.map_structure(tf.square, gradient)
+        )
 
         def move(w, m, v):
             power = tf.cast(t, w.dtype)

@@ -10,7 +10,9 @@ from tfpfl import tree
 from tfpfl.algorithm import Algorithm, ClientData, ClientInfo, ClientOutput, Weights
 from tfpfl.local import cross_entropy
 
-EVALUATION_CHUNK = 512  # examples at a time: evaluation of a large client needs no more memory than training a small one
+EVALUATION_CHUNK = (
+    512  # examples at a time: evaluation of a large client needs no more memory than training a small one
+)
 
 
 class Visit(NamedTuple):
@@ -74,14 +76,16 @@ def evaluate(model, weights: Weights, x, y) -> OrderedDict:
 
 
 def _flat(results: dict) -> OrderedDict:
-    return OrderedDict((f"{split}_{name}", value) for split, scores in results.items() for name, value in scores.items())
+    return OrderedDict(
+        (f"{split}_{name}", value) for split, scores in results.items() for name, value in scores.items()
+    )
 
 
 def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
     """(message, client state, visit) -> ClientOutput, with the metrics that the training loop needs.
 
-    'finite' (0 or 1): no NaN or infinity in the update, the state and the loss; 'bytes_down', 'bytes_up': the message and
-    the update; and for every held-out split the score of the model that the client holds right after its local work.
+    'finite' (0 or 1): no NaN or infinity in the update, the state and the loss; 'bytes_down', 'bytes_up': the message
+    and the update; and for every held-out split the score of the model that the client holds right after its local work.
     """
     spec = client_state_spec(algorithm)
 
@@ -98,7 +102,9 @@ def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
         }
         if readers.held_out:
             model = algorithm.local_model(message, output)
-            metrics |= _flat({s: evaluate(algorithm.model, model, *read(visit)) for s, read in readers.held_out.items()})
+            metrics |= _flat(
+                {s: evaluate(algorithm.model, model, *read(visit)) for s, read in readers.held_out.items()}
+            )
         return output._replace(state=new_state, metrics=OrderedDict(sorted(metrics.items())))
 
     return work

@@ -1,6 +1,6 @@
-"""PFLEGO: both parts of the model by exact, distributed SGD (Nikoloutsopoulos, Koutsopoulos, Titsias; arXiv 2202.09848).
+"""PFLEGO: both parts of the model by exact, distributed SGD (Nikoloutsopoulos et al., arXiv 2202.09848).
 
-Objective (eq. 1): L(theta, W_1..W_I) = sum_i alpha_i l_i(W_i, theta), l_i the mean cross-entropy on client i's examples.
+Objective (eq. 1): L(theta, W_1..W_I) = sum_i alpha_i l_i(W_i, theta), l_i the mean cross-entropy of client i.
 
     client(theta):  Phi = phi(X_i; theta), once
                     tau - 1 times:  W_i <- W_i - beta grad_W l_i          on the cached Phi, in closed form
@@ -9,17 +9,17 @@ Objective (eq. 1): L(theta, W_1..W_I) = sum_i alpha_i l_i(W_i, theta), l_i the m
                     send gT
     server:         theta <- optimizer(theta, (I/r) sum_{i in S} a_i gT_i)
 
-Messages: theta down, its gradient up: 4b bytes each way. On the device: the head W_i, and its labels. A new client gets
-the current theta and an initial head.
+Messages: theta down, its gradient up: 4b bytes each way. On the device: the head W_i, and its labels. A new client
+gets the current theta and an initial head.
 
-theta does not move between the first pass and the joint gradient, so the features of the latter are the cached ones: the
-recorded forward pass is pulled back with the features' gradient (P - Y) W_i^T / N_i. That is one forward and one backward
-pass for any tau, where the paper counts two and one.
+theta does not move between the first pass and the joint gradient, so the features of the latter are the cached ones:
+the recorded forward pass is pulled back with the features' gradient (P - Y) W_i^T / N_i. That is one forward and one
+backward pass for any tau, where the paper counts two and one.
 
-Where the paper and its authors' code differ: the paper prints eq. (3), whose head step has no alpha_i, and equates it with
-eq. (5), which has it (`rule`). The code weighs by N_i over the *sampled* clients and scales by I/r as well (`weighting`).
-Both divide by the number of clients that came; here by the expected number, without which a binomial cohort biases the
-step. The code does not restore a head whose inner steps raised its loss (`safeguard`).
+Where the paper and its authors' code differ: the paper prints eq. (3), whose head step has no alpha_i, and equates it
+with eq. (5), which has it (`rule`). The code weighs by N_i over the *sampled* clients and scales by I/r as well
+(`weighting`). Both divide by the number of clients that came; here by the expected number, without which a binomial
+cohort biases the step. The code does not restore a head whose inner steps raised its loss (`safeguard`).
 """
 
 from functools import partial

@@ -1,8 +1,8 @@
 """A Keras model as a pure function of its weights.
 
-Gradients, TFF and clients side by side all need `apply(weights, x)` with the weights as tensors and no variable in the
-graph. Keras 3 has `stateless_call` for that. Keras 2 has nothing: there every layer finds its weights as attributes, so
-for the length of one call the attributes are pointed at the given tensors, and back.
+Gradients, TFF and clients side by side all need `apply(weights, x)` with the weights as tensors and no variable in
+the graph. Keras 3 has `stateless_call` for that. Keras 2 has nothing: there every layer finds its weights as
+attributes, so for the length of one call the attributes are pointed at the given tensors, and back.
 """
 
 import threading
@@ -25,8 +25,8 @@ def check_pure(model) -> None:
         names = {cls.__name__ for cls in type(layer).__mro__}
         if "BatchNormalization" in names and layer.trainable:
             raise ValueError(
-                f"layer {layer.name!r} is a trainable BatchNormalization: its moving statistics are neither part of the "
-                "backbone's gradient nor personal, and its batch statistics make an example's features depend on the "
+                f"layer {layer.name!r} is a trainable BatchNormalization: its moving statistics are neither part of "
+                "the backbone's gradient nor personal, and its batch statistics make an example's features depend on the "
                 "other examples. Use GroupNormalization or LayerNormalization, or freeze it (trainable=False)"
             )
         config = layer.get_config() if names & set(_NOISE) else {}
@@ -34,8 +34,9 @@ def check_pure(model) -> None:
         random_augmentation = names & set(_NOISE) and type(layer).__name__.startswith("Random")
         if amount > 0 or random_augmentation:
             raise ValueError(
-                f"layer {layer.name!r} ({type(layer).__name__}) draws random numbers: features are computed once a round "
-                "and cached, and their gradient is exact only for a deterministic backbone. Remove it, or set its rate to 0"
+                f"layer {layer.name!r} ({type(layer).__name__}) draws random numbers: features are computed once a "
+                "round and cached, and their gradient is exact only for a deterministic backbone. Remove it, or set "
+                "its rate to 0"
             )
 
 
@@ -46,8 +47,8 @@ def functional(model):
         model: a built `keras.Model` (Sequential, functional or subclassed).
 
     Returns:
-        (weights, apply): the trainable weights as a tuple of arrays, and `apply(weights, x)`, which may be differentiated
-        with respect to `weights`. Frozen weights (trainable=False) are constants of `apply`.
+        (weights, apply): the trainable weights as a tuple of arrays, and `apply(weights, x)`, which may be
+        differentiated with respect to `weights`. Frozen weights (trainable=False) are constants of `apply`.
 
     Raises:
         ValueError: see `check_pure`; or a layer whose weights cannot be found.

@@ -39,7 +39,7 @@ def omniglot_4conv():
 
 
 def fedavg_cnn():
-    """PGFed (and McMahan et al.): two 5x5 convolutions and a dense layer; 873,408 weights for 32x32x3, 576,896 for 28x28."""
+    """PGFed, after McMahan et al.: two 5x5 convolutions, one dense layer; 873,408 weights for 32x32x3, 576,896 for 28x28."""
     blocks = [
         layer
         for filters in (32, 64)
@@ -52,7 +52,7 @@ NETWORKS = {network.__name__: network for network in (mlp200, cifar_2conv, omnig
 
 
 def default_network(example_shape: tuple) -> str:
-    """The network that the papers would take for images of this shape: [28, 28, 1] -> mlp200, [32, 32, 3] -> cifar_2conv."""
+    """The network that the PFLEGO paper takes for images of this shape: cifar_2conv for colour, else mlp200."""
     return "cifar_2conv" if len(example_shape) == 3 and example_shape[-1] == 3 else "mlp200"
 
 

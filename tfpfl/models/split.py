@@ -32,7 +32,9 @@ class SplitModel:
         self.backbone, self.seed, self.head_init = backbone, int(seed), head_init
         self.input_shape = tuple(input_shape or backbone.input_shape[1:])
         if None in self.input_shape:
-            raise ValueError(f"the backbone's input shape {self.input_shape} is open: every example must have one shape")
+            raise ValueError(
+                f"the backbone's input shape {self.input_shape} is open: every example must have one shape"
+            )
         output = backbone(np.zeros((2, *self.input_shape), "float32"))  # also builds a model that is not built yet
         if not tf.is_tensor(output) or output.shape.rank != 2 or output.shape[0] != 2:
             found = output.shape if tf.is_tensor(output) else type(output).__name__
@@ -111,7 +113,9 @@ class SplitModel:
         if chunk is None:
             return self.features(theta, x)
         num_examples = tf.shape(x)[0]
-        parts = tf.TensorArray(self.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=[None, self.num_features])
+        parts = tf.TensorArray(
+            self.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=[None, self.num_features]
+        )
 
         def body(i, parts):
             return i + 1, parts.write(i, self.features(theta, x[i * chunk : (i + 1) * chunk]))

@@ -1,7 +1,7 @@
 """A local TFF worker that is ours: it writes to its own log and ends with the process that started it.
 
-TFF's own local context leaves its worker running after kill -9 and lets it inherit standard output, so that a pipe behind
-the run never closes. The modules of TFF used here are private: hence the exact pin in requirements.lock.
+TFF's own local context leaves its worker running after kill -9 and lets it inherit standard output, so that a pipe
+behind the run never closes. The modules of TFF used here are private: hence the exact pin in requirements.lock.
 """
 
 import atexit
@@ -28,7 +28,8 @@ def require_tff():
     except ImportError as error:
         raise RuntimeError(
             "the TFF engine needs tensorflow-federated 0.87, which installs on Python 3.11 only, from this project's "
-            "requirements.lock: run `make demo` or `make test` in a checkout, or use the local engine (--engine local). "
+            "requirements.lock: run `make demo` or `make test` in a checkout, or use the local engine (--engine "
+            "local). "
             f"Found Python {sys.version_info.major}.{sys.version_info.minor}; the import said: {error}"
         ) from error
     return tff
