@@ -192,7 +192,7 @@ def client_arrays(clients: Any, test: Any = None) -> dict[Any, dict[str, tuple[n
         for split, pair in parts.items():
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise ValueError(f"client {client!r}: {split} must be a pair (x, y), found {type(pair).__name__}")
-            what = f"client {client!r}'s {split}"
+            what = f"client {client!r}: {split}"
             x, y = np.asarray(pair[0]), np.asarray(pair[1])
             if split == "train" and not len(x):
                 raise ValueError(f"client {client!r} has no training examples")
@@ -218,7 +218,7 @@ def _dataset_arrays(dataset, client) -> tuple[np.ndarray, np.ndarray]:
         ys.append(element[1])
     if not xs:
         raise ValueError(f"client {client!r} has no examples")
-    return _examples(np.stack(xs), f"client {client!r}'s"), _labels(np.stack(ys), f"client {client!r}'s")
+    return _examples(np.stack(xs), f"client {client!r}:"), _labels(np.stack(ys), f"client {client!r}:")
 
 
 def _examples(x, what: str) -> np.ndarray:

@@ -1,0 +1,371 @@
+"""A federation on disk: what was put in comes out, by every way of reading; what is broken is refused."""
+
+import hashlib
+import json
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfpfl.algorithm import Sampling
+from tfpfl.data import Federation, FederationError, Partition, Source, blobs, load_source
+from tfpfl.data.federation import SPLITS
+
+
+def numbered(num_examples=400, num_classes=5, dtype=np.uint8):
+    """A source whose examples tell who they are: number n is the bytes of n, and one more feature of the class."""
+    n = np.arange(num_examples)
+    x = np.stack([n % 256, n // 256, n % num_classes], 1).astype(dtype)
+    return Source.from_arrays(x, n % num_classes, scale=0.5, shift=-1.0)
+
+
+def who(x):
+    """The numbers of decoded or raw examples of `numbered`, given as raw values."""
+    return (x[:, 0].astype(int) + 256 * x[:, 1].astype(int)).tolist()
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return Federation.build(numbered(), clients=8, K=2, seed=3, out=tmp_path_factory.mktemp("data") / "fed")
+
+
+def test_every_example_is_held_once_with_its_label(federation):
+    source = numbered()
+    seen = {}
+    for i in range(8):
+        for split in SPLITS:
+            x, y = federation.raw(i, split, "global")
+            seen |= {n: (split, label) for n, label in zip(who(x), y.tolist(), strict=True)}
+    assert len(seen) == 400 and all(label == n % 5 for n, (_, label) in seen.items())
+    assert {n for n, (split, _) in seen.items() if split == "test"} == set(who(source.x_test))
+    validation = sum(split == "validation" for split, _ in seen.values())
+    assert validation == federation.num_examples("validation").sum() > 0
+
+
+def test_counts_classes_and_shapes(federation):
+    assert (federation.num_clients, federation.num_labels, federation.example_shape) == (8, 5, (3,))
+    np.testing.assert_array_equal(federation.num_classes, np.full(8, 2))
+    train, validation = federation.num_examples("train"), federation.num_examples("validation")
+    np.testing.assert_array_equal(validation, (train + validation) // 10)
+    for i in range(8):
+        held = np.concatenate([federation.raw(i, s, "global")[1] for s in SPLITS])
+        np.testing.assert_array_equal(federation.classes(i), np.unique(held))
+        assert federation.class_counts("train")[i].sum() == train[i]
+
+
+def test_local_labels_are_places_in_the_sorted_class_set_for_all_parts(federation):
+    for i in range(8):
+        for split in SPLITS:
+            local, everywhere = federation.raw(i, split, "local")[1], federation.raw(i, split, "global")[1]
+            assert len(local)
+            np.testing.assert_array_equal(federation.classes(i)[local], everywhere)
+
+
+def test_arrays_decode_raw_times_scale_plus_shift(federation):
+    raw, _ = federation.raw(2)
+    x, y = federation.arrays(2)
+    assert x.dtype == np.float32 and y.dtype == np.int32
+    np.testing.assert_array_equal(x, raw * 0.5 - 1.0)
+    np.testing.assert_array_equal(federation.decode(tf.constant(raw)), x)
+    assert federation.decode(tf.constant(raw), tf.float64).dtype == tf.float64
+
+
+def test_local_labels_where_test_has_a_class_that_train_lacks(tmp_path):
+    x = np.arange(12.0).reshape(6, 2)
+    clients = [{"train": (x, [7, 7, 3, 3, 3, 7]), "validation": (x[:1], [9]), "test": (x[:2], [3, 5])}]
+    fed = Federation.from_clients(clients, out=tmp_path / "f")
+    assert fed.classes(0).tolist() == [3, 5, 7, 9] and fed.num_labels == 10
+    assert fed.arrays(0)[1].tolist() == [2, 2, 0, 0, 0, 2]
+    assert fed.arrays(0, "validation")[1].tolist() == [3]
+    assert fed.arrays(0, "test")[1].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("labels", ["local", "global"])
+def test_reader_equals_arrays_eagerly_and_in_a_graph(federation, split, labels):
+    read = federation.reader(split, labels)
+    graph = tf.function(read, input_signature=[tf.TensorSpec([], tf.int32)])
+    assert graph.get_concrete_function().structured_outputs[0].shape.as_list() == [None, 3]
+    for i in range(8):
+        x, y = federation.arrays(i, split, labels)
+        for got_x, got_y in (read(i), graph(i)):
+            assert got_x.dtype == tf.float32 and got_y.dtype == tf.int32
+            np.testing.assert_array_equal(got_x, x)
+            np.testing.assert_array_equal(got_y, y)
+
+
+def test_reader_gives_empty_tensors_for_an_empty_split_and_refuses_other_ids(tmp_path):
+    x = np.arange(24.0).reshape(6, 2, 2)
+    fed = Federation.from_clients([(x, [0, 1, 0, 1, 0, 1])] * 2, out=tmp_path / "f", validation=0, test_fraction=0)
+    for split in ("validation", "test"):
+        got_x, got_y = fed.reader(split)(1)  # at the end of the file
+        assert got_x.shape == (0, 2, 2) and got_y.shape == (0,)
+        assert fed.arrays(1, split)[0].shape == (0, 2, 2)
+    for bad in (-1, 2):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            fed.reader()(bad)
+        with pytest.raises(IndexError, match=f"client {bad} does not exist: ids are 0..1"):
+            fed.arrays(bad)
+
+
+def test_reading_never_writes_to_the_files(tmp_path):
+    # float32 data with scale 1 need no decoding: arithmetic on them must not run in place on the mapped file.
+    fed = Federation.build(Source.from_arrays(*blobs(4_000, shape=(16,))), "iid", clients=4, out=tmp_path / "f")
+    read = fed.reader()
+    twice = tf.function(lambda i: tf.nn.relu(-(read(i)[0] * 2.0 + 1.0)))
+    for i in tf.range(4):
+        np.testing.assert_allclose(twice(i), np.maximum(-(fed.arrays(i)[0] * 2 + 1), 0), rtol=1e-6)
+    fed.verify()
+
+
+def test_reader_sees_a_folder_that_was_built_anew(tmp_path):
+    import shutil
+
+    for seed in (0, 1):
+        fed = Federation.build(numbered(), "iid", clients=4, seed=seed, out=tmp_path / "f")
+        np.testing.assert_array_equal(fed.reader()(0)[0], fed.arrays(0)[0])
+        shutil.rmtree(tmp_path / "f")
+
+
+def test_reader_inside_tff(federation):
+    tff = pytest.importorskip("tensorflow_federated")
+    tff.backends.native.set_sync_local_cpp_execution_context()
+    read = federation.reader("train", "global")
+
+    def summary(body, i):
+        x, y = body(i)
+        weights = tf.cast(tf.range(1, tf.shape(x)[0] + 1), tf.float32)  # so that the order counts
+        return tf.linalg.matvec(x, weights, transpose_a=True), tf.reduce_sum(y)
+
+    for body in (read, tf.function(read)):
+        of_client = tff.tensorflow.computation(partial(summary, body), np.int32)
+        everyone = tff.federated_computation(
+            partial(tff.federated_map, of_client), tff.FederatedType(np.int32, tff.CLIENTS)
+        )
+        ids = [5, 0, 7, 2]
+        for i, (total, label_sum) in zip(ids, everyone(ids), strict=True):
+            x, y = federation.arrays(i, "train", "global")
+            np.testing.assert_allclose(total, x.T @ np.arange(1, len(x) + 1), rtol=1e-5)
+            assert label_sum == y.sum()
+
+
+def test_hash_is_the_content(tmp_path, federation):
+    again = Federation.build(numbered(), clients=8, K=2, seed=3, out=tmp_path / "again")
+    assert again.hash == federation.hash
+    spelled = Federation.build(numbered(), clients=8, seed=3, coverage="repair", out=tmp_path / "spelled")
+    assert spelled.hash == federation.hash  # K=2 is the default
+    for k, change in enumerate(({"seed": 4}, {"validation": 0.2}, {"K": 3}, {"clients": 9})):
+        args = {"clients": 8, "K": 2, "seed": 3} | change
+        assert Federation.build(numbered(), **args, out=tmp_path / str(k)).hash != federation.hash
+    content = json.loads((federation.path / "manifest.json").read_text())
+    del content["hash"]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    assert hashlib.sha256(text.encode()).hexdigest() == federation.hash
+
+
+def test_validation_is_cut_from_train_by_client_and_spread_over_classes(tmp_path):
+    parts = {
+        fraction: Federation.build(numbered(), clients=6, K=3, validation=fraction, out=tmp_path / f"{fraction}")
+        for fraction in (0.0, 0.2)
+    }
+    for i in range(6):
+        whole, kept, cut = (who(f.raw(i, s)[0]) for f, s in
+                            ((parts[0.0], "train"), (parts[0.2], "train"), (parts[0.2], "validation")))  # fmt: skip
+        assert sorted(kept + cut) == sorted(whole) and len(cut) == len(whole) // 5
+        assert who(parts[0.0].raw(i, "test")[0]) == who(parts[0.2].raw(i, "test")[0])
+        classes, counts = np.unique(np.array(whole) % 5, return_counts=True)
+        for c, n in zip(classes, counts, strict=True):
+            assert abs(np.sum(np.array(cut) % 5 == c) - n / 5) <= 1
+
+
+def test_validation_keeps_groups_together(tmp_path):
+    source = numbered()
+    source = source._replace(group_train=np.arange(len(source.y_train)) // 4, y_train=np.arange(300) // 60)
+    fed = Federation.build(source, lambda labels, n, seed: Partition([np.arange(300)], [np.arange(100)]),
+                           validation=0.25, out=tmp_path / "f")  # fmt: skip
+    place = {n: k for k, n in enumerate(who(source.x_train))}
+    groups = [{place[n] // 4 for n in who(fed.raw(0, split)[0])} for split in ("train", "validation")]
+    assert not groups[0] & groups[1] and len(groups[1]) == 75 // 4 and len(groups[0]) + len(groups[1]) == 75
+
+
+def test_population_for_both_label_spaces(federation):
+    local = federation.population(Sampling(rate=0.5))
+    np.testing.assert_array_equal(local.num_examples, federation.num_examples("train"))
+    assert local.num_classes.tolist() == [2] * 8 and local.num_labels == 2 and local.clients_per_round == 4
+    shared = federation.population(labels="global")
+    assert shared.num_classes.tolist() == [5] * 8 and shared.num_labels == 5
+
+
+def test_from_clients_keeps_parts_and_cuts_the_missing(tmp_path):
+    x, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 2
+    fed = Federation.from_clients(
+        {"ann": (x, y), "bob": {"train": (x + 1, y), "test": (x[:3], y[:3])}}, out=tmp_path / "f", validation=0.1
+    )
+    assert fed.client_names == ["ann", "bob"]
+    assert [fed.num_examples(s).tolist() for s in SPLITS] == [[14, 18], [1, 2], [5, 3]]
+    np.testing.assert_array_equal(fed.arrays(1, "test")[0], x[:3])
+    held = np.concatenate([fed.arrays(0, s)[0] for s in SPLITS])
+    np.testing.assert_array_equal(held[held[:, 0].argsort()], x)
+
+
+def test_tff_client_data(tmp_path):
+    tff = pytest.importorskip("tensorflow_federated")
+    arrays = {f"c{k}": {"pixels": np.full((10, 4), k, np.float32), "label": np.arange(10) % 3} for k in range(3)}
+    data = tff.simulation.datasets.TestClientData(arrays)
+    fed = Federation.from_clients(data, data, out=tmp_path / "f", validation=0.2)
+    assert fed.client_names == ["c0", "c1", "c2"] and fed.num_examples("test").tolist() == [10] * 3
+    assert set(fed.arrays(2, "train")[0].ravel()) == {2.0} and fed.num_examples("validation").tolist() == [2] * 3
+
+
+def two(x, y, **parts):
+    return {"good": (np.zeros((8, 2)), np.arange(8) % 2), "bad": {"train": (x, y)} | parts}
+
+
+@pytest.mark.parametrize(
+    "clients,message",
+    [
+        ([], "no clients"),
+        (two(np.zeros((0, 2)), []), "client 'bad' has no training examples"),
+        (two(np.zeros((1, 2)), [0]), "client bad has 1 training examples left of 1"),
+        (two(np.full((8, 2), np.nan), np.zeros(8, int)), "client 'bad': train examples must be finite"),
+        (two(np.zeros((8, 2)), np.zeros(7, int)), "client 'bad': train examples and labels differ in number: 8 and 7"),
+        (two(np.zeros((8, 2)), np.zeros(8)), "client 'bad': train labels must be integers"),
+        (two(np.zeros((8, 2)), np.full(8, -1)), "class ids >= 0"),
+        (two(np.zeros((8, 3)), np.zeros(8, int)), "must have one shape"),
+        (two(np.zeros((8, 2)), np.full(8, 4)), "labels go up to 4, but there are only 2"),
+        (two(np.zeros((8, 2)), np.zeros(8, int), dev=1), "has parts"),
+    ],
+)
+def test_bad_clients_are_refused_by_name_and_leave_nothing(tmp_path, clients, message):
+    with pytest.raises(ValueError, match=message):
+        Federation.from_clients(clients, class_names=["a", "b"], out=tmp_path / "deep" / "f")
+    assert not list(tmp_path.iterdir())
+
+
+def overlapping(labels, num_clients, seed):
+    return Partition([np.arange(10), np.arange(5, 15)], [np.arange(5)] * 2)
+
+
+def leaking(labels, num_clients, seed):
+    return Partition([np.arange(10), np.arange(10, 20)], [np.arange(20, 25), np.arange(5)], pooled=True)
+
+
+@pytest.mark.parametrize(
+    "args,message",
+    [
+        ({"partitioner": "dirichlt"}, "unknown partitioner 'dirichlt'"),
+        ({"K": 9}, "must lie in 1..5"),
+        ({"clients": 150, "K": 1}, "1 training examples left of 2, with 1 set aside for validation"),
+        ({"validation": 1.0}, "validation must lie in"),
+        ({"partitioner": overlapping}, "example 5 out for training 2 times"),
+        ({"partitioner": leaking}, "example 0 out for training and for test"),
+    ],
+)
+def test_bad_requests_leave_nothing(tmp_path, args, message):
+    args = {"clients": 3, "validation": 0.5} | args
+    with pytest.raises(ValueError, match=message):
+        Federation.build(numbered(), **args, out=tmp_path / "f")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_crash_while_writing_leaves_nothing(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        Federation.build(numbered(), clients=4, out=tmp_path / "f")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_folder_is_kept(tmp_path, federation):
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "mine").write_text("precious")
+    with pytest.raises(FederationError, match="exists already"):
+        Federation.build(numbered(), clients=4, out=tmp_path / "f")
+    assert (tmp_path / "f" / "mine").read_text() == "precious"
+
+
+@pytest.fixture
+def copy(tmp_path):
+    return Federation.build(numbered(), clients=4, out=tmp_path / "f").path
+
+
+@pytest.mark.parametrize("name", ["x.raw", "labels.raw", "labels_local.raw", "index.raw"])
+def test_missing_short_and_changed_files_are_found(copy, name):
+    good = (copy / name).read_bytes()
+    (copy / name).write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(FederationError, match=f"{name} was changed"):
+        Federation.load(copy)
+    (copy / name).write_bytes(good[:-1])
+    with pytest.raises(FederationError, match=f"incomplete: {name} has {len(good) - 1} bytes, expected {len(good)}"):
+        Federation.load(copy, verify=False)
+    (copy / name).unlink()
+    with pytest.raises(FederationError, match=f"incomplete: {name} is missing"):
+        Federation.load(copy)
+    (copy / name).write_bytes(good)
+    assert Federation.load(copy).num_clients == 4
+
+
+def test_changed_newer_and_foreign_manifests_are_refused(copy, tmp_path):
+    manifest = json.loads((copy / "manifest.json").read_text())
+    for content, message in (
+        (manifest | {"seed": 99}, "manifest.json was changed"),
+        (manifest | {"format": 2}, "has federation format 2; this version of tfpfl reads format 1"),
+        ({"name": "something else"}, "names no format and hash"),
+        ([1, 2], "names no format and hash"),
+    ):
+        (copy / "manifest.json").write_text(json.dumps(content))
+        with pytest.raises(FederationError, match=message):
+            Federation.load(copy)
+    (copy / "manifest.json").write_text('{"format": 1, "ha')
+    with pytest.raises(FederationError, match="cannot be read"):
+        Federation.load(copy)
+    with pytest.raises(FederationError, match="is not a federation: it has no manifest.json"):
+        Federation.load(tmp_path)
+
+
+def test_unknown_splits_and_label_spaces_are_refused(federation):
+    for call in (federation.num_examples, lambda s: federation.arrays(0, s), federation.reader):
+        with pytest.raises(ValueError, match="unknown split 'dev': one of train, validation, test"):
+            call("dev")
+    with pytest.raises(ValueError, match="unknown label space 'mine'"):
+        federation.reader(labels="mine")
+
+
+def test_a_hundred_thousand_clients(tmp_path):
+    start = time.perf_counter()
+    source = Source.from_arrays(*blobs(650_000, shape=(4,)))
+    built = Federation.build(source, "iid", clients=100_000, out=tmp_path / "f")
+    middle = time.perf_counter()
+    fed = Federation.load(tmp_path / "f")
+    end = time.perf_counter()
+    assert fed.hash == built.hash and fed.num_clients == 100_000 == fed.population().num_clients
+    assert fed.num_examples("train").sum() == 487_500 and fed.num_classes.max() <= 10
+    x, y = fed.reader()(99_999)
+    np.testing.assert_array_equal(x, fed.arrays(99_999)[0])
+    assert (fed.path / "manifest.json").stat().st_size < 5e6
+    assert middle - start < 60 and end - middle < 10  # about 3 s and 0.2 s; the limits are for a busy machine
+
+
+def test_digits_by_name_and_its_description(tmp_path):
+    fed = Federation.build(clients=20, out=tmp_path / "f")
+    described = fed.describe()
+    assert described["source"] == "digits 1" and described["clients"] == 20 and described["hash"] == fed.hash
+    assert described["partitioner"] == "round_robin(K=2, coverage=repair)" and described["classes per client"] == "2"
+    assert sum(fed.num_examples(s).sum() for s in SPLITS) == 1797
+    x = np.concatenate([fed.arrays(i, s)[0] for i in range(20) for s in SPLITS])
+    source = load_source("digits")
+    assert x.mean() == pytest.approx(np.concatenate([source.x_train, source.x_test]).mean() / 16, rel=1e-5)
+
+
+@pytest.mark.parametrize("clients", [20, 300, 600])
+def test_plot_is_a_picture(tmp_path, clients):
+    from matplotlib.image import imread
+
+    fed = Federation.build(Source.from_arrays(*blobs(40_000)), clients=clients, out=tmp_path / "f")
+    fed.plot_classes(tmp_path / "classes.png")
+    picture = imread(tmp_path / "classes.png")
+    assert picture.shape[0] > 300 and picture.shape[1] > 300 and picture.std() > 0.05
