@@ -85,7 +85,7 @@ def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
     """(message, client state, visit) -> ClientOutput, with the metrics that the training loop needs.
 
     'finite' (0 or 1): no NaN or infinity in the update, the state and the loss; 'bytes_down', 'bytes_up': the message
-    and the update; and for every held-out split the score of the model that the client holds right after its local work.
+    and the update; and for every held-out split the score of the model that the client holds right after its work.
     """
     spec = client_state_spec(algorithm)
 

@@ -27,6 +27,7 @@ class Row:
     down: str
     up: str
     reference: str
+    evaluates: str = "personal"  # what `personal_model` is: 'personal', 'global', 'fine-tuned'
     presets: dict = field(default_factory=dict)
 
     @property
@@ -55,6 +56,7 @@ ALGORITHMS = {
         head="shared",
         message="broadcast",
         state="nothing",
+        evaluates="global",
         down="d",
         up="d",
         reference="McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks "
@@ -97,8 +99,8 @@ def algorithm_row(name: str) -> Row:
     """
     if name not in ALGORITHMS:
         near = get_close_matches(name, ALGORITHMS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown algorithm {name!r}{hint} There are {', '.join(ALGORITHMS)}")
+        hint = f"; did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"unknown algorithm {name!r}{hint or '; '}there are {', '.join(ALGORITHMS)}")
     return ALGORITHMS[name]
 
 

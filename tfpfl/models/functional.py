@@ -26,8 +26,8 @@ def check_pure(model) -> None:
         if "BatchNormalization" in names and layer.trainable:
             raise ValueError(
                 f"layer {layer.name!r} is a trainable BatchNormalization: its moving statistics are neither part of "
-                "the backbone's gradient nor personal, and its batch statistics make an example's features depend on the "
-                "other examples. Use GroupNormalization or LayerNormalization, or freeze it (trainable=False)"
+                "the backbone's gradient nor personal, and its batch statistics make an example's features depend on "
+                "the other examples. Use GroupNormalization or LayerNormalization, or freeze it (trainable=False)"
             )
         config = layer.get_config() if names & set(_NOISE) else {}
         amount = max(float(config.get(name) or 0) for name in ("rate", "stddev", "dropout", "recurrent_dropout"))

@@ -39,7 +39,7 @@ def omniglot_4conv():
 
 
 def fedavg_cnn():
-    """PGFed, after McMahan et al.: two 5x5 convolutions, one dense layer; 873,408 weights for 32x32x3, 576,896 for 28x28."""
+    """PGFed, after McMahan et al.: two 5x5 convolutions and a dense layer; 873,408 weights for 32x32x3."""
     blocks = [
         layer
         for filters in (32, 64)

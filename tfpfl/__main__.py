@@ -1,0 +1,6 @@
+"""`python -m tfpfl`."""
+
+from tfpfl.cli import main
+
+if __name__ == "__main__":
+    main()

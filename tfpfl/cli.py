@@ -1,0 +1,363 @@
+"""The command line: run, resume, evaluate, partition, datasets, algorithms, demo.
+
+TensorFlow is imported only by the commands that need it, so that `--help` answers at once.
+"""
+
+import os
+from difflib import get_close_matches
+from inspect import signature
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import get_args
+
+import click
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow starts; inherited by TFF's worker
+
+
+class _Group(click.Group):
+    """Errors that are ours end in one line; anything else is a bug and keeps its trace."""
+
+    def invoke(self, ctx):
+        try:
+            return super().invoke(ctx)
+        except (ValueError, FileNotFoundError, RuntimeError) as error:
+            if not type(error).__module__.startswith(("tfpfl", "builtins")) or ctx.params.get("trace"):
+                raise
+            raise click.ClickException(str(error)) from error
+
+
+class _RunCommand(click.Command):
+    """Adds the hyperparameters of the algorithm and the arguments of the partitioner as options."""
+
+    def parse_args(self, ctx, args):
+        algorithm, partition = _value_of(args, "--algorithm", "pflego"), _value_of(args, "--partition", "round_robin")
+        own = {flag for p in self.params for flag in p.opts}
+        extra = _partition_options(partition)
+        if "--algorithm" in own:
+            extra = _hyperparameter_options(algorithm) + extra
+        self._extra = [option for option in extra if option.opts[0] not in own]
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            names = ", ".join(o.opts[0] for o in self._extra)
+            near = get_close_matches(error.option_name, [o for p in self.get_params(ctx) for o in p.opts], n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise click.UsageError(
+                f"no option {error.option_name}.{hint} Options of {algorithm} and of partition {partition}: {names}",
+                ctx,
+            ) from error
+
+    def get_params(self, ctx):
+        return super().get_params(ctx) + getattr(self, "_extra", [])
+
+
+def _value_of(args, option, default):
+    for i, arg in enumerate(args):
+        if arg == option and i + 1 < len(args):
+            return args[i + 1]
+        if arg.startswith(option + "="):
+            return arg.split("=", 1)[1]
+    return default
+
+
+def _hyperparameter_options(algorithm):
+    from tfpfl.algorithms import algorithm_row
+
+    row = algorithm_row(algorithm)
+    return [
+        _option(p, f"hyper_{name}", "--" + name.replace("_", "-"), row.title) for name, p in row.hyperparameters.items()
+    ]
+
+
+def _partition_options(partition):
+    from tfpfl.data import PARTITIONERS
+
+    if partition not in PARTITIONERS:
+        raise ValueError(f"unknown partition {partition!r}: one of {', '.join(PARTITIONERS)}")
+    parameters = [p for p in signature(PARTITIONERS[partition]).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    flags = {"K": "--classes-per-client"}
+    return [
+        _option(p, f"part_{p.name}", flags.get(p.name, "--partition-" + p.name.replace("_", "-")), partition)
+        for p in parameters
+        if _scalar_type(p) is not None
+    ]
+
+
+def _scalar_type(parameter):
+    annotation = parameter.annotation
+    if isinstance(annotation, UnionType):
+        annotation = next(a for a in get_args(annotation) if a is not NoneType)
+    return annotation if annotation in (int, float, bool, str) else None
+
+
+def _option(parameter, name, flag, of):
+    kind = _scalar_type(parameter)
+    shown = "none" if parameter.default is None else parameter.default
+    if kind is bool:
+        return click.Option([f"{flag}/--no-{flag[2:]}", name], default=None, help=f"{of}; default {shown}")
+    return click.Option([flag, name], type=kind, default=None, help=f"{of}; default {shown}")
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--trace", is_flag=True, help="Show the stack trace of an error.")
+@click.version_option(package_name="tfpfl")
+def main(trace):
+    """tfpfl: personalized federated learning on TensorFlow Federated and Keras."""
+
+
+_data_options = [
+    click.option("--dataset", default="digits", show_default=True, help="See `tfpfl datasets`."),
+    click.option("--clients", type=int, help="I; default 100 (20 for digits), or what the partition says."),
+    click.option("--partition", default="round_robin", show_default=True, help="How examples are shared out."),
+    click.option("--validation", default=0.1, show_default=True, help="Part of every client's training examples."),
+    click.option("--data-seed", type=int, help="Seed of the partition; default: --seed."),
+    click.option("--pixels", type=click.Choice(["unit", "signed"]), default="unit", show_default=True),
+    click.option("--augment", default="before_split", show_default=True, help="Omniglot's rotations."),
+    click.option("--allow-download", is_flag=True, help="Let TFDS download a data set that is not there."),
+]
+
+
+def _with(options):
+    def add(function):
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+def _data_arguments(kw) -> dict:
+    """The entries of a RunConfig that say what the federation is."""
+    clients, dataset = kw["clients"], kw["dataset"]
+    if clients is None and kw["partition"] not in ("natural", "grouped_dominant"):
+        clients = 20 if dataset == "digits" else 100
+    source = {}
+    if kw["pixels"] != "unit":
+        source["pixels"] = kw["pixels"]
+    if dataset == "omniglot":
+        source["augment"] = kw["augment"]
+    return {
+        "dataset": dataset,
+        "source": source,
+        "partition": kw["partition"],
+        "partition_args": {k[5:]: v for k, v in kw.items() if k.startswith("part_") and v is not None},
+        "clients": clients,
+        "validation": kw["validation"],
+        "data_seed": kw["data_seed"],
+    }
+
+
+@main.command(cls=_RunCommand)
+@click.option("--algorithm", default="pflego", show_default=True, help="See `tfpfl algorithms`.")
+@click.option("--preset", help="A named set of hyperparameters, such as pflego's exact, paper, code.")
+@_with(_data_options)
+@click.option("--federation", type=click.Path(path_type=Path), help="A federation folder, instead of the data options.")
+@click.option("--network", help="mlp200, cifar_2conv, omniglot_4conv or fedavg_cnn; default by the examples' shape.")
+@click.option("--head-init", default="glorot", show_default=True, help="glorot, uniform01 or zeros.")
+@click.option("--labels", type=click.Choice(["local", "global"]), help="Class ids; default local for personal heads.")
+@click.option("--participation", default=0.2, show_default=True, help="The part of the clients in a round.")
+@click.option("--sampling", type=click.Choice(["fixed", "binomial", "range"]), default="fixed", show_default=True)
+@click.option("--sampling-range", type=(int, int), help="Smallest and largest cohort, for --sampling range.")
+@click.option("--rounds", default=200, show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Of cohorts, shuffles, initial weights.")
+@click.option("--engine", type=click.Choice(["tff", "local"]), default="local", show_default=True)
+@click.option("--evaluate-every", default=10, show_default=True, help="Rounds; the last ten are evaluated anyhow.")
+@click.option("--patience", type=int, help="Stop after so many evaluated rounds without a better validation accuracy.")
+@click.option("--out", type=click.Path(path_type=Path), help="The run folder; default runs/ALGORITHM-DATASET-sSEED.")
+def run(out, allow_download, federation, **kw):
+    """Train, evaluate and write a run folder. Hyperparameters of the algorithm are options: see the end of --help."""
+    from tfpfl.run import RunConfig, open_federation
+
+    if federation is None:
+        data = _data_arguments(kw)
+    else:
+        data = {"federation": str(federation), **_described(federation)}
+    names = ("algorithm", "preset", "network", "head_init", "labels", "participation", "sampling", "sampling_range")
+    names += ("rounds", "seed", "engine", "evaluate_every", "patience")
+    hyper = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
+    config = RunConfig(**{k: kw[k] for k in names}, hyperparameters=hyper, **data)
+    out = out or Path("runs") / f"{config.algorithm}-{config.dataset.replace('/', '-')}-s{config.seed}"
+    _train_and_print(config, out, open_federation(config, allow_download=allow_download))
+
+
+def _described(folder) -> dict:
+    from tfpfl.data import Federation
+
+    manifest = Federation.load(folder).manifest
+    return {"dataset": manifest["source"]["name"], "partition": manifest["partitioner"]["name"]}
+
+
+def _train_and_print(config, out, federation):
+    from rich.console import Console
+
+    from tfpfl.algorithms import algorithm_row
+    from tfpfl.callbacks import Progress
+    from tfpfl.run import Run
+
+    console = Console()
+    with Run.create(config, out, federation) as run:
+        run.train([Progress(algorithm_row(config.algorithm).title, console)])
+        _print_run(run, console)
+
+
+def _print_run(run, console):
+    from tfpfl.report import protocols
+
+    console.print(protocols([r for r in run.results() if r.split != "train"], f"{run.folder}"))
+    if run.stop_reason:
+        console.print(f"Stopped early: {run.stop_reason}.")
+    console.print(f"Written to {run.folder}", soft_wrap=True)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--rounds", type=int, help="Go on up to this many rounds.")
+def resume(folder, rounds):
+    """Continue the run in FOLDER, exactly as if it had not been interrupted."""
+    from rich.console import Console
+
+    from tfpfl.algorithms import algorithm_row
+    from tfpfl.callbacks import Progress
+    from tfpfl.run import Run
+
+    console = Console()
+    with Run.open(folder, rounds=rounds) as run:
+        run.train([Progress(algorithm_row(run.config.algorithm).title, console)])
+        _print_run(run, console)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def evaluate(folder):
+    """Score all clients' personal models of the run in FOLDER as they are now, and print its results by protocol."""
+    from rich.console import Console
+
+    from tfpfl import evaluation
+    from tfpfl.report import protocols
+    from tfpfl.run import Run
+
+    with Run.open(folder, engine="local") as run:
+        if run.store.round_num == 0:
+            raise ValueError(f"{folder} has no rounds yet")
+        training = run.training()
+        run.write_clients(training)
+        run.write_summary()
+        now = training.evaluate(training.server_state(), splits=("train", "validation", "test"))
+        found = [r for r in evaluation.results(now) if r.when == "last"]
+        console = Console()
+        console.print(protocols(found, f"{folder}: all clients after round {run.store.round_num}"))
+        console.print(protocols([r for r in run.results() if r.when != "last"], f"{folder}: while it ran"))
+
+
+@main.command(cls=_RunCommand)
+@click.argument("out", type=click.Path(path_type=Path))
+@_with(_data_options)
+@click.option("--seed", default=0, show_default=True)
+def partition(out, seed, allow_download, **kw):
+    """Make a federation folder OUT, with a picture of who has what beside it (OUT-classes.png)."""
+    from rich.console import Console
+
+    from tfpfl.data import Federation, load_source
+
+    data = _data_arguments(kw)
+    seed = seed if data["data_seed"] is None else data["data_seed"]
+    source = load_source(data["dataset"], allow_download=allow_download, **({"seed": seed} | data["source"]))
+    federation = Federation.build(
+        source,
+        data["partition"],
+        clients=data["clients"],
+        seed=seed,
+        validation=data["validation"],
+        out=out,
+        **data["partition_args"],
+    )
+    picture = out.with_name(out.name + "-classes.png")
+    federation.plot_classes(picture)
+    console = Console()
+    for name, value in federation.describe().items():
+        console.print(f"[bold]{name}[/]: {value}", soft_wrap=True)
+    console.print(f"Written to {out}, and a picture to {picture}", soft_wrap=True)
+
+
+@main.command()
+def datasets():
+    """List the data sets, and which are present."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from tfpfl.data import list_datasets
+
+    table = Table("name", "example", "classes", "present")
+    for row in list_datasets():
+        table.add_row(row["name"], str(row["shape"]), str(row["classes"]), "yes" if row["present"] else "no")
+    Console().print(table)
+    Console().print(f"Looked in {os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')} (TFDS_DATA_DIR).")
+
+
+@main.command()
+@click.argument("name", required=False)
+def algorithms(name):
+    """List the algorithms, or the hyperparameters of one."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from tfpfl.algorithms import ALGORITHMS, algorithm_row
+
+    console = Console()
+    if name is None:
+        table = Table("name", "title", "head", "message", "kept by a client", "down", "up")
+        for key, row in ALGORITHMS.items():
+            table.add_row(key, row.title, row.head, row.message, row.state, row.down, row.up)
+        console.print(table)
+        console.print("down, up: numbers sent in a round; b backbone, h head, d = b + h.")
+        return
+    row = algorithm_row(name)
+    console.print(f"[bold]{row.title}[/]: {row.reference}", soft_wrap=True)
+    table = Table("option", "type", "default")
+    for key, p in row.hyperparameters.items():
+        table.add_row("--" + key.replace("_", "-"), _scalar_type(p).__name__, str(p.default))
+    console.print(table)
+    for preset, values in row.presets.items():
+        console.print(f"--preset {preset}: {values}", soft_wrap=True)
+
+
+@main.command()
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/demo"), show_default=True)
+@click.option("--rounds", default=60, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--engine", type=click.Choice(["tff", "local"]), default="tff", show_default=True)
+def demo(out, rounds, seed, engine):
+    """PFLEGO against FedAvg and Local: 20 clients with 2 digits each, through TFF. Needs no download.
+
+    OUT is made anew if it holds an earlier demo.
+    """
+    import shutil
+
+    from rich.console import Console
+
+    from tfpfl.algorithms import algorithm_row
+    from tfpfl.callbacks import Progress
+    from tfpfl.report import comparison
+    from tfpfl.run import Run, RunConfig, open_federation
+
+    console = Console()
+    done = []
+    for algorithm in ("pflego", "fedavg", "local"):
+        folder = out / algorithm
+        if (folder / "config.json").exists():
+            shutil.rmtree(folder)
+        config = RunConfig(
+            algorithm=algorithm,
+            partition_args={"K": 2},
+            clients=20,
+            participation=0.5,
+            rounds=rounds,
+            seed=seed,
+            engine=engine,
+        )
+        with Run.create(config, folder, open_federation(config)) as run:
+            run.train([Progress(algorithm_row(algorithm).title.ljust(8), console)])
+            done.append((run.write_summary(), run.results()))
+    console.print(comparison(done, f"digits, 20 clients of 2 classes, {rounds} rounds, engine {engine}, seed {seed}"))
+    console.print(f"Written to {out}", soft_wrap=True)

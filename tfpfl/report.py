@@ -1,0 +1,79 @@
+"""Results as a table for the terminal."""
+
+from rich.table import Table
+
+from tfpfl.algorithms import algorithm_row
+from tfpfl.evaluation import LOCAL_COPY, find
+
+
+def bytes_text(amount: float) -> str:
+    """1234567 -> '1.23 MB' (powers of 1000)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000 or unit == "GB":
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.3g} {unit}"
+        amount /= 1000
+
+
+def percent(accuracy: float, interval: float | None = None) -> str:
+    """0.9634, 0.0043 -> '96.34 ± 0.43'."""
+    if accuracy != accuracy:
+        return "-"
+    return f"{100 * accuracy:.2f}" + (f" ± {100 * interval:.2f}" if interval is not None else "")
+
+
+def comparison(runs: list[tuple[dict, list]], title: str) -> Table:
+    """Runs side by side.
+
+    Args:
+        runs: (summary, results) of each.
+        title: above the table.
+    """
+    table = Table(title=title, caption=CAPTION, caption_justify="left")
+    table.add_column("algorithm", no_wrap=True)
+    for column in ("EV-all", "worst 10 %", "EV-local", "bytes", "s a round"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for summary, results in runs:
+        row = algorithm_row(summary["algorithm"])
+        after = find(results, model=row.evaluates, mean="clients", when="last10", split="test")
+        local = find(results, model=LOCAL_COPY, mean="clients", when="last10", split="test")
+        sent = (summary["bytes_down"] + summary["bytes_up"]) / max(summary["client_visits"], 1)
+        seconds = summary["seconds_per_round_median"]
+        table.add_row(
+            row.title,
+            percent(after.accuracy, after.accuracy_ci95) if after else "-",
+            percent(after.worst_decile) if after else "-",
+            percent(local.accuracy, local.accuracy_ci95) if local else "-",
+            bytes_text(sent),
+            f"{seconds:.3f}" if seconds is not None else "-",
+        )
+    return table
+
+
+CAPTION = (
+    "Test accuracy in %, mean over clients ± 1.96 std / sqrt(n), mean of the last ten rounds. EV-all: all clients, the "
+    "model that a client predicts with after the server's step; worst 10 %: its mean over the worst tenth of them. "
+    "EV-local: the round's clients, the model that each holds right after its local work (the PFLEGO paper's "
+    "protocol). bytes: down and up, per client and round."
+)
+
+
+def protocols(results: list, title: str) -> Table:
+    """All results of one run, with their protocols."""
+    table = Table(title=title)
+    for column in ("model", "clients", "mean over", "when", "split"):
+        table.add_column(column)
+    for column in ("accuracy %", "worst decile", "loss", "n"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for r in results:
+        table.add_row(
+            r.model,
+            r.clients,
+            r.mean,
+            r.when,
+            r.split,
+            percent(r.accuracy, r.accuracy_ci95 if r.mean == "clients" else None),
+            percent(r.worst_decile),
+            f"{r.loss:.4f}",
+            str(r.num_clients),
+        )
+    return table

@@ -1,0 +1,188 @@
+"""The round loop: cohort, one round of the engine, evaluation, one transaction. It knows no algorithm and no engine.
+
+Everything random is a function of (seed, round, client), and everything that a next round needs is in the store: a run
+that is killed and resumed goes on as if nothing had happened.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from tfpfl import evaluation
+from tfpfl.algorithm import Algorithm
+from tfpfl.client_store import ClientStore
+from tfpfl.sampling import client_key, cohort
+from tfpfl.simulate import Evaluation, Simulation
+from tfpfl.visit import Visit
+
+ENGINES = ("local", "tff")
+
+
+class DivergedError(RuntimeError):
+    """A client's work, or the server's state, is no longer finite. The rounds before are saved."""
+
+
+@dataclass
+class Training:
+    """A run of rounds.
+
+    Args:
+        algorithm, federation: what is trained, on what.
+        seed: cohorts, shuffles and other draws are functions of (seed, round, client).
+        store: where rounds are committed; a store that holds rounds is continued.
+        engine: 'local' or 'tff'.
+        model_name: what the algorithm's `personal_model` is called in evaluations.
+        evaluate_every: rounds between evaluations; the last ten rounds are evaluated in any case. 0: only those.
+        splits: the held-out parts that are scored.
+        callbacks: see `tfpfl.callbacks`.
+    """
+
+    algorithm: Algorithm
+    federation: object
+    seed: int = 0
+    store: ClientStore | None = None
+    engine: str = "local"
+    model_name: str = "personal"
+    evaluate_every: int = 10
+    splits: Sequence[str] = ("validation", "test")
+    callbacks: Sequence = ()
+
+    def __post_init__(self):
+        if self.engine not in ENGINES:
+            raise ValueError(f"unknown engine {self.engine!r}: one of {', '.join(ENGINES)}")
+        if self.evaluate_every < 0:
+            raise ValueError(f"evaluate_every must not be negative, found {self.evaluate_every}")
+        self.store = ClientStore() if self.store is None else self.store
+        self.stop_reason = None
+        self._init_client = tf.function(self.algorithm.init_client, autograph=False, reduce_retracing=True)
+        self._like = None
+        self._processes = {}
+        self._evaluations = {}
+
+    def run(self, rounds: int) -> None:
+        """Trains until `rounds` rounds are committed, or a callback stops it.
+
+        Raises:
+            DivergedError: names the round and the clients.
+            StoreError: the store did not take a round.
+        """
+        server = self.server_state()
+        for callback in self.callbacks:
+            callback.start(self, rounds)
+        try:
+            while self.store.round_num < rounds and self.stop_reason is None:
+                server = self._round(self.store.round_num + 1, rounds, server)
+        finally:
+            for callback in self.callbacks:
+                callback.end(self)
+
+    def server_state(self):
+        """The server's state after the last committed round."""
+        return self.store.server_state(self._process(()).initialize())
+
+    def client_states(self, client_ids: Sequence[int]) -> list:
+        """Their states after the last committed round; the initial ones for clients that never took part."""
+        if self._like is None:
+            self._like = self._initial_state(int(self.algorithm.population.client_ids[0]))
+        return self.store.client_states(client_ids, self._initial_state, like=self._like)
+
+    def evaluate(self, server, *, new_states: dict | None = None, splits: Sequence[str] | None = None) -> list:
+        """Scores all clients' personal models (EV-all).
+
+        Args:
+            server: the server's state.
+            new_states: by client id, states of a round that is not committed yet; others are read from the store.
+            splits: default: the training's.
+
+        Returns:
+            `evaluation.evaluation_rows`, of the last committed round; of the one after it if `new_states` are given.
+        """
+        splits, ids, known = (
+            tuple(splits or self.splits),
+            self.algorithm.population.client_ids.tolist(),
+            new_states or {},
+        )
+        if splits not in self._evaluations:
+            self._evaluations[splits] = Evaluation(self.algorithm, self.federation, splits)
+        others = [i for i in ids if i not in known]
+        known = dict(zip(others, self.client_states(others), strict=True)) | known
+        t = self.store.round_num + (new_states is not None)
+        scores = self._evaluations[splits](server, [known[i] for i in ids], self.visits(t, ids))
+        return evaluation.evaluation_rows(scores, ids, t, self.model_name)
+
+    def visits(self, round_num: int, client_ids) -> list[Visit]:
+        """What the coordinator hands to these clients in a round."""
+        info = self.algorithm.population.info
+        keys = client_key(self.seed, round_num, client_ids)
+        dtype = self.algorithm.model.dtype
+        return [Visit(info(i, dtype), key) for i, key in zip(client_ids, keys, strict=True)]
+
+    def is_evaluated(self, round_num: int, rounds: int) -> bool:
+        """Whether a round is: every `evaluate_every`th, and the last ten."""
+        regular = self.evaluate_every and round_num % self.evaluate_every == 0
+        return bool(regular) or round_num > rounds - evaluation.LAST_ROUNDS
+
+    def _round(self, t: int, rounds: int, server):
+        started = time.perf_counter()
+        ids = cohort(self.seed, t, self.algorithm.population)
+        row = {"round": t, "clients": len(ids)}
+        states, evaluations = {}, []
+        evaluated = self.is_evaluated(t, rounds)
+        if len(ids):
+            process = self._process(tuple(self.splits) if evaluated else ())
+            out = process.next(server, self.client_states(ids), self.visits(t, ids))
+            self._check(t, ids, out)
+            server = out.server
+            states = dict(zip(ids.tolist(), out.client_states, strict=True))
+            metrics = {name: np.asarray(value).item() for name, value in out.metrics.items() if name != "finite"}
+            row = {**row, **metrics}
+            if evaluated:
+                evaluations = evaluation.evaluation_rows(out.client_metrics, ids, t, evaluation.LOCAL_COPY)
+        seconds = time.perf_counter() - started
+        if evaluated:
+            evaluations += self.evaluate(server, new_states=states)
+        for (model, split), score in evaluation.summarize(evaluations).items():
+            row |= {f"{model} {split} {name}": value for name, value in score.items()}
+        row["seconds"] = seconds  # the round's work, without evaluation of all clients and without saving
+        self.store.commit_round(t, _arrays(server), {i: _arrays(s) for i, s in states.items()}, row, evaluations)
+        for callback in self.callbacks:
+            callback.round(self, row)
+        return server
+
+    def _check(self, t, ids, out) -> None:
+        bad = [int(i) for i, m in zip(ids, out.client_metrics, strict=True) if not int(m["finite"])]
+        if bad:
+            losses = ", ".join(
+                f"client {i} (loss {float(m['loss']):.3g})"
+                for i, m in zip(ids, out.client_metrics, strict=True)
+                if int(i) in bad
+            )
+            raise DivergedError(
+                f"round {t} diverged: the work of {losses} is not finite. A smaller learning rate may help; rounds "
+                f"up to {t - 1} are saved"
+            )
+        for leaf in tf.nest.flatten(out.server):
+            leaf = np.asarray(leaf)
+            if np.issubdtype(leaf.dtype, np.floating) and not np.isfinite(leaf).all():
+                raise DivergedError(
+                    f"round {t} diverged: the server's state is no longer finite after adding the updates of clients "
+                    f"{', '.join(map(str, ids))}. Rounds up to {t - 1} are saved"
+                )
+
+    def _process(self, held_out: tuple):
+        if held_out not in self._processes:
+            make: Callable = Simulation
+            if self.engine == "tff":
+                from tfpfl.federate import federate as make
+            self._processes[held_out] = make(self.algorithm, self.federation, held_out=held_out)
+        return self._processes[held_out]
+
+    def _initial_state(self, client_id: int):
+        return _arrays(self._init_client(self.algorithm.population.info(client_id, self.algorithm.model.dtype)))
+
+
+def _arrays(state):
+    return tf.nest.map_structure(np.asarray, state)
