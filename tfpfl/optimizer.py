@@ -53,9 +53,9 @@ def adam(rate: float, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float
 
         def move(w, m, v):
             power = tf.cast(t, w.dtype)
-            m_hat = m / (1 - tf.cast(beta_1, w.dtype) ** power)
-            v_hat = v / (1 - tf.cast(beta_2, w.dtype) ** power)
-            return w - tf.cast(rate, w.dtype) * m_hat / (tf.sqrt(v_hat) + tf.cast(epsilon, w.dtype))
+            m_hat = m / (1 - tree.as_dtype(beta_1, w.dtype) ** power)
+            v_hat = v / (1 - tree.as_dtype(beta_2, w.dtype) ** power)
+            return w - rate * m_hat / (tf.sqrt(v_hat) + epsilon)
 
         return AdamSlots(t, first, second), tf.nest.map_structure(move, weights, first, second)
 

@@ -3,6 +3,11 @@
 import tensorflow as tf
 
 
+def as_dtype(number, dtype):
+    """A number or tensor as a tensor of `dtype`. (`tf.cast` rounds Python numbers to float32 on the way to float64.)"""
+    return tf.cast(number, dtype) if tf.is_tensor(number) else tf.constant(number, dtype)
+
+
 def add(a, b):
     """a + b."""
     return tf.nest.map_structure(tf.add, a, b)
@@ -15,12 +20,12 @@ def subtract(a, b):
 
 def scale(factor, a):
     """factor * a."""
-    return tf.nest.map_structure(lambda x: tf.cast(factor, x.dtype) * x, a)
+    return tf.nest.map_structure(lambda x: as_dtype(factor, x.dtype) * x, a)
 
 
 def add_scaled(a, factor, b):
     """a + factor * b: a step of length `factor` along b."""
-    return tf.nest.map_structure(lambda x, y: x + tf.cast(factor, x.dtype) * y, a, b)
+    return tf.nest.map_structure(lambda x, y: x + as_dtype(factor, x.dtype) * y, a, b)
 
 
 def dot(a, b):

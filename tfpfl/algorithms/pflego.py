@@ -31,6 +31,7 @@ from tfpfl import head as heads
 from tfpfl import tree
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
 from tfpfl.local import check_rates
+from tfpfl.models.split import HEAD_INITS
 from tfpfl.optimizer import OPTIMIZERS, optimizer
 
 
@@ -81,6 +82,7 @@ def pflego(
         ("weighting", weighting, ("alpha", "sampled")),
         ("server_opt", server_opt, tuple(OPTIMIZERS)),
         ("inner_opt", inner_opt, inner_opts),
+        ("head_init", head_init or model.head_init, HEAD_INITS),
     ):
         if value not in allowed:
             raise ValueError(f"{name} must be one of {', '.join(allowed)}; found {value!r}")
