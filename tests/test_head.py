@@ -1,0 +1,95 @@
+"""The head's closed forms against GradientTape, and its optimizers against the minimum."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from toys import distance, gradient
+
+from tfpfl import head as heads
+from tfpfl import tree
+from tfpfl.algorithm import Head
+from tfpfl.optimizer import sgd
+
+
+def problem(n=7, m=3, k=4, seed=0):
+    """(head, phi, one-hot targets) of float64 noise."""
+    rng = np.random.default_rng(seed)
+    head = Head(tf.constant(rng.standard_normal((m, k))), tf.constant(rng.standard_normal(k)))
+    return head, tf.constant(rng.standard_normal((n, m))), tf.one_hot(rng.integers(k, size=n), k, dtype=tf.float64)
+
+
+@pytest.mark.parametrize("shape", [(7, 3, 4), (1, 3, 2), (5, 1, 1), (40, 6, 10)])
+def test_gradients_are_those_of_the_mean_cross_entropy(shape):
+    head, phi, targets = problem(*shape)
+
+    def loss(head, phi):
+        """By the definition: -mean log softmax, at the target."""
+        p = tf.exp(phi @ head.kernel + head.bias)
+        return -tf.reduce_mean(tf.math.log(tf.reduce_sum(targets * p, 1) / tf.reduce_sum(p, 1)))
+
+    head_slope, phi_slope = gradient(loss, head, phi)
+    errors = heads.errors(head, phi, targets)
+    assert abs(heads.loss(head, phi, targets) - loss(head, phi)) < 1e-12
+    assert distance(heads.gradient(phi, errors), head_slope) < 1e-12
+    assert distance(heads.feature_gradient(head, errors), phi_slope) < 1e-12
+
+
+def test_large_logits_do_not_overflow():
+    head, phi, targets = problem()
+    head = tree.scale(1e4, head)
+    assert np.isfinite(heads.loss(head, phi, targets))
+    assert bool(tree.all_finite(heads.errors(head, phi, targets)))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fit_is_the_keras_optimizer_on_the_same_loss(momentum):
+    head, phi, targets = problem()
+    variables = [tf.Variable(head.kernel), tf.Variable(head.bias)]
+    optimizer = keras.optimizers.SGD(0.25, momentum=momentum)  # 0.25: Keras holds the rate in float32
+    for _ in range(6):
+        (slope,) = gradient(lambda w: heads.loss(w, phi, targets), Head(*[tf.convert_to_tensor(v) for v in variables]))
+        optimizer.apply_gradients(zip(slope, variables, strict=True))
+    fitted = heads.fit(head, phi, targets, 6, sgd(0.25, momentum))
+    assert distance(fitted, variables) < (1e-12 if momentum == 0 else 1e-6)  # so is the momentum
+    assert distance(heads.fit(head, phi, targets, 0, sgd(0.25, momentum)), head) == 0
+
+
+def slope_norm(head, phi, targets) -> float:
+    slope = heads.gradient(phi, heads.errors(head, phi, targets))
+    return float(tf.sqrt(tree.dot(slope, slope)))
+
+
+def test_newton_reaches_the_minimum_that_gradient_descent_approaches():
+    head, phi, targets = problem(n=40)
+    newton = heads.fit_newton(head, phi, targets, 30)
+    descended = heads.fit(head, phi, targets, 5000, sgd(0.5))
+    assert slope_norm(newton, phi, targets) < 1e-7
+    assert slope_norm(heads.fit(head, phi, targets, 30, sgd(0.5)), phi, targets) > 1e-3
+    assert abs(heads.loss(newton, phi, targets) - heads.loss(descended, phi, targets)) < 1e-7
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_newton_step_raises_the_loss(seed):
+    """Started far away, where the softmax is flat and a full Newton step overshoots."""
+    head, phi, targets = problem(seed=seed)
+    head = tree.scale(20.0, head)
+    losses = [float(heads.loss(heads.fit_newton(head, phi, targets, steps), phi, targets)) for steps in range(8)]
+    assert (np.diff(losses) <= 1e-3 * losses[0]).all() and losses[-1] < losses[0]
+
+
+def test_the_hessian_times_a_vector_is_that_of_two_tapes():
+    """The solution of (H + damping) d = g, put back into H from autodiff, gives g."""
+    head, phi, targets = problem(n=40, m=2, k=3)
+    with tf.GradientTape() as outer:
+        outer.watch(head)
+        with tf.GradientTape() as inner:
+            inner.watch(head)
+            loss = heads.loss(head, phi, targets)
+        slope = inner.gradient(loss, head)
+        flat = tf.concat([tf.reshape(s, [-1]) for s in slope], 0)
+    rows = outer.jacobian(flat, head)
+    hessian = np.concatenate([np.reshape(r, (len(flat), -1)) for r in rows], 1)
+    solution = heads._conjugate_gradient(head, phi, targets, slope)
+    d = np.concatenate([np.ravel(s) for s in solution])
+    np.testing.assert_allclose(hessian @ d + heads.DAMPING * d, flat, atol=1e-9)
