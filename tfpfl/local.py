@@ -1,9 +1,16 @@
 """What a client does alone: losses, gradients, and SGD on its own examples."""
 
+import warnings
+
 import tensorflow as tf
 
+from tfpfl import head as heads
 from tfpfl import tree
-from tfpfl.algorithm import ClientData, Weights
+from tfpfl.algorithm import ClientData, Head, Weights
+from tfpfl.optimizer import sgd
+
+# What a visit's key is folded with, other than the epochs 0, 1, ... of `shuffled`.
+_STRAGGLER, _SPLIT = -1, -2
 
 
 def cross_entropy(logits, y):
@@ -34,7 +41,47 @@ def shuffled(num_examples, key, epoch):
     return tf.random.experimental.stateless_shuffle(tf.range(num_examples), seed, alg="philox")
 
 
-def local_solver(*, eta, steps=None, epochs=None, batch_size=None, momentum=0.0):
+def straggles(key, probability):
+    """Whether this client is late in this round, a function of (seed, round, client) alone: bool []."""
+    return _uniform(key)[0] < probability
+
+
+def partial_work(key, probability, work):
+    """What a client gets done of `work` epochs or steps: all of it, or for a straggler U{1..work}; int32 []."""
+    done = tf.cast(tf.floor(_uniform(key)[1] * tf.cast(work, tf.float64)), tf.int32) + 1
+    return tf.where(straggles(key, probability), tf.minimum(done, work), work)
+
+
+def _uniform(key):
+    seed = tf.random.experimental.stateless_fold_in(key, _STRAGGLER)
+    return tf.random.stateless_uniform([2], seed, dtype=tf.float64, alg="philox")
+
+
+def support_and_query(data: ClientData, query_fraction):
+    """The client's examples in two parts, drawn anew in every round: (support, query).
+
+    Both have at least one example; a client with one example has it in both.
+    """
+    num_examples = tf.shape(data.x)[0]
+    wanted = tf.cast(tf.round(query_fraction * tf.cast(num_examples, tf.float64)), tf.int32)
+    query = tf.clip_by_value(wanted, 1, tf.maximum(num_examples - 1, 1))
+    order = shuffled(num_examples, data.key, _SPLIT)
+    parts = order[tf.where(num_examples > 1, query, 0) :], order[:query]
+    return tuple(data._replace(x=tf.gather(data.x, rows), y=tf.gather(data.y, rows)) for rows in parts)
+
+
+def local_solver(
+    *,
+    eta,
+    steps=None,
+    epochs=None,
+    batch_size=None,
+    momentum=0.0,
+    prox=0.0,
+    implicit_prox=False,
+    straggler=0.0,
+    at_least=1,
+):
     """Mini-batch SGD on a client's examples, with momentum slots that start at 0 (the specification's LocalSGD).
 
     Args:
@@ -43,10 +90,15 @@ def local_solver(*, eta, steps=None, epochs=None, batch_size=None, momentum=0.0)
             (the PFLEGO study's tau).
         batch_size: at most this many examples a step; None for all of them. The last batch of an epoch may be smaller
             and is kept.
+        prox, implicit_prox: adds (prox / 2) |w - anchor|^2 to the objective, by its gradient in g; or, implicitly, by
+            w <- (w - eta v + eta prox anchor) / (1 + eta prox), which is stable for any prox.
+        straggler: the probability of `partial_work`.
+        at_least: the smallest number of steps or epochs; 0 where no work at all makes sense.
 
     Returns:
-        solve(objective, weights, data) -> (weights, the objective before the last step), where `objective` maps
-        (weights, x, y) to a mean over those examples and the shuffles follow `data.key`.
+        solve(objective, weights, data, anchor=None, penalty=None) -> (weights, the objective before the last step),
+        where `objective` maps (weights, x, y) to a mean over those examples and the shuffles follow `data.key`.
+        `anchor` is that of `prox`; `penalty`, a function of the weights, is minimized as well but not reported.
 
     Raises:
         ValueError: names the argument, and says what it may be.
@@ -55,16 +107,20 @@ def local_solver(*, eta, steps=None, epochs=None, batch_size=None, momentum=0.0)
         steps = 50
     if steps is not None and epochs is not None:
         raise ValueError(f"local work is given in steps or in epochs, not both; found steps={steps}, epochs={epochs}")
-    for name, value in (("steps", steps), ("epochs", epochs), ("batch_size", batch_size)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, found {value}")
+    for name, value, low in (("steps", steps, at_least), ("epochs", epochs, at_least), ("batch_size", batch_size, 1)):
+        if value is not None and value < low:
+            raise ValueError(f"{name} must be at least {low}, found {value}")
     check_rates(eta=eta, momentum=momentum)
+    check_fractions(straggler=straggler)
 
-    def solve(objective, weights, data: ClientData):
+    def solve(objective, weights, data: ClientData, anchor=None, penalty=None):
         num_examples = tf.shape(data.x)[0]
         batch = num_examples if batch_size is None else tf.minimum(batch_size, num_examples)
         per_epoch = (num_examples + batch - 1) // batch
-        total = steps if steps is not None else epochs * per_epoch
+        work = steps if steps is not None else epochs
+        if straggler:
+            work = partial_work(data.key, straggler, work)
+        total = work if steps is not None else work * per_epoch
 
         def batch_of(step, order):
             if batch_size is None:
@@ -77,9 +133,16 @@ def local_solver(*, eta, steps=None, epochs=None, batch_size=None, momentum=0.0)
         def body(step, weights, velocity, order, _):
             order, x, y = batch_of(step, order)
             value, gradient = value_and_gradient(lambda w: objective(w, x, y), weights)
+            if penalty is not None:
+                gradient = tree.add(gradient, value_and_gradient(penalty, weights)[1])
+            if prox and not implicit_prox:
+                gradient = tree.add_scaled(gradient, prox, tree.subtract(weights, anchor))
             if momentum:
                 gradient = velocity = tree.add_scaled(gradient, momentum, velocity)
-            return step + 1, tree.add_scaled(weights, -eta, gradient), velocity, order, value
+            weights = tree.add_scaled(weights, -eta, gradient)
+            if prox and implicit_prox:
+                weights = tree.scale(1 / (1 + eta * prox), tree.add_scaled(weights, eta * prox, anchor))
+            return step + 1, weights, velocity, order, value
 
         order = tf.range(num_examples) if batch_size is not None else tf.zeros([0], tf.int32)
         velocity = tree.zeros_like(weights) if momentum else ()
@@ -90,8 +153,97 @@ def local_solver(*, eta, steps=None, epochs=None, batch_size=None, momentum=0.0)
     return solve
 
 
+def head_solver(model, *, eta, steps=None, epochs=None, batch_size=None, momentum=0.0, at_least=1):
+    """`local_solver` for the head alone: with theta fixed, one forward pass gives the features of all steps.
+
+    Returns:
+        fit(theta, head, data) -> (head, the loss at that head). Full-batch steps take the gradient in closed form.
+    """
+    solve = local_solver(
+        eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum, at_least=at_least
+    )
+    work = 50 if steps is None and epochs is None else epochs if steps is None else steps
+
+    def fit(theta, head: Head, data: ClientData):
+        phi = model.features(theta, data.x)
+        targets = tf.one_hot(data.y, tf.shape(head.bias)[0], dtype=phi.dtype)
+        if batch_size is None:
+            head = heads.fit(head, phi, targets, work, sgd(eta, momentum))
+        else:
+            head, _ = solve(
+                lambda w, phi, y: cross_entropy(tf.matmul(phi, w.kernel) + w.bias, y), head, data._replace(x=phi)
+            )
+        return head, heads.loss(head, phi, targets)
+
+    return fit
+
+
+def body_solver(model, **work):
+    """`local_solver` for theta alone, with the head fixed: solve(theta, head, data) -> (theta, the last loss).
+
+    Args:
+        work: the arguments of `local_solver`.
+    """
+    solve, objective = local_solver(**work), client_loss(model)
+
+    def solve_body(theta, head: Head, data: ClientData):
+        return solve(lambda theta, x, y: objective(Weights(theta, head), x, y), theta, data)
+
+    return solve_body
+
+
+def example_weight(model, weighting):
+    """A client's weight in the mean as a function of its data: N_i ('examples', so q_i) or 1 ('uniform', so 1 / r).
+
+    Raises:
+        ValueError: another `weighting`.
+    """
+    check_choice(weighting=(weighting, ("examples", "uniform")))
+    if weighting == "uniform":
+        return lambda data: tf.ones([], model.dtype)
+    return lambda data: tf.cast(data.info.num_examples, model.dtype)
+
+
+def check_choice(**choices) -> None:
+    """name=(value, allowed): the value must be among the allowed ones.
+
+    Raises:
+        ValueError: names the argument, and what it may be.
+    """
+    for name, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}; found {value!r}")
+
+
+def check_fractions(**fractions) -> None:
+    """Probabilities and fractions must lie in [0, 1].
+
+    Raises:
+        ValueError: names the fraction.
+    """
+    for name, value in fractions.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} must lie in [0, 1], found {value}")
+
+
+def check_penalty(eta, implicit_prox=False, **coefficients) -> None:
+    """A coefficient must not be negative, and explicit steps on (c / 2) |w - anchor|^2 shrink it only if eta c < 2.
+
+    Raises:
+        ValueError: names the coefficient. One that is too stiff only gets a warning: the loss may hold it for a while.
+    """
+    check_rates(**coefficients)
+    for name, value in coefficients.items():
+        if eta * value >= 2 and not implicit_prox:
+            warnings.warn(
+                f"{name}={value} with a rate of {eta} is stiff: explicit steps on the penalty diverge where rate * "
+                f"{name} >= 2, here {eta * value:g}; take implicit_prox=True, or a smaller rate",
+                stacklevel=3,
+            )
+
+
 def check_rates(**rates) -> None:
-    """Learning rates must be finite and not negative.
+    """Rates, momenta and coefficients must be finite and not negative.
 
     Raises:
         ValueError: names the rate.

@@ -5,7 +5,16 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from inspect import signature
 
+from tfpfl.algorithms.ditto import ditto
 from tfpfl.algorithms.fedavg import fedavg
+from tfpfl.algorithms.fedbabu import fedbabu
+from tfpfl.algorithms.fedper import fedper
+from tfpfl.algorithms.fedprox import fedprox
+from tfpfl.algorithms.fedrecon import fedrecon
+from tfpfl.algorithms.fedrep import fedrep
+from tfpfl.algorithms.fedsgd import fedsgd
+from tfpfl.algorithms.finetune import fedavg_ft, fedprox_ft, finetuned
+from tfpfl.algorithms.layerwise import layerwise
 from tfpfl.algorithms.pflego import PRESETS as PFLEGO_PRESETS
 from tfpfl.algorithms.pflego import pflego, pflego_code, pflego_exact, pflego_paper
 from tfpfl.algorithms.separate import local
@@ -72,6 +81,121 @@ ALGORITHMS = {
         up="0",
         reference="the baseline without communication; 'Separate' in FedAMP",
     ),
+    "fedsgd": Row(
+        title="FedSGD",
+        builder=fedsgd,
+        head="shared",
+        message="broadcast",
+        state="nothing",
+        evaluates="global",
+        down="d",
+        up="d",
+        reference="McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks "
+        "from Decentralized Data, AISTATS 2017",
+    ),
+    "fedprox": Row(
+        title="FedProx",
+        builder=fedprox,
+        head="shared",
+        message="broadcast",
+        state="nothing",
+        evaluates="global",
+        down="d",
+        up="d",
+        reference="Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, "
+        "MLSys 2020",
+    ),
+    "fedavg_ft": Row(
+        title="FedAvg-FT",
+        builder=fedavg_ft,
+        head="shared",
+        message="broadcast",
+        state="nothing",
+        evaluates="fine-tuned",
+        down="d",
+        up="d",
+        reference="FedAvg, fine-tuned by each client; a baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: "
+        "Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021",
+    ),
+    "fedprox_ft": Row(
+        title="FedProx-FT",
+        builder=fedprox_ft,
+        head="shared",
+        message="broadcast",
+        state="nothing",
+        evaluates="fine-tuned",
+        down="d",
+        up="d",
+        reference="FedProx, fine-tuned by each client; a baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: "
+        "Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021",
+    ),
+    "fedper": Row(
+        title="FedPer",
+        builder=fedper,
+        head="personal",
+        message="broadcast",
+        state="head",
+        down="b",
+        up="b",
+        reference="Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, "
+        "arXiv 1912.00818",
+    ),
+    "fedrep": Row(
+        title="FedRep",
+        builder=fedrep,
+        head="personal",
+        message="broadcast",
+        state="head",
+        down="b",
+        up="b",
+        reference="Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized "
+        "Federated Learning, ICML 2021",
+    ),
+    "fedbabu": Row(
+        title="FedBABU",
+        builder=fedbabu,
+        head="shared",
+        message="broadcast",
+        state="nothing",
+        evaluates="fine-tuned",
+        down="b",
+        up="b",
+        reference="Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022",
+    ),
+    "fedrecon": Row(
+        title="FedRecon",
+        builder=fedrecon,
+        head="personal",
+        message="broadcast",
+        state="head",
+        down="b",
+        up="b",
+        reference="Singhal, Sidahmed, Garrett, Wu, Rush, Prakash: Federated Reconstruction: Partially Local Federated "
+        "Learning, NeurIPS 2021",
+        presets={"stateless": {"reset_head": True, "query_fraction": 0.5}},
+    ),
+    "ditto": Row(
+        title="Ditto",
+        builder=ditto,
+        head="shared",
+        message="broadcast",
+        state="whole model",
+        down="d",
+        up="d",
+        reference="Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, "
+        "ICML 2021",
+    ),
+    "layerwise": Row(
+        title="Layer-wise regularization",
+        builder=layerwise,
+        head="shared",
+        message="broadcast",
+        state="whole model",
+        down="d",
+        up="d",
+        reference="the thesis on layer-wise regularization and personalized mixing, reconstructed",
+        presets={"pm_a": {"scheme": "pm_a"}, "pm_b": {"scheme": "pm_b"}},
+    ),
 }
 
 
@@ -109,7 +233,18 @@ __all__ = [
     "Row",
     "algorithm_row",
     "build_algorithm",
+    "ditto",
     "fedavg",
+    "fedavg_ft",
+    "fedbabu",
+    "fedper",
+    "fedprox",
+    "fedprox_ft",
+    "fedrecon",
+    "fedrep",
+    "fedsgd",
+    "finetuned",
+    "layerwise",
     "local",
     "pflego",
     "pflego_code",

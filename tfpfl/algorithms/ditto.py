@@ -1,0 +1,94 @@
+"""Ditto: a global model by FedAvg, and for every client one of its own near it (Li, Hu, Beirami, Smith; ICML 2021).
+
+Objective: the global w minimizes sum_i alpha_i l_i(w); client i's v_i minimizes l_i(v) + (lambda / 2) |v - w|^2.
+
+    client(w):  w_i = SGD from w on l_i                                      as in FedAvg
+                v_i <- SGD:  v_i <- v_i - eta_p (grad l_i(v_i) + lambda (v_i - w))
+                keep v_i, send w_i - w
+    server:     w <- w + sum_{i in S} q_i (w_i - w)                          as in FedAvg
+
+Messages: 4d bytes down, 4d up. On the device: the whole model v_i. A new client has v_i = w^0 (init='w0') or the w that
+it receives first (init='first_broadcast', what the PFLEGO authors' code does). Its local model is v_i.
+
+v_i is pulled to the w that was received, as in Ditto's listing and in the code; one text has the client's own optimized
+copy w_i (anchor='local'). Both models see the same batches. lambda = 0 is Local, and the global model is FedAvg's for
+any lambda. With implicit_prox the step is v <- (v - eta_p grad l_i(v) + eta_p lambda w) / (1 + eta_p lambda).
+"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfpfl import tree
+from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.fedavg import fedavg
+from tfpfl.local import check_choice, check_penalty, client_loss, local_solver
+
+
+class Personal(NamedTuple):
+    """What a client keeps."""
+
+    v: Weights  # v_i
+    started: Any  # bool []: v has a value of its own; where not, it is the w that comes
+
+
+def ditto(
+    model,
+    population,
+    *,
+    lam: float = 0.1,
+    eta: float = 0.007,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    momentum: float = 0.0,
+    eta_p: float | None = None,
+    steps_p: int | None = None,
+    epochs_p: int | None = None,
+    anchor: str = "received",
+    init: str = "w0",
+    implicit_prox: bool = False,
+    weighting: str = "examples",
+) -> Algorithm:
+    """Ditto.
+
+    Args:
+        lam: lambda, the pull of v_i towards the global model.
+        eta, steps, epochs, batch_size, momentum, weighting: of the global model, as in `fedavg`.
+        eta_p: rate of v_i; None for eta.
+        steps_p, epochs_p: work on v_i, one of the two; default: as much as on the global model.
+        anchor: 'received' (w) or 'local' (w_i).
+        init: v_i before the first visit: 'w0' (the server's model of round 0) or 'first_broadcast'.
+        implicit_prox: take the penalty's step implicitly, for stiff lambda.
+
+    Raises:
+        ValueError: names the argument, and says what it may be.
+    """
+    check_choice(anchor=(anchor, ("received", "local")), init=(init, ("w0", "first_broadcast")))
+    solver = {"batch_size": batch_size, "momentum": momentum}
+    base = fedavg(model, population, eta=eta, steps=steps, epochs=epochs, weighting=weighting, **solver)
+    if steps_p is None and epochs_p is None:
+        steps_p, epochs_p = steps, epochs
+    eta_p = eta if eta_p is None else eta_p
+    check_penalty(eta_p, implicit_prox, lam=lam)
+    solve_p = local_solver(eta=eta_p, steps=steps_p, epochs=epochs_p, prox=lam, implicit_prox=implicit_prox, **solver)
+    objective = client_loss(model)
+
+    def init_client(info):
+        return Personal(base.init_server(), tf.constant(init == "w0"))
+
+    def own(w, state):
+        return tree.where(state.started, state.v, w)
+
+    def client_update(w, state, data):
+        shared = base.client_update(w, (), data)
+        to = w if anchor == "received" else base.local_model(w, shared)
+        v, loss = solve_p(objective, own(w, state), data, anchor=to)
+        return ClientOutput(shared.update, shared.weight, Personal(v, tf.constant(True)), {"loss": loss})
+
+    return base._replace(
+        init_client=init_client,
+        client_update=client_update,
+        personal_model=lambda w, state, data: own(w, state),
+        local_model=lambda w, output: output.state.v,
+    )

@@ -1,0 +1,87 @@
+"""FedBABU: only the body is trained, against a head that nobody ever moves (Oh, Kim, Yun; ICLR 2022).
+
+Objective: sum_i alpha_i l_i(W, theta) over theta alone; then l_i for each client, from (theta, W).
+
+    client(theta):          theta_i = SGD from theta on l_i(W, .)          W fixed, the same for all
+                            send theta_i - theta
+    server:                 theta <- theta + sum_{i in S} q_i (theta_i - theta),   q_i = N_i / sum_{j in S} N_j
+    personal model of i:    SGD from (theta, W) on l_i, E_ft epochs or steps       of all weights, the head, or the body
+
+Messages: 4b bytes down, 4b up: W is derived from the model's seed, on every device. On the device: nothing. A new
+client gets theta, derives W, and fine-tunes. Its local model is (theta_i, W).
+
+W = U V^T, from the singular value decomposition of a uniform [0, 1) matrix K x (M + 1), the bias being its last column:
+the authors of PFLEGO compute it so, and W W^T = I where K <= M + 1. With labels 'local', output k is the k-th class of
+whoever predicts. The PFLEGO code does not fine-tune (steps_ft=0), PGFed does for one epoch (epochs_ft=1); the default
+is the work of one visit.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tfpfl import tree
+from tfpfl.algorithm import Algorithm, ClientOutput, Head, Weights
+from tfpfl.algorithms.finetune import finetuned, tuning_work
+from tfpfl.local import body_solver, example_weight
+
+
+def orthogonal_head(model, num_labels: int) -> Head:
+    """The orthogonal matrix [K, M + 1] nearest to a uniform one, as a head: arrays, a function of the model's seed."""
+    with tf.init_scope():  # drawn now, once, also if the algorithm is built while a graph is traced
+        uniform = model.shared_head(num_labels, "uniform01")
+    u, _, v = np.linalg.svd(np.vstack([uniform.kernel.numpy(), uniform.bias.numpy()[None]]).T, full_matrices=False)
+    w = (u @ v).T
+    return Head(w[:-1], w[-1])
+
+
+def fedbabu(
+    model,
+    population,
+    *,
+    eta: float = 0.007,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    momentum: float = 0.9,
+    weighting: str = "examples",
+    eta_ft: float | None = None,
+    steps_ft: int | None = None,
+    epochs_ft: int | None = None,
+    part: str = "full",
+) -> Algorithm:
+    """FedBABU.
+
+    Args:
+        eta, steps, epochs, batch_size, momentum, weighting: as in `fedavg`, of the body.
+        eta_ft: rate of the fine-tuning; None for eta.
+        steps_ft, epochs_ft: E_ft, one of the two; default: the work of one visit. 0 for none.
+        part: what is fine-tuned: 'full', 'head' or 'body'.
+
+    Raises:
+        ValueError: names the argument, and says what it may be.
+    """
+    solver = {"batch_size": batch_size, "momentum": momentum}
+    solve = body_solver(model, eta=eta, steps=steps, epochs=epochs, **solver)
+    weight, fixed = example_weight(model, weighting), orthogonal_head(model, population.num_labels)
+
+    def with_head(theta):
+        return Weights(theta, Head(*(tf.constant(w) for w in fixed)))
+
+    def client_update(theta, state, data):
+        theta_i, loss = solve(*with_head(theta), data)
+        return ClientOutput(tree.subtract(theta_i, theta), weight(data), state, {"loss": loss})
+
+    base = Algorithm(
+        model=model,
+        population=population,
+        init_server=model.theta,
+        init_client=lambda info: (),
+        message=lambda theta: theta,
+        client_update=client_update,
+        server_update=tree.add,
+        personal_model=lambda theta, state, data: with_head(theta),
+        local_model=lambda theta, output: with_head(tree.add(theta, output.update)),
+        aggregate="mean",
+    )
+    work = tuning_work(steps, epochs, steps_ft, epochs_ft)
+    return finetuned(base, eta_ft=eta if eta_ft is None else eta_ft, part=part, **work, **solver)

@@ -1,0 +1,62 @@
+"""FedPer: a shared body, a private head, trained together (Arivazhagan, Aggarwal, Singh, Choudhary; arXiv 1912.00818).
+
+Objective: sum_i alpha_i l_i(W_i, theta).
+
+    client(theta):  (theta_i, W_i) = SGD from (theta, W_i) on l_i          jointly; epochs or steps
+                    keep W_i, send theta_i - theta
+    server:         theta <- theta + sum_{i in S} q_i (theta_i - theta),   q_i = N_i / sum_{j in S} N_j
+
+Messages: 4b bytes down, 4b up. On the device: the head W_i, and its labels. A new client gets theta and an initial
+head. Its local model is (theta_i, W_i).
+
+It is FedAvg whose head stays at home. The paper's private part may be several layers; here it is the linear head, as in
+PFLEGO's and PGFed's comparisons. One full-batch step with everyone is PFLEGO's rule 'eq3' with tau = 1 and rho = eta.
+"""
+
+from tfpfl import tree
+from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.local import check_choice, client_loss, example_weight, local_solver
+from tfpfl.models.split import HEAD_INITS
+
+
+def fedper(
+    model,
+    population,
+    *,
+    eta: float = 0.007,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    momentum: float = 0.0,
+    weighting: str = "examples",
+    head_init: str | None = None,
+) -> Algorithm:
+    """FedPer.
+
+    Args:
+        eta, steps, epochs, batch_size, momentum, weighting: as in `fedavg`.
+        head_init: see SplitModel; None for the model's own.
+
+    Raises:
+        ValueError: names the argument, and says what it may be.
+    """
+    check_choice(head_init=(head_init or model.head_init, HEAD_INITS))
+    solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
+    weight, objective = example_weight(model, weighting), client_loss(model)
+
+    def client_update(theta, head, data):
+        (theta_i, head), loss = solve(objective, Weights(theta, head), data)
+        return ClientOutput(tree.subtract(theta_i, theta), weight(data), head, {"loss": loss})
+
+    return Algorithm(
+        model=model,
+        population=population,
+        init_server=model.theta,
+        init_client=lambda info: model.head(info, head_init),
+        message=lambda theta: theta,
+        client_update=client_update,
+        server_update=tree.add,
+        personal_model=lambda theta, head, data: Weights(theta, head),
+        local_model=lambda theta, output: Weights(tree.add(theta, output.update), output.state),
+        aggregate="mean",
+    )

@@ -1,0 +1,127 @@
+"""FedRecon: rebuild the head for the theta that came, then its gradient at that head (Singhal et al., NeurIPS 2021).
+
+Objective: sum_i alpha_i min_W l_i(W, theta), by blocks.
+
+    client(theta):  W_i <- an initial head (reset_head), or the one of the last visit
+                    tau times:  W_i <- W_i - beta grad_W l_i(W_i, theta)       on support examples, features cached
+                    g_i = grad_theta l_i(W_i, theta)                           on query examples, at the new head
+                    send g_i
+    server:         theta <- optimizer(theta, sum_{i in S} q_i g_i),           q_i = N_i / sum_{j in S} N_j
+
+Messages: 4b bytes down, 4b up. On the device: the head W_i, and its labels. A new client gets theta and rebuilds. Its
+local model is (theta, W_i).
+
+Passes: one forward and one backward, since the features of the head's steps are those of the gradient (k_theta = 1).
+For k_theta > 1 the client moves theta by k_theta steps of rate eta and sends what it moved, over eta: for k_theta = 1
+that is g_i. The paper's method is stateless and splits each client's examples into support and query; the PFLEGO
+authors' code, whose comparison is the default here, keeps the head and uses all examples for both. With reset_head the
+head is kept only so that the model after a visit can be scored; it is never trained further, and the personal model is
+rebuilt when it is used. There is no factor I/r, unlike PFLEGO, whose theta step with tau is this one with tau - 1 where
+everyone takes part.
+"""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfpfl import head as heads
+from tfpfl import tree
+from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.local import body_solver, check_choice, check_fractions, check_rates, example_weight, support_and_query
+from tfpfl.models.split import HEAD_INITS
+from tfpfl.optimizer import OPTIMIZERS, optimizer, sgd
+
+
+class Server(NamedTuple):
+    """theta, and the slots of the server's optimizer."""
+
+    theta: tuple
+    slots: tuple
+
+
+def fedrecon(
+    model,
+    population,
+    *,
+    tau: int = 50,
+    beta: float = 0.007,
+    rho: float = 0.001,
+    server_opt: str = "adam",
+    reset_head: bool = False,
+    query_fraction: float = 0.0,
+    k_theta: int = 1,
+    eta: float = 0.007,
+    weighting: str = "examples",
+    head_init: str | None = None,
+) -> Algorithm:
+    """FedRecon.
+
+    Args:
+        tau, beta: full-batch steps on the head, and their rate.
+        rho: rate of the server's optimizer.
+        server_opt: sgd, momentum or adam.
+        reset_head: rebuild from an initial head at every visit (the paper), instead of from the last one (the code).
+        query_fraction: part of the examples for theta's gradient, the rest being for the head; 0: all for both.
+        k_theta, eta: full-batch steps on theta, and their rate, which does not matter for one step.
+        weighting: 'examples' (q_i) or 'uniform' (1/r).
+        head_init: see SplitModel; None for the model's own.
+
+    Raises:
+        ValueError: names the argument, and says what it may be.
+    """
+    if tau < 0:
+        raise ValueError(f"tau must not be negative, found {tau}")
+    if k_theta < 1:
+        raise ValueError(f"k_theta must be at least 1, found {k_theta}")
+    if k_theta > 1 and eta == 0:
+        raise ValueError("eta must be positive where k_theta > 1: the update is divided by it")
+    check_choice(server_opt=(server_opt, tuple(OPTIMIZERS)), head_init=(head_init or model.head_init, HEAD_INITS))
+    check_rates(beta=beta, rho=rho, eta=eta)
+    check_fractions(query_fraction=query_fraction)
+    server_optimizer, head_optimizer = optimizer(server_opt, rho), sgd(beta)
+    move_theta = body_solver(model, eta=eta, steps=k_theta)
+    weight = example_weight(model, weighting)
+
+    def init_client(info):
+        return model.head(info, head_init)
+
+    def init_server():
+        theta = model.theta()
+        return Server(theta, server_optimizer.init(theta))
+
+    def reconstruct(head, phi, data):
+        start = init_client(data.info) if reset_head else head
+        targets = tf.one_hot(data.y, tf.shape(start.bias)[0], dtype=phi.dtype)
+        return heads.fit(start, phi, targets, tau, head_optimizer)
+
+    def client_update(theta, head, data):
+        support, query = support_and_query(data, query_fraction) if query_fraction else (data, data)
+        phi, pull_back = model.record(theta, query.x)
+        head = reconstruct(head, model.features(theta, support.x) if query_fraction else phi, support)
+        targets = tf.one_hot(query.y, tf.shape(head.bias)[0], dtype=phi.dtype)
+        if k_theta == 1:
+            update = pull_back(heads.feature_gradient(head, heads.errors(head, phi, targets)))
+        else:
+            theta_i, _ = move_theta(theta, head, query)
+            update = tree.scale(1 / eta, tree.subtract(theta, theta_i))
+        return ClientOutput(update, weight(data), head, {"loss": heads.loss(head, phi, targets)})
+
+    def server_update(server, gradient):
+        slots, theta = server_optimizer.step(server.slots, server.theta, gradient)
+        return Server(theta, slots)
+
+    def personal_model(theta, head, data):
+        return Weights(theta, reconstruct(head, model.features(theta, data.x), data) if reset_head else head)
+
+    return Algorithm(
+        model=model,
+        population=population,
+        init_server=init_server,
+        init_client=init_client,
+        message=lambda server: server.theta,
+        client_update=client_update,
+        server_update=server_update,
+        personal_model=personal_model,
+        local_model=lambda theta, output: Weights(theta, output.state),
+        aggregate="mean",
+    )

@@ -1,0 +1,47 @@
+"""FedSGD: one gradient per client and round, of one model for all (McMahan et al., AISTATS 2017, section 2).
+
+Objective: sum_i alpha_i l_i(w) with w = (theta, W) shared by all clients.
+
+    client(w):  send g_i = grad l_i(w)             on all of the client's examples
+    server:     w <- w - eta sum_{i in S} q_i g_i,  q_i = N_i / sum_{j in S} N_j
+
+With everyone in the cohort this is gradient descent on the objective. Messages: 4d bytes down, 4d up. On the device:
+nothing. A new client gets w. Its local model is the w that it received: no local work is done.
+
+The paper's q_i is written n_k / n; with a part of the clients, n is read as the total over those that came.
+"""
+
+from tfpfl import tree
+from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.local import check_rates, client_loss, example_weight, value_and_gradient
+
+
+def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") -> Algorithm:
+    """FedSGD.
+
+    Args:
+        eta: the server's learning rate.
+        weighting: 'examples' (q_i) or 'uniform' (1/r).
+
+    Raises:
+        ValueError: names the argument, and says what it may be.
+    """
+    check_rates(eta=eta)
+    weight, objective = example_weight(model, weighting), client_loss(model)
+
+    def client_update(w, state, data):
+        loss, gradient = value_and_gradient(lambda w: objective(w, data.x, data.y), w)
+        return ClientOutput(gradient, weight(data), state, {"loss": loss})
+
+    return Algorithm(
+        model=model,
+        population=population,
+        init_server=lambda: Weights(model.theta(), model.shared_head(population.num_labels)),
+        init_client=lambda info: (),
+        message=lambda w: w,
+        client_update=client_update,
+        server_update=lambda w, gradient: tree.add_scaled(w, -eta, gradient),
+        personal_model=lambda w, state, data: w,
+        local_model=lambda w, output: w,
+        aggregate="mean",
+    )

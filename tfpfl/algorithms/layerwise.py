@@ -1,0 +1,170 @@
+"""Layer-wise regularized FL: every neuron is held near the global one, in direction and distance; then mixed.
+
+Reference: the thesis on layer-wise regularization and personalized mixing. Its method chapter is lost: what is known is
+a penalty on every layer and neuron that measures dissimilarity and numerical distance between local and global weights,
+partial work as in FedProx, and two personal models that absorb the global one slowly. The formulas are a
+reconstruction.
+
+Objective: client i works on l_i(w) + R(w; w_t). Over layers l and their neurons n (the incoming weights of one output
+unit and its bias: a kernel's column, a filter),
+
+    additive:  R = sum_l c_l sum_n [ l_cos (1 - cos(w_ln, wg_ln)) + (l_2 / 2) |w_ln - wg_ln|^2 ]
+    gated:     R = sum_l c_l sum_n (l_2 / 2) (1 - cos(w_ln, wg_ln)) |w_ln - wg_ln|^2     aligned neurons are not pulled
+
+    client(w_t):  w_i = SGD from w_t on l_i + R(.; w_t); a straggler does a part of it, as in FedProx
+                  PM-A, mix then train:  p_i <- SGD from kappa p_i + (1 - kappa) w_t on l_i + R(.; w_t)
+                  PM-B, train then mix:  p_i <- kappa p_i + (1 - kappa) w_i
+                  keep p_i, send w_i - w_t
+    server:       w <- w + (1/r) sum_{i in S} (w_i - w)                        stragglers included
+
+Messages: 4d bytes down, 4d up. On the device: the whole model p_i. At its first visit p_i is w_t (PM-A, then trained)
+or w_i (PM-B); a new client predicts with w_t. Its local model is p_i.
+
+Decisions: cos(a, b) = (<a, b> + e) / sqrt((|a|^2 + e)(|b|^2 + e)), e = 1e-12: the e on top makes R(w; w) exactly 0. A
+neuron that is 0 in the global model has no direction to be held to: its 1 - cos counts as 0. Vectors without a kernel
+before them (a scale on the input) are one neuron. A straggler does a part of both its trainings. Additive without l_cos
+is FedProx with mu = l_2, without both FedAvg; PM-A with kappa = 1 is then Ditto from its first broadcast.
+"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfpfl import tree
+from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.fedavg import fedavg
+from tfpfl.local import (
+    check_choice,
+    check_fractions,
+    check_penalty,
+    check_rates,
+    client_loss,
+    example_weight,
+    local_solver,
+)
+
+EPSILON = 1e-12
+
+
+class Personal(NamedTuple):
+    """What a client keeps."""
+
+    p: Weights  # p_i
+    started: Any  # bool []: p comes from a visit; before the first one it means nothing
+
+
+def neurons(weights: Weights) -> list:
+    """The layers as matrices [weights into a unit, units]; biases and scales belong to the kernel before."""
+    layers = []
+    for w in weights.theta:
+        if w.shape.rank >= 2:
+            layers.append([tf.reshape(w, [-1, w.shape[-1]])])
+        elif w.shape.rank == 1 and layers and w.shape[0] == layers[-1][0].shape[1]:
+            layers[-1].append(w[None])
+        else:
+            layers.append([tf.reshape(w, [-1, 1])])
+    layers.append([weights.head.kernel, weights.head.bias[None]])
+    return [tf.concat(parts, 0) for parts in layers]
+
+
+def dissimilarity(w, wg):
+    """1 - cos of every column of two matrices, 0 where wg has none: [units]."""
+    squared, squared_g = tf.reduce_sum(w * w, 0), tf.reduce_sum(wg * wg, 0)
+    norms = tf.sqrt((squared + EPSILON) * (squared_g + EPSILON))
+    return tf.where(squared_g > 0, 1 - (tf.reduce_sum(w * wg, 0) + EPSILON) / norms, tf.zeros_like(squared))
+
+
+def penalty(weights, anchor, *, kind, l_cos, l_2, layer_weights):
+    """R(weights; anchor): float []."""
+    total = tf.zeros([], weights.head.bias.dtype)
+    for w, wg in zip(neurons(weights), neurons(anchor), strict=True):
+        distance = l_2 / 2 * tf.reduce_sum(tf.square(w - wg), 0)
+        d = dissimilarity(w, wg)
+        each = l_cos * d + distance if kind == "additive" else d * distance
+        total += tf.reduce_mean(each) if layer_weights == "mean" else tf.reduce_sum(each)
+    return total
+
+
+def layerwise(
+    model,
+    population,
+    *,
+    penalty_kind: str = "additive",
+    l_cos: float = 0.1,
+    l_2: float = 0.01,
+    layer_weights: str = "sum",
+    scheme: str = "pm_b",
+    kappa: float = 0.5,
+    eta: float = 0.007,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    momentum: float = 0.0,
+    steps_p: int | None = None,
+    epochs_p: int | None = None,
+    straggler: float = 0.0,
+    implicit_prox: bool = False,
+    weighting: str = "uniform",
+) -> Algorithm:
+    """Layer-wise regularized federated learning.
+
+    Args:
+        penalty_kind: 'additive' or 'gated' (without l_cos).
+        l_cos, l_2: weights of dissimilarity and of distance.
+        layer_weights: c_l: 'sum' (1) or 'mean' (1 / n_l, the neurons of the layer).
+        scheme: 'pm_a' (mix then train) or 'pm_b' (train then mix, which costs no computation).
+        kappa: the personalization degree, in [0, 1]: how much of p_i survives a visit.
+        eta, steps, epochs, batch_size, momentum: as in `fedavg`.
+        steps_p, epochs_p: PM-A's work on p_i, one of the two; default: as much as on w_i.
+        straggler: the probability that a client does only a part of its work.
+        implicit_prox: take the step on l_2 implicitly; for the additive penalty with layer_weights='sum'.
+        weighting: 'uniform' (1/r) or 'examples' (q_i).
+
+    Raises:
+        ValueError: names the argument, and says what it may be.
+    """
+    check_choice(
+        penalty_kind=(penalty_kind, ("additive", "gated")),
+        layer_weights=(layer_weights, ("sum", "mean")),
+        scheme=(scheme, ("pm_a", "pm_b")),
+    )
+    check_fractions(kappa=kappa)
+    check_rates(l_cos=l_cos)
+    check_penalty(eta, implicit_prox, l_2=l_2)
+    if implicit_prox and (penalty_kind, layer_weights) != ("additive", "sum"):
+        raise ValueError("implicit_prox needs one quadratic penalty: penalty_kind='additive' with layer_weights='sum'")
+    solver = {"eta": eta, "batch_size": batch_size, "momentum": momentum}
+    base = fedavg(model, population, steps=steps, epochs=epochs, weighting=weighting, **solver)
+    if steps_p is None and epochs_p is None:
+        steps_p, epochs_p = steps, epochs
+    solver |= {"straggler": straggler, "prox": l_2 if implicit_prox else 0.0, "implicit_prox": implicit_prox}
+    solve = local_solver(steps=steps, epochs=epochs, **solver)
+    solve_p = local_solver(steps=steps_p, epochs=epochs_p, **solver)
+    weight, objective = example_weight(model, weighting), client_loss(model)
+    explicit_l_2 = 0.0 if implicit_prox else l_2
+    coefficients = {"kind": penalty_kind, "l_cos": l_cos, "l_2": explicit_l_2, "layer_weights": layer_weights}
+
+    def init_client(info):
+        return Personal(base.init_server(), tf.constant(False))
+
+    def mixed(state, newest):
+        mix = tree.add_scaled(tree.scale(kappa, state.p), 1 - kappa, newest)
+        return tree.where(state.started, mix, newest)
+
+    def client_update(w, state, data):
+        def near_w(v):
+            return penalty(v, w, **coefficients)
+
+        w_i, loss = solve(objective, w, data, anchor=w, penalty=near_w)
+        if scheme == "pm_a":
+            p, loss = solve_p(objective, mixed(state, w), data, anchor=w, penalty=near_w)
+        else:
+            p = mixed(state, w_i)
+        return ClientOutput(tree.subtract(w_i, w), weight(data), Personal(p, tf.constant(True)), {"loss": loss})
+
+    return base._replace(
+        init_client=init_client,
+        client_update=client_update,
+        personal_model=lambda w, state, data: tree.where(state.started, state.p, w),
+        local_model=lambda w, output: output.state.p,
+    )
