@@ -204,7 +204,7 @@ def _train_and_print(config, out, federation):
 def _print_run(run, console):
     from tfpfl.report import protocols
 
-    console.print(protocols([r for r in run.results() if r.split != "train"], f"{run.folder}"))
+    console.print(protocols([r for r in run.results() if r.split != "train" and r.when != "last"], f"{run.folder}"))
     if run.stop_reason:
         console.print(f"Stopped early: {run.stop_reason}.")
     console.print(f"Written to {run.folder}", soft_wrap=True)

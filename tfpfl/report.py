@@ -59,21 +59,20 @@ CAPTION = (
 
 def protocols(results: list, title: str) -> Table:
     """All results of one run, with their protocols."""
-    table = Table(title=title)
-    for column in ("model", "clients", "mean over", "when", "split"):
-        table.add_column(column)
-    for column in ("accuracy %", "worst decile", "loss", "n"):
+    table = Table("model", "clients", "when", "split", title=title, caption=PROTOCOLS, caption_justify="left")
+    for column in ("accuracy", "pooled", "worst 10 %", "loss", "n"):
         table.add_column(column, justify="right", no_wrap=True)
+    pooled = {(r.model, r.when, r.split): r.accuracy for r in results if r.mean == "examples"}
     for r in results:
-        table.add_row(
-            r.model,
-            r.clients,
-            r.mean,
-            r.when,
-            r.split,
-            percent(r.accuracy, r.accuracy_ci95 if r.mean == "clients" else None),
-            percent(r.worst_decile),
-            f"{r.loss:.4f}",
-            str(r.num_clients),
-        )
+        if r.mean == "clients":
+            accuracy, examples = percent(r.accuracy, r.accuracy_ci95), percent(pooled[r.model, r.when, r.split])
+            cells = (accuracy, examples, percent(r.worst_decile), f"{r.loss:.4f}", str(r.num_clients))
+            table.add_row(r.model, r.clients, r.when.replace("best_validation", "best val."), r.split, *cells)
     return table
+
+
+PROTOCOLS = (
+    "accuracy: % over clients ± 1.96 std / sqrt(n); pooled: over examples; worst 10 %: mean of the worst tenth of the "
+    "clients; n: clients with examples. local copy: right after a client's own work. last10: mean of the last ten "
+    "evaluated rounds; best val.: the round with the best mean validation accuracy."
+)
