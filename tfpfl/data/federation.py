@@ -347,6 +347,7 @@ class Federation:
             num_examples=self.num_examples("train"),
             num_classes=classes,
             num_labels=int(classes.max()),
+            labels=labels,
             sampling=sampling or Sampling(),
         )
 
