@@ -1,0 +1,44 @@
+"""Rounds of given cohorts, and clients that work by hand."""
+
+import tensorflow as tf
+from toys import Toy, client_loss, gradient, initial_states
+
+from tfpfl import tree
+from tfpfl.algorithm import Weights
+from tfpfl.simulate import Simulation
+
+COHORTS = [(0, 2, 3), (1, 2), (0, 1, 2, 3, 4), (2, 4)]  # somebody skips rounds, somebody starts late
+
+
+def play(algorithm, data: Toy, cohorts=COHORTS, server=None, states=None):
+    """(the server's states after every round, states by client id)."""
+    engine = Simulation(algorithm)
+    server = engine.initialize() if server is None else server
+    states, path = dict(states or initial_states(algorithm, data.population)), []
+    for t, cohort in enumerate(cohorts, 1):
+        output = engine.next(server, [states[i] for i in cohort], [data.visit(i, t) for i in cohort])
+        server, states = output.server, states | dict(zip(cohort, output.client_states, strict=True))
+        path.append(server)
+    return path, states
+
+
+def loss_of(data: Toy, client_id: int):
+    """l_i as a function of the whole model."""
+    return lambda weights: client_loss(data, client_id, weights.theta, weights.head)
+
+
+def by_hand(function, weights, rate, steps, momentum=0.0):
+    """Gradient descent with momentum, by GradientTape."""
+    velocity = tree.zeros_like(weights)
+    for _ in range(steps):
+        velocity = tree.add_scaled(gradient(function, weights)[0], momentum, velocity)
+        weights = tree.add_scaled(weights, -rate, velocity)
+    return weights
+
+
+def shared(data: Toy, seed=3) -> Weights:
+    """Some model of all clients that is nobody's start."""
+    start = Weights(data.model.theta(), data.model.shared_head(data.population.num_labels, "glorot"))
+    leaves = tf.nest.flatten(start)
+    noise = [0.3 * tf.random.stateless_normal(x.shape, [seed, i], dtype=x.dtype) for i, x in enumerate(leaves)]
+    return tf.nest.pack_sequence_as(start, [x + n for x, n in zip(leaves, noise, strict=True)])
