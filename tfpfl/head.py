@@ -37,16 +37,28 @@ def feature_gradient(head: Head, errors):
 
 
 def fit(head: Head, phi, targets, steps, optimizer: Optimizer) -> Head:
-    """`steps` full-batch steps of an optimizer on the head, with fresh slots."""
+    """`steps` full-batch steps of an optimizer on the head, with fresh slots.
+
+    All in the transposed layout, [K, M] by [M, N], with the softmax written out: on a CPU the loop is several times
+    faster than with K-wide matrices and `tf.nn.softmax`, and it is nearly all that a client of PFLEGO computes.
+    """
+    phi_t = tf.transpose(phi)
+    targets_t = tf.transpose(targets) / tf.cast(tf.shape(phi)[0], phi.dtype)
+    examples = tf.cast(tf.shape(phi)[0], phi.dtype)
 
     def body(step, head, slots):
-        slots, head = optimizer.step(slots, head, gradient(phi, errors(head, phi, targets)))
+        logits = tf.matmul(head.kernel, phi_t) + head.bias
+        powers = tf.exp(logits - tf.reduce_max(logits, 0, keepdims=True))
+        errors_t = powers / (examples * tf.reduce_sum(powers, 0, keepdims=True)) - targets_t  # ((P - Y) / N)^T
+        gradient_t = Head(tf.matmul(errors_t, phi), tf.reduce_sum(errors_t, 1, keepdims=True))
+        slots, head = optimizer.step(slots, head, gradient_t)
         return step + 1, head, slots
 
-    _, head, _ = tf.while_loop(
-        lambda step, *_: step < steps, body, (0, head, optimizer.init(head)), parallel_iterations=1
+    start = Head(tf.transpose(head.kernel), head.bias[:, None])
+    _, fitted, _ = tf.while_loop(
+        lambda step, *_: step < steps, body, (0, start, optimizer.init(start)), parallel_iterations=1
     )
-    return head
+    return Head(tf.transpose(fitted.kernel), fitted.bias[:, 0])
 
 
 def fit_newton(head: Head, phi, targets, steps) -> Head:
