@@ -111,12 +111,16 @@ def execution_context(concurrency: int = -1):
 _context = None
 
 
-def use_local_worker(concurrency: int = -1) -> None:
-    """Makes a worker of ours the one that TFF computations of this process run on."""
+def use_local_worker(concurrency: int | None = None) -> None:
+    """Makes a worker of ours the one that TFF computations of this process run on.
+
+    Args:
+        concurrency: clients at once; default one a core. More are not faster, and each needs memory for its activations.
+    """
     global _context
     if _context is None:
         require_tff()
         from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
 
-        _context = execution_context(concurrency)
+        _context = execution_context(concurrency or os.cpu_count() or 1)
         context_stack_impl.context_stack.set_default_context(_context)
