@@ -1,0 +1,177 @@
+"""Messages per client, and means, sums and rows, through both engines; against the same in NumPy."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from toys import backbone, distance, identical
+
+from tfpfl import aggregate
+from tfpfl.algorithm import Algorithm, ClientData, ClientOutput, Population, Rows, Weights
+from tfpfl.models import SplitModel
+from tfpfl.sampling import client_key
+from tfpfl.simulate import Simulation
+
+IDS = [1, 3, 4, 7]  # with gaps
+SPECS = (tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.int32))
+
+
+class Server(NamedTuple):
+    """Row i of the table belongs to client i; the rest shows what arrived."""
+
+    table: tf.Tensor  # [8, 2]
+    total: tf.Tensor  # [2]
+    average: dict
+    seen: tf.Tensor  # the ids of the last cohort, as bits
+    rounds: tf.Tensor
+
+
+class Update(NamedTuple):
+    """A part of every kind; the rows are nested."""
+
+    mine: dict
+    total: tf.Tensor
+    average: dict
+
+
+def toy_amp(**changes):
+    """As in FedAMP, the server keeps something for every client and sends it to this client alone.
+
+    A client is weighed by the sum of its x, so that tests choose weights.
+    """
+
+    def init_server():
+        return Server(tf.zeros([8, 2]), tf.zeros([2]), {"y": tf.zeros([])}, tf.constant(0), tf.constant(0))
+
+    def client_update(row, visits, data):
+        y = tf.cast(tf.reduce_sum(data.y), tf.float32)
+        update = Update({"row": row + y, "id": data.info.client_id}, row + y, {"y": y})
+        return ClientOutput(update, tf.reduce_sum(data.x), visits + 1, {"loss": y})
+
+    def server_update(server, update):
+        ids = update.mine.client_ids
+        table = tf.tensor_scatter_nd_update(server.table, ids[:, None], update.mine.values["row"])
+        seen = tf.reduce_sum(tf.bitwise.left_shift(1, update.mine.values["id"]))
+        return Server(table, server.total + update.total, update.average, seen, server.rounds + 1)
+
+    model = SplitModel(backbone("float32"))
+    parts = {
+        "model": model,
+        "population": Population([2] * 4, [2] * 4, client_ids=IDS),
+        "init_server": init_server,
+        "init_client": lambda info: tf.constant(0),
+        "message": lambda server, client_id: server.table[client_id],
+        "client_update": client_update,
+        "server_update": server_update,
+        "personal_model": lambda row, state, data: Weights(model.theta(), model.head(data.info)),
+        "local_model": lambda row, output: None,
+        "aggregate": Update("rows", "sum", "mean"),
+    }
+    return Algorithm(**parts | changes)
+
+
+def visit(algorithm, client_id, weight, y) -> ClientData:
+    x = tf.constant([[weight, 0, 0, 0]], tf.float32)
+    return ClientData(x, tf.constant([y]), algorithm.population.info(client_id), client_key(0, 1, [client_id])[0])
+
+
+@pytest.fixture(params=["local", "tff"])
+def start_engine(request):
+    """algorithm -> a new engine of each kind."""
+    if request.param == "local":
+        return Simulation
+    request.getfixturevalue("tff")
+    from tfpfl.federate import federate
+
+    return lambda algorithm: federate(algorithm, SPECS)
+
+
+def test_everyone_gets_its_own_row_and_sends_it_back(start_engine):
+    """Cohorts of several sizes in any order; rows of absent clients stay."""
+    algorithm = toy_amp()
+    engine = start_engine(algorithm)
+    server, states = engine.initialize(), dict.fromkeys(IDS, tf.constant(0))
+    table, total = np.zeros((8, 2)), np.zeros(2)
+    rounds = [([7, 1], [2.0, 1.0], [3, 5]), ([4, 7, 3], [1.0, 0.5, 0.0], [1, 2, 9]), (IDS, [1.0] * 4, [1, 2, 3, 4])]
+    for ids, weights, ys in rounds:
+        visits = [visit(algorithm, *v) for v in zip(ids, weights, ys, strict=True)]
+        output = engine.next(server, [states[i] for i in ids], visits)
+        server, states = output.server, states | dict(zip(ids, output.client_states, strict=True))
+
+        sent = {i: table[i] + y for i, y in zip(ids, ys, strict=True)}
+        table[ids] = [sent[i] for i in ids]
+        total = total + sum(w * sent[i] for i, w in zip(ids, weights, strict=True))
+        assert distance(server.table, table) < 1e-5 and distance(server.total, total) < 1e-5
+        assert abs(float(server.average["y"]) - np.average(ys, weights=weights)) < 1e-5
+        assert int(server.seen) == sum(2**i for i in ids)
+    assert [int(states[i]) for i in IDS] == [2, 2, 2, 3] and int(server.rounds) == 3
+
+
+def test_rows_come_sorted_by_client_and_unweighted(start_engine):
+    """The server's step sees client ids ascending, each beside its own values, whatever the order of the cohort."""
+
+    def server_update(server, rows):
+        assert isinstance(rows, Rows)
+        place = 10.0 ** tf.cast(tf.range(tf.size(rows.client_ids)), tf.float32)
+        digits = tf.cast(rows.client_ids, tf.float32), rows.values
+        return server._replace(total=tf.stack([tf.reduce_sum(place * d) for d in digits]))
+
+    def client_update(row, state, data):
+        y = tf.cast(tf.reduce_sum(data.y), tf.float32)
+        return ClientOutput(y, tf.reduce_sum(data.x), state, {"loss": y})
+
+    algorithm = toy_amp(server_update=server_update, client_update=client_update, aggregate="rows")
+    cohort = [(4, 0.5, 8), (7, 2.0, 9), (1, 3.0, 2)]
+    engine = start_engine(algorithm)
+    output = engine.next(engine.initialize(), [tf.constant(0)] * 3, [visit(algorithm, *v) for v in cohort])
+    np.testing.assert_array_equal(output.server.total, [741, 982])
+
+
+@pytest.mark.parametrize("kind", ["rows", "sum", "mean", Update("rows", "sum", "mean")], ids=str)
+def test_where_all_weights_are_0_the_server_stays(start_engine, kind):
+    algorithm = toy_amp(
+        aggregate=kind, server_update=lambda server, anything: server._replace(rounds=server.rounds + 1)
+    )
+    engine = start_engine(algorithm)
+    server, states = engine.initialize(), [tf.constant(0)] * 2
+    nothing = engine.next(server, states, [visit(algorithm, 1, 0.0, 4), visit(algorithm, 4, 0.0, 6)])
+    assert identical(nothing.server, server)
+    assert [int(s) for s in nothing.client_states] == [1, 1]  # clients worked all the same
+    some = engine.next(server, states, [visit(algorithm, 1, 0.0, 4), visit(algorithm, 4, 0.1, 6)])
+    assert int(some.server.rounds) == 1
+
+
+def test_metrics_of_the_cohort_are_means_by_examples_and_sums_of_bytes(start_engine):
+    algorithm = toy_amp(population=Population([2, 6, 1, 1], [2] * 4, client_ids=IDS))
+    engine = start_engine(algorithm)
+    visits = [visit(algorithm, 1, 1.0, 4), visit(algorithm, 3, 1.0, 8)]
+    metrics = engine.next(engine.initialize(), [tf.constant(0)] * 2, visits).metrics
+    assert float(metrics["loss"]) == (2 * 4 + 6 * 8) / 8
+    assert (int(metrics["clients"]), int(metrics["examples"]), int(metrics["finite"])) == (2, 8, 2)
+    assert int(metrics["bytes_down"]) == 2 * 8 and int(metrics["bytes_up"]) == 2 * (8 + 4 + 8 + 4)
+
+
+def test_a_client_that_is_not_finite_is_counted(start_engine):
+    algorithm = toy_amp()
+    engine = start_engine(algorithm)
+    visits = [visit(algorithm, 1, 1.0, 4), visit(algorithm, 4, float("nan"), 8)]
+    output = engine.next(engine.initialize(), [tf.constant(0)] * 2, visits)
+    assert int(output.metrics["finite"]) == 1
+    assert [int(m["finite"]) for m in output.client_metrics] == [1, 0]
+
+
+def test_unknown_kinds_and_kinds_that_do_not_fit_the_update():
+    with pytest.raises(ValueError, match="unknown aggregate 'median': one of mean, sum, rows"):
+        aggregate.kinds(toy_amp(aggregate="median"))
+    with pytest.raises(ValueError, match="unknown aggregate 'median'"):
+        aggregate.kinds(toy_amp(aggregate=Update("rows", "median", "mean")))
+
+
+def test_a_round_needs_a_state_for_every_visit():
+    algorithm = toy_amp()
+    engine = Simulation(algorithm)
+    with pytest.raises(ValueError, match="found 0 states and 0 visits"):
+        engine.next(engine.initialize(), [], [])
+    with pytest.raises(ValueError, match="found 1 states and 2 visits"):
+        engine.next(engine.initialize(), [0], [visit(algorithm, 1, 1.0, 4)] * 2)

@@ -1,0 +1,223 @@
+"""The federated computation: what is placed where, how clients' data arrive, and the worker it runs on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from toys import CLASSES, backbone, distance, initial_states, on_disk, run, toy, visits_by_id
+
+from tfpfl.algorithm import ClientData
+from tfpfl.algorithms import fedavg, local, pflego
+from tfpfl.federate import federate, federated_evaluation
+from tfpfl.models import SplitModel
+from tfpfl.simulate import Evaluation, Simulation
+
+IDS = list(range(len(CLASSES)))
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return on_disk(tmp_path_factory.mktemp("federate") / "federation")
+
+
+@pytest.fixture(scope="module")
+def algorithm(federation):
+    return pflego(SplitModel(backbone("float32")), federation.population(), tau=4, beta=0.3, rho=0.02)
+
+
+def placements(type_signature):
+    """(what is at the server, what is at the clients) of a tuple type, as text."""
+    parts = [str(t) for t in type_signature]
+    return [p for p in parts if p.endswith("@SERVER")], [p for p in parts if p.endswith("@CLIENTS")]
+
+
+def test_heads_are_at_the_clients_and_nowhere_else(tff, algorithm, federation):
+    process = federate(algorithm, federation)
+    signature = process.next.type_signature
+    at_server, at_clients = placements(signature.parameter)
+    assert len(at_server) == 1 and len(at_clients) == 2
+    head = "kernel=float32[5,?],bias=float32[?]"
+    assert at_clients[0] == "{<" + head + ">}@CLIENTS"
+    new_at_server, new_at_clients = placements(signature.result)
+    assert new_at_server[0] == at_server[0] == str(process.initialize.type_signature.result)
+    assert new_at_clients[0] == at_clients[0]
+    for placed in (*at_server, *new_at_server):  # the state's shapes are those of theta and of Adam's slots
+        assert "kernel" not in placed and "bias" not in placed and "?" not in placed
+    names = str(new_at_server[1])
+    assert {"loss", "bytes_up", "bytes_down", "clients", "examples", "finite"} == {
+        part.split("=")[0].lstrip("<") for part in names.removesuffix("@SERVER").strip("<>").split(",")
+    }
+
+
+def test_only_sums_leave_the_clients(tff, algorithm, federation):
+    """The whole computation holds federated sums, no collection of single clients' values; with rows there is one."""
+    text = federate(algorithm, federation).next.to_building_block().compact_representation()
+    assert "federated_sum" in text
+    assert "federated_aggregate" not in text and "federated_collect" not in text
+    assert "federated_broadcast" in text
+
+
+def data_of_clients(federation):
+    return [federation.arrays(i) for i in IDS]
+
+
+def client_data(algorithm, x, y, client_id, round_num):
+    visit = visits_by_id(algorithm.population, [client_id], round_num)[0]
+    return ClientData(x, y, visit.info, visit.key)
+
+
+def three_rounds(process, algorithm, visits_of_round):
+    server, states = process.initialize(), list(initial_states(algorithm, algorithm.population).values())
+    for t in (1, 2, 3):
+        output = process.next(server, states, visits_of_round(t))
+        server, states = output.server, output.client_states
+    return server, states, output.metrics
+
+
+@pytest.fixture(scope="module")
+def read_by_id(tff, algorithm, federation):
+    """The result of three rounds."""
+    process = federate(algorithm, federation)
+    return three_rounds(process, algorithm, lambda t: visits_by_id(algorithm.population, IDS, t))
+
+
+def test_arrays_give_what_the_federation_gives(algorithm, federation, read_by_id):
+    specs = (tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.int32))
+
+    def visits(t):
+        return [client_data(algorithm, x, y, i, t) for i, (x, y) in enumerate(data_of_clients(federation))]
+
+    assert distance(three_rounds(federate(algorithm, specs), algorithm, visits), read_by_id) < 1e-6
+    assert distance(three_rounds(Simulation(algorithm), algorithm, visits), read_by_id) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda data: data,
+        lambda data: data.batch(4),
+        lambda data: data.map(lambda x, y: {"x": x, "y": y}),
+        lambda data: data.map(lambda x, y: {"x": tf.cast(x, tf.float64), "y": tf.cast(y, tf.int64)[None]}).batch(3),
+    ],
+    ids=["examples", "batches", "dicts", "batches of dicts of other dtypes"],
+)
+def test_datasets_give_what_the_federation_gives(algorithm, federation, read_by_id, shape):
+    datasets = [shape(tf.data.Dataset.from_tensor_slices(arrays)) for arrays in data_of_clients(federation)]
+    process = federate(algorithm, tf.data.DatasetSpec(datasets[0].element_spec))
+
+    def visits(t):
+        return [client_data(algorithm, data, (), i, t) for i, data in enumerate(datasets)]
+
+    assert distance(three_rounds(process, algorithm, visits), read_by_id) < 1e-6
+
+
+def test_a_client_with_one_example_and_one_class(tff):
+    data = toy(examples=(1, 5), classes=(1, 3), dtype="float32")
+    specs = (tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.int32))
+    algorithm = pflego(data.model, data.population, tau=3, beta=0.3, rho=0.02)
+    server, states, _ = three_rounds(
+        federate(algorithm, specs), algorithm, lambda t: [data.visit(i, t) for i in (0, 1)]
+    )
+    ours = run(algorithm, data, rounds=3)
+    assert distance((server, states), (ours[0], list(ours[1].values()))) < 1e-5
+
+
+def test_double_precision_goes_through_tff(tff):
+    """The engines differ by the order of sums alone."""
+    data = toy()
+    specs = (tf.TensorSpec([None, 4], tf.float64), tf.TensorSpec([None], tf.int32))
+    for build in (pflego, fedavg, local):
+        algorithm = build(data.model, data.population)
+        server, states, _ = three_rounds(
+            federate(algorithm, specs), algorithm, lambda t: [data.visit(i, t) for i in IDS]
+        )
+        ours = run(algorithm, data, rounds=3)
+        assert distance((server, states), (ours[0], list(ours[1].values()))) < 1e-11
+
+
+def test_evaluation_in_both_engines(tff, algorithm, federation, read_by_id):
+    server, states, _ = read_by_id
+    visits = visits_by_id(algorithm.population, IDS, 9)
+    splits = ("train", "validation", "test")
+    scores = federated_evaluation(algorithm, federation, splits)(server, states, visits)
+    for i, (theirs, ours) in enumerate(
+        zip(scores, Evaluation(algorithm, federation, splits)(server, states, visits), strict=True)
+    ):
+        assert all(distance(theirs[name], ours[name]) < 1e-5 for name in ours)
+        x, y = federation.arrays(i, "test")
+        logits = numpy_logits(server.theta, states[i], x)
+        assert int(theirs["test_correct"]) == int((np.argmax(logits, 1) == y).sum())
+        assert int(theirs["test_examples"]) == len(y) and int(theirs["validation_examples"]) == 0
+        p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        assert float(theirs["test_loss"]) == pytest.approx(-np.log(p[np.arange(len(y)), y]).mean(), abs=1e-5)
+
+
+def numpy_logits(theta, head, x):
+    w_1, b_1, w_2, b_2 = (np.asarray(w) for w in theta)
+    return np.tanh(np.tanh(x @ w_1 + b_1) @ w_2 + b_2) @ np.asarray(head.kernel) + np.asarray(head.bias)
+
+
+def test_data_that_clients_cannot_be_given(tff, algorithm, federation):
+    specs = (tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.int32))
+    with pytest.raises(ValueError, match="data must be a Federation, a pair of tf.TensorSpec.*found ndarray"):
+        federate(algorithm, np.zeros(3))
+    with pytest.raises(ValueError, match="held-out splits are read from a Federation"):
+        federate(algorithm, specs, held_out=["test"])
+    element = {"pixels": specs[0], "label": specs[1]}
+    with pytest.raises(ValueError, match=r"found the keys \['label', 'pixels'\]"):
+        federate(algorithm, tf.data.DatasetSpec(element))
+
+
+def test_without_tff_the_error_says_what_to_do(monkeypatch, algorithm, federation):
+    monkeypatch.setitem(sys.modules, "tensorflow_federated", None)  # an import now fails
+    for make in (federate, federated_evaluation):
+        with pytest.raises(RuntimeError, match="requirements.lock.*local engine.*Found Python 3"):
+            make(algorithm, federation)
+
+
+CHILD = """
+import subprocess, sys, time
+import tfpfl.runtime.worker as runtime
+runtime.use_local_worker()
+import tensorflow as tf, tensorflow_federated as tff
+print(int(tff.tensorflow.computation(lambda: tf.constant(41) + 1)()), flush=True)
+time.sleep(600)
+"""
+
+
+def children_of(pid: int) -> list:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(p) for p in found.stdout.split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ties a worker to its parent on Linux")
+def test_the_worker_dies_with_its_parent_and_does_not_hold_its_output(tff):
+    parent = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        assert parent.stdout.readline() == b"42\n"
+        workers = children_of(parent.pid)
+        assert workers and all(alive(w) for w in workers)
+        for worker in workers:
+            assert os.path.realpath(f"/proc/{worker}/fd/1") != os.path.realpath(f"/proc/{parent.pid}/fd/1")
+        os.kill(parent.pid, signal.SIGKILL)
+        assert parent.communicate(timeout=20)[0] == b""  # the pipe closes: nobody else has it
+        deadline = time.monotonic() + 20
+        while any(alive(w) for w in workers) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(alive(w) for w in workers)
+    finally:
+        parent.kill()
+        parent.wait()
