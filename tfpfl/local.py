@@ -81,6 +81,7 @@ def local_solver(
     implicit_prox=False,
     straggler=0.0,
     at_least=1,
+    suffix="",
 ):
     """Mini-batch SGD on a client's examples, with momentum slots that start at 0 (the specification's LocalSGD).
 
@@ -94,6 +95,7 @@ def local_solver(
             w <- (w - eta v + eta prox anchor) / (1 + eta prox), which is stable for any prox.
         straggler: the probability of `partial_work`.
         at_least: the smallest number of steps or epochs; 0 where no work at all makes sense.
+        suffix: of the names eta, steps and epochs in an algorithm that has several solvers, for refusals.
 
     Returns:
         solve(objective, weights, data, anchor=None, penalty=None) -> (weights, the objective before the last step),
@@ -106,11 +108,13 @@ def local_solver(
     if steps is None and epochs is None:
         steps = 50
     if steps is not None and epochs is not None:
-        raise ValueError(f"local work is given in steps or in epochs, not both; found steps={steps}, epochs={epochs}")
-    for name, value, low in (("steps", steps, at_least), ("epochs", epochs, at_least), ("batch_size", batch_size, 1)):
+        found = f"steps{suffix}={steps}, epochs{suffix}={epochs}"
+        raise ValueError(f"local work is given in steps or in epochs, not both; found {found}")
+    work = {f"steps{suffix}": (steps, at_least), f"epochs{suffix}": (epochs, at_least), "batch_size": (batch_size, 1)}
+    for name, (value, low) in work.items():
         if value is not None and value < low:
             raise ValueError(f"{name} must be at least {low}, found {value}")
-    check_rates(eta=eta, momentum=momentum)
+    check_rates(**{f"eta{suffix}": eta, "momentum": momentum})
     check_fractions(straggler=straggler)
 
     def solve(objective, weights, data: ClientData, anchor=None, penalty=None):
@@ -154,15 +158,16 @@ def local_solver(
     return solve
 
 
-def head_solver(model, *, eta, steps=None, epochs=None, batch_size=None, momentum=0.0, at_least=1):
+def head_solver(model, *, eta, steps=None, epochs=None, batch_size=None, momentum=0.0, **checks):
     """`local_solver` for the head alone: with theta fixed, one forward pass gives the features of all steps.
+
+    Args:
+        checks: `at_least` and `suffix` of `local_solver`, and so are the others.
 
     Returns:
         fit(theta, head, data) -> (head, the loss at that head). Full-batch steps take the gradient in closed form.
     """
-    solve = local_solver(
-        eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum, at_least=at_least
-    )
+    solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum, **checks)
     work = 50 if steps is None and epochs is None else epochs if steps is None else steps
 
     def fit(theta, head: Head, data: ClientData):

@@ -10,12 +10,12 @@ from tfpfl.simulate import Simulation
 COHORTS = [(0, 2, 3), (1, 2), (0, 1, 2, 3, 4), (2, 4)]  # somebody skips rounds, somebody starts late
 
 
-def play(algorithm, data: Toy, cohorts=COHORTS, server=None, states=None):
-    """(the server's states after every round, states by client id)."""
+def play(algorithm, data: Toy, cohorts=COHORTS, server=None, states=None, first=1):
+    """(the server's states after every round, states by client id); the rounds are numbered from `first`."""
     engine = Simulation(algorithm)
     server = engine.initialize() if server is None else server
     states, path = dict(states or initial_states(algorithm, data.population)), []
-    for t, cohort in enumerate(cohorts, 1):
+    for t, cohort in enumerate(cohorts, first):
         output = engine.next(server, [states[i] for i in cohort], [data.visit(i, t) for i in cohort])
         server, states = output.server, states | dict(zip(cohort, output.client_states, strict=True))
         path.append(server)

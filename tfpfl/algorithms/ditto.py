@@ -71,7 +71,9 @@ def ditto(
         steps_p, epochs_p = steps, epochs
     eta_p = eta if eta_p is None else eta_p
     check_penalty(eta_p, implicit_prox, lam=lam)
-    solve_p = local_solver(eta=eta_p, steps=steps_p, epochs=epochs_p, prox=lam, implicit_prox=implicit_prox, **solver)
+    solve_p = local_solver(
+        eta=eta_p, steps=steps_p, epochs=epochs_p, prox=lam, implicit_prox=implicit_prox, suffix="_p", **solver
+    )
     objective = client_loss(model)
 
     def init_client(info):

@@ -57,8 +57,8 @@ def fedrep(
     if tau_h + tau_b == 0:
         raise ValueError("tau_h + tau_b must be at least 1: with both 0 nothing is trained")
     solver = {"batch_size": batch_size, "momentum": momentum, "at_least": 0}
-    fit_head = head_solver(model, eta=eta_h, **{unit: tau_h}, **solver)
-    fit_body = body_solver(model, eta=eta_b, **{unit: tau_b}, **solver)
+    fit_head = head_solver(model, eta=eta_h, **{unit: tau_h}, suffix="_h", **solver)
+    fit_body = body_solver(model, eta=eta_b, **{unit: tau_b}, suffix="_b", **solver)
     weight = example_weight(model, weighting)
 
     def client_update(theta, head, data):

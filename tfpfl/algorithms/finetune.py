@@ -50,7 +50,7 @@ def finetuned(
         "head": lambda **w: head_solver(model, **w),
         "body": lambda **w: body_solver(model, **w),
     }
-    solve, objective = solvers[part](**work, at_least=0), client_loss(model)
+    solve, objective = solvers[part](**work, at_least=0, suffix="_ft"), client_loss(model)
 
     def tuned(weights: Weights, data) -> Weights:
         if part == "full":
