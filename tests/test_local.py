@@ -1,0 +1,132 @@
+"""The client's own SGD: against Keras, and its mini-batches one by one."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from toys import client_loss as reference_loss
+from toys import distance, gradient, identical, toy
+
+from tfpfl.algorithm import ClientData, ClientInfo, Weights
+from tfpfl.local import client_loss, local_solver, shuffled, value_and_gradient
+from tfpfl.sampling import client_key
+
+
+def client(n, key=(3, 4)) -> ClientData:
+    """x are the numbers 0 .. n-1."""
+    info = ClientInfo(np.int32(0), np.int32(n), np.int32(2), 1.0)
+    return ClientData(tf.range(n, dtype=tf.float64), tf.zeros([n], tf.int32), info, tf.constant(key))
+
+
+def batches(n, **work):
+    """What the solver saw: the examples of every step."""
+    seen = []
+
+    def objective(w, x, y):
+        tf.py_function(lambda x: seen.append(x.numpy().astype(int).tolist()), [x], [])
+        return tf.reduce_sum(w[0])
+
+    solve = tf.function(lambda: local_solver(eta=0.1, **work)(objective, (tf.zeros([1], tf.float64),), client(n)))
+    solve()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("n", "batch_size", "sizes"), [(10, 4, [4, 4, 2]), (8, 4, [4, 4]), (3, 10, [3]), (5, 1, [1] * 5)]
+)
+def test_an_epoch_visits_each_example_once_and_keeps_the_last_part(n, batch_size, sizes):
+    seen = batches(n, epochs=3, batch_size=batch_size)
+    assert [len(b) for b in seen] == 3 * sizes
+    per_epoch = [sum(seen[i : i + len(sizes)], []) for i in range(0, len(seen), len(sizes))]
+    assert all(sorted(epoch) == list(range(n)) for epoch in per_epoch)
+    if n >= 8:
+        assert len({tuple(epoch) for epoch in per_epoch}) == 3  # another order every time
+
+
+def test_steps_go_on_into_the_next_epoch():
+    seen = batches(10, steps=5, batch_size=4)
+    assert [len(b) for b in seen] == [4, 4, 2, 4, 4]
+    assert seen == batches(10, epochs=2, batch_size=4)[:5]
+
+
+def test_the_whole_batch_needs_no_shuffle():
+    assert batches(4, steps=2) == [[0, 1, 2, 3]] * 2
+    assert batches(4, epochs=2) == [[0, 1, 2, 3]] * 2
+    assert len(batches(4)) == 50  # the PFLEGO study's tau
+
+
+def test_shuffles_are_functions_of_seed_round_client_and_epoch():
+    def order(seed=0, round_num=1, client_id=0, epoch=0):
+        return tuple(shuffled(30, client_key(seed, round_num, [client_id])[0], epoch).numpy())
+
+    assert order() == order()
+    others = [order(seed=1), order(round_num=2), order(client_id=1), order(epoch=1)]
+    assert len({order(), *others}) == 5
+    assert all(sorted(o) == list(range(30)) for o in others)
+
+
+def test_every_order_is_equally_likely():
+    counts = np.zeros((4, 4))
+    for t in range(600):
+        for place, example in enumerate(shuffled(4, client_key(5, t, [2])[0], 0).numpy()):
+            counts[place, example] += 1
+    assert (np.abs(counts / 600 - 0.25) < 0.08).all()  # 4.5 standard deviations
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_training_is_that_of_keras(momentum, batch_size):
+    """The same batches through keras.optimizers.SGD and GradientTape."""
+    data = toy()
+    visit = data.visit(1)
+    weights = Weights(data.model.theta(), data.model.head(visit.info))
+    work = {"eta": 0.25, "epochs": 3, "batch_size": batch_size, "momentum": momentum}
+    found, loss = tf.function(lambda w, v: local_solver(**work)(client_loss(data.model), w, v))(weights, visit)
+
+    variables = tf.nest.map_structure(tf.Variable, weights)
+    optimizer = keras.optimizers.SGD(0.25, momentum=momentum)
+    n, size = len(visit.y), batch_size or len(visit.y)
+    for epoch in range(3):
+        order = shuffled(n, visit.key, epoch).numpy() if batch_size else np.arange(n)
+        for start in range(0, n, size):
+            rows = order[start : start + size]
+            part = data._replace(data={1: (visit.x.numpy()[rows], visit.y.numpy()[rows])})
+            now = tf.nest.map_structure(tf.convert_to_tensor, variables)
+            last = reference_loss(part, 1, now.theta, now.head)
+            slopes = gradient(lambda w: reference_loss(part, 1, w.theta, w.head), now)  # noqa: B023
+            optimizer.apply_gradients(zip(tf.nest.flatten(slopes), tf.nest.flatten(variables), strict=True))
+    assert distance(found, variables) < 1e-12
+    assert abs(loss - last) < 1e-12
+
+
+def test_eta_0_goes_nowhere():
+    data = toy()
+    visit = data.visit(0)
+    weights = Weights(data.model.theta(), data.model.head(visit.info))
+    solve = local_solver(eta=0.0, steps=3, batch_size=2, momentum=0.9)
+    assert identical(solve(client_loss(data.model), weights, visit)[0], weights)
+
+
+def test_value_and_gradient_of_a_structure_with_an_unused_part():
+    w = {"used": tf.constant([2.0, 3.0]), "unused": tf.constant([[1.0]])}
+    value, slope = value_and_gradient(lambda w: tf.reduce_sum(w["used"] ** 3), w)
+    assert float(value) == 35.0
+    np.testing.assert_allclose(slope["used"], [12.0, 27.0])
+    np.testing.assert_array_equal(slope["unused"], [[0.0]])
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, found 0"),
+        ({"epochs": -1}, "epochs must be at least 1, found -1"),
+        ({"batch_size": 0}, "batch_size must be at least 1, found 0"),
+        ({"steps": 1, "epochs": 1}, "in steps or in epochs, not both; found steps=1, epochs=1"),
+        ({"eta": -0.1}, "eta must be a finite number >= 0, found -0.1"),
+        ({"eta": float("nan")}, "eta must be a finite number >= 0, found nan"),
+        ({"momentum": float("inf")}, "momentum must be a finite number >= 0, found inf"),
+    ],
+)
+def test_bad_work_is_refused_by_name(work, message):
+    with pytest.raises(ValueError, match=message):
+        local_solver(**{"eta": 0.1} | work)
