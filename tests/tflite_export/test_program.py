@@ -1,0 +1,278 @@
+"""The device program in tf.lite's interpreter against GradientTape and Keras, with weights that are inputs."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfpfl.algorithm import Head
+from tfpfl.local import cross_entropy
+from tfpfl.models import SplitModel, build
+from tflite_export.gradients import UnsupportedLayerError
+from tflite_export.ops import check_builtin, operations
+from tflite_export.program import convert_program, flatten, unflatten
+
+PAPERS = {"mlp200": (8, 8), "omniglot_4conv": (28, 28, 1), "fedavg_cnn": (28, 28, 1), "cifar_2conv": (32, 32, 3)}
+L2 = {"cifar_2conv": 1e-3}  # near-ties of overlapping windows: a pixel's gradient may go to the neighbour
+
+
+def sequential(*stack, shape=(9, 8, 2)):
+    return lambda: keras.Sequential([keras.Input(shape), *[layer() for layer in stack]])
+
+
+def residual():
+    inputs = x = keras.Input((8, 8, 2))
+    x = layers.Conv2D(6, 3, padding="same", activation="relu")(x)
+    y = layers.Conv2D(6, 3, padding="same")(x)
+    x = layers.ReLU()(layers.Add()([x, y]))
+    y = layers.Conv2D(4, 1, strides=2)(x)
+    z = layers.AveragePooling2D(2)(x)
+    x = layers.Concatenate()([y, z])
+    return keras.Model(inputs, layers.GlobalAveragePooling2D()(x))
+
+
+OWN = {
+    "strided convolutions": sequential(
+        lambda: layers.Conv2D(5, 3, strides=2, padding="same", activation="relu"),
+        lambda: layers.Conv2D(4, 2, strides=3, activation="tanh"),
+        lambda: layers.Flatten(),
+    ),
+    "strided convolution wider than its kernel": sequential(
+        lambda: layers.Conv2D(3, 3, activation="sigmoid"),
+        lambda: layers.Conv2D(4, 1, strides=2, padding="same"),
+        lambda: layers.Flatten(),
+    ),
+    "average pools": sequential(
+        lambda: layers.Conv2D(3, 3, padding="same", activation="relu"),
+        lambda: layers.AveragePooling2D(3, 2, padding="same"),
+        lambda: layers.Conv2D(3, 2, padding="valid"),
+        lambda: layers.AveragePooling2D(2, 1),
+        lambda: layers.Flatten(),
+    ),
+    "max pools": sequential(
+        lambda: layers.ZeroPadding2D(((1, 2), (0, 3))),
+        lambda: layers.Conv2D(3, 3, padding="same"),
+        lambda: layers.ZeroPadding2D(1),
+        lambda: layers.MaxPooling2D(3, 1, padding="same"),
+        lambda: layers.MaxPooling2D((3, 2), 2),
+        lambda: layers.LeakyReLU(),
+        lambda: layers.Flatten(),
+        lambda: layers.Dense(7, activation="relu6"),
+    ),
+    "residual": residual,
+}
+
+
+def varied(model, seed=0):
+    """theta with biases that are not 0."""
+    rng = np.random.default_rng(seed)
+    return tuple(w + 0.02 * rng.standard_normal(w.shape).astype(np.float32) for w in model.initial_theta)
+
+
+def examples(model, num_examples, num_classes, seed=1):
+    """Half noise; half drawings of constant regions, in which windows have several equal maxima."""
+    rng = np.random.default_rng(seed)
+    x = rng.random((num_examples, *model.input_shape), np.float32)
+    x[: num_examples // 2] = x[: num_examples // 2].round()
+    return x, rng.integers(0, num_classes, num_examples).astype(np.int32)
+
+
+def random_head(model, num_classes, seed=2):
+    rng = np.random.default_rng(seed)
+    kernel = 0.3 * rng.standard_normal((model.num_features, num_classes))
+    return Head(kernel.astype(np.float32), 0.1 * rng.standard_normal(num_classes).astype(np.float32))
+
+
+def true_gradient(model, theta, head, x, y):
+    """(loss, dtheta, dkernel, dbias) of the whole objective by one GradientTape."""
+    theta, head = tf.nest.map_structure(tf.constant, (theta, head))
+    with tf.GradientTape() as tape:
+        tape.watch((theta, head))
+        loss = cross_entropy(tf.matmul(model.features(theta, x), head.kernel) + head.bias, y)
+    dtheta, dhead = tape.gradient(loss, (theta, head))
+    return float(loss), flatten(dtheta), *map(np.asarray, dhead)
+
+
+def true_steps(phi, y, head, steps, beta):
+    """Gradient descent on the head, by GradientTape."""
+    head = tf.nest.map_structure(tf.constant, head)
+    for _ in range(steps):
+        with tf.GradientTape() as tape:
+            tape.watch(head)
+            loss = cross_entropy(tf.matmul(phi, head.kernel) + head.bias, y)
+        head = tf.nest.map_structure(lambda w, g: w - beta * g, head, tape.gradient(loss, head))
+    return Head(*map(np.asarray, head))
+
+
+def runner(content, signature):
+    return tf.lite.Interpreter(model_content=content).get_signature_runner(signature)
+
+
+def relative(found, expected):
+    """The largest error in units of the largest number."""
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def relative_l2(found, expected):
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+@pytest.fixture(scope="module", params=PAPERS)
+def paper(request):
+    model = SplitModel(build(request.param, PAPERS[request.param]))
+    return request.param, model, convert_program(model)
+
+
+def test_every_signature_of_the_papers_networks(paper):
+    name, model, content = paper
+    theta, head = varied(model), random_head(model, 5)
+    x, y = examples(model, 13, 5)
+    w = np.full(13, 1 / 13, np.float32)
+    flat = flatten(theta)
+    phi = runner(content, "features")(theta=flat, x=x)["phi"]
+    expected_phi = model.features(theta, x).numpy()
+    assert relative(phi, expected_phi) < 1e-5
+
+    out = runner(content, "predict")(theta=flat, x=x, kernel=head.kernel, bias=head.bias)
+    expected = tf.nn.softmax(expected_phi @ head.kernel + head.bias).numpy()
+    assert np.abs(out["probabilities"] - expected).max() < 1e-5
+
+    beta = np.float32(0.05)
+    example = {"labels": y, "weights": w}
+    fitted = runner(content, "personalize")(
+        phi=phi, **example, kernel=head.kernel, bias=head.bias, steps=np.int32(50), beta=beta
+    )
+    expected = true_steps(expected_phi, y, head, 50, beta)
+    assert fitted["loss"] < fitted["loss_before"]
+    assert relative(fitted["kernel"], expected.kernel) < 1e-5
+    assert relative(fitted["bias"], expected.bias) < 1e-5
+
+    loss, dtheta, dkernel, dbias = true_gradient(model, theta, head, x, y)
+    found = runner(content, "joint_gradient")(theta=flat, x=x, **example, kernel=head.kernel, bias=head.bias)
+    bound = (relative_l2, L2[name]) if name in L2 else (relative, 1e-5)
+    assert bound[0](found["dtheta"], dtheta) < bound[1]
+    assert relative(found["dkernel"], dkernel) < 1e-5
+    assert relative(found["dbias"], dbias) < 1e-5
+    assert float(found["loss"]) == pytest.approx(loss, rel=1e-5)
+
+    after = true_steps(expected_phi, y, head, 7, beta)
+    _, dtheta, dkernel, dbias = true_gradient(model, theta, after, x, y)
+    rate = np.float32(0.3)
+    arguments = {"kernel": head.kernel, "bias": head.bias, "steps": np.int32(7), "beta": beta, "rate": rate}
+    out = runner(content, "round")(theta=flat, x=x, **example, **arguments)
+    assert bound[0](out["dtheta"], dtheta) < bound[1]
+    assert relative(out["kernel"], after.kernel - rate * dkernel) < 1e-5
+    assert relative(out["bias"], after.bias - rate * dbias) < 1e-5
+
+
+def test_no_operation_is_flex_or_custom(paper):
+    _, model, content = paper
+    static = convert_program(model, batch=8, num_classes=3, signatures=("round", "joint_gradient"))
+    for file in (content, static):
+        found = operations(file)
+        assert "WHILE" in found and "FULLY_CONNECTED" in found
+        assert not [name for name in found if "custom" in name.lower()]
+
+
+def test_a_file_with_a_flex_operation_is_refused():
+    module = tf.Module()
+    module.f = tf.function(lambda x: tf.linalg.det(x), input_signature=[tf.TensorSpec([2, 2])])
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([module.f.get_concrete_function()], module)
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS, tf.lite.OpsSet.SELECT_TF_OPS]
+    with pytest.raises(ValueError, match="FlexMatrixDeterminant"):
+        check_builtin(converter.convert())
+
+
+def test_head_step_has_no_loop_and_repeated_is_personalize(paper):
+    _, model, content = paper
+    only = convert_program(model, signatures=("head_step",))
+    assert "WHILE" not in operations(only)
+    rng = np.random.default_rng(3)
+    phi = rng.random((9, model.num_features), np.float32)
+    example = {"labels": rng.integers(0, 4, 9).astype(np.int32), "weights": np.full(9, 1 / 9, np.float32)}
+    head = random_head(model, 4)
+    step, kernel, bias = runner(content, "head_step"), *head
+    for _ in range(20):
+        out = step(phi=phi, **example, kernel=kernel, bias=bias, beta=np.float32(0.03))
+        kernel, bias = out["kernel"], out["bias"]
+    whole = runner(content, "personalize")(
+        phi=phi, **example, kernel=head.kernel, bias=head.bias, steps=np.int32(20), beta=np.float32(0.03)
+    )
+    assert relative(kernel, whole["kernel"]) < 1e-6
+
+
+def test_padding_of_the_static_variant_changes_nothing(paper):
+    _, model, content = paper
+    static = convert_program(model, batch=16, num_classes=4, signatures=("round",))
+    theta, head = varied(model), random_head(model, 4)
+    x, y = examples(model, 11, 4)
+    w = np.full(11, 1 / 11, np.float32)
+    arguments = {"theta": flatten(theta), "kernel": head.kernel, "bias": head.bias}
+    arguments |= {"steps": np.int32(5), "beta": np.float32(0.05), "rate": np.float32(0.1)}
+    expected = runner(content, "round")(x=x, labels=y, weights=w, **arguments)
+    padded = [np.concatenate([a, np.ones((5, *a.shape[1:]), a.dtype)]) for a in (x, y)]
+    weights = np.concatenate([w, np.zeros(5, np.float32)])
+    found = runner(static, "round")(x=padded[0], labels=padded[1], weights=weights, **arguments)
+    for name in ("dtheta", "kernel", "bias", "loss"):
+        assert relative_l2(found[name], expected[name]) < 1e-5
+
+
+def test_the_safeguard_takes_back_steps_that_raise_the_loss():
+    model = SplitModel(build("mlp200", (4, 4)))
+    rng = np.random.default_rng(0)
+    phi = np.repeat(rng.random((3, 200), np.float32), 2, 0)  # the same features twice, with both labels
+    y = np.array([0, 1, 0, 1, 1, 0], np.int32)
+    head = random_head(model, 2)
+    arguments = {"phi": phi, "labels": y, "weights": np.full(6, 1 / 6, np.float32), "steps": np.int32(5)}
+    arguments |= {"kernel": head.kernel, "bias": head.bias}
+    guarded = convert_program(model, signatures=("personalize",))
+    for beta in (1e4, np.nan):
+        out = runner(guarded, "personalize")(**arguments, beta=np.float32(beta))
+        assert np.array_equal(out["kernel"], head.kernel) and out["loss"] == out["loss_before"]
+    free = convert_program(model, safeguard=False, signatures=("personalize",))
+    out = runner(free, "personalize")(**arguments, beta=np.float32(1e4))
+    assert out["loss"] > out["loss_before"]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_gradient_of_a_users_own_backbone(name):
+    model = SplitModel(OWN[name]())
+    theta, head = varied(model), random_head(model, 3)
+    x, y = examples(model, 6, 3)
+    content = convert_program(model, signatures=("joint_gradient",))
+    found = runner(content, "joint_gradient")(
+        theta=flatten(theta), x=x, labels=y, weights=np.full(6, 1 / 6, np.float32), kernel=head.kernel, bias=head.bias
+    )
+    expected = true_gradient(model, theta, head, x, y)[1]
+    assert np.abs(expected).max() > 1e-3
+    assert relative(found["dtheta"], expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "layer, reason",
+    [
+        (lambda: layers.DepthwiseConv2D(3, name="bad"), "'bad'.*DepthwiseConv2D"),
+        (lambda: layers.Conv2D(4, 3, dilation_rate=2, name="bad"), "bad"),
+        (lambda: layers.Conv2D(4, 3, strides=(1, 2), name="bad"), "bad.*1 x 2"),
+        (lambda: layers.BatchNormalization(trainable=False, name="bad"), "'bad'.*BatchNormalization.*fold"),
+        (lambda: layers.Conv2D(4, 3, activation="softplus", name="bad"), "'bad'.*Softplus"),
+    ],
+)
+def test_a_layer_without_builtin_gradient_is_refused_by_name(layer, reason):
+    stack = [keras.Input((8, 8, 2)), layers.Conv2D(4, 3), layer(), layers.Flatten()]
+    model = SplitModel(keras.Sequential(stack))
+    with pytest.raises(UnsupportedLayerError, match=reason):
+        convert_program(model)
+
+
+def test_a_model_in_double_precision_is_refused():
+    with pytest.raises(ValueError, match="float64"):
+        convert_program(SplitModel(build("mlp200", (4, 4), dtype="float64")))
+
+
+def test_flatten_and_unflatten_are_inverse():
+    model = SplitModel(build("omniglot_4conv", (28, 28, 1)))
+    theta = varied(model)
+    assert all(np.array_equal(a, b) for a, b in zip(unflatten(flatten(theta), model), theta, strict=True))
+    assert flatten(theta).shape == (model.num_backbone_weights,)
