@@ -4,6 +4,7 @@ A callback has `start(training, rounds)`, `round(training, row)` after every com
 `end(training)`. It stops the run by setting `training.stop_reason`.
 """
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,11 @@ class Progress(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes every number of the history as a scalar over rounds."""
+    """Writes every number of the history as a scalar over rounds.
+
+    A round's events are in the file before the next round begins. Those of the last saved round are written again on
+    resuming: a kill may have come between the two.
+    """
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -68,13 +73,19 @@ class TensorBoard(Callback):
     def start(self, training, rounds):
         """Opens an event file."""
         self._writer = tf.summary.create_file_writer(str(self._folder))
+        for row in training.store.history()[-1:]:
+            self.round(training, row)
 
     def round(self, training, row):
         """Adds a round."""
-        with self._writer.as_default(step=row["round"]):
-            for name, value in row.items():
-                if name != "round" and value is not None and np.isfinite(value):
-                    tf.summary.scalar(name.replace(" ", "/"), value)
+        try:
+            with self._writer.as_default(step=row["round"]):
+                for name, value in row.items():
+                    if name != "round" and value is not None and np.isfinite(value):
+                        tf.summary.scalar(name.replace(" ", "/"), value)
+            self._writer.flush()
+        except tf.errors.OpError as error:  # a picture of the history is not worth a run; history.csv has it all
+            warnings.warn(f"TensorBoard events of round {row['round']} were not written: {error}", stacklevel=2)
 
     def end(self, training):
         """Closes the file."""

@@ -4,6 +4,7 @@ TensorFlow is imported only by the commands that need it, so that `--help` answe
 """
 
 import os
+import sys
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
@@ -11,6 +12,9 @@ from types import NoneType, UnionType
 from typing import get_args
 
 import click
+from click.core import ParameterSource
+
+from tfpfl.names import unknown
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow starts; inherited by TFF's worker
 
@@ -18,13 +22,23 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow starts; 
 class _Group(click.Group):
     """Errors that are ours end in one line; anything else is a bug and keeps its trace."""
 
+    def parse_args(self, ctx, args):
+        ctx.ensure_object(dict)["trace"] = "--trace" in args  # wherever it stands
+        return super().parse_args(ctx, [a for a in args if a != "--trace"])
+
+    def resolve_command(self, ctx, args):
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            ctx.fail(unknown("command", args[0], self.list_commands(ctx)))
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx):
         try:
             return super().invoke(ctx)
-        except (ValueError, FileNotFoundError, RuntimeError) as error:
-            if not type(error).__module__.startswith(("tfpfl", "builtins")) or ctx.params.get("trace"):
+        except (ValueError, OSError, RuntimeError) as error:
+            ours = type(error).__module__.startswith(("tfpfl", "builtins"))
+            if not ours or ctx.obj["trace"]:
                 raise
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(" ".join(str(error).split())) from error
 
 
 class _RunCommand(click.Command):
@@ -42,10 +56,10 @@ class _RunCommand(click.Command):
         except click.NoSuchOption as error:
             names = ", ".join(o.opts[0] for o in self._extra)
             near = get_close_matches(error.option_name, [o for p in self.get_params(ctx) for o in p.opts], n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = f" did you mean {near[0]}?" if near else ""
+            whose = f"{algorithm} and of partition {partition}" if "--algorithm" in own else f"partition {partition}"
             raise click.UsageError(
-                f"no option {error.option_name}.{hint} Options of {algorithm} and of partition {partition}: {names}",
-                ctx,
+                f"unknown option {error.option_name};{hint} options of {whose}: {names}", ctx
             ) from error
 
     def get_params(self, ctx):
@@ -74,7 +88,7 @@ def _partition_options(partition):
     from tfpfl.data import PARTITIONERS
 
     if partition not in PARTITIONERS:
-        raise ValueError(f"unknown partition {partition!r}: one of {', '.join(PARTITIONERS)}")
+        raise ValueError(unknown("partition", partition, PARTITIONERS))
     parameters = [p for p in signature(PARTITIONERS[partition]).parameters.values() if p.kind is p.KEYWORD_ONLY]
     flags = {"K": "--classes-per-client"}
     return [
@@ -100,10 +114,12 @@ def _option(parameter, name, flag, of):
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--trace", is_flag=True, help="Show the stack trace of an error.")
 @click.version_option(package_name="tfpfl")
-def main(trace):
-    """tfpfl: personalized federated learning on TensorFlow Federated and Keras."""
+def main():
+    """tfpfl: personalized federated learning on TensorFlow Federated and Keras.
+
+    --trace with any command shows the stack trace of an error.
+    """
 
 
 _data_options = [
@@ -116,6 +132,8 @@ _data_options = [
     click.option("--augment", default="before_split", show_default=True, help="Omniglot's rotations."),
     click.option("--allow-download", is_flag=True, help="Let TFDS download a data set that is not there."),
 ]
+
+_DATA_NAMES = ("dataset", "clients", "partition", "validation", "data_seed", "pixels", "augment")
 
 
 def _with(options):
@@ -153,7 +171,7 @@ def _data_arguments(kw) -> dict:
 @click.option("--preset", help="A named set of hyperparameters, such as pflego's exact, paper, code.")
 @_with(_data_options)
 @click.option("--federation", type=click.Path(path_type=Path), help="A federation folder, instead of the data options.")
-@click.option("--network", help="mlp200, cifar_2conv, omniglot_4conv or fedavg_cnn; default by the examples' shape.")
+@click.option("--network", help="mlp200, cifar_2conv, omniglot_4conv, fedavg_cnn, or your FILE.keras.")
 @click.option("--head-init", default="glorot", show_default=True, help="glorot, uniform01 or zeros.")
 @click.option("--labels", type=click.Choice(["local", "global"]), help="Class ids; default local for personal heads.")
 @click.option("--participation", default=0.2, show_default=True, help="The part of the clients in a round.")
@@ -167,47 +185,58 @@ def _data_arguments(kw) -> dict:
 @click.option("--out", type=click.Path(path_type=Path), help="The run folder; default runs/ALGORITHM-DATASET-sSEED.")
 def run(out, allow_download, federation, **kw):
     """Train, evaluate and write a run folder. Hyperparameters of the algorithm are options: see the end of --help."""
-    from tfpfl.run import RunConfig, open_federation
+    from tfpfl.run import Run, RunConfig
 
     if federation is None:
         data = _data_arguments(kw)
     else:
-        data = {"federation": str(federation), **_described(federation)}
+        data = {"federation": str(federation)}
+        context = click.get_current_context()
+        given = [
+            p.opts[0]
+            for p in context.command.get_params(context)
+            if (p.name in _DATA_NAMES or p.name.startswith("part_"))
+            and context.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
+        ]
+        if given:
+            raise click.UsageError(f"--federation says what the data are; leave out {', '.join(given)}")
     names = ("algorithm", "preset", "network", "head_init", "labels", "participation", "sampling", "sampling_range")
     names += ("rounds", "seed", "engine", "evaluate_every", "patience")
     hyper = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
     config = RunConfig(**{k: kw[k] for k in names}, hyperparameters=hyper, **data)
-    out = out or Path("runs") / f"{config.algorithm}-{config.dataset.replace('/', '-')}-s{config.seed}"
-    _train_and_print(config, out, open_federation(config, allow_download=allow_download))
+    dataset = config.dataset if federation is None else federation.name
+    out = out or Path("runs") / f"{config.algorithm}-{dataset.replace('/', '-')}-s{config.seed}"
+    with Run.create(config, out, allow_download=allow_download) as run:
+        _train_and_print(run)
 
 
-def _described(folder) -> dict:
-    from tfpfl.data import Federation
-
-    manifest = Federation.load(folder).manifest
-    return {"dataset": manifest["source"]["name"], "partition": manifest["partitioner"]["name"]}
-
-
-def _train_and_print(config, out, federation):
+def _train_and_print(run):
     from rich.console import Console
 
     from tfpfl.algorithms import algorithm_row
     from tfpfl.callbacks import Progress
-    from tfpfl.run import Run
 
     console = Console()
-    with Run.create(config, out, federation) as run:
-        run.train([Progress(algorithm_row(config.algorithm).title, console)])
-        _print_run(run, console)
+    try:
+        run.train([Progress(algorithm_row(run.config.algorithm).title, console)])
+    except KeyboardInterrupt:
+        done = run.store.round_num
+        print(f"\nInterrupted; {done} rounds are saved. Continue with: tfpfl resume {run.folder}", file=sys.stderr)
+        raise click.exceptions.Exit(130) from None
+    _print_run(run, console)
 
 
 def _print_run(run, console):
     from tfpfl.report import protocols
 
-    console.print(protocols([r for r in run.results() if r.split != "train" and r.when != "last"], f"{run.folder}"))
+    console.print(protocols([r for r in run.results() if r.when != "last"], f"{run.folder}"))
+    _print_stop(run)
+    click.echo(f"Written to {run.folder}")
+
+
+def _print_stop(run):
     if run.stop_reason:
-        console.print(f"Stopped early: {run.stop_reason}.")
-    console.print(f"Written to {run.folder}", soft_wrap=True)
+        click.echo(f"Stopped before round {run.config.rounds}: {run.stop_reason}.")
 
 
 @main.command()
@@ -215,16 +244,15 @@ def _print_run(run, console):
 @click.option("--rounds", type=int, help="Go on up to this many rounds.")
 def resume(folder, rounds):
     """Continue the run in FOLDER, exactly as if it had not been interrupted."""
-    from rich.console import Console
-
-    from tfpfl.algorithms import algorithm_row
-    from tfpfl.callbacks import Progress
     from tfpfl.run import Run
 
-    console = Console()
     with Run.open(folder, rounds=rounds) as run:
-        run.train([Progress(algorithm_row(run.config.algorithm).title, console)])
-        _print_run(run, console)
+        done = run.store.round_num
+        for name, (then, now) in run.changed_versions.items():
+            print(f"{name} was {then} and is {now}: the last bits of the numbers may differ", file=sys.stderr)
+        _train_and_print(run)
+        if run.store.round_num == done:
+            click.echo(f"Nothing was left to do: the run ended with round {done}. --rounds extends it.")
 
 
 @main.command()
@@ -238,16 +266,14 @@ def evaluate(folder):
     from tfpfl.run import Run
 
     with Run.open(folder, engine="local") as run:
-        if run.store.round_num == 0:
+        done = run.store.round_num
+        if done == 0:
             raise ValueError(f"{folder} has no rounds yet")
-        training = run.training()
-        run.write_clients(training)
-        run.write_summary()
-        now = training.evaluate(training.server_state(), splits=("train", "validation", "test"))
-        found = [r for r in evaluation.results(now) if r.when == "last"]
+        now = [r for r in evaluation.results(run.evaluate()) if r.when == "last"]
         console = Console()
-        console.print(protocols(found, f"{folder}: all clients after round {run.store.round_num}"))
+        console.print(protocols(now, f"{folder}: all clients after round {done}"))
         console.print(protocols([r for r in run.results() if r.when != "last"], f"{folder}: while it ran"))
+        _print_stop(run)
 
 
 @main.command(cls=_RunCommand)
@@ -277,7 +303,7 @@ def partition(out, seed, allow_download, **kw):
     console = Console()
     for name, value in federation.describe().items():
         console.print(f"[bold]{name}[/]: {value}", soft_wrap=True)
-    console.print(f"Written to {out}, and a picture to {picture}", soft_wrap=True)
+    click.echo(f"Written to {out}, and a picture to {picture}")
 
 
 @main.command()
@@ -339,13 +365,13 @@ def demo(out, rounds, seed, engine):
     from tfpfl.algorithms import algorithm_row
     from tfpfl.callbacks import Progress
     from tfpfl.report import comparison
-    from tfpfl.run import Run, RunConfig, open_federation
+    from tfpfl.run import Run, RunConfig
 
     console = Console()
     done = []
     for algorithm in ("pflego", "fedavg", "local"):
         folder = out / algorithm
-        if (folder / "config.json").exists():
+        if (folder / "demo").exists():
             shutil.rmtree(folder)
         config = RunConfig(
             algorithm=algorithm,
@@ -356,8 +382,9 @@ def demo(out, rounds, seed, engine):
             seed=seed,
             engine=engine,
         )
-        with Run.create(config, folder, open_federation(config)) as run:
+        with Run.create(config, folder) as run:
+            (folder / "demo").touch()  # says to a later demo that this folder may go
             run.train([Progress(algorithm_row(algorithm).title.ljust(8), console)])
             done.append((run.write_summary(), run.results()))
     console.print(comparison(done, f"digits, 20 clients of 2 classes, {rounds} rounds, engine {engine}, seed {seed}"))
-    console.print(f"Written to {out}", soft_wrap=True)
+    click.echo(f"Written to {out}")

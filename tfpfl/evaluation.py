@@ -23,9 +23,7 @@ class Result(NamedTuple):
     model: str  # personal, global, fine-tuned: after the server's step; local copy: right after the client's own
     clients: str  # all, or sampled: the round's cohort
     mean: str  # clients: every client counts the same; examples: every example does
-    when: (
-        str  # last: evaluated round; last10: mean of the last ten; best_validation: round with the best validation mean
-    )
+    when: str  # last, last10 (mean of the last ten) or best_validation (best mean over clients), of evaluated rounds
     split: str  # train, validation or test
     accuracy: float  # in [0, 1]
     accuracy_ci95: float  # half the 95 % interval over clients (1.96 std / sqrt n), the mean of it over the rounds
@@ -63,12 +61,17 @@ def summarize(rows: list[Evaluation]) -> dict:
 
 
 def results(evaluations: list[Evaluation]) -> list[Result]:
-    """Every combination of protocol that the evaluations of a run allow."""
+    """Every combination of protocol that the evaluations of a run allow.
+
+    A round in which no client of the cohort has examples of the split is not an evaluated one.
+    """
     table = {}
     for e in evaluations:
         table.setdefault((e.model, e.split), {}).setdefault(e.round_num, []).append(e)
     found = []
     for (model, split), by_round in sorted(table.items()):
+        tested = {t: rows for t, rows in by_round.items() if any(e.num_examples for e in rows)}
+        by_round = tested or by_round
         rounds = sorted(by_round)
         chosen = {"last": rounds[-1:], "last10": rounds[-LAST_ROUNDS:]}
         validation = {t: _mean(rows, "clients") for t, rows in table.get((model, "validation"), {}).items()}

@@ -1,5 +1,7 @@
 """Results as a table for the terminal."""
 
+from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from tfpfl.algorithms import algorithm_row
@@ -58,21 +60,24 @@ CAPTION = (
 
 
 def protocols(results: list, title: str) -> Table:
-    """All results of one run, with their protocols."""
-    table = Table("model", "clients", "when", "split", title=title, caption=PROTOCOLS, caption_justify="left")
-    for column in ("accuracy", "pooled", "worst 10 %", "loss", "n"):
+    """All results of one run, with their protocols; 80 columns wide."""
+    table = Table(title=escape(title), caption=PROTOCOLS, caption_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    for column in ("model", "clients", "when", "split"):
+        table.add_column(column, no_wrap=True)
+    for column in ("accuracy", "pooled", "worst", "loss", "n"):
         table.add_column(column, justify="right", no_wrap=True)
     pooled = {(r.model, r.when, r.split): r.accuracy for r in results if r.mean == "examples"}
     for r in results:
         if r.mean == "clients":
             accuracy, examples = percent(r.accuracy, r.accuracy_ci95), percent(pooled[r.model, r.when, r.split])
             cells = (accuracy, examples, percent(r.worst_decile), f"{r.loss:.4f}", str(r.num_clients))
-            table.add_row(r.model, r.clients, r.when.replace("best_validation", "best val."), r.split, *cells)
+            when, split = (name.replace("validation", "val.").replace("_", " ") for name in (r.when, r.split))
+            table.add_row(r.model, r.clients, when, split, *cells)
     return table
 
 
 PROTOCOLS = (
-    "accuracy: % over clients ± 1.96 std / sqrt(n); pooled: over examples; worst 10 %: mean of the worst tenth of the "
+    "accuracy: % over clients ± 1.96 std / sqrt(n); pooled: over examples; worst: mean of the worst tenth of the "
     "clients; n: clients with examples. local copy: right after a client's own work. last10: mean of the last ten "
     "evaluated rounds; best val.: the round with the best mean validation accuracy."
 )

@@ -1,20 +1,26 @@
 """A run is a folder: what was asked for, the state after every round, and what came out.
 
 config.json     everything needed to run it again: algorithm and hyperparameters, data and split, seeds, versions
+network.keras   the backbone, where it is the user's own file
 state.sqlite    server state, client states, history, evaluations; one transaction a round
 history.csv     a row a round
 clients.csv     a row a client: N_i, K_i, loss and accuracy of its personal model on train, validation and test
 summary.json    results by protocol, bytes, seconds
 tensorboard/    the history as events
+
+The tables and the summary are made from state.sqlite: `evaluate` writes them again.
 """
 
 import csv
 import hashlib
+import io
 import json
 import os
 import platform
+import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -22,15 +28,17 @@ import numpy as np
 
 from tfpfl import evaluation
 from tfpfl.algorithm import Sampling
-from tfpfl.algorithms import algorithm_row, build_algorithm
+from tfpfl.algorithms import algorithm_row, build_algorithm, check_names
 from tfpfl.callbacks import Callback, EarlyStopping, TensorBoard
-from tfpfl.client_store import ClientStore
+from tfpfl.client_store import ClientStore, StoreError
 from tfpfl.data import Federation, load_source
+from tfpfl.data.federation import FederationError
 from tfpfl.models import SplitModel, build
 from tfpfl.models.networks import default_network
-from tfpfl.training import Training
+from tfpfl.training import DivergedError, Training, check_engine, check_fits
 
 FORMAT = 1
+NETWORK = "network.keras"
 PACKAGES = ("tfpfl", "tensorflow", "keras", "tensorflow-federated", "numpy")
 _NOT_IDENTITY = ("rounds", "versions", "federation")  # may differ between a run and its continuation
 
@@ -41,7 +49,11 @@ class RunError(ValueError):
 
 @dataclass
 class RunConfig:
-    """What a run is, as config.json has it. `None` means: the default that depends on the rest; see `resolved`."""
+    """What a run is, as config.json has it. `None` means: the default that depends on the rest; see `resolved`.
+
+    Raises:
+        ValueError: an entry that can be seen to be wrong before any data are read.
+    """
 
     algorithm: str = "pflego"
     preset: str | None = None
@@ -55,7 +67,8 @@ class RunConfig:
     data_seed: int | None = None
     federation: str | None = None  # the folder
     federation_hash: str | None = None
-    network: str | None = None
+    network: str | None = None  # a name in NETWORKS, or a Keras file
+    network_hash: str | None = None  # of the file
     head_init: str = "glorot"
     labels: str | None = None
     participation: float = 0.2
@@ -70,28 +83,55 @@ class RunConfig:
     format: int = FORMAT
 
     def __post_init__(self):
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, found {self.rounds}")
-        if self.seed < 0 or (self.data_seed or 0) < 0:
-            raise ValueError(f"seeds must not be negative, found seed={self.seed}, data_seed={self.data_seed}")
-        if self.sampling_range is not None:
-            self.sampling_range = tuple(self.sampling_range)
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, np.generic):
+                value = value.item()
+            elif isinstance(value, os.PathLike):
+                value = os.fspath(value)
+            elif isinstance(value, list):
+                value = tuple(value)
+            setattr(self, entry.name, _typed(entry.name, value, entry.type))
+        check_names(self.algorithm, self.preset, self.hyperparameters)
+        known = algorithm_row(self.algorithm).hyperparameters
+        self.hyperparameters = {k: _typed(k, v, known[k].annotation) for k, v in self.hyperparameters.items()}
+        for name, least in (("rounds", 1), ("seed", 0), ("data_seed", 0), ("evaluate_every", 0), ("patience", 1)):
+            value = getattr(self, name)
+            if value is not None and not least <= value < 2**31:
+                raise ValueError(f"{name} must lie in {least}..2^31-1, found {value}")
+        if self.sampling_range is not None and self.sampling != "range":
+            raise ValueError(f"sampling_range goes with sampling 'range', found {self.sampling!r}")
+        self.sampling_plan()
 
     def resolved(self, federation: Federation) -> "RunConfig":
         """With every default filled in, so that a later version's defaults do not change what this run is."""
         row = algorithm_row(self.algorithm)
-        preset = row.presets.get(self.preset, {}) if self.preset else {}
+        preset = row.presets.get(self.preset, {})
         defaults = {name: p.default for name, p in row.hyperparameters.items()}
+        manifest = federation.manifest
         resolved = asdict(self) | {
             "hyperparameters": defaults | preset | self.hyperparameters,
-            "data_seed": self.seed if self.data_seed is None else self.data_seed,
+            # What the data are is said by the federation, which may be the user's own.
+            "dataset": manifest["source"]["name"],
+            "partition": manifest["partitioner"]["name"],
+            "partition_args": manifest["partitioner"]["arguments"],
+            "clients": federation.num_clients,
+            "validation": manifest["validation"],
+            "data_seed": manifest["seed"],
             "federation": str(federation.path),
             "federation_hash": federation.hash,
             "network": self.network or default_network(federation.example_shape),
             "labels": self.labels or ("local" if row.head == "personal" else "global"),
             "versions": _versions(),
         }
+        if self.network_file:
+            resolved |= {"network": NETWORK, "network_hash": _file_hash(self.network_file)}
         return RunConfig(**resolved)
+
+    @property
+    def network_file(self) -> Path | None:
+        """The user's own backbone."""
+        return Path(self.network) if self.network and self.network.endswith(".keras") else None
 
     @property
     def run_id(self) -> str:
@@ -113,20 +153,36 @@ def open_federation(config: RunConfig, *, allow_download: bool = False) -> Feder
     Raises:
         ValueError, FederationError: it cannot be made, or it is not the one that the run was started with.
     """
-    seed = config.seed if config.data_seed is None else config.data_seed
-    if config.federation is not None and (Path(config.federation) / "manifest.json").exists():
+    started = config.federation_hash is not None  # a run's configuration says how to make its federation again
+    if config.federation is not None and (not started or Path(config.federation).exists()):
         federation = Federation.load(config.federation)
-    elif config.federation is not None and config.federation_hash is None:
-        federation = Federation.load(config.federation)  # says what is wrong with it
     else:
-        asked = [config.dataset, config.source, config.partition, config.partition_args, config.clients]
-        name = hashlib.sha256(json.dumps([*asked, config.validation, seed], sort_keys=True).encode()).hexdigest()[:16]
-        cache = Path(os.environ.get("TFPFL_CACHE") or Path.home() / ".cache" / "tfpfl") / "federations"
-        folder = cache / f"{config.dataset.replace('/', '-')}-{name}"
-        if not folder.exists():
-            cache.mkdir(parents=True, exist_ok=True)
-            source = load_source(config.dataset, allow_download=allow_download, **({"seed": seed} | config.source))
-            Federation.build(
+        try:
+            federation = _cached_federation(config, allow_download)
+        except (ValueError, TypeError, FileNotFoundError) as error:
+            if not started:
+                raise
+            raise RunError(
+                f"the run's federation {config.federation} is gone, and it could not be made again: {error}"
+            ) from error
+    if started and federation.hash != config.federation_hash:
+        raise RunError(
+            f"the run was started on federation {config.federation_hash[:12]}, but {federation.path} is "
+            f"{federation.hash[:12]}: the numbers would not belong together"
+        )
+    return federation
+
+
+def _cached_federation(config: RunConfig, allow_download: bool) -> Federation:
+    seed = config.seed if config.data_seed is None else config.data_seed
+    asked = [config.dataset, config.source, config.partition, config.partition_args, config.clients]
+    name = hashlib.sha256(json.dumps([*asked, config.validation, seed], sort_keys=True).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("TFPFL_CACHE") or Path.home() / ".cache" / "tfpfl") / "federations"
+    folder = cache / f"{config.dataset.replace('/', '-')}-{name}"
+    if not folder.exists():
+        source = load_source(config.dataset, allow_download=allow_download, **({"seed": seed} | config.source))
+        try:
+            return Federation.build(
                 source,
                 config.partition,
                 clients=config.clients,
@@ -135,48 +191,70 @@ def open_federation(config: RunConfig, *, allow_download: bool = False) -> Feder
                 out=folder,
                 **config.partition_args,
             )
-        federation = Federation.load(folder)
-    if config.federation_hash is not None and federation.hash != config.federation_hash:
-        raise RunError(
-            f"the run was started on federation {config.federation_hash[:12]}, but {federation.path} is now "
-            f"{federation.hash[:12]}: the numbers would not belong together"
-        )
-    return federation
+        except FederationError:
+            if not folder.exists():  # otherwise another process has just made it
+                raise
+    try:
+        return Federation.load(folder)
+    except FederationError as error:
+        raise FederationError(f"{error}. It is in the cache: remove that folder, and it is made again") from error
 
 
 class Run:
     """A run folder that is open: made by `Run.create`, or opened by `Run.open`; close it, or use it in a `with`."""
 
-    def __init__(self, folder: Path, config: RunConfig, federation: Federation):
-        self.folder, self.config, self.federation = folder, config, federation
+    def __init__(self, folder: Path, config: RunConfig, federation: Federation, network_file: Path | None, engine: str):
+        self.folder, self.config, self.federation, self.engine = folder, config, federation, engine
         self.population = federation.population(config.sampling_plan(), labels=config.labels)
-        self.model = SplitModel(
-            build(config.network, federation.example_shape, seed=config.seed),
-            seed=config.seed,
-            head_init=config.head_init,
-        )
+        if network_file is None:
+            backbone = build(config.network, federation.example_shape, seed=config.seed)
+        else:
+            backbone = _load_network(network_file, config.network_hash)
+        self.model = SplitModel(backbone, seed=config.seed, head_init=config.head_init)
         self.algorithm = build_algorithm(config.algorithm, self.model, self.population, **config.hyperparameters)
+        check_fits(self.algorithm, federation)
         self.store = None
         self.stop_reason = None
 
     @classmethod
-    def create(cls, config: RunConfig, folder: str | os.PathLike, federation: Federation | None = None) -> "Run":
+    def create(
+        cls,
+        config: RunConfig,
+        folder: str | os.PathLike,
+        federation: Federation | None = None,
+        *,
+        allow_download: bool = False,
+    ) -> "Run":
         """Makes the folder and writes config.json.
+
+        Args:
+            config: what to run.
+            folder: absent or empty.
+            federation: default: `open_federation(config)`.
+            allow_download: whether that may download the data set.
 
         Raises:
             RunError: the folder holds something already.
             ValueError: the configuration is impossible; then nothing is written.
+            RuntimeError: the TFF engine is asked for where TFF is not installed.
         """
         folder = Path(folder)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            hint = f"; continue it with `tfpfl resume {folder}`" if (folder / "config.json").exists() else ""
-            raise RunError(f"{folder} exists and is not empty{hint}. Take another --out")
-        federation = federation or open_federation(config)
-        config = config.resolved(federation)
-        run = cls(folder, config, federation)  # refuses what is impossible before anything is written
+        _check_free(folder)
+        check_engine(config.engine)
+        federation = federation or open_federation(config, allow_download=allow_download)
+        network_file, config = config.network_file, config.resolved(federation)
+        run = cls(folder, config, federation, network_file, config.engine)  # refuses what is impossible
+        made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "config.json", json.dumps(asdict(config), indent=2) + "\n")
-        run.store = ClientStore(folder / "state.sqlite", config.run_id)
+        try:
+            if network_file is not None:
+                shutil.copyfile(network_file, folder / NETWORK)
+            _write(folder / "config.json", json.dumps(asdict(config), indent=2) + "\n")
+            run.store = ClientStore(folder / "state.sqlite", config.run_id)
+        except (OSError, StoreError):
+            if made:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
         return run
 
     @classmethod
@@ -184,7 +262,7 @@ class Run:
         """Opens a run, to continue or to evaluate it.
 
         Args:
-            rounds: go on up to this many, instead of those of the configuration.
+            rounds: go on up to this many, instead of those of the configuration; see `Training.run`.
             engine: 'local' or 'tff' instead of the configuration's: for evaluating, not for continuing.
 
         Raises:
@@ -192,46 +270,61 @@ class Run:
             StoreError: its state is damaged, of another run, or being written.
         """
         folder = Path(folder)
-        path = folder / "config.json"
-        if not path.exists():
-            raise RunError(f"{folder} is not a run folder: it has no config.json")
+        config = _read_config(folder)
+        state = folder / "state.sqlite"
+        if not state.exists() and (folder / "history.csv").exists():
+            raise RunError(f"{state} is missing: the run has a history, but its state is lost")
+        if rounds is not None and rounds < 1:
+            raise RunError(f"rounds must be at least 1, found {rounds}")
+        check_engine(engine or config.engine)
+        network_file = folder / NETWORK if config.network_hash else None
+        run = cls(folder, config, open_federation(config), network_file, engine or config.engine)
         try:
-            raw = json.loads(path.read_text())
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise RunError(f"{path} is not valid JSON: {error}") from error
-        if not isinstance(raw, dict) or not isinstance(raw.get("format"), int):
-            raise RunError(f"{path} is not the configuration of a run: it has no format number")
-        if raw["format"] > FORMAT:
-            raise RunError(f"{path} has format {raw['format']}, from a newer tfpfl; this one reads up to {FORMAT}")
-        unknown = set(raw) - set(RunConfig.__dataclass_fields__)
-        if unknown:
-            raise RunError(f"{path} has unknown entries: {', '.join(sorted(unknown))}")
-        config = RunConfig(**raw)
-        run = cls(folder, config, open_federation(config))
-        run.store = ClientStore(folder / "state.sqlite", config.run_id)
+            run.store = ClientStore(state, config.run_id)
+        except StoreError as error:
+            if "belongs to run" not in str(error):
+                raise
+            raise RunError(
+                f"config.json and state.sqlite in {folder} are not of one run: one of them was changed or replaced. "
+                "To run with other settings, start a run in a new folder"
+            ) from error
         if rounds is not None and rounds != config.rounds:
             if rounds < run.store.round_num:
                 run.close()
                 raise RunError(f"{folder} has {run.store.round_num} rounds already, which is more than {rounds}")
             config.rounds = rounds
-            _write(path, json.dumps(asdict(config), indent=2) + "\n")
-        if engine is not None:
-            config.engine = engine
+            _write(folder / "config.json", json.dumps(asdict(config), indent=2) + "\n")
         return run
 
+    @property
+    def changed_versions(self) -> dict:
+        """Packages whose version is not that of the beginning: {name: (then, now)}. Then rounds may differ in bits."""
+        then, now = self.config.versions, _versions()
+        return {name: (then[name], now[name]) for name in now if name in then and then[name] != now[name]}
+
     def train(self, callbacks: Sequence[Callback] = ()) -> "Run":
-        """Runs what is left of the configured rounds, then writes the tables and the summary."""
+        """Runs what is left of the configured rounds, then writes the tables and the summary.
+
+        Raises:
+            DivergedError: names round and clients; the rounds before are saved, and the tables tell of them.
+            StoreError: a round could not be saved; those before are.
+        """
         callbacks = [*callbacks, TensorBoard(self.folder / "tensorboard")]
         if self.config.patience is not None:
             callbacks.append(EarlyStopping(self.config.patience))
         training = self.training(callbacks)
         try:
             training.run(self.config.rounds)
-        finally:
-            self.write_history()
+        except DivergedError as error:
+            self.stop_reason = str(error)
+            self.evaluate()
+            raise
+        except BaseException:
+            with suppress(OSError):  # of a full disk: what is being raised says more
+                self.write_history()
+            raise
         self.stop_reason = training.stop_reason
-        self.write_clients(training)
-        self.write_summary()
+        self.evaluate()
         return self
 
     def training(self, callbacks: Sequence[Callback] = ()) -> Training:
@@ -241,11 +334,20 @@ class Run:
             federation=self.federation,
             seed=self.config.seed,
             store=self.store,
-            engine=self.config.engine,
+            engine=self.engine,
             model_name=algorithm_row(self.config.algorithm).evaluates,
             evaluate_every=self.config.evaluate_every,
             callbacks=callbacks,
         )
+
+    def evaluate(self) -> list[evaluation.Evaluation]:
+        """Scores every client's personal model as it is now on all its data; writes the tables and the summary."""
+        training = self.training()
+        scores = training.evaluate(training.server_state(), splits=("train", "validation", "test"))
+        self.write_history()
+        self.write_clients(scores)
+        self.write_summary()
+        return scores
 
     def write_history(self) -> None:
         """history.csv, from the store."""
@@ -253,31 +355,35 @@ class Run:
         columns = list(dict.fromkeys(name for row in rows for name in row))
         _write_csv(self.folder / "history.csv", columns, rows)
 
-    def write_clients(self, training: Training) -> list[dict]:
-        """clients.csv: every client's data and the scores of its personal model as it is now."""
+    def write_clients(self, scores: Sequence[evaluation.Evaluation]) -> None:
+        """clients.csv: every client's data and scores."""
         rows = {
             int(i): {"client": int(i), "num_examples": int(n), "num_classes": len(self.federation.classes(int(i)))}
             for i, n in zip(self.population.client_ids, self.population.num_examples, strict=True)
         }
-        for e in training.evaluate(training.server_state(), splits=("train", "validation", "test")):
+        for e in scores:
             row = rows[e.client_id]
             row |= {f"{e.split}_examples": e.num_examples, f"{e.split}_loss": e.loss, f"{e.split}_accuracy": e.accuracy}
         _write_csv(self.folder / "clients.csv", list(next(iter(rows.values()))), rows.values())
-        return list(rows.values())
 
     def results(self) -> list[evaluation.Result]:
         """Every number of the run with its protocol."""
         return evaluation.results(self.store.evaluations())
 
     def write_summary(self) -> dict:
-        """summary.json."""
+        """summary.json. Why the run stopped stays there until there are more rounds."""
+        path, done = self.folder / "summary.json", self.store.round_num
+        with suppress(OSError, ValueError, AttributeError):
+            before = json.loads(path.read_text())
+            if before.get("rounds") == done:
+                self.stop_reason = self.stop_reason or before.get("stopped")
         history = self.store.history()
         seconds = [row["seconds"] for row in history if row["clients"]]
         summary = {
             "algorithm": self.config.algorithm,
             "dataset": self.config.dataset,
             "engine": self.config.engine,
-            "rounds": self.store.round_num,
+            "rounds": done,
             "seconds_per_round_median": float(np.median(seconds)) if seconds else None,
             "bytes_down": sum(row.get("bytes_down", 0) for row in history),
             "bytes_up": sum(row.get("bytes_up", 0) for row in history),
@@ -287,7 +393,7 @@ class Run:
             "run_id": self.config.run_id,
             "results": [_plain(r._asdict()) for r in self.results()],
         }
-        _write(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        _write(path, json.dumps(summary, indent=2) + "\n")
         return summary
 
     def close(self) -> None:
@@ -299,6 +405,71 @@ class Run:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+def _check_free(folder: Path) -> None:
+    """Nothing is there that a new run would overwrite; what a kill while making one left behind does not count."""
+    leftovers = {NETWORK, f"{NETWORK}.new", "config.json.new"}
+    if not folder.exists() or (folder.is_dir() and {p.name for p in folder.iterdir()} <= leftovers):
+        return
+    hint = f"; continue it with `tfpfl resume {folder}`" if (folder / "config.json").exists() else ""
+    raise RunError(f"{folder} exists and is not empty{hint}. Take another --out")
+
+
+def _read_config(folder: Path) -> RunConfig:
+    path = folder / "config.json"
+    if not path.exists():
+        raise RunError(f"{folder} is not a run folder: it has no config.json")
+    try:
+        raw = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} is damaged, it is not valid JSON: {error}") from error
+    if not isinstance(raw, dict) or not isinstance(raw.get("format"), int):
+        raise RunError(f"{path} is not the configuration of a run: it has no format number")
+    if raw["format"] > FORMAT:
+        raise RunError(f"{path} has format {raw['format']}, from a newer tfpfl; this one reads up to {FORMAT}")
+    names = {f.name for f in fields(RunConfig)}
+    for what, which in (("unknown entries", set(raw) - names), ("no entries", names - set(raw))):
+        if which:
+            raise RunError(f"{path} is damaged, it has {what} {', '.join(sorted(which))}")
+    try:
+        return RunConfig(**raw)
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: {error}") from error
+
+
+def _load_network(path: Path, expected: str):
+    """The user's backbone. Its weights are theta's initial value."""
+    import keras
+
+    if not path.exists():
+        raise RunError(f"{path} is missing: the run's backbone is lost")
+    if _file_hash(path) != expected:
+        raise RunError(f"{path} was changed: its sha256 is not the one in config.json")
+    try:
+        return keras.models.load_model(path, compile=False)
+    except Exception as error:  # a zip file, JSON and HDF5 inside it, layers that it names: each fails in its own way
+        raise ValueError(f"{path} cannot be read as a Keras model: {error}") from error
+
+
+def _file_hash(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ValueError(f"the network {path} cannot be read: {error.strerror}") from error
+
+
+def _typed(name: str, value, kind):
+    """The value, as a float where one is wanted and an integer was given."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, int) and not isinstance(value, bool) and kind in (float, float | None):
+        value = float(value)
+    if isinstance(value, bool) and kind in (int, int | None) or not isinstance(value, kind):
+        wanted = kind.__name__ if isinstance(kind, type) else str(kind).replace(" | ", " or ")
+        raise ValueError(f"{name} must be {wanted}, found {value!r}")
+    return value
 
 
 def _versions() -> dict:
@@ -319,17 +490,20 @@ def _plain(row: dict) -> dict:
 def _write(path: Path, text: str) -> None:
     """The old file or the new one, never half of one."""
     temporary = path.with_name(path.name + ".new")
-    with open(temporary, "w", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _write_csv(path: Path, columns, rows) -> None:
-    temporary = path.with_name(path.name + ".new")
-    with open(temporary, "w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(temporary, path)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    _write(path, text.getvalue())

@@ -6,6 +6,7 @@ that is killed and resumed goes on as if nothing had happened.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,8 @@ import tensorflow as tf
 from tfpfl import evaluation
 from tfpfl.algorithm import Algorithm
 from tfpfl.client_store import ClientStore
+from tfpfl.names import unknown
+from tfpfl.runtime.worker import require_tff
 from tfpfl.sampling import client_key, cohort
 from tfpfl.simulate import Evaluation, Simulation
 from tfpfl.visit import Visit
@@ -38,6 +41,10 @@ class Training:
         evaluate_every: rounds between evaluations; the last ten rounds are evaluated in any case. 0: only those.
         splits: the held-out parts that are scored.
         callbacks: see `tfpfl.callbacks`.
+
+    Raises:
+        ValueError: the algorithm was built for other data than the federation's, or an argument is out of range.
+        RuntimeError: the TFF engine is asked for where TFF is not installed.
     """
 
     algorithm: Algorithm
@@ -51,12 +58,13 @@ class Training:
     callbacks: Sequence = ()
 
     def __post_init__(self):
-        if self.engine not in ENGINES:
-            raise ValueError(f"unknown engine {self.engine!r}: one of {', '.join(ENGINES)}")
+        check_engine(self.engine)
+        check_fits(self.algorithm, self.federation)
         if self.evaluate_every < 0:
             raise ValueError(f"evaluate_every must not be negative, found {self.evaluate_every}")
         self.store = ClientStore() if self.store is None else self.store
         self.stop_reason = None
+        self._init_server = tf.function(self.algorithm.init_server, autograph=False)
         self._init_client = tf.function(self.algorithm.init_client, autograph=False, reduce_retracing=True)
         self._like = None
         self._processes = {}
@@ -65,23 +73,27 @@ class Training:
     def run(self, rounds: int) -> None:
         """Trains until `rounds` rounds are committed, or a callback stops it.
 
+        To go on after that with a larger number gives the states of a single longer run. Its evaluations are of other
+        rounds, since "the last ten" are those of the shorter run; early stopping, which counts them, may differ too.
+
         Raises:
             DivergedError: names the round and the clients.
-            StoreError: the store did not take a round.
+            StoreError: the store did not take a round, or holds another algorithm's states.
+            ValueError: rounds < 1.
         """
+        if rounds < 1:
+            raise ValueError(f"rounds must be at least 1, found {rounds}")
         server = self.server_state()
-        for callback in self.callbacks:
-            callback.start(self, rounds)
-        try:
+        with ExitStack() as started:
+            for callback in self.callbacks:
+                callback.start(self, rounds)
+                started.callback(callback.end, self)
             while self.store.round_num < rounds and self.stop_reason is None:
                 server = self._round(self.store.round_num + 1, rounds, server)
-        finally:
-            for callback in self.callbacks:
-                callback.end(self)
 
     def server_state(self):
         """The server's state after the last committed round."""
-        return self.store.server_state(self._process(()).initialize())
+        return self.store.server_state(_arrays(self._init_server()))
 
     def client_states(self, client_ids: Sequence[int]) -> list:
         """Their states after the last committed round; the initial ones for clients that never took part."""
@@ -100,11 +112,8 @@ class Training:
         Returns:
             `evaluation.evaluation_rows`, of the last committed round; of the one after it if `new_states` are given.
         """
-        splits, ids, known = (
-            tuple(splits or self.splits),
-            self.algorithm.population.client_ids.tolist(),
-            new_states or {},
-        )
+        splits, known = tuple(splits or self.splits), new_states or {}
+        ids = self.algorithm.population.client_ids.tolist()
         if splits not in self._evaluations:
             self._evaluations[splits] = Evaluation(self.algorithm, self.federation, splits)
         others = [i for i in ids if i not in known]
@@ -176,12 +185,55 @@ class Training:
         if held_out not in self._processes:
             make: Callable = Simulation
             if self.engine == "tff":
-                from tfpfl.federate import federate as make
+                from tfpfl.federated import federate as make
             self._processes[held_out] = make(self.algorithm, self.federation, held_out=held_out)
         return self._processes[held_out]
 
     def _initial_state(self, client_id: int):
         return _arrays(self._init_client(self.algorithm.population.info(client_id, self.algorithm.model.dtype)))
+
+
+def check_engine(engine: str) -> None:
+    """Whether rounds can run in it here.
+
+    Raises:
+        ValueError: an unknown name.
+        RuntimeError: TFF is not installed.
+    """
+    if engine not in ENGINES:
+        raise ValueError(unknown("engine", engine, ENGINES))
+    if engine == "tff":
+        require_tff()
+
+
+def check_fits(algorithm: Algorithm, federation) -> None:
+    """Whether the algorithm was built for these data: the examples' shape, the clients, N_i and K_i.
+
+    Raises:
+        ValueError: says what differs.
+    """
+    population, shape = algorithm.population, tuple(algorithm.model.input_shape)
+    if shape != tuple(federation.example_shape):
+        raise ValueError(f"the model takes examples of shape {shape}, the federation's are {federation.example_shape}")
+    ids = population.client_ids
+    if ids[-1] >= federation.num_clients:
+        raise ValueError(
+            f"the population has a client {ids[-1]}, but the federation has clients 0..{federation.num_clients - 1}"
+        )
+    examples = federation.num_examples("train")[ids]
+    local = population.labels == "local"
+    needed = federation.num_classes[ids] if local else np.full(len(ids), federation.num_labels)
+    for what, found, bad in (
+        ("training examples", examples, population.num_examples != examples),
+        ("classes", needed, population.num_classes < needed),
+    ):
+        if bad.any():
+            i = int(np.argmax(bad))
+            given = (population.num_examples if what != "classes" else population.num_classes)[i]
+            raise ValueError(
+                f"client {ids[i]} has {found[i]} {what} in the federation ({population.labels} labels), but {given} in "
+                "the population: take `federation.population(...)`"
+            )
 
 
 def _arrays(state):

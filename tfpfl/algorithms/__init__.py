@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from inspect import signature
 
 from tfpfl.algorithms.ditto import ditto
@@ -18,6 +17,7 @@ from tfpfl.algorithms.layerwise import layerwise
 from tfpfl.algorithms.pflego import PRESETS as PFLEGO_PRESETS
 from tfpfl.algorithms.pflego import pflego, pflego_code, pflego_exact, pflego_paper
 from tfpfl.algorithms.separate import local
+from tfpfl.names import unknown
 
 
 @dataclass(frozen=True)
@@ -205,14 +205,23 @@ def build_algorithm(name: str, model, population, *, preset: str | None = None, 
     Raises:
         ValueError: an unknown name, preset or hyperparameter (with the valid ones), or one out of range.
     """
+    check_names(name, preset, hyperparameters)
+    row = algorithm_row(name)
+    return row.builder(model, population, **{**row.presets.get(preset, {}), **hyperparameters})
+
+
+def check_names(name: str, preset: str | None, hyperparameters) -> None:
+    """Whether there is such an algorithm, with such a preset and such hyperparameters.
+
+    Raises:
+        ValueError: an unknown name, with the nearest one and all.
+    """
     row = algorithm_row(name)
     if preset is not None and preset not in row.presets:
-        known = ", ".join(row.presets) or "none"
-        raise ValueError(f"{name} has no preset {preset!r}; its presets: {known}")
-    wrong = [h for h in hyperparameters if h not in row.hyperparameters]
-    if wrong:
-        raise ValueError(f"{name} has no hyperparameter {wrong[0]!r}; it has {', '.join(row.hyperparameters)}")
-    return row.builder(model, population, **{**row.presets.get(preset, {}), **hyperparameters})
+        raise ValueError(unknown(f"preset of {name}", preset, row.presets))
+    for h in hyperparameters:
+        if h not in row.hyperparameters:
+            raise ValueError(unknown(f"hyperparameter of {name}", h, row.hyperparameters))
 
 
 def algorithm_row(name: str) -> Row:
@@ -222,9 +231,7 @@ def algorithm_row(name: str) -> Row:
         ValueError: an unknown name, with the nearest one.
     """
     if name not in ALGORITHMS:
-        near = get_close_matches(name, ALGORITHMS, n=1)
-        hint = f"; did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"unknown algorithm {name!r}{hint or '; '}there are {', '.join(ALGORITHMS)}")
+        raise ValueError(unknown("algorithm", name, ALGORITHMS))
     return ALGORITHMS[name]
 
 
@@ -233,6 +240,7 @@ __all__ = [
     "Row",
     "algorithm_row",
     "build_algorithm",
+    "check_names",
     "ditto",
     "fedavg",
     "fedavg_ft",
