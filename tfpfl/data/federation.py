@@ -25,6 +25,7 @@ import numpy as np
 from tfpfl.algorithm import Population, Sampling
 from tfpfl.data.catalog import Source, client_arrays, load_source
 from tfpfl.data.partition import PARTITIONERS, Labels
+from tfpfl.names import unknown
 
 FORMAT = 1
 SPLITS = ("train", "validation", "test")
@@ -106,7 +107,7 @@ class Federation:
             source = load_source(source, seed=seed)
         if isinstance(partitioner, str):
             if partitioner not in PARTITIONERS:
-                raise ValueError(f"unknown partitioner {partitioner!r}: one of {', '.join(PARTITIONERS)}")
+                raise ValueError(unknown("partitioner", partitioner, PARTITIONERS))
             name, partitioner = partitioner, PARTITIONERS[partitioner]
         else:
             name = getattr(partitioner, "__name__", type(partitioner).__name__)
@@ -550,6 +551,11 @@ def _write(out: Path, pools, y, rows, manifest: dict, names) -> Federation:
             inside = part < edge
             block[inside] = pools[0][part[inside]]
             block[~inside] = pools[1][part[~inside] - edge]
+            if block.dtype.kind == "f" and not np.isfinite(block).all():  # a Source made by hand was never checked
+                bad = np.flatnonzero(~np.isfinite(block).reshape(len(part), -1).all(1))
+                raise ValueError(
+                    f"examples must be finite: {len(bad)} are not, the first is of client {client_of[begin + bad[0]]}"
+                )
             yield block
 
     contents = {

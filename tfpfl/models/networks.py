@@ -8,6 +8,8 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from tfpfl.names import unknown
+
 
 def mlp200():
     """PFLEGO on MNIST, Fashion-MNIST, EMNIST: 200 hidden units; 157,000 weights for 28x28."""
@@ -63,7 +65,7 @@ def build(name: str, input_shape: tuple, *, seed: int = 0, dtype: str = "float32
         ValueError: an unknown name, or an input too small for the network.
     """
     if name not in NETWORKS:
-        raise ValueError(f"unknown network {name!r}: one of {', '.join(NETWORKS)}")
+        raise ValueError(unknown("network", name, NETWORKS))
     stack = [type(layer).from_config({**layer.get_config(), "dtype": dtype}) for layer in NETWORKS[name]()]
     try:
         model = keras.Sequential([keras.Input(tuple(input_shape), dtype=dtype), *stack], name=name)
