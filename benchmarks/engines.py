@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl import Federation, Simulation, SplitModel, Visit, build_algorithm
-from tfpfl.federate import federate
+from tfpfl.federated import federate
 from tfpfl.models import build
 from tfpfl.sampling import client_key
 

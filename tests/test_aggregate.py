@@ -82,7 +82,7 @@ def start_engine(request):
     if request.param == "local":
         return Simulation
     request.getfixturevalue("tff")
-    from tfpfl.federate import federate
+    from tfpfl.federated import federate
 
     return lambda algorithm: federate(algorithm, SPECS)
 

@@ -86,7 +86,7 @@ def kinds(structure):
 
 
 def test_both_engines_agree(tff, algorithm, federation, trained):
-    from tfpfl.federate import federate, federated_evaluation
+    from tfpfl.federated import federate, federated_evaluation
 
     process = federate(algorithm, federation, held_out=["test"])
     other = Trained(algorithm, process).rounds(ROUNDS)

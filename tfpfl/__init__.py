@@ -27,8 +27,8 @@ _HOME = {
     "SplitModel": "models",
     "Training": "training",
     "Visit": "visit",
-    "federate": "federate",
-    "federated_evaluation": "federate",
+    "federate": "federated",
+    "federated_evaluation": "federated",
 }
 __all__ = list(_HOME)
 
@@ -37,7 +37,7 @@ def __getattr__(name):
     if name not in _HOME:
         raise AttributeError(f"module 'tfpfl' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
     value = getattr(import_module(f"tfpfl.{_HOME[name]}"), name)
-    globals()[name] = value  # once; this also keeps the function `federate` in front of the module of that name
+    globals()[name] = value
     return value
 
 

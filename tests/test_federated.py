@@ -13,7 +13,7 @@ from toys import CLASSES, backbone, distance, initial_states, on_disk, run, toy,
 
 from tfpfl.algorithm import ClientData
 from tfpfl.algorithms import fedavg, local, pflego
-from tfpfl.federate import federate, federated_evaluation
+from tfpfl.federated import federate, federated_evaluation
 from tfpfl.models import SplitModel
 from tfpfl.simulate import Evaluation, Simulation
 

@@ -1,0 +1,31 @@
+"""Rewrites the tables of the README that are made from code: `python docs/tables.py`. A test checks that they are current."""
+
+import re
+from pathlib import Path
+
+from tfpfl.algorithms import ALGORITHMS
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def algorithms() -> str:
+    """ALGORITHMS as Markdown."""
+    lines = [
+        "| `--algorithm` | | head | message | a client keeps | down | up | reference |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in ALGORITHMS.items():
+        cells = (f"`{name}`", row.title, row.head, row.message, row.state, row.down, row.up, row.reference)
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "down, up: numbers that a client receives and sends in a round; b the backbone, h the head, d = b + h."]
+    return "\n".join(lines)
+
+
+def with_section(text: str, name: str, content: str) -> str:
+    """The text with what stands between <!-- name --> and <!-- /name --> replaced."""
+    pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+    return re.sub(pattern, lambda m: f"{m[1]}{content}\n{m[2]}", text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    README.write_text(with_section(README.read_text(), "algorithms", algorithms()))
