@@ -1,7 +1,7 @@
 """A Keras model as a pure function of its weights.
 
 Gradients, TFF and clients side by side all need `apply(weights, x)` with the weights as tensors and no variable in
-the graph. Keras 3 has `stateless_call` for that. Keras 2 has nothing: there every layer finds its weights as
+the graph. Keras 3 has `StatelessScope` for that. Keras 2 has nothing: there every layer finds its weights as
 attributes, so for the length of one call the attributes are pointed at the given tensors, and back.
 """
 
@@ -12,7 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 _SWAP = threading.RLock()
-_NOISE = ("BaseRandomLayer", "Dropout", "BaseDropout", "GaussianNoise", "GaussianDropout", "AlphaDropout")
+# Base classes of layers that may draw random numbers; the last two are Keras 3's, of recurrent cells and of images.
+_NOISE = ("BaseRandomLayer", "Dropout", "BaseDropout", "GaussianNoise", "GaussianDropout", "AlphaDropout",
+          "DropoutRNNCell", "BaseImagePreprocessingLayer")  # fmt: skip
 
 
 def check_pure(model) -> None:
@@ -31,7 +33,7 @@ def check_pure(model) -> None:
             )
         config = layer.get_config() if names & set(_NOISE) else {}
         amount = max(float(config.get(name) or 0) for name in ("rate", "stddev", "dropout", "recurrent_dropout"))
-        random_augmentation = names & set(_NOISE) and type(layer).__name__.startswith("Random")
+        random_augmentation = names & set(_NOISE) and any(name.startswith("Random") for name in names)
         if amount > 0 or random_augmentation:
             raise ValueError(
                 f"layer {layer.name!r} ({type(layer).__name__}) draws random numbers: features are computed once a "
@@ -58,9 +60,12 @@ def functional(model):
     frozen = tuple(np.asarray(v) for v in model.non_trainable_weights)
     if keras.__version__.startswith("2."):
         return weights, _keras2(model, frozen)
+    variables = [*model.trainable_weights, *model.non_trainable_weights]
 
     def apply(weights, x):
-        return model.stateless_call(list(weights), list(frozen), x, training=False)[0]
+        # As `model.stateless_call`, which fails where `call` takes no `training`.
+        with keras.StatelessScope(state_mapping=list(zip(variables, [*weights, *frozen], strict=True))):
+            return model(x, training=False)
 
     return weights, apply
 

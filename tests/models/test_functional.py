@@ -1,0 +1,148 @@
+"""Any Keras model as a function of its weights: its values and gradients are Keras's own."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfpfl.models.functional import functional
+
+IMAGE = (6, 6, 2)
+
+
+def dense():
+    return keras.Sequential([keras.Input((5,)), layers.Dense(4, activation="tanh"), layers.Dense(3)])
+
+
+def convolutions():
+    norm = layers.GroupNormalization(2) if hasattr(layers, "GroupNormalization") else layers.LayerNormalization()
+    stack = [layers.Conv2D(4, 3, activation="relu"), norm, layers.DepthwiseConv2D(2), layers.Flatten(), layers.Dense(3)]
+    return keras.Sequential([keras.Input(IMAGE), *stack])
+
+
+def normalized():
+    return keras.Sequential([keras.Input((5,)), layers.Dense(4), layers.LayerNormalization(), layers.PReLU()])
+
+
+def nested():
+    """A model within a model, and one layer used twice."""
+    inner = keras.Sequential([keras.Input((5,)), layers.Dense(5, activation="tanh")])
+    x = keras.Input((5,))
+    return keras.Model(x, layers.Dense(3)(layers.add([inner(inner(x)), x])))
+
+
+class Residual(keras.Model):
+    """Subclassed; it knows no input shape before it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.rest = layers.Dense(5, activation="tanh"), [layers.Dense(5), layers.Dense(3)]
+
+    def call(self, x):
+        return self.rest[1](x + self.rest[0](self.first(x)))
+
+
+def recurrent():
+    """A layer with a cell inside."""
+    return keras.Sequential([keras.Input((4, 3)), layers.LSTM(5)])
+
+
+def half_frozen():
+    model = dense()
+    model.layers[0].trainable = False
+    return model
+
+
+def frozen_batch_norm():
+    model = keras.Sequential([keras.Input((5,)), layers.Dense(4), layers.BatchNormalization(), layers.Dense(3)])
+    model.layers[1].trainable = False
+    rng = np.random.default_rng(1)
+    model.layers[1].set_weights([rng.uniform(0.5, 2, 4) for _ in range(4)])
+    return model
+
+
+MODELS = [dense, convolutions, normalized, nested, Residual, recurrent, half_frozen, frozen_batch_norm]
+
+
+SHAPES = {convolutions: IMAGE, recurrent: (4, 3)}
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_values_and_gradients_are_those_of_the_model(make):
+    """At the model's own weights, and at others that it is then given."""
+    model = make()
+    x = np.random.default_rng(0).standard_normal((7, *SHAPES.get(make, (5,)))).astype("float32")
+    model(x)
+    weights, apply = functional(model)
+    assert len(weights) == len(model.trainable_weights) > 0
+    rng = np.random.default_rng(2)
+    other = [w + 0.3 * rng.standard_normal(w.shape).astype("float32") for w in weights]
+    for values in (weights, other):
+        given = [tf.constant(w) for w in values]
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            out = tf.function(apply)(given, x)
+            loss = tf.reduce_sum(out**2)
+        slopes = tape.gradient(loss, given)
+        for variable, value in zip(model.trainable_weights, values, strict=True):
+            variable.assign(value)
+        with tf.GradientTape() as tape:
+            expected = model(x, training=False)
+            loss = tf.reduce_sum(expected**2)
+        expected_slopes = tape.gradient(loss, trainable(model))
+        np.testing.assert_allclose(out, expected, atol=1e-5)
+        for slope, expected_slope in zip(slopes, expected_slopes, strict=True):
+            np.testing.assert_allclose(slope, expected_slope, atol=2e-4)
+
+
+def trainable(model) -> list:
+    """The tf.Variables: Keras 3 has them inside its own."""
+    return [v if isinstance(v, tf.Variable) else v.value for v in model.trainable_weights]
+
+
+def test_the_model_keeps_its_own_weights():
+    model = dense()
+    before = [w.copy() for w in model.get_weights()]
+    weights, apply = functional(model)
+    apply([tf.zeros_like(w) for w in weights], np.ones((2, 5), "float32"))
+    with pytest.raises(Exception):  # noqa: B017
+        apply([tf.zeros([1, 1]) for _ in weights], np.ones((2, 5), "float32"))
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    assert all(hasattr(v, "assign") for v in model.layers[0].weights)
+
+
+def test_no_variable_enters_the_graph():
+    """TFF would refuse it, and clients would share it."""
+    model = frozen_batch_norm()
+    weights, apply = functional(model)
+    specs = [tf.TensorSpec(w.shape, w.dtype) for w in weights]
+    graph = tf.function(apply).get_concrete_function(specs, tf.TensorSpec([None, 5])).graph
+    assert not [op.name for op in graph.get_operations() if "ReadVariable" in op.type or "VarHandle" in op.type]
+
+
+@pytest.mark.parametrize(
+    ("shape", "layer", "reason"),
+    [
+        ((5,), lambda: layers.BatchNormalization(name="bad"), "trainable BatchNormalization.*freeze it"),
+        ((5,), lambda: layers.Dropout(0.5, name="bad"), "draws random numbers.*set its rate to 0"),
+        ((5,), lambda: layers.GaussianNoise(0.1, name="bad"), "draws random numbers"),
+        ((4, 5), lambda: layers.SpatialDropout1D(0.5, name="bad"), "draws random numbers"),
+        ((4, 5), lambda: layers.LSTM(4, dropout=0.2, name="bad"), "draws random numbers"),
+        ((4, 5), lambda: layers.GRU(4, recurrent_dropout=0.2, name="bad"), "draws random numbers"),
+        ((6, 6, 2), lambda: layers.RandomFlip(name="bad"), "draws random numbers"),
+    ],
+    ids=["BatchNormalization", "Dropout", "GaussianNoise", "SpatialDropout1D", "LSTM", "GRU", "RandomFlip"],
+)
+def test_layers_that_are_not_functions_of_weights_and_input_are_refused(shape, layer, reason):
+    inner = keras.Sequential([keras.Input(shape), layer(), layers.Flatten(), layers.Dense(3)])
+    outer = keras.Sequential([keras.Input(shape), inner])
+    for model in (inner, outer):  # also where it hides in a model within the model
+        with pytest.raises(ValueError, match="layer '(bad|lstm_cell|gru_cell)'.*" + reason):
+            functional(model)
+
+
+def test_a_rate_of_0_draws_nothing():
+    model = keras.Sequential([keras.Input((5,)), layers.Dropout(0.0), layers.GaussianNoise(0.0), layers.Dense(3)])
+    assert len(functional(model)[0]) == 2

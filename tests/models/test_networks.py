@@ -1,0 +1,68 @@
+"""The papers' networks: their parameter counts, and weights that a seed fixes on every Keras."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfpfl.algorithm import Population
+from tfpfl.models import NETWORKS, SplitModel, build
+from tfpfl.models.networks import default_network
+
+COUNTS = [  # PFLEGO's and PGFed's tables: name, image, body b, M, classes, head h
+    ("mlp200", (28, 28, 1), 157_000, 200, 10, 2_010),
+    ("mlp200", (28, 28, 1), 157_000, 200, 62, 12_462),
+    ("cifar_2conv", (32, 32, 3), 1_754_496, 192, 10, 1_930),
+    ("omniglot_4conv", (28, 28, 1), 111_424, 64, 55, 3_575),
+    ("fedavg_cnn", (32, 32, 3), 873_408, 512, 10, 5_130),
+    ("fedavg_cnn", (32, 32, 3), 873_408, 512, 100, 51_300),
+    ("fedavg_cnn", (28, 28, 1), 576_896, 512, 10, 5_130),
+]
+
+
+@pytest.mark.parametrize(("name", "image", "body", "features", "classes", "head"), COUNTS)
+def test_parameter_counts_are_those_of_the_papers(name, image, body, features, classes, head):
+    model = SplitModel(build(name, image))
+    info = Population([5], [classes]).info(0)
+    assert model.num_backbone_weights == body and model.num_features == features
+    assert sum(int(tf.size(w)) for w in model.head(info)) == head
+    assert model.features(model.theta(), np.zeros((2, *image), "float32")).shape == (2, features)
+
+
+def test_every_network_is_counted():
+    assert {row[0] for row in COUNTS} == set(NETWORKS)
+
+
+def test_weights_are_a_function_of_the_seed_and_layers_differ():
+    first, again, other = (build("fedavg_cnn", (28, 28, 1), seed=s).get_weights() for s in (3, 3, 4))
+    for a, b, c in zip(first, again, other, strict=True):
+        assert a.tobytes() == b.tobytes()
+        if a.ndim == 1:
+            assert not a.any()  # biases are zero
+        else:
+            assert np.abs(a - c).max() > 0
+    dense = build("mlp200", (28, 28, 1), seed=3).get_weights()[0]
+    assert dense.shape == (784, 200)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_kernels_are_glorot_uniform(name):
+    """Uniform in +- sqrt(6 / (fan in + fan out)): the bound, and the variance within five standard errors."""
+    for kernel in build(name, (32, 32, 3) if name != "omniglot_4conv" else (28, 28, 1)).get_weights()[::2]:
+        field = int(np.prod(kernel.shape[:-2]))
+        limit = np.sqrt(6 / (field * kernel.shape[-2] + field * kernel.shape[-1]))
+        assert np.abs(kernel).max() <= limit and np.abs(kernel).max() > 0.98 * limit
+        standard_error = limit**2 * np.sqrt(4 / 45 / kernel.size)
+        assert abs(np.mean(kernel.astype(float) ** 2) - limit**2 / 3) < 5 * standard_error
+
+
+def test_double_precision_networks():
+    model = SplitModel(build("mlp200", (8, 8, 1), dtype="float64"))
+    assert model.dtype == np.float64 and all(w.dtype == tf.float64 for w in model.theta())
+
+
+def test_default_networks_and_bad_requests():
+    assert default_network((32, 32, 3)) == "cifar_2conv" and default_network((28, 28, 1)) == "mlp200"
+    with pytest.raises(ValueError, match="unknown network 'lenet'.*mlp200, cifar_2conv"):
+        build("lenet", (28, 28, 1))
+    with pytest.raises(ValueError, match=r"fedavg_cnn needs larger images than \(8, 8, 1\)"):
+        build("fedavg_cnn", (8, 8, 1))

@@ -1,0 +1,119 @@
+"""Backbone and heads: a user's own model, heads drawn for each client, and what is refused."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from toys import backbone, distance, gradient, identical, run, toy
+
+from tfpfl.algorithm import Population
+from tfpfl.algorithms import pflego
+from tfpfl.models import SplitModel
+
+PEOPLE = Population([5, 5, 5], [2, 3, 2])
+
+
+def test_a_backbone_in_five_lines_trains():
+    """As in the README."""
+    backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="relu")])
+    data = toy(dtype="float32")._replace(model=SplitModel(backbone))
+    algorithm = pflego(data.model, data.population, tau=5, beta=0.3, rho=0.02)
+    before, heads = run(algorithm, data, rounds=1), run(algorithm, data, rounds=8)[1]
+    assert data.model.num_features == 8 and data.model.num_backbone_weights == 40
+    assert [h.kernel.shape for h in heads.values()] == [(8, 2), (8, 3), (8, 2), (8, 4), (8, 3)]
+    assert distance(before[1], heads) > 1e-3
+
+
+def test_a_subclassed_backbone_needs_its_input_shape():
+    class Mine(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.hidden = keras.layers.Dense(6)
+
+        def call(self, x):
+            return tf.nn.relu(self.hidden(x))
+
+    model = SplitModel(Mine(), input_shape=(4,))
+    assert (model.num_features, model.num_backbone_weights, model.dtype) == (6, 30, np.float32)
+
+
+def test_heads_are_functions_of_seed_and_client():
+    def head(client, seed=0, **args):
+        return SplitModel(backbone(), seed=seed, **args).head(PEOPLE.info(client, np.float64))
+
+    assert identical(head(0), head(0))
+    assert distance(head(0).kernel, head(2).kernel) > 0.1 and distance(head(0).kernel, head(0, seed=1).kernel) > 0.1
+    assert head(1).kernel.shape == (5, 3) and head(1).bias.shape == (3,)
+    shared = SplitModel(backbone()).shared_head(2)
+    assert distance(shared.kernel, head(0).kernel) > 0.1 and identical(shared, SplitModel(backbone()).shared_head(2))
+
+
+@pytest.mark.parametrize("init", ["glorot", "uniform01", "zeros"])
+def test_the_distributions_of_heads(init):
+    model = SplitModel(backbone(width=200), head_init=init)
+    kernel, bias = (np.asarray(w) for w in model.shared_head(50))
+    if init == "zeros":
+        assert not kernel.any() and not bias.any()
+    elif init == "uniform01":
+        for numbers in (kernel, bias):
+            assert numbers.min() >= 0 and numbers.max() < 1
+        assert abs(kernel.mean() - 0.5) < 5 * np.sqrt(1 / 12 / kernel.size)
+    else:
+        limit = np.sqrt(6 / 250)
+        assert np.abs(kernel).max() <= limit and not bias.any()
+        assert abs(kernel.mean()) < 5 * limit / np.sqrt(3 * kernel.size)
+        assert abs(kernel.var() - limit**2 / 3) < 5 * limit**2 * np.sqrt(4 / 45 / kernel.size)
+
+
+@pytest.mark.parametrize("switches", [{}, {"recompute": True}, {"chunk": 1}, {"chunk": 3}, {"chunk": 7}, {"chunk": 50}])
+def test_a_recorded_pass_is_pulled_back_to_the_gradient(switches):
+    model = SplitModel(backbone())
+    rng = np.random.default_rng(0)
+    theta, x, dphi = model.theta(), tf.constant(rng.standard_normal((7, 4))), tf.constant(rng.standard_normal((7, 5)))
+
+    @tf.function
+    def recorded(theta, x, dphi):
+        phi, pull_back = model.record(theta, x, **switches)
+        return phi, pull_back(dphi)
+
+    phi, slope = recorded(theta, x, dphi)
+    assert distance(phi, model.features(theta, x)) < 1e-12
+    (expected,) = gradient(lambda t: tf.reduce_sum(model.features(t, x) * dphi), theta)
+    assert distance(slope, expected) < 1e-12
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 50, None])
+def test_features_in_chunks_also_of_no_examples(chunk):
+    model = SplitModel(backbone())
+    for n in (0, 1, 7):
+        x = tf.constant(np.random.default_rng(0).standard_normal((n, 4)))
+        found = tf.function(model.features_in_chunks)(model.theta(), x, chunk)
+        assert distance(found, model.features(model.theta(), x)) < 1e-12
+
+
+def test_frozen_weights_are_not_part_of_theta():
+    frozen = backbone()
+    frozen.layers[0].trainable = False
+    model = SplitModel(frozen)
+    assert len(model.theta()) == 2 and model.num_backbone_weights == 35
+    x = np.ones((2, 4))
+    np.testing.assert_allclose(model.features(model.theta(), x), SplitModel(backbone()).backbone(x), atol=1e-12)
+
+
+def test_what_cannot_be_a_backbone():
+    flat = keras.Sequential([keras.Input((4, 3)), keras.layers.Dense(2)])
+    with pytest.raises(
+        ValueError, match=r"map \[N, ...\] to features \[N, M\]; for 2 examples this one gives \(2, 4, 2\)"
+    ):
+        SplitModel(flat)
+    one = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: tf.reduce_sum(x, 1))])
+    with pytest.raises(ValueError, match=r"gives \(2,\)"):
+        SplitModel(one)
+    x = keras.Input((4,))
+    two = keras.Model(x, [keras.layers.Dense(2)(x), keras.layers.Dense(3)(x)])
+    with pytest.raises(ValueError, match="gives (list|tuple)"):
+        SplitModel(two)
+    with pytest.raises(ValueError, match="input shape.*is open"):
+        SplitModel(keras.Sequential([keras.Input((None, 3)), keras.layers.LSTM(2)]))
+    with pytest.raises(ValueError, match="unknown head_init 'ones': one of glorot, uniform01, zeros"):
+        SplitModel(backbone(), head_init="ones")
