@@ -130,7 +130,8 @@ def local_solver(
             if batch_size is None:
                 return order, data.x, data.y
             epoch, position = step // per_epoch, step % per_epoch
-            new = tf.cond(position == 0, lambda: shuffled(num_examples, data.key, epoch), lambda: order)
+            first = tf.equal(position, 0)  # in TFF's graphs, == between tensors asks whether they are the same object
+            new = tf.cond(first, lambda: shuffled(num_examples, data.key, epoch), lambda: order)
             order = tf.ensure_shape(new, order.shape)  # where N is known to the graph, the loop must not forget it
             rows = order[position * batch : (position + 1) * batch]
             return order, tf.gather(data.x, rows), tf.gather(data.y, rows)

@@ -1,0 +1,52 @@
+"""Options that change a client's graph, such as mini-batches, stragglers and splits, under TFF and in process.
+
+The battery over `ALGORITHMS` does so for full batches, and tests more.
+"""
+
+import pytest
+from toys import backbone, distance, initial_states, on_disk, visits_by_id
+
+from tfpfl.algorithms import build_algorithm
+from tfpfl.models import SplitModel
+from tfpfl.simulate import Evaluation, Simulation
+
+BATCHES = {"epochs": 2, "batch_size": 4, "momentum": 0.5}
+OPTIONS = {
+    "fedprox": BATCHES | {"mu": 0.5, "straggler": 0.5, "straggler_policy": "drop"},
+    "fedavg_ft": BATCHES | {"part": "head"},
+    "fedrep": {"tau_h": 2, "tau_b": 1, "unit": "epochs", "batch_size": 4},
+    "fedrecon": {"tau": 3, "reset_head": True, "query_fraction": 0.4, "k_theta": 2},
+    "ditto": BATCHES | {"lam": 20.0, "init": "first_broadcast", "anchor": "local", "implicit_prox": True},
+    "layerwise": BATCHES | {"scheme": "pm_a", "penalty_kind": "gated", "straggler": 0.5, "momentum": 0.0},
+}
+COHORTS = [[0, 2, 3], [1, 2], [0, 1, 2, 3, 4]]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return on_disk(tmp_path_factory.mktemp("options") / "federation")
+
+
+def rounds(engine, algorithm):
+    """(the server's state, states by client id) after three rounds; of either engine."""
+    server, states = engine.initialize(), initial_states(algorithm, algorithm.population)
+    for t, ids in enumerate(COHORTS, 1):
+        output = engine.next(server, [states[i] for i in ids], visits_by_id(algorithm.population, ids, t))
+        server, states = output.server, states | dict(zip(ids, output.client_states, strict=True))
+    return server, states
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_both_engines_agree(tff, federation, name):
+    from tfpfl.federated import federate, federated_evaluation
+
+    algorithm = build_algorithm(name, SplitModel(backbone("float32")), federation.population(), **OPTIONS[name])
+    server, states = rounds(Simulation(algorithm, federation), algorithm)
+    assert distance(rounds(federate(algorithm, federation), algorithm), (server, states)) < 1e-5
+    ids = COHORTS[-1]
+    visits, heads = visits_by_id(algorithm.population, ids, 9), [states[i] for i in ids]
+    expected = Evaluation(algorithm, federation, ["test"])(server, heads, visits)
+    for found, wanted in zip(
+        federated_evaluation(algorithm, federation, ["test"])(server, heads, visits), expected, strict=True
+    ):
+        assert distance(dict(found), dict(wanted)) < 1e-5
