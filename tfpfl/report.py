@@ -70,7 +70,13 @@ def protocols(results: list, title: str) -> Table:
     for r in results:
         if r.mean == "clients":
             accuracy, examples = percent(r.accuracy, r.accuracy_ci95), percent(pooled[r.model, r.when, r.split])
-            cells = (accuracy, examples, percent(r.worst_decile), f"{r.loss:.4f}", str(r.num_clients))
+            cells = (
+                accuracy,
+                examples,
+                percent(r.worst_decile),
+                f"{r.loss:.4f}" if r.loss < 1e4 else f"{r.loss:.1e}",
+                str(r.num_clients),
+            )
             when, split = (name.replace("validation", "val.").replace("_", " ") for name in (r.when, r.split))
             table.add_row(r.model, r.clients, when, split, *cells)
     return table

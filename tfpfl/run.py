@@ -289,9 +289,10 @@ class Run:
                 "To run with other settings, start a run in a new folder"
             ) from error
         if rounds is not None and rounds != config.rounds:
-            if rounds < run.store.round_num:
+            done = run.store.round_num
+            if rounds < done:
                 run.close()
-                raise RunError(f"{folder} has {run.store.round_num} rounds already, which is more than {rounds}")
+                raise RunError(f"{folder} has {done} rounds already, which is more than {rounds}")
             config.rounds = rounds
             _write(folder / "config.json", json.dumps(asdict(config), indent=2) + "\n")
         return run

@@ -1,0 +1,61 @@
+"""Small runs, and all that a run has saved, to compare two of them bit for bit."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import toys
+
+from tfpfl.callbacks import Callback
+from tfpfl.data import Federation
+from tfpfl.run import Run, RunConfig
+
+EXAMPLES, CLASSES = (20, 31, 24, 27, 22, 25), (2, 3, 2, 4, 3, 2)
+
+
+def federation(folder, validation=0.2) -> Federation:
+    """Six clients of 20 to 31 examples with a validation and a test part."""
+    train = toys.clients(EXAMPLES, CLASSES, dtype="float32")
+    test = toys.clients([3 * k for k in CLASSES], CLASSES, dtype="float32", seed=2)
+    return Federation.from_clients(
+        [{"train": a, "test": b} for a, b in zip(train, test, strict=True)], out=folder, validation=validation
+    )
+
+
+def config(**changes) -> RunConfig:
+    """Fourteen rounds of half of the clients, evaluated in rounds 3 and 5 to 14."""
+    given = {"algorithm": "pflego", "participation": 0.5, "rounds": 14, "evaluate_every": 3} | changes
+    if given["algorithm"] == "pflego" and "preset" not in given:
+        given["hyperparameters"] = {"tau": 4, "beta": 0.05} | given.get("hyperparameters", {})
+    return RunConfig(**given)
+
+
+def saved(folder) -> dict:
+    """Every table of the store, in bytes; of the history all but the seconds."""
+    db = sqlite3.connect(f"file:{Path(folder) / 'state.sqlite'}?mode=ro", uri=True)
+    tables = {
+        name: db.execute(f"SELECT * FROM {name} ORDER BY 1, 2, 3, 4" if name != "server" else "SELECT * FROM server")
+        for name in ("server", "client", "evaluation")
+    }
+    found = {name: rows.fetchall() for name, rows in tables.items()}
+    history = [json.loads(row) for (row,) in db.execute("SELECT row FROM history ORDER BY round")]
+    db.close()
+    return found | {"history": [{k: v for k, v in row.items() if k != "seconds"} for row in history]}
+
+
+class Interrupt(Callback):
+    """Raises an error after these rounds."""
+
+    def __init__(self, *rounds, error=KeyboardInterrupt):
+        self.rounds, self.error = rounds, error
+
+    def round(self, training, row):
+        if row["round"] in self.rounds:
+            raise self.error
+
+
+def train(folder, a_federation, callbacks=(), **changes) -> Run:
+    """A run from its start to its end; closed."""
+    with Run.create(config(**changes), folder, a_federation) as run:
+        run.train(callbacks)
+    return run

@@ -1,0 +1,169 @@
+"""What happens beside the rounds."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+import runs
+import tensorflow as tf
+from rich.console import Console
+
+from tfpfl.callbacks import Callback, EarlyStopping, Progress, TensorBoard
+from tfpfl.client_store import ClientStore
+from tfpfl.run import Run
+from tfpfl.training import Training
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return runs.federation(tmp_path_factory.mktemp("data") / "federation")
+
+
+class Recorder(Callback):
+    """Writes down what it is told."""
+
+    def __init__(self, log, name="", fail_at=None):
+        self.log, self.name, self.fail_at = log, name, fail_at
+
+    def _see(self, what):
+        self.log.append(self.name + what)
+        if what == self.fail_at:
+            raise OSError(what)
+
+    def start(self, training, rounds):
+        self._see(f"start {training.store.round_num} {rounds}")
+
+    def round(self, training, row):
+        assert training.store.history()[-1] == row  # it is saved by now
+        self._see(f"round {row['round']}")
+
+    def end(self, training):
+        self._see("end")
+
+
+def test_the_order_of_calls(federation, tmp_path):
+    log = []
+    folder = runs.train(tmp_path / "run", federation, [Recorder(log)], rounds=2).folder
+    assert log == ["start 0 2", "round 1", "round 2", "end"]
+    log.clear()
+    with Run.open(folder, rounds=3) as run:
+        run.train([Recorder(log)])
+    assert log == ["start 2 3", "round 3", "end"]
+
+
+@pytest.mark.parametrize(
+    ("fail_at", "calls"),
+    [
+        ("round 1", ["a start 0 2", "b start 0 2", "a round 1", "b round 1", "b end", "a end"]),
+        ("start 0 2", ["a start 0 2", "b start 0 2", "a end"]),
+    ],
+)
+def test_what_was_started_is_ended_after_an_error(federation, tmp_path, fail_at, calls):
+    log = []
+    with pytest.raises(OSError, match=fail_at):
+        runs.train(tmp_path / "run", federation, [Recorder(log, "a "), Recorder(log, "b ", fail_at)], rounds=2)
+    assert log == calls
+
+
+def test_a_callback_stops_a_run_with_a_reason(federation, tmp_path):
+    class Stop(Callback):
+        def round(self, training, row):
+            training.stop_reason = "enough" if row["round"] == 2 else None
+
+    run = runs.train(tmp_path / "run", federation, [Stop()], rounds=5)
+    assert run.stop_reason == "enough" and len(runs.saved(run.folder)["history"]) == 2
+
+
+def test_progress_shows_rounds_and_loss(federation, tmp_path):
+    text = io.StringIO()
+    runs.train(tmp_path / "run", federation, [Progress("PFLEGO", Console(file=text, width=90))], rounds=2)
+    loss = runs.saved(tmp_path / "run")["history"][-1]["loss"]
+    assert "PFLEGO" in text.getvalue() and "2/2 rounds" in text.getvalue() and f"loss {loss:.4f}" in text.getvalue()
+
+
+def events(folder) -> dict:
+    """{(name, round): value} of all event files."""
+    found = {}
+    for path in sorted(folder.glob("events*")):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                found[value.tag, event.step] = tf.make_ndarray(value.tensor).item()
+    return found
+
+
+def test_tensorboard_has_the_history_after_interruptions_too(federation, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):  # before TensorBoard hears of round 2, which is saved
+        runs.train(folder, federation, [runs.Interrupt(2)], rounds=4)
+    with Run.open(folder) as run:
+        run.train()
+        history = run.store.history()
+    expected = {
+        (name.replace(" ", "/"), row["round"]): pytest.approx(value, rel=1e-6)
+        for row in history
+        for name, value in row.items()
+        if name != "round"
+    }
+    assert len(history) == 4 and ("personal/test/accuracy", 2) in expected
+    assert events(folder / "tensorboard") == expected
+
+
+def test_tensorboard_that_cannot_write_does_not_end_a_run(tmp_path):
+    board = TensorBoard(tmp_path)
+    board.start(SimpleNamespace(store=ClientStore()), 1)
+
+    class Full:
+        def as_default(self, step):
+            raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+    board._writer = Full()
+    with pytest.warns(UserWarning, match="round 3 were not written.*No space left"):
+        board.round(None, {"round": 3, "loss": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("scores", "patience", "stops_after"),
+    [
+        ([0.1, 0.2, 0.3, 0.4], 2, None),
+        ([0.5, 0.4, 0.3], 2, 3),
+        ([0.5, 0.5, 0.5], 2, 3),  # equal is not better
+        ([0.5, None, 0.4, None, 0.6, 0.1, 0.2], 2, 7),  # None: not evaluated
+        ([0.5, float("nan"), 0.4], 2, None),  # nobody had validation examples
+    ],
+)
+def test_early_stopping(scores, patience, stops_after):
+    stopping = EarlyStopping(patience)
+    training = SimpleNamespace(stop_reason=None, model_name="personal", store=ClientStore())
+    stopping.start(training, 10)
+    stopped = None
+    for t, score in enumerate(scores, 1):
+        row = {"round": t} if score is None else {"round": t, "personal validation accuracy": score}
+        stopping.round(training, row)
+        if training.stop_reason and stopped is None:
+            stopped = t
+    assert stopped == stops_after
+    if stops_after:
+        assert f"not risen above {max(s for s in scores if s):.4f} in {patience}" in training.stop_reason
+
+
+def test_early_stopping_without_patience_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        EarlyStopping(0)
+
+
+def test_is_evaluated(federation):
+    import toys
+
+    from tfpfl import build_algorithm
+
+    model = toys.SplitModel(toys.backbone("float32"))
+    algorithm = build_algorithm("pflego", model, federation.population())
+
+    def evaluated(every, rounds):
+        training = Training(algorithm, federation, evaluate_every=every)
+        return [t for t in range(1, rounds + 1) if training.is_evaluated(t, rounds)]
+
+    assert evaluated(10, 25) == [10, *range(16, 26)]
+    assert evaluated(7, 30) == [7, 14, *range(21, 31)]
+    assert evaluated(0, 12) == list(range(3, 13))
+    assert evaluated(5, 8) == list(range(1, 9))

@@ -1,0 +1,163 @@
+"""A run that was interrupted and resumed is, bit for bit, the run that was not."""
+
+import multiprocessing
+import random
+import time
+
+import pytest
+import runs
+
+from tfpfl.client_store import StoreError
+from tfpfl.run import Run, RunError
+
+# Processes to be killed come from a server that has imported everything once.
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["tfpfl.run", "runs"])
+
+CASES = {
+    "pflego": {"algorithm": "pflego"},
+    "pflego, binomial": {"algorithm": "pflego", "sampling": "binomial", "participation": 0.2},
+    "fedavg": {
+        "algorithm": "fedavg",
+        "evaluate_every": 1,
+        "hyperparameters": {"batch_size": 7, "epochs": 2, "momentum": 0.9},
+    },
+    "local": {"algorithm": "local", "evaluate_every": 1, "hyperparameters": {"batch_size": 7, "steps": 5}},
+}
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return runs.federation(tmp_path_factory.mktemp("data") / "federation")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_interrupted_at_several_rounds(case, federation, tmp_path):
+    whole = runs.train(tmp_path / "whole", federation, **CASES[case])
+    folder = tmp_path / "interrupted"
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(folder, federation, [runs.Interrupt(1)], **CASES[case])
+    for last in (6, 13) if case == "pflego" else (6,):
+        assert len(runs.saved(folder)["history"]) < last
+        with Run.open(folder) as run, pytest.raises(KeyboardInterrupt):
+            run.train([runs.Interrupt(last)])
+        assert len(runs.saved(folder)["history"]) == last
+    with Run.open(folder) as run:
+        run.train()
+    expected = runs.saved(whole.folder)
+    assert runs.saved(folder) == expected
+    evaluated = {3, *range(5, 15)} if "pflego" in case else set(range(1, 15))
+    assert len(expected["history"]) == 14 and {row[0] for row in expected["evaluation"]} == evaluated
+    clients = {i for i, *_ in expected["client"]}
+    assert clients == (set() if case == "fedavg" else set(range(6)))
+    for name in ("clients.csv", "config.json"):
+        assert (folder / name).read_bytes() == (whole.folder / name).read_bytes()
+
+
+def test_through_tff(tff, federation, tmp_path):
+    asked = {"engine": "tff", "rounds": 5}
+    whole = runs.train(tmp_path / "whole", federation, **asked)
+    folder = tmp_path / "interrupted"
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(folder, federation, [runs.Interrupt(2)], **asked)
+    with Run.open(folder) as run:
+        run.train()
+    assert runs.saved(folder) == runs.saved(whole.folder)
+    assert len(runs.saved(folder)["history"]) == 5
+
+
+def test_more_rounds_give_the_states_of_a_longer_run(federation, tmp_path):
+    whole = runs.saved(runs.train(tmp_path / "whole", federation, rounds=17).folder)
+    runs.train(tmp_path / "extended", federation, rounds=4)
+    with Run.open(tmp_path / "extended", rounds=17) as run:
+        run.train()
+    extended = runs.saved(tmp_path / "extended")
+    assert (extended["server"], extended["client"]) == (whole["server"], whole["client"])
+    # Rounds 1, 2 and 4 are among the last ten of the shorter run only; what both evaluate is the same.
+    rounds = [{row[0] for row in found["evaluation"]} for found in (whole, extended)]
+    assert rounds[1] - rounds[0] == {1, 2, 4} and rounds[0] <= rounds[1]
+    assert [row for row in extended["evaluation"] if row[0] in rounds[0]] == whole["evaluation"]
+    with Run.open(tmp_path / "extended") as run:
+        assert run.config.rounds == 17
+
+
+def test_early_stopping_stops_where_it_would_have(federation, tmp_path):
+    asked = {"patience": 3, "rounds": 60, "evaluate_every": 1, "hyperparameters": {"beta": 1.0}}
+    whole = runs.train(tmp_path / "whole", federation, **asked)
+    expected = runs.saved(whole.folder)
+    stopped = len(expected["history"])
+    assert 4 <= stopped < 60 and whole.stop_reason
+    folder = tmp_path / "interrupted"
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(folder, federation, [runs.Interrupt(stopped - 1)], **asked)
+    for _ in range(2):  # the second time there is nothing left to do
+        with Run.open(folder) as run:
+            run.train()
+            assert run.stop_reason == whole.stop_reason
+        assert runs.saved(folder) == expected
+
+
+def test_a_finished_run_is_left_as_it_is(federation, tmp_path):
+    folder = runs.train(tmp_path / "run", federation, rounds=3).folder
+    before = runs.saved(folder), {name: (folder / name).read_bytes() for name in ("clients.csv", "summary.json")}
+    with Run.open(folder) as run:
+        run.train()
+    assert (runs.saved(folder), {name: (folder / name).read_bytes() for name in before[1]}) == before
+
+
+def test_fewer_rounds_than_there_are_is_refused(federation, tmp_path):
+    folder = runs.train(tmp_path / "run", federation, rounds=3).folder
+    config = (folder / "config.json").read_bytes()
+    for rounds, message in ((2, "has 3 rounds already"), (0, "at least 1")):
+        with pytest.raises(RunError, match=message):
+            Run.open(folder, rounds=rounds)
+    assert (folder / "config.json").read_bytes() == config
+    Run.open(folder).close()  # not left locked
+
+
+def test_a_full_disk_loses_no_saved_round(federation, tmp_path):
+    whole = runs.saved(runs.train(tmp_path / "whole", federation).folder)
+    folder = tmp_path / "run"
+
+    class Fill(runs.Callback):
+        def round(self, training, row):
+            if row["round"] == 5:  # SQLite's own limit, which gives the error of a full disk
+                pages = training.store._db.execute("PRAGMA page_count").fetchone()[0]
+                training.store._db.execute(f"PRAGMA max_page_count = {pages}")
+
+    with pytest.raises(StoreError, match=r"round \d+ was not saved, round \d+ is the last whole one.*full"):
+        runs.train(folder, federation, [Fill()])
+    done = len(runs.saved(folder)["history"])
+    assert 5 <= done < 14
+    assert len((folder / "history.csv").read_text().splitlines()) == 1 + done
+    with Run.open(folder) as run:
+        run.train()
+    assert runs.saved(folder) == whole
+
+
+def continue_run(folder):
+    with Run.open(folder) as run:
+        run.train()
+
+
+def test_killed_at_random_moments(federation, tmp_path):
+    whole = runs.saved(runs.train(tmp_path / "whole", federation, rounds=200, evaluate_every=20).folder)
+    folder = tmp_path / "killed"
+    Run.create(runs.config(rounds=200, evaluate_every=20), folder, federation).close()
+    rng = random.Random(0)
+    done, kills = 0, []
+    for _ in range(3):
+        process = processes.Process(target=continue_run, args=(folder,))
+        process.start()
+        deadline = time.monotonic() + 60
+        while len(runs.saved(folder)["history"]) < done + rng.randint(2, 30) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(rng.random() * 0.02)
+        process.kill()
+        process.join()
+        assert process.exitcode == -9
+        done = len(runs.saved(folder)["history"])
+        kills.append(done)
+    assert 0 < kills[0] < kills[1] < kills[2] < 200
+    continue_run(folder)
+    assert runs.saved(folder) == whole
