@@ -19,6 +19,7 @@ setup(
     install_requires=[
         "tensorflow>=2.14,<2.22",
         "keras>=2.14,<4",
+        "tensorboard>=2.14,<3",  # no longer brought by TensorFlow
         "tensorflow-datasets>=4.9.4,<5",
         "numpy>=1.25,<3",
         "scikit-learn>=1.3,<2",
