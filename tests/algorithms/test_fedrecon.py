@@ -1,13 +1,15 @@
 """FedRecon against FedRep and PFLEGO, and its own options written out with GradientTape."""
 
+from functools import partial
+
 import pytest
-import tensorflow as tf
 from rounds import by_hand, loss_of, play
 from toys import distance, gradient, identical, initial_states, toy
 
 from tfpfl import tree
 from tfpfl.algorithm import Weights
 from tfpfl.algorithms import fedrecon, fedrep, pflego
+from tfpfl.cost import count_passes
 from tfpfl.local import cross_entropy, support_and_query
 
 TAU, BETA, RHO = 5, 0.2, 0.15
@@ -105,15 +107,14 @@ def test_the_head_sees_the_support_and_theta_the_query(data):
     assert distance(output.metrics["loss"], loss(query, theta, new_head)) < 1e-9
 
 
-def test_there_is_one_forward_and_one_backward_pass_over_theta(data):
-    """Counted as matrix products with theta's four weights: 2 layers forward, and back 2 + 1 (no gradient of x)."""
-    algorithm = fedrecon(data.model, data.population, tau=TAU, beta=BETA)
-    head = initial_states(algorithm, data.population)[1]
-    graph = tf.function(lambda t: algorithm.client_update(t, head, data.visit(1)).update, autograph=False)
-    concrete = graph.get_concrete_function(data.model.theta())
-    outside_loops = [op for op in concrete.graph.get_operations() if op.type == "MatMul"]
-    head_products = 1 + 1 + 1  # the errors, the features' gradient, the loss
-    assert len(outside_loops) == 2 + 3 + head_products
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [({}, (1, 1)), ({"query_fraction": 0.5, "reset_head": True}, (1, 4 / 9)), ({"k_theta": 3}, (4, 3))],
+)
+def test_passes_through_the_backbone(data, options, passes):
+    """With a split, the support (five of nine examples) only goes forward."""
+    build = partial(fedrecon, population=data.population, tau=50, **options)
+    assert count_passes(build, data.model, data.visit(1)) == pytest.approx(passes)
 
 
 def test_refusals(data):

@@ -1,5 +1,7 @@
 """FedRep against GradientTape in its two phases, and against PFLEGO's theta step."""
 
+from functools import partial
+
 import pytest
 from rounds import by_hand, loss_of, play
 from toys import distance, identical, initial_states, toy
@@ -7,6 +9,7 @@ from toys import distance, identical, initial_states, toy
 from tfpfl import tree
 from tfpfl.algorithm import Weights
 from tfpfl.algorithms import fedrep, pflego
+from tfpfl.cost import count_passes
 
 ETA_H, ETA_B = 0.2, 0.1
 
@@ -69,6 +72,14 @@ def test_the_server_averages_by_examples(data):
         total = tree.add_scaled(total, int(data.population.num_examples[i]), output.update)
     expected = tree.add_scaled(theta, 1 / sum(int(data.population.num_examples[i]) for i in cohort), total)
     assert distance(play(algorithm, data, [cohort])[0][0], expected) < 1e-9
+
+
+def test_passes_through_the_backbone(data):
+    """One forward pass for all head steps; then one in each direction for a body step."""
+    build = partial(fedrep, population=data.population, tau_h=45, tau_b=5)
+    assert count_passes(build, data.model, data.visit(1)) == pytest.approx((6, 5))
+    head_only = partial(fedrep, population=data.population, tau_h=45, tau_b=0)
+    assert count_passes(head_only, data.model, data.visit(1)) == pytest.approx((1, 0))
 
 
 def test_refusals(data):
