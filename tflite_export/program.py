@@ -1,8 +1,9 @@
 """The device program: a TensorFlow Lite file without weights, which computes what a PFLEGO client computes.
 
-theta comes in as one flat float32[P] and its gradient goes out as one, so that a new theta needs no new file. An example
-has a weight: 1 / N_i, or 0 for one that only fills up a batch. So a client's examples may come in chunks of any size, and
-the gradients of the chunks add up to exactly that of the whole. Signatures (N examples, M features, K classes):
+theta comes in as one flat float32[P] and its gradient goes out as one, so that a new theta needs no new file. An
+example has a weight: 1 / N_i, or 0 for one that only fills up a batch. So a client's examples may come in chunks of any
+size, and the gradients of the chunks add up to exactly that of the whole. Signatures (N examples, M features, K
+classes):
 
     features        theta [P], x [N, ...] -> phi [N, M]
     predict         theta, x, kernel [M, K], bias [K] -> probabilities [N, K]
@@ -15,7 +16,6 @@ the gradients of the chunks add up to exactly that of the whole. Signatures (N e
 """
 
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -214,9 +214,9 @@ def _unsupported(op, backbone):
     what = f"layer {layer.name!r} ({kind})" if kind else f"operation {op.name!r}"
     advice = _ADVICE.get(kind, "take layers whose gradient the device has")
     return (
-        f"{what} cannot be trained on a device: {op.type} has no gradient in builtin operations. For rounds on the device "
-        f"{advice} (there are Dense, Conv2D, MaxPooling2D, AveragePooling2D, GlobalAveragePooling2D, Flatten, Reshape, "
-        "ZeroPadding2D, Add, Multiply, Concatenate, and ReLU, LeakyReLU, tanh, sigmoid); for inference and "
+        f"{what} cannot be trained on a device: {op.type} has no gradient in builtin operations. For rounds on the "
+        f"device {advice} (there are Dense, Conv2D, MaxPooling2D, AveragePooling2D, GlobalAveragePooling2D, Flatten, "
+        "Reshape, ZeroPadding2D, Add, Multiply, Concatenate, and ReLU, LeakyReLU, tanh, sigmoid); for inference and "
         "personalization of the head alone, export with rounds=False"
     )
 
@@ -256,9 +256,3 @@ def _loss(phi, targets, weights, kernel, bias):
     """The weighted sum of cross-entropies; with weights 1 / N their mean."""
     log_p = tf.nn.log_softmax(tf.matmul(phi, kernel) + bias)
     return -tf.reduce_sum(weights * tf.reduce_sum(targets * log_p, 1))
-
-
-def save(content: bytes, path: Path) -> Path:
-    """Writes a file of a bundle."""
-    path.write_bytes(content)
-    return path

@@ -6,12 +6,12 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfpfl.algorithm import Head
-from tfpfl.local import cross_entropy
-from tfpfl.models import SplitModel, build
 from tflite_export.gradients import UnsupportedLayerError
 from tflite_export.ops import check_builtin, operations
 from tflite_export.program import convert_program, flatten, unflatten
+from tfpfl.algorithm import Head
+from tfpfl.local import cross_entropy
+from tfpfl.models import SplitModel, build
 
 PAPERS = {"mlp200": (8, 8), "omniglot_4conv": (28, 28, 1), "fedavg_cnn": (28, 28, 1), "cifar_2conv": (32, 32, 3)}
 L2 = {"cifar_2conv": 1e-3}  # near-ties of overlapping windows: a pixel's gradient may go to the neighbour
