@@ -1,0 +1,331 @@
+"""What cannot work is refused early, in words that say what was found, and leaves nothing behind."""
+
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import runs
+
+from tfpfl import SplitModel, training
+from tfpfl.client_store import StoreError
+from tfpfl.data import Federation, load_source
+from tfpfl.data.catalog import Source
+from tfpfl.data.federation import FederationError
+from tfpfl.run import Run, RunConfig, RunError, open_federation
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return runs.federation(tmp_path_factory.mktemp("data") / "federation")
+
+
+@pytest.fixture(scope="module")
+def finished(federation, tmp_path_factory):
+    return runs.train(tmp_path_factory.mktemp("runs") / "run", federation, rounds=2).folder
+
+
+@pytest.fixture
+def a_run(finished, tmp_path):
+    """A copy of a finished run, to be damaged."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"algorithm": "pflegoo"}, "unknown algorithm 'pflegoo'; did you mean 'pflego'.*fedavg"),
+        ({"preset": "papre"}, "unknown preset of pflego 'papre'; did you mean 'paper'"),
+        ({"algorithm": "fedavg", "preset": "exact"}, "unknown preset of fedavg 'exact'; there are none"),
+        ({"hyperparameters": {"taw": 3}}, "unknown hyperparameter of pflego 'taw'; did you mean 'tau'.*beta"),
+        ({"hyperparameters": {"tau": "3"}}, "tau must be int, found '3'"),
+        ({"hyperparameters": {"tau": 2.5}}, "tau must be int, found 2.5"),
+        ({"hyperparameters": [1]}, "hyperparameters must be dict"),
+        ({"participation": 0}, r"participation must lie in \(0, 1\], found 0"),
+        ({"participation": 1.01}, r"participation must lie in \(0, 1\], found 1.01"),
+        ({"participation": float("nan")}, r"participation must lie in \(0, 1\], found nan"),
+        ({"sampling": "fixt"}, "unknown sampling 'fixt'"),
+        ({"sampling": "range"}, "1 <= low <= high"),
+        ({"sampling": "range", "sampling_range": (3, 2)}, "low=3, high=2"),
+        ({"sampling_range": (1, 2)}, "sampling_range goes with sampling 'range', found 'fixed'"),
+        ({"rounds": 0}, "rounds must lie in 1.*found 0"),
+        ({"rounds": "many"}, "rounds must be int, found 'many'"),
+        ({"rounds": True}, "rounds must be int, found True"),
+        ({"seed": -1}, "seed must lie in 0.*found -1"),
+        ({"seed": 2**31}, "seed must lie in 0"),
+        ({"evaluate_every": -1}, "evaluate_every must lie in 0.*found -1"),
+        ({"patience": 0}, "patience must lie in 1.*found 0"),
+    ],
+)
+def test_a_configuration_that_can_be_seen_to_be_wrong(given, message):
+    with pytest.raises(ValueError, match=message):
+        RunConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"hyperparameters": {"tau": 0}}, "tau must be at least 1.*found 0"),
+        ({"hyperparameters": {"beta": float("nan")}}, "beta must be a finite number.*found nan"),
+        ({"hyperparameters": {"rule": "eq4"}}, "rule must be one of exact, eq3; found 'eq4'"),
+        ({"engine": "tf"}, "unknown engine 'tf'; did you mean 'tff'"),
+        ({"network": "mlp20"}, "unknown network 'mlp20'; did you mean 'mlp200'"),
+        ({"network": "cifar_2conv"}, "cifar_2conv needs larger images than"),
+        ({"head_init": "zero"}, "unknown head_init 'zero'"),
+        ({"labels": "both"}, "unknown label space 'both'"),
+        ({"sampling": "range", "sampling_range": (2, 7)}, "goes up to 7 but there are 6 clients"),
+    ],
+)
+def test_a_run_that_cannot_be_is_not_begun(given, message, federation, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        Run.create(RunConfig(**given), tmp_path / "run", federation)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dataset": "digitz"}, "unknown data set 'digitz'; did you mean digits"),
+        ({"partition": "dirichlt"}, "unknown partitioner 'dirichlt'; did you mean 'dirichlet'"),
+        ({"clients": 4}, r"4 clients x 2 classes cannot hold all 10 classes.*at least 5 clients"),
+        ({"clients": 5000, "partition": "iid"}, "more clients than examples: 5000 clients, 1442 training"),
+        ({"clients": 0}, "number of clients must be an integer >= 1, found 0"),
+        ({"clients": 1000, "partition": "iid"}, r"client \d+ has 1 training examples left of 1.*take fewer clients"),
+        ({"partition_args": {"K": 11}, "clients": 5}, "K must lie in 1..10.*found K=11"),
+        ({"partition": "natural"}, "no natural key"),
+        ({"clients": 5, "validation": 1.0}, r"validation must lie in \[0, 1\), found 1.0"),
+    ],
+)
+def test_a_partition_that_cannot_be_is_not_made(given, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        Run.create(RunConfig(**given), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert not list((tmp_path / "cache").glob("*/*"))
+
+
+def test_data_that_may_not_be_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "nothing"))
+    with pytest.raises(FileNotFoundError, match="'mnist' is not in .*--allow-download"):
+        Run.create(RunConfig(dataset="mnist", clients=5), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+X, Y = np.zeros((8, 4), np.float32), np.arange(8) % 2
+
+
+def nan(x):
+    x = x.copy()
+    x[5, 2] = np.nan
+    return x
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ({}, "there are no clients"),
+        ({"a": (X, Y), "b": (X[:0], Y[:0])}, "client 'b' has no training examples"),
+        ({"a": (X, Y), "b": (X[:1], Y[:1])}, "client b has 1 training examples left of 1.*at least 2"),
+        ({"a": (X, Y), "b": (nan(X), Y)}, "client 'b': train examples must be finite: 1 are not, first number 5"),
+        ({"a": (X, Y), "b": (X, -Y)}, r"client 'b': train labels must be class ids >= 0, found -1\.\.0"),
+        ({"a": (X, Y), "b": (X, Y / 2)}, "client 'b': train labels must be integers, found float64"),
+        ({"a": (X, Y), "b": (X, Y[:3])}, "client 'b': train examples and labels differ in number: 8 and 3"),
+        ({"a": (X, Y), "b": (X[:, :3], Y)}, r"examples must have one shape, found \[\(3,\), \(4,\)\]"),
+    ],
+)
+def test_clients_that_cannot_train(clients, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        Federation.from_clients(clients, out=tmp_path / "federation")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_outside_the_class_set(tmp_path):
+    with pytest.raises(ValueError, match="labels go up to 1, but there are only 1 class names"):
+        Federation.from_clients([(X, Y)], out=tmp_path / "federation", class_names=["cat"])
+
+
+def test_nan_in_a_source_made_by_hand(tmp_path):
+    checked = load_source("synthetic")
+    source = Source(
+        "mine", "1", nan(checked.x_train), checked.y_train, checked.x_test, checked.y_test, list("0123456789")
+    )
+    with pytest.raises(ValueError, match=r"examples must be finite: 1 are not, the first is of client \d"):
+        Federation.build(source, "iid", clients=4, out=tmp_path / "federation")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 1), (4, 4)])
+def test_a_backbone_whose_output_is_not_a_matrix(shape, tmp_path):
+    backbone = keras.Sequential([keras.Input(shape), keras.layers.Dense(3)])
+    with pytest.raises(ValueError, match=r"features \[N, M\]; for 2 examples this one gives \(2, 4"):
+        SplitModel(backbone)
+    backbone.save(tmp_path / "deep.keras")
+    federation = Federation.from_clients([(np.zeros((8, *shape), np.float32), Y)] * 3, out=tmp_path / "federation")
+    with pytest.raises(ValueError, match=r"features \[N, M\]"):
+        Run.create(RunConfig(network=str(tmp_path / "deep.keras")), tmp_path / "run", federation)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_network_file_that_is_none(federation, tmp_path):
+    file = tmp_path / "net.keras"
+    with pytest.raises(ValueError, match="net.keras cannot be read: No such file"):
+        Run.create(RunConfig(network=file), tmp_path / "run", federation)
+    file.write_bytes(b"not a model")
+    with pytest.raises(ValueError, match="net.keras cannot be read as a Keras model"):
+        Run.create(RunConfig(network=file), tmp_path / "run", federation)
+    keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)]).save(file)
+    with pytest.raises(ValueError, match=r"the model takes examples of shape \(5,\), the federation's are \(4,\)"):
+        Run.create(RunConfig(network=file), tmp_path / "run", federation)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_tff_engine_without_tff(federation, tmp_path, monkeypatch):
+    def absent():
+        raise RuntimeError("the TFF engine needs tensorflow-federated")
+
+    monkeypatch.setattr(training, "require_tff", absent)
+    with pytest.raises(RuntimeError, match="the TFF engine needs tensorflow-federated"):
+        Run.create(RunConfig(engine="tff"), tmp_path / "run", federation)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_that_exists(a_run, federation, tmp_path):
+    before = runs.saved(a_run)
+    with pytest.raises(
+        RunError, match=r"exists and is not empty; continue it with `tfpfl resume .*run`.*another --out"
+    ):
+        Run.create(runs.config(), a_run, federation)
+    assert runs.saved(a_run) == before
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.tex").touch()
+    for taken in (tmp_path / "thesis", tmp_path / "thesis" / "chapter1.tex"):
+        with pytest.raises(RunError, match="exists and is not empty. Take another"):
+            Run.create(runs.config(), taken, federation)
+    assert [p.name for p in (tmp_path / "thesis").iterdir()] == ["chapter1.tex"]
+
+
+def test_what_a_kill_left_of_making_a_run_is_no_run(federation, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json.new").write_text('{"algo')
+    Run.create(runs.config(), tmp_path / "run", federation).close()
+    Run.open(tmp_path / "run").close()
+
+
+def change(**entries):
+    return lambda text: json.dumps(json.loads(text) | entries)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "config.json is damaged, it is not valid JSON"),
+        (lambda text: "", "config.json is damaged, it is not valid JSON"),
+        (lambda text: "[1]", "not the configuration of a run: it has no format number"),
+        (change(format=99), "format 99, from a newer tfpfl; this one reads up to 1"),
+        (change(color="red"), "config.json is damaged, it has unknown entries color"),
+        (lambda text: json.dumps({"format": 1}), "config.json is damaged, it has no entries algorithm"),
+        (change(rounds="2"), "config.json is damaged: rounds must be int, found '2'"),
+        (change(algorithm="pfledgo"), "config.json is damaged: unknown algorithm"),
+        (change(hyperparameters={"tau": None}), "config.json is damaged: tau must be int"),
+        (change(participation=0.9), "config.json and state.sqlite in .* are not of one run"),
+        (change(seed=7), "config.json and state.sqlite in .* are not of one run"),
+        (change(federation_hash="0" * 64), "the run was started on federation 000000000000, but"),
+    ],
+)
+def test_a_damaged_configuration(a_run, damage, message):
+    before = runs.saved(a_run)
+    path = a_run / "config.json"
+    intact = path.read_text()
+    path.write_text(damage(intact))
+    with pytest.raises(RunError, match=message):
+        Run.open(a_run)
+    assert runs.saved(a_run) == before
+    path.write_text(intact)
+    Run.open(a_run).close()  # nothing was lost, and nothing is locked
+
+
+def test_not_a_run_folder(tmp_path):
+    for folder in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(RunError, match="is not a run folder: it has no config.json"):
+            Run.open(folder)
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_state_of_another_run_or_a_lost_or_damaged_one(a_run, federation, tmp_path):
+    other = runs.train(tmp_path / "other", federation, rounds=1, seed=1).folder
+    state = a_run / "state.sqlite"
+    intact = state.read_bytes()
+    shutil.copy(other / "state.sqlite", state)
+    with pytest.raises(RunError, match="config.json and state.sqlite in .* are not of one run"):
+        Run.open(a_run)
+    state.write_bytes(intact[: len(intact) // 2 + 7])
+    with pytest.raises(StoreError, match="damaged or cut off"):
+        Run.open(a_run)
+    state.unlink()
+    with pytest.raises(RunError, match="state.sqlite is missing: the run has a history, but its state is lost"):
+        Run.open(a_run)
+    assert not state.exists()
+    state.write_bytes(intact)
+    with Run.open(a_run) as run:
+        assert run.store.round_num == 2
+        with pytest.raises(StoreError, match="being written by another process"):
+            Run.open(a_run)
+
+
+def test_a_federation_that_was_changed_or_is_gone(tmp_path):
+    federation = runs.federation(tmp_path / "federation")
+    folder = runs.train(tmp_path / "run", federation, rounds=1).folder
+    x = tmp_path / "federation" / "x.raw"
+    intact = x.read_bytes()
+    x.write_bytes(intact[:-4] + b"\x00\x00\xc0\x7f")  # NaN
+    with pytest.raises(FederationError, match="x.raw was changed: its sha256"):
+        Run.open(folder)
+    x.write_bytes(intact[:-4])
+    with pytest.raises(FederationError, match=r"is incomplete: x.raw has \d+ bytes, expected \d+"):
+        Run.open(folder)
+    x.write_bytes(intact)
+    (tmp_path / "federation").rename(tmp_path / "moved")
+    with pytest.raises(RunError, match="federation .*/federation is gone, and it could not be made again: .*arrays"):
+        Run.open(folder)
+    (tmp_path / "moved").rename(tmp_path / "federation")
+    Run.open(folder).close()
+
+
+def test_a_damaged_federation_in_the_cache_says_what_to_do():
+    config = RunConfig(clients=5)
+    made = open_federation(config)
+    (made.path / "index.raw").unlink()
+    with pytest.raises(
+        FederationError, match="is incomplete: index.raw is missing.*remove that folder, and it is made again"
+    ):
+        open_federation(config)
+    shutil.rmtree(made.path)
+    assert open_federation(config).hash == made.hash
+
+
+def test_a_diverged_run_can_be_looked_at(federation, tmp_path):
+    folder = tmp_path / "run"
+    hyper = {"rho": 1e30, "server_opt": "sgd"}
+    with Run.create(runs.config(hyperparameters=hyper), folder, federation) as run:
+        with pytest.raises(training.DivergedError, match=r"round \d+ diverged.*client \d"):
+            run.train()
+    done = len(runs.saved(folder)["history"])
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["rounds"] == done < 14 and summary["stopped"].startswith(f"round {done + 1} diverged")
+    with Run.open(folder, engine="local") as run:
+        assert len(run.evaluate()) == 6 * 3
+        assert run.stop_reason == summary["stopped"]
+
+
+def test_names():
+    from tfpfl.names import unknown
+
+    assert (
+        unknown("colour", "bleu", ["red", "blue"]) == "unknown colour 'bleu'; did you mean 'blue'? there are red, blue"
+    )
+    assert unknown("colour", "xyz", []) == "unknown colour 'xyz'; there are none"

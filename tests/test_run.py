@@ -1,0 +1,197 @@
+"""The run folder: what is in it, and that its parts say the same."""
+
+import csv
+import json
+import math
+
+import keras
+import numpy as np
+import pytest
+import runs
+
+from tfpfl.evaluation import results
+from tfpfl.run import Run, RunConfig, RunError, open_federation
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return runs.federation(tmp_path_factory.mktemp("data") / "federation")
+
+
+@pytest.fixture(scope="module")
+def finished(federation, tmp_path_factory):
+    """A run of 12 rounds, with an empty one among them."""
+    asked = {"rounds": 12, "sampling": "binomial", "participation": 0.2, "evaluate_every": 1}
+    folder = runs.train(tmp_path_factory.mktemp("runs") / "run", federation, **asked).folder
+    return folder
+
+
+def table(path) -> list[dict]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_files_of_a_run(finished):
+    names = {p.name for p in finished.iterdir()}
+    assert names - {"state.sqlite.lock"} == {
+        "config.json", "state.sqlite", "history.csv", "clients.csv", "summary.json", "tensorboard"
+    }  # fmt: skip
+
+
+def test_config_says_everything(finished, federation):
+    config = json.loads((finished / "config.json").read_text())
+    assert config["hyperparameters"]["tau"] == 4 and config["hyperparameters"]["rho"] == 0.001  # given, and default
+    assert (config["federation_hash"], config["federation"]) == (federation.hash, str(federation.path))
+    assert (config["dataset"], config["partition"], config["clients"]) == ("arrays", "from_clients", 6)
+    assert (config["network"], config["labels"], config["data_seed"]) == ("mlp200", "local", 0)
+    assert config["versions"]["tensorflow"] and config["versions"]["keras"] == keras.__version__
+    assert None not in (config["seed"], config["rounds"], config["validation"], config["format"])
+    with Run.open(finished) as run:
+        assert run.config.resolved(federation) == run.config  # nothing is left open
+        assert run.changed_versions == {}
+
+
+def test_summary(finished):
+    summary = json.loads((finished / "summary.json").read_text())
+    with Run.open(finished) as run:
+        history, evaluations = run.store.history(), run.store.evaluations()
+    busy = [row for row in history if row["clients"]]
+    assert 0 < len(busy) < 12
+    assert (summary["algorithm"], summary["dataset"], summary["engine"]) == ("pflego", "arrays", "local")
+    assert (summary["rounds"], summary["stopped"]) == (12, None)
+    assert summary["seconds_per_round_median"] == pytest.approx(np.median([row["seconds"] for row in busy]))
+    visits = sum(row["clients"] for row in history)
+    theta = 4 * 200 + 200  # mlp200 on 4 numbers; 4 bytes each, down and up
+    assert summary["client_visits"] == visits
+    assert summary["bytes_down"] == summary["bytes_up"] == visits * 4 * theta
+    wanted = {"model", "clients", "mean", "when", "split", "accuracy", "accuracy_ci95", "loss"}
+    assert all(wanted <= set(row) for row in summary["results"])
+    assert [row["accuracy"] for row in summary["results"]] == [r.accuracy for r in results(evaluations)]
+    models = {(row["model"], row["clients"], row["split"]) for row in summary["results"]}
+    assert models == {
+        (model, clients, split)
+        for model, clients in (("personal", "all"), ("local copy", "sampled"))
+        for split in ("validation", "test")
+    }
+
+
+def test_history_csv_is_the_store(finished):
+    with Run.open(finished) as run:
+        history = run.store.history()
+    rows = table(finished / "history.csv")
+    assert [int(row["round"]) for row in rows] == list(range(1, 13))
+    for row, stored in zip(rows, history, strict=True):
+        assert {k: float(v) for k, v in row.items() if v != ""} == stored
+    assert any(row["loss"] == "" for row in rows)  # the empty round
+
+
+def test_clients_csv_is_the_federation_and_the_last_evaluation(finished, federation):
+    with Run.open(finished) as run:
+        last = {(e.client_id, e.split): e for e in run.store.evaluations(12) if e.model == "personal"}
+    rows = table(finished / "clients.csv")
+    assert [int(row["client"]) for row in rows] == list(range(6))
+    for i, row in enumerate(rows):
+        assert int(row["num_examples"]) == int(row["train_examples"]) == federation.num_examples("train")[i]
+        assert int(row["num_classes"]) == runs.CLASSES[i]
+        assert 0 <= float(row["train_accuracy"]) <= 1 and math.isfinite(float(row["train_loss"]))
+        for split in ("validation", "test"):
+            assert int(row[f"{split}_examples"]) == last[i, split].num_examples > 0
+            assert float(row[f"{split}_accuracy"]) == pytest.approx(last[i, split].accuracy)
+            assert float(row[f"{split}_loss"]) == pytest.approx(last[i, split].loss, rel=1e-6)
+
+
+def test_evaluate_makes_lost_tables_again_and_loses_nothing(federation, tmp_path):
+    def stop(training, row):
+        training.stop_reason = "the electricity bill"
+
+    stopping = runs.Callback()
+    stopping.round = stop
+    folder = runs.train(tmp_path / "run", federation, [stopping], rounds=3).folder
+    before = {name: (folder / name).read_bytes() for name in ("summary.json", "history.csv", "clients.csv")}
+    assert json.loads(before["summary.json"])["stopped"] == "the electricity bill"
+    for name in ("history.csv", "clients.csv"):
+        (folder / name).unlink()
+    with Run.open(folder, engine="local") as run:
+        run.evaluate()
+    assert {name: (folder / name).read_bytes() for name in before} == before
+
+
+def test_presets_are_written_out(federation, tmp_path):
+    run = Run.create(RunConfig(preset="exact", hyperparameters={"tau": 3}), tmp_path / "run", federation)
+    run.close()
+    hyper = json.loads((tmp_path / "run" / "config.json").read_text())["hyperparameters"]
+    assert (hyper["rule"], hyper["server_opt"], hyper["tau"]) == ("exact", "sgd", 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"rounds": 9}, True),
+        ({"seed": 1}, False),
+        ({"hyperparameters": {"beta": 0.06}}, False),
+        ({"participation": 0.4}, False),
+        ({"evaluate_every": 4}, False),
+    ],
+)
+def test_what_makes_another_run(federation, change, same):
+    one, other = (runs.config(**c).resolved(federation).run_id for c in ({}, change))
+    assert (one == other) == same
+
+
+def test_numbers_of_numpy_are_numbers(federation):
+    given = {"tau": np.int64(4), "beta": np.float32(0.5)}
+    config = runs.config(hyperparameters=given, seed=np.int32(3))
+    assert config.hyperparameters == {"tau": 4, "beta": 0.5} and type(config.hyperparameters["tau"]) is int
+    assert config.resolved(federation).run_id == runs.config(
+        hyperparameters={"tau": 4, "beta": 0.5}, seed=3
+    ).resolved(federation).run_id  # fmt: skip
+
+
+def test_your_own_backbone_from_a_file(federation, tmp_path):
+    backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(7, activation="tanh")])
+    path = tmp_path / "mine.keras"
+    backbone.save(path)
+    changes = {"network": str(path), "rounds": 2}
+    folder = runs.train(tmp_path / "run", federation, **changes).folder
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["network"], len(config["network_hash"])) == ("network.keras", 64)
+    path.unlink()  # the run has its own copy
+    with Run.open(folder, rounds=3) as run:
+        assert run.model.num_features == 7
+        np.testing.assert_array_equal(run.model.initial_theta[0], backbone.get_weights()[0])
+        run.train()
+        assert run.store.round_num == 3
+    keras.Sequential([keras.Input((4,)), keras.layers.Dense(7)]).save(folder / "network.keras")
+    with pytest.raises(RunError, match="network.keras was changed"):
+        Run.open(folder)
+    (folder / "network.keras").unlink()
+    with pytest.raises(RunError, match="network.keras is missing"):
+        Run.open(folder)
+
+
+def test_federations_in_the_cache_are_made_once_and_again_when_lost(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+    config = RunConfig(clients=5, partition_args={"K": 3}, rounds=1, hyperparameters={"tau": 1})
+    made = open_federation(config)
+    assert made.path.is_relative_to(tmp_path / "cache") and made.num_clients == 5
+    assert open_federation(config).path == made.path
+    with Run.create(config, tmp_path / "run") as run:
+        assert run.federation.path == made.path
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "another machine"))
+    made.path.rename(tmp_path / "gone")
+    with Run.open(tmp_path / "run") as run:
+        assert run.federation.hash == made.hash
+        assert run.federation.path.is_relative_to(tmp_path / "another machine")
+
+
+def test_other_versions_are_told(finished):
+    path = finished / "config.json"
+    before = path.read_text()
+    config = json.loads(before)
+    config["versions"]["tensorflow"] = "1.0"
+    path.write_text(json.dumps(config))
+    try:
+        with Run.open(finished) as run:
+            assert run.changed_versions["tensorflow"][0] == "1.0" and len(run.changed_versions) == 1
+    finally:
+        path.write_text(before)

@@ -1,0 +1,171 @@
+"""The round loop, with federations and models of the user's own."""
+
+import keras
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+import toys
+
+from tfpfl import Sampling, SplitModel, Training, build_algorithm, training
+from tfpfl.client_store import ClientStore, StoreError
+from tfpfl.data import Federation
+from tfpfl.sampling import cohort
+from tfpfl.training import DivergedError
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return runs.federation(tmp_path_factory.mktemp("data") / "federation")
+
+
+def make(name, federation, sampling=None, labels="local", **hyperparameters):
+    population = federation.population(sampling or Sampling("fixed", 0.5), labels=labels)
+    return build_algorithm(name, SplitModel(toys.backbone("float32")), population, **hyperparameters)
+
+
+def state(loop):
+    """What the store holds, as comparable arrays."""
+    return tf.nest.map_structure(np.asarray, (loop.server_state(), loop.client_states(range(6))))
+
+
+def test_your_own_backbone_on_your_own_data(tmp_path):
+    rng = np.random.default_rng(0)
+    means = rng.standard_normal((3, 6, 6, 1))
+
+    def client(n):
+        y = np.arange(n) % 3
+        return (means[y] + 0.3 * rng.standard_normal((n, 6, 6, 1))).astype(np.float32), y
+
+    federation = Federation.from_clients({name: client(30) for name in ("ann", "bob", "eve")}, out=tmp_path / "mine")
+    backbone = keras.Sequential(
+        [keras.Input((6, 6, 1)), keras.layers.Conv2D(4, 3, activation="relu"), keras.layers.Flatten()]
+    )
+    algorithm = build_algorithm("pflego", SplitModel(backbone), federation.population(), tau=10, beta=0.1)
+    loop = Training(algorithm, federation)
+    loop.run(12)
+    history = loop.store.history()
+    assert [row["round"] for row in history] == list(range(1, 13))
+    assert history[-1]["loss"] < history[0]["loss"] / 2
+    assert history[-1]["personal test accuracy"] > 0.9
+    # What the history says of an evaluation is the mean over the clients of what the store says.
+    rows = [e for e in loop.store.evaluations(12) if (e.model, e.split) == ("personal", "test")]
+    assert len(rows) == 3
+    assert history[-1]["personal test accuracy"] == pytest.approx(np.mean([e.accuracy for e in rows]))
+
+
+def test_methods_are_compared_on_the_same_cohorts_and_keys(federation, monkeypatch):
+    """Cohorts and the seeds of the shuffles are functions of (seed, round, client), not of the algorithm."""
+    seen = []
+
+    class Recorded(training.Simulation):
+        def next(self, server, states, visits):
+            seen.append([(int(v.info.client_id), *v.key.tolist()) for v in visits])
+            return super().next(server, states, visits)
+
+    monkeypatch.setattr(training, "Simulation", Recorded)
+
+    def visits(name, seed, **kw):
+        seen.clear()
+        Training(make(name, federation, **kw), federation, seed=seed).run(3)
+        return list(seen)
+
+    pflego = visits("pflego", 0, tau=2)
+    assert [len(cohort) for cohort in pflego] == [3, 3, 3]
+    assert len({visit for cohort in pflego for visit in cohort}) == 9  # no two visits alike
+    assert visits("fedavg", 0, labels="global", steps=2) == pflego
+    assert visits("local", 0, steps=3, batch_size=5) == pflego
+    assert visits("pflego", 1, tau=2) != pflego
+
+
+def test_empty_rounds_are_recorded_and_change_nothing(federation):
+    algorithm = make("pflego", federation, Sampling("binomial", 0.15), tau=3)
+    loop = Training(algorithm, federation, seed=4)
+    before, empty, states = None, 0, state(loop)
+    for t in range(1, 13):
+        loop.run(t)
+        row, now = loop.store.history()[-1], state(loop)
+        if row["clients"] == 0:
+            empty += 1
+            assert toys.identical(now, states)
+            assert "loss" not in row and "bytes_up" not in row
+            evaluations = [e._replace(round_num=0) for e in loop.store.evaluations(t)]
+            assert {e.model for e in evaluations} == {"personal"} and len(evaluations) == 12
+            if before is not None:
+                assert evaluations == before
+        else:
+            assert not toys.identical(now, states)
+        states = now
+        before = [e._replace(round_num=0) for e in loop.store.evaluations(t) if e.model == "personal"]
+    assert 1 <= empty < 12
+
+
+def test_a_client_that_diverges_is_named_and_the_rounds_before_are_kept(tmp_path):
+    train = toys.clients(runs.EXAMPLES, runs.CLASSES, dtype="float32")
+    train[4][0][:] = 3e38  # its features overflow
+    federation = Federation.from_clients(train, out=tmp_path / "federation", validation=0.0)
+    backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])  # unbounded, unlike the toy's
+    population = federation.population(Sampling("fixed", 0.5))
+    algorithm = build_algorithm("pflego", SplitModel(backbone), population, tau=3)
+    seed = next(s for s in range(50) if 4 not in cohort(s, 1, population) and 4 not in cohort(s, 2, population))
+    first = next(t for t in range(1, 50) if 4 in cohort(seed, t, population))
+    loop = Training(algorithm, federation, seed=seed)
+    with pytest.raises(
+        DivergedError, match=rf"round {first} diverged.*of client 4 \(loss .*up to {first - 1} are saved"
+    ):
+        loop.run(50)
+    assert loop.store.round_num == len(loop.store.history()) == first - 1 >= 2
+
+
+def test_a_server_that_diverges_is_told_apart(federation):
+    algorithm = make("pflego", federation, tau=2)
+
+    def explode(server, gradient):
+        new = algorithm.server_update(server, gradient)
+        return new._replace(theta=tuple(w / tf.zeros([], w.dtype) for w in new.theta))
+
+    with pytest.raises(DivergedError, match=r"round 1 diverged: the server's state.*clients \d, \d, \d"):
+        Training(algorithm._replace(server_update=explode), federation).run(2)
+
+
+def test_evaluation_in_a_round_is_that_of_the_states_it_commits(federation):
+    loop = Training(make("pflego", federation, tau=3), federation)
+    loop.run(2)
+    again = loop.evaluate(loop.server_state())
+    stored = [e for e in loop.store.evaluations(2) if e.model == "personal"]
+    assert sorted(again) == sorted(stored) and len(stored) == 12
+
+
+def test_a_population_of_other_data_is_refused(federation, tmp_path):
+    other = runs.federation(tmp_path / "other", validation=0.5)
+    with pytest.raises(ValueError, match=r"client 0 has \d+ training examples in the federation.*but \d+ in the pop"):
+        Training(make("pflego", federation), other)
+    few = toys.on_disk(tmp_path / "few")
+    with pytest.raises(ValueError, match="client 5, but the federation has clients 0..4"):
+        Training(make("pflego", federation), few)
+    flat = SplitModel(toys.backbone("float32", shape=(7,)))
+    with pytest.raises(ValueError, match=r"the model takes examples of shape \(7,\), the federation's are \(4,\)"):
+        Training(build_algorithm("pflego", flat, federation.population()), federation)
+    narrow = federation.population()
+    object.__setattr__(narrow, "num_classes", np.full(6, 2))
+    algorithm = build_algorithm("pflego", SplitModel(toys.backbone("float32")), narrow)
+    with pytest.raises(ValueError, match="client 1 has 3 classes in the federation.*but 2"):
+        Training(algorithm, federation)
+
+
+def test_bad_arguments(federation):
+    algorithm = make("pflego", federation)
+    with pytest.raises(ValueError, match="unknown engine 'locla'; did you mean 'local'"):
+        Training(algorithm, federation, engine="locla")
+    with pytest.raises(ValueError, match="evaluate_every must not be negative, found -1"):
+        Training(algorithm, federation, evaluate_every=-1)
+    with pytest.raises(ValueError, match="rounds must be at least 1, found 0"):
+        Training(algorithm, federation).run(0)
+
+
+def test_a_store_of_another_algorithm_is_refused(federation):
+    store = ClientStore()
+    Training(make("pflego", federation, tau=2), federation, store=store).run(1)
+    with pytest.raises(StoreError, match="server state has .* arrays"):
+        Training(make("local", federation), federation, store=store).run(2)
+    assert store.round_num == 1
