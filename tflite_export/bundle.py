@@ -37,7 +37,13 @@ TESTED_RUNTIMES = ("tf.lite 2.14.1", "ai-edge-litert 1.4.0", "ai-edge-litert 2.3
 
 
 def export(
-    source, client: int | None = None, out: str | os.PathLike = "bundle", *, rounds: bool | None = None, **given
+    source,
+    client: int | None = None,
+    out: str | os.PathLike = "bundle",
+    *,
+    rounds: bool | None = None,
+    inference: bool = True,
+    **given,
 ):
     """Writes a client's bundle to the new folder `out`; it appears whole or not at all.
 
@@ -126,7 +132,7 @@ def _write_files(folder, personal, inference):
 
 
 def _write_inference(folder, personal):
-    """The whole model; the backbone in each precision, with what that costs on the client's test examples (or on random ones)."""
+    """The whole model; the backbone in each precision, with what that costs on test (or random) examples."""
     model, (theta, head), measured = personal.model, personal.weights, {}
     _save(folder, "predict.tflite", convert_predict(model, personal.weights))
     x, y = personal.test if personal.test is not None and len(personal.test[0]) else (None, None)

@@ -144,7 +144,8 @@ def simulate_round(
     """Runs the first rounds of a run anew, on devices and in an engine, and compares.
 
     Args:
-        run: an open `tfpfl.run.Run`, for its configuration; nothing of it is changed. Or (algorithm, config, federation).
+        run: an open `tfpfl.run.Run`, for its configuration; nothing of it is changed. Or (algorithm, config,
+            federation).
         rounds: how many, from the initial state.
         engine: 'local' or 'tff'.
         payload, chunk, static, interpreter: see `Devices`.
