@@ -3,6 +3,7 @@
 TensorFlow is imported only by the commands that need it, so that `--help` answers at once.
 """
 
+import logging
 import os
 import sys
 from difflib import get_close_matches
@@ -17,6 +18,7 @@ from click.core import ParameterSource
 from tfpfl.names import unknown
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow starts; inherited by TFF's worker
+logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
 
 class _Group(click.Group):

@@ -1,0 +1,246 @@
+"""The command line, as a user meets it."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+
+import pytest
+import runs
+from click.testing import CliRunner
+
+from tfpfl import training
+from tfpfl.algorithms import ALGORITHMS
+from tfpfl.cli import main
+from tfpfl.data import PARTITIONERS, Federation
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return runs.federation(tmp_path_factory.mktemp("data") / "federation")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Nothing is written outside the test's own folder."""
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    monkeypatch.chdir(tmp_path)
+
+
+def tfpfl(*arguments, code=0):
+    """Runs a command and gives what it printed; errors must be ours."""
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.output
+
+
+def error(*arguments, code=1) -> str:
+    """The one line in which the command says what is wrong."""
+    output = tfpfl(*arguments, code=code)
+    lines = [line for line in output.splitlines() if line.startswith("Error: ")]
+    assert len(lines) == 1 and "Traceback" not in output
+    if code == 1:
+        assert output.splitlines()[-1] == lines[0]
+    return lines[0]
+
+
+SMALL = ("--rounds", 3, "--participation", 0.5, "--tau", 3, "--beta", 0.05)
+
+
+def test_run_resume_evaluate(federation, tmp_path):
+    output = tfpfl("run", "--federation", federation.path, *SMALL, "--out", "a/run")
+    assert "3/3 rounds" in output and "personal" in output and output.endswith("Written to a/run\n")
+    config = json.loads((tmp_path / "a/run/config.json").read_text())
+    assert (config["hyperparameters"]["tau"], config["hyperparameters"]["beta"]) == (3, 0.05)
+    before = runs.saved("a/run")
+    assert "Nothing was left to do: the run ended with round 3. --rounds extends it." in tfpfl("resume", "a/run")
+    assert runs.saved("a/run") == before
+    output = tfpfl("resume", "a/run", "--rounds", 4)
+    assert "4/4 rounds" in output and "Nothing was left" not in output
+    assert len(runs.saved("a/run")["history"]) == 4
+    output = tfpfl("evaluate", "a/run")
+    assert "all clients after round 4" in output and "train" in output
+    summary = json.loads((tmp_path / "a/run/summary.json").read_text())
+    last = next(
+        r
+        for r in summary["results"]
+        if (r["model"], r["when"], r["split"], r["mean"]) == ("personal", "last", "test", "clients")
+    )
+    assert f"{100 * last['accuracy']:.2f} ± {100 * last['accuracy_ci95']:.2f}" in output
+    assert max(map(len, output.splitlines())) <= 80
+
+
+def test_the_default_folder_says_what_the_run_is(federation, tmp_path):
+    tfpfl("run", "--federation", federation.path, "--rounds", 1, "--algorithm", "fedavg", "--steps", 2, "--seed", 3)
+    assert (tmp_path / "runs/fedavg-federation-s3/summary.json").exists()
+
+
+def test_interrupted_by_the_keyboard(federation, monkeypatch):
+    work = training.Training._round
+
+    def interrupted(self, t, *arguments):
+        if t == 3:
+            raise KeyboardInterrupt
+        return work(self, t, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training.Training, "_round", interrupted)
+        output = tfpfl("run", "--federation", federation.path, *SMALL, "--out", "run", code=130)
+    assert "Interrupted; 2 rounds are saved. Continue with: tfpfl resume run" in output
+    tfpfl("resume", "run")
+    whole = runs.train("whole", federation, rounds=3, evaluate_every=10, hyperparameters={"tau": 3}).folder
+    assert runs.saved("run") == runs.saved(whole)
+
+
+def test_a_run_that_diverges(federation):
+    hyper = ("--rho", 1e30, "--server-opt", "sgd")
+    found = error("run", "--federation", federation.path, "--rounds", 9, *hyper, "--participation", 0.5, "--out", "run")
+    assert "diverged" in found and "client" in found
+    assert found[len("Error: ") :] in tfpfl("evaluate", "run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("rum",), 2, "unknown command 'rum'; did you mean 'run'?"),
+        (("run", "--tua", 3), 2, "unknown option --tua; did you mean --tau? options of pflego.*--beta.*--classes-per"),
+        (("run", "--algorithm", "fedavg", "--tau", 3), 2, "unknown option --tau;.*options of fedavg.*--eta, --steps"),
+        (
+            ("run", "--partition", "dirichlet", "--classes-per-client", 3),
+            2,
+            "unknown option --classes-per-client.*alpha",
+        ),
+        (("partition", "x", "--tau", 3), 2, "unknown option --tau;.*options of partition round_robin: --classes-per"),
+        (("run", "--tau", "three"), 2, "'three' is not a valid integer"),
+        (("run", "--algorithm", "pflgo"), 1, "unknown algorithm 'pflgo'; did you mean 'pflego'?"),
+        (("run", "--algorithm=pflgo"), 1, "unknown algorithm 'pflgo'; did you mean 'pflego'?"),
+        (("run", "--partition", "idd"), 1, "unknown partition 'idd'; did you mean 'iid'?"),
+        (("run", "--dataset", "digitz"), 1, "unknown data set 'digitz'; did you mean digits"),
+        (("run", "--dataset", "mnist"), 1, "--allow-download"),
+        (("run", "--preset", "papper"), 1, "unknown preset of pflego 'papper'; did you mean 'paper'?"),
+        (("run", "--tau", 0), 1, "tau must be at least 1 .*found 0"),
+        (("run", "--participation", 0), 1, r"participation must lie in \(0, 1\], found 0"),
+        (("run", "--clients", 3), 1, "cannot hold all 10 classes"),
+        (("run", "--federation", "nowhere"), 1, "nowhere is not a federation: it has no manifest.json"),
+        (("run", "--federation", "f", "--clients", 9, "--alpha", 1), 2, "unknown option --alpha"),
+        (
+            ("run", "--federation", "f", "--clients", 9, "--classes-per-client", 3),
+            2,
+            "leave out --clients, --classes-per",
+        ),
+        (("resume", "nowhere"), 1, "nowhere is not a run folder: it has no config.json"),
+        (("evaluate", "nowhere"), 1, "nowhere is not a run folder"),
+        (("algorithms", "fedavgg"), 1, "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"),
+    ],
+)
+def test_mistakes(arguments, code, message, tmp_path):
+    assert re.search(message.replace("?", r"\?"), error(*arguments, code=code))
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "x").exists()
+
+
+def test_a_folder_where_nothing_can_be_written(federation, tmp_path):
+    (tmp_path / "file").touch()
+    found = error("run", "--federation", federation.path, "--rounds", 1, "--out", "file/run")
+    assert "file" in found and "Not a directory" in found
+
+
+def test_a_run_that_exists(federation):
+    tfpfl("run", "--federation", federation.path, "--rounds", 1, "--tau", 1, "--out", "run")
+    before = runs.saved("run")
+    found = error("run", "--federation", federation.path, "--rounds", 1, "--tau", 1, "--out", "run")
+    assert "continue it with `tfpfl resume run`" in found and runs.saved("run") == before
+
+
+def test_trace_shows_where_an_error_comes_from():
+    for arguments in (("--trace", "resume", "nowhere"), ("resume", "nowhere", "--trace")):
+        result = CliRunner().invoke(main, arguments)
+        assert type(result.exception).__name__ == "RunError"
+
+
+def limit_files():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
+
+
+def test_a_disk_that_is_full(federation):
+    """The kernel refuses to let a file grow: one line, and what was saved is there."""
+    command = [
+        sys.executable,
+        "-m",
+        "tfpfl",
+        "run",
+        "--federation",
+        str(federation.path),
+        "--rounds",
+        "300",
+        "--tau",
+        "1",
+    ]
+    process = subprocess.run(
+        [*command, "--out", "run"], capture_output=True, text=True, preexec_fn=limit_files, timeout=200, env=os.environ
+    )
+    assert process.returncode == 1 and "Traceback" not in process.stderr
+    found = process.stderr.strip().splitlines()[-1]
+    assert found.startswith("Error: ") and "was not saved" in found
+    done = len(runs.saved("run")["history"])
+    assert f"round {done} is the last whole one" in found and 0 < done < 300
+    assert f"all clients after round {done}" in tfpfl("evaluate", "run")
+
+
+def test_partition(tmp_path):
+    output = tfpfl("partition", "shared/digits", "--clients", 6, "--partition", "dirichlet", "--partition-alpha", 0.5)
+    federation = Federation.load("shared/digits")
+    assert federation.num_clients == 6 and federation.hash in output and "dirichlet(alpha=0.5" in output
+    assert (tmp_path / "shared/digits-classes.png").read_bytes().startswith(b"\x89PNG")
+    assert "exists already" in error("partition", "shared/digits", "--clients", 6)
+    # The same arguments make the same federation for a run.
+    asked = ("--clients", 6, "--partition", "dirichlet", "--partition-alpha", 0.5)
+    tfpfl("run", *asked, "--rounds", 1, "--tau", 1, "--out", "run")
+    assert json.loads((tmp_path / "run/config.json").read_text())["federation_hash"] == federation.hash
+
+
+def test_datasets():
+    output = tfpfl("datasets")
+    assert all(name in output for name in ("digits", "synthetic", "fashion_mnist", "omniglot", "TFDS_DATA_DIR"))
+
+
+def test_algorithms():
+    output = tfpfl("algorithms")
+    for name, row in ALGORITHMS.items():
+        assert name in output
+        told = tfpfl("algorithms", name)
+        assert row.title in told and all("--" + h.replace("_", "-") in told for h in row.hyperparameters)
+
+
+@pytest.mark.parametrize("command", sorted(main.commands))
+def test_help(command):
+    output = tfpfl(command, "--help")
+    assert output.startswith(f"Usage: main {command}")
+    if command == "run":
+        assert "--tau INTEGER" in output and "--classes-per-client INTEGER" in output
+        for algorithm, row in ALGORITHMS.items():
+            told = tfpfl("run", "--algorithm", algorithm, "--help")
+            assert all("--" + h.replace("_", "-") in told for h in row.hyperparameters)
+        for partition in PARTITIONERS:
+            tfpfl("run", "--partition", partition, "--help")
+
+
+def test_every_command_is_in_the_help():
+    output = tfpfl("--help")
+    assert {"run", "resume", "evaluate", "partition", "datasets", "algorithms", "demo"} <= set(main.commands)
+    assert all(f"\n  {command} " in output for command in main.commands) and "--trace" in output
+
+
+def test_demo(tmp_path):
+    output = tfpfl("demo", "--engine", "local", "--rounds", 2, "--out", "demo")
+    for title in ("PFLEGO", "FedAvg", "Local", "EV-all", "EV-local", "worst"):
+        assert title in output
+    assert {p.name for p in (tmp_path / "demo").iterdir()} == {"pflego", "fedavg", "local"}
+    rounds = {len(runs.saved(tmp_path / "demo" / name)["history"]) for name in ("pflego", "fedavg", "local")}
+    assert rounds == {2}
+    # A later demo replaces an earlier one, and nothing else.
+    (tmp_path / "demo/pflego/demo").unlink()
+    assert "demo/pflego exists and is not empty" in error("demo", "--engine", "local", "--rounds", 1, "--out", "demo")
