@@ -61,6 +61,15 @@ def test_value_and_gradient_vanish_at_the_global_model(data, kind, head_init):
     assert distance(slope, tree.zeros_like(wg)) < 1e-9
 
 
+def test_a_global_neuron_of_zeros_has_no_direction_to_be_held_to(pair):
+    """Otherwise the slope of the cosine at 0, 1e6 and more, would throw a head that starts at zero about."""
+    w, wg = pair
+    wg, w = (x._replace(head=tree.scale(s, x.head)) for x, s in ((wg, 0.0), (w, 1e-6)))
+    options = {"kind": "additive", "l_cos": 1.0, "l_2": 0.0, "layer_weights": "sum"}
+    slope = gradient(lambda w: penalty(w, wg, **options), w)[0]
+    assert distance(slope.head, tree.zeros_like(w.head)) == 0 and distance(slope.theta, tree.zeros_like(w.theta)) > 0.1
+
+
 def test_the_cosine_does_not_see_the_length_of_a_neuron(pair):
     w, wg = pair
     options = {"kind": "additive", "l_cos": 1.0, "l_2": 0.0, "layer_weights": "sum"}
