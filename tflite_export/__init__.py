@@ -13,13 +13,13 @@ _HOME = {
     "convert_program": "program",
     "convert_backbone": "backbone",
     "convert_predict": "backbone",
-    "simulate_round": "simulate_round",
+    "simulate_round": "device_rounds",
     "Bundle": "runtime",
     "BundleError": "runtime",
     "Runtime": "runtime",
     "DeviceClient": "device",
     "Update": "device",
-    "verify": "verify",
+    "verify": "verification",
 }
 __all__ = list(_HOME)
 
@@ -28,7 +28,7 @@ def __getattr__(name):
     if name not in _HOME:
         raise AttributeError(f"module 'tflite_export' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
     value = getattr(import_module(f"tflite_export.{_HOME[name]}"), name)
-    globals()[name] = value  # once; this also keeps a function in front of the module of the same name
+    globals()[name] = value  # once
     return value
 
 

@@ -12,7 +12,6 @@ MODEL_CARD.md  Personalize.kt  Personalize.swift
 """
 
 import hashlib
-import json
 import os
 import platform
 import shutil
@@ -29,9 +28,9 @@ from tflite_export.head_file import SavedHead, head_bytes, theta_sha256
 from tflite_export.ops import minimum_runtime, operations
 from tflite_export.personal import ExportError, personal_model
 from tflite_export.program import NEED_GRADIENT, SIGNATURES, STATIC_BATCH, convert_program, flatten, program_functions
-from tflite_export.runtime import FORMAT, WHILE_SINCE, Bundle, manifest_hash
+from tflite_export.runtime import FORMAT, WHILE_SINCE, Bundle, write_manifest
 
-__all__ = ["ExportError", "export", "write_manifest"]
+__all__ = ["ExportError", "export"]
 
 TESTED_RUNTIMES = ("tf.lite 2.14.1", "ai-edge-litert 1.4.0", "ai-edge-litert 2.3.0")  # tests/tflite_export
 
@@ -79,14 +78,6 @@ def export(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Bundle(out)
-
-
-def write_manifest(folder: Path, manifest: dict) -> None:
-    """manifest.json, with its own hash."""
-    manifest = {**manifest, "hash": manifest_hash(manifest)}
-    temporary = folder / "manifest.json.new"
-    temporary.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, folder / "manifest.json")
 
 
 def _write_files(folder, personal, inference):

@@ -159,7 +159,7 @@ class DeviceClient:
         if steps < 0 or not 0 <= beta < np.inf:
             raise BundleError(f"steps and beta must be at least 0, found steps={steps}, beta={beta}")
         phi, phi_held_out = self._features(x), self._features(held_out[0])
-        kernel, bias, before, after = self._fit(phi, y, steps, beta)
+        kernel, bias, before, after = self.fit_head(phi, y, steps, beta)
         old, new = (score(phi_held_out, held_out[1], *head) for head in (self.head, (kernel, bias)))
         kept = np.isfinite(new.loss) and (new.accuracy, -new.loss) > (old.accuracy, -old.loss)
         if kept:
@@ -193,8 +193,8 @@ class DeviceClient:
             out = self.runtime("round", theta=self.theta, **example, **self._head_inputs(*self.head), **work)
             gradient, kernel, bias, loss = out["dtheta"], out["kernel"], out["bias"], out["loss"]
         else:
-            kernel, bias, _, _ = self._fit(self._features(x), y, steps, beta)
-            gradient, dkernel, dbias, loss = self._joint(x, y, kernel, bias)
+            kernel, bias, _, _ = self.fit_head(self._features(x), y, steps, beta)
+            gradient, dkernel, dbias, loss = self.joint_gradient(x, y, kernel, bias)
             kernel, bias = kernel - rate * dkernel, bias - rate * dbias
         if not all(np.isfinite(a).all() for a in (gradient, kernel, bias, loss)):
             raise BundleError("the round diverged: a gradient or the head is not finite; nothing was kept")
@@ -249,7 +249,7 @@ class DeviceClient:
         ]
         return np.concatenate(parts)
 
-    def _fit(self, phi, y, steps, beta):
+    def fit_head(self, phi, y, steps, beta):
         """(kernel, bias, loss before, loss after): gradient steps on the head, restored where they raised the loss."""
         n, (kernel, bias) = len(phi), self.head
         weights, beta = np.full(n, 1 / n, np.float32), np.float32(beta)
@@ -277,7 +277,7 @@ class DeviceClient:
             return *self.head, losses[0], losses[0]
         return kernel, bias, losses[0], losses[-1]
 
-    def _joint(self, x, y, kernel, bias):
+    def joint_gradient(self, x, y, kernel, bias):
         """(dtheta, dkernel, dbias, loss): chunks summed in double precision."""
         n = len(x)
         total = None

@@ -27,6 +27,14 @@ def manifest_hash(manifest: dict) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
+def write_manifest(folder: Path, manifest: dict) -> None:
+    """manifest.json, with its own hash."""
+    manifest = {**manifest, "hash": manifest_hash(manifest)}
+    temporary = folder / "manifest.json.new"
+    temporary.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, folder / "manifest.json")
+
+
 class Bundle:
     """A bundle's folder, with its manifest and every file as it was exported.
 

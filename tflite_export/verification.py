@@ -1,6 +1,6 @@
 """Does this runtime compute what TensorFlow computed? Every signature of a bundle against its check.npz.
 
-Needs NumPy and an interpreter: `python -m tflite_export.verify BUNDLE` runs where there is no TensorFlow.
+Needs NumPy and an interpreter: `python -m tflite_export.verification BUNDLE` runs where there is no TensorFlow.
 """
 
 import json

@@ -1,0 +1,157 @@
+"""The command line: export, verify, inspect, bench, simulate-round, demo.
+
+TensorFlow is imported only by the commands that need it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+class _Group(click.Group):
+    """Errors that are ours end in one line; anything else is a bug and keeps its trace."""
+
+    def invoke(self, ctx):
+        try:
+            return super().invoke(ctx)
+        except (ValueError, FileNotFoundError, RuntimeError) as error:
+            if not type(error).__module__.startswith(("tfpfl", "tflite_export")):
+                raise
+            raise click.ClickException(str(error)) from error
+
+
+_folder = click.Path(path_type=Path)
+_python = click.option("--python", help="A Python that has ai-edge-litert and NumPy, to run it there.")
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+def main():
+    """From a trained run to a device."""
+
+
+@main.command()
+@click.argument("run", type=_folder)
+@click.option("--client", type=int, required=True, help="Its id.")
+@click.option("--out", type=_folder, default=Path("bundle"), show_default=True, help="The folder to make.")
+@click.option("--rounds/--no-rounds", default=None, help="With the gradient of theta; default: if the run is PFLEGO.")
+@click.option("--inference/--no-inference", default=True, help="Also the files that only predict.", show_default=True)
+def export(run, client, out, rounds, inference):
+    """Write the bundle of a client of the run in folder RUN."""
+    from tflite_export.bundle import export as write
+
+    bundle = write(run, client, out, rounds=rounds, inference=inference)
+    click.echo((out / "MODEL_CARD.md").read_text(encoding="utf-8"))
+    click.echo(f"Written to {out}: {sum(f['bytes'] for f in bundle.manifest['files'].values()):,} bytes")
+
+
+@main.command()
+@click.argument("bundle", type=_folder)
+@_python
+def verify(bundle, python):
+    """Hash every file of BUNDLE, and run every signature against what TensorFlow computed. Exit code 1: it differs."""
+    if python is not None:
+        sys.exit(_elsewhere(python, "tflite_export.verification", str(bundle)))
+    from tflite_export.bench import any_interpreter
+    from tflite_export.verification import verify as check
+
+    result = check(bundle, interpreter=any_interpreter())
+    click.echo(f"{'output':32} {'max relative':>12} {'L2':>9}")
+    for name, (largest, l2) in result.worst().items():
+        click.echo(f"{name:32} {largest:12.1e} {l2:9.1e}")
+    click.echo(f"{result.runtime}: {'the same as TensorFlow' if result.ok else 'NOT the same as TensorFlow'}")
+    sys.exit(0 if result.ok else 1)
+
+
+@main.command()
+@click.argument("bundle", type=_folder)
+def inspect(bundle):
+    """Print what is in BUNDLE: model, signatures, files and the operations they need."""
+    from tflite_export.runtime import Bundle
+
+    manifest = Bundle(bundle).manifest
+    for key in ("algorithm", "dataset", "client", "round", "model", "training", "preprocessing", "labels", "runtimes"):
+        if key in manifest:
+            shown = {k: v for k, v in manifest[key].items() if k != "theta"} if key == "model" else manifest[key]
+            click.echo(f"{key}: {shown if isinstance(shown, (str, int)) else json.dumps(shown, ensure_ascii=False)}")
+    for name, signature in manifest["signatures"].items():
+        inputs, outputs = (", ".join(f"{n} {t}" for n, t in signature[side].items()) for side in ("inputs", "outputs"))
+        click.echo(f"\n{name}({inputs})\n  -> {outputs}")
+    click.echo()
+    for name, file in manifest["files"].items():
+        click.echo(f"{name:32} {file['bytes']:>12,} bytes  {' '.join(file.get('operations', {}))}")
+
+
+@main.command()
+@click.argument("bundle", type=_folder)
+@click.option("--examples", default="32,100,300,600", show_default=True, help="N, comma-separated.")
+@click.option("--threads", default="1,2", show_default=True)
+@click.option("--repeat", default=20, show_default=True, help="Calls of which the median is taken.")
+@click.option("--chunk", default=32, show_default=True, help="Examples at a time.")
+@click.option("--record", is_flag=True, help="Write the memory table into the bundle's manifest.")
+@_python
+def bench(bundle, examples, threads, repeat, chunk, record, python):
+    """Measure time, memory, file sizes and bytes on the wire of BUNDLE on this machine; prints Markdown."""
+    from tflite_export import bench as measuring
+    from tflite_export.runtime import Bundle, write_manifest
+
+    opened = Bundle(bundle)
+    sizes = {"examples": _numbers(examples), "threads": _numbers(threads)}
+    result = measuring.bench(opened, **sizes, repeat=repeat, chunk=chunk, python=python)
+    click.echo(measuring.table(result))
+    if record:
+        columns = ("work", "examples", "threads", "megabytes")
+        rows = [{k: row[k] for k in columns} for row in result["rows"]]
+        memory = [{"runtime": result["runtime"], "chunk": chunk, **row} for row in rows]
+        write_manifest(bundle, {**opened.manifest, "memory": memory})
+
+
+@main.command("simulate-round")
+@click.argument("run", type=_folder)
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--engine", type=click.Choice(["local", "tff"]), default="local", show_default=True)
+@click.option("--payload", type=click.Choice(["float32", "int8"]), default="float32", show_default=True)
+@click.option("--chunk", default=32, show_default=True, help="Examples at a time.")
+@click.option("--static", is_flag=True, help="The static variant of the program.")
+def simulate_round(run, rounds, engine, payload, chunk, static):
+    """Run the first rounds of RUN anew, every client through the exported program, and compare with an engine."""
+    from tflite_export.device_rounds import simulate_round as simulate
+    from tfpfl.run import Run
+
+    with Run.open(run) as opened:
+        rows = simulate(opened, rounds, engine=engine, payload=payload, chunk=chunk, static=static)
+    click.echo(f"{'round':>5} {'clients':>7} {'theta':>8} {'heads':>8} {'devices':>8} {engine:>8} {'bytes up':>10}")
+    for r in rows:
+        accuracies = f"{r.device_accuracy:8.4f} {r.engine_accuracy:8.4f}"
+        click.echo(f"{r.round_num:5} {r.clients:7} {r.theta:8.1e} {r.heads:8.1e} {accuracies} {r.bytes_up:10,}")
+    click.echo("theta, heads: largest difference of a weight; devices and engine: mean test accuracy of all clients")
+
+
+@main.command()
+@click.argument("run", type=_folder)
+@click.option("--client", type=int, default=0, show_default=True)
+@click.option("--out", type=_folder, default=Path("bundle"), show_default=True)
+@click.option("--steps", default=20, show_default=True, help="On the device.")
+def demo(run, client, out, steps):
+    """Export a client of RUN, verify the bundle, and personalize a new head with it."""
+    from tflite_export.demo import demonstrate
+
+    for line in demonstrate(run, client, out, steps).lines():
+        click.echo(line)
+
+
+def _numbers(text):
+    try:
+        return [int(n) for n in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of numbers such as 32,100") from None
+
+
+def _elsewhere(python, module, *arguments) -> int:
+    package = str(Path(__file__).resolve().parents[1])
+    return subprocess.run([python, "-m", module, *arguments], env={**os.environ, "PYTHONPATH": package}).returncode

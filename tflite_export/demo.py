@@ -1,0 +1,69 @@
+"""The end of `make demo`: one client of a run becomes a bundle, which is verified and personalizes."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tflite_export.bench import any_interpreter
+from tflite_export.bundle import export
+from tflite_export.device import DeviceClient
+from tflite_export.head_file import SavedHead, theta_sha256
+from tflite_export.scores import Score
+from tflite_export.verification import Verification, verify
+from tfpfl.algorithm import ClientInfo
+
+
+class Demonstration(NamedTuple):
+    """What was exported, and how it does on the client's test examples."""
+
+    bundle: object
+    verification: Verification
+    exported: Score  # with the head of the run
+    before: Score  # with a head that has seen nothing, as a new client starts
+    after: Score  # with that head after so many steps on the device
+    steps: int
+    bytes: int  # of what an app needs for it: program, theta and head
+
+    def lines(self) -> list[str]:
+        """For the terminal."""
+        b, worst = self.bundle, max((c.max_relative for c in self.verification.comparisons), default=0.0)
+        verdict = "what TensorFlow does" if self.verification.ok else "NOT what TensorFlow does"
+        return [
+            f"Client {b.manifest['client']} exported to {b.folder}: program, theta and head take {self.bytes:,} bytes",
+            f"{self.verification.runtime} computes {verdict} (largest difference {worst:.1e}), builtin operations only",
+            f"On its test examples: {_percent(self.exported)} with the run's head; with a new head "
+            f"{_percent(self.before)}, after {self.steps} steps on the device {_percent(self.after)}",
+        ]
+
+
+def demonstrate(run, client: int, out, steps: int = 20) -> Demonstration:
+    """Exports, verifies, and personalizes a new head on the client's training examples.
+
+    Args:
+        run: an open `tfpfl.run.Run`, or its folder.
+        client: its id.
+        out: the folder of the bundle; must not exist.
+        steps: of the head, at the run's rate beta.
+    """
+    if not hasattr(run, "federation"):
+        from tfpfl.run import Run
+
+        with Run.open(run, engine="local") as opened:
+            return demonstrate(opened, client, out, steps)
+    bundle, interpreter = export(run, client, Path(out)), any_interpreter()
+    verification = verify(bundle, interpreter=interpreter)
+    device = DeviceClient(bundle, interpreter=interpreter)
+    train, test = (run.federation.arrays(client, split, run.population.labels) for split in ("train", "test"))
+    exported = device.score(*test)
+    info = ClientInfo(np.int32(client), np.int32(len(train[0])), np.int32(bundle.num_classes), np.float32(0))
+    kernel, bias = map(np.asarray, run.model.head(info))
+    device.start_from(SavedHead(kernel, bias, theta_sha256(device.theta)))
+    before = device.score(*test)
+    device.personalize(*train, steps=steps)
+    sizes = [bundle.manifest["files"][name]["bytes"] for name in ("program.tflite", "theta.bin", "head.bin")]
+    return Demonstration(bundle, verification, exported, before, device.score(*test), steps, sum(sizes))
+
+
+def _percent(score):
+    return f"{100 * score.accuracy:.1f} %"
