@@ -7,8 +7,9 @@ import keras
 import numpy as np
 import pytest
 import runs
+import toys
 
-from tfpfl import SplitModel, training
+from tfpfl import Simulation, SplitModel, build_algorithm, training
 from tfpfl.client_store import StoreError
 from tfpfl.data import Federation, load_source
 from tfpfl.data.catalog import Source
@@ -320,6 +321,25 @@ def test_a_diverged_run_can_be_looked_at(federation, tmp_path):
     with Run.open(folder, engine="local") as run:
         assert len(run.evaluate()) == 6 * 3
         assert run.stop_reason == summary["stopped"]
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (X[:4], [0, 1, 2, 0], r"client 2 has labels 0\.\.2, but its classes are 0\.\.1"),
+        (X[:4], [0, 1, -1, 0], r"client 2 has labels -1\.\.1"),
+        (nan(X)[4:], [0, 1, 1, 0], "client 2 has examples that are not finite"),
+        (X[:3], [0, 1, 1, 0], "client 2 has 3 examples and 4 labels"),
+        (X[:0], [], "client 2 has 0 examples and 0 labels"),
+    ],
+)
+def test_arrays_given_to_a_simulation(x, y, message):
+    data = toys.toy(dtype="float32")
+    simulation = Simulation(build_algorithm("pflego", data.model, data.population, tau=2))
+    bad = data.visit(2)._replace(x=x, y=np.array(y, np.int32))
+    state = toys.initial_states(simulation.algorithm, data.population)[2]
+    with pytest.raises(ValueError, match=message):
+        simulation.next(simulation.initialize(), [state], [bad])
 
 
 def test_names():

@@ -5,10 +5,11 @@ It has the `initialize` and `next` of a `tff.templates.IterativeProcess`, so wha
 
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfpfl import aggregate
-from tfpfl.algorithm import Algorithm
+from tfpfl.algorithm import Algorithm, ClientData
 from tfpfl.visit import (
     Readers,
     RoundOutput,
@@ -80,9 +81,13 @@ class Simulation:
             visits: the cohort's `Visit` (or `ClientData`), in the same order.
 
         Raises:
-            ValueError: an empty cohort, or lists of different length.
+            ValueError: an empty cohort, lists of different length, or a `ClientData` whose examples are not finite or
+                whose labels lie outside 0..K_i-1.
         """
         check_cohort(client_states, visits)
+        for visit in visits:
+            if isinstance(visit, ClientData):  # a Federation's examples were checked when it was made
+                check_examples(visit)
         per_client = self.algorithm.message_per_client
         message = None if per_client else self._message(server)
         states, metrics, contributions, summed = [], [], [], []
@@ -144,6 +149,22 @@ def check_cohort(client_states: list, visits: list) -> None:
             f"a round needs one state and one visit for each of at least one client, found {len(client_states)} states "
             f"and {len(visits)} visits"
         )
+
+
+def check_examples(data: ClientData) -> None:
+    """Whether a client can learn from what it was given.
+
+    Raises:
+        ValueError: names the client and what was found.
+    """
+    client, classes = int(data.info.client_id), int(data.info.num_classes)
+    x, y = np.asarray(data.x), np.asarray(data.y)
+    if not len(y) or len(x) != len(y):
+        raise ValueError(f"client {client} has {len(x)} examples and {len(y)} labels; at least one of each is needed")
+    if y.min() < 0 or y.max() >= classes:
+        raise ValueError(f"client {client} has labels {y.min()}..{y.max()}, but its classes are 0..{classes - 1}")
+    if not np.isfinite(x).all():
+        raise ValueError(f"client {client} has examples that are not finite")
 
 
 def _sum(structures):
