@@ -1,4 +1,4 @@
-"""Rewrites the tables of the README that are made from code: `python docs/tables.py`. A test checks that they are current."""
+"""Rewrites the tables of the README that come from code: `python docs/tables.py`. A test checks that they are current."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ def algorithms() -> str:
     for name, row in ALGORITHMS.items():
         cells = (f"`{name}`", row.title, row.head, row.message, row.state, row.down, row.up, row.reference)
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "down, up: numbers that a client receives and sends in a round; b the backbone, h the head, d = b + h."]
+    lines += ["", "down, up: numbers a client receives and sends in a round; b the backbone, h the head, d = b + h."]
     return "\n".join(lines)
 
 

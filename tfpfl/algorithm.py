@@ -166,6 +166,11 @@ class Population:
         if self.sampling.kind == "range" and self.sampling.high > len(ids):
             raise ValueError(f"sampling range goes up to {self.sampling.high} but there are {len(ids)} clients")
         num_labels = self.num_labels or int(classes.max())
+        if num_labels < classes.max():
+            raise ValueError(
+                f"a head that clients share would have num_labels={num_labels} outputs, but client "
+                f"{ids[classes.argmax()]} has {classes.max()} classes"
+            )
         object.__setattr__(self, "num_examples", examples)
         object.__setattr__(self, "num_classes", classes)
         object.__setattr__(self, "client_ids", ids)

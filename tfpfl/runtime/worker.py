@@ -115,7 +115,7 @@ def use_local_worker(concurrency: int | None = None) -> None:
     """Makes a worker of ours the one that TFF computations of this process run on.
 
     Args:
-        concurrency: clients at once; default one a core. More are not faster, and each needs memory for its activations.
+        concurrency: clients at once; default one a core. More are not faster, and each needs memory.
     """
     global _context
     if _context is None:
