@@ -1,4 +1,4 @@
-"""Rewrites the tables of the README that come from code: `python docs/tables.py`. A test checks that they are current."""
+"""Rewrites the tables of the README that come from code: `python docs/tables.py`. A test checks them."""
 
 import re
 from pathlib import Path
