@@ -1,6 +1,6 @@
 """Inputs and what must come out of every signature, computed by TensorFlow and GradientTape when a bundle is made.
 
-Any runtime on any machine can then say whether it computes the same, without TensorFlow: see verification.py. The inputs are
+Any runtime on any machine can then say whether it computes the same: see verification.py. The inputs are
 drawn, not taken from the client: half of them noise, half drawings with constant regions, in which windows of a pooling
 layer have several equal maxima.
 """

@@ -57,6 +57,7 @@ class Devices:
         self.algorithm, self.federation, self.payload = algorithm, federation, payload
         self.population, self.model, self.seed = algorithm.population, algorithm.model, config.seed
         self._config = config
+        self._settings(int(self.population.client_ids[0]))  # refuses before anything is converted
         self._device = {"chunk": chunk, "static": static, "interpreter": interpreter or tf.lite.Interpreter}
         self._folder = tempfile.TemporaryDirectory()
         self._clients = {}
@@ -69,9 +70,7 @@ class Devices:
     def client(self, client_id: int) -> DeviceClient:
         """The device of a client; made at its first visit, with the initial head that every engine gives it."""
         if client_id not in self._clients:
-            settings = device_training(self._config, self.population, client_id)
-            if isinstance(settings, str):
-                raise ExportError(f"devices cannot take part: {settings}")
+            settings = self._settings(client_id)
             initial = self.algorithm.init_client(self.population.info(client_id))
             head = Head(*map(np.asarray, initial))
             k = len(head.bias)
@@ -87,6 +86,12 @@ class Devices:
             device.start_from(SavedHead(*head, theta_sha256(device.theta)))
             self._clients[client_id] = device
         return self._clients[client_id]
+
+    def _settings(self, client_id):
+        settings = device_training(self._config, self.population, client_id)
+        if isinstance(settings, str):
+            raise ExportError(f"devices cannot take part: {settings}")
+        return settings
 
     def next(self) -> list[int]:
         """One round; returns the cohort."""

@@ -16,6 +16,7 @@ classes):
 """
 
 import tempfile
+import weakref
 
 import numpy as np
 import tensorflow as tf
@@ -26,6 +27,7 @@ from tflite_export.ops import check_builtin
 SIGNATURES = ("features", "predict", "personalize", "head_step", "joint_gradient", "round")
 NEED_GRADIENT = ("joint_gradient", "round")
 STATIC_BATCH = 32
+_CONVERTED = weakref.WeakKeyDictionary()  # model -> its programs: without weights, they are those of all its clients
 _ADVICE = {
     "BatchNormalization": "fold the frozen normalization into the weights of the layer before it",
     "DepthwiseConv2D": "take Conv2D",
@@ -49,8 +51,12 @@ def convert_program(model, *, batch=None, num_classes=None, safeguard=True, sign
         ValueError: the model is not float32.
     """
     check_float32(model)
-    functions = program_functions(model, batch, num_classes, safeguard)
-    return convert({name: functions[name] for name in signatures})
+    converted = _CONVERTED.setdefault(model, {})
+    key = batch, num_classes, safeguard, tuple(signatures)
+    if key not in converted:
+        functions = program_functions(model, batch, num_classes, safeguard)
+        converted[key] = convert({name: functions[name] for name in signatures})
+    return converted[key]
 
 
 def program_functions(model, batch, num_classes, safeguard) -> dict:

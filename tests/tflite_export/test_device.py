@@ -1,0 +1,283 @@
+"""The reference client: exact chunks, a head that only gets better, and nothing lost whatever comes in."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from truth import true_gradient, true_steps
+
+from tflite_export import BundleError, DeviceClient, Runtime
+from tflite_export import payload as payloads
+from tflite_export.head_file import HeadError, SavedHead, load_head, save_head, theta_sha256
+from tflite_export.payload import PayloadError, decode, encode
+from tflite_export.program import unflatten
+from tfpfl.algorithm import Head
+from tfpfl.run import Run
+
+INTERPRETER = tf.lite.Interpreter
+
+
+@pytest.fixture(scope="module")
+def split_model(run_folder):
+    with Run.open(run_folder, engine="local") as run:
+        return run.model
+
+
+@pytest.fixture(scope="module")
+def data(federation):
+    return federation.arrays(4, "train")
+
+
+def device(bundle, state=None, **options):
+    return DeviceClient(bundle, state, interpreter=INTERPRETER, **options)
+
+
+VARIANTS = [{"chunk": 1000}, {"chunk": 7}, {"chunk": 32}, {"chunk": 1}, {"static": True}]
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_a_round_is_the_gradient_of_the_whole_objective_whatever_the_chunks(bundle, split_model, data, options):
+    client, (x, y) = device(bundle, **options), data
+    settings, start = client.settings, Head(*client.head)
+    theta = unflatten(client.theta, split_model)
+    fitted = true_steps(split_model.features(theta, x).numpy(), y, start, settings["tau"] - 1, settings["beta"])
+    loss, dtheta, dkernel, dbias = true_gradient(split_model, theta, fitted, x, y)
+    update = client.round(client.theta, x, y)
+    assert (update.num_examples, update.loss) == (len(x), pytest.approx(loss, rel=1e-5))
+    assert np.abs(decode(update.payload) - dtheta).max() < 1e-5 * np.abs(dtheta).max()
+    kernel, bias = client.head
+    assert np.abs(kernel - (fitted.kernel - settings["head_rate"] * dkernel)).max() < 1e-5
+    assert np.abs(bias - (fitted.bias - settings["head_rate"] * dbias)).max() < 1e-5
+    assert np.abs(kernel - start.kernel).max() > 1e-3
+
+
+def test_a_round_with_few_examples_on_the_static_program_is_one_call(bundle, data):
+    calls, client = [], device(bundle, static=True)
+    run = client.runtime.__class__.__call__
+
+    class Spy(Runtime):
+        def __call__(self, signature, **inputs):
+            calls.append(signature)
+            return run(self, signature, **inputs)
+
+    client.runtime = Spy(client.runtime.path, INTERPRETER)
+    x, y = data[0][:20], data[1][:20]
+    update = client.round(client.theta, x, y)
+    assert calls == ["round"]
+    other = device(bundle)
+    assert np.allclose(decode(update.payload), decode(other.round(other.theta, x, y).payload), atol=1e-7)
+
+
+def test_what_leaves_is_the_gradient_and_the_number_of_examples(bundle, data):
+    client = device(bundle)
+    update = client.round(client.theta, *data)
+    assert update._fields == ("payload", "num_examples", "loss")
+    assert len(update.payload) == payloads.num_bytes(client.bundle.num_backbone_weights)
+
+
+def test_personalization_keeps_a_better_head_and_no_other(bundle, split_model, data, federation, tmp_path):
+    client = device(bundle, tmp_path / "head.bin")
+    rng = np.random.default_rng(0)
+    fresh = SavedHead(
+        0.1 * rng.standard_normal((200, 3)).astype(np.float32), np.zeros(3, np.float32), theta_sha256(client.theta)
+    )
+    client.start_from(fresh)
+    held_out = federation.arrays(4, "test")
+    done = client.personalize(*data, steps=20, beta=0.1, held_out=held_out)
+    assert done.kept and done.loss < done.loss_before and done.after.loss < done.before.loss
+    theta = unflatten(client.theta, split_model)
+    expected = true_steps(split_model.features(theta, data[0]).numpy(), data[1], Head(*fresh[:2]), 20, 0.1)
+    assert np.abs(client.head[0] - expected.kernel).max() < 1e-5
+    better = client.head[0].copy()
+
+    wrong = (data[1] + 1) % 3  # labels that make the head worse on what is held out
+    done = client.personalize(data[0], wrong, steps=50, beta=0.1, held_out=held_out)
+    assert not done.kept and done.loss < done.loss_before  # it did fit what it was given
+    assert np.array_equal(client.head[0], better)
+    assert np.array_equal(device(bundle, tmp_path / "head.bin").head[0], better)
+
+
+def test_held_out_examples_are_set_aside_from_every_class(data):
+    from tflite_export.scores import cut
+
+    (x, y), (x_out, y_out) = cut(*data, 0.25)
+    assert len(x) + len(x_out) == len(data[0]) and set(y) == set(y_out) == {0, 1, 2}
+    assert len(x_out) == pytest.approx(len(data[0]) / 4, abs=1)
+    together = {a.tobytes() for a in x} | {a.tobytes() for a in x_out}
+    assert together == {a.tobytes() for a in data[0]}
+    for part, n in ((1.5, 10), (0.25, 3)):
+        with pytest.raises(BundleError):
+            cut(data[0][:n], data[1][:n], part)
+
+
+def test_the_head_survives_a_restart_and_says_when_theta_moved_on(bundle, data, tmp_path):
+    path = tmp_path / "head.bin"
+    client = device(bundle, path)
+    assert not client.head_is_stale
+    client.round(client.theta + np.float32(0.01), *data)
+    again = device(bundle, path)  # starts with the bundle's theta, not with the round's
+    assert all(np.array_equal(a, b) for a, b in zip(again.head, client.head, strict=True))
+    assert again.head_is_stale and not client.head_is_stale
+    again.receive(client.theta)
+    assert not again.head_is_stale
+    assert np.array_equal(again.predict(data[0]), client.predict(data[0]))
+
+
+def bad_inputs():
+    def nan_x(x, y, theta):
+        x[3, 2, 2] = np.nan
+        return x, y, theta
+
+    def infinite_theta(x, y, theta):
+        theta[5] = np.inf
+        return x, y, theta
+
+    return {
+        "NaN in an example": (nan_x, "example 3 holds NaN"),
+        "label too large": (lambda x, y, t: (x, np.where(np.arange(len(y)) == 2, 3, y), t), "label 3 is out of range"),
+        "label negative": (lambda x, y, t: (x, y - 1, t), "label -1 is out of range"),
+        "labels of another length": (lambda x, y, t: (x, y[1:], t), "labels must be integers"),
+        "labels not integers": (lambda x, y, t: (x, y.astype(np.float32), t), "labels must be integers"),
+        "another shape": (lambda x, y, t: (x[:, 1:], y, t), "examples must be float32"),
+        "another dtype": (lambda x, y, t: (x.astype(np.float64), y, t), "examples must be float32"),
+        "nothing": (lambda x, y, t: (x[:0], y[:0], t), "no examples"),
+        "theta too short": (lambda x, y, t: (x, y, t[1:]), r"theta must be float32 \[13000\]"),
+        "infinite theta": (infinite_theta, "theta holds NaN or infinity"),
+        "a theta whose features overflow": (lambda x, y, t: (x, y, t * np.float32(1e38)), "the round diverged"),
+    }
+
+
+@pytest.mark.parametrize("name", bad_inputs())
+def test_bad_input_is_refused_and_the_saved_head_untouched(bundle, data, tmp_path, name):
+    change, reason = bad_inputs()[name]
+    client = device(bundle, tmp_path / "head.bin")
+    client.personalize(*data, steps=3, held_out=None)
+    saved = (tmp_path / "head.bin").read_bytes()
+    x, y, theta = change(data[0].copy(), data[1].copy(), client.theta.copy())
+    with pytest.raises(BundleError, match=reason), np.errstate(over="ignore"):
+        client.round(theta, x, y)
+    if "theta" not in name:
+        with pytest.raises(BundleError, match=reason):
+            client.personalize(x, y)
+    assert (tmp_path / "head.bin").read_bytes() == saved
+    assert not [p for p in tmp_path.iterdir() if p.name != "head.bin"]
+
+
+def test_a_runtime_that_is_too_old_is_named(bundle, data):
+    class WithoutWhile(tf.lite.Interpreter):
+        """A runtime that reports an operation that it does not know, as the real ones do."""
+
+        def get_signature_runner(self, name):
+            if name in ("round", "personalize"):
+                raise ValueError("Didn't find op for builtin opcode 'WHILE' version '2'")
+            return super().get_signature_runner(name)
+
+    with pytest.raises(BundleError, match="cannot run signature 'round' of program.tflite; it may be too old.*WHILE"):
+        client = DeviceClient(bundle, interpreter=WithoutWhile, chunk=1000)
+        client.round(client.theta, *data)
+
+
+def test_a_runtime_known_to_crash_in_while_takes_the_other_signatures(bundle, data, monkeypatch):
+    monkeypatch.setattr("tflite_export.runtime.runtime_version", lambda _: ("ai-edge-litert", "1.0.1"))
+    client = device(bundle, chunk=1000)
+    monkeypatch.undo()
+    with pytest.raises(BundleError, match="1.0.1 is too old for signature 'round'.*head_step"):
+        client.runtime("round")
+    found, expected = client.round(client.theta, *data), device(bundle)
+    expected = expected.round(expected.theta, *data)
+    assert np.allclose(decode(found.payload), decode(expected.payload), atol=1e-6)
+
+
+def test_a_signature_or_input_that_is_not_there(bundle):
+    runtime = Runtime(bundle.path("program.tflite"), INTERPRETER)
+    with pytest.raises(BundleError, match="no signature 'train'; it has features, head_step"):
+        runtime("train")
+    with pytest.raises(BundleError, match="'features'"):
+        runtime("features", y=np.zeros(3, np.float32))
+
+
+def test_a_damaged_head_file_is_refused(bundle, tmp_path):
+    path = tmp_path / "head.bin"
+    save_head(path, load_head(bundle.path("head.bin"), 200, 3))
+    content = path.read_bytes()
+    for wrong, reason in (
+        (content[:-1], "damaged"),
+        (content[:-1] + bytes([content[-1] ^ 1]), "damaged"),
+        (content[:20], "not a head"),
+        (b"", "not a head"),
+        (b"x" * len(content), "not a head"),
+    ):
+        path.write_bytes(wrong)
+        with pytest.raises(HeadError, match=reason):
+            device(bundle, path)
+        assert path.read_bytes() == wrong
+
+
+SAVE_FOREVER = """
+import sys
+import numpy as np
+from tflite_export.head_file import SavedHead, save_head
+value = 0
+while True:
+    value += 1
+    kernel, bias = np.full((500, 300), value, np.float32), np.full(300, value, np.float32)
+    save_head(sys.argv[1], SavedHead(kernel, bias, "00" * 32))
+    print(value, flush=True)
+"""
+
+
+def test_kill_9_while_saving_leaves_the_old_or_the_new_head(tmp_path):
+    path = tmp_path / "head.bin"
+    rng, last = np.random.default_rng(0), 0
+    for _ in range(8):
+        process = subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, str(path)], stdout=subprocess.PIPE, text=True)
+        process.stdout.readline()  # it has begun
+        time.sleep(float(rng.uniform(0, 0.05)))
+        process.send_signal(signal.SIGKILL)
+        said = process.stdout.read().split()
+        process.wait()
+        head = load_head(path, 500, 300)
+        value = head.kernel[0, 0]
+        assert (head.kernel == value).all() and (head.bias == value).all()
+        assert value >= int(said[-1] if said else 1)  # what it said was saved, is
+        last = max(last, value)
+    assert last > 1
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+@pytest.mark.parametrize("size", [1, 1023, 1024, 5000])
+def test_a_payload_comes_back(kind, size):
+    rng = np.random.default_rng(size)
+    gradient = (rng.standard_normal(size) * 10.0 ** rng.integers(-6, 2, size)).astype(np.float32)
+    payload = encode(gradient, kind)
+    assert len(payload) == payloads.num_bytes(size, kind)
+    found = decode(payload, size)
+    if kind == "float32":
+        assert np.array_equal(found, gradient)
+    else:  # half a step of the block's scale
+        for start in range(0, size, 1024):
+            block = slice(start, start + 1024)
+            assert np.abs(found[block] - gradient[block]).max() <= 0.5001 * np.abs(gradient[block]).max() / 127
+
+
+def test_a_payload_of_zeros_or_of_tiny_numbers_is_finite():
+    for value in (0.0, 1e-44, 1e-38):
+        assert np.allclose(decode(encode(np.full(2000, value, np.float32), "int8")), value, atol=1e-40)
+
+
+def test_bad_payloads_are_refused():
+    good = encode(np.arange(3000, dtype=np.float32), "int8")
+    for wrong in (b"", good[:-1], good + b"0", b"x" + good[1:], good[:-1] + bytes([good[-1] ^ 1])):
+        with pytest.raises(PayloadError):
+            decode(wrong)
+    with pytest.raises(PayloadError, match="3000 numbers came, but theta has 2999"):
+        decode(good, 2999)
+    for gradient in (np.array([np.nan], np.float32), np.zeros((2, 2), np.float32)):
+        with pytest.raises(PayloadError):
+            encode(gradient)
+    with pytest.raises(PayloadError, match="unknown payload"):
+        encode(np.zeros(3, np.float32), "int4")
