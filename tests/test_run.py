@@ -63,6 +63,7 @@ def test_summary(finished):
     visits = sum(row["clients"] for row in history)
     theta = 4 * 200 + 200  # mlp200 on 4 numbers; 4 bytes each, down and up
     assert summary["client_visits"] == visits
+    assert summary["passes"] == {"forward": 1, "backward": 1}
     assert summary["bytes_down"] == summary["bytes_up"] == visits * 4 * theta
     wanted = {"model", "clients", "mean", "when", "split", "accuracy", "accuracy_ci95", "loss"}
     assert all(wanted <= set(row) for row in summary["results"])

@@ -32,7 +32,7 @@ def comparison(runs: list[tuple[dict, list]], title: str) -> Table:
     """
     table = Table(title=title, caption=CAPTION, caption_justify="left")
     table.add_column("algorithm", no_wrap=True)
-    for column in ("EV-all", "worst 10 %", "EV-local", "bytes", "s a round"):
+    for column in ("EV-all", "worst 10 %", "EV-local", "bytes", "passes", "s/round"):
         table.add_column(column, justify="right", no_wrap=True)
     for summary, results in runs:
         row = algorithm_row(summary["algorithm"])
@@ -46,6 +46,7 @@ def comparison(runs: list[tuple[dict, list]], title: str) -> Table:
             percent(after.worst_decile) if after else "-",
             percent(local.accuracy, local.accuracy_ci95) if local else "-",
             bytes_text(sent),
+            " + ".join(f"{n:.3g}" for n in summary["passes"].values()),
             f"{seconds:.3f}" if seconds is not None else "-",
         )
     return table
@@ -55,7 +56,8 @@ CAPTION = (
     "Test accuracy in %, mean over clients ± 1.96 std / sqrt(n), mean of the last ten rounds. EV-all: all clients, the "
     "model that a client predicts with after the server's step; worst 10 %: its mean over the worst tenth of them. "
     "EV-local: the round's clients, the model that each holds right after its local work (the PFLEGO paper's "
-    "protocol). bytes: down and up, per client and round."
+    "protocol). bytes: down and up; passes: of its examples through the backbone, forward + backward; both per client "
+    "and round."
 )
 
 

@@ -27,14 +27,16 @@ from pathlib import Path
 import numpy as np
 
 from tfpfl import evaluation
-from tfpfl.algorithm import Sampling
+from tfpfl.algorithm import ClientData, Sampling
 from tfpfl.algorithms import algorithm_row, build_algorithm, check_names
 from tfpfl.callbacks import Callback, EarlyStopping, TensorBoard
 from tfpfl.client_store import ClientStore, StoreError
+from tfpfl.cost import Passes, count_passes
 from tfpfl.data import Federation, load_source
 from tfpfl.data.federation import FederationError
 from tfpfl.models import SplitModel, build
 from tfpfl.models.networks import default_network
+from tfpfl.sampling import client_key
 from tfpfl.training import DivergedError, Training, check_engine, check_fits
 
 FORMAT = 1
@@ -371,6 +373,17 @@ class Run:
         """Every number of the run with its protocol."""
         return evaluation.results(self.store.evaluations())
 
+    def passes(self) -> Passes:
+        """Passes of a client's examples through the backbone in one visit, counted in a first visit of one client."""
+        client_id = int(self.population.client_ids[np.argmin(self.population.num_examples)])
+        x, y = self.federation.arrays(client_id, "train", labels=self.population.labels)
+        info, key = self.population.info(client_id), client_key(self.config.seed, 1, [client_id])[0]
+
+        def build(model):
+            return build_algorithm(self.config.algorithm, model, self.population, **self.config.hyperparameters)
+
+        return count_passes(build, self.model, ClientData(x, y, info, key))
+
     def write_summary(self) -> dict:
         """summary.json. Why the run stopped stays there until there are more rounds."""
         path, done = self.folder / "summary.json", self.store.round_num
@@ -389,6 +402,7 @@ class Run:
             "bytes_down": sum(row.get("bytes_down", 0) for row in history),
             "bytes_up": sum(row.get("bytes_up", 0) for row in history),
             "client_visits": sum(row["clients"] for row in history),
+            "passes": self.passes()._asdict(),
             "stopped": self.stop_reason,
             "federation_hash": self.federation.hash,
             "run_id": self.config.run_id,
