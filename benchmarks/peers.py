@@ -1,0 +1,56 @@
+"""Every algorithm on one federation, with the same cohorts, batches and initial weights: one table.
+
+    python benchmarks/peers.py --out runs/peers [--dataset fashion_mnist] [--rounds 40] [--algorithms pflego,fedavg,...]
+        [--partition round_robin] [--participation 0.2] [--network NAME] [--seed 0] [--engine local]
+
+Hyperparameters are the defaults. OUT has a run folder for every algorithm; one that is there is continued, so the command
+can be interrupted and repeated.
+"""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import click
+from rich.console import Console
+
+from tfpfl import Run, RunConfig
+from tfpfl.algorithms import ALGORITHMS, algorithm_row
+from tfpfl.callbacks import Progress
+from tfpfl.report import comparison
+
+
+@click.command(help=__doc__)
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.option("--dataset", default="fashion_mnist", show_default=True)
+@click.option("--clients", type=int, default=100, show_default=True, help="Ignored by the natural partition.")
+@click.option("--partition", default="round_robin", show_default=True, help="round_robin: 2 classes a client.")
+@click.option("--participation", default=0.2, show_default=True)
+@click.option("--network")
+@click.option("--rounds", default=40, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--engine", type=click.Choice(["local", "tff"]), default="local", show_default=True)
+@click.option("--evaluate-every", default=10, show_default=True)
+@click.option("--algorithms", default=",".join(ALGORITHMS), show_default=True)
+def main(out, algorithms, clients, **settings):
+    """Runs what is missing, prints the table."""
+    console, done = Console(width=110), []
+    settings["clients"] = None if settings["partition"] == "natural" else clients
+    for name in algorithms.split(","):
+        folder = out / name
+        if (folder / "config.json").exists():
+            run = Run.open(folder)
+        else:
+            run = Run.create(RunConfig(algorithm=name, **settings), folder)
+        with run:
+            run.train([Progress(algorithm_row(name).title.ljust(26), console)])
+            done.append((run.write_summary(), run.results()))
+            losses = [round(row["loss"], 3) for row in run.store.history() if "loss" in row]
+            console.print(f"training loss by round: {losses}", soft_wrap=True, highlight=False)
+    title = f"{settings['dataset']}, {settings['rounds']} rounds, seed {settings['seed']}, engine {settings['engine']}"
+    console.print(comparison(done, title))
+
+
+if __name__ == "__main__":
+    main()
