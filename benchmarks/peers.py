@@ -3,8 +3,8 @@
     python benchmarks/peers.py --out runs/peers [--dataset fashion_mnist] [--rounds 40] [--algorithms pflego,fedavg,...]
         [--partition round_robin] [--participation 0.2] [--network NAME] [--seed 0] [--engine local]
 
-Hyperparameters are the defaults. OUT has a run folder for every algorithm; one that is there is continued, so the command
-can be interrupted and repeated.
+Hyperparameters are the defaults. OUT has a run folder for every algorithm; one that is there is continued, so the
+command can be interrupted and repeated.
 """
 
 import os
