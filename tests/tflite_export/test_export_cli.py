@@ -1,0 +1,84 @@
+"""The command line of the export."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from tflite_export import Bundle, bench, verify
+from tflite_export.cli import main
+
+
+def call(*arguments, code=0):
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_export_then_verify_and_inspect(run_folder, tmp_path):
+    out = tmp_path / "bundle"
+    assert "Model of client 2" in call("export", run_folder, "--client", 2, "--out", out, "--no-inference")
+    text = call("verify", out)
+    assert "round.dtheta" in text and "the same as TensorFlow" in text
+    text = call("inspect", out)
+    assert "head_step(" in text and "dtheta float32[13000]" in text and "WHILE" in text
+    content = bytearray((out / "program.tflite").read_bytes())
+    content[100] ^= 1
+    (out / "program.tflite").write_bytes(content)
+    assert "program.tflite is damaged" in call("verify", out, code=1)
+
+
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (["--client", "99"], "no client 99"),
+        (["--client", "x"], "not a valid integer"),
+        ([], "Missing option '--client'"),
+    ],
+)
+def test_bad_export_is_one_line(run_folder, tmp_path, arguments, reason):
+    code = 1 if arguments[1:] == ["99"] else 2
+    text = call("export", run_folder, "--out", tmp_path / "b", *arguments, code=code)
+    assert reason in text and "Traceback" not in text
+
+
+def test_not_a_run_and_not_a_bundle(tmp_path):
+    assert "is not a run folder" in call("export", tmp_path, "--client", 1, "--out", tmp_path / "b", code=1)
+    for command in ("verify", "inspect", "bench"):
+        assert "is not a bundle" in call(command, tmp_path, code=1)
+
+
+def test_bench_measures_and_records(bundle, tmp_path):
+    import shutil
+
+    copy = shutil.copytree(bundle.folder, tmp_path / "copy")
+    text = call("bench", copy, "--examples", "40", "--threads", "1", "--repeat", 3, "--record")
+    for row in ("| features | 40 | 1 |", "| round | 40 | 1 |", "| FedAvg, float32 | 54,412 | 54,412 |"):
+        assert row in text
+    recorded = Bundle(copy).manifest["memory"]
+    assert [r["work"] for r in recorded] == ["features", "personalize", "round"]
+    assert verify(copy, interpreter=bench.any_interpreter()).ok
+    assert "is not a list of numbers" in call("bench", copy, "--examples", "a", code=2)
+
+
+def test_bytes_on_the_wire_are_those_of_the_payload(bundle):
+    found = bench.wire(bundle)
+    b, head = 64 * 200 + 200, 201 * 3
+    assert found["PFLEGO, float32"] == {"down": 4 * b, "up": 4 * b + 16}
+    assert found["PFLEGO, int8 up"]["up"] == b + 4 * 13 + 16
+    assert found["FedAvg, float32"] == {"down": 4 * (b + head), "up": 4 * (b + head)}
+
+
+def test_simulate_round(run_folder):
+    text = call("simulate-round", run_folder, "--rounds", 2)
+    rows = [line.split() for line in text.splitlines()[1:3]]
+    assert [row[0] for row in rows] == ["1", "2"]
+    assert all(float(row[2]) < 1e-4 and float(row[3]) < 1e-4 and row[4] == row[5] for row in rows)
+
+
+def test_demo(run_folder, tmp_path):
+    text = call("demo", run_folder, "--client", 3, "--out", tmp_path / "b")
+    assert "Client 3 exported" in text and "computes what TensorFlow does" in text
+    before, after = (float(text.split(word)[1].split("%")[0]) for word in ("with a new head", "steps on the device"))
+    assert after > before
+    assert json.loads((tmp_path / "b" / "manifest.json").read_text())["client"] == 3

@@ -1,0 +1,150 @@
+"""The same numbers on LiteRT as in TensorFlow: conversion proves nothing, runtimes have computed wrong silently.
+
+    TFPFL_LITERT="1.4.0 2.3.0" python -m pytest -m litert
+
+LiteRT and the pinned TensorFlow do not share an environment: each version gets one of its own, made here with uv or pip
+when it is asked for, and kept in TFPFL_CACHE (by default ~/.cache/tfpfl). 'newest' takes what the index has.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_program import OWN, PAPERS
+from truth import random_head, varied
+
+from tflite_export import DeviceClient, export, verify
+from tflite_export.payload import decode
+from tfpfl.models import SplitModel, build
+
+VERSIONS = os.environ.get("TFPFL_LITERT", "").split()
+ROOT = str(Path(__file__).resolve().parents[2])
+NETWORKS = [*PAPERS, "strided convolutions", "average pools", "max pools", "residual"]
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def bundle(request, tmp_path_factory):
+    """A bundle with weights that are not the initial ones."""
+    own = OWN.get(request.param)
+    model = SplitModel(own() if own else build(request.param, PAPERS[request.param]))
+    source = (model, varied(model), random_head(model, 4))
+    return export(source, out=tmp_path_factory.mktemp("bundles") / "b", inference=request.param in PAPERS)
+
+
+@pytest.fixture(scope="module", params=VERSIONS or [pytest.param("none", marks=pytest.mark.skip("TFPFL_LITERT unset"))])
+def litert(request):
+    """The Python of an environment with this version of ai-edge-litert and NumPy, and nothing else."""
+    version = request.param
+    cache = Path(os.environ.get("TFPFL_CACHE") or Path.home() / ".cache" / "tfpfl")
+    folder = cache / f"litert-{version}-py{sys.version_info.major}.{sys.version_info.minor}"
+    python, done = folder / "bin" / "python", folder / "installed"
+    if not done.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        package = "ai-edge-litert" if version == "newest" else f"ai-edge-litert=={version}"
+        if shutil.which("uv"):
+            commands = [
+                ["uv", "venv", "--quiet", "--no-project", "--python", sys.executable, str(folder)],
+                ["uv", "pip", "install", "--quiet", "--python", str(python), package, "numpy"],
+            ]
+        else:
+            commands = [
+                [sys.executable, "-m", "venv", str(folder)],
+                [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", package, "numpy"],
+            ]
+        for command in commands:
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+        done.touch()  # last: an installation that broke off is made again
+    return version, python
+
+
+def run(python, *arguments):
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    return subprocess.run(
+        [str(python), *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=300
+    )
+
+
+def assert_exact(worst: dict, overlapping: bool):
+    """The bounds that the project promises, whatever the manifest says."""
+    for name, (largest, l2) in worst.items():
+        if name.endswith(".dtheta") and overlapping:
+            assert l2 < 1e-3, name
+        else:
+            assert largest < 1e-5, name
+
+
+def test_the_pinned_runtime(bundle):
+    found = verify(bundle, interpreter=tf.lite.Interpreter)
+    assert found.ok
+    assert_exact(found.worst(), bundle.manifest["check"]["max_relative"] is None)
+
+
+@pytest.mark.litert
+def test_every_signature(bundle, litert):
+    version, python = litert
+    done = run(python, "-m", "tflite_export.verification", bundle.folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert version in ("newest", found["runtime"].split()[1])
+    assert {name.split(".")[0] for name in found["worst"]} == set(bundle.manifest["signatures"])
+    assert_exact(found["worst"], bundle.manifest["check"]["max_relative"] is None)
+
+
+ROUND = """
+import importlib.util, sys
+import numpy as np
+from tflite_export.device import DeviceClient
+assert importlib.util.find_spec("tensorflow") is None
+bundle, folder = sys.argv[1:]
+with np.load(folder + "/examples.npz") as file:
+    x, y, theta = file["x"], file["y"], file["theta"]
+for name, options in (("whole", {"chunk": 1000}), ("chunks", {"chunk": 7}), ("static", {"static": True})):
+    client = DeviceClient(bundle, folder + "/" + name + ".head", **options)
+    open(folder + "/" + name, "wb").write(client.round(theta, x, y).payload)
+np.savez(folder + "/found.npz", features=DeviceClient(bundle).features(x))
+"""
+
+
+@pytest.mark.litert
+def test_a_round_of_the_device_client(bundle, litert, tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.random((40, *bundle.example_shape), np.float32)
+    y, theta = rng.integers(0, 4, 40).astype(np.int32), bundle.theta() * np.float32(0.9)
+    np.savez(tmp_path / "examples.npz", x=x, y=y, theta=theta)
+    done = run(litert[1], "-c", ROUND, bundle.folder, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    client = DeviceClient(bundle, interpreter=tf.lite.Interpreter, chunk=1000)
+    with np.load(tmp_path / "found.npz") as file:
+        features = client.features(x)
+        assert np.abs(file["features"] - features).max() < 1e-5 * np.abs(features).max()
+    expected = decode(client.round(theta, x, y).payload)
+    for name in ("whole", "chunks", "static"):
+        found = decode((tmp_path / name).read_bytes())
+        assert np.linalg.norm(found - expected) < 1e-3 * np.linalg.norm(expected), name
+        again = DeviceClient(bundle, tmp_path / f"{name}.head", interpreter=tf.lite.Interpreter)
+        assert np.abs(again.head[0] - client.head[0]).max() < 1e-5
+
+
+@pytest.mark.litert
+def test_inference_files(bundle, litert):
+    """The precisions of the backbone run on LiteRT as well, and give the features that the manifest promises."""
+    quality = bundle.manifest["quality"]
+    if not quality:
+        pytest.skip("this bundle was exported without them")
+    code = (
+        "import sys, numpy as np; from pathlib import Path; from tflite_export.runtime import Runtime;"
+        "x = np.random.default_rng(0).random((8, *map(int, sys.argv[2].split(','))), np.float32);"
+        "phi = [Runtime(Path(sys.argv[1]) / n)('features', x=x)['phi'] for n in sys.argv[3:]];"
+        "print(*[np.linalg.norm(p - phi[0]) / np.linalg.norm(phi[0]) for p in phi])"
+    )
+    shape = ",".join(map(str, bundle.example_shape))
+    done = run(litert[1], "-c", code, bundle.folder, shape, *quality)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(float(error) < 0.1 for error in done.stdout.split())
