@@ -4,7 +4,7 @@ PYTHON ?=
 PYTEST_ARGS ?=
 VENV_PYTHON := .venv/bin/python
 INSTALLED := .venv/installed-from-lock
-export TF_CPP_MIN_LOG_LEVEL ?= 2
+export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: demo test lint lock clean
 

@@ -30,9 +30,9 @@ def comparison(runs: list[tuple[dict, list]], title: str) -> Table:
         runs: (summary, results) of each.
         title: above the table.
     """
-    table = Table(title=title, caption=CAPTION, caption_justify="left")
+    table = Table(title=title, caption=CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("algorithm", no_wrap=True)
-    for column in ("EV-all", "worst 10 %", "EV-local", "bytes", "passes", "s/round"):
+    for column in ("EV-all", "worst", "EV-local", "bytes", "passes", "s/round"):
         table.add_column(column, justify="right", no_wrap=True)
     for summary, results in runs:
         row = algorithm_row(summary["algorithm"])
@@ -54,7 +54,7 @@ def comparison(runs: list[tuple[dict, list]], title: str) -> Table:
 
 CAPTION = (
     "Test accuracy in %, mean over clients ± 1.96 std / sqrt(n), mean of the last ten rounds. EV-all: all clients, the "
-    "model that a client predicts with after the server's step; worst 10 %: its mean over the worst tenth of them. "
+    "model that a client predicts with after the server's step; worst: its mean over the worst tenth of them. "
     "EV-local: the round's clients, the model that each holds right after its local work (the PFLEGO paper's "
     "protocol). bytes: down and up; passes: of its examples through the backbone, forward + backward; both per client "
     "and round."
