@@ -6,7 +6,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
-import runs
+import small_runs as runs
 import toys
 
 from tfpfl import Simulation, SplitModel, build_algorithm, training

@@ -4,7 +4,7 @@ import io
 from types import SimpleNamespace
 
 import pytest
-import runs
+import small_runs as runs
 import tensorflow as tf
 from rich.console import Console
 

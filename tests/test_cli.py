@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-import runs
+import small_runs as runs
 from click.testing import CliRunner
 
 from tfpfl import training

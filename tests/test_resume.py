@@ -5,7 +5,7 @@ import random
 import time
 
 import pytest
-import runs
+import small_runs as runs
 
 from tfpfl.client_store import StoreError
 from tfpfl.run import Run, RunError

@@ -7,7 +7,7 @@ import math
 import keras
 import numpy as np
 import pytest
-import runs
+import small_runs as runs
 
 from tfpfl.evaluation import results
 from tfpfl.run import Run, RunConfig, RunError, open_federation

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-import runs
+import small_runs as runs
 import tensorflow as tf
 import toys
 
