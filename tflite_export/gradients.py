@@ -150,6 +150,15 @@ def _conv2d(op, dy):
     return d_x, tf.reshape(d_kernel, [kh, kw, channels_in, channels_out])
 
 
+def _frozen_batch_norm(op, dy, *_):
+    """BatchNormalization with statistics that do not move; SplitModel takes no other."""
+    if op.get_attr("is_training"):
+        _refuse(op, "a BatchNormalization with moving statistics")
+    _channels_last(op)
+    _, scale, _, _, variance = op.inputs
+    return dy * (scale * tf.math.rsqrt(variance + op.get_attr("epsilon"))), None, None, None, None
+
+
 GRADIENTS = {
     "Relu": _relu,
     "Relu6": _relu6,
@@ -166,6 +175,7 @@ GRADIENTS = {
     "MaxPool": _max_pool,
     "AvgPool": _avg_pool,
     "Conv2D": _conv2d,
+    "FusedBatchNormV3": _frozen_batch_norm,
 }
 for _name, _function in GRADIENTS.items():
     tf.RegisterGradient(PREFIX + _name)(_function)

@@ -15,6 +15,7 @@ classes):
                     -> dtheta, kernel, bias, loss: a client's whole visit, with one forward and one backward pass
 """
 
+import re
 import tempfile
 import weakref
 
@@ -29,7 +30,6 @@ NEED_GRADIENT = ("joint_gradient", "round")
 STATIC_BATCH = 32
 _CONVERTED = weakref.WeakKeyDictionary()  # model -> its programs: without weights, they are those of all its clients
 _ADVICE = {
-    "BatchNormalization": "fold the frozen normalization into the weights of the layer before it",
     "DepthwiseConv2D": "take Conv2D",
     "SeparableConv2D": "take Conv2D",
     "Conv2DTranspose": "take Conv2D",
@@ -214,16 +214,17 @@ def _ancestors(op):
 
 def _unsupported(op, backbone):
     layers = {layer.name: layer for layer in getattr(backbone, "_flatten_layers", lambda: [])()}
-    scopes = op.name.split("/")
-    layer = next((layers[s] for s in reversed(scopes) if s in layers), None)
+    # A layer's operations are named after it; when it is called again, Keras 3 appends a number to the scope.
+    scopes = [name for scope in reversed(op.name.split("/")) for name in (scope, re.sub(r"_\d+$", "", scope))]
+    layer = next((layers[name] for name in scopes if name in layers), None)
     kind = type(layer).__name__ if layer is not None and layer is not backbone else None
     what = f"layer {layer.name!r} ({kind})" if kind else f"operation {op.name!r}"
     advice = _ADVICE.get(kind, "take layers whose gradient the device has")
     return (
         f"{what} cannot be trained on a device: {op.type} has no gradient in builtin operations. For rounds on the "
         f"device {advice} (there are Dense, Conv2D, MaxPooling2D, AveragePooling2D, GlobalAveragePooling2D, Flatten, "
-        "Reshape, ZeroPadding2D, Add, Multiply, Concatenate, and ReLU, LeakyReLU, tanh, sigmoid); for inference and "
-        "personalization of the head alone, export with rounds=False"
+        "Reshape, ZeroPadding2D, frozen BatchNormalization, Add, Multiply, Concatenate, and ReLU, LeakyReLU, tanh, "
+        "sigmoid); for inference and personalization of the head alone, export with rounds=False"
     )
 
 
