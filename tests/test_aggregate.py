@@ -58,7 +58,7 @@ def toy_amp(**changes):
     model = SplitModel(backbone("float32"))
     parts = {
         "model": model,
-        "population": Population([2] * 4, [2] * 4, client_ids=IDS),
+        "population": Population([2] * 4, [1000] * 4, client_ids=IDS),
         "init_server": init_server,
         "init_client": lambda info: tf.constant(0),
         "message": lambda server, client_id: server.table[client_id],
@@ -143,7 +143,7 @@ def test_where_all_weights_are_0_the_server_stays(start_engine, kind):
 
 
 def test_metrics_of_the_cohort_are_means_by_examples_and_sums_of_bytes(start_engine):
-    algorithm = toy_amp(population=Population([2, 6, 1, 1], [2] * 4, client_ids=IDS))
+    algorithm = toy_amp(population=Population([2, 6, 1, 1], [1000] * 4, client_ids=IDS))
     engine = start_engine(algorithm)
     visits = [visit(algorithm, 1, 1.0, 4), visit(algorithm, 3, 1.0, 8)]
     metrics = engine.next(engine.initialize(), [tf.constant(0)] * 2, visits).metrics
@@ -154,8 +154,12 @@ def test_metrics_of_the_cohort_are_means_by_examples_and_sums_of_bytes(start_eng
 
 def test_a_client_that_is_not_finite_is_counted(start_engine):
     algorithm = toy_amp()
-    engine = start_engine(algorithm)
-    visits = [visit(algorithm, 1, 1.0, 4), visit(algorithm, 4, float("nan"), 8)]
+
+    def client_update(row, visits, data):
+        return algorithm.client_update(row, visits, data)._replace(weight=tf.math.log(tf.reduce_sum(data.x)))
+
+    engine = start_engine(algorithm._replace(client_update=client_update))
+    visits = [visit(algorithm, 1, 1.0, 4), visit(algorithm, 4, -1.0, 8)]
     output = engine.next(engine.initialize(), [tf.constant(0)] * 2, visits)
     assert int(output.metrics["finite"]) == 1
     assert [int(m["finite"]) for m in output.client_metrics] == [1, 0]

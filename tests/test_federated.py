@@ -221,3 +221,34 @@ def test_the_worker_dies_with_its_parent_and_does_not_hold_its_output(tff):
     finally:
         parent.kill()
         parent.wait()
+
+
+AFTER_TFF_STARTED_ITS_OWN = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a shell's background jobs; TFF ends its worker by SIGINT
+import numpy as np, tensorflow_federated as tff
+add = tff.tensorflow.computation(lambda x: x + 1, np.int32)
+assert add(1) == 2
+from tfpfl.runtime.worker import use_local_worker
+use_local_worker()
+assert add(2) == 3
+print("done", flush=True)
+"""
+
+
+def test_a_worker_that_tff_started_before_does_not_stop_us(tff):
+    process = subprocess.Popen(
+        [sys.executable, "-c", AFTER_TFF_STARTED_ITS_OWN],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        os.set_blocking(process.stdout.fileno(), False)
+        deadline, found = time.monotonic() + 90, b""
+        while b"done" not in found and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.2)
+            found += process.stdout.read() or b""
+        assert b"done" in found
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # TFF's worker with it, which would outlive it

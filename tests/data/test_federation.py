@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfpfl.algorithm import Sampling
 from tfpfl.data import Federation, FederationError, Partition, Source, blobs, load_source
 from tfpfl.data.federation import SPLITS
+from tfpfl.runtime.worker import use_local_worker
 
 
 def numbered(num_examples=400, num_classes=5, dtype=np.uint8):
@@ -131,7 +132,7 @@ def test_reader_sees_a_folder_that_was_built_anew(tmp_path):
 
 def test_reader_inside_tff(federation):
     tff = pytest.importorskip("tensorflow_federated")
-    tff.backends.native.set_sync_local_cpp_execution_context()
+    use_local_worker()
     read = federation.reader("train", "global")
 
     def summary(body, i):

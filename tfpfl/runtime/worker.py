@@ -109,6 +109,7 @@ def execution_context(concurrency: int = -1):
 
 
 _context = None
+_replaced = []
 
 
 def use_local_worker(concurrency: int | None = None) -> None:
@@ -123,4 +124,7 @@ def use_local_worker(concurrency: int | None = None) -> None:
         from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
 
         _context = execution_context(concurrency or os.cpu_count() or 1)
+        # When TFF's own context goes, it ends its worker, if it had started one, by SIGINT and waits for it: for ever
+        # where SIGINT is ignored, as in a shell's background jobs. So the context is kept.
+        _replaced.append(context_stack_impl.context_stack.current)
         context_stack_impl.context_stack.set_default_context(_context)
