@@ -10,6 +10,8 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 demo: $(INSTALLED)
 	@$(VENV_PYTHON) -m tfpfl demo
+	@rm -rf runs/demo/bundle
+	@$(VENV_PYTHON) -m tflite_export demo runs/demo/pflego --client 3 --out runs/demo/bundle --steps 20
 
 test: $(INSTALLED)
 	@$(VENV_PYTHON) -m pytest -q -n 2 --dist loadfile --durations 10 $(PYTEST_ARGS)

@@ -4,6 +4,7 @@ TensorFlow is imported only by the commands that need it.
 """
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -33,6 +34,7 @@ _python = click.option("--python", help="A Python that has ai-edge-litert and Nu
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def main():
     """From a trained run to a device."""
+    logging.getLogger("absl").setLevel(logging.ERROR)  # of the converter, about gradients that a device does not take
 
 
 @main.command()
