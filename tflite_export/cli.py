@@ -4,13 +4,13 @@ TensorFlow is imported only by the commands that need it.
 """
 
 import json
-import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import click
+from absl import logging
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -34,7 +34,7 @@ _python = click.option("--python", help="A Python that has ai-edge-litert and Nu
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def main():
     """From a trained run to a device."""
-    logging.getLogger("absl").setLevel(logging.ERROR)  # of the converter, about gradients that a device does not take
+    logging.set_verbosity(logging.ERROR)  # of the converter, about gradients that a device does not take
 
 
 @main.command()
