@@ -21,6 +21,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -373,6 +374,7 @@ class Run:
         """Every number of the run with its protocol."""
         return evaluation.results(self.store.evaluations())
 
+    @cached_property
     def passes(self) -> Passes:
         """Passes of a client's examples through the backbone in one visit, counted in a first visit of one client."""
         client_id = int(self.population.client_ids[np.argmin(self.population.num_examples)])
@@ -402,7 +404,7 @@ class Run:
             "bytes_down": sum(row.get("bytes_down", 0) for row in history),
             "bytes_up": sum(row.get("bytes_up", 0) for row in history),
             "client_visits": sum(row["clients"] for row in history),
-            "passes": self.passes()._asdict(),
+            "passes": self.passes._asdict(),
             "stopped": self.stop_reason,
             "federation_hash": self.federation.hash,
             "run_id": self.config.run_id,

@@ -30,7 +30,7 @@ import tensorflow as tf
 from tfpfl import head as heads
 from tfpfl import tree
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
-from tfpfl.local import check_rates
+from tfpfl.local import check_choice, check_rates
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.optimizer import OPTIMIZERS, optimizer
 
@@ -76,16 +76,13 @@ def pflego(
     Raises:
         ValueError: names the argument, and says what it may be.
     """
-    inner_opts = ("gd", "momentum", "adam", "newton")
-    for name, value, allowed in (
-        ("rule", rule, ("exact", "eq3")),
-        ("weighting", weighting, ("alpha", "sampled")),
-        ("server_opt", server_opt, tuple(OPTIMIZERS)),
-        ("inner_opt", inner_opt, inner_opts),
-        ("head_init", head_init or model.head_init, HEAD_INITS),
-    ):
-        if value not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(allowed)}; found {value!r}")
+    check_choice(
+        rule=(rule, ("exact", "eq3")),
+        weighting=(weighting, ("alpha", "sampled")),
+        server_opt=(server_opt, tuple(OPTIMIZERS)),
+        inner_opt=(inner_opt, ("gd", "momentum", "adam", "newton")),
+        head_init=(head_init or model.head_init, HEAD_INITS),
+    )
     if tau < 1:
         raise ValueError(f"tau must be at least 1 (the joint step), found {tau}")
     if chunk is not None and chunk < 1:
