@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from toys import backbone, distance, identical, initial_states, on_disk, visits_by_id
 
-from tfpfl.algorithm import Algorithm, ClientData, Sampling, Weights
+from tfpfl.algorithm import Algorithm, ClientData, Population, Sampling, Weights
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.client_store import ClientStore
 from tfpfl.models import SplitModel
@@ -42,7 +42,7 @@ def algorithm(name, federation) -> Algorithm:
     """Small steps, three of seven clients a round."""
     known = ALGORITHMS[name].hyperparameters
     quick = {k: v for k, v in QUICK.items() if k in known} | SPECIAL.get(name, {})
-    population = federation.population(Sampling("fixed", 0.5))
+    population = federation.population(Sampling("fixed", 0.5), shared_slots=True)
     return build_algorithm(name, SplitModel(backbone("float32")), population, **quick)
 
 
@@ -192,7 +192,7 @@ def test_bytes_are_those_of_the_list(name, algorithm, trained):
     row, model, population = ALGORITHMS[name], algorithm.model, algorithm.population
     for t, output in enumerate(trained.outputs, 1):
         for i, metrics in zip(cohort(0, t, population), output.client_metrics, strict=True):
-            width = int(population.num_classes[i]) if row.head == "personal" else population.num_labels
+            width = int(population.num_classes[i]) if row.head == "personal" else population.shared_labels()
             h = (model.num_features + 1) * width
             for formula, found in ((row.down, metrics["bytes_down"]), (row.up, metrics["bytes_up"])):
                 extra = int(found) - 4 * scalars(formula, model.num_backbone_weights, h)
@@ -235,3 +235,14 @@ def test_the_defaults_build(name, algorithm):
     """The builder without hyperparameters, and with every preset."""
     for preset in (None, *ALGORITHMS[name].presets):
         build_algorithm(name, algorithm.model, algorithm.population, preset=preset)
+
+
+def test_clients_of_different_width_share_a_head_only_where_that_is_said(name):
+    """Output k of a shared head would be another class for every client."""
+    model, people = SplitModel(backbone("float32")), {"num_examples": [5, 6, 7], "num_classes": [3, 2, 4]}
+    if ALGORITHMS[name].head == "shared":
+        with pytest.raises(ValueError, match="client 1 has 2, client 2 has 4.*num_labels"):
+            build_algorithm(name, model, Population(**people))
+        build_algorithm(name, model, Population(**people, num_labels=4))
+    else:
+        build_algorithm(name, model, Population(**people))

@@ -20,7 +20,7 @@ def federation(tmp_path_factory):
 
 
 def make(name, federation, sampling=None, labels="local", **hyperparameters):
-    population = federation.population(sampling or Sampling("fixed", 0.5), labels=labels)
+    population = federation.population(sampling or Sampling("fixed", 0.5), labels, shared_slots=True)
     return build_algorithm(name, SplitModel(toys.backbone("float32")), population, **hyperparameters)
 
 

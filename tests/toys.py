@@ -62,7 +62,7 @@ def clients(examples=EXAMPLES, classes=CLASSES, shape=(4,), dtype="float64", see
 
 def toy(examples=EXAMPLES, classes=CLASSES, dtype="float64", sampling=None, seed=1, **model_args) -> Toy:
     """A federation in memory; the default has five clients of different N_i and K_i."""
-    population = Population(examples, classes, sampling=sampling or Sampling())
+    population = Population(examples, classes, max(classes), sampling=sampling or Sampling())
     return Toy(
         SplitModel(backbone(dtype), **model_args), population, clients(examples, classes, dtype=dtype, seed=seed)
     )

@@ -132,7 +132,7 @@ class Population:
     Args:
         num_examples: int [I], N_i, the training examples of every client.
         num_classes: int [I], K_i, the width of every client's head.
-        num_labels: C, the width of a head that clients share; default: the largest K_i.
+        num_labels: C, the width of a head that clients share. It may be left out where all K_i are the same.
         labels: 'local' (class ids 0..K_i-1 of the client's own class set) or 'global' (the data set's class ids, and
             then every head has C outputs); what engines read from a federation.
         sampling: who takes part in a round; default: everyone.
@@ -141,7 +141,7 @@ class Population:
 
     num_examples: np.ndarray
     num_classes: np.ndarray
-    num_labels: int = 0
+    num_labels: int | None = None
     labels: str = "local"
     sampling: Sampling = field(default_factory=Sampling)
     client_ids: np.ndarray | None = None
@@ -165,16 +165,14 @@ class Population:
             raise ValueError(f"labels are 'local' or 'global', found {self.labels!r}")
         if self.sampling.kind == "range" and self.sampling.high > len(ids):
             raise ValueError(f"sampling range goes up to {self.sampling.high} but there are {len(ids)} clients")
-        num_labels = self.num_labels or int(classes.max())
-        if num_labels < classes.max():
+        if self.num_labels is not None and self.num_labels < classes.max():
             raise ValueError(
-                f"a head that clients share would have num_labels={num_labels} outputs, but client "
+                f"a head that clients share would have num_labels={self.num_labels} outputs, but client "
                 f"{ids[classes.argmax()]} has {classes.max()} classes"
             )
         object.__setattr__(self, "num_examples", examples)
         object.__setattr__(self, "num_classes", classes)
         object.__setattr__(self, "client_ids", ids)
-        object.__setattr__(self, "num_labels", num_labels)
 
     @property
     def num_clients(self) -> int:
@@ -185,6 +183,25 @@ class Population:
     def clients_per_round(self) -> float:
         """r, in expectation."""
         return self.sampling.expected(self.num_clients)
+
+    def shared_labels(self) -> int:
+        """C, the width of a head that clients share; builders of such algorithms ask for it.
+
+        Raises:
+            ValueError: the K_i differ and num_labels is not given. With 'local' labels an output of a shared head is
+                another class for every client, and some clients never use it: nothing to do by accident.
+        """
+        if self.num_labels is not None:
+            return self.num_labels
+        low, high = self.num_classes.argmin(), self.num_classes.argmax()
+        if self.num_classes[low] != self.num_classes[high]:
+            raise ValueError(
+                f"clients share a head here, but have different numbers of classes: client {self.client_ids[low]} has "
+                f"{self.num_classes[low]}, client {self.client_ids[high]} has {self.num_classes[high]}. Take global "
+                "labels, or give num_labels (federation.population(..., shared_slots=True)) to let output k be the "
+                "k-th class of whoever predicts"
+            )
+        return int(self.num_classes[0])
 
     def info(self, client_id: int, dtype=np.float32) -> ClientInfo:
         """What client `client_id` knows about itself; one outside the population has alpha 0.

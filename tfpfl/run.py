@@ -208,7 +208,8 @@ class Run:
 
     def __init__(self, folder: Path, config: RunConfig, federation: Federation, network_file: Path | None, engine: str):
         self.folder, self.config, self.federation, self.engine = folder, config, federation, engine
-        self.population = federation.population(config.sampling_plan(), labels=config.labels)
+        slots = algorithm_row(config.algorithm).head == "shared"  # with local labels only where they were asked for
+        self.population = federation.population(config.sampling_plan(), labels=config.labels, shared_slots=slots)
         if network_file is None:
             backbone = build(config.network, federation.example_shape, seed=config.seed)
         else:

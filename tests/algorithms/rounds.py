@@ -38,7 +38,7 @@ def by_hand(function, weights, rate, steps, momentum=0.0):
 
 def shared(data: Toy, seed=3) -> Weights:
     """Some model of all clients that is nobody's start."""
-    start = Weights(data.model.theta(), data.model.shared_head(data.population.num_labels, "glorot"))
+    start = Weights(data.model.theta(), data.model.shared_head(data.population.shared_labels(), "glorot"))
     leaves = tf.nest.flatten(start)
     noise = [0.3 * tf.random.stateless_normal(x.shape, [seed, i], dtype=x.dtype) for i, x in enumerate(leaves)]
     return tf.nest.pack_sequence_as(start, [x + n for x, n in zip(leaves, noise, strict=True)])

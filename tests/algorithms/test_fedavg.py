@@ -12,7 +12,7 @@ from tfpfl.local import local_solver
 
 
 def start(data) -> Weights:
-    return Weights(data.model.theta(), data.model.shared_head(data.population.num_labels))
+    return Weights(data.model.theta(), data.model.shared_head(data.population.shared_labels()))
 
 
 def trained_alone(data, client_id, rounds, w, **work):

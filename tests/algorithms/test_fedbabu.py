@@ -37,7 +37,7 @@ def test_the_head_never_moves_and_is_everyones(data):
     algorithm = fedbabu(data.model, data.population, eta=0.3, steps=3, steps_ft=0)
     path, states = play(algorithm, data)
     head = algorithm.personal_model(data.model.theta(), (), data.visit(0)).head
-    assert identical(head, orthogonal_head(data.model, data.population.num_labels))
+    assert identical(head, orthogonal_head(data.model, data.population.shared_labels()))
     for i in data.ids:
         assert identical(algorithm.personal_model(path[-1], states[i], data.visit(i)).head, head)
     output = algorithm.client_update(path[-1], (), data.visit(2))

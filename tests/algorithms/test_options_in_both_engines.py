@@ -40,7 +40,9 @@ def rounds(engine, algorithm):
 def test_both_engines_agree(tff, federation, name):
     from tfpfl.federated import federate, federated_evaluation
 
-    algorithm = build_algorithm(name, SplitModel(backbone("float32")), federation.population(), **OPTIONS[name])
+    algorithm = build_algorithm(
+        name, SplitModel(backbone("float32")), federation.population(shared_slots=True), **OPTIONS[name]
+    )
     server, states = rounds(Simulation(algorithm, federation), algorithm)
     assert distance(rounds(federate(algorithm, federation), algorithm), (server, states)) < 1e-5
     ids = COHORTS[-1]

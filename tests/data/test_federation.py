@@ -194,7 +194,7 @@ def test_validation_keeps_groups_together(tmp_path):
 def test_population_for_both_label_spaces(federation):
     local = federation.population(Sampling(rate=0.5))
     np.testing.assert_array_equal(local.num_examples, federation.num_examples("train"))
-    assert local.num_classes.tolist() == [2] * 8 and local.num_labels == 2 and local.clients_per_round == 4
+    assert local.num_classes.tolist() == [2] * 8 and local.shared_labels() == 2 and local.clients_per_round == 4
     shared = federation.population(labels="global")
     assert shared.num_classes.tolist() == [5] * 8 and shared.num_labels == 5
 

@@ -43,7 +43,7 @@ def fedavg(
     solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
     if weighting not in ("examples", "uniform"):
         raise ValueError(f"weighting must be 'examples' or 'uniform', found {weighting!r}")
-    objective = client_loss(model)
+    objective, num_labels = client_loss(model), population.shared_labels()
 
     def client_update(w, state, data):
         w_i, loss = solve(objective, w, data)
@@ -53,7 +53,7 @@ def fedavg(
     return Algorithm(
         model=model,
         population=population,
-        init_server=lambda: Weights(model.theta(), model.shared_head(population.num_labels)),
+        init_server=lambda: Weights(model.theta(), model.shared_head(num_labels)),
         init_client=lambda info: (),
         message=lambda w: w,
         client_update=client_update,

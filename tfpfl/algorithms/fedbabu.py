@@ -62,7 +62,7 @@ def fedbabu(
     """
     solver = {"batch_size": batch_size, "momentum": momentum}
     solve = body_solver(model, eta=eta, steps=steps, epochs=epochs, **solver)
-    weight, fixed = example_weight(model, weighting), orthogonal_head(model, population.num_labels)
+    weight, fixed = example_weight(model, weighting), orthogonal_head(model, population.shared_labels())
 
     def with_head(theta):
         return Weights(theta, Head(*(tf.constant(w) for w in fixed)))

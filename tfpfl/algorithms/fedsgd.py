@@ -27,6 +27,7 @@ def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") 
         ValueError: names the argument, and says what it may be.
     """
     check_rates(eta=eta)
+    num_labels = population.shared_labels()
     weight, objective = example_weight(model, weighting), client_loss(model)
 
     def client_update(w, state, data):
@@ -36,7 +37,7 @@ def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") 
     return Algorithm(
         model=model,
         population=population,
-        init_server=lambda: Weights(model.theta(), model.shared_head(population.num_labels)),
+        init_server=lambda: Weights(model.theta(), model.shared_head(num_labels)),
         init_client=lambda info: (),
         message=lambda w: w,
         client_update=client_update,

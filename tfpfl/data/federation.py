@@ -340,14 +340,21 @@ class Federation:
 
         return read
 
-    def population(self, sampling: Sampling | None = None, labels: str = "local") -> Population:
-        """All clients, as algorithms see them: heads of width K_i for 'local' labels, of width C for 'global'."""
+    def population(
+        self, sampling: Sampling | None = None, labels: str = "local", shared_slots: bool = False
+    ) -> Population:
+        """All clients, as algorithms see them: heads of width K_i for 'local' labels, of width C for 'global'.
+
+        Args:
+            sampling, labels: see `Population`.
+            shared_slots: let clients of different K_i share a head, of the largest K_i, with 'local' labels.
+        """
         local = _label_space(labels) == "local"
         classes = self.num_classes if local else np.full(self.num_clients, self.num_labels)
         return Population(
             num_examples=self.num_examples("train"),
             num_classes=classes,
-            num_labels=int(classes.max()),
+            num_labels=int(classes.max()) if shared_slots or not local else None,
             labels=labels,
             sampling=sampling or Sampling(),
         )
