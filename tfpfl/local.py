@@ -70,37 +70,20 @@ def support_and_query(data: ClientData, query_fraction):
     return tuple(data._replace(x=tf.gather(data.x, rows), y=tf.gather(data.y, rows)) for rows in parts)
 
 
-def local_solver(
-    *,
-    eta,
-    steps=None,
-    epochs=None,
-    batch_size=None,
-    momentum=0.0,
-    prox=0.0,
-    implicit_prox=False,
-    straggler=0.0,
-    at_least=1,
-    suffix="",
-):
-    """Mini-batch SGD on a client's examples, with momentum slots that start at 0 (the specification's LocalSGD).
+def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_least=1, suffix=""):
+    """A client's work: its mini-batches one after the other, in an order that follows `data.key`.
 
     Args:
-        eta, momentum: v <- momentum v + g; w <- w - eta v.
-        steps, epochs: exactly that many steps, or passes over the data; one of the two, 50 steps where neither is given
-            (the PFLEGO study's tau).
-        batch_size: at most this many examples a step; None for all of them. The last batch of an epoch may be smaller
+        steps, epochs: exactly that many batches, or passes over the data; one of the two, 50 steps where neither is
+            given (the PFLEGO study's tau).
+        batch_size: at most this many examples a batch; None for all of them. The last batch of an epoch may be smaller
             and is kept.
-        prox, implicit_prox: adds (prox / 2) |w - anchor|^2 to the objective, by its gradient in g; or, implicitly, by
-            w <- (w - eta v + eta prox anchor) / (1 + eta prox), which is stable for any prox.
         straggler: the probability of `partial_work`.
         at_least: the smallest number of steps or epochs; 0 where no work at all makes sense.
-        suffix: of the names eta, steps and epochs in an algorithm that has several solvers, for refusals.
+        suffix: of the names steps and epochs in an algorithm that has several loops, for refusals.
 
     Returns:
-        solve(objective, weights, data, anchor=None, penalty=None) -> (weights, the objective before the last step),
-        where `objective` maps (weights, x, y) to a mean over those examples and the shuffles follow `data.key`.
-        `anchor` is that of `prox`; `penalty`, a function of the weights, is minimized as well but not reported.
+        loop(body, carry, data) -> carry, with `body(carry, x, y)` -> carry for every batch; a carry is a tuple.
 
     Raises:
         ValueError: names the argument, and says what it may be.
@@ -114,10 +97,9 @@ def local_solver(
     for name, (value, low) in work.items():
         if value is not None and value < low:
             raise ValueError(f"{name} must be at least {low}, found {value}")
-    check_rates(**{f"eta{suffix}": eta, "momentum": momentum})
     check_fractions(straggler=straggler)
 
-    def solve(objective, weights, data: ClientData, anchor=None, penalty=None):
+    def loop(body, carry, data: ClientData):
         num_examples = tf.shape(data.x)[0]
         batch = num_examples if batch_size is None else tf.minimum(batch_size, num_examples)
         per_epoch = (num_examples + batch - 1) // batch
@@ -136,8 +118,53 @@ def local_solver(
             rows = order[position * batch : (position + 1) * batch]
             return order, tf.gather(data.x, rows), tf.gather(data.y, rows)
 
-        def body(step, weights, velocity, order, _):
+        def one_batch(step, order, carry):
             order, x, y = batch_of(step, order)
+            return step + 1, order, body(carry, x, y)
+
+        order = tf.range(num_examples) if batch_size is not None else tf.zeros([0], tf.int32)
+        return tf.while_loop(lambda step, *_: step < total, one_batch, (0, order, carry), parallel_iterations=1)[2]
+
+    return loop
+
+
+def local_solver(
+    *,
+    eta,
+    steps=None,
+    epochs=None,
+    batch_size=None,
+    momentum=0.0,
+    prox=0.0,
+    implicit_prox=False,
+    straggler=0.0,
+    at_least=1,
+    suffix="",
+):
+    """Mini-batch SGD on a client's examples, with momentum slots that start at 0 (the specification's LocalSGD).
+
+    Args:
+        eta, momentum: v <- momentum v + g; w <- w - eta v.
+        steps, epochs, batch_size, straggler, at_least: of the `batch_loop`.
+        prox, implicit_prox: adds (prox / 2) |w - anchor|^2 to the objective, by its gradient in g; or, implicitly, by
+            w <- (w - eta v + eta prox anchor) / (1 + eta prox), which is stable for any prox.
+        suffix: of the names eta, steps and epochs in an algorithm that has several solvers, for refusals.
+
+    Returns:
+        solve(objective, weights, data, anchor=None, penalty=None) -> (weights, the objective before the last step),
+        where `objective` maps (weights, x, y) to a mean over those examples and the shuffles follow `data.key`.
+        `anchor` is that of `prox`; `penalty`, a function of the weights, is minimized as well but not reported.
+
+    Raises:
+        ValueError: names the argument, and says what it may be.
+    """
+    work = {"steps": steps, "epochs": epochs, "batch_size": batch_size, "straggler": straggler}
+    loop = batch_loop(**work, at_least=at_least, suffix=suffix)
+    check_rates(**{f"eta{suffix}": eta, "momentum": momentum})
+
+    def solve(objective, weights, data: ClientData, anchor=None, penalty=None):
+        def step(carry, x, y):
+            weights, velocity, _ = carry
             value, gradient = value_and_gradient(lambda w: objective(w, x, y), weights)
             if penalty is not None:
                 gradient = tree.add(gradient, value_and_gradient(penalty, weights)[1])
@@ -148,12 +175,11 @@ def local_solver(
             weights = tree.add_scaled(weights, -eta, gradient)
             if prox and implicit_prox:
                 weights = tree.scale(1 / (1 + eta * prox), tree.add_scaled(weights, eta * prox, anchor))
-            return step + 1, weights, velocity, order, value
+            return weights, velocity, value
 
-        order = tf.range(num_examples) if batch_size is not None else tf.zeros([0], tf.int32)
         velocity = tree.zeros_like(weights) if momentum else ()
-        start = (0, weights, velocity, order, tf.zeros([], tf.nest.flatten(weights)[0].dtype))
-        _, weights, _, _, value = tf.while_loop(lambda step, *_: step < total, body, start, parallel_iterations=1)
+        no_value = tf.zeros([], tf.nest.flatten(weights)[0].dtype)
+        weights, _, value = loop(step, (weights, velocity, no_value), data)
         return weights, value
 
     return solve
