@@ -35,7 +35,7 @@ def saved(folder) -> dict:
     db = sqlite3.connect(f"file:{Path(folder) / 'state.sqlite'}?mode=ro", uri=True)
     tables = {
         name: db.execute(f"SELECT * FROM {name} ORDER BY 1, 2, 3, 4" if name != "server" else "SELECT * FROM server")
-        for name in ("server", "client", "evaluation")
+        for name in ("server", "client", "evaluation", "matrix")
     }
     found = {name: rows.fetchall() for name, rows in tables.items()}
     history = [json.loads(row) for (row,) in db.execute("SELECT row FROM history ORDER BY round")]

@@ -71,7 +71,8 @@ class Algorithm(NamedTuple):
 
     `message` takes (server state), and every client of the cohort gets the same; or (server state, client id), and each
     gets its own. `aggregate` is 'mean' (weighted), 'sum' (weighted) or 'rows' (the updates unreduced, as `Rows`), or a
-    structure of those with the top-level fields of the update.
+    structure of those with the top-level fields of the update. `matrices` are what a run saves at every evaluation,
+    besides scores: who listens to whom, rows and columns in the order of `population.client_ids`.
     """
 
     model: Any  # the SplitModel, and
@@ -84,6 +85,7 @@ class Algorithm(NamedTuple):
     personal_model: Callable  # (message, client state, ClientData) -> Weights this client predicts with
     local_model: Callable  # (message, ClientOutput) -> Weights it holds after its work, before aggregation
     aggregate: Any = "mean"
+    matrices: Callable | None = None  # (server state) -> dict of [I, I], where the server keeps such
 
     @property
     def message_per_client(self) -> bool:

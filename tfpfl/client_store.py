@@ -1,4 +1,4 @@
-"""All that a run must not lose, in one SQLite file: server state, every client's own state, history, evaluations.
+"""All that a run must not lose, in one SQLite file: server and client states, history, evaluations, matrices.
 
 A round is one transaction. Whatever happens during it (kill -9, a full disk, a power cut), the file holds the last
 whole round and nothing of the next. States are nested structures of arrays; they are stored as safetensors, with a
@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from tensorflow import nest
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had no matrices
 _APPLICATION_ID = int.from_bytes(b"tfpf", "big")  # in the file's header: this SQLite file is one of ours
 _SCHEMA = """
 CREATE TABLE run (run_id TEXT NOT NULL);
@@ -33,6 +33,11 @@ CREATE TABLE evaluation (
     round INTEGER, client INTEGER, model TEXT, split TEXT, num_examples INTEGER, loss REAL, accuracy REAL,
     PRIMARY KEY (round, client, model, split)
 ) WITHOUT ROWID;
+"""
+_MATRICES = """
+CREATE TABLE IF NOT EXISTS matrix (
+    round INTEGER, name TEXT, value BLOB NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (round, name)
+)
 """
 
 
@@ -100,12 +105,15 @@ class ClientStore:
                 for statement in _SCHEMA.split(";"):
                     self._db.execute(statement)
                 self._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
                 self._db.execute("INSERT INTO run VALUES (?)", (run_id or "",))
         found = self._value("SELECT run_id FROM run")
         if run_id is not None and found != run_id:
             raise StoreError(f"{self._name} belongs to run {found!r}, not to {run_id!r}")
         self.run_id = found
+        if new or version < FORMAT_VERSION:
+            with self._transaction():
+                self._db.execute(_MATRICES)
+                self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
 
     def _torn(self) -> bool:
         """Whether the file ends within a page, which SQLite reads as zeros; what the WAL still has mends that."""
@@ -165,6 +173,7 @@ class ClientStore:
         client_states: dict[int, Any],
         history_row: dict,
         evaluation_rows: Iterable[Evaluation] = (),
+        matrices: dict[str, Any] | None = None,
     ) -> None:
         """Save one round, all of it or nothing; when this returns, it is on disk.
 
@@ -174,6 +183,7 @@ class ClientStore:
             client_states: of the clients that took part, by id.
             history_row: what JSON can say, and NumPy numbers; floats come back as they were, NaN and infinity too.
             evaluation_rows: the evaluations of this round.
+            matrices: what the algorithm gives to be looked at after this round, by name.
 
         Raises:
             StoreError: the round is out of order, or the file did not take it; the rounds before it are kept whole.
@@ -188,6 +198,7 @@ class ClientStore:
         server = _pack(server_state)
         clients = [(int(i), round_num, *_pack(state)) for i, state in client_states.items() if nest.flatten(state)]
         history = json.dumps(history_row, default=_plain)
+        named = [(round_num, name, *_pack(matrix)) for name, matrix in (matrices or {}).items()]
         # SQLite would store a NumPy number as bytes, and NaN as NULL.
         evaluations = [
             (round_num, int(e.client_id), e.model, e.split, int(e.num_examples), float(e.loss), float(e.accuracy))
@@ -199,6 +210,7 @@ class ClientStore:
             self._db.executemany("INSERT OR REPLACE INTO client VALUES (?, ?, ?, ?)", clients)
             self._db.execute("INSERT INTO history VALUES (?, ?)", (round_num, history))
             self._db.executemany("INSERT INTO evaluation VALUES (?, ?, ?, ?, ?, ?, ?)", evaluations)
+            self._db.executemany("INSERT INTO matrix VALUES (?, ?, ?, ?)", named)
 
     def history(self) -> list[dict]:
         """The history rows, in the order of the rounds."""
@@ -211,6 +223,23 @@ class ClientStore:
         with self._errors():
             rows = [Evaluation(*row) for row in self._db.execute(query, (round_num, round_num))]
         return [row._replace(loss=_nan(row.loss), accuracy=_nan(row.accuracy)) for row in rows]
+
+    def matrix_rounds(self) -> list[int]:
+        """The rounds after which matrices were saved."""
+        with self._errors():
+            return [t for (t,) in self._db.execute("SELECT DISTINCT round FROM matrix ORDER BY round")]
+
+    def matrices(self, round_num: int) -> dict[str, np.ndarray]:
+        """What was saved to be looked at after that round, by name; nothing where that round has none.
+
+        Raises:
+            StoreError: what is stored is damaged.
+        """
+        with self._errors():
+            rows = self._db.execute(
+                "SELECT name, value, crc FROM matrix WHERE round = ? ORDER BY name", (round_num,)
+            ).fetchall()
+        return {name: _load(value, crc, f"{self._name}: {name} of round {round_num}")[0] for name, value, crc in rows}
 
     def close(self) -> None:
         """Leave one tidy file, and let others write it. Not needed for safety."""
@@ -275,14 +304,18 @@ def _pack(state: Any) -> tuple[bytes, int]:
     return data, zlib.crc32(data)
 
 
-def _unpack(data: bytes, crc: int, like: Any, what: str) -> Any:
+def _load(data: bytes, crc: int, what: str) -> list[np.ndarray]:
     if zlib.crc32(data) != crc:
         raise StoreError(f"{what} is damaged: its checksum is wrong")
     try:
         stored = load(data)
     except SafetensorError as error:
         raise StoreError(f"{what} cannot be read: {error}") from error
-    leaves = [stored[str(i)] for i in range(len(stored))]
+    return [stored[str(i)] for i in range(len(stored))]
+
+
+def _unpack(data: bytes, crc: int, like: Any, what: str) -> Any:
+    leaves = _load(data, crc, what)
     wanted = [np.asarray(leaf) for leaf in nest.flatten(like)]
     kinds, wanted_kinds = ([f"{leaf.dtype}, rank {leaf.ndim}" for leaf in group] for group in (leaves, wanted))
     if len(leaves) != len(wanted):

@@ -2,7 +2,7 @@
 
 config.json     everything needed to run it again: algorithm and hyperparameters, data and split, seeds, versions
 network.keras   the backbone, where it is the user's own file
-state.sqlite    server state, client states, history, evaluations; one transaction a round
+state.sqlite    server state, client states, history, evaluations, matrices; one transaction a round
 history.csv     a row a round
 clients.csv     a row a client: N_i, K_i, loss and accuracy of its personal model on train, validation and test
 summary.json    results by protocol, bytes, seconds
@@ -374,6 +374,24 @@ class Run:
     def results(self) -> list[evaluation.Result]:
         """Every number of the run with its protocol."""
         return evaluation.results(self.store.evaluations())
+
+    def matrices(self, round_num: int | None = None) -> dict[str, np.ndarray]:
+        """Who listens to whom, of algorithms that know: FedAMP's attention, PGFed's A, FedFomo's P.
+
+        Args:
+            round_num: an evaluated round; None for the last of them. `run.store.matrix_rounds()` has all.
+
+        Returns:
+            name -> [I, I], rows and columns in the order of `run.population.client_ids`. {} where the algorithm has
+            none, or no round is evaluated yet.
+
+        Raises:
+            ValueError: the run has matrices, but not of that round.
+        """
+        rounds = self.store.matrix_rounds()
+        if round_num is not None and rounds and round_num not in rounds:
+            raise ValueError(f"matrices are saved in evaluated rounds: {', '.join(map(str, rounds))}; not {round_num}")
+        return self.store.matrices(rounds[-1] if round_num is None else round_num) if rounds else {}
 
     @cached_property
     def passes(self) -> Passes:

@@ -66,6 +66,7 @@ class Training:
         self.stop_reason = None
         self._init_server = tf.function(self.algorithm.init_server, autograph=False)
         self._init_client = tf.function(self.algorithm.init_client, autograph=False, reduce_retracing=True)
+        self._matrices = tf.function(self.algorithm.matrices or (lambda server: {}), autograph=False)
         self._like = None
         self._processes = {}
         self._evaluations = {}
@@ -122,6 +123,10 @@ class Training:
         scores = self._evaluations[splits](server, [known[i] for i in ids], self.visits(t, ids))
         return evaluation.evaluation_rows(scores, ids, t, self.model_name)
 
+    def matrices(self, server) -> dict[str, np.ndarray]:
+        """The algorithm's matrices, [I, I] each, by name; {} where it has none."""
+        return {} if self.algorithm.matrices is None else _arrays(self._matrices(server))
+
     def visits(self, round_num: int, client_ids) -> list[Visit]:
         """What the coordinator hands to these clients in a round."""
         info = self.algorithm.population.info
@@ -156,7 +161,9 @@ class Training:
         for (model, split), score in evaluation.summarize(evaluations).items():
             row |= {f"{model} {split} {name}": value for name, value in score.items()}
         row["seconds"] = seconds  # the round's work, without evaluation of all clients and without saving
-        self.store.commit_round(t, _arrays(server), {i: _arrays(s) for i, s in states.items()}, row, evaluations)
+        matrices = self.matrices(server) if evaluated else {}
+        states = {i: _arrays(s) for i, s in states.items()}
+        self.store.commit_round(t, _arrays(server), states, row, evaluations, matrices)
         for callback in self.callbacks:
             callback.round(self, row)
         return server
