@@ -43,6 +43,18 @@ def where(condition, a, b):
     return tf.nest.map_structure(lambda x, y: tf.where(condition, x, y), a, b)
 
 
+def to_vector(a):
+    """All numbers of a side by side: [d]."""
+    return tf.concat([tf.reshape(x, [-1]) for x in tf.nest.flatten(a)], 0)
+
+
+def from_vector(vector, like):
+    """The inverse: numbers [d] in the structure and the shapes of `like`."""
+    leaves = tf.nest.flatten(like)
+    parts = tf.split(vector, [tf.size(x) for x in leaves])
+    return tf.nest.pack_sequence_as(like, [tf.reshape(p, tf.shape(x)) for p, x in zip(parts, leaves, strict=True)])
+
+
 def all_finite(a):
     """Whether no floating-point number in a is NaN or infinite: bool []."""
     checks = [tf.reduce_all(tf.math.is_finite(x)) for x in tf.nest.flatten(a) if x.dtype.is_floating]
