@@ -126,6 +126,10 @@ class Sampling:
             return (self.low + self.high) / 2
         return self.rate * num_clients if self.kind == "binomial" else max(int(self.rate * num_clients + 1e-9), 1)
 
+    def most(self, num_clients: int) -> int:
+        """The largest cohort that there can be."""
+        return {"range": self.high, "binomial": num_clients}.get(self.kind) or int(self.expected(num_clients))
+
 
 @dataclass(frozen=True, eq=False)
 class Population:

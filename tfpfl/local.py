@@ -35,6 +35,20 @@ def value_and_gradient(function, weights):
     return value, tape.gradient(value, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
 
+def whole_gradient(objective, weights, data: ClientData, chunk=512):
+    """(the objective on all of a client's examples, its gradient), in memory for `chunk` examples."""
+    num_examples = tf.shape(data.x)[0]
+
+    def one_chunk(start, value, gradient):
+        x, y = data.x[start : start + chunk], data.y[start : start + chunk]
+        part = tf.cast(tf.shape(y)[0], value.dtype) / tf.cast(num_examples, value.dtype)
+        its_value, its_gradient = value_and_gradient(lambda w: objective(w, x, y), weights)
+        return start + chunk, value + part * its_value, tree.add_scaled(gradient, part, its_gradient)
+
+    start = (0, tf.zeros([], tf.nest.flatten(weights)[0].dtype), tree.zeros_like(weights))
+    return tf.while_loop(lambda start, *_: start < num_examples, one_chunk, start, parallel_iterations=1)[1:]
+
+
 def shuffled(num_examples, key, epoch):
     """The order of the examples in one epoch: a function of (seed, round, client, epoch) alone, int32 [N]."""
     seed = tf.random.experimental.stateless_fold_in(key, epoch)

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from inspect import signature
 
 from tfpfl.algorithms.ditto import ditto
+from tfpfl.algorithms.fedamp import fedamp, heurfedamp
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedbabu import fedbabu
+from tfpfl.algorithms.fedfomo import fedfomo
 from tfpfl.algorithms.fedper import fedper
 from tfpfl.algorithms.fedprox import fedprox
 from tfpfl.algorithms.fedrecon import fedrecon
@@ -16,6 +18,7 @@ from tfpfl.algorithms.finetune import fedavg_ft, fedprox_ft, finetuned
 from tfpfl.algorithms.layerwise import layerwise
 from tfpfl.algorithms.pflego import PRESETS as PFLEGO_PRESETS
 from tfpfl.algorithms.pflego import pflego, pflego_code, pflego_exact, pflego_paper
+from tfpfl.algorithms.pgfed import pgfed, pgfedmo
 from tfpfl.algorithms.separate import local
 from tfpfl.names import unknown
 
@@ -196,6 +199,61 @@ ALGORITHMS = {
         reference="the thesis on layer-wise regularization and personalized mixing, reconstructed",
         presets={"pm_a": {"scheme": "pm_a"}, "pm_b": {"scheme": "pm_b"}},
     ),
+    "fedfomo": Row(
+        title="FedFomo",
+        builder=fedfomo,
+        head="shared",
+        message="per client",
+        state="two whole models",
+        down="candidates*d",
+        up="d + candidates",
+        reference="Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order Model "
+        "Optimization, ICLR 2021",
+    ),
+    "fedamp": Row(
+        title="FedAMP",
+        builder=fedamp,
+        head="shared",
+        message="per client",
+        state="whole model",
+        down="d",
+        up="d",
+        reference="Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID "
+        "Data, AAAI 2021",
+    ),
+    "heurfedamp": Row(
+        title="HeurFedAMP",
+        builder=heurfedamp,
+        head="shared",
+        message="per client",
+        state="whole model",
+        down="d",
+        up="d",
+        reference="Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID "
+        "Data, AAAI 2021",
+    ),
+    "pgfed": Row(
+        title="PGFed",
+        builder=pgfed,
+        head="shared",
+        message="per client",
+        state="whole model",
+        down="3d + 2I",
+        up="2d + I",
+        reference="Luo, Mendieta, Chen, Wu: PGFed: Personalize Each Client's Global Objective for Federated Learning, "
+        "ICCV 2023",
+    ),
+    "pgfedmo": Row(
+        title="PGFedMo",
+        builder=pgfedmo,
+        head="shared",
+        message="per client",
+        state="whole model and a gradient",
+        down="3d + 2I",
+        up="2d + I",
+        reference="Luo, Mendieta, Chen, Wu: PGFed: Personalize Each Client's Global Objective for Federated Learning, "
+        "ICCV 2023",
+    ),
 }
 
 
@@ -242,9 +300,11 @@ __all__ = [
     "build_algorithm",
     "check_names",
     "ditto",
+    "fedamp",
     "fedavg",
     "fedavg_ft",
     "fedbabu",
+    "fedfomo",
     "fedper",
     "fedprox",
     "fedprox_ft",
@@ -252,10 +312,13 @@ __all__ = [
     "fedrep",
     "fedsgd",
     "finetuned",
+    "heurfedamp",
     "layerwise",
     "local",
     "pflego",
     "pflego_code",
     "pflego_exact",
     "pflego_paper",
+    "pgfed",
+    "pgfedmo",
 ]

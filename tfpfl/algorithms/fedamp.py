@@ -1,0 +1,232 @@
+"""FedAMP and HeurFedAMP: clients with similar models attend to each other (Huang, Chu, Zhou, Wang, Liu, Pei, Zhang:
+Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021).
+
+Objective: sum_i l_i(w_i) + lambda sum_{i<j} A(|w_i - w_j|^2), A(x) = 1 - exp(-x / sigma). There is no global model.
+
+    server:       xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma for j != i,  xi_ii = 1 - sum_{j != i} xi_ij
+                  HeurFedAMP: xi_ii is given; the rest, 1 - xi_ii, by the softmax over j != i of sigma cos(w_i, w_j)
+                  u_i = sum_j xi_ij w_j                          that is, U = W - (alpha / 2) grad A(W)
+    client(u_i):  w_i = SGD from u_i on l_i(w) + (lambda / (2 alpha)) |w - u_i|^2
+                  keep w_i, send w_i
+
+Messages: 4d bytes down (each client its own u_i, and its xi_ii for the logs), 4d up. On the device: the whole model
+w_i. The server keeps the last model of every client, O(I d), and `matrices` gives xi. All clients take part in every
+round of the paper; here one that does not is skipped, and its last model goes on being attended to.
+
+A client that never took part is in nobody's sum. Its own u_i is w^0, as everyone's is in round 1, and with its first
+upload it joins. A new client predicts with w^0 until then.
+
+Decisions: the gradient's factor 2 is taken into alpha, as in the paper's weights. All clients start from one w^0 (the
+listing draws one for each client; averages of unrelated models are useless). The penalty is the squared distance, with
+its gradient: a popular library's, unsquared and without gradient, has no effect. xi_ii can be negative where
+alpha (I - 1) > sigma; then a warning is given, and rescale=True shrinks the others' weights to sums of at most 1.
+"""
+
+import warnings
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfpfl import tree
+from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.local import check_choice, check_fractions, check_penalty, check_rates, client_loss, local_solver
+from tfpfl.table import check_table, row_of
+
+EPSILON = 1e-12  # of the norms in a cosine
+
+
+class Server(NamedTuple):
+    """What the server keeps; rows in the order of the population's clients."""
+
+    models: Any  # [I, d]: w_j as it was last sent
+    present: Any  # bool [I]: it was ever sent
+    attention: Any  # [I, I]: xi
+
+
+class Message(NamedTuple):
+    """What a client receives."""
+
+    u: Weights
+    self_weight: Any  # float []: xi_ii
+
+
+def squared_distances(models):
+    """|w_i - w_j|^2: [I, I], symmetric. Around their mean, so that nothing cancels where models are close."""
+    models = models - tf.reduce_mean(models, 0)
+    squares = tf.reduce_sum(models * models, 1)
+    found = squares[:, None] + squares[None] - 2 * tf.matmul(models, models, transpose_b=True)
+    return tf.maximum((found + tf.transpose(found)) / 2, 0)
+
+
+def cosines(models):
+    """cos(w_i, w_j): [I, I]."""
+    unit = models / tf.maximum(tf.norm(models, axis=1, keepdims=True), EPSILON)
+    return tf.matmul(unit, unit, transpose_b=True)
+
+
+def others(present):
+    """Whose model i attends to besides its own: bool [I, I]."""
+    return present[:, None] & present[None] & ~tf.eye(tf.size(present), dtype=tf.bool)
+
+
+def attention(models, present, *, alpha, sigma, rescale=False):
+    """FedAMP's xi: [I, I], symmetric, rows sum to 1."""
+    weights = tree.as_dtype(alpha / sigma, models.dtype) * tf.exp(-squared_distances(models) / sigma)
+    weights = tf.where(others(present), weights, tf.zeros_like(weights))
+    sums = tf.reduce_sum(weights, 1)
+    if rescale:
+        weights /= tf.maximum(tf.reduce_max(sums), 1)
+        sums = tf.reduce_sum(weights, 1)
+    return tf.linalg.set_diag(weights, 1 - sums)
+
+
+def heuristic_attention(models, present, *, sigma, self_weight):
+    """HeurFedAMP's xi: [I, I], rows sum to 1; the diagonal is `self_weight`, and 1 where there is nobody else."""
+    mask = others(present)
+    scores = tf.where(mask, tree.as_dtype(sigma, models.dtype) * cosines(models), models.dtype.min)
+    powers = tf.where(mask, tf.exp(scores - tf.reduce_max(scores, 1, keepdims=True)), tf.zeros_like(scores))
+    shares = tf.math.divide_no_nan(powers, tf.reduce_sum(powers, 1, keepdims=True))
+    rest = tree.as_dtype(1 - self_weight, models.dtype)
+    own = tf.where(tf.reduce_any(mask, 1), tree.as_dtype(self_weight, models.dtype), tf.ones([], models.dtype))
+    return tf.linalg.set_diag(rest * shares, own)
+
+
+def fedamp(
+    model,
+    population,
+    *,
+    lam: float = 1.0,
+    alpha: float = 0.1,
+    sigma: float = 10.0,
+    rescale: bool = False,
+    start: str = "u",
+    eta: float = 0.007,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    momentum: float = 0.0,
+    implicit_prox: bool = False,
+) -> Algorithm:
+    """FedAMP.
+
+    Args:
+        lam: lambda; a client is pulled to u_i by lambda / alpha.
+        alpha: alpha_k, the step on the attraction between models; the theory's choice is lambda / sqrt(rounds).
+        sigma: the squared distance at which models lose sight of each other: the median one is a scale for it.
+        rescale: divide the weights of others where they would sum to more than 1.
+        start: where local training starts, 'u' (u_i) or 'w' (the client's own last model).
+        eta, steps, epochs, batch_size, momentum: of the local training, as in `fedavg`.
+        implicit_prox: take the penalty's step implicitly, for stiff lambda / alpha.
+
+    Raises:
+        ValueError: names the argument, and says what it may be; or the server's table does not fit in memory.
+    """
+    check_rates(lam=lam, alpha=alpha, sigma=sigma)
+    for name, value in (("alpha", alpha), ("sigma", sigma)):
+        if value <= 0:
+            raise ValueError(f"{name} must be greater than 0, found {value}")
+    check_penalty(eta, implicit_prox, **{"lam / alpha": lam / alpha})
+    closest = alpha * (population.num_clients - 1) / sigma
+    if closest > 1 and not rescale:
+        warnings.warn(
+            f"alpha (I - 1) / sigma is {closest:.3g}: where models are close, the weights of others sum to more than 1 "
+            "and a client's own is negative; take a smaller alpha, a larger sigma, or rescale=True",
+            stacklevel=2,
+        )
+    solver = {"eta": eta, "steps": steps, "epochs": epochs, "batch_size": batch_size, "momentum": momentum}
+    weigh = {"alpha": alpha, "sigma": sigma, "rescale": rescale}
+    return _attentive(
+        model, population, lambda *table: attention(*table, **weigh), lam / alpha, start, implicit_prox, solver
+    )
+
+
+def heurfedamp(
+    model,
+    population,
+    *,
+    lam: float = 1.0,
+    alpha: float = 0.1,
+    sigma: float = 10.0,
+    self_weight: float = 0.1,
+    start: str = "u",
+    eta: float = 0.007,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    momentum: float = 0.0,
+    implicit_prox: bool = False,
+) -> Algorithm:
+    """HeurFedAMP.
+
+    Args:
+        lam, alpha: a client is pulled to u_i by lambda / alpha.
+        sigma: how much the cosine between two models matters; 0 for all others alike.
+        self_weight: xi_ii, in [0, 1].
+        start, eta, steps, epochs, batch_size, momentum, implicit_prox: as in `fedamp`.
+
+    Raises:
+        ValueError: names the argument, and says what it may be; or the server's table does not fit in memory.
+    """
+    check_rates(lam=lam, alpha=alpha, sigma=sigma)
+    check_fractions(self_weight=self_weight)
+    if alpha <= 0:
+        raise ValueError(f"alpha must be greater than 0, found {alpha}")
+    check_penalty(eta, implicit_prox, **{"lam / alpha": lam / alpha})
+    solver = {"eta": eta, "steps": steps, "epochs": epochs, "batch_size": batch_size, "momentum": momentum}
+    weigh = {"sigma": sigma, "self_weight": self_weight}
+    return _attentive(
+        model,
+        population,
+        lambda *table: heuristic_attention(*table, **weigh),
+        lam / alpha,
+        start,
+        implicit_prox,
+        solver,
+    )
+
+
+def _attentive(model, population, weigh, pull, start, implicit_prox, solver) -> Algorithm:
+    """What the two share: all but the attention, `weigh`."""
+    check_choice(start=(start, ("u", "w")))
+    solve = local_solver(**solver, prox=pull, implicit_prox=implicit_prox)
+    objective, num_labels, people = client_loss(model), population.shared_labels(), population.num_clients
+    num_weights = model.num_backbone_weights + (model.num_features + 1) * num_labels
+    check_table(population, num_weights + people, model.dtype)
+
+    def first():
+        return Weights(model.theta(), model.shared_head(num_labels))
+
+    def init_server():
+        models = tf.tile(tree.to_vector(first())[None], [people, 1])
+        return Server(models, tf.zeros([people], tf.bool), tf.eye(people, dtype=model.dtype))
+
+    def message(server, client_id):
+        row, known = row_of(population, client_id)
+        xi, w_0 = server.attention[row], first()
+        u = tree.from_vector(tf.linalg.matvec(server.models, xi, transpose_a=True), w_0)
+        return Message(tree.where(known, u, w_0), tf.where(known, xi[row], tf.ones_like(xi[row])))
+
+    def client_update(message, w, data):
+        w, loss = solve(objective, message.u if start == "u" else w, data, anchor=message.u)
+        metrics = {"loss": loss, "self_weight": message.self_weight}
+        return ClientOutput(tree.to_vector(w), tf.ones([], model.dtype), w, metrics)
+
+    def server_update(server, sent):
+        rows = row_of(population, sent.client_ids)[0][:, None]
+        models = tf.tensor_scatter_nd_update(server.models, rows, sent.values)
+        present = tf.tensor_scatter_nd_update(server.present, rows, tf.ones_like(sent.client_ids, tf.bool))
+        return Server(models, present, weigh(models, present))
+
+    return Algorithm(
+        model=model,
+        population=population,
+        init_server=init_server,
+        init_client=lambda info: first(),
+        message=message,
+        client_update=client_update,
+        server_update=server_update,
+        personal_model=lambda message, w, data: w,
+        local_model=lambda message, output: output.state,
+        aggregate="rows",
+        matrices=lambda server: {"attention": server.attention},
+    )

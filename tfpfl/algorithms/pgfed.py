@@ -1,0 +1,237 @@
+"""PGFed and PGFedMo: everyone minimizes everyone's risk, the others' to first order (Luo, Mendieta, Chen, Wu: PGFed:
+Personalize Each Client's Global Objective for Federated Learning, ICCV 2023, arXiv 2212.01448).
+
+Objective of client i: F_i(w) = l_i(w) + mu sum_j A_ij l_j(w), each l_j taken at w as it can be from afar, from j's last
+model w_j and gradient G_j: l_j(w_j) + G_j . (w - w_j) = (s_j + mu G_j . w) / mu with s_j = mu (l_j(w_j) - G_j . w_j).
+How much others' risks matter, A_ij >= 0, is learned too.
+
+    client(w, g_t, g_bar, s, A_i):   with g_t = mu sum_j A_ij G_j, g_bar = (mu / |S|) sum_j G_j, j in S, the last cohort
+        aux = g_t                                              PGFed
+        aux = (1 - beta) g_t + beta aux_i, kept as aux_i       PGFedMo; the first time, g_t
+        v = w; for each batch:  A_ij <- max(0, A_ij - eta2 (s_j + g_bar . v))    for j in S
+                                v <- SGD step on grad l_i(v; batch) + aux        momentum acts on both
+        keep v, send v - w, G_i = grad l_i(v) on all examples, s_i, A_i
+    server:  w <- w + sum_i q_i (v_i - w);  keep A_i, and of this cohort G_i and s_i
+
+Messages: 3d + 2I numbers down, 2d + I + 1 up: two and a half times FedAvg's bytes. On the device: the whole model v_i,
+with which it predicts; for PGFedMo also aux_i. The server keeps a row of d numbers and a row of A for every client,
+O(I d), and `matrices` gives A. A client that never took part predicts with w, as a new one does; fine-tuning it is for
+`finetuned`. In round 1 there is no S: everything is FedAvg, and so it is for any mu = 0.
+
+Decisions: A starts at 1 / r, r clients a round in expectation. j = i is one of the sum where i was in S. A moves before
+the model, with v as it was (the authors' code; their listing has it after), and stops at 0 (the code; the paper says
+only that it is positive). Weights q_i add up to 1 (the code; the listing's do not). A round without clients changes
+nothing: S is then the last cohort that there was.
+"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfpfl import tree
+from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.local import (
+    batch_loop,
+    check_fractions,
+    check_rates,
+    client_loss,
+    example_weight,
+    value_and_gradient,
+    whole_gradient,
+)
+from tfpfl.optimizer import sgd
+from tfpfl.table import check_table, row_of
+
+
+class Server(NamedTuple):
+    """What the server keeps; rows in the order of the population's clients."""
+
+    w: Weights
+    A: Any  # [I, I]
+    gradients: Any  # [I, d]: G_j of the last cohort, 0 for all others
+    offsets: Any  # [I]: s_j, also
+    last: Any  # bool [I]: the last cohort
+
+
+class Message(NamedTuple):
+    """What a client receives."""
+
+    w: Weights
+    g_t: Weights
+    g_bar: Weights
+    s: Any  # [I]
+    A_i: Any  # [I]
+    some: Any  # bool []: there was a cohort before
+
+
+class Report(NamedTuple):
+    """What a client says about itself."""
+
+    gradient: Any  # [d]: G_i
+    offset: Any  # float []: s_i
+    A_i: Any  # [I]
+
+
+class Update(NamedTuple):
+    """What a client sends."""
+
+    delta: Weights  # v_i - w
+    report: Report
+
+
+class Buffer(NamedTuple):
+    """PGFedMo's memory of what came from others."""
+
+    aux: Weights
+    filled: Any  # bool []: aux comes from a visit
+
+
+class Personal(NamedTuple):
+    """What a client keeps."""
+
+    v: Weights
+    started: Any  # bool []: v comes from a visit; before the first one it means nothing
+    buffer: Any  # PGFedMo's Buffer; PGFed has none: ()
+
+
+def pgfed(
+    model,
+    population,
+    *,
+    mu: float = 0.1,
+    eta: float = 0.007,
+    eta2: float = 0.01,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    momentum: float = 0.0,
+    weighting: str = "examples",
+) -> Algorithm:
+    """PGFed.
+
+    Args:
+        mu: how much all others' risks count.
+        eta, steps, epochs, batch_size, momentum, weighting: as in `fedavg`.
+        eta2: rate of A.
+
+    Raises:
+        ValueError: names the argument, and says what it may be; or the server's table does not fit in memory.
+    """
+    work = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
+    return _pgfed(model, population, None, mu, eta, eta2, momentum, weighting, work)
+
+
+def pgfedmo(
+    model,
+    population,
+    *,
+    mu: float = 0.1,
+    beta: float = 0.5,
+    eta: float = 0.007,
+    eta2: float = 0.01,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    momentum: float = 0.0,
+    weighting: str = "examples",
+) -> Algorithm:
+    """PGFed with momentum in what comes from others.
+
+    Args:
+        beta: how much of it is what came before, in [0, 1]; 0 is PGFed.
+        mu, eta, eta2, steps, epochs, batch_size, momentum, weighting: as in `pgfed`.
+
+    Raises:
+        ValueError: names the argument, and says what it may be; or the server's table does not fit in memory.
+    """
+    check_fractions(beta=beta)
+    work = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
+    return _pgfed(model, population, beta, mu, eta, eta2, momentum, weighting, work)
+
+
+def _pgfed(model, population, beta, mu, eta, eta2, momentum, weighting, work) -> Algorithm:
+    """Both; `beta` is None for PGFed."""
+    check_rates(mu=mu, eta=eta, eta2=eta2, momentum=momentum)
+    loop, optimizer = batch_loop(**work), sgd(eta, momentum)
+    objective, weight = client_loss(model), example_weight(model, weighting)
+    num_labels, people = population.shared_labels(), population.num_clients
+    num_weights = model.num_backbone_weights + (model.num_features + 1) * num_labels
+    check_table(population, num_weights + people, model.dtype)
+
+    def first():
+        return Weights(model.theta(), model.shared_head(num_labels))
+
+    def init_server():
+        return Server(
+            w=first(),
+            A=tf.fill([people, people], tree.as_dtype(1 / population.clients_per_round, model.dtype)),
+            gradients=tf.zeros([people, num_weights], model.dtype),
+            offsets=tf.zeros([people], model.dtype),
+            last=tf.zeros([people], tf.bool),
+        )
+
+    def init_client(info):
+        w_0 = first()
+        return Personal(w_0, tf.constant(False), () if beta is None else Buffer(w_0, tf.constant(False)))
+
+    def message(server, client_id):
+        row, known = row_of(population, client_id)
+        A_i = tf.where(known, server.A[row], tf.zeros_like(server.A[row]))
+        cohort = tf.cast(server.last, model.dtype)
+        coefficients = tf.stack([A_i, tf.math.divide_no_nan(cohort, tf.reduce_sum(cohort))])
+        g_t, g_bar = tf.unstack(mu * tf.matmul(coefficients, server.gradients))  # rows of all others are 0
+        g_t, g_bar = (tree.from_vector(g, server.w) for g in (g_t, g_bar))
+        return Message(server.w, g_t, g_bar, server.offsets, A_i, tf.reduce_any(server.last))
+
+    def from_others(message, state):
+        """(aux, PGFedMo's new buffer)"""
+        if beta is None:
+            return message.g_t, ()
+        mixed = tree.add_scaled(tree.scale(1 - beta, message.g_t), beta, state.buffer.aux)
+        aux = tree.where(state.buffer.filled, mixed, message.g_t)
+        kept = Buffer(aux, tf.constant(True))
+        return tree.where(message.some, (aux, kept), (message.g_t, state.buffer))  # round 1 leaves no trace
+
+    def client_update(message, state, data):
+        aux, buffer = from_others(message, state)
+
+        def one_batch(carry, x, y):
+            v, slots, A_i, _ = carry
+            loss, g = value_and_gradient(lambda v: objective(v, x, y), v)
+            A_i = tf.maximum(A_i - eta2 * (message.s + tree.dot(message.g_bar, v)), 0)
+            slots, v = optimizer.step(slots, v, tree.add(g, aux))
+            return v, slots, A_i, loss
+
+        start = (message.w, optimizer.init(message.w), message.A_i, tf.zeros([], model.dtype))
+        v, _, A_i, loss = loop(one_batch, start, data)
+        l_i, G_i = whole_gradient(objective, v, data)
+        report = Report(tree.to_vector(G_i), mu * (l_i - tree.dot(G_i, v)), A_i)
+        state = Personal(v, tf.constant(True), buffer)
+        return ClientOutput(Update(tree.subtract(v, message.w), report), weight(data), state, {"loss": loss})
+
+    def server_update(server, update):
+        ids, report = update.report
+        rows = row_of(population, ids)[0][:, None]
+        # Of A_i, what a client learned about those whose gradients it had; about others there was nothing to learn.
+        A_i = tf.where(server.last, report.A_i, tf.gather_nd(server.A, rows))
+        return Server(
+            w=tree.add(server.w, update.delta),
+            A=tf.tensor_scatter_nd_update(server.A, rows, A_i),
+            gradients=tf.scatter_nd(rows, report.gradient, [people, num_weights]),
+            offsets=tf.scatter_nd(rows, report.offset, [people]),
+            last=tf.scatter_nd(rows, tf.ones_like(ids, tf.bool), [people]),
+        )
+
+    return Algorithm(
+        model=model,
+        population=population,
+        init_server=init_server,
+        init_client=init_client,
+        message=message,
+        client_update=client_update,
+        server_update=server_update,
+        personal_model=lambda message, state, data: tree.where(state.started, state.v, message.w),
+        local_model=lambda message, output: output.state.v,
+        aggregate=Update("mean", "rows"),
+        matrices=lambda server: {"A": server.A},
+    )
