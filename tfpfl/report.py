@@ -36,7 +36,8 @@ def comparison(runs: list[tuple[dict, list]], title: str) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for summary, results in runs:
         row = algorithm_row(summary["algorithm"])
-        after = find(results, model=row.evaluates, mean="clients", when="last10", split="test")
+        predicts = next((r.model for r in results if r.model != LOCAL_COPY), None)  # personal, global or fine-tuned
+        after = find(results, model=predicts, mean="clients", when="last10", split="test")
         local = find(results, model=LOCAL_COPY, mean="clients", when="last10", split="test")
         sent = (summary["bytes_down"] + summary["bytes_up"]) / max(summary["client_visits"], 1)
         seconds = summary["seconds_per_round_median"]

@@ -340,7 +340,7 @@ class Run:
             seed=self.config.seed,
             store=self.store,
             engine=self.engine,
-            model_name=algorithm_row(self.config.algorithm).evaluates,
+            model_name=algorithm_row(self.config.algorithm).evaluated(self.config.hyperparameters),
             evaluate_every=self.config.evaluate_every,
             callbacks=callbacks,
         )

@@ -3,9 +3,10 @@
 import tensorflow as tf
 from toys import Toy, client_loss, gradient, initial_states
 
-from tfpfl import tree
+from tfpfl import aggregate, tree
 from tfpfl.algorithm import Weights
 from tfpfl.simulate import Simulation
+from tfpfl.visit import server_step
 
 COHORTS = [(0, 2, 3), (1, 2), (0, 1, 2, 3, 4), (2, 4)]  # somebody skips rounds, somebody starts late
 
@@ -42,3 +43,12 @@ def shared(data: Toy, seed=3) -> Weights:
     leaves = tf.nest.flatten(start)
     noise = [0.3 * tf.random.stateless_normal(x.shape, [seed, i], dtype=x.dtype) for i, x in enumerate(leaves)]
     return tf.nest.pack_sequence_as(start, [x + n for x, n in zip(leaves, noise, strict=True)])
+
+
+def nothing_arrives(algorithm, data: Toy, server, client_id=0):
+    """The server's state after a round whose only update has weight 0."""
+    message, state = algorithm.message(server), algorithm.init_client(data.population.info(client_id))
+    output = algorithm.client_update(message, state, data.visit(client_id))
+    total = aggregate.contribution(algorithm, output._replace(weight=tf.zeros_like(output.weight)))
+    arrived = aggregate.finish(algorithm, total, tf.constant([client_id]))
+    return server_step(algorithm)(server, arrived, total.weight)

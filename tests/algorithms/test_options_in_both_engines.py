@@ -18,6 +18,7 @@ OPTIONS = {
     "fedrecon": {"tau": 3, "reset_head": True, "query_fraction": 0.4, "k_theta": 2},
     "ditto": BATCHES | {"lam": 20.0, "init": "first_broadcast", "anchor": "local", "implicit_prox": True},
     "layerwise": BATCHES | {"scheme": "pm_a", "penalty_kind": "gated", "straggler": 0.5, "momentum": 0.0},
+    "scaffold": {"epochs": 2, "batch_size": 4, "option": "I", "eval_model": "local"},
 }
 COHORTS = [[0, 2, 3], [1, 2], [0, 1, 2, 3, 4]]
 

@@ -19,6 +19,7 @@ from tfpfl.algorithms.layerwise import layerwise
 from tfpfl.algorithms.pflego import PRESETS as PFLEGO_PRESETS
 from tfpfl.algorithms.pflego import pflego, pflego_code, pflego_exact, pflego_paper
 from tfpfl.algorithms.pgfed import pgfed, pgfedmo
+from tfpfl.algorithms.scaffold import scaffold
 from tfpfl.algorithms.separate import local
 from tfpfl.names import unknown
 
@@ -40,6 +41,7 @@ class Row:
     up: str
     reference: str
     evaluates: str = "personal"  # what `personal_model` is: 'personal', 'global', 'fine-tuned'
+    evaluates_if: dict = field(default_factory=dict)  # (hyperparameter, its value) -> what it is then
     presets: dict = field(default_factory=dict)
 
     @property
@@ -47,6 +49,11 @@ class Row:
         """name -> inspect.Parameter, with its default and annotation."""
         parameters = signature(self.builder).parameters
         return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+    def evaluated(self, hyperparameters: dict) -> str:
+        """What `personal_model` is with these hyperparameters: 'personal', 'global' or 'fine-tuned'."""
+        found = [label for (name, value), label in self.evaluates_if.items() if hyperparameters.get(name) == value]
+        return found[0] if found else self.evaluates
 
 
 ALGORITHMS = {
@@ -107,6 +114,19 @@ ALGORITHMS = {
         up="d",
         reference="Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, "
         "MLSys 2020",
+    ),
+    "scaffold": Row(
+        title="SCAFFOLD",
+        builder=scaffold,
+        head="shared",
+        message="broadcast",
+        state="control variate (d)",
+        evaluates="global",
+        evaluates_if={("eval_model", "local"): "personal"},
+        down="2d",
+        up="2d",
+        reference="Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for "
+        "Federated Learning, ICML 2020",
     ),
     "fedavg_ft": Row(
         title="FedAvg-FT",
@@ -321,4 +341,5 @@ __all__ = [
     "pflego_paper",
     "pgfed",
     "pgfedmo",
+    "scaffold",
 ]

@@ -1,0 +1,127 @@
+"""SCAFFOLD: control variates against client drift (Karimireddy, Kale, Mohri, Reddi, Stich, Suresh; ICML 2020).
+
+Objective: (1 / I) sum_i l_i(x), one model for all, every client with the same weight. c_i estimates client i's
+gradient and c = (1 / I) sum_i c_i the objective's, so that g_i(y) - c_i + c goes where the objective goes.
+
+    client(x, c):  y_i = x;  K times:  y_i <- y_i - eta (g_i(y_i) - c_i + c)      epochs or steps, no momentum
+                   c_i+ = g_i(x)                                  option I: a gradient on all examples, one more pass
+                          c_i - c + (x - y_i) / (K eta)           option II: the mean of the gradients just seen
+                   keep c_i+, send (y_i - x, c_i+ - c_i)
+    server:        x <- x + eta_g (1 / r) sum_{i in S} (y_i - x)
+                   c <- c + (1 / I) sum_{i in S} (c_i+ - c_i)     so c stays the mean over all I, absent ones included
+
+Messages: 8d bytes down, 8d up. On the device: c_i, the size of the model, which starts at 0; who never came, or left,
+counts in c with what it has. A new client gets x and c, and has c_i = 0. Its local model is y_i.
+
+eval_model='local' keeps y_i as well, and predicts with the last one: FedAMP's table is best explained by it. The step
+in option II divides by K eta, so eta = 0 is refused; momentum would break that mean, so there is none.
+"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfpfl import tree
+from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.local import batch_loop, check_choice, check_rates, client_loss, value_and_gradient, whole_gradient
+
+
+class Server(NamedTuple):
+    """The server's state, and the message."""
+
+    x: Weights
+    c: Weights  # (1 / I) sum_i c_i
+
+
+class Control(NamedTuple):
+    """What a client keeps."""
+
+    c: Weights  # c_i
+    y: Any  # eval_model='local': its last y_i
+    visited: Any  # bool []: eval_model='local': y has a value
+
+
+class Update(NamedTuple):
+    """What a client sends."""
+
+    dy: Weights  # y_i - x
+    dc: Weights  # c_i+ - c_i
+
+
+def scaffold(
+    model,
+    population,
+    *,
+    eta: float = 0.007,
+    eta_g: float = 1.0,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    option: str = "II",
+    eval_model: str = "global",
+) -> Algorithm:
+    """SCAFFOLD.
+
+    Args:
+        eta, steps, epochs, batch_size: local work, as in `fedavg`.
+        eta_g: the server's rate.
+        option: how c_i is renewed: 'I' or 'II'.
+        eval_model: what a client predicts with: 'global' (x) or 'local' (its last y_i; x before its first visit).
+
+    Raises:
+        ValueError: names the argument, and says what it may be.
+    """
+    check_choice(option=(option, ("I", "II")), eval_model=(eval_model, ("global", "local")))
+    check_rates(eta=eta, eta_g=eta_g)
+    if eta == 0:
+        raise ValueError("eta must be positive, found 0: the control variates divide by it")
+    loop = batch_loop(steps=steps, epochs=epochs, batch_size=batch_size)
+    objective, num_labels, keeps_y = client_loss(model), population.shared_labels(), eval_model == "local"
+
+    def init_server():
+        x = Weights(model.theta(), model.shared_head(num_labels))
+        return Server(x, tree.zeros_like(x))
+
+    def init_client(info):
+        x, c = init_server()
+        return Control(c, x, tf.constant(False)) if keeps_y else Control(c, (), ())
+
+    def client_update(message, state, data):
+        x, c = message
+        drift = tree.subtract(c, state.c)
+
+        def step(carry, batch_x, batch_y):
+            y, num_steps, _ = carry
+            loss, g = value_and_gradient(lambda w: objective(w, batch_x, batch_y), y)
+            return tree.add_scaled(y, -eta, tree.add(g, drift)), num_steps + 1, loss
+
+        zero = tf.zeros([], model.dtype)
+        y, num_steps, loss = loop(step, (x, zero, zero), data)
+        if option == "I":
+            _, new_c = whole_gradient(objective, x, data)
+        else:
+            new_c = tree.add_scaled(tree.scale(-1, drift), 1 / (num_steps * eta), tree.subtract(x, y))
+        update = Update(tree.subtract(y, x), tree.subtract(new_c, state.c))
+        state = Control(new_c, y, tf.constant(True)) if keeps_y else Control(new_c, (), ())
+        return ClientOutput(update, tf.ones([], model.dtype), state, {"loss": loss})
+
+    def server_update(server, aggregate):
+        mean_dy, sum_dc = aggregate
+        return Server(
+            tree.add_scaled(server.x, eta_g, mean_dy), tree.add_scaled(server.c, 1 / population.num_clients, sum_dc)
+        )
+
+    return Algorithm(
+        model=model,
+        population=population,
+        init_server=init_server,
+        init_client=init_client,
+        message=lambda server: server,
+        client_update=client_update,
+        server_update=server_update,
+        personal_model=lambda server, state, data: (
+            tree.where(state.visited, state.y, server.x) if keeps_y else server.x
+        ),
+        local_model=lambda server, output: tree.add(server.x, output.update.dy),
+        aggregate=Update(dy="mean", dc="sum"),
+    )
