@@ -19,6 +19,7 @@ OPTIONS = {
     "ditto": BATCHES | {"lam": 20.0, "init": "first_broadcast", "anchor": "local", "implicit_prox": True},
     "layerwise": BATCHES | {"scheme": "pm_a", "penalty_kind": "gated", "straggler": 0.5, "momentum": 0.0},
     "scaffold": {"epochs": 2, "batch_size": 4, "option": "I", "eval_model": "local"},
+    "feddyn": BATCHES | {"dyn": 1.0, "implicit_prox": True},
 }
 COHORTS = [[0, 2, 3], [1, 2], [0, 1, 2, 3, 4]]
 

@@ -8,6 +8,7 @@ from tfpfl.algorithms.ditto import ditto
 from tfpfl.algorithms.fedamp import fedamp, heurfedamp
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedbabu import fedbabu
+from tfpfl.algorithms.feddyn import feddyn
 from tfpfl.algorithms.fedfomo import fedfomo
 from tfpfl.algorithms.fedper import fedper
 from tfpfl.algorithms.fedprox import fedprox
@@ -127,6 +128,18 @@ ALGORITHMS = {
         up="2d",
         reference="Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for "
         "Federated Learning, ICML 2020",
+    ),
+    "feddyn": Row(
+        title="FedDyn",
+        builder=feddyn,
+        head="shared",
+        message="broadcast",
+        state="gradient (d)",
+        evaluates="global",
+        down="d",
+        up="d",
+        reference="Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic "
+        "Regularization, ICLR 2021",
     ),
     "fedavg_ft": Row(
         title="FedAvg-FT",
@@ -324,6 +337,7 @@ __all__ = [
     "fedavg",
     "fedavg_ft",
     "fedbabu",
+    "feddyn",
     "fedfomo",
     "fedper",
     "fedprox",

@@ -1,0 +1,140 @@
+"""FedDyn: its invariant, its first round in closed form, and where it ends."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from quadratics import flat, optimum, quadratic, use
+from rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
+from toys import distance, identical, initial_states, toy
+
+from tfpfl import tree
+from tfpfl.algorithms import fedavg, feddyn, fedprox
+from tfpfl.simulate import Simulation
+
+BATCHES = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}
+SOME = [(0, 2, 3), (2, 3), (0, 2), (3,), (2,)]  # 1 and 4 never come, 0 leaves
+
+
+@pytest.fixture(scope="module")
+def data():
+    return toy()
+
+
+def mean(structures):
+    structures = list(structures)
+    return tree.scale(1 / len(structures), tf.nest.map_structure(lambda *x: tf.add_n(x), *structures))
+
+
+@pytest.mark.parametrize("options", [{"dyn": 0.1}, {"dyn": 3.0, "implicit_prox": True}], ids=str)
+def test_h_is_the_mean_of_all_clients_gradients_always(data, options):
+    """Of all I: those that never came and those that left as well."""
+    engine = Simulation(feddyn(data.model, data.population, **BATCHES, **options))
+    server, states = engine.initialize(), initial_states(engine.algorithm, data.population)
+    for t, cohort in enumerate(SOME + COHORTS, 1):
+        output = engine.next(server, [states[i] for i in cohort], [data.visit(i, t) for i in cohort])
+        server, states = output.server, states | dict(zip(cohort, output.client_states, strict=True))
+        assert distance(server.h, mean(states.values())) < 1e-9
+        assert distance(server.h, tree.zeros_like(server.h)) > 1e-3
+        if t == len(SOME):
+            assert all(identical(states[i], tree.zeros_like(server.h)) == (i in (1, 4)) for i in data.ids)
+
+
+@pytest.mark.parametrize("dyn", [0.5, 1e-12])
+@pytest.mark.parametrize("cohort", [(0, 2, 3), (1,), (0, 1, 2, 3, 4)])
+def test_round_1_overshoots_the_mean_by_r_of_i(data, dyn, cohort):
+    """w + (1 + r / I) mean (v_i - w): a -> 0 is not FedAvg. Without gradients yet, v_i is FedProx's with mu = a."""
+    (found,), _ = play(feddyn(data.model, data.population, dyn=dyn, **BATCHES), data, [cohort])
+    sibling = fedavg if dyn < 1e-9 else lambda *a, **k: fedprox(*a, **k, mu=dyn)
+    sibling = sibling(data.model, data.population, weighting="uniform", **BATCHES)
+    w = sibling.init_server()
+    (average,), _ = play(sibling, data, [cohort])
+    expected = tree.add_scaled(w, 1 + len(cohort) / 5, tree.subtract(average, w))
+    assert distance(found.w, expected) < 1e-9
+    assert distance(found.w, average) > 1e-3
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_visit_is_written_out(data, momentum):
+    """SGD on l_i(v) - <g_i, v> + (a / 2) |v - w|^2."""
+    a, w, g = 0.7, shared(data), shared(data, seed=5)
+    algorithm = feddyn(data.model, data.population, dyn=a, eta=0.1, steps=5, momentum=momentum)
+
+    def regularized(v):
+        apart = tree.subtract(v, w)
+        return loss_of(data, 1)(v) - tree.dot(g, v) + a / 2 * tree.dot(apart, apart)
+
+    output = algorithm.client_update(w, g, data.visit(1))
+    v = by_hand(regularized, w, 0.1, 5, momentum)
+    assert distance(algorithm.local_model(w, output), v) < 1e-9
+    assert distance(output.update.dv, tree.subtract(v, w)) < 1e-9
+    assert distance(output.state, tree.add_scaled(g, -a, tree.subtract(v, w))) < 1e-9
+    assert float(output.update.one) == float(output.weight) == 1  # clients count the same, whatever their N_i
+
+
+@pytest.mark.parametrize("dyn", [0.4, 2.0])
+def test_an_exact_solve_leaves_the_clients_gradient_in_its_state(data, dyn, monkeypatch):
+    """And solves it: (A + a I) v = b + g + a w on a quadratic."""
+    use(monkeypatch, "feddyn")
+    algorithm, w, g = feddyn(data.model, data.population, dyn=dyn, eta=0.4, steps=150), shared(data), shared(data, 5)
+    output = algorithm.client_update(w, g, data.visit(3))
+    a, b = quadratic(data, 3, len(flat(w)))
+    v = np.linalg.solve(a + dyn * np.eye(len(b)), b + flat(g) + dyn * flat(w))
+    assert distance(flat(algorithm.local_model(w, output)), v) < 1e-9
+    assert distance(flat(output.state), a @ v - b) < 1e-9
+
+
+def test_exact_solves_end_at_the_optimum_of_the_whole_under_partial_participation(data, monkeypatch):
+    use(monkeypatch, "feddyn")
+    algorithm = feddyn(data.model, data.population, dyn=0.7, eta=0.5, steps=60)
+    (*_, server), states = play(algorithm, data, [(0, 2, 3), (1, 2), (1, 4), (0, 3, 4)] * 60)
+    best = optimum(data, len(flat(server.w)))
+    assert distance(flat(server.w), best) < 1e-9
+    for i in data.ids:
+        a, b = quadratic(data, i, len(best))
+        assert distance(flat(states[i]), a @ best - b) < 1e-9
+
+
+def test_the_server_subtracts_what_all_clients_have_gathered(data):
+    a, cohort = 0.3, (1, 3)
+    algorithm = feddyn(data.model, data.population, dyn=a, **BATCHES)
+    before, states = play(algorithm, data, SOME)
+    server = before[-1]
+    dv = [algorithm.client_update(server.w, states[i], data.visit(i)).update.dv for i in cohort]
+    (found,), _ = play(algorithm, data, [cohort], server, states)
+    h = tree.add_scaled(server.h, -a / 5, tree.add(*dv))
+    assert distance(found.h, h) < 1e-9
+    assert distance(found.w, tree.add_scaled(tree.add(server.w, mean(dv)), -1 / a, h)) < 1e-9
+
+
+def test_a_round_in_which_nothing_arrives_changes_nothing(data):
+    algorithm = feddyn(data.model, data.population, **BATCHES)
+    server = play(algorithm, data)[0][-1]
+    assert identical(nothing_arrives(algorithm, data, server), server)  # without h / a
+
+
+def test_a_client_that_comes_late_starts_without_a_gradient(data):
+    algorithm = feddyn(data.model, data.population, **BATCHES)
+    (*_, server), _ = play(algorithm, data, SOME)
+    new = algorithm.init_client(data.population.info(4))
+    assert identical(new, tree.zeros_like(server.w))
+    assert identical(algorithm.personal_model(algorithm.message(server), new, data.visit(4)), server.w)
+    output = algorithm.client_update(server.w, new, data.visit(4))
+    prox = fedprox(data.model, data.population, mu=0.1, **BATCHES).client_update(server.w, (), data.visit(4))
+    assert distance(output.update.dv, prox.update) < 1e-9
+
+
+def test_a_stiff_regularizer_warns_and_its_implicit_step_is_stable(data):
+    stiff, w = {"dyn": 100.0, "eta": 0.05, "steps": 100}, shared(data)
+    with pytest.warns(UserWarning, match="dyn=100.0"):
+        feddyn(data.model, data.population, **stiff)
+    algorithm = feddyn(data.model, data.population, **stiff, implicit_prox=True)
+    output = algorithm.client_update(w, tree.zeros_like(w), data.visit(0))
+    assert distance(algorithm.local_model(w, output), w) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("dyn", 0.0), ("dyn", -1.0), ("eta", -1.0), ("steps", 0), ("momentum", -1.0)]
+)
+def test_a_bad_hyperparameter_is_refused_by_name(data, name, value):
+    with pytest.raises(ValueError, match=rf"\b{name}\b"):
+        feddyn(data.model, data.population, **{name: value})

@@ -1,0 +1,98 @@
+"""FedDyn: a regularizer that every client changes as it goes (Acar, Zhao, Matas, Mattina, Whatmough, Saligrama; 2021).
+
+Objective: (1 / I) sum_i l_i(w), one model for all, every client with the same weight. g_i is client i's gradient at its
+last solution; with it in the local objective, a stationary point of the clients is one of the objective. (ICLR 2021)
+
+    client(w):  v_i = SGD from w on l_i(v) - <g_i, v> + (a / 2) |v - w|^2         epochs or steps
+                g_i <- g_i - a (v_i - w);  keep g_i, send v_i - w
+    server:     h <- h - (a / I) sum_{i in S} (v_i - w)                           so h stays (1 / I) sum_i g_i
+                w <- (1 / r) sum_{i in S} v_i - h / a
+
+Messages: 4d bytes down, 4d up (and a 1, which counts who came). On the device: g_i, the size of the model, which starts
+at 0; who never came, or left, counts in h with what it has. A new client gets w and has g_i = 0. Its local model is
+v_i.
+
+a is `dyn`. Without it there is no FedDyn: a -> 0 is not FedAvg, since h / a does not vanish; round 1 with fixed local
+steps then gives w + (1 + r / I) mean (v_i - w). With implicit_prox the step is
+v <- (v - eta (grad l_i(v) - g_i) + eta a w) / (1 + eta a), which no a makes unstable.
+"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfpfl import tree
+from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.local import check_penalty, client_loss, local_solver
+
+
+class Server(NamedTuple):
+    """The server's state."""
+
+    w: Weights
+    h: Weights  # (1 / I) sum_i g_i
+
+
+class Update(NamedTuple):
+    """What a client sends."""
+
+    dv: Weights  # v_i - w
+    one: Any  # 1: their sum is r
+
+
+def feddyn(
+    model,
+    population,
+    *,
+    dyn: float = 0.1,
+    eta: float = 0.007,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    momentum: float = 0.0,
+    implicit_prox: bool = False,
+) -> Algorithm:
+    """FedDyn.
+
+    Args:
+        dyn: a, the regularizer's coefficient; positive.
+        eta, steps, epochs, batch_size, momentum: local work, as in `fedavg`.
+        implicit_prox: take the quadratic penalty's step implicitly, for stiff a.
+
+    Raises:
+        ValueError: names the argument, and says what it may be.
+    """
+    check_penalty(eta, implicit_prox, dyn=dyn)
+    if dyn == 0:
+        raise ValueError("dyn must be positive, found 0: the server divides by it")
+    work = {"eta": eta, "steps": steps, "epochs": epochs, "batch_size": batch_size, "momentum": momentum}
+    solve = local_solver(**work, prox=dyn, implicit_prox=implicit_prox)
+    objective, num_labels = client_loss(model), population.shared_labels()
+
+    def init_server():
+        w = Weights(model.theta(), model.shared_head(num_labels))
+        return Server(w, tree.zeros_like(w))
+
+    def client_update(w, g, data):
+        v, loss = solve(objective, w, data, anchor=w, penalty=lambda v: -tree.dot(g, v))
+        dv = tree.subtract(v, w)
+        one = tf.ones([], model.dtype)
+        return ClientOutput(Update(dv, one), one, tree.add_scaled(g, -dyn, dv), {"loss": loss})
+
+    def server_update(server, aggregate):
+        mean_dv, r = aggregate
+        h = tree.add_scaled(server.h, -dyn / population.num_clients * r, mean_dv)
+        return Server(tree.add_scaled(tree.add(server.w, mean_dv), -1 / dyn, h), h)
+
+    return Algorithm(
+        model=model,
+        population=population,
+        init_server=init_server,
+        init_client=lambda info: init_server().h,
+        message=lambda server: server.w,
+        client_update=client_update,
+        server_update=server_update,
+        personal_model=lambda w, g, data: w,
+        local_model=lambda w, output: tree.add(w, output.update.dv),
+        aggregate=Update(dv="mean", one="sum"),
+    )
