@@ -20,6 +20,7 @@ OPTIONS = {
     "layerwise": BATCHES | {"scheme": "pm_a", "penalty_kind": "gated", "straggler": 0.5, "momentum": 0.0},
     "scaffold": {"epochs": 2, "batch_size": 4, "option": "I", "eval_model": "local"},
     "feddyn": BATCHES | {"dyn": 1.0, "implicit_prox": True},
+    "lg_fedavg": BATCHES | {"pretrain_rounds": 1, "new_body": "average"},
 }
 COHORTS = [[0, 2, 3], [1, 2], [0, 1, 2, 3, 4]]
 

@@ -17,6 +17,7 @@ from tfpfl.algorithms.fedrep import fedrep
 from tfpfl.algorithms.fedsgd import fedsgd
 from tfpfl.algorithms.finetune import fedavg_ft, fedprox_ft, finetuned
 from tfpfl.algorithms.layerwise import layerwise
+from tfpfl.algorithms.lg_fedavg import lg_fedavg
 from tfpfl.algorithms.pflego import PRESETS as PFLEGO_PRESETS
 from tfpfl.algorithms.pflego import pflego, pflego_code, pflego_exact, pflego_paper
 from tfpfl.algorithms.pgfed import pgfed, pgfedmo
@@ -210,6 +211,17 @@ ALGORITHMS = {
         "Learning, NeurIPS 2021",
         presets={"stateless": {"reset_head": True, "query_fraction": 0.5}},
     ),
+    "lg_fedavg": Row(
+        title="LG-FedAvg",
+        builder=lg_fedavg,
+        head="shared",
+        message="broadcast",
+        state="backbone",
+        down="h",
+        up="h",
+        reference="Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act Globally: "
+        "Federated Learning with Local and Global Representations, arXiv 2001.01523",
+    ),
     "ditto": Row(
         title="Ditto",
         builder=ditto,
@@ -348,6 +360,7 @@ __all__ = [
     "finetuned",
     "heurfedamp",
     "layerwise",
+    "lg_fedavg",
     "local",
     "pflego",
     "pflego_code",

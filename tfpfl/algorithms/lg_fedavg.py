@@ -1,0 +1,106 @@
+"""LG-FedAvg: private bodies under a shared head (Liang et al.: Think Locally, Act Globally; arXiv 2001.01523).
+
+Objective: sum_i alpha_i l_i(W, theta_i), over one head W and a body theta_i for every client: FedPer turned around.
+
+    client(W):  (theta_i, W_i) = SGD from (theta_i, W) on l_i             jointly; epochs or steps
+                keep theta_i, send W_i - W
+    server:     W <- W + sum_{i in S} q_i (W_i - W),                      q_i = N_i / sum_{j in S} N_j
+
+Messages: 4h bytes down, 4h up: no weight of a body. On the device: the body theta_i. A new client gets W and starts
+from theta^0, the backbone as it is before training. Its local model is (theta_i, W_i).
+
+All start from one w^0. The paper starts from a model by FedAvg: pretrain_rounds=P makes the first P rounds FedAvg's,
+and a client's own body then starts from the theta at their end. new_body='average' gives a new client the average of
+the last cohort's bodies. Either option sends bodies: 4d bytes down, 4d up in every round (after the pretraining the
+upload's body is 0, unless it is to be averaged). The update is joint, not by turns as in one code base.
+"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfpfl import tree
+from tfpfl.algorithm import Algorithm, ClientOutput, Head, Weights
+from tfpfl.local import check_choice, client_loss, example_weight, local_solver
+
+
+class Shared(NamedTuple):
+    """The server's state, the message and, as differences, the update."""
+
+    head: Head
+    theta: Any  # what a client without a body of its own starts from; () where no bodies are sent
+    rounds: Any  # int32 []: rounds done; () where no bodies are sent, and in the update
+
+
+class Body(NamedTuple):
+    """What a client keeps."""
+
+    theta: tuple  # theta_i
+    own: Any  # bool []: theta is the client's own; where not, it is the theta that comes
+
+
+def lg_fedavg(
+    model,
+    population,
+    *,
+    eta: float = 0.007,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    momentum: float = 0.0,
+    weighting: str = "examples",
+    pretrain_rounds: int = 0,
+    new_body: str = "initial",
+) -> Algorithm:
+    """LG-FedAvg.
+
+    Args:
+        eta, steps, epochs, batch_size, momentum, weighting: as in `fedavg`.
+        pretrain_rounds: this many rounds of FedAvg first; rounds in which nobody takes part do not count.
+        new_body: of a client that comes for the first time: 'initial' (theta^0, or what the pretraining left) or
+            'average' (of the last cohort's bodies, weighted as the heads are).
+
+    Raises:
+        ValueError: names the argument, and says what it may be.
+    """
+    check_choice(new_body=(new_body, ("initial", "average")))
+    if pretrain_rounds < 0:
+        raise ValueError(f"pretrain_rounds must not be negative, found {pretrain_rounds}")
+    solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
+    weight, objective, num_labels = example_weight(model, weighting), client_loss(model), population.shared_labels()
+    sends_bodies = pretrain_rounds > 0 or new_body == "average"
+
+    def init_server():
+        head = model.shared_head(num_labels)
+        return Shared(head, model.theta(), tf.constant(0)) if sends_bodies else Shared(head, (), ())
+
+    def body(message, state):
+        return tree.where(state.own, state.theta, message.theta) if sends_bodies else state.theta
+
+    def client_update(message, state, data):
+        (theta, head), loss = solve(objective, Weights(body(message, state), message.head), data)
+        sent, own = (), tf.constant(True)
+        if sends_bodies:
+            own = message.rounds >= pretrain_rounds
+            sent = tree.subtract(theta, message.theta)
+            if new_body == "initial":
+                sent = tree.where(own, tree.zeros_like(sent), sent)
+        update = Shared(tree.subtract(head, message.head), sent, ())
+        return ClientOutput(update, weight(data), Body(theta, own), {"loss": loss})
+
+    def server_update(server, mean):
+        theta = tree.add(server.theta, mean.theta)
+        return Shared(tree.add(server.head, mean.head), theta, server.rounds + 1 if sends_bodies else ())
+
+    return Algorithm(
+        model=model,
+        population=population,
+        init_server=init_server,
+        init_client=lambda info: Body(model.theta(), tf.constant(not sends_bodies)),
+        message=lambda server: server,
+        client_update=client_update,
+        server_update=server_update,
+        personal_model=lambda message, state, data: Weights(body(message, state), message.head),
+        local_model=lambda message, output: Weights(output.state.theta, tree.add(message.head, output.update.head)),
+        aggregate="mean",
+    )
