@@ -21,6 +21,7 @@ OPTIONS = {
     "scaffold": {"epochs": 2, "batch_size": 4, "option": "I", "eval_model": "local"},
     "feddyn": BATCHES | {"dyn": 1.0, "implicit_prox": True},
     "lg_fedavg": BATCHES | {"pretrain_rounds": 1, "new_body": "average"},
+    "fedrod": BATCHES | {"init": "zeros", "eta_p": 0.02},
 }
 COHORTS = [[0, 2, 3], [1, 2], [0, 1, 2, 3, 4]]
 

@@ -14,6 +14,7 @@ from tfpfl.algorithms.fedper import fedper
 from tfpfl.algorithms.fedprox import fedprox
 from tfpfl.algorithms.fedrecon import fedrecon
 from tfpfl.algorithms.fedrep import fedrep
+from tfpfl.algorithms.fedrod import fedrod
 from tfpfl.algorithms.fedsgd import fedsgd
 from tfpfl.algorithms.finetune import fedavg_ft, fedprox_ft, finetuned
 from tfpfl.algorithms.layerwise import layerwise
@@ -222,6 +223,17 @@ ALGORITHMS = {
         reference="Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act Globally: "
         "Federated Learning with Local and Global Representations, arXiv 2001.01523",
     ),
+    "fedrod": Row(
+        title="FedRoD",
+        builder=fedrod,
+        head="shared",
+        message="broadcast",
+        state="head",
+        down="d",
+        up="d",
+        reference="Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, "
+        "ICLR 2022",
+    ),
     "ditto": Row(
         title="Ditto",
         builder=ditto,
@@ -356,6 +368,7 @@ __all__ = [
     "fedprox_ft",
     "fedrecon",
     "fedrep",
+    "fedrod",
     "fedsgd",
     "finetuned",
     "heurfedamp",
