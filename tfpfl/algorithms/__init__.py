@@ -19,6 +19,7 @@ from tfpfl.algorithms.fedsgd import fedsgd
 from tfpfl.algorithms.finetune import fedavg_ft, fedprox_ft, finetuned
 from tfpfl.algorithms.layerwise import layerwise
 from tfpfl.algorithms.lg_fedavg import lg_fedavg
+from tfpfl.algorithms.pfedme import pfedme
 from tfpfl.algorithms.pflego import PRESETS as PFLEGO_PRESETS
 from tfpfl.algorithms.pflego import pflego, pflego_code, pflego_exact, pflego_paper
 from tfpfl.algorithms.pgfed import pgfed, pgfedmo
@@ -245,6 +246,16 @@ ALGORITHMS = {
         reference="Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, "
         "ICML 2021",
     ),
+    "pfedme": Row(
+        title="pFedMe",
+        builder=pfedme,
+        head="shared",
+        message="broadcast",
+        state="whole model",
+        down="d",
+        up="d",
+        reference="Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020",
+    ),
     "layerwise": Row(
         title="Layer-wise regularization",
         builder=layerwise,
@@ -375,6 +386,7 @@ __all__ = [
     "layerwise",
     "lg_fedavg",
     "local",
+    "pfedme",
     "pflego",
     "pflego_code",
     "pflego_exact",
