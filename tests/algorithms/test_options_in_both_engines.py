@@ -23,6 +23,7 @@ OPTIONS = {
     "lg_fedavg": BATCHES | {"pretrain_rounds": 1, "new_body": "average"},
     "fedrod": BATCHES | {"init": "zeros", "eta_p": 0.02},
     "pfedme": {"epochs": 1, "batch_size": 4, "implicit_prox": True, "weight_decay": 0.1},
+    "apfl": BATCHES | {"eta_a": 0.5, "init": "first_broadcast"},
 }
 COHORTS = [[0, 2, 3], [1, 2], [0, 1, 2, 3, 4]]
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from inspect import signature
 
+from tfpfl.algorithms.apfl import apfl
 from tfpfl.algorithms.ditto import ditto
 from tfpfl.algorithms.fedamp import fedamp, heurfedamp
 from tfpfl.algorithms.fedavg import fedavg
@@ -256,6 +257,16 @@ ALGORITHMS = {
         up="d",
         reference="Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020",
     ),
+    "apfl": Row(
+        title="APFL",
+        builder=apfl,
+        head="shared",
+        message="broadcast",
+        state="whole model",
+        down="d",
+        up="d",
+        reference="Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, arXiv 2003.13461",
+    ),
     "layerwise": Row(
         title="Layer-wise regularization",
         builder=layerwise,
@@ -365,6 +376,7 @@ __all__ = [
     "ALGORITHMS",
     "Row",
     "algorithm_row",
+    "apfl",
     "build_algorithm",
     "check_names",
     "ditto",

@@ -1,0 +1,110 @@
+"""APFL: every client mixes a model of its own with the global one (Deng, Kamani, Mahdavi; arXiv 2003.13461).
+
+Objective: the global w minimizes sum_i alpha_i l_i(w); client i's v_i minimizes l_i(a_i v_i + (1 - a_i) w).
+
+    client(w):  w_i = w;  for every batch, with vbar = a_i v_i + (1 - a_i) w_i and all gradients before all steps:
+                    w_i <- w_i - eta grad l_i(w_i)                                       as in FedAvg
+                    v_i <- v_i - eta a_i grad l_i(vbar)                                  the a_i is the chain rule's
+                    a_i <- clip(a_i - eta_a <grad l_i(vbar), v_i - w_i>, 0, 1)           eta_a = 0: a_i is fixed
+                keep v_i and a_i, send w_i - w
+    server:     w <- w + sum_{i in S} q_i (w_i - w)                                      as in FedAvg
+
+Messages: 4d bytes down, 4d up. On the device: the whole model v_i, and the number a_i. A client predicts with
+a_i v_i + (1 - a_i) w, w being the newest. A new client has v_i = w^0 (init='w0'), which it mixes with w as everybody
+does, or the w that it receives first (init='first_broadcast'). Its local model is a_i v_i + (1 - a_i) w_i.
+
+a_i is `mixing`, and fixed as in PGFed's comparison; the paper adapts it (eta_a > 0). a_i = 0 is FedAvg, a_i = 1 is
+Local, and the global model is FedAvg's for any. Momentum, which nobody uses here, runs on each model alone.
+"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfpfl import tree
+from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.fedavg import fedavg
+from tfpfl.local import (
+    batch_loop,
+    check_choice,
+    check_fractions,
+    check_rates,
+    client_loss,
+    example_weight,
+    value_and_gradient,
+)
+from tfpfl.optimizer import sgd
+
+
+class Personal(NamedTuple):
+    """What a client keeps."""
+
+    v: Weights  # v_i
+    a: Any  # float []: a_i
+    started: Any  # bool []: v has a value of its own; where not, it is the w that comes
+
+
+def mixed(a, v, w):
+    """a v + (1 - a) w."""
+    return tree.add_scaled(tree.scale(a, v), 1 - a, w)
+
+
+def apfl(
+    model,
+    population,
+    *,
+    mixing: float = 0.5,
+    eta_a: float = 0.0,
+    eta: float = 0.007,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    momentum: float = 0.0,
+    init: str = "w0",
+    weighting: str = "examples",
+) -> Algorithm:
+    """APFL.
+
+    Args:
+        mixing: a_i at first, in [0, 1]: how much of the client's own model there is in what it predicts with.
+        eta_a: rate of a_i; 0 to leave it.
+        eta, steps, epochs, batch_size, momentum, weighting: of both models, as in `fedavg`.
+        init: v_i before the first visit: 'w0' (the server's model of round 0) or 'first_broadcast'.
+
+    Raises:
+        ValueError: names the argument, and says what it may be.
+    """
+    check_fractions(mixing=mixing)
+    check_rates(eta_a=eta_a)
+    check_choice(init=(init, ("w0", "first_broadcast")))
+    work = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
+    base = fedavg(model, population, eta=eta, momentum=momentum, weighting=weighting, **work)
+    loop, optimizer = batch_loop(**work), sgd(eta, momentum)
+    weight, objective = example_weight(model, weighting), client_loss(model)
+
+    def init_client(info):
+        return Personal(base.init_server(), tf.constant(mixing, model.dtype), tf.constant(init == "w0"))
+
+    def own(w, state):
+        return tree.where(state.started, state.v, w)
+
+    def client_update(w, state, data):
+        def step(carry, x, y):
+            w_i, v, a, slots_w, slots_v, _ = carry
+            _, gradient_w = value_and_gradient(lambda u: objective(u, x, y), w_i)
+            loss, gradient = value_and_gradient(lambda u: objective(u, x, y), mixed(a, v, w_i))
+            new_a = tf.clip_by_value(a - eta_a * tree.dot(gradient, tree.subtract(v, w_i)), 0, 1) if eta_a else a
+            slots_w, w_i = optimizer.step(slots_w, w_i, gradient_w)
+            slots_v, v = optimizer.step(slots_v, v, tree.scale(a, gradient))
+            return w_i, v, new_a, slots_w, slots_v, loss
+
+        v, zero = own(w, state), tf.zeros([], model.dtype)
+        w_i, v, a, _, _, loss = loop(step, (w, v, state.a, optimizer.init(w), optimizer.init(v), zero), data)
+        return ClientOutput(tree.subtract(w_i, w), weight(data), Personal(v, a, tf.constant(True)), {"loss": loss})
+
+    return base._replace(
+        init_client=init_client,
+        client_update=client_update,
+        personal_model=lambda w, state, data: mixed(state.a, own(w, state), w),
+        local_model=lambda w, output: mixed(output.state.a, output.state.v, tree.add(w, output.update)),
+    )
