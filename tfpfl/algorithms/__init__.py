@@ -20,6 +20,7 @@ from tfpfl.algorithms.fedsgd import fedsgd
 from tfpfl.algorithms.finetune import fedavg_ft, fedprox_ft, finetuned
 from tfpfl.algorithms.layerwise import layerwise
 from tfpfl.algorithms.lg_fedavg import lg_fedavg
+from tfpfl.algorithms.per_fedavg import per_fedavg
 from tfpfl.algorithms.pfedme import pfedme
 from tfpfl.algorithms.pflego import PRESETS as PFLEGO_PRESETS
 from tfpfl.algorithms.pflego import pflego, pflego_code, pflego_exact, pflego_paper
@@ -267,6 +268,19 @@ ALGORITHMS = {
         up="d",
         reference="Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, arXiv 2003.13461",
     ),
+    "per_fedavg": Row(
+        title="Per-FedAvg",
+        builder=per_fedavg,
+        head="shared",
+        message="broadcast",
+        state="nothing",
+        evaluates="fine-tuned",
+        down="d",
+        up="d",
+        reference="Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: A "
+        "Model-Agnostic Meta-Learning Approach, NeurIPS 2020",
+        presets={"fo": {"variant": "fo"}, "hf": {"variant": "hf"}},
+    ),
     "layerwise": Row(
         title="Layer-wise regularization",
         builder=layerwise,
@@ -398,6 +412,7 @@ __all__ = [
     "layerwise",
     "lg_fedavg",
     "local",
+    "per_fedavg",
     "pfedme",
     "pflego",
     "pflego_code",

@@ -1,0 +1,97 @@
+"""Per-FedAvg: a model that one gradient step makes personal (Fallah, Mokhtari, Ozdaglar; NeurIPS 2020).
+
+Objective: (1 / I) sum_i l_i(w - alpha grad l_i(w)), the loss of every client after one step of its own.
+
+    client(w):  w_i = w;  for every batch, halved into D and D':
+                    g = grad l(w_i - alpha grad l(w_i; D); D')
+                    FO:  w_i <- w_i - beta g                                             the Hessian left out
+                    HF:  w_i <- w_i - beta (g - alpha H g),  H g from a difference of gradients:
+                         (grad l(w_i + delta g; D') - grad l(w_i - delta g; D')) / (2 delta)
+                send w_i - w
+    server:     w <- w + (1 / r) sum_{i in S} (w_i - w)
+    personal model of i:  v = w, then v <- v - alpha grad l_i(v), adapt_steps times, on all training examples
+
+Messages: 4d bytes down, 4d up. On the device: nothing. A new client gets w and adapts it. Its local model is w_i, not
+adapted. Here alpha is `eta_inner`, for alpha_i is N_i / N.
+
+A step reads 2 batch_size examples (PGFed's code does so), of an odd number one more in D'; one example cannot be
+halved, and such a batch is left out. Without batch_size D and D' are both all examples, and a step is one on the
+client's whole objective. The paper's third batch D'' is D', which it allows. `adapt_batch_size` adapts on a random
+batch instead of all examples. eta_inner = 0 is FedAvg with rate beta on the D'.
+"""
+
+import tensorflow as tf
+
+from tfpfl import tree
+from tfpfl.algorithm import Algorithm, ClientOutput
+from tfpfl.algorithms.fedavg import fedavg
+from tfpfl.algorithms.finetune import finetuned
+from tfpfl.local import batch_loop, check_choice, check_rates, client_loss, value_and_gradient
+
+
+def per_fedavg(
+    model,
+    population,
+    *,
+    variant: str = "fo",
+    eta_inner: float = 0.005,
+    beta: float = 0.005,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    delta: float = 0.001,
+    adapt_steps: int = 1,
+    adapt_batch_size: int | None = None,
+) -> Algorithm:
+    """Per-FedAvg.
+
+    Args:
+        variant: 'fo' (first-order) or 'hf' (Hessian-free: two more gradients a step).
+        eta_inner: alpha, the rate of the step that makes w personal, in training and in use.
+        beta: rate of the steps on w_i.
+        steps, epochs: local work, one of the two; default 50 steps.
+        batch_size: examples in D and in D'; None for all in both.
+        delta: the length, in g, of the difference in 'hf'.
+        adapt_steps: how many steps make w personal; 0 for none.
+        adapt_batch_size: on so many random examples each; None for all.
+
+    Raises:
+        ValueError: names the argument, and says what it may be.
+    """
+    check_choice(variant=(variant, ("fo", "hf")))
+    check_rates(eta_inner=eta_inner, beta=beta, delta=delta)
+    if delta == 0:
+        raise ValueError("delta must be positive, found 0: the difference of gradients is divided by it")
+    for name, value, low in (("adapt_steps", adapt_steps, 0), ("adapt_batch_size", adapt_batch_size, 1)):
+        if value is not None and value < low:
+            raise ValueError(f"{name} must be at least {low}, found {value}")
+    base = fedavg(model, population, eta=beta, steps=steps, epochs=epochs, batch_size=batch_size, weighting="uniform")
+    loop = batch_loop(steps=steps, epochs=epochs, batch_size=None if batch_size is None else 2 * batch_size)
+    objective = client_loss(model)
+
+    def meta_step(w, d, d_prime):
+        """(one step from w, the loss after adaptation) on two batches (x, y)."""
+
+        def slope(at, batch):
+            return value_and_gradient(lambda u: objective(u, *batch), at)
+
+        adapted = tree.add_scaled(w, -eta_inner, slope(w, d)[1])
+        loss, g = slope(adapted, d_prime)
+        if variant == "hf":
+            ahead, behind = (slope(tree.add_scaled(w, s * delta, g), d_prime)[1] for s in (1, -1))
+            g = tree.add_scaled(g, -eta_inner / (2 * delta), tree.subtract(ahead, behind))
+        return tree.add_scaled(w, -beta, g), loss
+
+    def client_update(w, state, data):
+        def step(carry, x, y):
+            if batch_size is None:
+                return meta_step(carry[0], (x, y), (x, y))
+            half = tf.shape(x)[0] // 2
+            halves = (x[:half], y[:half]), (x[half:], y[half:])
+            return tf.cond(half > 0, lambda: meta_step(carry[0], *halves), lambda: carry)
+
+        w_i, loss = loop(step, (w, tf.zeros([], model.dtype)), data)
+        return ClientOutput(tree.subtract(w_i, w), tf.ones([], model.dtype), state, {"loss": loss})
+
+    trained = base._replace(client_update=client_update)
+    return finetuned(trained, eta_ft=eta_inner, steps_ft=adapt_steps, batch_size=adapt_batch_size)
