@@ -8,7 +8,7 @@ from toys import client_loss as reference_loss
 from toys import distance, gradient, identical, toy
 
 from tfpfl.algorithm import ClientData, ClientInfo, Weights
-from tfpfl.local import client_loss, local_solver, shuffled, value_and_gradient
+from tfpfl.local import client_loss, local_solver, shuffled, value_and_gradient, whole_gradient
 from tfpfl.sampling import client_key
 
 
@@ -130,3 +130,15 @@ def test_value_and_gradient_of_a_structure_with_an_unused_part():
 def test_bad_work_is_refused_by_name(work, message):
     with pytest.raises(ValueError, match=message):
         local_solver(**{"eta": 0.1} | work)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 9, 512])
+def test_a_whole_gradient_in_chunks_is_the_gradient(chunk):
+    """Of nine examples; the last chunk may be smaller."""
+    data = toy()
+    weights = Weights(data.model.theta(), data.model.shared_head(4))
+    objective, visit = client_loss(data.model), data.visit(1)
+    assert len(visit.y) == 9
+    value, found = tf.function(lambda w: whole_gradient(objective, w, visit, chunk))(weights)
+    expected, slope = value_and_gradient(lambda w: objective(w, visit.x, visit.y), weights)
+    assert abs(float(value - expected)) < 1e-12 and distance(found, slope) < 1e-12

@@ -154,3 +154,14 @@ def test_a_hundred_thousand_clients_cost_milliseconds():
 def test_negative_seed_or_round_is_refused(seed, round_num):
     with pytest.raises(ValueError, match="-1"):
         cohort(seed, round_num, population(3))
+
+
+def test_the_largest_cohort_is_never_exceeded():
+    for kind, expected in (
+        ({"kind": "fixed", "rate": 0.35}, 3),
+        ({"kind": "range", "low": 2, "high": 4}, 4),
+        ({"kind": "binomial", "rate": 0.3}, 10),
+    ):
+        people = population(10, **kind)
+        assert people.sampling.most(10) == expected
+        assert taken(people, 200).sum(1).max() <= expected

@@ -30,3 +30,13 @@ def test_bytes_and_finiteness():
     assert bool(tree.all_finite(A)) and bool(tree.all_finite(()))
     for bad in (np.nan, np.inf, -np.inf):
         assert not bool(tree.all_finite((A, tf.constant(bad))))
+
+
+def test_a_structure_as_a_vector_and_back():
+    nested = {"w": tf.reshape(tf.range(6.0), [2, 3]), "b": (tf.constant(9.0), tf.zeros([0]))}
+    vector = tree.to_vector(nested)
+    np.testing.assert_array_equal(vector, [9.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+    back = tf.function(lambda v: tree.from_vector(2 * v, nested))(vector)
+    tf.nest.assert_same_structure(back, nested)
+    np.testing.assert_array_equal(back["w"], 2 * nested["w"])
+    assert float(back["b"][0]) == 18.0 and back["b"][1].shape == [0] and back["w"].shape == [2, 3]
