@@ -1,5 +1,7 @@
 """Tables with a row for every client: whether they fit, which row is whose; and runs that save matrices."""
 
+import sqlite3
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -202,3 +204,15 @@ def test_a_store_without_matrices_goes_on(tmp_path):
         assert store.round_num == 1 and store.matrix_rounds() == []
         store.commit_round(2, (np.ones(2),), {}, {}, matrices={"A": np.eye(2)})
         assert identical(store.matrices(2)["A"], np.eye(2))
+
+
+def test_a_server_state_that_could_not_be_saved_is_refused_before_the_first_round(a_federation):
+    population = a_federation.population(Sampling(), shared_slots=True)
+    training = Training(build("fedamp", SplitModel(backbone("float32")), population), a_federation)
+    size = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(training.server_state()))
+    training.store._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000 + size - 1)
+    with pytest.raises(StoreError, match="cannot take a server state"):
+        training.run(1)
+    assert training.store.round_num == 0
+    training.store._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000 + size)
+    training.run(1)

@@ -212,6 +212,20 @@ class ClientStore:
             self._db.executemany("INSERT INTO evaluation VALUES (?, ?, ?, ?, ?, ?, ?)", evaluations)
             self._db.executemany("INSERT INTO matrix VALUES (?, ?, ?, ?)", named)
 
+    def check_size(self, state: Any) -> None:
+        """Whether a state can be saved: before the work of a round, and not after it.
+
+        Raises:
+            StoreError: it is larger than a value in SQLite may be.
+        """
+        size = sum(np.asarray(leaf).nbytes for leaf in nest.flatten(state))
+        limit = self._db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
+        if size + 100_000 > limit:  # names, shapes and the other columns
+            raise StoreError(
+                f"{self._name} cannot take a server state of {size / 1e9:.3g} GB: a value in SQLite has at most "
+                f"{limit / 1e9:.3g} GB. Take fewer clients or a smaller network"
+            )
+
     def history(self) -> list[dict]:
         """The history rows, in the order of the rounds."""
         with self._errors():

@@ -79,12 +79,13 @@ class Training:
 
         Raises:
             DivergedError: names the round and the clients.
-            StoreError: the store did not take a round, or holds another algorithm's states.
+            StoreError: the store did not take a round, holds another algorithm's states, or cannot take this one's.
             ValueError: rounds < 1.
         """
         if rounds < 1:
             raise ValueError(f"rounds must be at least 1, found {rounds}")
         server = self.server_state()
+        self.store.check_size(server)
         with ExitStack() as started:
             for callback in self.callbacks:
                 callback.start(self, rounds)
