@@ -6,6 +6,11 @@ from pathlib import Path
 from tfpfl.algorithms import ALGORITHMS
 
 README = Path(__file__).parent.parent / "README.md"
+LEGEND = (
+    "down, up: numbers a client receives and sends in a round; b the backbone, h the head, d = b + h, I the clients of "
+    "the population, candidates a hyperparameter. Where the message is per client, the server keeps d numbers or more "
+    "for every client."
+)
 
 
 def algorithms() -> str:
@@ -17,7 +22,7 @@ def algorithms() -> str:
     for name, row in ALGORITHMS.items():
         cells = (f"`{name}`", row.title, row.head, row.message, row.state, row.down, row.up, row.reference)
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "down, up: numbers a client receives and sends in a round; b the backbone, h the head, d = b + h."]
+    lines += ["", LEGEND]
     return "\n".join(lines)
 
 
