@@ -41,6 +41,25 @@ def test_full_batch_methods_take_a_pass_each_way_a_step(model, name):
     assert passes(model, name, steps=6) == Passes(6, 6)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("scaffold", {}, 6),  # the control variate is what the steps have seen
+        ("scaffold", {"option": "I"}, 7),
+        ("feddyn", {}, 6),
+        ("lg_fedavg", {}, 6),
+        ("fedrod", {}, 6),  # both heads in one pass
+        ("pfedme", {"inner_steps": 4}, 24),
+        ("apfl", {}, 12),  # at w and at the mixture
+        ("per_fedavg", {"variant": "fo"}, 12),
+        ("per_fedavg", {"variant": "hf"}, 24),
+        ("per_fedavg", {"variant": "hf", "batch_size": 6}, 6),  # four gradients on 6 of 24 examples
+    ],
+)
+def test_passes_of_six_steps(model, name, options, expected):
+    assert passes(model, name, steps=6, **options) == Passes(expected, expected)
+
+
 def test_minibatches_count_by_their_examples(model):
     assert passes(model, "fedavg", epochs=3, batch_size=5) == Passes(3, 3)
     assert passes(model, "fedavg", steps=2, batch_size=6) == Passes(0.5, 0.5)

@@ -12,6 +12,7 @@ from tfpfl.algorithms import build_algorithm
 EVERYONE, SOME = None, [0, 2, 3]
 BATCHES = {"epochs": 2, "batch_size": 4, "momentum": 0.5}
 SGD = {"server_opt": "sgd", "rho": 0.3}
+UNIFORM = {"weighting": "uniform"}
 
 LIMITS = [
     # FedAvg and its relatives
@@ -30,6 +31,25 @@ LIMITS = [
     ),
     (("fedavg", {"eta": 0.3, **BATCHES}), ("local", {"eta": 0.3, **BATCHES}), "one client", "all"),
     (("ditto", {"lam": 0.0, "eta": 0.3, **BATCHES}), ("local", {"eta": 0.3, **BATCHES}), SOME, "all"),
+    (("scaffold", {"eta": 0.3, "steps": 5}), ("fedavg", {"eta": 0.3, "steps": 5, **UNIFORM}), "one round", "all"),
+    (("scaffold", {"eta": 0.3, "steps": 5}), ("fedavg", {"eta": 0.3, "steps": 5}), "one client", "all"),
+    (("apfl", {"mixing": 0.0, "eta": 0.3, **BATCHES}), ("fedavg", {"eta": 0.3, **BATCHES}), SOME, "all"),
+    (("apfl", {"mixing": 1.0, "eta": 0.3, **BATCHES}), ("local", {"eta": 0.3, **BATCHES}), SOME, "all"),
+    (
+        ("per_fedavg", {"eta_inner": 0.0, "beta": 0.3, "steps": 4}),
+        ("fedavg", {"eta": 0.3, "steps": 4, **UNIFORM}),
+        SOME,
+        "all",
+    ),
+    (
+        ("per_fedavg", {"variant": "hf", "eta_inner": 0.0, "beta": 0.3, "steps": 4}),
+        ("per_fedavg", {"eta_inner": 0.0, "beta": 0.3, "steps": 4}),
+        SOME,
+        "all",
+    ),
+    (("lg_fedavg", {"pretrain_rounds": 9, "eta": 0.3, **BATCHES}), ("fedavg", {"eta": 0.3, **BATCHES}), SOME, "all"),
+    # private bodies and a shared head
+    (("lg_fedavg", {"eta": 0.3, **BATCHES}), ("local", {"eta": 0.3, **BATCHES}), "one client", "all"),
     # a shared body and private heads
     (("pflego", {"beta": 0.0, "tau": 9, "rho": 0.01}), ("pflego", {"tau": 1, "rho": 0.01}), SOME, "all"),
     (("pflego", {"weighting": "sampled", "rho": 0.01}), ("pflego", {"rho": 0.01}), EVERYONE, "all"),
