@@ -96,6 +96,7 @@ def test_ids_with_gaps_are_only_names(name):
     for i, client_id in enumerate(ids):
         a = algorithm.message(server, tf.constant(i))
         assert distance(a, build(name, model, gaps.population).message(other, tf.constant(client_id))) < 1e-12
+        assert identical(a, algorithm.message(server, i))  # an id may be a plain number
     assert distance(server, algorithm.init_server()) > 1e-3
 
 

@@ -122,7 +122,7 @@ def fedfomo(
         return best.indices, best.values >= 0
 
     def message(server, client_id):
-        rows, valid = chosen(server, client_id[None])
+        rows, valid = chosen(server, tf.reshape(client_id, [1]))
         return Message(tf.gather(server.models, rows[0]), valid[0])
 
     def own(message, state):
