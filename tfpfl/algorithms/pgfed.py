@@ -161,10 +161,13 @@ def _pgfed(model, population, beta, mu, eta, eta2, momentum, weighting, work) ->
     def first():
         return Weights(model.theta(), model.shared_head(num_labels))
 
+    def new_row():
+        return tf.fill([people], tree.as_dtype(1 / population.clients_per_round, model.dtype))
+
     def init_server():
         return Server(
             w=first(),
-            A=tf.fill([people, people], tree.as_dtype(1 / population.clients_per_round, model.dtype)),
+            A=tf.tile(new_row()[None], [people, 1]),
             gradients=tf.zeros([people, num_weights], model.dtype),
             offsets=tf.zeros([people], model.dtype),
             last=tf.zeros([people], tf.bool),
@@ -176,7 +179,7 @@ def _pgfed(model, population, beta, mu, eta, eta2, momentum, weighting, work) ->
 
     def message(server, client_id):
         row, known = row_of(population, client_id)
-        A_i = tf.where(known, server.A[row], tf.zeros_like(server.A[row]))
+        A_i = tf.where(known, server.A[row], new_row())
         cohort = tf.cast(server.last, model.dtype)
         coefficients = tf.stack([A_i, tf.math.divide_no_nan(cohort, tf.reduce_sum(cohort))])
         g_t, g_bar = tf.unstack(mu * tf.matmul(coefficients, server.gradients))  # rows of all others are 0
