@@ -10,6 +10,7 @@ import pytest
 import small_runs as runs
 
 from tfpfl.evaluation import results
+from tfpfl.report import comparison
 from tfpfl.run import Run, RunConfig, RunError, open_federation
 
 
@@ -74,6 +75,18 @@ def test_summary(finished):
         for model, clients in (("personal", "all"), ("local copy", "sampled"))
         for split in ("validation", "test")
     }
+
+
+@pytest.mark.parametrize(("eval_model", "label"), [("global", "global"), ("local", "personal")])
+def test_results_say_which_model_was_scored(federation, tmp_path, eval_model, label):
+    """Where a hyperparameter decides it; and a comparison of runs finds it."""
+    asked = {"algorithm": "scaffold", "rounds": 1, "hyperparameters": {"steps": 2, "eval_model": eval_model}}
+    folder = runs.train(tmp_path / "run", federation, **asked).folder
+    summary = json.loads((folder / "summary.json").read_text())
+    assert {r["model"] for r in summary["results"] if r["clients"] == "all"} == {label}
+    with Run.open(folder) as run:
+        table = comparison([(summary, results(run.store.evaluations()))], "title")
+    assert "±" in next(iter(table.columns[1].cells))
 
 
 def test_history_csv_is_the_store(finished):
