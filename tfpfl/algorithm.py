@@ -66,6 +66,21 @@ class Rows(NamedTuple):
     values: Tree  # every leaf [r, ...]
 
 
+class OnePass(NamedTuple):
+    """A client's work that takes the backbone forward and backward once, at the weights that came with the message.
+
+    Where a whole cohort has the same weights, an engine may take it through the backbone together, for
+    sum_i w_i pull_back_i(dphi_i) is one pull-back of all w_i dphi_i. `tfpfl.local.one_pass_update` makes the
+    `client_update`, which carries this as its attribute `one_pass`.
+    """
+
+    theta: Callable  # (message) -> the backbone's weights
+    on_features: (
+        Callable  # (message, client state, phi [N_i, M], ClientData without x) -> (ClientOutput, dphi [N_i, M])
+    )
+    join: Callable  # (gradient of theta, `update` of that ClientOutput) -> the whole update
+
+
 class Algorithm(NamedTuple):
     """A personalized federated algorithm as pure functions of tensors.
 

@@ -182,6 +182,13 @@ def _data_arguments(kw) -> dict:
 @click.option("--rounds", default=200, show_default=True)
 @click.option("--seed", default=0, show_default=True, help="Of cohorts, shuffles, initial weights.")
 @click.option("--engine", type=click.Choice(["tff", "local"]), default="local", show_default=True)
+@click.option(
+    "--cohort",
+    type=click.Choice(["auto", "plain", "fused", "stacked"]),
+    default="auto",
+    show_default=True,
+    help="How the local engine takes clients through a round.",
+)
 @click.option("--evaluate-every", default=10, show_default=True, help="Rounds; the last ten are evaluated anyhow.")
 @click.option("--patience", type=int, help="Stop after so many evaluated rounds without a better validation accuracy.")
 @click.option("--out", type=click.Path(path_type=Path), help="The run folder; default runs/ALGORITHM-DATASET-sSEED.")
@@ -203,7 +210,7 @@ def run(out, allow_download, federation, **kw):
         if given:
             raise click.UsageError(f"--federation says what the data are; leave out {', '.join(given)}")
     names = ("algorithm", "preset", "network", "head_init", "labels", "participation", "sampling", "sampling_range")
-    names += ("rounds", "seed", "engine", "evaluate_every", "patience")
+    names += ("rounds", "seed", "engine", "cohort", "evaluate_every", "patience")
     hyper = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
     config = RunConfig(**{k: kw[k] for k in names}, hyperparameters=hyper, **data)
     dataset = config.dataset if federation is None else federation.name

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfpfl import head as heads
 from tfpfl import tree
-from tfpfl.algorithm import ClientData, Head, Weights
+from tfpfl.algorithm import ClientData, ClientOutput, Head, OnePass, Weights
 from tfpfl.optimizer import sgd
 
 # What a visit's key is folded with, other than the epochs 0, 1, ... of `shuffled`.
@@ -47,6 +47,23 @@ def whole_gradient(objective, weights, data: ClientData, chunk=512):
 
     start = (0, tf.zeros([], tf.nest.flatten(weights)[0].dtype), tree.zeros_like(weights))
     return tf.while_loop(lambda start, *_: start < num_examples, one_chunk, start, parallel_iterations=1)[1:]
+
+
+def one_pass_update(model, one_pass: OnePass, **passes):
+    """The `client_update` of an algorithm that is a `OnePass`.
+
+    Args:
+        passes: `recompute` and `chunk`, see `SplitModel.record`.
+    """
+
+    def client_update(message, state, data: ClientData) -> ClientOutput:
+        phi, pull_back = model.record(one_pass.theta(message), data.x, **passes)
+        output, dphi = one_pass.on_features(message, state, phi, data._replace(x=()))
+        return output._replace(update=one_pass.join(pull_back(dphi), output.update))
+
+    if not any(passes.values()):  # who bounds a client's memory wants no larger batches either
+        client_update.one_pass = one_pass
+    return client_update
 
 
 def shuffled(num_examples, key, epoch):

@@ -38,7 +38,7 @@ from tfpfl.data.federation import FederationError
 from tfpfl.models import SplitModel, build
 from tfpfl.models.networks import default_network
 from tfpfl.sampling import client_key
-from tfpfl.training import DivergedError, Training, check_engine, check_fits
+from tfpfl.training import DivergedError, Training, check_cohort, check_engine, check_fits
 
 FORMAT = 1
 NETWORK = "network.keras"
@@ -80,6 +80,7 @@ class RunConfig:
     rounds: int = 200
     seed: int = 0
     engine: str = "local"
+    cohort: str = "auto"  # see `Simulation`; kept, so that a resumed run adds up its numbers in the same order
     evaluate_every: int = 10
     patience: int | None = None
     versions: dict = field(default_factory=dict)
@@ -105,6 +106,7 @@ class RunConfig:
         if self.sampling_range is not None and self.sampling != "range":
             raise ValueError(f"sampling_range goes with sampling 'range', found {self.sampling!r}")
         self.sampling_plan()
+        check_cohort(self.cohort, self.engine)
 
     def resolved(self, federation: Federation) -> "RunConfig":
         """With every default filled in, so that a later version's defaults do not change what this run is."""
@@ -340,6 +342,7 @@ class Run:
             seed=self.config.seed,
             store=self.store,
             engine=self.engine,
+            cohort=self.config.cohort,
             model_name=algorithm_row(self.config.algorithm).evaluated(self.config.hyperparameters),
             evaluate_every=self.config.evaluate_every,
             callbacks=callbacks,

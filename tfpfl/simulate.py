@@ -1,4 +1,4 @@
-"""The local engine: the algorithm's functions in process, one client after the other. Needs no TFF.
+"""The local engine: the algorithm's functions in process. Needs no TFF.
 
 It has the `initialize` and `next` of a `tff.templates.IterativeProcess`, so whatever drives one drives the other.
 """
@@ -10,15 +10,22 @@ import tensorflow as tf
 
 from tfpfl import aggregate
 from tfpfl.algorithm import Algorithm, ClientData
-from tfpfl.visit import (
-    Readers,
-    RoundOutput,
-    client_work,
-    evaluation_work,
-    finish_metrics,
-    metric_contribution,
-    server_step,
+from tfpfl.local import check_choice
+from tfpfl.runtime.cohort import (
+    EvaluationOneByOne,
+    Fused,
+    FusedEvaluation,
+    OneByOne,
+    Stacked,
+    default_threads,
+    one_pass_of,
+    relaxed,
+    shared_theta,
+    total,
 )
+from tfpfl.visit import Readers, RoundOutput, finish_metrics, server_step
+
+COHORTS = ("auto", "plain", "fused", "stacked")
 
 
 def federation_readers(algorithm: Algorithm, federation, held_out: Sequence[str] = ()) -> Readers:
@@ -47,25 +54,48 @@ class Simulation:
         federation: where clients' examples are read by id; None if the visits are `ClientData` that carry them.
         held_out: splits ('validation', 'test') on which every client of the cohort scores the model that it holds right
             after its local work.
+        cohort: 'plain', one client by itself; 'fused', where the algorithm allows it; 'stacked', equal clients as one
+            vectorized computation; 'auto', fused if the algorithm allows it, else plain. All give the same result up to
+            rounding; see `tfpfl.runtime.cohort`.
+        threads: clients at a time; default: as many as there are cores. It changes no bit of the result.
+
+    Raises:
+        ValueError: 'fused' or 'stacked' cannot be.
     """
 
-    def __init__(self, algorithm: Algorithm, federation=None, *, held_out: Sequence[str] = ()):
-        self.algorithm = algorithm
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation=None,
+        *,
+        held_out: Sequence[str] = (),
+        cohort: str = "auto",
+        threads: int | None = None,
+    ):
+        check_choice(cohort=(cohort, COHORTS))
+        self.algorithm, threads = algorithm, check_threads(threads)
+        fits = federation is not None and one_pass_of(algorithm) is not None
+        if cohort == "fused" and not fits:
+            raise ValueError(
+                "cohort='fused' is for clients that are read by id from a federation, and for algorithms whose client "
+                "takes the backbone forward and backward once, at the message's weights, without recompute or chunk"
+            )
+        if cohort == "stacked" and federation is None:
+            raise ValueError("cohort='stacked' is for clients that are read by id from a federation")
         readers = ARRAYS if federation is None else federation_readers(algorithm, federation, held_out)
-        work = client_work(algorithm, readers)
+        if cohort == "fused" or (cohort == "auto" and fits):
+            self._clients = Fused(algorithm, federation, held_out)
+        else:
+            self._clients = OneByOne(algorithm, readers, threads)
+            if cohort == "stacked" and not held_out:
+                self._clients = Stacked(algorithm, federation, self._clients)
         step = server_step(algorithm)
-
-        def visit_client(message, state, visit):
-            output = work(message, state, visit)
-            sums = metric_contribution(output.metrics, visit.info.num_examples)
-            return output.state, output.metrics, aggregate.contribution(algorithm, output), sums
 
         def finish(server, total, client_ids):
             return step(server, aggregate.finish(algorithm, total, client_ids), total.weight)
 
-        self._visit = _relaxed(visit_client)
-        self._message = tf.function(algorithm.message, autograph=False)
-        self._finish = _relaxed(finish)
+        self._messages = Messages(algorithm)
+        self._finish = relaxed(finish)
         self._initialize = tf.function(algorithm.init_server, autograph=False)
 
     def initialize(self):
@@ -88,54 +118,105 @@ class Simulation:
         for visit in visits:
             if isinstance(visit, ClientData):  # a Federation's examples were checked when it was made
                 check_examples(visit)
-        per_client = self.algorithm.message_per_client
-        message = None if per_client else self._message(server)
-        states, metrics, contributions, summed = [], [], [], []
-        for state, visit in zip(client_states, visits, strict=True):
-            if per_client:
-                message = self._message(server, visit.info.client_id)
-            state, client_metrics, contribution, metric_sums = self._visit(message, state, visit)
-            states.append(state)
-            metrics.append(client_metrics)
-            contributions.append(contribution)
-            summed.append(metric_sums)
-        client_ids = tf.stack([v.info.client_id for v in visits])
-        server = self._finish(server, self._total(contributions), client_ids)
-        return RoundOutput(server, states, finish_metrics(_sum(summed)), metrics)
-
-    @staticmethod
-    def _total(contributions):
-        return aggregate.Contribution(
-            sums=_sum([c.sums for c in contributions]),
-            weight=_sum([c.weight for c in contributions]),
-            rows=tf.nest.map_structure(lambda *rows: tf.stack(rows), *(c.rows for c in contributions)),
-        )
+        states, metrics, order = [None] * len(visits), [None] * len(visits), []
+        sums, weights, rows, metric_sums = Sum(), Sum(), [], Sum()
+        for part in self._clients(self._messages(server, visits), client_states, visits):
+            for i, state, its_metrics in zip(part.positions, part.states, part.metrics, strict=True):
+                states[i], metrics[i] = state, its_metrics
+            order += [visits[i].info.client_id for i in part.positions]
+            sums.add(part.contribution.sums)
+            weights.add(part.contribution.weight)
+            rows.append(part.contribution.rows)
+            metric_sums.add(part.metric_sums)
+        rows = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *rows)
+        contribution = aggregate.Contribution(sums.total(), weights.total(), rows)
+        server = self._finish(server, contribution, tf.stack(order))
+        return RoundOutput(server, states, finish_metrics(metric_sums.total()), metrics)
 
 
 class Evaluation:
     """Scores clients' personal models on held-out splits: `personal_model` with the newest message.
 
+    Where they have the message's own backbone, many clients' examples go through it together.
+
     Args:
-        algorithm, federation: as in `Simulation`.
+        algorithm, federation, threads: as in `Simulation`.
         splits: which parts of every client's data.
+        cohort: 'plain' or 'auto'.
     """
 
-    def __init__(self, algorithm: Algorithm, federation, splits: Sequence[str] = ("validation", "test")):
-        self.algorithm = algorithm
-        self._work = _relaxed(evaluation_work(algorithm, federation_readers(algorithm, federation, splits)))
-        self._message = tf.function(algorithm.message, autograph=False)
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation,
+        splits: Sequence[str] = ("validation", "test"),
+        *,
+        cohort: str = "auto",
+        threads: int | None = None,
+    ):
+        self._readers = federation_readers(algorithm, federation, splits)
+        self._arguments = algorithm, federation, cohort, check_threads(threads)
+        self._messages, self._clients = Messages(algorithm), None
 
     def __call__(self, server, client_states: list, visits: list) -> list:
         """A dict '{split}_{loss|correct|examples}' -> scalar for every client, in the order given."""
         check_cohort(client_states, visits)
-        per_client = self.algorithm.message_per_client
-        message = None if per_client else self._message(server)
-        scores = []
-        for state, visit in zip(client_states, visits, strict=True):
-            if per_client:
-                message = self._message(server, visit.info.client_id)
-            scores.append(self._work(message, state, visit))
-        return scores
+        message_for = self._messages(server, visits)
+        if self._clients is None:
+            self._clients = self._make(message_for(0), client_states[0], visits[0])
+        return list(self._clients(message_for, client_states, visits))
+
+    def _make(self, message, state, visit):
+        algorithm, federation, cohort, threads = self._arguments
+        theta_of = None if cohort == "plain" else shared_theta(algorithm, message, state, visit)
+        if theta_of is None:
+            return EvaluationOneByOne(algorithm, self._readers, threads)
+        return FusedEvaluation(algorithm, federation, self._readers, theta_of)
+
+
+class Messages:
+    """What the server sends: one for all, made once a round, or one for each client."""
+
+    def __init__(self, algorithm: Algorithm):
+        self._message = tf.function(algorithm.message, autograph=False)
+        self._per_client = algorithm.message_per_client
+
+    def __call__(self, server, visits: list):
+        """(position in the cohort) -> the client's message."""
+        if self._per_client:
+            return lambda i: self._message(server, visits[i].info.client_id)
+        message = self._message(server)
+        return lambda i: message
+
+
+class Sum:
+    """A sum of structures of tensors in a fixed order, that holds few of them at a time."""
+
+    HELD = 16
+
+    def __init__(self):
+        self._held = []
+
+    def add(self, structure) -> None:
+        """One more."""
+        self._held.append(structure)
+        if len(self._held) == self.HELD:
+            self._held = [total(self._held)]
+
+    def total(self):
+        """The sum."""
+        return total(self._held)
+
+
+def check_threads(threads: int | None) -> int:
+    """How many clients run at a time.
+
+    Raises:
+        ValueError: fewer than one.
+    """
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, found {threads}")
+    return threads or default_threads()
 
 
 def check_cohort(client_states: list, visits: list) -> None:
@@ -165,13 +246,3 @@ def check_examples(data: ClientData) -> None:
         raise ValueError(f"client {client} has labels {y.min()}..{y.max()}, but its classes are 0..{classes - 1}")
     if not np.isfinite(x).all():
         raise ValueError(f"client {client} has examples that are not finite")
-
-
-def _sum(structures):
-    """The sum of structures of tensors, in the order given."""
-    return tf.nest.map_structure(lambda *leaves: tf.add_n(leaves), *structures)
-
-
-def _relaxed(function):
-    """A graph that is not traced again for another number of examples or classes."""
-    return tf.function(function, autograph=False, reduce_retracing=True)

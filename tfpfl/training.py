@@ -5,7 +5,7 @@ that is killed and resumed goes on as if nothing had happened.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from tfpfl.client_store import ClientStore
 from tfpfl.names import unknown
 from tfpfl.runtime.worker import require_tff
 from tfpfl.sampling import client_key, cohort
-from tfpfl.simulate import Evaluation, Simulation
+from tfpfl.simulate import COHORTS, Evaluation, Simulation
 from tfpfl.visit import Visit
 
 ENGINES = ("local", "tff")
@@ -37,6 +37,7 @@ class Training:
         seed: cohorts, shuffles and other draws are functions of (seed, round, client).
         store: where rounds are committed; a store that holds rounds is continued.
         engine: 'local' or 'tff'.
+        cohort, threads: how the local engine takes clients through a round, see `Simulation`.
         model_name: what the algorithm's `personal_model` is called in evaluations.
         evaluate_every: rounds between evaluations; the last ten rounds are evaluated in any case. 0: only those.
         splits: the held-out parts that are scored.
@@ -52,6 +53,8 @@ class Training:
     seed: int = 0
     store: ClientStore | None = None
     engine: str = "local"
+    cohort: str = "auto"
+    threads: int | None = None
     model_name: str = "personal"
     evaluate_every: int = 10
     splits: Sequence[str] = ("validation", "test")
@@ -59,6 +62,7 @@ class Training:
 
     def __post_init__(self):
         check_engine(self.engine)
+        check_cohort(self.cohort, self.engine)
         check_fits(self.algorithm, self.federation)
         if self.evaluate_every < 0:
             raise ValueError(f"evaluate_every must not be negative, found {self.evaluate_every}")
@@ -117,7 +121,8 @@ class Training:
         splits, known = tuple(splits or self.splits), new_states or {}
         ids = self.algorithm.population.client_ids.tolist()
         if splits not in self._evaluations:
-            self._evaluations[splits] = Evaluation(self.algorithm, self.federation, splits)
+            ways = {"cohort": "plain" if self.cohort == "plain" else "auto", "threads": self.threads}
+            self._evaluations[splits] = Evaluation(self.algorithm, self.federation, splits, **ways)
         others = [i for i in ids if i not in known]
         known = dict(zip(others, self.client_states(others), strict=True)) | known
         t = self.store.round_num + (new_states is not None)
@@ -191,10 +196,14 @@ class Training:
 
     def _process(self, held_out: tuple):
         if held_out not in self._processes:
-            make: Callable = Simulation
             if self.engine == "tff":
-                from tfpfl.federated import federate as make
-            self._processes[held_out] = make(self.algorithm, self.federation, held_out=held_out)
+                from tfpfl.federated import federate
+
+                made = federate(self.algorithm, self.federation, held_out=held_out)
+            else:
+                ways = {"cohort": self.cohort, "threads": self.threads}
+                made = Simulation(self.algorithm, self.federation, held_out=held_out, **ways)
+            self._processes[held_out] = made
         return self._processes[held_out]
 
     def _initial_state(self, client_id: int):
@@ -212,6 +221,20 @@ def check_engine(engine: str) -> None:
         raise ValueError(unknown("engine", engine, ENGINES))
     if engine == "tff":
         require_tff()
+
+
+def check_cohort(cohort: str, engine: str) -> None:
+    """Whether the engine knows this way through a round.
+
+    Raises:
+        ValueError: an unknown name, or one that only the local engine knows.
+    """
+    if cohort not in COHORTS:
+        raise ValueError(unknown("cohort", cohort, COHORTS))
+    if engine == "tff" and cohort != "auto":
+        raise ValueError(
+            f"cohort={cohort!r} is for the local engine; TFF runs one client after the other on every core"
+        )
 
 
 def check_fits(algorithm: Algorithm, federation) -> None:

@@ -56,8 +56,8 @@ def from_vector(vector, like):
 
 
 def all_finite(a):
-    """Whether no floating-point number in a is NaN or infinite: bool []."""
-    checks = [tf.reduce_all(tf.math.is_finite(x)) for x in tf.nest.flatten(a) if x.dtype.is_floating]
+    """Whether no floating-point number in a is NaN, infinite, or so large that a sum overflows: bool []."""
+    checks = [tf.math.is_finite(tf.reduce_sum(x)) for x in tf.nest.flatten(a) if x.dtype.is_floating]
     return tf.reduce_all(tf.stack(checks)) if checks else tf.constant(True)
 
 

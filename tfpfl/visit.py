@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl import tree
-from tfpfl.algorithm import Algorithm, ClientData, ClientInfo, ClientOutput, Weights
+from tfpfl.algorithm import Algorithm, ClientData, ClientInfo, ClientOutput, Head, Weights
 from tfpfl.local import cross_entropy
 
 EVALUATION_CHUNK = (
@@ -67,47 +67,58 @@ def server_state_spec(algorithm: Algorithm):
 
 def evaluate(model, weights: Weights, x, y) -> OrderedDict:
     """Mean cross-entropy and accuracy on some examples; both 0 where there are none (see 'examples')."""
-    phi = model.features_in_chunks(weights.theta, x, EVALUATION_CHUNK)
-    logits = tf.matmul(phi, weights.head.kernel) + weights.head.bias
+    return scores(weights.head, model.features_in_chunks(weights.theta, x, EVALUATION_CHUNK), y)
+
+
+def scores(head: Head, phi, y) -> OrderedDict:
+    """`evaluate`, from the examples' features."""
+    logits = tf.matmul(phi, head.kernel) + head.bias
     examples = tf.shape(y)[0]
     correct = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits, 1, tf.int32), y), tf.int32))
     loss = tf.cond(examples > 0, lambda: cross_entropy(logits, y), lambda: tf.zeros([], logits.dtype))
     return OrderedDict(correct=correct, examples=examples, loss=loss)
 
 
-def _flat(results: dict) -> OrderedDict:
+def by_split(results: dict) -> OrderedDict:
+    """{split: {name: value}} as {'{split}_{name}': value}."""
     return OrderedDict(
         (f"{split}_{name}", value) for split, scores in results.items() for name, value in scores.items()
     )
 
 
 def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
-    """(message, client state, visit) -> ClientOutput, with the metrics that the training loop needs.
-
-    'finite' (0 or 1): no NaN or infinity in the update, the state and the loss; 'bytes_down', 'bytes_up': the message
-    and the update; and for every held-out split the score of the model that the client holds right after its work.
-    """
-    spec = client_state_spec(algorithm)
+    """(message, client state, visit) -> ClientOutput, with the metrics that the training loop needs: see `checked`."""
 
     def work(message, state, visit) -> ClientOutput:
         x, y = readers.train(visit)
         output = algorithm.client_update(message, state, ClientData(x, y, visit.info, visit.key))
-        new_state = tf.nest.map_structure(lambda t, s: tf.ensure_shape(t, s.shape), output.state, spec)
-        finite = tree.all_finite((output.update, new_state, output.metrics, output.weight))
-        metrics = {name: tf.convert_to_tensor(value) for name, value in output.metrics.items()}
-        metrics |= {
-            "finite": tf.cast(finite, tf.int32),
-            "bytes_down": tree.num_bytes(message),
-            "bytes_up": tree.num_bytes(output.update),
-        }
+        held_out = {}
         if readers.held_out:
             model = algorithm.local_model(message, output)
-            metrics |= _flat(
-                {s: evaluate(algorithm.model, model, *read(visit)) for s, read in readers.held_out.items()}
-            )
-        return output._replace(state=new_state, metrics=OrderedDict(sorted(metrics.items())))
+            held_out = {s: evaluate(algorithm.model, model, *read(visit)) for s, read in readers.held_out.items()}
+        return checked(algorithm, message, output, held_out)
 
     return work
+
+
+def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict, update=None) -> ClientOutput:
+    """A client's output with its state's shapes restored, and the metrics that the training loop needs.
+
+    'finite' (0 or 1): no NaN or infinity in the update, the state and the loss; 'bytes_down', 'bytes_up': the message
+    and the update (`update`, where `output.update` is a part of it); and the scores on held-out splits of the model
+    that the client holds right after its work.
+    """
+    spec = client_state_spec(algorithm)
+    state = tf.nest.map_structure(lambda t, s: tf.ensure_shape(t, s.shape), output.state, spec)
+    finite = tree.all_finite((output.update, state, output.metrics, output.weight))
+    metrics = {name: tf.convert_to_tensor(value) for name, value in output.metrics.items()}
+    metrics |= {
+        "finite": tf.cast(finite, tf.int32),
+        "bytes_down": tree.num_bytes(message),
+        "bytes_up": tree.num_bytes(output.update if update is None else update),
+    }
+    metrics |= by_split(held_out)
+    return output._replace(state=state, metrics=OrderedDict(sorted(metrics.items())))
 
 
 def evaluation_work(algorithm: Algorithm, readers: Readers) -> Callable:
@@ -116,7 +127,7 @@ def evaluation_work(algorithm: Algorithm, readers: Readers) -> Callable:
     def work(message, state, visit) -> OrderedDict:
         x, y = readers.train(visit)
         model = algorithm.personal_model(message, state, ClientData(x, y, visit.info, visit.key))
-        return _flat({s: evaluate(algorithm.model, model, *read(visit)) for s, read in readers.held_out.items()})
+        return by_split({s: evaluate(algorithm.model, model, *read(visit)) for s, read in readers.held_out.items()})
 
     return work
 

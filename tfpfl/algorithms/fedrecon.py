@@ -26,8 +26,16 @@ import tensorflow as tf
 
 from tfpfl import head as heads
 from tfpfl import tree
-from tfpfl.algorithm import Algorithm, ClientOutput, Weights
-from tfpfl.local import body_solver, check_choice, check_fractions, check_rates, example_weight, support_and_query
+from tfpfl.algorithm import Algorithm, ClientOutput, OnePass, Weights
+from tfpfl.local import (
+    body_solver,
+    check_choice,
+    check_fractions,
+    check_rates,
+    example_weight,
+    one_pass_update,
+    support_and_query,
+)
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.optimizer import OPTIMIZERS, optimizer, sgd
 
@@ -94,17 +102,30 @@ def fedrecon(
         targets = tf.one_hot(data.y, tf.shape(start.bias)[0], dtype=phi.dtype)
         return heads.fit(start, phi, targets, tau, head_optimizer)
 
-    def client_update(theta, head, data):
+    def at_the_new_head(head, phi, data):
+        targets = tf.one_hot(data.y, tf.shape(head.bias)[0], dtype=phi.dtype)
+        loss, errors = heads.loss_and_errors(head, phi, targets)
+        return ClientOutput((), weight(data), head, {"loss": loss}), heads.feature_gradient(head, errors)
+
+    one_pass = OnePass(
+        theta=lambda theta: theta,
+        on_features=lambda theta, head, phi, data: at_the_new_head(reconstruct(head, phi, data), phi, data),
+        join=lambda gradient, _: gradient,
+    )
+
+    def several_passes(theta, head, data):
         support, query = support_and_query(data, query_fraction) if query_fraction else (data, data)
         phi, pull_back = model.record(theta, query.x)
         head = reconstruct(head, model.features(theta, support.x) if query_fraction else phi, support)
-        targets = tf.one_hot(query.y, tf.shape(head.bias)[0], dtype=phi.dtype)
+        output, dphi = at_the_new_head(head, phi, query)
         if k_theta == 1:
-            update = pull_back(heads.feature_gradient(head, heads.errors(head, phi, targets)))
+            update = pull_back(dphi)
         else:
             theta_i, _ = move_theta(theta, head, query)
             update = tree.scale(1 / eta, tree.subtract(theta, theta_i))
-        return ClientOutput(update, weight(data), head, {"loss": heads.loss(head, phi, targets)})
+        return output._replace(update=update)
+
+    once = k_theta == 1 and not query_fraction
 
     def server_update(server, gradient):
         slots, theta = server_optimizer.step(server.slots, server.theta, gradient)
@@ -119,7 +140,7 @@ def fedrecon(
         init_server=init_server,
         init_client=init_client,
         message=lambda server: server.theta,
-        client_update=client_update,
+        client_update=one_pass_update(model, one_pass) if once else several_passes,
         server_update=server_update,
         personal_model=personal_model,
         local_model=lambda theta, output: Weights(theta, output.state),

@@ -11,9 +11,12 @@ nothing. A new client gets w. Its local model is the w that it received: no loca
 The paper's q_i is written n_k / n; with a part of the clients, n is read as the total over those that came.
 """
 
+import tensorflow as tf
+
+from tfpfl import head as heads
 from tfpfl import tree
-from tfpfl.algorithm import Algorithm, ClientOutput, Weights
-from tfpfl.local import check_rates, client_loss, example_weight, value_and_gradient
+from tfpfl.algorithm import Algorithm, ClientOutput, OnePass, Weights
+from tfpfl.local import check_rates, example_weight, one_pass_update
 
 
 def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") -> Algorithm:
@@ -28,19 +31,22 @@ def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") 
     """
     check_rates(eta=eta)
     num_labels = population.shared_labels()
-    weight, objective = example_weight(model, weighting), client_loss(model)
+    weight = example_weight(model, weighting)
 
-    def client_update(w, state, data):
-        loss, gradient = value_and_gradient(lambda w: objective(w, data.x, data.y), w)
-        return ClientOutput(gradient, weight(data), state, {"loss": loss})
+    def on_features(w, state, phi, data):
+        targets = tf.one_hot(data.y, num_labels, dtype=phi.dtype)
+        loss, errors = heads.loss_and_errors(w.head, phi, targets)
+        output = ClientOutput(heads.gradient(phi, errors), weight(data), state, {"loss": loss})
+        return output, heads.feature_gradient(w.head, errors)
 
+    one_pass = OnePass(theta=lambda w: w.theta, on_features=on_features, join=Weights)
     return Algorithm(
         model=model,
         population=population,
         init_server=lambda: Weights(model.theta(), model.shared_head(num_labels)),
         init_client=lambda info: (),
         message=lambda w: w,
-        client_update=client_update,
+        client_update=one_pass_update(model, one_pass),
         server_update=lambda w, gradient: tree.add_scaled(w, -eta, gradient),
         personal_model=lambda w, state, data: w,
         local_model=lambda w, output: w,

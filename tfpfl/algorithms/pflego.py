@@ -14,7 +14,7 @@ gets the current theta and an initial head.
 
 theta does not move between the first pass and the joint gradient, so the features of the latter are the cached ones:
 the recorded forward pass is pulled back with the features' gradient (P - Y) W_i^T / N_i. That is one forward and one
-backward pass for any tau, where the paper counts two and one.
+backward pass for any tau, where the paper counts two and one; `on_features` is everything between the two.
 
 Where the paper and its authors' code differ: the paper prints eq. (3), whose head step has no alpha_i, and equates it
 with eq. (5), which has it (`rule`). The code weighs by N_i over the *sampled* clients and scales by I/r as well
@@ -29,8 +29,8 @@ import tensorflow as tf
 
 from tfpfl import head as heads
 from tfpfl import tree
-from tfpfl.algorithm import Algorithm, ClientOutput, Weights
-from tfpfl.local import check_choice, check_rates
+from tfpfl.algorithm import Algorithm, ClientOutput, OnePass, Weights
+from tfpfl.local import check_choice, check_rates, one_pass_update
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.optimizer import OPTIMIZERS, optimizer
 
@@ -102,27 +102,26 @@ def pflego(
         if tau == 1:
             return head
         if inner_opt == "newton":
-            fitted = heads.fit_newton(head, phi, targets, tau - 1)
-        else:
-            inner = optimizer("sgd" if inner_opt == "gd" else inner_opt, beta)
-            fitted = heads.fit(head, phi, targets, tau - 1, inner)
-        if not safeguard:
-            return fitted
-        improved = heads.loss(fitted, phi, targets) <= heads.loss(head, phi, targets)
-        return tree.where(improved, fitted, head)
+            return heads.fit_newton(head, phi, targets, tau - 1)
+        inner = optimizer("sgd" if inner_opt == "gd" else inner_opt, beta)
+        return heads.fit(head, phi, targets, tau - 1, inner)
 
-    def client_update(theta, head, data):
-        phi, pull_back = model.record(theta, data.x, recompute=recompute, chunk=chunk)
+    def on_features(theta, head, phi, data):
         targets = tf.one_hot(data.y, tf.shape(head.bias)[0], dtype=phi.dtype)
-        head = fit_head(head, phi, targets)
+        start, head = head, fit_head(head, phi, targets)
+        loss, errors = heads.loss_and_errors(head, phi, targets)  # of the joint point
+        if safeguard and tau > 1:
+            before = (start, *heads.loss_and_errors(start, phi, targets))
+            head, loss, errors = tree.where(loss <= before[1], (head, loss, errors), before)
 
-        errors = heads.errors(head, phi, targets)  # (P - Y) / N_i at the joint point
-        theta_gradient = pull_back(heads.feature_gradient(head, errors))
         c = data.info.alpha if rule == "exact" else tf.ones([], phi.dtype)
         new_head = tree.add_scaled(head, -rho * scale * c, heads.gradient(phi, errors))
 
         weight = data.info.alpha if weighting == "alpha" else tf.cast(data.info.num_examples, phi.dtype)
-        return ClientOutput(theta_gradient, weight, new_head, {"loss": heads.loss(head, phi, targets)})
+        output = ClientOutput((), weight, new_head, {"loss": loss})
+        return output, heads.feature_gradient(head, errors)
+
+    one_pass = OnePass(theta=lambda theta: theta, on_features=on_features, join=lambda gradient, _: gradient)
 
     def server_update(server, gradient):
         slots, theta = server_optimizer.step(server.slots, server.theta, tree.scale(scale, gradient))
@@ -134,7 +133,7 @@ def pflego(
         init_server=init_server,
         init_client=init_client,
         message=lambda server: server.theta,
-        client_update=client_update,
+        client_update=one_pass_update(model, one_pass, recompute=recompute, chunk=chunk),
         server_update=server_update,
         personal_model=lambda theta, head, data: Weights(theta, head),
         local_model=lambda theta, output: Weights(theta, output.state),

@@ -1,5 +1,7 @@
 """A model split in two: a Keras backbone that all clients share, and a linear head of the client's own width."""
 
+from functools import cached_property
+
 import numpy as np
 import tensorflow as tf
 
@@ -47,6 +49,15 @@ class SplitModel:
     def num_backbone_weights(self) -> int:
         """b, the number of scalars in theta."""
         return sum(int(w.size) for w in self.initial_theta)
+
+    @cached_property
+    def activation_bytes(self) -> int:
+        """What a forward pass keeps of one example for its gradient, at most: every number that it computes."""
+        theta = tuple(tf.TensorSpec(w.shape, w.dtype) for w in self.initial_theta)
+        x = tf.TensorSpec([1, *self.input_shape], self.dtype)
+        graph = tf.function(self._apply, autograph=False).get_concrete_function(theta, x).graph
+        outputs = [t for op in graph.get_operations() if op.type not in ("Placeholder", "Const") for t in op.outputs]
+        return int(sum((t.shape.num_elements() or 0) * t.dtype.size for t in outputs if t.dtype.is_floating))
 
     def theta(self) -> tuple:
         """theta of round 0."""

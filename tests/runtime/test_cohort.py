@@ -1,0 +1,192 @@
+"""Fused and stacked cohorts against the plain one, client after client."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from toys import backbone, distance, identical, initial_states, on_disk, visits_by_id
+
+from tfpfl.algorithm import Sampling
+from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.cost import Counter
+from tfpfl.models import SplitModel, build
+from tfpfl.runtime import cohort
+from tfpfl.runtime.cohort import Packed, groups, one_pass_of, shared_theta
+from tfpfl.simulate import Evaluation, Simulation
+
+# Two clients like each other, twice, and one like no other.
+EXAMPLES, CLASSES = (6, 9, 6, 7, 9), (2, 3, 2, 4, 3)
+COHORTS = ([0, 1, 2, 4], [3, 1, 0], [4, 2, 0, 1, 3])
+ONE_PASS = {"pflego": {"tau": 7, "beta": 0.1}, "fedsgd": {}, "fedrecon": {"tau": 7, "beta": 0.1}}
+SMALL_STEPS = {"epochs": 2, "batch_size": 4, "eta": 0.1, "momentum": 0.5}
+OTHERS = {"fedavg": SMALL_STEPS, "fedper": SMALL_STEPS, "ditto": {"steps": 2, "steps_p": 2}, "fedamp": {"steps": 2}}
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return on_disk(tmp_path_factory.mktemp("cohort") / "federation", EXAMPLES, CLASSES)
+
+
+def make(name, federation, dtype="float64", model=None, **hyperparameters):
+    population = federation.population(Sampling("fixed", 0.8), shared_slots=True)
+    hyperparameters = {**ONE_PASS, **OTHERS}.get(name, {}) | hyperparameters
+    known = ALGORITHMS[name].hyperparameters
+    model = model or SplitModel(backbone(dtype))
+    return build_algorithm(name, model, population, **{k: v for k, v in hyperparameters.items() if k in known})
+
+
+def states_of(algorithm) -> dict:
+    states = initial_states(algorithm, algorithm.population)
+    return {i: tf.nest.map_structure(np.asarray, state) for i, state in states.items()}
+
+
+def visits(algorithm, ids, t):
+    dtype = algorithm.model.dtype
+    return [v._replace(info=algorithm.population.info(int(v.info.client_id), dtype))
+            for v in visits_by_id(algorithm.population, ids, t)]  # fmt: skip
+
+
+def rounds(algorithm, federation, **how):
+    """(server, states, the cohort's metrics and the clients' of every round) of a `Simulation`."""
+    simulation, states, metrics = Simulation(algorithm, federation, **how), states_of(algorithm), []
+    server = simulation.initialize()
+    for t, ids in enumerate(COHORTS, 1):
+        output = simulation.next(server, [states[i] for i in ids], visits(algorithm, ids, t))
+        server, states = output.server, states | dict(zip(ids, output.client_states, strict=True))
+        metrics.append((dict(output.metrics), [dict(m) for m in output.client_metrics]))
+    return server, states, metrics
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ONE_PASS)
+def test_fused_is_plain(federation, name, dtype):
+    algorithm = make(name, federation, dtype)
+    assert one_pass_of(algorithm) is not None
+    plain = rounds(algorithm, federation, cohort="plain", held_out=["test"])
+    fused = rounds(algorithm, federation, cohort="fused", held_out=["test"])
+    assert distance(fused, plain) < {"float32": 1e-5, "float64": 1e-9}[dtype]
+    assert {kind.__name__ for kind in map(type, [Simulation(algorithm, federation)._clients])} == {"Fused"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", [*ONE_PASS, *OTHERS])
+def test_stacked_is_plain(federation, name, dtype):
+    algorithm = make(name, federation, dtype)
+    plain = rounds(algorithm, federation, cohort="plain")
+    assert distance(rounds(algorithm, federation, cohort="stacked"), plain) < {"float32": 1e-5, "float64": 1e-9}[dtype]
+
+
+@pytest.mark.parametrize("name", ["pflego", "fedavg", "fedamp"])
+def test_threads_change_no_bit(federation, name):
+    algorithm = make(name, federation, "float32")
+    alone = rounds(algorithm, federation, cohort="plain", threads=1)
+    assert identical(rounds(algorithm, federation, cohort="plain", threads=4), alone)
+
+
+def test_a_group_is_as_large_as_its_memory(federation, monkeypatch):
+    assert groups([3, 4, 2, 9, 1], 2**27) == [[0], [1], [2], [3], [4]]  # two examples fill a group
+    assert groups([1, 1, 2, 3, 1], 2**27) == [[0, 1], [2], [3], [4]]
+    assert groups([1, 1, 1], 1) == [[0, 1, 2]] and groups([], 1) == []
+    algorithm = make("pflego", federation)
+    plain = rounds(algorithm, federation, cohort="plain")
+    monkeypatch.setattr(cohort, "GROUP_BYTES", 16 * algorithm.model.activation_bytes)
+    assert len(groups(EXAMPLES, algorithm.model.activation_bytes)) == 3
+    assert distance(rounds(algorithm, federation, cohort="fused"), plain) < 1e-9
+
+
+def test_a_fused_cohort_takes_one_pass_each_way(federation, monkeypatch):
+    counter = Counter(SplitModel(backbone("float32")))
+    algorithm = make("pflego", federation, model=counter.model)
+    simulation, states, ids = Simulation(algorithm, federation, cohort="fused"), states_of(algorithm), [0, 1, 3]
+    calls = []
+    monkeypatch.setattr(counter, "_add_forward", lambda n: calls.append(int(n)) or np.int32(0))
+    simulation.next(simulation.initialize(), [states[i] for i in ids], visits(algorithm, ids, 1))
+    assert calls == [6 + 9 + 7] and counter.backward == 6 + 9 + 7
+
+
+@pytest.mark.parametrize(("name", "way"), [("pflego", "fused"), ("fedavg", "stacked"), ("fedavg", "plain")])
+def test_nothing_is_traced_again_for_other_clients(tmp_path, name, way):
+    examples = (5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10)
+    federation = on_disk(tmp_path / "federation", examples, [2, 2, 3, 3, 4, 4] * 2)
+    algorithm = make(name, federation, "float32")
+    simulation, states = Simulation(algorithm, federation, cohort=way), states_of(algorithm)
+    server = simulation.initialize()
+    graph = simulation._clients._visit if way == "plain" else simulation._clients._work
+
+    def traces(ids):
+        simulation.next(server, [states[i] for i in ids], visits(algorithm, ids, 1))
+        return graph.experimental_get_tracing_count()
+
+    before = [traces(ids) for ids in ([0, 1, 2], [2, 3, 4, 5], [0, 1])][-1]
+    assert traces([4, 5, 6, 7, 8]) == traces([9, 10, 11]) == traces([6, 7]) == traces(range(12)) == before
+
+
+SHARE = {"pflego": True, "fedper": True, "fedavg": True, "fedsgd": True, "local": False, "ditto": False,
+         "fedavg_ft": False, "fedamp": False, "layerwise": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHARE)
+def test_who_shares_a_backbone_is_seen_and_evaluated_together(federation, name):
+    algorithm = make(name, federation, **({"steps": 2, "epochs": None} if name != "pflego" else {}))
+    server, states = algorithm.init_server(), states_of(algorithm)
+    ids = [4, 0, 1, 3, 2]
+    own, cohort_visits = [states[i] for i in ids], visits(algorithm, ids, 1)
+    if not algorithm.message_per_client:
+        theta_of = shared_theta(algorithm, algorithm.message(server), own[0], cohort_visits[0])
+        assert (theta_of is not None) == SHARE[name]
+    together = Evaluation(algorithm, federation, ["test", "train"])
+    found = together(server, own, cohort_visits)
+    plain = Evaluation(algorithm, federation, ["test", "train"], cohort="plain")(server, own, cohort_visits)
+    assert distance(found, plain) < 1e-9
+    assert (type(together._clients).__name__ == "FusedEvaluation") == SHARE[name]
+
+
+def test_a_fine_tuned_head_has_the_shared_backbone(federation):
+    algorithm = make("fedavg_ft", federation, part="head", steps=2)
+    found = shared_theta(algorithm, algorithm.init_server(), (), visits(algorithm, [0], 1)[0])
+    assert identical(found(algorithm.init_server()), algorithm.init_server().theta)
+
+
+def test_packed_states_are_the_states(federation):
+    spec = (tf.TensorSpec([3, None]), {"b": tf.TensorSpec([None]), "a": tf.TensorSpec([], tf.int32)})
+    states = [(np.arange(3.0 * k, dtype="float32").reshape(3, k), {"b": np.ones(k, "float32"), "a": np.int32(k)})
+              for k in (2, 5, 1)]  # fmt: skip
+    packed = Packed.made(states)
+    assert identical(packed.each(spec), states)
+    assert Packed.made([(), (), ()]).each(()) == [(), (), ()]
+
+
+def test_activations_are_counted():
+    """28 x 28 inputs flattened, then a product, a sum and a ReLU of 200."""
+    model = SplitModel(build("mlp200", (28, 28, 1)))
+    assert 4 * (784 + 3 * 200) <= model.activation_bytes <= 4 * (2 * 784 + 4 * 200)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "how", "message"),
+    [
+        ("fedavg", {}, {"cohort": "fused"}, "cohort='fused' is for clients"),
+        ("pflego", {"recompute": True}, {"cohort": "fused"}, "without recompute or chunk"),
+        ("pflego", {"chunk": 4}, {"cohort": "fused"}, "without recompute or chunk"),
+        ("pflego", {}, {"cohort": "fuzed"}, "cohort must be one of auto, plain, fused, stacked; found 'fuzed'"),
+        ("pflego", {}, {"threads": 0}, "threads must be at least 1, found 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(federation, name, options, how, message):
+    with pytest.raises(ValueError, match=message):
+        Simulation(make(name, federation, **options), federation, **how)
+
+
+@pytest.mark.parametrize("way", ["fused", "stacked"])
+def test_clients_that_bring_their_arrays_are_run_plainly(federation, way):
+    algorithm = make("pflego", federation)
+    with pytest.raises(ValueError, match="read by id from a federation"):
+        Simulation(algorithm, cohort=way)
+    assert type(Simulation(algorithm)._clients).__name__ == "OneByOne"
+
+
+def test_a_client_that_diverges_in_a_fused_cohort_is_named(federation):
+    algorithm = make("pflego", federation, "float32")
+    simulation, states = Simulation(algorithm, federation, cohort="fused"), states_of(algorithm)
+    states[1] = tf.nest.map_structure(lambda leaf: leaf * np.float32("nan"), states[1])
+    output = simulation.next(simulation.initialize(), [states[i] for i in (0, 1, 3)], visits(algorithm, [0, 1, 3], 1))
+    assert [int(m["finite"]) for m in output.client_metrics] == [1, 0, 1]
