@@ -1,12 +1,14 @@
-# make demo | test | lint | lock | clean. The environment is .venv, made once from requirements.lock on Python 3.11.
+# make demo | test | lint | web | web-test | lock | clean. The environment is .venv, made once from requirements.lock on
+# Python 3.11. The page in web/ needs Node.js 20.19 or newer and npm 11, its tests Chromium.
 # PYTHON=/path/to/python3.11 chooses the interpreter; otherwise python3.11, python3, python or one that uv knows.
 PYTHON ?=
 PYTEST_ARGS ?=
+WEB_TEST_ARGS ?=
 VENV_PYTHON := .venv/bin/python
 INSTALLED := .venv/installed-from-lock
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test lint lock clean
+.PHONY: demo test lint web web-test lock clean
 
 demo: $(INSTALLED)
 	@$(VENV_PYTHON) -m tfpfl demo
@@ -19,13 +21,26 @@ test: $(INSTALLED)
 lint: $(INSTALLED)
 	@$(VENV_PYTHON) -m ruff check .
 
+web: web/node_modules/installed-from-lock
+	@cd web && npm run --silent build
+
+web-test: $(INSTALLED) web
+	@rm -rf build/web-fixtures && mkdir -p build
+	@$(VENV_PYTHON) web/tests/fixtures.py build/web-fixtures 2> build/web-fixtures.log || { cat build/web-fixtures.log >&2; exit 1; }
+	@cd web && TFPFL_WEB_FIXTURES="$(CURDIR)/build/web-fixtures" npm run --silent test -- $(WEB_TEST_ARGS)
+
+web/node_modules/installed-from-lock: web/package-lock.json
+	@command -v npm >/dev/null || { echo "the page is built with Node.js 20.19 or newer and npm 11: install them" >&2; exit 1; }
+	@cd web && npm ci --silent
+	@touch $@
+
 lock:
 	@command -v uv >/dev/null || { echo "make lock needs uv (pip install uv)" >&2; exit 1; }
 	@uv pip compile --quiet --python-version 3.11 --override requirements.override --no-header --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --output-file requirements.lock requirements.in >/dev/null
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache build dist *.egg-info
+	rm -rf .venv .pytest_cache .ruff_cache build dist *.egg-info web/node_modules web/dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # setuptools and wheel go in first and build what comes as source, so that the build is locked too. The stamp is written

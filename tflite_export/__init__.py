@@ -14,6 +14,7 @@ _HOME = {
     "convert_backbone": "backbone",
     "convert_predict": "backbone",
     "simulate_round": "device_rounds",
+    "write_site": "web",
     "Bundle": "runtime",
     "BundleError": "runtime",
     "Runtime": "runtime",

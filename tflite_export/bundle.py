@@ -8,6 +8,7 @@ backbone*.tflite              the backbone for inference, in four precisions
 predict.tflite                backbone and head in one, for those who only want to predict
 labels.txt                    a class a line
 check.npz                     inputs and what must come out, for `verify`; an app does not need it
+program_browser.tflite  client.safetensors    for a page in a browser, where it was asked for (see browser.py)
 MODEL_CARD.md  Personalize.kt  Personalize.swift
 """
 
@@ -23,6 +24,7 @@ import numpy as np
 
 from tflite_export import texts
 from tflite_export.backbone import BACKBONES, convert_backbone, convert_predict, quality
+from tflite_export.browser import browser_files
 from tflite_export.check import write_check
 from tflite_export.head_file import SavedHead, head_bytes, theta_sha256
 from tflite_export.ops import minimum_runtime, operations
@@ -42,6 +44,7 @@ def export(
     *,
     rounds: bool | None = None,
     inference: bool = True,
+    browser: bool = False,
     **given,
 ):
     """Writes a client's bundle to the new folder `out`; it appears whole or not at all.
@@ -53,8 +56,11 @@ def export(
         rounds: whether the program shall hold the gradient with respect to theta, which rounds need and not every layer
             has; None: where the run's algorithm is PFLEGO.
         inference: also the files that only predict, backbone*.tflite and predict.tflite.
+        browser: also what `write_site` needs: the program in fixed shapes, and up to 128 of the client's training
+            examples, which whoever has the bundle can see.
         **given: for (SplitModel, theta, head): `training` (tau, beta, rho, head_rate, safeguard), `labels` (K names),
-            `train` and `test` (x, y), to calibrate int8 with and to measure with.
+            `train` and `test` (x, y), to calibrate int8 with and to measure with, `preprocessing` (scale, shift,
+            stored_dtype) and the name of the `dataset`, which say how a drawing becomes an example.
 
     Returns:
         The open `Bundle`.
@@ -72,7 +78,7 @@ def export(
     temporary = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}.new")
     temporary.mkdir()
     try:
-        manifest = _write_files(temporary, personal, inference)
+        manifest = _write_files(temporary, personal, inference, browser)
         write_manifest(temporary, manifest)
         os.rename(temporary, out)
     finally:
@@ -80,7 +86,7 @@ def export(
     return Bundle(out)
 
 
-def _write_files(folder, personal, inference):
+def _write_files(folder, personal, inference, browser):
     model, (theta, head) = personal.model, personal.weights
     k, flat = head.bias.shape[0], flatten(theta)
     names = [s for s in SIGNATURES if personal.rounds or s not in NEED_GRADIENT]
@@ -115,6 +121,10 @@ def _write_files(folder, personal, inference):
         "memory": [],  # `python -m tflite_export bench BUNDLE --record` writes it
         "made_with": _versions(),
     }
+    if browser:
+        files, manifest["browser"] = browser_files(model, personal.weights, personal)
+        for name, content in files.items():
+            _save(folder, name, content)
     manifest["check"] = write_check(folder, model, theta, head, personal)
     for name, text in texts.texts(manifest, personal).items():
         _save(folder, name, text.encode())

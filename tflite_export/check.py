@@ -34,18 +34,15 @@ def write_check(folder, model, theta, head, personal) -> dict:
     targets = tf.one_hot(labels, k)
     values["features.phi"] = phi
     values["predict.probabilities"] = tf.nn.softmax(tf.matmul(phi, head.kernel) + head.bias)
-    values["head_step.kernel"], values["head_step.bias"] = _fitted(head, phi, targets, 1)
-    fitted = _fitted(head, phi, targets, STEPS)
-    better = heads.loss(fitted, phi, targets) <= heads.loss(head, phi, targets)
-    if personal.training["safeguard"]:
-        fitted = tree.where(better, fitted, head)
+    values["head_step.kernel"], values["head_step.bias"] = fit(head, phi, targets, 1)
+    fitted = fit(head, phi, targets, STEPS, safeguard=personal.training["safeguard"])
     values["personalize.kernel"], values["personalize.bias"] = fitted
     values["personalize.loss"] = heads.loss(fitted, phi, targets)
     if personal.rounds:
-        loss, dtheta, dhead = _gradient(model, theta, head, x, targets)
+        loss, dtheta, dhead = gradient(model, theta, head, x, targets)
         values["joint_gradient.dtheta"], values["joint_gradient.loss"] = dtheta, loss
         values["joint_gradient.dkernel"], values["joint_gradient.dbias"] = dhead
-        loss, dtheta, dhead = _gradient(model, theta, fitted, x, targets)
+        loss, dtheta, dhead = gradient(model, theta, fitted, x, targets)
         values["round.dtheta"], values["round.loss"] = dtheta, loss
         values["round.kernel"], values["round.bias"] = tree.add_scaled(fitted, -RATE, dhead)
     np.savez(folder / "check.npz", **{name: np.asarray(value) for name, value in values.items()})
@@ -55,11 +52,15 @@ def write_check(folder, model, theta, head, personal) -> dict:
     return {"max_relative": None if overlapping else 1e-5, "l2_relative": 1e-3 if overlapping else 1e-5}
 
 
-def _fitted(head, phi, targets, steps):
-    return heads.fit(head, phi, targets, steps, sgd(BETA))
+def fit(head, phi, targets, steps, beta=BETA, safeguard=False):
+    """`steps` gradient steps on the head; taken back where they raised the loss, if `safeguard`."""
+    found = heads.fit(head, phi, targets, steps, sgd(beta))
+    if not safeguard:
+        return found
+    return tree.where(heads.loss(found, phi, targets) <= heads.loss(head, phi, targets), found, head)
 
 
-def _gradient(model, theta, head, x, targets):
+def gradient(model, theta, head, x, targets):
     """(loss, dtheta flat, dhead) of the whole objective."""
     with tf.GradientTape() as tape:
         tape.watch((theta, head))

@@ -1,4 +1,4 @@
-"""The command line: export, verify, inspect, bench, simulate-round, demo.
+"""The command line: export, verify, inspect, bench, simulate-round, web, demo.
 
 TensorFlow is imported only by the commands that need it.
 """
@@ -43,11 +43,12 @@ def main():
 @click.option("--out", type=_folder, default=Path("bundle"), show_default=True, help="The folder to make.")
 @click.option("--rounds/--no-rounds", default=None, help="With the gradient of theta; default: if the run is PFLEGO.")
 @click.option("--inference/--no-inference", default=True, help="Also the files that only predict.", show_default=True)
-def export(run, client, out, rounds, inference):
+@click.option("--browser", is_flag=True, help="Also what `web` needs: shows some of the client's training examples.")
+def export(run, client, out, rounds, inference, browser):
     """Write the bundle of a client of the run in folder RUN."""
     from tflite_export.bundle import export as write
 
-    bundle = write(run, client, out, rounds=rounds, inference=inference)
+    bundle = write(run, client, out, rounds=rounds, inference=inference, browser=browser)
     click.echo((out / "MODEL_CARD.md").read_text(encoding="utf-8"))
     click.echo(f"Written to {out}: {sum(f['bytes'] for f in bundle.manifest['files'].values()):,} bytes")
 
@@ -132,6 +133,23 @@ def simulate_round(run, rounds, engine, payload, chunk, static):
         accuracies = f"{r.device_accuracy:8.4f} {r.engine_accuracy:8.4f}"
         click.echo(f"{r.round_num:5} {r.clients:7} {r.theta:8.1e} {r.heads:8.1e} {accuracies} {r.bytes_up:10,}")
     click.echo("theta, heads: largest difference of a weight; devices and engine: mean test accuracy of all clients")
+
+
+@main.command()
+@click.argument("source", metavar="RUN_OR_BUNDLE", type=_folder)
+@click.option("--out", type=_folder, default=Path("site"), show_default=True, help="The folder to make, or to renew.")
+@click.option("--client", type=int, help="Of a run: the client whose rounds the page shows.  [default: its first]")
+@click.option("--page", type=_folder, help="The built page.  [default: web/dist, which `make web` makes]")
+def web(source, out, client, page):
+    """Write a static site in which a browser is the device: it learns from drawings, and is a client of a round.
+
+    Any static host will do, such as `python -m http.server --directory site`.
+    """
+    from tflite_export.web import write_site
+
+    site = write_site(source, out, client=client, page=page)
+    click.echo(f"Written to {out}: {site.files} files, {site.bytes:,} bytes; a visitor loads {site.visit:,} of them")
+    click.echo(f"python -m http.server --directory {out}")
 
 
 @main.command()

@@ -23,6 +23,7 @@ class Personal(NamedTuple):
     training: dict  # tau, beta, rho, head_rate, safeguard
     about: dict  # for the manifest and the model card
     preprocessing: dict
+    antialias: bool  # whether the data set's images were made smaller by averaging
     labels: list  # names of the K classes
     class_ids: list  # their ids in the data set
     train: tuple | None  # (x, y) for calibration
@@ -39,7 +40,7 @@ def personal_model(source, client: int | None, rounds: bool | None = None, **giv
         source: a run folder, an open `tfpfl.run.Run`, or (SplitModel, theta, head).
         client: its id; for a run.
         rounds: whether the bundle shall take part in rounds; None: where the run's algorithm does so on a device.
-        **given: for (SplitModel, theta, head): `training`, `labels`, `train`, `test`.
+        **given: for (SplitModel, theta, head): `training`, `labels`, `train`, `test`, `preprocessing`, `dataset`.
 
     Raises:
         ExportError: an unknown client, a run without rounds, or one that cannot do what is asked.
@@ -103,6 +104,7 @@ def _of_run(run, client, rounds) -> Personal:
             "num_examples": int(len(x)),
         },
         preprocessing={**run.federation.manifest["preprocessing"], "stored_dtype": run.federation.manifest["dtype"]},
+        antialias=bool(run.federation.manifest["source"].get("options", {}).get("antialias", False)),
         labels=names,
         class_ids=class_ids,
         train=(x, y),
@@ -125,7 +127,19 @@ def device_training(config, population, client: int) -> dict | str:
     return {**training, "head_rate": hyper["rho"] * scale * c}
 
 
-def _given(model, theta, head, *, rounds=None, training=None, labels=None, train=None, test=None) -> Personal:
+def _given(
+    model,
+    theta,
+    head,
+    *,
+    rounds=None,
+    training=None,
+    labels=None,
+    train=None,
+    test=None,
+    preprocessing=None,
+    dataset=None,
+) -> Personal:
     theta, head = tuple(np.asarray(w) for w in theta), Head(*map(np.asarray, head))
     shapes = [w.shape for w in model.initial_theta]
     if [w.shape for w in theta] != shapes:
@@ -149,8 +163,9 @@ def _given(model, theta, head, *, rounds=None, training=None, labels=None, train
         weights=Weights(theta, head),
         rounds=True if rounds is None else rounds,
         training={**TRAINING, **(training or {})},
-        about={"algorithm": None, "client": None},
-        preprocessing={},
+        about={"algorithm": None, "client": None} | ({} if dataset is None else {"dataset": dataset}),
+        preprocessing=preprocessing or {},
+        antialias=False,
         labels=labels,
         class_ids=list(range(k)),
         train=train,

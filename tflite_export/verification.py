@@ -11,8 +11,9 @@ import numpy as np
 
 from tflite_export.ops import check_builtin
 from tflite_export.runtime import Bundle, BundleError, Runtime
+from tflite_export.wide_head import widened
 
-PROGRAMS = ("program.tflite", "program_static.tflite")
+PROGRAMS = ("program.tflite", "program_static.tflite", "program_browser.tflite")
 _SMALL = 1e-6  # an output whose largest number is below this is compared absolutely, in units of it
 
 
@@ -49,7 +50,7 @@ class Verification(NamedTuple):
 
 
 def verify(bundle, *, interpreter=None, num_threads: int = 1) -> Verification:
-    """Hashes every file, looks for operations that are not builtin, and runs every signature of both programs.
+    """Hashes every file, looks for operations that are not builtin, and runs every signature of every program.
 
     Args:
         bundle: the folder, or an open `Bundle`.
@@ -70,28 +71,35 @@ def verify(bundle, *, interpreter=None, num_threads: int = 1) -> Verification:
     with np.load(bundle.path("check.npz")) as file:
         values = {name: file[name] for name in file.files}
     bounds, comparisons = bundle.manifest["check"], []
-    for name in PROGRAMS:
+    for name in (n for n in PROGRAMS if n in bundle.manifest["files"]):
         runtime = Runtime(bundle.path(name), interpreter, num_threads)
-        batch = bundle.manifest["model"]["static_batch"] if "static" in name else None
         for signature in bundle.manifest["signatures"]:
             if not runtime.can(signature):
                 continue
-            out = runtime(signature, **_inputs(bundle, values, signature, batch))
+            out = runtime(signature, **_inputs(bundle, values, signature, name))
             for output in sorted(out):
                 if f"{signature}.{output}" in values:
                     expected = values[f"{signature}.{output}"]
-                    found = out[output][: len(expected)] if expected.ndim else out[output]
+                    found = out[output][tuple(slice(n) for n in expected.shape)]
                     comparisons.append(_compare(name, signature, output, found, expected, bounds))
     label = f"{runtime.name} {runtime.version}"
     return Verification(label, comparisons)
 
 
-def _inputs(bundle, values, signature, batch):
-    """The inputs of a signature; for the static program filled up with examples of weight 0."""
+def _inputs(bundle, values, signature, program):
+    """The inputs of a signature; for a program of fixed shapes filled up with examples of weight 0, closed classes."""
     n = len(values["x"])
     table = {**values, "theta": bundle.theta(), "phi": values["features.phi"]}
     table["weights"] = np.full(n, 1 / n, np.float32)
     wanted = {name: table[name] for name in bundle.manifest["signatures"][signature]["inputs"]}
+    batch = None
+    if "static" in program:
+        batch = bundle.manifest["model"]["static_batch"]
+    elif "browser" in program:
+        about = bundle.manifest["browser"]
+        batch = about["head_batch" if signature in ("personalize", "head_step") else "batch"]
+        if "kernel" in wanted:
+            wanted["kernel"], wanted["bias"] = widened(wanted["kernel"], wanted["bias"], about["room"])
     if batch is not None:
         for name in {"x", "phi", "labels", "weights"} & set(wanted):
             a = wanted[name]

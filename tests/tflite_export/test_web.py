@@ -1,0 +1,204 @@
+"""What a bundle has for a browser, and the site that is made of it. The page itself is tested in web/tests."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from click.testing import CliRunner
+from safetensors.numpy import load_file
+from truth import relative
+
+from tflite_export import Bundle, BundleError, DeviceClient, ExportError, Runtime, export, verify, write_site
+from tflite_export.cli import main
+from tflite_export.drawing import drawing_settings, example_of_drawing
+from tflite_export.payload import decode
+from tflite_export.wide_head import CLOSED, widened
+
+INTERPRETER = tf.lite.Interpreter
+
+
+@pytest.fixture(scope="module")
+def browser_bundle(run_folder, tmp_path_factory):
+    return export(run_folder, 4, tmp_path_factory.mktemp("b") / "client4", inference=False, browser=True)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """What `make web` makes, in small."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "assets").mkdir()
+    (folder / "index.html").write_text("<p>page</p>")
+    (folder / "assets" / "index-1.js").write_text("1")
+    for kind in ("", "_compat", "_threaded"):
+        (folder / f"litert_wasm{kind}_internal.wasm").write_bytes(bytes(1000))
+    return folder
+
+
+def test_the_program_for_browsers_computes_the_same(browser_bundle, tmp_path):
+    found = verify(browser_bundle, interpreter=INTERPRETER)
+    assert found.ok
+    ours = [c for c in found.comparisons if c.file == "program_browser.tflite"]
+    assert {c.signature for c in ours} == set(browser_bundle.manifest["signatures"])
+    copy = Bundle(shutil.copytree(browser_bundle.folder, tmp_path / "copy"))
+    copy.manifest["browser"]["room"] += 1  # a head wider than the program: the runtime refuses it
+    with pytest.raises(BundleError, match="personalize|head_step|predict"):
+        verify(copy, interpreter=INTERPRETER)
+
+
+def test_its_shapes_are_fixed_and_it_has_room(browser_bundle):
+    runtime = Runtime(browser_bundle.path("program_browser.tflite"), INTERPRETER)
+    rng = np.random.default_rng(0)
+    x = rng.random((32, *browser_bundle.example_shape), np.float32)
+    theta = browser_bundle.theta()
+    phi = runtime("features", theta=theta, x=x)["phi"]
+    one = runtime("features_one", theta=theta, x=x[5:6])["phi"]
+    assert phi.shape == (32, 200) and np.abs(one - phi[5]).max() < 1e-6
+    assert browser_bundle.manifest["browser"]["room"] == 16
+
+
+def test_closed_columns_stay_closed_whatever_the_rate(browser_bundle):
+    rng, room = np.random.default_rng(0), browser_bundle.manifest["browser"]["room"]
+    phi = rng.random((128, 200), np.float32)
+    labels, weights = rng.integers(0, 3, 128).astype(np.int32), np.full(128, 1 / 128, np.float32)
+    kernel, bias = rng.standard_normal((200, 3)).astype(np.float32), np.zeros(3, np.float32)
+    wide = dict(zip(("kernel", "bias"), widened(kernel, bias, room), strict=True))
+    inputs = {"phi": phi, "labels": labels, "weights": weights, "steps": np.int32(20), "beta": np.float32(0.01)}
+    found = Runtime(browser_bundle.path("program_browser.tflite"), INTERPRETER)("personalize", **inputs, **wide)
+    assert np.array_equal(found["kernel"][:, 3:], np.zeros((200, room - 3)))
+    assert (found["bias"][3:] == CLOSED).all()
+    open_ = Runtime(browser_bundle.path("program.tflite"), INTERPRETER)(
+        "personalize", **inputs, kernel=kernel, bias=bias
+    )
+    assert relative(found["kernel"][:, :3], open_["kernel"]) < 1e-5
+    assert not np.array_equal(open_["kernel"], kernel)
+
+
+def test_the_clients_file_has_its_examples_and_what_a_round_gives(browser_bundle, federation):
+    stored = load_file(browser_bundle.path("client.safetensors"))
+    raw, labels = federation.raw(4, "train")
+    about = browser_bundle.manifest["browser"]["client"]
+    assert about == {"examples": len(labels), "of": len(labels), "rounds": [32, len(labels)]}
+    key = lambda x, y: sorted(zip(y.tolist(), (a.tobytes() for a in np.ascontiguousarray(x)), strict=True))  # noqa: E731
+    assert key(stored["x"], stored["labels"]) == key(raw, labels)
+    assert len(set(stored["labels"][:3])) == 3  # of every class in turn
+    x = stored["x"].astype(np.float32) / 16
+    for n in about["rounds"]:
+        client = DeviceClient(browser_bundle, interpreter=INTERPRETER)
+        update = client.round(client.theta, x[:n], stored["labels"][:n])
+        assert relative(decode(update.payload), stored[f"round_{n}.dtheta"]) < 1e-5
+        assert relative(client.head[0], stored[f"round_{n}.kernel"]) < 1e-5
+        assert relative(client.head[1], stored[f"round_{n}.bias"]) < 1e-4
+        assert update.loss == pytest.approx(stored[f"round_{n}.losses"][-1], rel=1e-5)
+        assert (np.diff(stored[f"round_{n}.losses"]) < 0).all() and len(stored[f"round_{n}.losses"]) == 50
+
+
+def test_other_algorithms_can_learn_in_a_browser_but_have_no_rounds(make_run, tmp_path, page):
+    bundle = export(make_run("fedavg", rounds=1), 4, tmp_path / "b", inference=False, browser=True)
+    assert verify(bundle, interpreter=INTERPRETER).ok
+    assert bundle.manifest["browser"]["client"]["rounds"] == []
+    assert set(load_file(bundle.path("client.safetensors"))) == {"x", "labels"}
+    write_site(bundle.folder, tmp_path / "site", page=page)
+
+
+def test_a_drawing_becomes_what_omniglot_was_made_of():
+    """The same as tfpfl's reading of the data set: inverted, resized by TensorFlow, rounded."""
+    preprocessing = {"scale": 1 / 255, "shift": 0.0, "stored_dtype": "uint8"}
+    settings = drawing_settings("omniglot", (28, 28, 1), preprocessing)
+    assert settings == {"size": 105, "pen": 3, "resample": "bilinear", "levels": 255}
+    grey = np.random.default_rng(0).integers(0, 256, (105, 105)).astype(np.uint8)
+    expected = tf.image.resize(255.0 - grey[..., np.newaxis].astype(np.float32), [28, 28], antialias=False)
+    expected = tf.cast(tf.round(expected), tf.uint8).numpy()
+    assert np.array_equal(example_of_drawing(grey, settings, (28, 28, 1)), expected)
+
+
+def test_a_drawing_in_blocks_and_levels():
+    settings = drawing_settings("digits", (8, 8, 1), {"scale": 1 / 16, "shift": 0.0, "stored_dtype": "uint8"})
+    assert (settings["size"], settings["levels"], settings["resample"]) == (280, 16, "area")
+    signed = drawing_settings("mnist", (28, 28, 1), {"scale": 2 / 255, "shift": -1.0, "stored_dtype": "uint8"})
+    assert signed["levels"] == 255
+    grey = np.full((280, 280), 255, np.uint8)
+    grey[:35, :35] = 0
+    grey[:35, 35:70] = 128
+    raw = example_of_drawing(grey, settings, (8, 8, 1))
+    assert raw[0, 0, 0] == 16 and raw[0, 1, 0] == round(127 / 255 * 16) and raw[1:].sum() == 0
+    for shape, stored in (((32, 32, 3), "uint8"), ((28, 20, 1), "uint8"), ((28, 28, 1), "float32"), ((64,), "uint8")):
+        assert drawing_settings("own", shape, {"scale": 1.0, "shift": 0.0, "stored_dtype": stored}) is None
+    assert drawing_settings("own", (28, 28, 1), {}) is None
+    with pytest.raises(ValueError, match="must be uint8"):
+        example_of_drawing(grey[1:], settings, (8, 8, 1))
+
+
+def test_the_site_names_every_file_by_its_hash(browser_bundle, page, tmp_path):
+    site = write_site(browser_bundle.folder, tmp_path / "site", page=page)
+    listed = json.loads((tmp_path / "site" / "site.json").read_text())["files"]
+    there = {p.relative_to(site.folder).as_posix(): p for p in site.folder.rglob("*") if p.is_file()}
+    assert set(there) == {*listed, "site.json"} and site.files == len(there)
+    assert {n for n in listed if n.startswith("bundle/")} == {
+        f"bundle/{n}"
+        for n in ("manifest.json", "program_browser.tflite", "theta.bin", "head.bin", "client.safetensors")
+    }
+    for name, row in listed.items():
+        content = there[name].read_bytes()
+        assert row == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert site.bytes - site.visit == 2000  # one WebAssembly of three
+
+
+def test_a_site_is_renewed_and_nothing_else_is_touched(browser_bundle, page, tmp_path):
+    site = tmp_path / "site"
+    write_site(browser_bundle.folder, site, page=page)
+    (site / "bundle" / "old").write_text("")
+    write_site(browser_bundle.folder, site, page=page)
+    assert not (site / "bundle" / "old").exists() and [p.name for p in tmp_path.iterdir()] == ["site"]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "site.json").write_text('{"made_by": "someone"}')
+    (other / "mine").write_text("1")
+    for taken in (other, other / "mine"):
+        with pytest.raises(BundleError, match="is not a site that tfpfl wrote"):
+            write_site(browser_bundle.folder, taken, page=page)
+    assert (other / "mine").read_text() == "1"
+    with pytest.raises(BundleError, match="is not a folder"):
+        write_site(browser_bundle.folder, tmp_path / "no" / "site", page=page)
+
+
+def test_a_broken_bundle_leaves_the_old_site(browser_bundle, page, tmp_path):
+    site = tmp_path / "site"
+    write_site(browser_bundle.folder, site, page=page)
+    before = (site / "site.json").read_bytes()
+    copy = shutil.copytree(browser_bundle.folder, tmp_path / "copy")
+    (copy / "theta.bin").write_bytes(b"")
+    with pytest.raises(BundleError, match="theta.bin is damaged"):
+        write_site(copy, site, page=page)
+    assert (site / "site.json").read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["copy", "site"]
+
+
+def test_what_cannot_be_shown_is_refused(bundle, browser_bundle, run_folder, page, tmp_path):
+    with pytest.raises(BundleError, match="without a program for browsers.*--browser"):
+        write_site(bundle.folder, tmp_path / "site", page=page)
+    with pytest.raises(BundleError, match="no built page: `make web`"):
+        write_site(browser_bundle.folder, tmp_path / "site", page=tmp_path)
+    with pytest.raises(BundleError, match="a bundle of client 4; only a run has others"):
+        write_site(browser_bundle.folder, tmp_path / "site", client=5, page=page)
+    with pytest.raises(ExportError, match="no client 77"):
+        write_site(run_folder, tmp_path / "site", client=77, page=page)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_makes_a_site_of_a_run_or_a_bundle(run_folder, page, tmp_path):
+    def call(*arguments):
+        return CliRunner().invoke(main, [str(a) for a in arguments])
+
+    done = call("web", run_folder, "--client", 2, "--page", page, "--out", tmp_path / "site")
+    assert done.exit_code == 0 and "a visitor loads" in done.output
+    assert json.loads((tmp_path / "site" / "bundle" / "manifest.json").read_text())["client"] == 2
+    done = call("export", run_folder, "--client", 3, "--no-inference", "--browser", "--out", tmp_path / "b")
+    assert done.exit_code == 0
+    done = call("web", tmp_path / "b", "--page", page, "--out", tmp_path / "site")
+    assert done.exit_code == 0
+    assert json.loads((tmp_path / "site" / "bundle" / "manifest.json").read_text())["client"] == 3
+    done = call("web", tmp_path, "--page", page, "--out", tmp_path / "site2")
+    assert done.exit_code == 1 and "is not a run folder" in done.output and "Traceback" not in done.output

@@ -1,0 +1,128 @@
+"""A static site in which a browser is the device: the built page of web/ with a bundle in it.
+
+site.json       every file's size and sha256, which the page checks; by it, a folder is known to be a site
+bundle/         what the page loads: manifest.json, program_browser.tflite, theta.bin, head.bin, client.safetensors
+index.html ...  the page, as `make web` built it; LiteRT.js and its WebAssembly are part of it
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+from tflite_export.runtime import Bundle, BundleError
+
+SITE_FORMAT = 1
+PAGE = Path(__file__).resolve().parents[1] / "web" / "dist"
+PROGRAM, CLIENT = "program_browser.tflite", "client.safetensors"
+_BUNDLE_FILES = ("manifest.json", PROGRAM, "theta.bin", "head.bin")
+_OTHER_RUNTIMES = ("_compat_", "_threaded_")  # a visitor's browser takes one of them instead of the plain one
+
+
+class Site(NamedTuple):
+    """What was written."""
+
+    folder: Path
+    files: int
+    bytes: int
+    visit: int  # bytes that a first visit loads, uncompressed
+
+
+def write_site(source, out: str | os.PathLike, *, client: int | None = None, page=None) -> Site:
+    """Writes the static site `out`; it appears whole or not at all.
+
+    Args:
+        source: the folder of a bundle that was exported with `browser`, or of a run.
+        out: the folder to make. A site that is there already is renewed.
+        client: of a run: the client whose head and examples the page shows; default its first.
+        page: the built page; default web/dist of this checkout.
+
+    Raises:
+        BundleError: the page is not built, the bundle has no program for browsers, or `out` is something else.
+        ExportError: a run that cannot be exported.
+    """
+    out, source, page = Path(out), Path(source), PAGE if page is None else Path(page)
+    if not (page / "index.html").is_file():
+        raise BundleError(f"{page} holds no built page: `make web` in a checkout of tfpfl makes it (Node.js is needed)")
+    if out.exists() and not _is_site(out):
+        raise BundleError(f"{out} exists and is not a site that tfpfl wrote: take another folder, or remove it")
+    if not out.absolute().parent.is_dir():
+        raise BundleError(f"{out.parent} is not a folder")
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = _bundle(source, client, Path(folder) / "bundle")
+        temporary = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}.new")
+        try:
+            shutil.copytree(page, temporary)
+            (temporary / "bundle").mkdir()
+            for name in (*_BUNDLE_FILES, CLIENT):
+                if name in _BUNDLE_FILES or name in bundle.manifest["files"]:
+                    shutil.copyfile(bundle.folder / name, temporary / "bundle" / name)
+            listed = {p.relative_to(temporary).as_posix(): p for p in sorted(temporary.rglob("*")) if p.is_file()}
+            files = {name: _describe(path) for name, path in listed.items()}
+            site = {"format": SITE_FORMAT, "made_by": f"tfpfl {_version()}", "files": files}
+            (temporary / "site.json").write_text(json.dumps(site, indent=1) + "\n", encoding="utf-8")
+            _put(temporary, out)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    sizes = {name: file["bytes"] for name, file in files.items()}
+    visit = sum(n for name, n in sizes.items() if not any(part in name for part in _OTHER_RUNTIMES))
+    return Site(out, len(files) + 1, sum(sizes.values()), visit)
+
+
+def _bundle(source, client, temporary) -> Bundle:
+    """The bundle to show; of a run, made for it."""
+    if (source / "manifest.json").is_file():
+        bundle = Bundle(source)
+        if client is not None and client != bundle.manifest["client"]:
+            raise BundleError(f"{source} is a bundle of client {bundle.manifest['client']}; only a run has others")
+    else:
+        from tflite_export.bundle import export  # needs TensorFlow
+        from tfpfl.run import Run
+
+        with Run.open(source, engine="local") as run:
+            client = int(run.population.client_ids[0]) if client is None else client
+            bundle = export(run, client, temporary, inference=False, browser=True)
+    if PROGRAM not in bundle.manifest["files"]:
+        raise BundleError(f"{source} was exported without a program for browsers: export it again with --browser")
+    return bundle
+
+
+def _is_site(folder):
+    """Whether a folder is empty, or was written here."""
+    if not folder.is_dir():
+        return False
+    if not any(folder.iterdir()):
+        return True
+    try:
+        site = json.loads((folder / "site.json").read_text(encoding="utf-8"))
+        return isinstance(site, dict) and str(site.get("made_by", "")).startswith("tfpfl ")
+    except (OSError, ValueError):
+        return False
+
+
+def _put(temporary, out):
+    """The new folder in place of the old one."""
+    if not out.exists():
+        os.rename(temporary, out)
+        return
+    old = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}.old")
+    os.rename(out, old)
+    os.rename(temporary, out)
+    shutil.rmtree(old)
+
+
+def _describe(path):
+    content = path.read_bytes()
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _version():
+    try:
+        return version("tfpfl")
+    except PackageNotFoundError:
+        return "of unknown version"

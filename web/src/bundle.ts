@@ -1,0 +1,105 @@
+/** The bundle in the site: its manifest, theta, head, program and client. */
+import { floatsOf } from './bytes'
+import { readHead, type Head } from './head'
+import { decoded, type DrawingSettings, type Preprocessing } from './preprocess'
+import { readSafetensors } from './safetensors'
+import { sha256 } from './sha256'
+import { fetchFile, type Site } from './site'
+
+/** What the page reads of manifest.json. */
+export interface Manifest {
+  algorithm: string | null
+  client: number | null
+  client_name?: string
+  dataset?: string
+  network?: string
+  round?: number
+  model: { example_shape: number[]; num_features: number; num_classes: number; num_backbone_weights: number }
+  training: { tau: number; beta: number; rho: number; head_rate: number; safeguard: boolean; rounds: boolean }
+  preprocessing: Partial<Preprocessing>
+  labels: { names: string[] }
+  browser: {
+    room: number
+    drawing: DrawingSettings | null
+    client: { examples: number; of: number; rounds: number[] } | null
+  }
+}
+
+export interface Bundle {
+  manifest: Manifest
+  program: Uint8Array
+  theta: Float32Array
+  /** The backbone's name: of theta's bytes. */
+  thetaSha256: string
+  head: Head
+}
+
+/** Some examples of one client, and TensorFlow's results of a round on the first n. */
+export interface ClientFile {
+  examples: number
+  /** As the federation stores them. */
+  raw: Uint8Array | Float32Array
+  x: Float32Array
+  labels: Int32Array
+  rounds: Map<number, Reference>
+  bytes: number
+}
+
+export interface Reference {
+  dtheta: Float32Array
+  kernel: Float32Array
+  bias: Float32Array
+  loss: number
+  losses: Float32Array
+}
+
+const PROGRAM = 'bundle/program_browser.tflite'
+const CLIENT = 'bundle/client.safetensors'
+
+export async function openBundle(site: Site): Promise<Bundle> {
+  const names = ['bundle/manifest.json', PROGRAM, 'bundle/theta.bin', 'bundle/head.bin']
+  const [text, program, theta, head] = (await Promise.all(names.map((name) => fetchFile(site, name)))) as [
+    Uint8Array, Uint8Array, Uint8Array, Uint8Array,
+  ] // prettier-ignore
+  const manifest = JSON.parse(new TextDecoder().decode(text)) as Manifest
+  const thetaSha256 = sha256(theta)
+  return {
+    manifest,
+    program,
+    theta: floatsOf(theta),
+    thetaSha256,
+    head: readHead(head, manifest.model.num_features, thetaSha256),
+  }
+}
+
+export async function openClient(site: Site, manifest: Manifest): Promise<ClientFile | null> {
+  if (!manifest.browser.client) return null
+  const bytes = await fetchFile(site, CLIENT)
+  const stored = readSafetensors(bytes)
+  const get = (name: string) => {
+    const found = stored.get(name)
+    if (!found) throw new Error(`client.safetensors has no ${name}`)
+    return found.data
+  }
+  const raw = get('x') as Uint8Array | Float32Array
+  const floats = (name: string) => get(name) as Float32Array
+  const rounds = manifest.browser.client.rounds.map((n): [number, Reference] => [
+    n,
+    {
+      dtheta: floats(`round_${n}.dtheta`),
+      kernel: floats(`round_${n}.kernel`),
+      bias: floats(`round_${n}.bias`),
+      loss: floats(`round_${n}.loss`)[0]!,
+      losses: floats(`round_${n}.losses`),
+    },
+  ])
+  const { scale = 1, shift = 0 } = manifest.preprocessing
+  return {
+    examples: get('labels').length,
+    raw,
+    x: raw instanceof Uint8Array ? decoded(raw, { scale, shift }) : raw,
+    labels: get('labels') as Int32Array,
+    rounds: new Map(rounds),
+    bytes: bytes.length,
+  }
+}

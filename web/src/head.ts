@@ -1,0 +1,79 @@
+/** A head, its file (the head.bin of a bundle, see tflite_export/head_file.py), and heads of more or fewer classes. */
+import { bytesOf, floatsOf } from './bytes'
+import { crc32 } from './crc32'
+
+export interface Head {
+  /** [M, K], row-major. */
+  kernel: Float32Array
+  /** [K]. */
+  bias: Float32Array
+}
+
+export class HeadError extends Error {}
+
+const MAGIC = 'TFPFLH01'
+const HEADER = 52
+/** The bias of a column that is closed: its probability is exactly 0, and 0 times it is 0. */
+export const CLOSED = -1e30
+
+export function headBytes(head: Head, thetaSha256: string): Uint8Array {
+  const k = head.bias.length
+  const numbers = new Uint8Array(4 * (head.kernel.length + k))
+  numbers.set(bytesOf(head.kernel))
+  numbers.set(bytesOf(head.bias), 4 * head.kernel.length)
+  const file = new Uint8Array(HEADER + numbers.length)
+  const view = new DataView(file.buffer)
+  file.set(new TextEncoder().encode(MAGIC))
+  view.setUint32(8, head.kernel.length / k, true)
+  view.setUint32(12, k, true)
+  for (let i = 0; i < 32; i++) file[16 + i] = parseInt(thetaSha256.slice(2 * i, 2 * i + 2), 16)
+  view.setUint32(48, crc32(numbers), true)
+  file.set(numbers, HEADER)
+  return file
+}
+
+/**
+ * @throws HeadError: not a head, not whole, of another number of features, not finite, or fitted to another backbone.
+ */
+export function readHead(file: Uint8Array, features: number, thetaSha256: string): Head {
+  if (file.length < HEADER || new TextDecoder().decode(file.subarray(0, 8)) !== MAGIC) {
+    throw new HeadError('This is not a head that tfpfl saved.')
+  }
+  const view = new DataView(file.buffer, file.byteOffset, file.byteLength)
+  const [m, k] = [view.getUint32(8, true), view.getUint32(12, true)]
+  const numbers = file.subarray(HEADER)
+  if (numbers.length !== 4 * (m * k + k) || crc32(numbers) !== view.getUint32(48, true)) {
+    throw new HeadError('The head is damaged or cut off: its checksum is not that of its numbers.')
+  }
+  const theta = [...file.subarray(16, 48)].map((byte) => byte.toString(16).padStart(2, '0')).join('')
+  if (theta !== thetaSha256) {
+    throw new HeadError(
+      `The head belongs to another backbone (${theta.slice(0, 8)}…); the one of this page is ${thetaSha256.slice(0, 8)}….`,
+    )
+  }
+  if (m !== features || k < 1) throw new HeadError(`The head has ${m} features; the backbone of this page has ${features}.`)
+  const values = floatsOf(numbers)
+  if (!values.every(Number.isFinite)) throw new HeadError('The head holds numbers that are not finite.')
+  return { kernel: values.slice(0, m * k), bias: values.slice(m * k) }
+}
+
+/** A head of `columns` classes with the first columns of `head`; new ones are 0, with this bias. */
+export function resized(head: Head, columns: number, bias = 0): Head {
+  const k = head.bias.length
+  const m = head.kernel.length / k
+  const kernel = new Float32Array(m * columns)
+  for (let row = 0; row < m; row++) kernel.set(head.kernel.subarray(row * k, row * k + Math.min(k, columns)), row * columns)
+  const found = new Float32Array(columns).fill(bias)
+  found.set(head.bias.subarray(0, Math.min(k, columns)))
+  return { kernel, bias: found }
+}
+
+/** The same without one class. */
+export function withoutColumn(head: Head, column: number): Head {
+  const k = head.bias.length
+  return { kernel: head.kernel.filter((_, i) => i % k !== column), bias: head.bias.filter((_, i) => i !== column) }
+}
+
+export function zeroHead(features: number, classes: number): Head {
+  return { kernel: new Float32Array(features * classes), bias: new Float32Array(classes) }
+}

@@ -1,0 +1,187 @@
+/** What the page has learned of its user: classes, drawings, a head; and how that changes. No storage, no elements. */
+import type { Device } from './device'
+import { readHead, resized, withoutColumn, zeroHead, headBytes, type Head } from './head'
+import { isBetter, probabilities, score, type Score } from './scores'
+
+export interface Example {
+  /** As the federation would store it. */
+  raw: Uint8Array
+  phi: Float32Array
+  label: number
+  /** Learning never sees it: before and after are compared on these. */
+  heldOut: boolean
+}
+
+export interface State {
+  names: readonly string[]
+  examples: readonly Example[]
+  /** Of the first classes; those named since are not learned yet. */
+  head: Head | null
+}
+
+export interface Learned {
+  kept: boolean
+  before: Score
+  after: Score
+  lossBefore: number
+  loss: number
+  milliseconds: number
+}
+
+export class LearnError extends Error {}
+
+export const STEPS = 300
+/** Of a class, every so-manieth example is held out. */
+export const EVERY = 3
+export const MOST_NAMES = 24
+const MOST_UNDO = 50
+
+export class Learner {
+  private past: State[] = []
+  private now: State
+
+  constructor(
+    private readonly device: Device,
+    private readonly thetaSha256: string,
+    state: State,
+  ) {
+    this.now = state
+  }
+
+  static empty(): State {
+    return { names: ['A', 'B', 'C'], examples: [], head: null }
+  }
+
+  get state(): State {
+    return this.now
+  }
+
+  get canUndo(): boolean {
+    return this.past.length > 0
+  }
+
+  get learnedClasses(): number {
+    return this.now.head?.bias.length ?? 0
+  }
+
+  undo(): void {
+    this.now = this.past.pop() ?? this.now
+  }
+
+  reset(): void {
+    this.past = []
+    this.now = Learner.empty()
+  }
+
+  addClass(name = this.freeName()): void {
+    if (this.now.names.length >= this.device.room) {
+      throw new LearnError(`The exported program has room for ${this.device.room} classes.`)
+    }
+    this.change({ names: [...this.now.names, name] })
+  }
+
+  rename(label: number, name: string): void {
+    this.now = { ...this.now, names: this.now.names.map((old, i) => (i === label ? name.slice(0, MOST_NAMES) : old)) }
+  }
+
+  removeClass(label: number): void {
+    if (this.now.names.length <= 2) throw new LearnError('There must be at least two classes.')
+    const { names, examples, head } = this.now
+    this.change({
+      names: names.filter((_, i) => i !== label),
+      examples: examples.filter((e) => e.label !== label).map((e) => ({ ...e, label: e.label - Number(e.label > label) })),
+      head: head && label < head.bias.length ? (head.bias.length > 2 ? withoutColumn(head, label) : null) : head,
+    })
+  }
+
+  add(raw: Uint8Array, phi: Float32Array, label: number): Example {
+    const heldOut = (this.count(label) + 1) % EVERY === 0
+    const example = { raw, phi, label, heldOut }
+    this.change({ examples: [...this.now.examples, example] })
+    return example
+  }
+
+  removeExample(example: Example): void {
+    this.change({ examples: this.now.examples.filter((other) => other !== example) })
+  }
+
+  count(label: number): number {
+    return this.now.examples.filter((e) => e.label === label).length
+  }
+
+  /** What is still missing before learning; null: nothing. */
+  missing(): string | null {
+    const lacking = this.now.names.filter((_, label) => this.count(label) < EVERY)
+    if (lacking.length === 0) return null
+    return `Learning needs ${EVERY} examples of every class: draw more of ${lacking.map((name) => `“${name}”`).join(', ')}.`
+  }
+
+  /** Probabilities of the learned classes; null before anything was learned. */
+  predict(phi: Float32Array): number[] | null {
+    return this.now.head && probabilities(this.now.head, phi)
+  }
+
+  /**
+   * Fits the head, and keeps the new one only if it is better on the held-out examples.
+   *
+   * The old columns are where it starts; those of new classes start at 0.
+   */
+  async learn(): Promise<Learned> {
+    const missing = this.missing()
+    if (missing) throw new LearnError(missing)
+    const { names, examples, head } = this.now
+    const [fit, out] = [examples.filter((e) => !e.heldOut), examples.filter((e) => e.heldOut)]
+    const start = head ? resized(head, names.length) : zeroHead(this.device.features, names.length)
+    const phi = new Float32Array(fit.length * this.device.features)
+    fit.forEach((e, i) => phi.set(e.phi, i * this.device.features))
+    const labels = Int32Array.from(fit, (e) => e.label)
+    const begin = performance.now()
+    const fitted = await this.device.fitHead(phi, labels, start, STEPS, safeRate(phi, fit.length))
+    const milliseconds = performance.now() - begin
+    const [before, after] = [head ?? start, fitted.head].map((h) => score(h, out.map((e) => e.phi), out.map((e) => e.label))) as [Score, Score] // prettier-ignore
+    const kept = isBetter(after, before)
+    if (kept) this.change({ head: fitted.head })
+    return { kept, before, after, lossBefore: fitted.lossBefore, loss: fitted.loss, milliseconds }
+  }
+
+  /** The present head as a file. */
+  exportHead(): Uint8Array {
+    if (!this.now.head) throw new LearnError('Nothing was learned yet: there is no head to export.')
+    return headBytes(this.now.head, this.thetaSha256)
+  }
+
+  /**
+   * Takes a head from a file. Its classes are the present ones in their order, or new ones where there are no drawings.
+   *
+   * @throws HeadError, LearnError: refused, and nothing was changed.
+   */
+  importHead(file: Uint8Array, names: readonly string[] = []): void {
+    const head = readHead(file, this.device.features, this.thetaSha256)
+    const k = head.bias.length
+    if (k < 2 || k > this.device.room) throw new LearnError(`The head has ${k} classes; this page takes 2 to ${this.device.room}.`)
+    if (this.now.examples.length > 0 && k !== this.now.names.length) {
+      throw new LearnError(`The head has ${k} classes and you have drawn ${this.now.names.length}: reset first, then import.`)
+    }
+    const given = names.length === k ? names : this.now.names
+    this.change({ names: Array.from({ length: k }, (_, i) => given[i] ?? `class ${i + 1}`), head })
+  }
+
+  private change(part: Partial<State>): void {
+    this.past = [...this.past.slice(1 - MOST_UNDO), this.now]
+    this.now = { ...this.now, ...part }
+  }
+
+  private freeName(): string {
+    const letters = [...'ABCDEFGHIJKLMNOPQRSTUVWXYZ']
+    return letters.find((letter) => !this.now.names.includes(letter)) ?? `class ${this.now.names.length + 1}`
+  }
+}
+
+/**
+ * A rate with which no step can raise the loss: 1 / L, where the curvature of the mean cross-entropy of a linear head is
+ * at most L = half the mean of |phi|^2 + 1. The run's beta goes with the clients' heads, which go on from round to round;
+ * here a head starts from nothing.
+ */
+export function safeRate(phi: Float32Array, examples: number): number {
+  return 2 / (phi.reduce((sum, value) => sum + value * value, 0) / examples + 1)
+}

@@ -1,0 +1,70 @@
+/** Opens the site's bundle and starts the program; then the two parts of the page. */
+import { openBundle, openClient, type Bundle } from './bundle'
+import { ClientPage } from './client_page'
+import { Device } from './device'
+import { byId, bytesText, make, messageOf } from './elements'
+import { LearnPage } from './learn_page'
+import { keepForOffline } from './offline'
+import { Runtime } from './runtime'
+import { openSite, type Site } from './site'
+
+declare const __LITERT_FOLDER__: string
+declare const __LITERT_VERSION__: string
+
+const status = byId('status', HTMLElement)
+
+async function main(): Promise<void> {
+  const site = await openSite()
+  const bundle = await openBundle(site)
+  const client = await openClient(site, bundle.manifest)
+  const runtime = await Runtime.start(new URL(`${__LITERT_FOLDER__}/`, document.baseURI).href, bundle.program)
+  const device = await Device.open(runtime, bundle.theta)
+  const { drawing } = bundle.manifest.browser
+  for (const id of ['learn', 'client', 'about']) byId(id, HTMLElement).hidden = false
+  byId('no-drawing', HTMLElement).hidden = drawing !== null
+  byId('learner', HTMLElement).hidden = drawing === null
+  if (drawing) await LearnPage.open(device, bundle, client, drawing)
+  new ClientPage(device, bundle, client)
+  showFacts(site, bundle, runtime, 'no')
+  status.textContent = `Ready: ${bundle.manifest.network ?? 'a backbone'}${trainedOn(bundle)}.`
+  document.documentElement.dataset.ready = 'yes'
+
+  const offline = await keepForOffline(site, runtime.files).catch((error: unknown) => `no: ${messageOf(error)}`)
+  const text = offline === true ? 'yes: kept in this browser' : offline || 'no: that needs https or localhost'
+  showFacts(site, bundle, runtime, text)
+  document.documentElement.dataset.offline = String(offline === true)
+}
+
+function trainedOn({ manifest }: Bundle): string {
+  if (!manifest.dataset) return ''
+  if (manifest.round === undefined) return ` for ${manifest.dataset}`
+  return `, trained on ${manifest.dataset} in ${manifest.round} rounds of ${manifest.algorithm}`
+}
+
+function showFacts(site: Site, bundle: Bundle, runtime: Runtime, offline: string): void {
+  const { model, training } = bundle.manifest
+  const bytes = (wanted: (file: string) => boolean) =>
+    Object.entries(site.files).reduce((sum, [file, { bytes }]) => sum + (wanted(file) ? bytes : 0), 0)
+  const litert = bytes((file) => runtime.files.some((used) => file.endsWith(`/${used}`)))
+  const shape = model.example_shape.join(' × ')
+  const facts: [string, string][] = [
+    ['backbone', `${bundle.manifest.network ?? 'a Keras model'}${trainedOn(bundle)}`],
+    ['its weights', `${model.num_backbone_weights.toLocaleString('en')}, sha256 ${bundle.thetaSha256.slice(0, 16)}…`],
+    ['input, features', `${shape}, ${model.num_features}`],
+    ['program', `${bytesText(bundle.program.length)}, builtin operations only; room for ${bundle.manifest.browser.room} classes`],
+    ['in a round', `tau ${training.tau}, beta ${training.beta}, rho ${training.rho}`],
+    ['runtime', `LiteRT.js ${__LITERT_VERSION__}, WebAssembly, ${runtime.threads} ${runtime.threads === 1 ? 'thread' : 'threads'}`],
+    ['loaded', `${bytesText(bytes((file) => !file.startsWith('litert-')) + litert)} (LiteRT.js ${bytesText(litert)}), before compression`],
+    ['works offline', offline],
+    ['made by', site.made_by],
+  ]
+  byId('facts', HTMLElement).replaceChildren(
+    ...facts.map(([name, value]) => make('tr', {}, make('th', { scope: 'row' }, name), make('td', {}, value))),
+  )
+}
+
+main().catch((error: unknown) => {
+  status.textContent = messageOf(error)
+  status.classList.add('error')
+  document.documentElement.dataset.ready = 'failed'
+})

@@ -1,0 +1,33 @@
+/** Keeps the site for when there is no network: every file that a visit needs, checked against site.json. */
+import { sha256 } from './sha256'
+import { address, type Site } from './site'
+
+const PREFIX = 'tfpfl-'
+
+/**
+ * @param runtime the files of LiteRT.js that this browser took; it never asks for the others.
+ * @returns whether the page will open without a network.
+ */
+export async function keepForOffline(site: Site, runtime: readonly string[]): Promise<boolean> {
+  if (!('serviceWorker' in navigator) || !('caches' in globalThis)) return false // not on https or localhost
+  await navigator.serviceWorker.register('./sw.js')
+  await navigator.serviceWorker.ready
+  const name = PREFIX + sha256(new TextEncoder().encode(JSON.stringify(site.files))).slice(0, 16)
+  const cache = await caches.open(name)
+  const keep = async (url: string, expected?: string) => {
+    if (await cache.match(url)) return
+    const response = await fetch(url)
+    if (!response.ok) throw new Error(`${url} is missing`)
+    const found = sha256(new Uint8Array(await response.clone().arrayBuffer()))
+    if (expected !== undefined && found !== expected) throw new Error(`${url} is damaged`)
+    await cache.put(url, response)
+  }
+  const wanted = (file: string) => !file.startsWith('litert-') || runtime.some((used) => file.endsWith(`/${used}`))
+  for (const [file, { sha256: expected }] of Object.entries(site.files).filter(([file]) => wanted(file))) {
+    if (file === 'sw.js') continue // the browser keeps it itself
+    await keep(file === 'index.html' ? './' : file.startsWith('bundle/') ? address(site, file) : file, expected)
+  }
+  await cache.put('site.json', await fetch('site.json'))
+  for (const old of await caches.keys()) if (old.startsWith(PREFIX) && old !== name) await caches.delete(old)
+  return true
+}

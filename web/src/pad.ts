@@ -1,0 +1,149 @@
+/** The drawing pad: strokes by finger, pen or mouse, or a picture; and the grey drawing that becomes an example. */
+import type { DrawingSettings } from './preprocess'
+
+type Point = readonly [number, number] // in parts of the pad's side
+const SHARPNESS = 4 // pixels shown for one of the drawing
+
+export class Pad {
+  private strokes: Point[][] = []
+  private picture: Uint8Array | null = null
+  private drawing = false
+  private readonly small: CanvasRenderingContext2D
+  private readonly shown: CanvasRenderingContext2D
+
+  /**
+   * @param changed called while a stroke is drawn.
+   * @param finished called when it ends.
+   */
+  constructor(
+    canvas: HTMLCanvasElement,
+    private readonly settings: DrawingSettings,
+    changed: () => void,
+    finished: () => void,
+  ) {
+    const { size } = settings
+    canvas.width = canvas.height = size * (size < 200 ? SHARPNESS : 2)
+    this.shown = context(canvas)
+    const hidden = document.createElement('canvas')
+    hidden.width = hidden.height = size
+    this.small = context(hidden)
+    const at = (event: PointerEvent): Point => {
+      const box = canvas.getBoundingClientRect()
+      return [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height]
+    }
+    canvas.addEventListener('pointerdown', (event) => {
+      if (event.button !== 0) return
+      event.preventDefault()
+      canvas.setPointerCapture(event.pointerId)
+      if (this.picture) this.clear()
+      this.drawing = true
+      this.strokes.push([at(event)])
+      this.paint()
+      changed()
+    })
+    canvas.addEventListener('pointermove', (event) => {
+      if (!this.drawing) return
+      const events = event.getCoalescedEvents?.() ?? []
+      this.strokes.at(-1)?.push(...(events.length ? events : [event]).map(at))
+      this.paint()
+      changed()
+    })
+    for (const end of ['pointerup', 'pointercancel'] as const) {
+      canvas.addEventListener(end, () => {
+        if (!this.drawing) return
+        this.drawing = false
+        finished()
+      })
+    }
+    this.paint()
+  }
+
+  get empty(): boolean {
+    return this.strokes.length === 0 && !this.picture
+  }
+
+  clear(): void {
+    this.strokes = []
+    this.picture = null
+    this.paint()
+  }
+
+  /** Takes the last stroke, or the picture, back; false if there is none. */
+  undo(): boolean {
+    if (this.empty) return false
+    if (this.picture) this.picture = null
+    else this.strokes.pop()
+    this.paint()
+    return true
+  }
+
+  /** Shows a picture instead of strokes: dark on light, as one would draw. */
+  show(image: CanvasImageSource): void {
+    const { size } = this.settings
+    this.strokes = []
+    this.small.fillStyle = 'white'
+    this.small.fillRect(0, 0, size, size)
+    this.small.drawImage(image, 0, 0, size, size)
+    this.picture = greyOf(this.small, size)
+    this.paint()
+  }
+
+  /** uint8 [size, size], black on white. */
+  grey(): Uint8Array {
+    if (this.picture) return this.picture
+    const { size, pen } = this.settings
+    draw(this.small, this.strokes, size, pen)
+    return greyOf(this.small, size)
+  }
+
+  private paint(): void {
+    const side = this.shown.canvas.width
+    if (this.picture) {
+      const { size } = this.settings
+      const image = this.small.createImageData(size, size)
+      this.picture.forEach((value, i) => image.data.set([value, value, value, 255], 4 * i))
+      this.small.putImageData(image, 0, 0)
+      this.shown.drawImage(this.small.canvas, 0, 0, side, side)
+    } else {
+      draw(this.shown, this.strokes, side, (this.settings.pen * side) / this.settings.size)
+    }
+  }
+}
+
+/** A small picture of a raw example: black ink on white, in the pixels that the backbone sees. */
+export function thumbnail(canvas: HTMLCanvasElement, raw: Uint8Array | Float32Array, pixels: number, most: number): void {
+  canvas.width = canvas.height = pixels
+  const ctx = context(canvas)
+  const image = ctx.createImageData(pixels, pixels)
+  raw.forEach((value, i) => {
+    const grey = 255 - (255 * value) / most
+    image.data.set([grey, grey, grey, 255], 4 * i)
+  })
+  ctx.putImageData(image, 0, 0)
+}
+
+function draw(ctx: CanvasRenderingContext2D, strokes: Point[][], side: number, pen: number): void {
+  ctx.fillStyle = 'white'
+  ctx.fillRect(0, 0, side, side)
+  ctx.strokeStyle = 'black'
+  ctx.lineWidth = pen
+  ctx.lineCap = ctx.lineJoin = 'round'
+  for (const points of strokes) {
+    ctx.beginPath()
+    points.forEach(([x, y], i) => (i === 0 ? ctx.moveTo(x * side, y * side) : ctx.lineTo(x * side, y * side)))
+    if (points.length === 1) ctx.lineTo(points[0]![0] * side, points[0]![1] * side) // a dot
+    ctx.stroke()
+  }
+}
+
+function greyOf(ctx: CanvasRenderingContext2D, size: number): Uint8Array {
+  const { data } = ctx.getImageData(0, 0, size, size)
+  // The mean of the three channels, rounded down; strokes have three equal ones.
+  return Uint8Array.from({ length: size * size }, (_, i) => (data[4 * i]! + data[4 * i + 1]! + data[4 * i + 2]!) / 3)
+}
+
+function context(canvas: HTMLCanvasElement): CanvasRenderingContext2D {
+  const found = canvas.getContext('2d', { willReadFrequently: true })
+  if (!found) throw new Error('this browser has no canvas')
+  return found
+}

@@ -1,0 +1,105 @@
+/** The exported program, run by LiteRT.js in a worker. */
+
+export type Numbers = Float32Array | Int32Array
+export type Arrays = Record<string, Numbers>
+/** Input name -> its shape, which is fixed: LiteRT.js 2.5 refuses every tensor of another one. */
+export type Signature = Record<string, { dtype: string; shape: number[] }>
+
+export type Request = { id: number } & (
+  | { kind: 'start'; folder: string; program: Uint8Array; threads: boolean }
+  | { kind: 'keep'; name: string; data: Numbers }
+  | { kind: 'run'; signature: string; inputs: Arrays }
+)
+export interface Started {
+  signatures: Record<string, Signature>
+  threads: number
+  memory: number
+  /** Those of LiteRT.js that this browser took. */
+  files: string[]
+}
+export interface Ran {
+  outputs: Arrays
+  milliseconds: number
+  /** Of WebAssembly, in bytes; the largest so far. */
+  memory: number
+}
+export type Reply = { id: number } & ({ value: Started | Ran | null } | { error: string })
+type Unnumbered<T> = T extends unknown ? Omit<T, 'id'> : never
+
+export class RuntimeError extends Error {}
+
+export class Runtime {
+  signatures: Record<string, Signature> = {}
+  threads = 1
+  memory = 0
+  files: string[] = []
+  private readonly waiting = new Map<number, (reply: Reply) => void>()
+  private next = 0
+
+  private constructor(private readonly worker: Worker) {
+    worker.onmessage = ({ data }: MessageEvent<Reply>) => {
+      this.waiting.get(data.id)?.(data)
+      this.waiting.delete(data.id)
+    }
+    worker.onerror = (event) => {
+      for (const [id, done] of this.waiting) done({ id, error: event.message || 'the worker stopped' })
+      this.waiting.clear()
+    }
+  }
+
+  /**
+   * @param folder the address of LiteRT.js's WebAssembly files; ends with a slash.
+   * @param program a .tflite file.
+   * @param threads take the build with threads, if the page is cross-origin isolated.
+   */
+  static async start(folder: string, program: Uint8Array, threads = globalThis.crossOriginIsolated): Promise<Runtime> {
+    const runtime = new Runtime(new Worker(new URL('./runtime.worker.ts', import.meta.url)))
+    const begin = (threads: boolean) => runtime.ask({ kind: 'start', folder, program, threads }) as Promise<Started>
+    let started: Started
+    try {
+      started = await begin(threads)
+    } catch (error) {
+      runtime.stop()
+      if (!threads) throw error
+      return Runtime.start(folder, program, false) // a browser without relaxed SIMD has no build with threads
+    }
+    return Object.assign(runtime, started)
+  }
+
+  /** Keeps an input in the worker, for every later run: theta. */
+  async keep(name: string, data: Numbers): Promise<void> {
+    await this.ask({ kind: 'keep', name, data })
+  }
+
+  /** The shape of a signature's input. */
+  shape(input: string, signature: string): number[] {
+    const found = this.signatures[signature]?.[input]
+    if (!found) throw new RuntimeError(`the program has no signature ${signature} with an input ${input}`)
+    return found.shape
+  }
+
+  has(signature: string): boolean {
+    return signature in this.signatures
+  }
+
+  async run(signature: string, inputs: Arrays): Promise<Ran> {
+    const ran = (await this.ask({ kind: 'run', signature, inputs })) as Ran
+    this.memory = ran.memory
+    return ran
+  }
+
+  stop(): void {
+    this.worker.terminate()
+  }
+
+  private ask(request: Unnumbered<Request>): Promise<unknown> {
+    const id = this.next++
+    return new Promise((resolve, reject) => {
+      this.waiting.set(id, (reply) => {
+        if ('error' in reply) reject(new RuntimeError(reply.error))
+        else resolve(reply.value)
+      })
+      this.worker.postMessage({ ...request, id })
+    })
+  }
+}

@@ -1,0 +1,65 @@
+/** The page as a client of a round. */
+import { readFileSync } from 'node:fs'
+import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import type { Browser } from 'playwright-core'
+import { readSafetensors } from '../src/safetensors'
+import { fixture, launch, noBrowser } from './browser'
+import { openPage } from './page'
+import { serve } from './server'
+
+describe.skipIf(noBrowser)('Be a client', () => {
+  let browser: Browser
+  beforeAll(async () => {
+    browser = await launch()
+  })
+  afterAll(() => browser?.close())
+
+  for (const [network, sizes] of Object.entries({ mlp: [32, 102], cnn: [32, 100] })) {
+    it(`runs a round of the ${network}, and says what it cost and what would leave`, async () => {
+      const host = await serve(fixture(`site-${network}`))
+      const page = await openPage(await browser.newContext(), host.url)
+      const stored = readSafetensors(new Uint8Array(readFileSync(fixture(network, 'client.safetensors'))))
+      const numbers = (name: string) => stored.get(name)!.data as Float32Array
+      const table = async (id: string) => {
+        const rows = await page.locator(`#${id} tr`).evaluateAll((all) => all.map((row) => [...row.children].map((cell) => cell.textContent!)))
+        return Object.fromEntries(rows) as Record<string, string>
+      }
+      for (const n of sizes) {
+        await page.locator('#client-size').selectOption(String(n))
+        await page.locator('#round').click()
+        await expect.poll(() => page.locator('#round-status').textContent()).toMatch(new RegExp(`A round on ${n} examples`))
+
+        const differences = await table('difference')
+        expect(Object.keys(differences)).toEqual(['gradient of θ', 'head, kernel', 'head, bias', 'loss', 'loss by step'])
+        for (const [name, text] of Object.entries(differences)) expect(parseFloat(text), `${name}: ${text}`).toBeLessThan(1e-5)
+        const losses = numbers(`round_${n}.losses`)
+        const status = (await page.locator('#round-status').textContent())!
+        expect(status).toContain(`loss ${losses[0]!.toFixed(4)} before, ${numbers(`round_${n}.loss`)[0]!.toFixed(4)} at the joint gradient`)
+        expect((await page.locator('#loss-chart polyline').getAttribute('points'))!.split(' ')).toHaveLength(50)
+
+        const p = numbers(`round_${n}.dtheta`).length
+        const leaves = await table('leaves')
+        expect(leaves).toMatchObject({
+          'gradient of θ, float32': `${(16 + 4 * p).toLocaleString('en')} bytes`,
+          'or as int8': `${(16 + p + 4 * Math.ceil(p / 1024)).toLocaleString('en')} bytes`,
+          'number of examples, N': String(n),
+        })
+        const example = stored.get('x')!.data.byteLength / stored.get('labels')!.data.length
+        expect((await table('stays'))[`${n} examples`]).toBe(`${(n * example).toLocaleString('en')} bytes`)
+        const cost = await table('cost')
+        expect(Object.keys(cost).slice(0, -3)).toEqual(n === 32 ? ['round'] : ['features', 'steps on the head', 'joint gradient'])
+        expect(parseInt(cost['WebAssembly memory']!)).toBeGreaterThan(16)
+
+        const [file] = await Promise.all([page.waitForEvent('download'), page.locator('#save-float32').click()])
+        const payload = readFileSync(await file.path())
+        expect(payload.length).toBe(16 + 4 * p)
+        const sent = new Float32Array(new Uint8Array(payload).slice(16).buffer)
+        const expected = numbers(`round_${n}.dtheta`)
+        const largest = Math.max(...expected.map(Math.abs))
+        expect(Math.max(...expected.map((value, i) => Math.abs(value - sent[i]!))) / largest).toBeLessThan(1e-5)
+      }
+      await page.close()
+      await host.close()
+    })
+  }
+})

@@ -1,0 +1,15 @@
+/** The modules of the page by name, for tests that compute in a browser. */
+import * as litert from '@litertjs/core'
+import * as bundle from '../../src/bundle'
+import { Device } from '../../src/device'
+import * as head from '../../src/head'
+import { Runtime } from '../../src/runtime'
+import { readSafetensors } from '../../src/safetensors'
+import { relativeDifference } from '../../src/client_page'
+
+const harness = { litert, ...bundle, ...head, Device, Runtime, readSafetensors, relativeDifference }
+export type Harness = typeof harness
+declare global {
+  var harness: Harness
+}
+globalThis.harness = harness

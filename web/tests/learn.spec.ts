@@ -1,0 +1,249 @@
+/** A person draws, names, learns, comes back: all of it with the mouse, in the built site. */
+import { readFileSync } from 'node:fs'
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
+import type { Browser, BrowserContext, Page } from 'playwright-core'
+import { fixture, launch, noBrowser } from './browser'
+import { draw, editKept, learn, openPage, predicted, result, shown, teach, type Stroke } from './page'
+import { serve, type Host } from './server'
+
+const STROKES: Stroke[] = ['line', 'bar', 'ring']
+
+describe.skipIf(noBrowser)('Learn me', () => {
+  let browser: Browser
+  let host: Host
+  let context: BrowserContext
+  let page: Page
+
+  beforeAll(async () => {
+    browser = await launch()
+    host = await serve(fixture('site-cnn'))
+  })
+  afterAll(async () => {
+    await browser?.close()
+    await host?.close()
+  })
+  beforeEach(async () => {
+    context = await browser.newContext({ bypassCSP: true }) // so that tests may evaluate a function in the page
+    page = await openPage(context, host.url)
+  })
+  afterEach(() => context?.close())
+
+  async function teachAll(examples: number, from = 0, strokes = STROKES): Promise<void> {
+    for (let i = from; i < from + examples; i++) {
+      for (const [label, stroke] of strokes.entries()) await teach(page, label, stroke, i)
+    }
+  }
+
+  const upload = (path: string) => page.locator('#import-file').setInputFiles(path)
+  const uploadBytes = (bytes: Uint8Array) =>
+    page.locator('#import-file').setInputFiles({ name: 'head.bin', mimeType: 'application/octet-stream', buffer: Buffer.from(bytes) })
+  const exported = async (): Promise<Uint8Array> => {
+    const [file] = await Promise.all([page.waitForEvent('download'), page.locator('#export').click()])
+    return new Uint8Array(readFileSync(await file.path()))
+  }
+  const kept = async () => {
+    // The page writes after it says what changed.
+    await page.waitForTimeout(300)
+  }
+
+  it('learns three classes, keeps the head over a reload, adds a fourth, undoes and resets', async () => {
+    expect(await predicted(page, 'line')).toEqual(['Nothing learned yet.', 0])
+    await page.locator('#clear').click()
+    await page.locator('#name-0').fill('upright')
+    await page.locator('#name-1').fill('flat')
+    await page.locator('#name-2').fill('ring')
+    await page.locator('#pick-0').check()
+    expect(await learn(page)).toMatch(/needs 3 examples.*“upright”, “flat”, “ring”/)
+
+    await teachAll(3)
+    const held = page.locator('#class-list canvas.held')
+    expect(await held.count()).toBe(3)
+    expect(await held.first().getAttribute('aria-label')).toBe('Example 3 of “upright”, held out')
+    const said = await learn(page)
+    expect(said).toMatch(/Learned: 3 of 3 held-out drawings right, before 1\. The new head is kept\. \(300 steps/)
+    expect(await page.locator('#before-right').textContent()).toBe('1 of 3 (33 %)')
+    expect(await page.locator('#after-right').textContent()).toBe('3 of 3 (100 %)')
+
+    const seen: Record<string, [string, number]> = {}
+    for (const stroke of STROKES) seen[stroke] = await predicted(page, stroke, 3)
+    expect(Object.fromEntries(Object.entries(seen).map(([stroke, [name]]) => [stroke, name]))).toEqual({ line: 'upright', bar: 'flat', ring: 'ring' })
+    for (const [, percent] of Object.values(seen)) expect(percent).toBeGreaterThan(60)
+    const exactly = await shown(page, 'line')
+    const ring = await shown(page, 'ring')
+    expect(JSON.parse(exactly)).toHaveLength(3)
+    expect(ring).not.toBe(exactly)
+
+    await kept()
+    await page.reload()
+    await page.waitForFunction(() => document.documentElement.dataset.ready)
+    expect(await result(page)).toBe('Your head of 3 classes is back.')
+    expect(await page.locator('#class-list canvas').count()).toBe(9)
+    expect(await shown(page, 'line')).toBe(exactly)
+    for (const stroke of STROKES) expect((await predicted(page, stroke, 3))[0]).toBe(seen[stroke]![0])
+
+    // A fourth class: until it is learned, nothing changes; the old columns are where learning starts.
+    await page.locator('#add-class').click()
+    await page.locator('#name-3').fill('cross')
+    await page.locator('#pick-3').check()
+    expect(await shown(page, 'line')).toBe(exactly)
+    for (let i = 0; i < 3; i++) await teach(page, 3, 'cross', i)
+    expect(await page.locator('#class-list .count').nth(3).textContent()).toBe('3 drawn, 1 held out, not learned yet')
+    expect(await learn(page)).toMatch(/Learned: 4 of 4 held-out drawings right, before 3/)
+    expect(await page.locator('#before-loss').textContent()).toBe('knows not all classes')
+    expect(await page.locator('#bars li').count()).toBe(0)
+    expect((await predicted(page, 'ring', 4))[0]).toBe('ring')
+    expect(await page.locator('#bars li').count()).toBe(4)
+
+    await page.locator('#clear').click()
+    await page.locator('#undo').click() // the second learning
+    expect(await page.locator('#class-list .count').nth(3).textContent()).toMatch(/not learned yet/)
+    expect(await shown(page, 'line')).toBe(exactly)
+
+    page.on('dialog', (dialog) => void dialog.accept())
+    await page.locator('#reset').click()
+    await expect.poll(() => result(page)).toBe('All is forgotten.')
+    await kept()
+    await page.reload()
+    await page.waitForFunction(() => document.documentElement.dataset.ready)
+    expect(await page.locator('#class-list canvas').count()).toBe(0)
+    expect(await predicted(page, 'line')).toEqual(['Nothing learned yet.', 0])
+  })
+
+  it('refuses a kept head whose checksum is wrong: the one before it is in use', async () => {
+    await teachAll(3)
+    expect(await learn(page)).toMatch(/kept/)
+    const first = await exported()
+    const before = await shown(page, 'ring')
+    await teachAll(1, 3)
+    expect(await learn(page)).toMatch(/kept/)
+    expect(await exported()).not.toEqual(first)
+    expect(await shown(page, 'ring')).not.toBe(before)
+    await kept()
+
+    await editKept(page, (record) => (record.head![200]! ^= 1))
+    await page.reload()
+    await page.waitForFunction(() => document.documentElement.dataset.ready)
+    expect(await result(page)).toMatch(/refused\. The head is damaged.*checksum.*The one before it is in use/)
+    expect(await page.locator('#result').getAttribute('class')).toBe('error')
+    expect(await exported()).toEqual(first)
+    expect(await shown(page, 'ring')).toBe(before)
+
+    await editKept(page, (record) => {
+      record.head![200]! ^= 2
+      record.previous![300]! ^= 1
+    })
+    await page.reload()
+    await page.waitForFunction(() => document.documentElement.dataset.ready)
+    expect(await result(page)).toMatch(/refused.*The one before it is damaged, too/)
+    expect(await predicted(page, 'ring')).toEqual(['Nothing learned yet.', 0])
+    expect(await page.locator('#class-list canvas').count()).toBe(12) // the drawings are there, to learn from
+    expect(await learn(page)).toMatch(/Learned/)
+  })
+
+  it('keeps the old head where the new one is not better on held-out drawings', async () => {
+    await teachAll(3)
+    expect(await learn(page)).toMatch(/The new head is kept/)
+    const head = await exported()
+    // From now on, rings are kept as lines and lines as rings, except for those that are held out.
+    for (const i of [3, 4]) {
+      await teach(page, 0, 'ring', i)
+      await teach(page, 2, 'line', i)
+    }
+    await teach(page, 0, 'line', 5)
+    await teach(page, 2, 'ring', 5)
+    for (const i of [6, 7]) {
+      await teach(page, 0, 'ring', i)
+      await teach(page, 2, 'line', i)
+    }
+    const [, after, before] = /Not better: (\d) of 5 held-out drawings right, before (\d)\. The old head stays/.exec(await learn(page)) ?? []
+    expect(Number(after)).toBeLessThan(Number(before))
+    expect(await exported()).toEqual(head)
+  })
+
+  it('exports the head as a file of the bundle, and takes it back; of another backbone, never', async () => {
+    expect(await page.locator('#export').isDisabled()).toBe(true)
+    await upload(fixture('other.head'))
+    await expect.poll(() => result(page)).toMatch(/belongs to another backbone/)
+    expect(await predicted(page, 'line')).toEqual(['Nothing learned yet.', 0])
+    await page.locator('#clear').click()
+
+    await upload(fixture('same.head')) // four classes
+    await expect.poll(() => result(page)).toBe('A head of 4 classes is in use.')
+    expect(Buffer.from(await exported())).toEqual(readFileSync(fixture('same.head')))
+    const before = await shown(page, 'line')
+
+    const damaged = await exported()
+    damaged[99]! ^= 1
+    await uploadBytes(damaged)
+    await expect.poll(() => result(page)).toMatch(/damaged or cut off/)
+    await upload(fixture('other.head'))
+    await expect.poll(() => result(page)).toMatch(/belongs to another backbone/)
+    await upload(fixture('cnn', 'theta.bin'))
+    await expect.poll(() => result(page)).toMatch(/not a head/)
+    expect(await shown(page, 'line')).toBe(before)
+
+    await teach(page, 0, 'line', 0)
+    await uploadBytes(new Uint8Array(readFileSync(fixture('cnn', 'head.bin')))) // five classes, but four are drawn for
+    await expect.poll(() => result(page)).toMatch(/has 5 classes and you have drawn 4/)
+    await page.locator('#undo').click()
+    await page.locator('#import-bundle').click()
+    await expect.poll(() => result(page)).toMatch(/The head of client/)
+    expect(await page.locator('#name-4').inputValue()).toBe('ring')
+    expect(Buffer.from(await exported())).toEqual(readFileSync(fixture('cnn', 'head.bin')))
+  })
+
+  it('takes 2 to 16 classes, and no more than the program has room for', async () => {
+    for (let i = 3; i < 16; i++) await page.locator('#add-class').click()
+    expect(await page.locator('#class-list > li').count()).toBe(16)
+    await page.locator('#add-class').click()
+    await expect.poll(() => result(page)).toMatch(/room for 16 classes/)
+    for (let i = 16; i > 2; i--) await page.locator('#remove-0').click()
+    expect(await page.locator('#name-0').inputValue()).toBe('O')
+    await page.locator('#remove-0').click()
+    await expect.poll(() => result(page)).toMatch(/at least two classes/)
+    expect(await page.locator('#class-list > li').count()).toBe(2)
+    for (const [label, stroke] of (['line', 'ring'] as const).entries()) {
+      for (let i = 0; i < 3; i++) await teach(page, label, stroke, i)
+    }
+    expect(await learn(page)).toMatch(/Learned: 2 of 2/)
+  })
+
+  it('undoes strokes, and the picture on the pad is what becomes the example', async () => {
+    await draw(page, 'line')
+    await draw(page, 'bar')
+    await page.locator('#undo').click()
+    await page.locator('#keep').click()
+    await expect.poll(() => page.locator('#class-list canvas').count()).toBe(1)
+    await draw(page, 'line')
+    await page.locator('#keep').click()
+    await expect.poll(() => page.locator('#class-list canvas').count()).toBe(2)
+    const [cross, line] = await page.locator('#class-list canvas').evaluateAll((all) =>
+      (all as HTMLCanvasElement[]).map((c) => [...c.getContext('2d')!.getImageData(0, 0, c.width, c.height).data]),
+    )
+    expect(cross).toEqual(line)
+    expect(cross!.length).toBe(4 * 28 * 28)
+    expect(cross!.filter((value) => value < 100).length).toBeGreaterThan(30)
+  })
+
+  it('works with the keyboard alone, on examples from the file', async () => {
+    const press = async (id: string) => {
+      await page.locator(id).focus()
+      await page.keyboard.press('Enter')
+    }
+    for (let label = 0; label < 3; label++) {
+      await page.locator(`#pick-${label}`).focus()
+      await page.keyboard.press('Space')
+      for (let i = 0; i < 3; i++) {
+        await press('#example')
+        await expect.poll(() => result(page)).toMatch(/is on the pad/)
+        await press('#keep')
+        await expect.poll(() => page.locator('#class-list > li').nth(label).locator('.strip canvas').count()).toBe(i + 1)
+      }
+    }
+    await press('#learn-button')
+    await expect.poll(() => result(page)).toMatch(/^Learned: 3 of 3/)
+    await press('#example')
+    await expect.poll(() => page.locator('#guess').textContent()).toMatch(/^“C”/) // the class that was picked last
+    expect(await page.locator('#guess').getAttribute('aria-live')).toBe('polite')
+  })
+})

@@ -1,0 +1,58 @@
+/** A static host on this machine, such as anyone would put the site on; with the faults that a test asks for. */
+import { createReadStream, existsSync, readFileSync, statSync } from 'node:fs'
+import { createServer, type Server } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import { extname, join, normalize } from 'node:path'
+
+const TYPES: Record<string, string> = {
+  '.html': 'text/html',
+  '.js': 'text/javascript',
+  '.css': 'text/css',
+  '.svg': 'image/svg+xml',
+  '.json': 'application/json',
+  '.wasm': 'application/wasm',
+}
+
+export interface Options {
+  /** Send the headers of cross-origin isolation, which threads need. */
+  isolated?: boolean
+  /** Path -> what is done to its bytes. */
+  damage?: Record<string, (bytes: Buffer) => Buffer>
+  /** More folders, by the path that they appear under. */
+  folders?: Record<string, string>
+}
+
+export interface Host {
+  url: string
+  close(): Promise<void>
+}
+
+export async function serve(folder: string, { isolated = false, damage = {}, folders = {} }: Options = {}): Promise<Host> {
+  const server: Server = createServer((request, response) => {
+    const path = normalize(decodeURIComponent(new URL(request.url ?? '/', 'http://host').pathname))
+    const mounted = Object.entries(folders).find(([prefix]) => path.startsWith(prefix))
+    let file = mounted ? join(mounted[1], path.slice(mounted[0].length)) : join(folder, path)
+    if (existsSync(file) && statSync(file).isDirectory()) file = join(file, 'index.html')
+    if (isolated) {
+      response.setHeader('Cross-Origin-Opener-Policy', 'same-origin')
+      response.setHeader('Cross-Origin-Embedder-Policy', 'require-corp')
+    }
+    if (!existsSync(file)) {
+      response.writeHead(404).end()
+      return
+    }
+    response.setHeader('Content-Type', TYPES[extname(file)] ?? 'application/octet-stream')
+    const change = damage[path.slice(1)]
+    if (change) response.end(change(readFileSync(file)))
+    else createReadStream(file).pipe(response)
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  return {
+    url: `http://localhost:${(server.address() as AddressInfo).port}/`,
+    close: () =>
+      new Promise((resolve) => {
+        server.close(() => resolve())
+        server.closeAllConnections()
+      }),
+  }
+}

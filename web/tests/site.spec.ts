@@ -1,0 +1,178 @@
+/** The site as a whole: its files, its network, its widths. */
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import type { Browser } from 'playwright-core'
+import { fixture, launch, noBrowser } from './browser'
+import { draw, learn, openPage, shown, teach } from './page'
+import { serve } from './server'
+
+describe.skipIf(noBrowser)('the site', () => {
+  let browser: Browser
+  beforeAll(async () => {
+    browser = await launch()
+  })
+  afterAll(() => browser?.close())
+
+  it('asks nobody but its own host: the log of the whole browser', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'tfpfl-netlog-'))
+    const log = join(folder, 'net.json')
+    const host = await serve(fixture('site-mlp'))
+    const own = await launch(`--log-net-log=${log}`)
+    const page = await openPage(await own.newContext(), host.url)
+    await expect.poll(() => page.evaluate(() => document.documentElement.dataset.offline)).toBe('true')
+    for (const [label, stroke] of (['line', 'bar', 'ring'] as const).entries()) {
+      for (let i = 0; i < 3; i++) await teach(page, label, stroke, i)
+    }
+    expect(await learn(page)).toMatch(/^(Learned|Not better)/)
+    await page.locator('#round').click()
+    await expect.poll(() => page.locator('#round-status').textContent()).toMatch(/A round on/)
+    await own.close()
+    await host.close()
+
+    const { constants, events } = JSON.parse(readFileSync(log, 'utf8')) as {
+      constants: { logEventTypes: Record<string, number> }
+      events: { type: number; params?: { url?: string; initiator?: string } }[]
+    }
+    const started = events.filter((event) => event.type === constants.logEventTypes.URL_REQUEST_START_JOB)
+    // The browser itself looks for updates and the like; what a page asks for has the page's origin as its initiator.
+    const asked = started.flatMap(({ params }) => (params?.url && params.initiator?.startsWith('http') ? [new URL(params.url)] : []))
+    const { origin } = new URL(host.url)
+    expect(asked.map(({ pathname }) => pathname)).toEqual(expect.arrayContaining(['/site.json', '/bundle/theta.bin', '/sw.js']))
+    expect(asked.some(({ pathname }) => pathname.endsWith('.wasm'))).toBe(true)
+    expect([...new Set(asked.map((url) => url.origin))]).toEqual([origin])
+    rmSync(folder, { recursive: true })
+  })
+
+  for (const [guard, options] of [
+    ['the policy of the page', { serviceWorkers: 'block' }],
+    ['the service worker', { bypassCSP: true }],
+  ] as const) {
+    it(`may not ask others: ${guard} alone refuses it`, async () => {
+      const host = await serve(fixture('site-mlp'))
+      const other = await serve(fixture('site-mlp'))
+      const page = await openPage(await browser.newContext(options), host.url)
+      if (guard === 'the service worker') await page.waitForFunction(() => navigator.serviceWorker.controller !== null)
+      const ask = (url: string) => page.evaluate((url) => fetch(url, { mode: 'no-cors' }).then(() => 'answered', () => 'refused'), url) // prettier-ignore
+      expect(await ask(`${host.url}icon.svg`)).toBe('answered')
+      expect(await ask(`${other.url}icon.svg`)).toBe('refused')
+      const ran = await page.evaluate(() => {
+        document.body.append(Object.assign(document.createElement('script'), { textContent: 'globalThis.inline = true' }))
+        return 'inline' in globalThis
+      })
+      expect(ran).toBe('bypassCSP' in options)
+      await page.close()
+      await host.close()
+      await other.close()
+    })
+  }
+
+  it('opens without a network once it was loaded, learned head and all', async () => {
+    const host = await serve(fixture('site-cnn'))
+    const context = await browser.newContext({ bypassCSP: true })
+    const page = await openPage(context, host.url)
+    for (const [label, stroke] of (['line', 'bar', 'ring'] as const).entries()) {
+      for (let i = 0; i < 3; i++) await teach(page, label, stroke, i)
+    }
+    expect(await learn(page)).toMatch(/Learned/)
+    const before = await shown(page, 'ring')
+    await expect.poll(() => page.evaluate(() => document.documentElement.dataset.offline)).toBe('true')
+    await page.close()
+    await host.close() // nobody is there any more
+
+    const again = await openPage(context, host.url)
+    expect(await shown(again, 'ring')).toBe(before)
+    await again.locator('#round').click()
+    await expect.poll(() => again.locator('#round-status').textContent()).toMatch(/A round on 32 examples/)
+    await context.close()
+  })
+
+  for (const name of ['bundle/theta.bin', 'bundle/program_browser.tflite', 'bundle/manifest.json', 'bundle/client.safetensors']) {
+    it(`refuses a changed ${name}`, async () => {
+      const flip = (bytes: Buffer) => {
+        bytes[Math.floor(bytes.length / 2)]! ^= 1
+        return bytes
+      }
+      const host = await serve(fixture('site-mlp'), { damage: { [name]: flip } })
+      const page = await browser.newPage()
+      await page.goto(host.url)
+      await page.waitForFunction(() => document.documentElement.dataset.ready)
+      expect(await page.locator('#status').textContent()).toBe(`${name} is damaged: its sha256 is not the one in site.json.`)
+      expect(await page.locator('#learn').isVisible()).toBe(false)
+      await page.close()
+      await host.close()
+    })
+  }
+
+  it('keeps nothing for offline where a file of the page was changed', async () => {
+    const comment = (bytes: Buffer) => Buffer.concat([bytes, Buffer.from('<!-- -->')])
+    const host = await serve(fixture('site-mlp'), { damage: { 'icon.svg': comment } })
+    const page = await openPage(await browser.newContext(), host.url)
+    await expect.poll(() => page.locator('#facts').textContent()).toMatch(/no: icon.svg is damaged/)
+    await page.close()
+    await host.close()
+  })
+
+  for (const width of [390, 1280]) {
+    for (const colorScheme of ['light', 'dark'] as const) {
+      it(`fits ${width} pixels, ${colorScheme}, in readable contrast`, async () => {
+        const host = await serve(fixture('site-cnn'))
+        const context = await browser.newContext({ viewport: { width, height: 844 }, colorScheme, hasTouch: width < 500 })
+        const page = await openPage(context, host.url)
+        const overflow = () => page.evaluate(() => document.scrollingElement!.scrollWidth - innerWidth)
+        expect(await overflow()).toBeLessThanOrEqual(0)
+        await page.locator('#name-0').fill('abcdefghijklmnopqrstuvwx')
+        for (const [label, stroke] of (['line', 'bar', 'ring'] as const).entries()) {
+          for (let i = 0; i < 4; i++) await teach(page, label, stroke, i)
+        }
+        await learn(page)
+        await draw(page, 'ring', 3)
+        await page.locator('#round').click()
+        await expect.poll(() => page.locator('#round-status').textContent()).toMatch(/A round on/)
+        expect(await overflow()).toBeLessThanOrEqual(0)
+        expect(await page.locator('#pad').evaluate((pad) => getComputedStyle(pad).touchAction)).toBe('none')
+        expect(await page.evaluate(lowestContrast)).toBeGreaterThan(4.5)
+        expect(await page.evaluate(unnamed)).toEqual([])
+        await context.close()
+        await host.close()
+      })
+    }
+  }
+})
+
+/** In the browser: the lowest contrast of a text with what is behind it (WCAG's ratio). */
+function lowestContrast(): number {
+  const channels = (color: string) => (color.match(/[\d.]+/g) ?? []).map(Number)
+  const luminance = (color: string) => {
+    const [r, g, b] = channels(color).slice(0, 3).map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4)) // prettier-ignore
+    return 0.2126 * r! + 0.7152 * g! + 0.0722 * b!
+  }
+  const behind = (element: Element | null): string => {
+    if (!element) return 'rgb(255, 255, 255)'
+    const color = getComputedStyle(element).backgroundColor
+    return (channels(color)[3] ?? 1) === 0 ? behind(element.parentElement) : color
+  }
+  let lowest = 21
+  for (const element of document.querySelectorAll<HTMLElement>('body *')) {
+    const own = [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.textContent!.trim())
+    if (!own || !element.checkVisibility() || element.closest(':disabled, svg, .skip')) continue
+    const [a, b] = [luminance(getComputedStyle(element).color), luminance(behind(element))]
+    lowest = Math.min(lowest, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05))
+  }
+  return lowest
+}
+
+/** In the browser: controls and pictures that a screen reader has no name for. */
+function unnamed(): string[] {
+  const named = (element: HTMLElement) =>
+    Boolean(
+      element.ariaLabel ||
+        element.textContent?.trim() ||
+        (element as HTMLInputElement).labels?.length ||
+        element.closest('label')?.textContent?.trim(),
+    )
+  return [...document.querySelectorAll<HTMLElement>('button, input, select, canvas, meter, [role=img]')]
+    .filter((element) => element.checkVisibility() && !named(element))
+    .map((element) => element.outerHTML.slice(0, 100))
+}
