@@ -21,7 +21,7 @@ ACTORS = 2
 class InTurns(FedAvg):
     """FedAvg whose rounds begin when the driver says so, with the clients that the job names.
 
-    Any node can play any client: a message says whose examples to read. Without this, the cohort would be drawn anew.
+    Flower's simulated nodes keep nothing, so any node can play any client: a message says whose examples to read.
     """
 
     def __init__(self, job, folder, turns, **settings):
@@ -34,10 +34,9 @@ class InTurns(FedAvg):
         self.over = self.over or not self.turns.begin()
         if self.over:
             return []
-        ids, nodes = self.job.cohorts[server_round - 1].tolist(), list(grid.get_node_ids())
-        messages = []
-        for i in ids:
-            config = ConfigRecord({"job": self.folder, "round": server_round, "client": i})
+        nodes, messages = list(grid.get_node_ids()), []
+        for place, i in enumerate(self.job.cohorts[server_round - 1]):
+            config = ConfigRecord({"job": self.folder, "round": server_round, "place": place})
             content = RecordDict({"arrays": arrays, "config": config})
             messages.append(Message(content=content, message_type=MessageType.TRAIN, dst_node_id=nodes[i]))
         return messages
@@ -67,7 +66,7 @@ def main():
         while len(list(grid.get_node_ids())) < job.clients:
             time.sleep(0.2)
         packages = {name: version(name) for name in ("flwr", "ray", "torch")}
-        turns.ready(packages, f"Ray, {ACTORS} actors of 1 thread; cohort given by the benchmark")
+        turns.ready(packages, f"Ray, {ACTORS} actors of 1 thread")
         initial = ArrayRecord(torch_cnn.from_keras(job.weights))
         strategy.start(grid, initial, num_rounds=len(job.cohorts) + 1)
 

@@ -2,7 +2,6 @@
 
 from functools import cache
 
-import numpy as np
 import torch
 import torch_cnn
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -17,10 +16,10 @@ job_of, network = cache(load_job), cache(torch_cnn.build)
 def train(message, context):
     """One epoch of the client that the message names."""
     config, arrays = message.content["config"], message.content["arrays"]
-    job, model, i = job_of(config["job"]), network(), config["client"]
+    job, model = job_of(config["job"]), network()
     torch_cnn.load(model, arrays.to_numpy_ndarrays())
-    order = np.random.default_rng(job.shuffle_seed(config["round"], i)).permutation(job.examples)
-    x, y = torch_cnn.images(job.x[i][order]), torch_cnn.labels(job.y[i][order])
+    x, y = job.visit(config["round"], config["place"])
+    x, y = torch_cnn.images(x), torch_cnn.labels(y)
     optimizer = torch.optim.SGD(model.parameters(), job.rate)
     for start in range(0, job.examples, job.batch_size):
         batch = slice(start, start + job.batch_size)

@@ -31,6 +31,7 @@ class Job(NamedTuple):
     x: np.ndarray  # uint8 [clients, examples, 32, 32, 3], memory-mapped; the input of the network is x / 255
     y: np.ndarray  # int32 [clients, examples]
     cohorts: np.ndarray  # int64 [rounds, clients of a round]
+    orders: np.ndarray  # uint8 [rounds, clients of a round, examples]: in which each of them takes its examples
     weights: list  # of round 0: kernels HWIO and [in, out], each with its bias
 
     @property
@@ -43,9 +44,10 @@ class Job(NamedTuple):
         """N_i."""
         return self.x.shape[1]
 
-    def shuffle_seed(self, round_num: int, client_id: int) -> list[int]:
-        """For `np.random.default_rng`: where a framework has no shuffle of its own."""
-        return [self.seed, int(round_num), int(client_id)]
+    def visit(self, round_num: int, place: int) -> tuple[np.ndarray, np.ndarray]:
+        """The examples of one client of a round, x uint8 and y, in the order in which it takes them."""
+        i, order = self.cohorts[round_num - 1, place], self.orders[round_num - 1, place]
+        return self.x[i][order], self.y[i][order]
 
 
 def load_job(folder) -> Job:
@@ -53,7 +55,8 @@ def load_job(folder) -> Job:
     folder = Path(folder)
     settings = json.loads((folder / "job.json").read_text())
     arrays = {name: np.load(folder.parent / f"{name}.npy", mmap_mode="r") for name in ("x", "y")}
-    return Job(**settings, **arrays, cohorts=np.load(folder / "cohorts.npy"), weights=read(folder / "weights.npz"))
+    arrays |= {name: np.load(folder / f"{name}.npy") for name in ("cohorts", "orders")}
+    return Job(**settings, **arrays, weights=read(folder / "weights.npz"))
 
 
 def read(path) -> list:

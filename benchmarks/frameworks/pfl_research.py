@@ -1,13 +1,14 @@
 """pfl-research: `FederatedAveraging` on a `SimulatedBackend` with a PyTorch model, on the CPU.
 
-With torchrun, the cohort is shared out to its processes; the one of rank 0 takes the turns.
+Started by torchrun, pfl shares the cohort out to its processes; that of rank 0 takes the turns for all.
 """
 
 import os
 import sys
 from importlib.metadata import version
 
-import numpy as np
+os.environ.setdefault("PFL_PYTORCH_DEVICE", "cpu")
+
 import torch
 import torch_cnn
 from job import Turns, load_job
@@ -40,20 +41,32 @@ class Network(torch.nn.Module):
 
 
 class InTurns(TrainingProcessCallback):
-    """Lets a central iteration begin when the driver says so."""
+    """Lets a central iteration begin when the driver says so.
+
+    Args:
+        turns: None in a process that waits for that of rank 0.
+    """
 
     def __init__(self, turns):
         self.turns = turns
 
+    def begin(self) -> bool:
+        """The next round may begin, in all processes; False if there is none."""
+        go = torch.tensor(int(self.turns.begin()) if self.turns else 0)
+        if torch.distributed.is_initialized():
+            torch.distributed.broadcast(go, 0)
+        return bool(go)
+
     def on_train_begin(self, *, model):
         """Before round 1."""
-        self.turns.begin() or sys.exit()
+        self.begin() or sys.exit()
         return Metrics()
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
         """After every round; at the end, waits to be asked for the weights."""
-        self.turns.end()
-        return not self.turns.begin(), Metrics()
+        if self.turns:
+            self.turns.end()
+        return not self.begin(), Metrics()
 
 
 def main():
@@ -62,22 +75,21 @@ def main():
     network = Network()
     torch_cnn.load(network, torch_cnn.from_keras(job.weights))
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), 1.0))
-    rows = iter([(t, int(i)) for t, ids in enumerate(job.cohorts, start=1) for i in ids])
+    rounds, cohort = job.cohorts.shape
+    visits = iter([(t, place) for t in range(1, rounds + 1) for place in range(cohort)])
 
     def dataset(visit):
-        """The client's examples, shuffled for this round: pfl itself takes them in the order given."""
-        order = np.random.default_rng(job.shuffle_seed(*visit)).permutation(job.examples)
-        x, y = job.x[visit[1]][order], job.y[visit[1]][order]
-        return Dataset([torch_cnn.images(x), torch_cnn.labels(y)], user_id=visit[1])
+        """A client's examples; pfl takes them in the order given."""
+        x, y = job.visit(*visit)
+        return Dataset([torch_cnn.images(x), torch_cnn.labels(y)], user_id=str(visit))
 
-    federated = FederatedDataset(dataset, lambda: next(rows))
+    federated = FederatedDataset(dataset, lambda: next(visits))
     backend = SimulatedBackend(federated, federated, postprocessors=[WeightByDatapoints()])
-    turns = Turns(lambda: torch_cnn.to_keras(torch_cnn.dump(network)))
-    turns.ready(
-        {"pfl": version("pfl"), "torch": torch.__version__},
-        f"one process, {torch.get_num_threads()} threads; shuffled by the benchmark",
-    )
-    rounds, cohort = job.cohorts.shape
+    turns, world = None, int(os.environ.get("WORLD_SIZE", 1))
+    if int(os.environ.get("RANK", 0)) == 0:
+        turns = Turns(lambda: torch_cnn.to_keras(torch_cnn.dump(network)))
+        note = f"processes: {world}, threads of each: {torch.get_num_threads()}"
+        turns.ready({"pfl": version("pfl"), "torch": torch.__version__}, note)
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=rounds + 1,  # the last one never begins: the driver ends the process
@@ -95,5 +107,4 @@ def main():
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PFL_PYTORCH_DEVICE", "cpu")
     main()

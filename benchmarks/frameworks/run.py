@@ -1,18 +1,17 @@
-"""FedAvg in five frameworks: seconds a round, accuracy and memory on the same federation, in one run.
+"""FedAvg in tfpfl and in other frameworks: seconds a round, accuracy and memory on the same federation, in one run.
 
-    TFDS_DATA_DIR=... python benchmarks/frameworks/run.py [--rounds 30] [--seeds 0,1,2] [--frameworks pfl,flwr,...]
+    TFDS_DATA_DIR=... python benchmarks/frameworks/run.py [--rounds 30] [--seeds 0,1,2] [--frameworks "tfpfl;pfl"]
         [--json FILE]
 
 CIFAR-10 shared out at random to 1,000 clients of 50 images, 50 clients a round, one epoch in mini-batches of 10, SGD
 with a rate of 0.1, the small CNN of pfl-research without dropout, inputs x / 255, no augmentation, N_i-weighted mean.
 Every framework is a process of its own, pfl and flwr in virtual environments that are made on the first call in
 $TFPFL_CACHE/benchmarks (default ~/.cache/tfpfl/benchmarks); pip's own settings (PIP_FIND_LINKS, ...) choose where a CPU
-build of PyTorch comes from. All get the same images, the same weights of round 0 and the same cohorts, and shuffle by
-themselves.
+build of PyTorch comes from. All get the same images, the same weights of round 0, the same cohorts and mini-batches.
 
 With the first seed they take turns, one round each, while the others wait: seconds are those of a round without
 evaluation, and ratios are medians over rounds of neighbouring turns. The first rounds, in which graphs are traced, do
-not count. The other seeds, which are for accuracy, run two frameworks at a time. Memory is the largest resident set of
+not count. The other seeds, which are for accuracy, run two frameworks at a time, with one OpenMP thread each. Memory is the largest resident set of
 each of its processes, added up; what several of Ray's processes share counts in each.
 """
 
@@ -21,6 +20,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,17 +42,21 @@ from rich.table import Table
 
 from tfpfl import Federation, Sampling
 from tfpfl.data import load_source
-from tfpfl.sampling import cohort
+from tfpfl.local import shuffled
+from tfpfl.sampling import client_key, cohort
 
 HERE = Path(__file__).parent
 OURS = "tfpfl"
-FRAMEWORKS = {  # the program, and what its environment has; None: the environment that this script runs in
-    OURS: ("ours.py", None),
-    "bare loop": ("bare_loop.py", None),
-    "pfl": ("pfl_research.py", "requirements-pfl.txt"),
-    "tff.learning": ("tff_learning.py", None),
-    "flwr": ("flower.py", "requirements-flwr.txt"),
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+FRAMEWORKS = {  # what Python runs, and what its environment has; None: the environment that this script runs in
+    OURS: (["ours.py"], None),
+    "bare loop": (["bare_loop.py"], None),
+    "pfl": (["pfl_research.py"], "requirements-pfl.txt"),
+    "pfl, 2 processes": ([*TORCHRUN, "2", "pfl_research.py"], "requirements-pfl.txt"),
+    "tff.learning": (["tff_learning.py"], None),
+    "flwr": (["flower.py"], "requirements-flwr.txt"),
 }
+TIMED_ONLY = {"pfl, 2 processes"}  # for accuracy, pfl in one process says the same
 CLIENTS, EXAMPLES, COHORT, BATCH_SIZE, RATE = 1000, 50, 50, 10, 0.1
 WARM_UP = 3  # rounds
 PATIENCE = 600  # seconds for one answer
@@ -65,14 +69,16 @@ class Failed(Exception):
 @click.command(help=__doc__)
 @click.option("--rounds", default=30, show_default=True)
 @click.option("--seeds", default="0,1,2", show_default=True)
-@click.option("--frameworks", default=",".join(FRAMEWORKS), show_default=True)
+@click.option("--frameworks", default=";".join(FRAMEWORKS), show_default=True)
 @click.option("--evaluate-every", default=10, show_default=True, help="Rounds; the last one in any case.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path))
 def main(rounds, seeds, frameworks, evaluate_every, json_path):
     """Runs all, prints the table."""
-    seeds, names = [int(s) for s in seeds.split(",")], frameworks.split(",")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end_all)
+    seeds, names = [int(s) for s in seeds.split(",")], frameworks.split(";")
     if unknown := set(names) - set(FRAMEWORKS):
-        raise click.ClickException(f"unknown frameworks {sorted(unknown)}: some of {', '.join(FRAMEWORKS)}")
+        raise click.ClickException(f"unknown frameworks {sorted(unknown)}: some of {';'.join(FRAMEWORKS)}")
     if rounds <= WARM_UP:
         raise click.ClickException(f"--rounds must be above {WARM_UP}, which do not count; found {rounds}")
     console = Console(width=120)
@@ -162,7 +168,12 @@ def write_job(federation, folder: Path, seed: int, rounds: int) -> Path:
         ],
     )
     population = federation.population(Sampling(rate=COHORT / CLIENTS), labels="global")
-    np.save(out / "cohorts.npy", np.stack([cohort(seed, t, population) for t in range(1, rounds + 1)]))
+    cohorts = np.stack([cohort(seed, t, population) for t in range(1, rounds + 1)])
+    np.save(out / "cohorts.npy", cohorts)
+    # The order that tfpfl's clients draw for themselves, so that all take the same mini-batches.
+    keys = np.concatenate([client_key(seed, t, ids) for t, ids in enumerate(cohorts, start=1)])
+    orders = tf.map_fn(lambda key: shuffled(EXAMPLES, key, 0), keys, fn_output_signature=tf.int32)
+    np.save(out / "orders.npy", orders.numpy().reshape(rounds, COHORT, EXAMPLES).astype(np.uint8))
     job = {"seed": seed, "batch_size": BATCH_SIZE, "rate": RATE, "federation": str(federation.path)}
     (out / "job.json").write_text(json.dumps(job))
     return out
@@ -181,15 +192,19 @@ def accuracy_on(source):
     return accuracy
 
 
+RUNNING = set()
+
+
 class Worker:
     """A framework's process. Every method raises `Failed` where it does not answer."""
 
-    def __init__(self, name: str, python: str, job: Path):
-        self.log = job / f"{name.replace(' ', '_')}.log"
-        self.weights = job / f"{name.replace(' ', '_')}.npz"
+    def __init__(self, name: str, python: str, job: Path, **environment: str):
+        self.log, self.weights = job / f"{name}.log", job / f"{name}.npz"
         self._log = open(self.log, "w")
         self._process = subprocess.Popen(
-            [python, HERE / FRAMEWORKS[name][0], job],
+            [python, *FRAMEWORKS[name][0], job],
+            cwd=HERE,
+            env=os.environ | environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -197,6 +212,7 @@ class Worker:
             bufsize=1,
             start_new_session=True,
         )
+        RUNNING.add(self)
         self._known = {}  # every process that was ever seen below this one: its id and when it started
 
     def __enter__(self):
@@ -204,6 +220,7 @@ class Worker:
 
     def __exit__(self, *_):
         """Asks it to end, and ends what is left: TFF's worker and Ray's daemons may outlive Python."""
+        RUNNING.discard(self)
         self.processes()
         try:
             self._process.stdin.write("quit\n")
@@ -211,14 +228,18 @@ class Worker:
             self._process.wait(30)
         except (OSError, subprocess.TimeoutExpired):
             pass
-        for pid in self.processes():
-            try:
-                os.kill(pid, 9)
-            except ProcessLookupError:
-                pass
+        self.kill()
         self._process.wait()
         self._process.stdout.close()
         self._log.close()
+
+    def kill(self):
+        """Ends it and all that it started, at once."""
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
 
     def ask(self, command: str) -> dict:
         """Says something, and waits for the answer."""
@@ -261,6 +282,13 @@ class Worker:
                 continue
             total += sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
         return total / 1000
+
+
+def end_all(*_):
+    """On a signal: leaves no process behind, whatever waits for it."""
+    for worker in list(RUNNING):
+        worker.kill()
+    sys.exit(1)
 
 
 def stat(pid) -> list[str] | None:
@@ -313,7 +341,8 @@ def two_at_a_time(job, seed, evaluated, rounds, pythons, results, accuracy, cons
     """All rounds of a framework, and another one beside it: for accuracy only."""
 
     def one(name):
-        with Worker(name, pythons[name], job) as worker:
+        # Threads of OpenMP that wait for each other while another process has the core slow PyTorch down tenfold.
+        with Worker(name, pythons[name], job, OMP_NUM_THREADS="1") as worker:
             worker.answer()
             for t in range(1, rounds + 1):
                 worker.ask("round")
@@ -323,7 +352,7 @@ def two_at_a_time(job, seed, evaluated, rounds, pythons, results, accuracy, cons
 
     started = time.perf_counter()
     with ThreadPoolExecutor(2) as pool:
-        healthy = [name for name in pythons if "error" not in results[name]]
+        healthy = [name for name in pythons if "error" not in results[name] and name not in TIMED_ONLY]
         futures = {name: pool.submit(one, name) for name in healthy}
         for name in healthy:
             weights = attempt(results, name, lambda n: futures[n].result())

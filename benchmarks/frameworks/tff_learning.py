@@ -7,7 +7,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import keras_cnn
-import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 from job import Turns, load_job
@@ -17,17 +16,15 @@ def main():
     """Runs rounds when told."""
     job = load_job(sys.argv[1])
 
-    def dataset(round_num, i):
-        """The client's mini-batches, for one epoch."""
-        seed = int(np.random.default_rng(job.shuffle_seed(round_num, i)).integers(2**31))
-        data = tf.data.Dataset.from_tensor_slices((np.asarray(job.x[i]), np.asarray(job.y[i])))
-        batches = data.shuffle(job.examples, seed).batch(job.batch_size)
+    def dataset(round_num, place):
+        """A client's mini-batches, for one epoch."""
+        batches = tf.data.Dataset.from_tensor_slices(job.visit(round_num, place)).batch(job.batch_size)
         return batches.map(lambda x, y: (tf.cast(x, tf.float32) / 255, y))
 
     def model():
         return tff.learning.models.from_keras_model(
             keras_cnn.whole(),
-            input_spec=dataset(0, 0).element_spec,
+            input_spec=dataset(1, 0).element_spec,
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
 
@@ -40,7 +37,7 @@ def main():
     for t, ids in enumerate(job.cohorts, start=1):
         if not turns.begin():
             return
-        state = process.next(state, [dataset(t, i) for i in ids]).state
+        state = process.next(state, [dataset(t, place) for place in range(len(ids))]).state
         turns.end()
     turns.begin()
 
