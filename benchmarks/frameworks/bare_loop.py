@@ -27,7 +27,7 @@ def main():
     def client(weights, total, x, y):
         """Adds N_i times the client's trained weights to the total."""
         new = weights
-        x = tf.cast(x, tf.float32) / 255
+        x = tf.cast(x, tf.float32) * job.scale + job.shift
         for start in range(0, job.examples, job.batch_size):
             batch = slice(start, start + job.batch_size)
             with tf.GradientTape() as tape:

@@ -19,7 +19,7 @@ def train(message, context):
     job, model = job_of(config["job"]), network()
     torch_cnn.load(model, arrays.to_numpy_ndarrays())
     x, y = job.visit(config["round"], config["place"])
-    x, y = torch_cnn.images(x), torch_cnn.labels(y)
+    x, y = torch_cnn.images(x, job.scale, job.shift), torch_cnn.labels(y)
     optimizer = torch.optim.SGD(model.parameters(), job.rate)
     for start in range(0, job.examples, job.batch_size):
         batch = slice(start, start + job.batch_size)

@@ -28,7 +28,9 @@ class Job(NamedTuple):
     batch_size: int
     rate: float
     federation: str  # the folder of the same clients as a tfpfl.Federation
-    x: np.ndarray  # uint8 [clients, examples, 32, 32, 3], memory-mapped; the input of the network is x / 255
+    scale: float
+    shift: float  # the input of the network is x * scale + shift
+    x: np.ndarray  # uint8 [clients, examples, 32, 32, 3], memory-mapped
     y: np.ndarray  # int32 [clients, examples]
     cohorts: np.ndarray  # int64 [rounds, clients of a round]
     orders: np.ndarray  # uint8 [rounds, clients of a round, examples]: in which each of them takes its examples

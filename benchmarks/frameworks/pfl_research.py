@@ -81,7 +81,7 @@ def main():
     def dataset(visit):
         """A client's examples; pfl takes them in the order given."""
         x, y = job.visit(*visit)
-        return Dataset([torch_cnn.images(x), torch_cnn.labels(y)], user_id=str(visit))
+        return Dataset([torch_cnn.images(x, job.scale, job.shift), torch_cnn.labels(y)], user_id=str(visit))
 
     federated = FederatedDataset(dataset, lambda: next(visits))
     backend = SimulatedBackend(federated, federated, postprocessors=[WeightByDatapoints()])

@@ -4,15 +4,16 @@
         [--json FILE]
 
 CIFAR-10 shared out at random to 1,000 clients of 50 images, 50 clients a round, one epoch in mini-batches of 10, SGD
-with a rate of 0.1, the small CNN of pfl-research without dropout, inputs x / 255, no augmentation, N_i-weighted mean.
-Every framework is a process of its own, pfl and flwr in virtual environments that are made on the first call in
-$TFPFL_CACHE/benchmarks (default ~/.cache/tfpfl/benchmarks); pip's own settings (PIP_FIND_LINKS, ...) choose where a CPU
-build of PyTorch comes from. All get the same images, the same weights of round 0, the same cohorts and mini-batches.
+with a rate of 0.1, the small CNN of pfl-research without dropout, N_i-weighted mean. Pixels have the mean 0 and the
+standard deviation 1, over all channels together; no augmentation. Every framework is a process of its own, pfl and flwr
+in virtual environments that are made on the first call in $TFPFL_CACHE/benchmarks (default ~/.cache/tfpfl/benchmarks);
+pip's own settings (PIP_FIND_LINKS, ...) choose where a CPU build of PyTorch comes from. All get the same images, the
+same weights of round 0, the same cohorts and mini-batches.
 
 With the first seed they take turns, one round each, while the others wait: seconds are those of a round without
 evaluation, and ratios are medians over rounds of neighbouring turns. The first rounds, in which graphs are traced, do
-not count. The other seeds, which are for accuracy, run two frameworks at a time, with one OpenMP thread each. Memory is the largest resident set of
-each of its processes, added up; what several of Ray's processes share counts in each.
+not count. The other seeds, which are for accuracy, run two frameworks at a time, with one OpenMP thread each. Memory is
+the largest resident set of each of its processes, added up; what several of Ray's processes share counts in each.
 """
 
 import hashlib
@@ -96,7 +97,7 @@ def main(rounds, seeds, frameworks, evaluate_every, json_path):
     with tempfile.TemporaryDirectory(prefix="tfpfl-frameworks-") as folder:
         folder = Path(folder)
         federation = write_federation(source, folder)
-        accuracy = accuracy_on(source)
+        accuracy = accuracy_on(source, federation)
         evaluated = {*range(evaluate_every, rounds, evaluate_every), rounds}
         for seed in seeds:
             job = write_job(federation, folder, seed, rounds)
@@ -150,7 +151,11 @@ def write_federation(source, folder: Path) -> Federation:
     np.save(folder / "x.npy", x)
     np.save(folder / "y.npy", y)
     clients = [{"train": client} for client in zip(x, y, strict=True)]
-    return Federation.from_clients(clients, out=folder / "federation", validation=0.0, test_fraction=0.0)
+    parts = {"validation": 0.0, "test_fraction": 0.0}
+    mean = source.x_train.mean(dtype=np.float64)
+    std = np.sqrt(np.mean([np.square(image - mean).mean() for image in source.x_train]))
+    scale, shift = 1 / std, -mean / std
+    return Federation.from_clients(clients, out=folder / "federation", scale=scale, shift=shift, **parts)
 
 
 def write_job(federation, folder: Path, seed: int, rounds: int) -> Path:
@@ -174,15 +179,16 @@ def write_job(federation, folder: Path, seed: int, rounds: int) -> Path:
     keys = np.concatenate([client_key(seed, t, ids) for t, ids in enumerate(cohorts, start=1)])
     orders = tf.map_fn(lambda key: shuffled(EXAMPLES, key, 0), keys, fn_output_signature=tf.int32)
     np.save(out / "orders.npy", orders.numpy().reshape(rounds, COHORT, EXAMPLES).astype(np.uint8))
-    job = {"seed": seed, "batch_size": BATCH_SIZE, "rate": RATE, "federation": str(federation.path)}
+    pixels = {name: federation.manifest["preprocessing"][name] for name in ("scale", "shift")}
+    job = {"seed": seed, "batch_size": BATCH_SIZE, "rate": RATE, "federation": str(federation.path), **pixels}
     (out / "job.json").write_text(json.dumps(job))
     return out
 
 
-def accuracy_on(source):
+def accuracy_on(source, federation):
     """A function of a file of weights: the accuracy on all test images, in %."""
     model = keras_cnn.whole()
-    logits = tf.function(lambda x: model(tf.cast(x, tf.float32) / 255), autograph=False)
+    logits = tf.function(lambda x: model(federation.decode(x)), autograph=False)
 
     def accuracy(path) -> float:
         model.set_weights(read(path))

@@ -19,7 +19,7 @@ def main():
     def dataset(round_num, place):
         """A client's mini-batches, for one epoch."""
         batches = tf.data.Dataset.from_tensor_slices(job.visit(round_num, place)).batch(job.batch_size)
-        return batches.map(lambda x, y: (tf.cast(x, tf.float32) / 255, y))
+        return batches.map(lambda x, y: (tf.cast(x, tf.float32) * job.scale + job.shift, y))
 
     def model():
         return tff.learning.models.from_keras_model(

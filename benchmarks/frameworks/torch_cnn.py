@@ -14,9 +14,9 @@ def build() -> nn.Sequential:
     return nn.Sequential(*convolutions, nn.Linear(int(np.prod(_POOLED)), 128), nn.ReLU(), nn.Linear(128, 10))
 
 
-def images(x: np.ndarray) -> torch.Tensor:
-    """uint8 [N, 32, 32, 3] to float [N, 3, 32, 32] in [0, 1]."""
-    return torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2))).float().div_(255)
+def images(x: np.ndarray, scale: float, shift: float) -> torch.Tensor:
+    """uint8 [N, 32, 32, 3] to float [N, 3, 32, 32], x * scale + shift."""
+    return torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2))).float().mul_(scale).add_(shift)
 
 
 def labels(y: np.ndarray) -> torch.Tensor:
