@@ -12,7 +12,7 @@ import tensorflow as tf
 from toys import CLASSES, backbone, distance, initial_states, on_disk, run, toy, visits_by_id
 
 from tfpfl.algorithm import ClientData
-from tfpfl.algorithms import fedavg, local, pflego
+from tfpfl.algorithms import build_algorithm, fedavg, local, pflego
 from tfpfl.federated import federate, federated_evaluation
 from tfpfl.models import SplitModel
 from tfpfl.simulate import Evaluation, Simulation
@@ -252,3 +252,33 @@ def test_a_worker_that_tff_started_before_does_not_stop_us(tff):
         assert b"done" in found
     finally:
         os.killpg(process.pid, signal.SIGKILL)  # TFF's worker with it, which would outlive it
+
+
+@pytest.mark.parametrize("name", ["pflego", "fedavg", "scaffold"])
+@pytest.mark.parametrize("pack", [2, 5])
+def test_packed_clients_are_the_same_clients(tff, federation, name, pack):
+    """Five clients as 2 + 2 + 1, and as one; for algorithms that are fused, looped, and have sums of two kinds."""
+    population = federation.population(shared_slots=True)
+    algorithm = build_algorithm(name, SplitModel(backbone("float32")), population)
+    ours, packed = Simulation(algorithm, federation, held_out=["test"], cohort="plain"), federate(
+        algorithm, federation, held_out=["test"], pack=pack
+    )  # fmt: skip
+    results = []
+    for process in (ours, packed):
+        server, states = process.initialize(), list(initial_states(algorithm, population).values())
+        for t in (1, 2):
+            output = process.next(server, states, visits_by_id(population, IDS, t))
+            server, states = output.server, output.client_states
+        results.append((server, states, dict(output.metrics), [dict(m) for m in output.client_metrics]))
+    assert distance(results[0], results[1]) < 1e-5
+
+
+def test_what_cannot_be_packed(tff, algorithm, federation):
+    with pytest.raises(ValueError, match="pack must be at least 1 client, found 0"):
+        federate(algorithm, federation, pack=0)
+    arrays = (tf.TensorSpec([None, 4]), tf.TensorSpec([None], tf.int32))
+    with pytest.raises(ValueError, match="needs a Federation"):
+        federate(algorithm, arrays, pack=2)
+    fomo = build_algorithm("fedfomo", SplitModel(backbone("float32")), federation.population(shared_slots=True))
+    with pytest.raises(ValueError, match="messages or rows for single clients"):
+        federate(fomo, federation, pack=2)

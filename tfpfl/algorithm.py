@@ -194,6 +194,7 @@ class Population:
         object.__setattr__(self, "num_examples", examples)
         object.__setattr__(self, "num_classes", classes)
         object.__setattr__(self, "client_ids", ids)
+        object.__setattr__(self, "_total", examples.sum())  # N, which `info` would add up for every client anew
 
     @property
     def num_clients(self) -> int:
@@ -237,5 +238,5 @@ class Population:
             client_id=np.int32(client_id),
             num_examples=np.int32(self.num_examples[i]),
             num_classes=np.int32(self.num_classes[i]),
-            alpha=np.asarray(self.num_examples[i] / self.num_examples.sum(), dtype),
+            alpha=np.asarray(self.num_examples[i] / self._total, dtype),
         )

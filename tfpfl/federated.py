@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from tfpfl import aggregate
 from tfpfl.algorithm import Algorithm, ClientData
+from tfpfl.runtime.packed import Packed, fused_work, looped_work, one_each, one_pass_of, side_by_side
 from tfpfl.runtime.worker import require_tff, use_local_worker
-from tfpfl.simulate import ARRAYS, federation_readers
+from tfpfl.simulate import ARRAYS, check_cohort, federation_readers
 from tfpfl.visit import (
     Readers,
     RoundOutput,
@@ -49,7 +50,7 @@ class Rows(NamedTuple):
     parts: tuple
 
 
-def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = ()):
+def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: int = 1):
     """The algorithm as a `tff.templates.IterativeProcess`.
 
     Args:
@@ -59,9 +60,13 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = ()):
             `tf.data.DatasetSpec` of (x, y) or {'x', 'y'}, single examples or batches (`ClientData(dataset, (), info,
             key)`).
         held_out: as in `Simulation`; needs a Federation.
+        pack: so many clients of the cohort are one of TFF's clients, which saves TFF's own work for each, and lets them
+            share passes where `Simulation` would fuse them. For simulation: their sum is what leaves a worker. Needs a
+            Federation, and an algorithm with one message for all and no rows.
 
     Returns:
-        The process. Its `next` takes and gives client states in the order of the visits, in a `RoundOutput`.
+        The process. Its `next` takes and gives client states in the order of the visits, in a `RoundOutput`. With
+        `pack`, a `PackedProcess`, whose `initialize` and `next` are called in the same way.
 
     Raises:
         RuntimeError: TFF is not installed.
@@ -71,6 +76,11 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = ()):
     use_local_worker()
     visit_type, readers = _visits(algorithm, data, held_out)
     server_type, state_type = _type(server_state_spec(algorithm)), _type(client_state_spec(algorithm))
+    if pack > 1:
+        packed_work = _check_pack(algorithm, data, readers, held_out, pack)
+        visit_type, state_type = _several(visit_spec(algorithm.model.dtype)), _packed_type(algorithm)
+    elif pack < 1:
+        raise ValueError(f"pack must be at least 1 client, found {pack}")
     work, step = client_work(algorithm, readers), server_step(algorithm)
     to_clients, message_type, unpack = _messenger(algorithm)
 
@@ -81,6 +91,8 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = ()):
     @tff.tensorflow.computation(message_type, state_type, visit_type)
     def run_client(message, state, visit):
         def run(message, state, visit):
+            if pack > 1:
+                return ClientResult(*packed_work(unpack(message), state, visit))
             output = work(unpack(message), state, visit)
             sums = metric_contribution(output.metrics, visit.info.num_examples)
             return ClientResult(output.state, output.metrics, aggregate.contribution(algorithm, output), sums)
@@ -120,7 +132,59 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = ()):
         metrics = tff.federated_map(finish_sums, tff.federated_sum(results.metric_sums))
         return RoundOutput(new_server, results.state, metrics, results.metrics)
 
-    return tff.templates.IterativeProcess(initialize, next_round)
+    process = tff.templates.IterativeProcess(initialize, next_round)
+    return process if pack == 1 else PackedProcess(process, algorithm, pack)
+
+
+class PackedProcess:
+    """A process whose clients in TFF are `pack` clients of the cohort each.
+
+    Args:
+        process: the `tff.templates.IterativeProcess` from (server, Packed states, visits side by side).
+    """
+
+    def __init__(self, process, algorithm: Algorithm, pack: int):
+        self.process, self.pack, self._spec = process, pack, client_state_spec(algorithm)
+
+    def initialize(self):
+        """The server's state before round 1."""
+        return self.process.initialize()
+
+    def next(self, server, client_states: list, visits: list) -> RoundOutput:
+        """One round, as that of `Simulation`."""
+        check_cohort(client_states, visits)
+        packs = [slice(i, i + self.pack) for i in range(0, len(visits), self.pack)]
+        states = [Packed.made(client_states[some]) for some in packs]
+        output = self.process.next(server, states, [side_by_side(visits[some]) for some in packs])
+        new_states = [s for packed in output.client_states for s in Packed(*packed).each(self._spec)]
+        metrics = [m for some in output.client_metrics for m in one_each(some, next(iter(some.values())))]
+        return RoundOutput(output.server, new_states, output.metrics, metrics)
+
+
+def _check_pack(algorithm, data, readers, held_out, pack):
+    """The work of a pack."""
+    if not hasattr(data, "reader"):
+        raise ValueError(f"pack={pack} needs a Federation: the clients of a pack are read by id")
+    if algorithm.message_per_client or "rows" in aggregate.kinds(algorithm):
+        raise ValueError(
+            f"pack={pack} is for algorithms whose clients get the same message and whose updates are added; this one "
+            "has messages or rows for single clients"
+        )
+    if one_pass_of(algorithm) is not None:
+        return fused_work(algorithm, data, held_out)
+    return looped_work(algorithm, readers)
+
+
+def _several(spec):
+    """The type of structures side by side."""
+    return _type(tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), spec))
+
+
+def _packed_type(algorithm):
+    """The type of `Packed` client states."""
+    leaves = tf.nest.flatten(client_state_spec(algorithm))
+    values = tuple(tf.TensorSpec([None], leaf.dtype) for leaf in leaves)
+    return _type(Packed(values, tf.TensorSpec([len(leaves), None], tf.int32)))
 
 
 def federated_evaluation(algorithm: Algorithm, federation, splits: Sequence[str] = ("validation", "test")):

@@ -18,11 +18,11 @@ from tfpfl.runtime.cohort import (
     OneByOne,
     Stacked,
     default_threads,
-    one_pass_of,
     relaxed,
     shared_theta,
     total,
 )
+from tfpfl.runtime.packed import one_pass_of
 from tfpfl.visit import Readers, RoundOutput, finish_metrics, server_step
 
 COHORTS = ("auto", "plain", "fused", "stacked")

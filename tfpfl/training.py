@@ -16,10 +16,12 @@ from tfpfl import evaluation
 from tfpfl.algorithm import Algorithm
 from tfpfl.client_store import ClientStore
 from tfpfl.names import unknown
+from tfpfl.runtime.cohort import relaxed
+from tfpfl.runtime.packed import initial_states, side_by_side
 from tfpfl.runtime.worker import require_tff
 from tfpfl.sampling import client_key, cohort
 from tfpfl.simulate import COHORTS, Evaluation, Simulation
-from tfpfl.visit import Visit
+from tfpfl.visit import Visit, client_state_spec
 
 ENGINES = ("local", "tff")
 
@@ -69,7 +71,8 @@ class Training:
         self.store = ClientStore() if self.store is None else self.store
         self.stop_reason = None
         self._init_server = tf.function(self.algorithm.init_server, autograph=False)
-        self._init_client = tf.function(self.algorithm.init_client, autograph=False, reduce_retracing=True)
+        self._initial_states = relaxed(initial_states(self.algorithm))
+        self._spec = client_state_spec(self.algorithm)
         self._matrices = tf.function(self.algorithm.matrices or (lambda server: {}), autograph=False)
         self._like = None
         self._processes = {}
@@ -104,8 +107,12 @@ class Training:
     def client_states(self, client_ids: Sequence[int]) -> list:
         """Their states after the last committed round; the initial ones for clients that never took part."""
         if self._like is None:
-            self._like = self._initial_state(int(self.algorithm.population.client_ids[0]))
-        return self.store.client_states(client_ids, self._initial_state, like=self._like)
+            (self._like,) = self._new_states(self.algorithm.population.client_ids[:1])
+        states = self.store.client_states(client_ids, lambda client_id: None, like=self._like)
+        new = [i for i, state in enumerate(states) if state is None]
+        for i, state in zip(new, self._new_states([client_ids[i] for i in new]), strict=True):
+            states[i] = state
+        return states
 
     def evaluate(self, server, *, new_states: dict | None = None, splits: Sequence[str] | None = None) -> list:
         """Scores all clients' personal models (EV-all).
@@ -206,8 +213,13 @@ class Training:
             self._processes[held_out] = made
         return self._processes[held_out]
 
-    def _initial_state(self, client_id: int):
-        return _arrays(self._init_client(self.algorithm.population.info(client_id, self.algorithm.model.dtype)))
+    def _new_states(self, client_ids) -> list:
+        """The states of clients that never took part."""
+        if not len(client_ids):
+            return []
+        info, dtype = self.algorithm.population.info, self.algorithm.model.dtype
+        infos = side_by_side([info(int(i), dtype) for i in client_ids])
+        return self._initial_states(infos).each(self._spec)
 
 
 def check_engine(engine: str) -> None:

@@ -10,7 +10,8 @@ from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.cost import Counter
 from tfpfl.models import SplitModel, build
 from tfpfl.runtime import cohort
-from tfpfl.runtime.cohort import Packed, groups, one_pass_of, shared_theta
+from tfpfl.runtime.cohort import groups, shared_theta
+from tfpfl.runtime.packed import Packed, one_pass_of
 from tfpfl.simulate import Evaluation, Simulation
 
 # Two clients like each other, twice, and one like no other.

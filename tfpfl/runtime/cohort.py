@@ -7,15 +7,23 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from tfpfl import aggregate, tree
+from tfpfl import aggregate
 from tfpfl.algorithm import Algorithm, ClientData
+from tfpfl.runtime.packed import (
+    Packed,
+    features_of_splits,
+    for_each,
+    fused_work,
+    one_each,
+    side_by_side,
+    stacked,
+    tree_sum,
+)
 from tfpfl.visit import (
-    EVALUATION_CHUNK,
     Readers,
     by_split,
     checked,
@@ -28,7 +36,6 @@ from tfpfl.visit import (
 
 GROUP_BYTES = 2**28  # the activations of a group of clients that go through the backbone together
 STACK = 64  # clients that are vectorized together, at most
-PARALLEL = 10  # clients of a graph that are worked on at a time
 
 
 class Part(NamedTuple):
@@ -75,44 +82,8 @@ class Fused:
     """
 
     def __init__(self, algorithm: Algorithm, federation, held_out: Sequence[str]):
-        self._one_pass, self._bytes = one_pass_of(algorithm), algorithm.model.activation_bytes
-        self._spec = client_state_spec(algorithm)
-        labels, dtype, one_pass = algorithm.population.labels, algorithm.model.dtype, self._one_pass
-        read = federation.cohort_reader("train", labels, dtype)
-        features_of = _features_of_splits(algorithm.model, federation, held_out, labels)
-
-        def work_of_one(message, state, visit, phi, y, held_out):
-            output, dphi = one_pass.on_features(message, state, phi, ClientData((), y, visit.info, visit.key))
-            found = {}
-            if held_out:
-                head = algorithm.local_model(message, output).head
-                found = {split: scores(head, *examples) for split, examples in held_out.items()}
-            whole = one_pass.join(one_pass.theta(message), output.update)
-            output = checked(algorithm, message, output, found, update=whole)
-            sums = metric_contribution(output.metrics, visit.info.num_examples)
-            rest, dphi = tree.scale(output.weight, (output.update, dphi))
-            state = [tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(output.state)]
-            return state, output.metrics, dphi, (rest, output.weight, sums)
-
-        def work(message, packed, visits):
-            theta = one_pass.theta(message)
-            x, y, sizes = read(visits.info.client_id)
-            phi, pull_back = algorithm.model.record(theta, x)
-            batch, held_out = Batch(phi, y, _starts(sizes)), features_of(theta, visits.info.client_id)
-
-            def one(i, message, packed, visits, batch, held_out):
-                state, visit = packed.of(i, self._spec), tf.nest.map_structure(lambda leaf: leaf[i], visits)
-                examples = {split: part.of(i) for split, part in held_out.items()}
-                return work_of_one(message, state, visit, *batch.of(i), examples)
-
-            arrays = for_each(one, tf.size(visits.info.client_id), message, packed, visits, batch, held_out)
-            states, metrics, dphi, added = arrays
-            rest, weight, sums = tf.nest.map_structure(lambda array: tf.reduce_sum(array.stack(), 0), added)
-            update = one_pass.join(pull_back(dphi.concat()), rest)
-            metrics = tf.nest.map_structure(lambda array: array.stack(), metrics)
-            return [array.concat() for array in states], metrics, aggregate.Contribution((update,), weight, ()), sums
-
-        self._work = relaxed(work)
+        self._bytes, self._spec = algorithm.model.activation_bytes, client_state_spec(algorithm)
+        self._work = relaxed(fused_work(algorithm, federation, held_out))
 
     def __call__(self, message_for: Callable, states: list, visits: list):
         """Yields a `Part` for every group, in order."""
@@ -120,9 +91,9 @@ class Fused:
         for group in groups(sizes, self._bytes):
             packed = Packed.made([states[i] for i in group])
             some = side_by_side([visits[i] for i in group])
-            values, metrics, contribution, sums = self._work(message, packed, some)
-            new_states = packed._replace(values=tuple(v.numpy() for v in values)).each(self._spec)
-            yield Part(list(group), new_states, one_each(metrics, group), contribution, sums)
+            new_states, metrics, contribution, sums = self._work(message, packed, some)
+            states_of_group = new_states.each(self._spec)
+            yield Part(list(group), states_of_group, one_each(metrics, group), contribution, sums)
 
 
 class Stacked:
@@ -177,52 +148,13 @@ class Stacked:
         yield from (part._replace(positions=[rest[i] for i in part.positions]) for part in parts)
 
 
-class Batch(NamedTuple):
-    """The features of several clients' examples, one client after the other."""
-
-    phi: Any  # [sum N_i, M]
-    y: Any  # int32 [sum N_i]
-    starts: Any  # int32 [G + 1]
-
-    def of(self, place):
-        """(phi, y) of one of the clients."""
-        rows = slice(self.starts[place], self.starts[place + 1])
-        return self.phi[rows], self.y[rows]
-
-
-class Packed(NamedTuple):
-    """Client states of one structure as flat vectors, so that any number of clients, with any K_i, is one type."""
-
-    values: tuple  # of every leaf, the numbers of all clients one after the other: [sum of sizes]
-    ends: Any  # int32 [leaves, G + 1]: where a client's numbers end; the first is 0
-
-    @classmethod
-    def made(cls, states: list) -> "Packed":
-        """From states, which are arrays or eager tensors."""
-        leaves = [[np.ravel(leaf) for leaf in of_all] for of_all in zip(*map(tf.nest.flatten, states), strict=True)]
-        ends = [np.cumsum([0, *(leaf.size for leaf in of_all)]) for of_all in leaves]
-        return cls(tuple(map(np.concatenate, leaves)), np.array(ends, np.int32).reshape(len(leaves), len(states) + 1))
-
-    def of(self, i, spec):
-        """A client's state; a leaf may have one dimension that is open in `spec`."""
-        shapes = [[-1 if size is None else size for size in leaf.shape] for leaf in tf.nest.flatten(spec)]
-        parts = [v[self.ends[n, i] : self.ends[n, i + 1]] for n, v in enumerate(self.values)]
-        reshape = np.reshape if isinstance(self.ends, np.ndarray) else tf.reshape
-        leaves = [reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
-        return tf.nest.pack_sequence_as(spec, leaves)
-
-    def each(self, spec) -> list:
-        """All states, of arrays."""
-        return [self.of(i, spec) for i in range(self.ends.shape[1] - 1)]
-
-
 class FusedEvaluation:
     """Scores personal models that have the message's own backbone: many clients' held-out examples in one pass."""
 
     def __init__(self, algorithm: Algorithm, federation, readers: Readers, theta_of: Callable):
         self._spec, self._bytes = client_state_spec(algorithm), algorithm.model.activation_bytes
         self._sizes = sum(federation.num_examples(split) for split in readers.held_out)
-        features_of = _features_of_splits(algorithm.model, federation, readers.held_out, algorithm.population.labels)
+        features_of = features_of_splits(algorithm.model, federation, readers.held_out, algorithm.population.labels)
 
         def score(message, packed, visits):
             def one(i, message, packed, visits, held_out):
@@ -233,7 +165,7 @@ class FusedEvaluation:
 
             held_out = features_of(theta_of(message), visits.info.client_id)
             arrays = for_each(one, tf.size(visits.info.client_id), message, packed, visits, held_out)
-            return tf.nest.map_structure(lambda array: array.stack(), arrays)
+            return stacked(arrays)
 
         self._score = relaxed(score)
 
@@ -254,13 +186,6 @@ class EvaluationOneByOne:
     def __call__(self, message_for: Callable, states: list, visits: list):
         """Yields every client's scores, in order."""
         return in_order(lambda i: self._work(message_for(i), states[i], visits[i]), range(len(visits)), self._threads)
-
-
-def one_pass_of(algorithm: Algorithm):
-    """The `OnePass` that a cohort can share, or None."""
-    if algorithm.message_per_client or algorithm.aggregate not in ("mean", "sum"):
-        return None
-    return getattr(algorithm.client_update, "one_pass", None)
 
 
 def shared_theta(algorithm: Algorithm, message, state, visit) -> Callable | None:
@@ -319,50 +244,3 @@ def relaxed(function):
 def total(structures: list):
     """The sum of structures of tensors, in the order given."""
     return tf.nest.map_structure(lambda *leaves: tf.add_n(leaves), *structures)
-
-
-def tree_sum(stacked):
-    """The sum over the first axis of every leaf."""
-    return tf.nest.map_structure(lambda leaf: tf.reduce_sum(leaf, 0), stacked)
-
-
-def side_by_side(structures: list):
-    """Equal structures as one of arrays, with a new first axis."""
-    return tf.nest.map_structure(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *structures)
-
-
-def one_each(stacked, of: list) -> list:
-    """The inverse of `side_by_side`: views."""
-    leaves = tf.nest.map_structure(np.asarray, stacked)
-    return [tf.nest.map_structure(lambda leaf: leaf[i], leaves) for i in range(len(of))]  # noqa: B023
-
-
-def for_each(function: Callable, number, *arguments):
-    """function(i, *arguments) for i = 0, ..., number - 1 in a graph, several at a time: every result leaf an array."""
-    graph = tf.function(function, autograph=False).get_concrete_function(tf.constant(0), *arguments)
-    arrays = tf.nest.map_structure(
-        lambda t: tf.TensorArray(t.dtype, number, infer_shape=False, element_shape=t.shape), graph.structured_outputs
-    )
-
-    def body(i, arrays):
-        return i + 1, tf.nest.map_structure(lambda array, t: array.write(i, t), arrays, function(i, *arguments))
-
-    return tf.while_loop(lambda i, _: i < number, body, (0, arrays), parallel_iterations=PARALLEL)[1]
-
-
-def _starts(sizes):
-    return tf.concat([[0], tf.cumsum(sizes)], 0)
-
-
-def _features_of_splits(model, federation, splits: Sequence[str], labels: str):
-    """(theta, client_ids) -> {split: Batch}; in chunks, so that a large group needs no more memory than a small one."""
-    read = {split: federation.cohort_reader(split, labels, model.dtype) for split in splits}
-
-    def features(theta, client_ids):
-        found = {}
-        for split, reader in read.items():
-            x, y, sizes = reader(client_ids)
-            found[split] = Batch(model.features_in_chunks(theta, x, EVALUATION_CHUNK), y, _starts(sizes))
-        return found
-
-    return features

@@ -1,0 +1,196 @@
+"""Seconds a round, against the floor: one forward and one backward pass of the cohort's examples, in one batch.
+
+    python benchmarks/rounds.py methods [--network mlp200] [--rounds 15] [--slow-rounds 15] [--json FILE]
+    python benchmarks/rounds.py tau [--network omniglot_4conv] [--plot FILE.png] [--json FILE]
+    python benchmarks/rounds.py memory [--network mlp200] [--json FILE]
+
+Synthetic images, everyone in every round, tau = 50; `mlp200`: 20 clients of 540 examples and 2 classes (MNIST,
+High-Pers); `omniglot_4conv` and `cifar_2conv`: 5 clients of 120 examples. What is compared runs in turn, in one
+process; a ratio is the median of the ratios of neighbouring rounds. `memory` runs each in a process of its own.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import click
+import numpy as np
+import tensorflow as tf
+
+from tfpfl import Federation, Simulation, SplitModel, Visit, build_algorithm
+from tfpfl.models import build
+from tfpfl.sampling import client_key
+
+CASES = {  # network: (clients, examples, classes, shape)
+    "mlp200": (20, 540, 2, (28, 28, 1)),
+    "omniglot_4conv": (5, 120, 20, (28, 28, 1)),
+    "cifar_2conv": (5, 120, 2, (32, 32, 3)),
+}
+METHODS = {  # name: (algorithm, its options, those of the Simulation)
+    "PFLEGO": ("pflego", {}, {}),
+    "PFLEGO, plain": ("pflego", {}, {"cohort": "plain", "threads": 1}),
+    "FedRecon": ("fedrecon", {}, {}),
+    "FedSGD": ("fedsgd", {}, {}),
+    "FedRep": ("fedrep", {}, {}),
+    "FedPer": ("fedper", {}, {}),
+    "FedAvg": ("fedavg", {}, {}),
+}
+SLOW = ("FedPer", "FedAvg")
+network_option = click.option("--network", type=click.Choice(list(CASES)), default="mlp200", show_default=True)
+json_option = click.option("--json", "json_path", type=click.Path(path_type=Path))
+
+
+class Case:
+    """A federation of random images, a model, and rounds of algorithms on them, each from its own initial state."""
+
+    def __init__(self, network: str, folder: str):
+        clients, examples, classes, shape = CASES[network]
+        rng = np.random.default_rng(0)
+        y = np.arange(examples, dtype=np.int32) % classes
+        data = [{"train": (rng.integers(0, 256, (examples, *shape), np.uint8), y)} for _ in range(clients)]
+        for part in data:
+            part["test"] = tuple(a[:classes] for a in part["train"])
+        self.federation = Federation.from_clients(data, out=Path(folder) / "federation", validation=0.0)
+        self.population = self.federation.population()
+        self.model = SplitModel(build(network, self.federation.example_shape))
+        self.ids = self.population.client_ids
+
+    def floor(self):
+        """A function that runs the passes and nothing else, on examples that are in memory."""
+        x = tf.concat([self.federation.arrays(i)[0] for i in self.ids], 0)
+        dphi = tf.random.stateless_normal([len(x), self.model.num_features], [0, 1])
+
+        @tf.function
+        def passes(theta):
+            phi, pull_back = self.model.record(theta, x)
+            return pull_back(dphi)
+
+        theta = self.model.theta()
+        return lambda: [g.numpy() for g in passes(theta)]
+
+    def round(self, name: str, options: dict, how: dict):
+        """A function that runs a round, again and again from the same state."""
+        algorithm = build_algorithm(name, self.model, self.population, **options)
+        simulation = Simulation(algorithm, self.federation, **how)
+        server = simulation.initialize()
+        info = self.population.info
+        states = [tf.nest.map_structure(np.asarray, algorithm.init_client(info(i))) for i in self.ids]
+        visits = [Visit(info(i), key) for i, key in zip(self.ids, client_key(0, 1, self.ids), strict=True)]
+
+        def run():
+            output = simulation.next(server, states, visits)
+            tf.nest.map_structure(np.asarray, (output.server, output.client_states))
+
+        return run
+
+
+def in_turn(functions: dict, rounds: int) -> dict:
+    """name -> seconds [rounds], after two calls of each that trace and compile."""
+    seconds = {name: [] for name in functions}
+    for t in range(rounds + 2):
+        for name in list(functions) if t % 2 else reversed(functions):
+            started = time.perf_counter()
+            functions[name]()
+            seconds[name].append(time.perf_counter() - started)
+    return {name: np.array(s[2:]) for name, s in seconds.items()}
+
+
+def written(result: dict, path: Path | None) -> None:
+    """Keeps a result."""
+    if path:
+        path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+@click.group(help=__doc__)
+def main():
+    """Runs one of the comparisons."""
+
+
+@main.command()
+@network_option
+@click.option("--rounds", default=15, show_default=True)
+@click.option("--slow-rounds", default=15, show_default=True, help=f"Of {' and '.join(SLOW)}, 50 passes a round.")
+@json_option
+def methods(network, rounds, slow_rounds, json_path):
+    """Every method against the floor, and against PFLEGO."""
+    with tempfile.TemporaryDirectory() as folder:
+        case = Case(network, folder)
+        floor = {"floor": case.floor()}
+        made = {name: case.round(*METHODS[name]) for name in METHODS}
+        quick = in_turn(floor | {n: f for n, f in made.items() if n not in SLOW}, rounds)
+        slow = {n: in_turn({"PFLEGO": made["PFLEGO"], n: made[n]}, slow_rounds) for n in SLOW} if slow_rounds else {}
+    result = {"network": network, "rounds": rounds, "slow_rounds": slow_rounds, "methods": {}}
+    for name, seconds in quick.items():
+        over_pflego = float(np.median(seconds / quick["PFLEGO"]))
+        over_floor = float(np.median(seconds / quick["floor"]))
+        result["methods"][name] = {"seconds": float(np.median(seconds)), "/ floor": over_floor, "/ PFLEGO": over_pflego}
+    for name, pair in slow.items():
+        over_pflego = float(np.median(pair[name] / pair["PFLEGO"]))
+        result["methods"][name] = {"seconds": float(np.median(pair[name])), "/ PFLEGO": over_pflego}
+    for name, row in result["methods"].items():
+        click.echo(f"{name:14} {row['seconds']:8.4f} s   / floor {row.get('/ floor', float('nan')):6.2f}"
+                   f"   / PFLEGO {row['/ PFLEGO']:6.2f}")  # fmt: skip
+    written(result, json_path)
+
+
+@main.command()
+@network_option
+@click.option("--rounds", default=15, show_default=True)
+@click.option("--plot", type=click.Path(path_type=Path))
+@json_option
+def tau(network, rounds, plot, json_path):
+    """PFLEGO's round for tau in {1, 5, 25, 50, 100}."""
+    taus = (1, 5, 25, 50, 100)
+    with tempfile.TemporaryDirectory() as folder:
+        case = Case(network, folder)
+        seconds = in_turn({t: case.round("pflego", {"tau": t}, {}) for t in taus}, rounds)
+    ratios = {t: float(np.median(seconds[t] / seconds[1])) for t in taus}
+    result = {"network": network, "rounds": rounds, "seconds": {t: float(np.median(s)) for t, s in seconds.items()},
+              "over_tau_1": ratios}  # fmt: skip
+    for t in taus:
+        click.echo(f"tau {t:4} {result['seconds'][t]:8.4f} s   / tau 1 {ratios[t]:.3f}")
+    written(result, json_path)
+    if plot:
+        import matplotlib.pyplot as plt
+
+        fig, axes = plt.subplots(figsize=(5, 3), layout="constrained")
+        axes.plot(taus, [result["seconds"][t] for t in taus], marker="o", label="a round of PFLEGO")
+        axes.set(xlabel="tau, local steps", ylabel="seconds a round", ylim=(0, None), title=network)
+        axes.plot(taus, [t * result["seconds"][1] for t in taus], ls="--", color="grey", label="tau full steps")
+        axes.set_ylim(0, 4 * result["seconds"][100])
+        axes.legend(frameon=False)
+        fig.savefig(plot, dpi=120)
+
+
+@main.command()
+@network_option
+@click.option("--method", help="Only this one, in this process.")
+@json_option
+def memory(network, method, json_path):
+    """The peak resident set of a process that runs three rounds of a method and nothing else."""
+    if method is None:
+        found = {}
+        for name in ("imports", "floor", *METHODS):
+            command = [sys.executable, __file__, "memory", "--network", network, "--method", name]
+            found[name] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            click.echo(f"{name:14} {found[name] / 1e6:8.0f} MB")
+        written({"network": network, "peak_bytes": found}, json_path)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        case = Case(network, folder)
+        if method != "imports":
+            run = case.floor() if method == "floor" else case.round(*METHODS[method])
+            for _ in range(3):
+                run()
+    click.echo(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+if __name__ == "__main__":
+    main()
