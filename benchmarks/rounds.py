@@ -91,15 +91,15 @@ class Case:
         return run
 
 
-def in_turn(functions: dict, rounds: int) -> dict:
-    """name -> seconds [rounds], after two calls of each that trace and compile."""
+def in_turn(functions: dict, rounds: int, first: int = 2) -> dict:
+    """name -> seconds [rounds], after the first calls of each, which trace and compile."""
     seconds = {name: [] for name in functions}
-    for t in range(rounds + 2):
+    for t in range(rounds + first):
         for name in list(functions) if t % 2 else reversed(functions):
             started = time.perf_counter()
             functions[name]()
             seconds[name].append(time.perf_counter() - started)
-    return {name: np.array(s[2:]) for name, s in seconds.items()}
+    return {name: np.array(s[first:]) for name, s in seconds.items()}
 
 
 def written(result: dict, path: Path | None) -> None:
@@ -117,15 +117,17 @@ def main():
 @network_option
 @click.option("--rounds", default=15, show_default=True)
 @click.option("--slow-rounds", default=15, show_default=True, help=f"Of {' and '.join(SLOW)}, 50 passes a round.")
+@click.option("--skip", multiple=True, type=click.Choice(list(METHODS)), help="Leave a method out; may be repeated.")
 @json_option
-def methods(network, rounds, slow_rounds, json_path):
+def methods(network, rounds, slow_rounds, skip, json_path):
     """Every method against the floor, and against PFLEGO."""
     with tempfile.TemporaryDirectory() as folder:
         case = Case(network, folder)
         floor = {"floor": case.floor()}
-        made = {name: case.round(*METHODS[name]) for name in METHODS}
+        made = {name: case.round(*METHODS[name]) for name in METHODS if name not in skip}
         quick = in_turn(floor | {n: f for n, f in made.items() if n not in SLOW}, rounds)
-        slow = {n: in_turn({"PFLEGO": made["PFLEGO"], n: made[n]}, slow_rounds) for n in SLOW} if slow_rounds else {}
+        slow = [name for name in SLOW if name in made and slow_rounds]
+        slow = {n: in_turn({"PFLEGO": made["PFLEGO"], n: made[n]}, slow_rounds, first=1) for n in slow}
     result = {"network": network, "rounds": rounds, "slow_rounds": slow_rounds, "methods": {}}
     for name, seconds in quick.items():
         over_pflego = float(np.median(seconds / quick["PFLEGO"]))
