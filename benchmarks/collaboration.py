@@ -1,0 +1,236 @@
+"""Clients that learn from each other, on the splits of the papers: accuracy by round, and who listens to whom.
+
+    python benchmarks/collaboration.py dirichlet --out runs/dirichlet [--rounds 8] [--algorithms pgfed,fedrod,...]
+    python benchmarks/collaboration.py grouped --out runs/grouped [--rounds 30] [--search-rounds 3] [--network mlp200]
+
+`dirichlet` is PGFed's setting: CIFAR-10, 25 clients, Dir(0.3), a quarter of the clients a round, five epochs in batches
+of 10. `grouped` is FedAMP's practical setting: Fashion-MNIST, 5 groups of 20 clients, 80 % of a client's examples from
+the two classes of its group. OUT has a run folder for every method; one that is there is continued, with more rounds
+where they are asked for. `grouped` first searches FedAMP's and HeurFedAMP's attention, on validation examples. Prints
+Markdown; writes results.json, and for `grouped` fedamp.png and heurfedamp.png, the attention after the last round.
+"""
+
+import json
+import os
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import click
+import numpy as np
+import tensorflow as tf
+from rich.console import Console
+
+from tfpfl import Run, RunConfig
+from tfpfl.algorithms import algorithm_row
+from tfpfl.algorithms.fedamp import cosines, squared_distances
+from tfpfl.callbacks import Progress
+from tfpfl.sampling import cohort
+
+DIRICHLET = {
+    "dataset": "cifar10",
+    "source": {"pixels": "signed"},
+    "partition": "dirichlet",
+    "partition_args": {"alpha": 0.3},
+    "clients": 25,
+    "validation": 0.0,
+    "labels": "global",
+    "network": "fedavg_cnn",
+    "participation": 0.25,
+    "evaluate_every": 1,
+}
+SGD = {"eta": 0.005, "epochs": 5, "batch_size": 10, "momentum": 0.9}  # of the PGFed authors' examples
+DIRICHLET_METHODS = {"pgfed": {"mu": 0.1, "eta2": 0.01}, "fedrod": {}, "fedper": {}, "local": {}, "fedavg": {}}
+
+GROUPED = {
+    "dataset": "fashion_mnist",
+    "partition": "grouped_dominant",
+    "partition_args": {"groups": "fashion_mnist"},
+    "validation": 0.1,
+    "labels": "global",
+    "participation": 1.0,
+    "evaluate_every": 1,
+}
+GROUPED_SGD = {"eta": 0.01, "epochs": 1, "batch_size": 10, "momentum": 0.9}
+GROUPED_METHODS = ("fedamp", "heurfedamp", "fedavg_ft", "fedavg", "local")
+PULL = 1.0  # lambda / alpha
+CALIBRATION = 4  # rounds of uniform attention
+
+
+def trained(folder: Path, rounds: int, console, **config) -> Run:
+    """The run in that folder, made or continued up to `rounds`; to be closed."""
+    if (folder / "config.json").exists():
+        done = json.loads((folder / "config.json").read_text())["rounds"]
+        run = Run.open(folder, rounds=max(rounds, done))
+    else:
+        run = Run.create(RunConfig(rounds=rounds, **config), folder)
+    if run.store.round_num < run.config.rounds:
+        run.train([Progress(folder.name.ljust(14), console)])
+    return run
+
+
+def by_round(run: Run, split: str = "test") -> dict:
+    """round -> mean accuracy over all clients of the model that they predict with (EV-all)."""
+    model, found = run.training().model_name, {}
+    for e in run.store.evaluations():
+        if (e.model, e.split) == (model, split) and e.num_examples:
+            found.setdefault(e.round_num, []).append(e.accuracy)
+    return {t: sum(values) / len(values) for t, values in found.items()}
+
+
+def by_visit(run: Run, round_num: int) -> dict:
+    """Mean accuracy after a round of clients that have taken part, and of those that have not: (mean, how many)."""
+    came = {int(i) for t in range(1, round_num + 1) for i in cohort(run.config.seed, t, run.population)}
+    parts = {"have taken part": [], "have not": []}
+    for e in run.store.evaluations(round_num):
+        if (e.model, e.split) == (run.training().model_name, "test") and e.num_examples:
+            parts["have taken part" if e.client_id in came else "have not"].append(e.accuracy)
+    return {what: (float(np.mean(values)) if values else None, len(values)) for what, values in parts.items()}
+
+
+def markdown(header: list, rows: list) -> str:
+    """A table."""
+    return "\n".join(
+        "| " + " | ".join(map(str, row)) + " |" for row in [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    )
+
+
+@click.group(help=__doc__)
+def main():
+    """The experiments."""
+
+
+@main.command()
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.option("--rounds", default=8, show_default=True)
+@click.option("--algorithms", default=",".join(DIRICHLET_METHODS), show_default=True)
+@click.option("--seed", default=0, show_default=True)
+def dirichlet(out, rounds, algorithms, seed):
+    """PGFed's setting: accuracy by round."""
+    console, table, ends, results = Console(width=110), [], [], {}
+    for name in algorithms.split(","):
+        hyperparameters = SGD | DIRICHLET_METHODS[name]
+        config = DIRICHLET | {"algorithm": name, "hyperparameters": hyperparameters, "seed": seed}
+        with trained(out / name, rounds, console, **config) as run:
+            accuracy, parts = by_round(run), by_visit(run, rounds)
+            results[name] = {"hyperparameters": run.config.hyperparameters, "test accuracy": accuracy} | parts
+        table.append([algorithm_row(name).title, *(f"{100 * accuracy[t]:.2f}" for t in range(1, rounds + 1))])
+        ends.append([table[-1][0], table[-1][-1], *(f"{100 * mean:.2f}" if n else "-" for mean, n in parts.values())])
+    (out / "results.json").write_text(json.dumps({"seed": seed, "rounds": rounds, "methods": results}, indent=2) + "\n")
+    print(markdown(["round", *range(1, rounds + 1)], table))
+    counts = [f"{what} ({n})" for what, (_, n) in parts.items()]
+    print(f"\nround {rounds}:\n\n" + markdown(["", "all clients", *counts], ends))
+
+
+@main.command()
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.option("--rounds", default=30, show_default=True)
+@click.option("--search-rounds", default=3, show_default=True, help="Of every candidate in the search.")
+@click.option("--network", default="mlp200", show_default=True)
+@click.option("--seed", default=0, show_default=True)
+def grouped(out, rounds, search_rounds, network, seed):
+    """FedAMP's practical setting: the best round, and who listens to whom."""
+    console = Console(width=110)
+    config = GROUPED | {"network": network, "seed": seed}
+
+    def run(name, algorithm, rounds, **hyperparameters):
+        asked = {"algorithm": algorithm, "hyperparameters": GROUPED_SGD | hyperparameters}
+        return trained(out / name, rounds or search_rounds, console, **config, **asked)
+
+    # FedAMP's sigma is a squared distance between models. Those of local training are far from each other whatever
+    # their data; what tells groups apart is the distance while everyone still listens to everyone.
+    uniform = {"sigma": 1e6, "alpha": 0.5 * 1e6 / 99, "lam": PULL * 0.5 * 1e6 / 99}
+    with run("uniform", "fedamp", CALIBRATION, **uniform) as first:
+        models = first.training().server_state().models
+        median, cosine_range = scales(models)
+        calibrated = first.store.round_num
+    print(
+        f"after {calibrated} rounds of uniform attention: squared distances of median {median:.4g}, cosines within "
+        f"{cosine_range:.2g} of each other (5th to 95th percentile)"
+    )
+    candidates = {"fedamp": {}, "heurfedamp": {}}
+    for scale in (0.3, 1.0):
+        for s in (0.9, 5.0):
+            sigma, rescale = float(f"{scale * median:.3g}"), s > 1
+            what = f"sigma = {scale:g} median, s = {s:g}{', rescaled' if rescale else ''}"
+            candidates["fedamp"][what] = {"sigma": sigma, "alpha": s * sigma / 99, "rescale": rescale}
+    for sigma in (1000.0, 10_000.0):
+        for self_weight in (0.1, 0.5):
+            own = {"sigma": sigma, "self_weight": self_weight, "alpha": 1.0}
+            candidates["heurfedamp"][f"sigma = {sigma:g}, xi_ii = {self_weight:g}"] = own
+    chosen, searched = {}, {}
+    for algorithm, options in candidates.items():
+        searched[algorithm] = []
+        for i, (what, given) in enumerate(options.items()):
+            given |= {"lam": PULL * given["alpha"]}
+            with run(f"{algorithm}-{i}", algorithm, None, **given) as done:
+                accuracy = [a for t, a in by_round(done, "validation").items() if t <= search_rounds]
+            searched[algorithm].append((max(accuracy), what, f"{algorithm}-{i}", given))
+        *_, folder, given = max(searched[algorithm], key=lambda found: found[0])
+        chosen[algorithm] = folder, given
+        print(f"\n{algorithm_row(algorithm).title}, best validation accuracy of {search_rounds} rounds:\n")
+        print(markdown(["", "%"], [[what, f"{100 * value:.2f}"] for value, what, *_ in searched[algorithm]]))
+
+    table, results = [], {}
+    for name in GROUPED_METHODS:
+        folder, given = chosen.get(name, (name, {}))  # what was chosen goes on from where the search left it
+        with run(folder, name, rounds, **given) as done:
+            validation, test = by_round(done, "validation"), by_round(done)
+            if name in candidates:
+                attention = {t: done.store.matrices(t)["attention"] for t in done.store.matrix_rounds()}
+                picture(out / f"{name}.png", attention[rounds], algorithm_row(name).title, rounds)
+                print(f"{name}: " + shares(attention[rounds]))
+        selected, best = max(validation, key=validation.get), max(test, key=test.get)
+        title = algorithm_row(name).title
+        table.append([title, f"{100 * test[selected]:.2f}", selected, f"{100 * test[best]:.2f}", best])
+        results[name] = {"hyperparameters": done.config.hyperparameters, "validation": validation, "test": test}
+    found = {"seed": seed, "rounds": rounds, "median squared distance": median, "search": searched, "methods": results}
+    (out / "results.json").write_text(json.dumps(found, indent=2) + "\n")
+    print("\n" + markdown(["", "test, round by validation", "round", "test, best round", "round"], table))
+
+
+def scales(models) -> tuple:
+    """(median squared distance between two models, spread of their cosines)."""
+    pairs = ~np.eye(len(models), dtype=bool)
+    distances, angles = (np.asarray(f(tf.constant(models)))[pairs] for f in (squared_distances, cosines))
+    return float(np.median(distances)), float(np.diff(np.percentile(angles, [5, 95]))[0])
+
+
+def groups() -> np.ndarray:
+    """The group of every client."""
+    return np.repeat(np.arange(5), 20)
+
+
+def shares(attention) -> str:
+    """How much of the attention to others stays in the group."""
+    off = np.where(np.eye(len(attention), dtype=bool), 0, attention)
+    inside = off * (groups()[:, None] == groups())
+    by_group = [inside[groups() == g].sum() / off[groups() == g].sum() for g in range(5)]
+    return (
+        f"of the weight given to others, {inside.sum() / off.sum():.1%} stays in the group (by group "
+        f"{', '.join(f'{b:.1%}' for b in by_group)}; 19 of 99 are {19 / 99:.1%}); "
+        f"own weight {attention.diagonal().mean():.3f}"
+    )
+
+
+def picture(path, attention, title, round_num) -> None:
+    """A heat map with the clients ordered by group; a client's own weight is left out."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(5.2, 4.6), dpi=110)
+    image = axes.imshow(np.where(np.eye(len(attention), dtype=bool), np.nan, attention), cmap="viridis")
+    for edge in range(20, 100, 20):
+        axes.axhline(edge - 0.5, color="white", linewidth=0.6)
+        axes.axvline(edge - 0.5, color="white", linewidth=0.6)
+    axes.set(title=f"{title}: xi after round {round_num}", xlabel="client j, by group", ylabel="client i, by group")
+    figure.colorbar(image, label="weight of j's model for i")
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()
