@@ -134,7 +134,7 @@ export function relativeDifference(found: ArrayLike<number>, expected: ArrayLike
 }
 
 function relative(found: ArrayLike<number>, expected: ArrayLike<number>): string {
-  return `${relativeDifference(found, expected).toExponential(1)} of the largest number`
+  return relativeDifference(found, expected).toExponential(1)
 }
 
 function rows(id: string, pairs: [string, string][]): void {

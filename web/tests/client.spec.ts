@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import type { Browser } from 'playwright-core'
 import { readSafetensors } from '../src/safetensors'
+import { sha256 } from '../src/sha256'
 import { fixture, launch, noBrowser } from './browser'
 import { openPage } from './page'
 import { serve } from './server'
@@ -62,4 +63,22 @@ describe.skipIf(noBrowser)('Be a client', () => {
       await host.close()
     })
   }
+
+  it('says so where the result is not TensorFlow’s', async () => {
+    const site = fixture('site-mlp')
+    const file = readFileSync(`${site}/bundle/client.safetensors`)
+    const header = Number(file.readBigUInt64LE())
+    const entries = JSON.parse(file.subarray(8, 8 + header).toString()) as Record<string, { data_offsets: [number, number] }>
+    file.writeFloatLE(7, 8 + header + entries['round_32.dtheta']!.data_offsets[0])
+    const whole = sha256(new Uint8Array(readFileSync(`${site}/bundle/client.safetensors`)))
+    const renamed = (bytes: Buffer) => Buffer.from(bytes.toString().replace(whole, sha256(new Uint8Array(file))))
+    const host = await serve(site, { damage: { 'bundle/client.safetensors': () => file, 'site.json': renamed } })
+    const page = await openPage(await browser.newContext(), host.url)
+    await page.locator('#round').click()
+    await expect.poll(() => page.locator('#round-status').textContent()).toMatch(/A round on/)
+    expect(parseFloat((await page.locator('#difference td').first().textContent())!)).toBeGreaterThan(0.9)
+    expect(parseFloat((await page.locator('#difference td').nth(1).textContent())!)).toBeLessThan(1e-5)
+    await page.close()
+    await host.close()
+  })
 })
