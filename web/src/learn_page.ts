@@ -342,7 +342,7 @@ export class LearnPage {
         }
         named(name)
         pick.onchange = () => this.pick(label)
-        const input = make('input', { type: 'text', id: `name-${label}`, value: name, maxLength: MOST_NAMES })
+        const input = make('input', { type: 'text', id: `name-${label}`, value: name, maxLength: MOST_NAMES, autocomplete: 'off' })
         input.ariaLabel = `Name of class ${label + 1}`
         input.onfocus = () => {
           if (this.picked !== label) this.pick(label)

@@ -4,7 +4,7 @@ import { ClientPage } from './client_page'
 import { Device } from './device'
 import { byId, bytesText, make, messageOf } from './elements'
 import { LearnPage } from './learn_page'
-import { keepForOffline } from './offline'
+import { cacheName, keepForOffline } from './offline'
 import { Runtime } from './runtime'
 import { openSite, type Site } from './site'
 
@@ -17,7 +17,10 @@ async function main(): Promise<void> {
   const site = await openSite()
   const bundle = await openBundle(site)
   const client = await openClient(site, bundle.manifest)
-  const runtime = await Runtime.start(new URL(`${__LITERT_FOLDER__}/`, document.baseURI).href, bundle.program)
+  const litert = Object.entries(site.files).filter(([name]) => name.startsWith(`${__LITERT_FOLDER__}/`))
+  const hashes = Object.fromEntries(litert.map(([name, { sha256 }]) => [name.slice(__LITERT_FOLDER__.length + 1), sha256]))
+  const folder = new URL(`${__LITERT_FOLDER__}/`, document.baseURI).href
+  const runtime = await Runtime.start(folder, bundle.program, { hashes, cache: cacheName(site) })
   const device = await Device.open(runtime, bundle.theta)
   const { drawing } = bundle.manifest.browser
   for (const id of ['learn', 'client', 'about']) byId(id, HTMLElement).hidden = false

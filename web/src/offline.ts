@@ -4,6 +4,11 @@ import { address, type Site } from './site'
 
 const PREFIX = 'tfpfl-'
 
+/** The cache of this site; another one, or a newer one, has another name. */
+export function cacheName(site: Site): string {
+  return PREFIX + sha256(new TextEncoder().encode(JSON.stringify(site.files))).slice(0, 16)
+}
+
 /**
  * @param runtime the files of LiteRT.js that this browser took; it never asks for the others.
  * @returns whether the page will open without a network.
@@ -12,14 +17,15 @@ export async function keepForOffline(site: Site, runtime: readonly string[]): Pr
   if (!('serviceWorker' in navigator) || !('caches' in globalThis)) return false // not on https or localhost
   await navigator.serviceWorker.register('./sw.js')
   await navigator.serviceWorker.ready
-  const name = PREFIX + sha256(new TextEncoder().encode(JSON.stringify(site.files))).slice(0, 16)
+  const name = cacheName(site)
   const cache = await caches.open(name)
-  const keep = async (url: string, expected?: string) => {
+  const keep = async (url: string, expected: string) => {
     if (await cache.match(url)) return
-    const response = await fetch(url)
+    // The visit has just loaded it; the hash says whether that is still the file.
+    const response = await fetch(url, url === './' ? {} : { cache: 'force-cache' })
     if (!response.ok) throw new Error(`${url} is missing`)
     const found = sha256(new Uint8Array(await response.clone().arrayBuffer()))
-    if (expected !== undefined && found !== expected) throw new Error(`${url} is damaged`)
+    if (found !== expected) throw new Error(`${url} is damaged`)
     await cache.put(url, response)
   }
   const wanted = (file: string) => !file.startsWith('litert-') || runtime.some((used) => file.endsWith(`/${used}`))

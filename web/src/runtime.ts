@@ -5,8 +5,14 @@ export type Arrays = Record<string, Numbers>
 /** Input name -> its shape, which is fixed: LiteRT.js 2.5 refuses every tensor of another one. */
 export type Signature = Record<string, { dtype: string; shape: number[] }>
 
+/** What LiteRT.js's files must be, by their name, and the cache that keeps them for offline. */
+export interface Checks {
+  hashes: Record<string, string>
+  cache: string | null
+}
+
 export type Request = { id: number } & (
-  | { kind: 'start'; folder: string; program: Uint8Array; threads: boolean }
+  | ({ kind: 'start'; folder: string; program: Uint8Array; threads: boolean } & Checks)
   | { kind: 'keep'; name: string; data: Numbers }
   | { kind: 'run'; signature: string; inputs: Arrays }
 )
@@ -50,18 +56,24 @@ export class Runtime {
   /**
    * @param folder the address of LiteRT.js's WebAssembly files; ends with a slash.
    * @param program a .tflite file.
+   * @param checks of the files in the folder.
    * @param threads take the build with threads, if the page is cross-origin isolated.
    */
-  static async start(folder: string, program: Uint8Array, threads = globalThis.crossOriginIsolated): Promise<Runtime> {
+  static async start(
+    folder: string,
+    program: Uint8Array,
+    checks: Checks = { hashes: {}, cache: null },
+    threads = globalThis.crossOriginIsolated,
+  ): Promise<Runtime> {
     const runtime = new Runtime(new Worker(new URL('./runtime.worker.ts', import.meta.url)))
-    const begin = (threads: boolean) => runtime.ask({ kind: 'start', folder, program, threads }) as Promise<Started>
+    const begin = (threads: boolean) => runtime.ask({ kind: 'start', folder, program, threads, ...checks }) as Promise<Started>
     let started: Started
     try {
       started = await begin(threads)
     } catch (error) {
       runtime.stop()
       if (!threads) throw error
-      return Runtime.start(folder, program, false) // a browser without relaxed SIMD has no build with threads
+      return Runtime.start(folder, program, checks, false) // a browser without relaxed SIMD has no build with threads
     }
     return Object.assign(runtime, started)
   }

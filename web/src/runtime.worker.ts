@@ -1,9 +1,10 @@
 /** Runs the exported program by LiteRT.js, beside the page, which stays responsive meanwhile. */
-import { getGlobalLiteRt, loadAndCompile, loadLiteRt, Tensor, type CompiledModel } from '@litertjs/core'
+import { getGlobalLiteRt, loadAndCompile, loadLiteRt, supportsFeature, Tensor, type CompiledModel } from '@litertjs/core'
+import { sha256 } from './sha256'
 import type { Arrays, Numbers, Reply, Request, Signature, Started } from './runtime'
 
 interface Scope {
-  Module?: { mainScriptUrlOrBlob: string; locateFile: (file: string) => string }
+  Module?: { mainScriptUrlOrBlob: string; locateFile: (file: string) => string; wasmBinary: Uint8Array }
   onmessage: ((event: MessageEvent<Request>) => void) | null
   postMessage(message: Reply, transfer: Transferable[]): void
 }
@@ -17,12 +18,34 @@ function memory(): number {
   return (getGlobalLiteRt().liteRtWasm as unknown as { HEAPU8: Uint8Array }).HEAPU8.length
 }
 
+/** LiteRT.js's WebAssembly, from the cache that is for offline or from the host; checked, and put into the cache. */
+async function webAssembly(file: string, { folder, hashes, cache: name }: Request & { kind: 'start' }): Promise<Uint8Array> {
+  const url = new URL(file, folder).href
+  const expected = hashes[file]
+  const whole = (bytes: Uint8Array) => expected === undefined || sha256(bytes) === expected
+  const cache = name !== null && 'caches' in globalThis ? await caches.open(name) : null
+  const kept = await cache?.match(url)
+  if (kept) {
+    const bytes = new Uint8Array(await kept.arrayBuffer())
+    if (whole(bytes)) return bytes
+  }
+  const response = await fetch(url)
+  if (!response.ok) throw new Error(`${file} is missing.`)
+  const copy = response.clone()
+  const bytes = new Uint8Array(await response.arrayBuffer())
+  if (!whole(bytes)) throw new Error(`${file} is damaged: its sha256 is not the one in site.json.`)
+  await cache?.put(url, copy).catch(() => undefined) // no room: it works, but not offline
+  return bytes
+}
+
 async function start(request: Request & { kind: 'start' }): Promise<Started> {
-  // In a worker, the threaded build would take the worker's own script for its threads.
-  const script = `litert_wasm${request.threads ? '_threaded' : ''}_internal.js`
+  const kind = request.threads ? '_threaded' : (await supportsFeature('relaxedSimd')) ? '' : '_compat'
+  const files = [`litert_wasm${kind}_internal.js`, `litert_wasm${kind}_internal.wasm`] as const
   scope.Module = {
-    mainScriptUrlOrBlob: new URL(script, request.folder).href,
+    // In a worker, the threaded build would take the worker's own script for its threads.
+    mainScriptUrlOrBlob: new URL(files[0], request.folder).href,
     locateFile: (file) => new URL(file, request.folder).href,
+    wasmBinary: await webAssembly(files[1], request),
   }
   await loadLiteRt(request.folder, { threads: request.threads })
   model = await loadAndCompile(request.program, { accelerator: 'wasm' })
@@ -32,9 +55,7 @@ async function start(request: Request & { kind: 'start' }): Promise<Started> {
       signature.getInputDetails().map((d) => [d.name, { dtype: d.dtype, shape: [...d.shape] }]),
     )
   }
-  const loaded = performance.getEntriesByType('resource').map((entry) => new URL(entry.name).pathname.split('/').at(-1)!)
-  const files = [...new Set(loaded.filter((file) => file.startsWith('litert_wasm')))]
-  return { signatures, threads: model.options.cpuOptions.numThreads ?? 1, memory: memory(), files }
+  return { signatures, threads: model.options.cpuOptions.numThreads ?? 1, memory: memory(), files: [...files] }
 }
 
 async function run(signature: string, inputs: Arrays): Promise<{ outputs: Arrays; milliseconds: number }> {

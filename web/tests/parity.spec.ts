@@ -1,6 +1,7 @@
 /** The exported program in a browser against TensorFlow Federated: every signature, to 1e-5 of the largest number. */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import type { Browser, Page } from 'playwright-core'
+import core from '../node_modules/@litertjs/core/package.json' with { type: 'json' }
 import { fixture, harness, launch, noBrowser } from './browser'
 import { serve, type Host } from './server'
 
@@ -58,9 +59,8 @@ describe.skipIf(noBrowser)('parity with the TFF engine', () => {
 })
 
 function litert(): string {
-  return `litert-${VERSION}`
+  return `litert-${core.version}`
 }
-const VERSION = (await import('../node_modules/@litertjs/core/package.json', { with: { type: 'json' } })).default.version
 
 /** In the browser: {output: difference}. */
 async function compare({ network, litert }: { network: string; litert: string }) {

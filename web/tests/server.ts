@@ -24,12 +24,16 @@ export interface Options {
 
 export interface Host {
   url: string
+  /** The paths that were asked for. */
+  asked: string[]
   close(): Promise<void>
 }
 
 export async function serve(folder: string, { isolated = false, damage = {}, folders = {} }: Options = {}): Promise<Host> {
+  const asked: string[] = []
   const server: Server = createServer((request, response) => {
     const path = normalize(decodeURIComponent(new URL(request.url ?? '/', 'http://host').pathname))
+    asked.push(path)
     const mounted = Object.entries(folders).find(([prefix]) => path.startsWith(prefix))
     let file = mounted ? join(mounted[1], path.slice(mounted[0].length)) : join(folder, path)
     if (existsSync(file) && statSync(file).isDirectory()) file = join(file, 'index.html')
@@ -49,6 +53,7 @@ export async function serve(folder: string, { isolated = false, damage = {}, fol
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
   return {
     url: `http://localhost:${(server.address() as AddressInfo).port}/`,
+    asked,
     close: () =>
       new Promise((resolve) => {
         server.close(() => resolve())

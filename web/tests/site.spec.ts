@@ -4,6 +4,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import type { Browser } from 'playwright-core'
+import litert from '../node_modules/@litertjs/core/package.json' with { type: 'json' }
 import { fixture, launch, noBrowser } from './browser'
 import { draw, learn, openPage, shown, teach } from './page'
 import { serve } from './server'
@@ -78,6 +79,7 @@ describe.skipIf(noBrowser)('the site', () => {
     expect(await learn(page)).toMatch(/Learned/)
     const before = await shown(page, 'ring')
     await expect.poll(() => page.evaluate(() => document.documentElement.dataset.offline)).toBe('true')
+    expect(host.asked.filter((path) => path.endsWith('.wasm'))).toHaveLength(1) // 9 MB, once
     await page.close()
     await host.close() // nobody is there any more
 
@@ -88,7 +90,8 @@ describe.skipIf(noBrowser)('the site', () => {
     await context.close()
   })
 
-  for (const name of ['bundle/theta.bin', 'bundle/program_browser.tflite', 'bundle/manifest.json', 'bundle/client.safetensors']) {
+  const wasm = `litert-${litert.version}/litert_wasm_internal.wasm`
+  for (const name of ['bundle/theta.bin', 'bundle/program_browser.tflite', 'bundle/manifest.json', 'bundle/client.safetensors', wasm]) {
     it(`refuses a changed ${name}`, async () => {
       const flip = (bytes: Buffer) => {
         bytes[Math.floor(bytes.length / 2)]! ^= 1
@@ -98,7 +101,7 @@ describe.skipIf(noBrowser)('the site', () => {
       const page = await browser.newPage()
       await page.goto(host.url)
       await page.waitForFunction(() => document.documentElement.dataset.ready)
-      expect(await page.locator('#status').textContent()).toBe(`${name} is damaged: its sha256 is not the one in site.json.`)
+      expect(await page.locator('#status').textContent()).toMatch(`${name.split('/')[1]} is damaged: its sha256 is not the one in site.json.`)
       expect(await page.locator('#learn').isVisible()).toBe(false)
       await page.close()
       await host.close()
