@@ -40,7 +40,7 @@ from tfpfl.models.networks import default_network
 from tfpfl.sampling import client_key
 from tfpfl.training import DivergedError, Training, check_cohort, check_engine, check_fits
 
-FORMAT = 1
+FORMAT = 2  # 1 had no `cohort`
 NETWORK = "network.keras"
 PACKAGES = ("tfpfl", "tensorflow", "keras", "tensorflow-federated", "numpy")
 _NOT_IDENTITY = ("rounds", "versions", "federation")  # may differ between a run and its continuation
@@ -467,6 +467,11 @@ def _read_config(folder: Path) -> RunConfig:
         raise RunError(f"{path} is not the configuration of a run: it has no format number")
     if raw["format"] > FORMAT:
         raise RunError(f"{path} has format {raw['format']}, from a newer tfpfl; this one reads up to {FORMAT}")
+    if raw["format"] < FORMAT:
+        raise RunError(
+            f"{path} has format {raw['format']}, from an older tfpfl that added up a cohort in another order; continue it "
+            "with that version, or run it again"
+        )
     names = {f.name for f in fields(RunConfig)}
     for what, which in (("unknown entries", set(raw) - names), ("no entries", names - set(raw))):
         if which:
