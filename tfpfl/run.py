@@ -469,8 +469,8 @@ def _read_config(folder: Path) -> RunConfig:
         raise RunError(f"{path} has format {raw['format']}, from a newer tfpfl; this one reads up to {FORMAT}")
     if raw["format"] < FORMAT:
         raise RunError(
-            f"{path} has format {raw['format']}, from an older tfpfl that added up a cohort in another order; continue it "
-            "with that version, or run it again"
+            f"{path} has format {raw['format']}, from an older tfpfl that added up a cohort in another order; continue "
+            "it with that version, or run it again"
         )
     names = {f.name for f in fields(RunConfig)}
     for what, which in (("unknown entries", set(raw) - names), ("no entries", names - set(raw))):
