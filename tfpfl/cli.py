@@ -335,17 +335,18 @@ def datasets():
 def algorithms(name):
     """List the algorithms, or the hyperparameters of one."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from tfpfl.algorithms import ALGORITHMS, algorithm_row
 
     console = Console()
     if name is None:
-        table = Table("name", "title", "head", "message", "kept by a client", "down", "up")
+        names = [Column(name, no_wrap=True) for name in ("name", "head", "message")]
+        table = Table(*names, *(Column(name, overflow="fold") for name in ("a client keeps", "down", "up")))
         for key, row in ALGORITHMS.items():
-            table.add_row(key, row.title, row.head, row.message, row.state, row.down, row.up)
+            table.add_row(key, row.head, row.message, row.state, row.down, row.up)
         console.print(table)
-        console.print("down, up: numbers sent in a round; b backbone, h head, d = b + h.")
+        console.print("down, up: numbers that a client receives and sends in a round; b backbone, h head, d = b + h.")
         return
     row = algorithm_row(name)
     console.print(f"[bold]{row.title}[/]: {row.reference}", soft_wrap=True)
