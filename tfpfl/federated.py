@@ -19,28 +19,20 @@ from tfpfl.runtime.packed import Packed, fused_work, looped_work, one_each, one_
 from tfpfl.runtime.worker import require_tff, use_local_worker
 from tfpfl.simulate import ARRAYS, check_cohort, federation_readers
 from tfpfl.visit import (
+    ClientResult,
     Readers,
     RoundOutput,
+    client_result,
     client_state_spec,
     client_work,
     evaluation_work,
     finish_metrics,
     info_spec,
-    metric_contribution,
     server_state_spec,
     server_step,
     structure_of,
     visit_spec,
 )
-
-
-class ClientResult(NamedTuple):
-    """What a client's computation returns, all of it client-placed."""
-
-    state: Any
-    metrics: dict
-    contribution: aggregate.Contribution
-    metric_sums: dict
 
 
 class Rows(NamedTuple):
@@ -77,7 +69,7 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
     visit_type, readers = _visits(algorithm, data, held_out)
     server_type, state_type = _type(server_state_spec(algorithm)), _type(client_state_spec(algorithm))
     if pack > 1:
-        packed_work = _check_pack(algorithm, data, readers, held_out, pack)
+        packed_work = _work_of_a_pack(algorithm, data, readers, held_out, pack)
         visit_type, state_type = _several(visit_spec(algorithm.model.dtype)), _packed_type(algorithm)
     elif pack < 1:
         raise ValueError(f"pack must be at least 1 client, found {pack}")
@@ -93,9 +85,7 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
         def run(message, state, visit):
             if pack > 1:
                 return ClientResult(*packed_work(unpack(message), state, visit))
-            output = work(unpack(message), state, visit)
-            sums = metric_contribution(output.metrics, visit.info.num_examples)
-            return ClientResult(output.state, output.metrics, aggregate.contribution(algorithm, output), sums)
+            return client_result(algorithm, work(unpack(message), state, visit), visit)
 
         return _graph(run)(message, state, visit)
 
@@ -161,8 +151,12 @@ class PackedProcess:
         return RoundOutput(output.server, new_states, output.metrics, metrics)
 
 
-def _check_pack(algorithm, data, readers, held_out, pack):
-    """The work of a pack."""
+def _work_of_a_pack(algorithm, data, readers, held_out, pack):
+    """What TFF runs for `pack` clients.
+
+    Raises:
+        ValueError: they cannot be run together.
+    """
     if not hasattr(data, "reader"):
         raise ValueError(f"pack={pack} needs a Federation: the clients of a pack are read by id")
     if algorithm.message_per_client or "rows" in aggregate.kinds(algorithm):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl import tree
+from tfpfl import aggregate, tree
 from tfpfl.algorithm import Algorithm, ClientData, ClientInfo, ClientOutput, Head, Weights
 from tfpfl.local import cross_entropy
 
@@ -29,6 +29,15 @@ class RoundOutput(NamedTuple):
     client_states: list  # the cohort's new states, in the order given
     metrics: dict  # over the cohort: means weighted by N_i, bytes as sums
     client_metrics: list  # a dict of scalars per client, in the order given
+
+
+class ClientResult(NamedTuple):
+    """What a client's visit ends with, for the engines."""
+
+    state: Any
+    metrics: dict
+    contribution: aggregate.Contribution
+    metric_sums: dict
 
 
 class Readers(NamedTuple):
@@ -140,6 +149,12 @@ def server_step(algorithm: Algorithm) -> Callable:
         return tree.where(total_weight > 0, updated, server)
 
     return step
+
+
+def client_result(algorithm: Algorithm, output: ClientOutput, visit) -> ClientResult:
+    """What becomes of a client's checked output."""
+    sums = metric_contribution(output.metrics, visit.info.num_examples)
+    return ClientResult(output.state, output.metrics, aggregate.contribution(algorithm, output), sums)
 
 
 def metric_contribution(metrics: dict, num_examples) -> OrderedDict:

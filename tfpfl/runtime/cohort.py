@@ -27,10 +27,10 @@ from tfpfl.visit import (
     Readers,
     by_split,
     checked,
+    client_result,
     client_state_spec,
     client_work,
     evaluation_work,
-    metric_contribution,
     scores,
 )
 
@@ -55,11 +55,9 @@ class OneByOne:
         work = client_work(algorithm, readers)
 
         def visit_client(message, state, visit):
-            output = work(message, state, visit)
-            contribution = aggregate.contribution(algorithm, output)
-            rows = tf.nest.map_structure(lambda row: row[None], contribution.rows)
-            sums = metric_contribution(output.metrics, visit.info.num_examples)
-            return output.state, output.metrics, contribution._replace(rows=rows), sums
+            result = client_result(algorithm, work(message, state, visit), visit)
+            rows = tf.nest.map_structure(lambda row: row[None], result.contribution.rows)
+            return result._replace(contribution=result.contribution._replace(rows=rows))
 
         self._visit, self._threads = relaxed(visit_client), threads
 
@@ -92,8 +90,7 @@ class Fused:
             packed = Packed.made([states[i] for i in group])
             some = side_by_side([visits[i] for i in group])
             new_states, metrics, contribution, sums = self._work(message, packed, some)
-            states_of_group = new_states.each(self._spec)
-            yield Part(list(group), states_of_group, one_each(metrics, group), contribution, sums)
+            yield Part(group, new_states.each(self._spec), one_each(metrics, group), contribution, sums)
 
 
 class Stacked:
@@ -117,14 +114,12 @@ class Stacked:
                 own, state, visit, x, y = arguments
                 message = own if self._per_client else messages
                 output = algorithm.client_update(message, state, ClientData(x, y, visit.info, visit.key))
-                output = checked(algorithm, message, output, {})
-                sums = metric_contribution(output.metrics, visit.info.num_examples)
-                return output.state, output.metrics, aggregate.contribution(algorithm, output), sums
+                return client_result(algorithm, checked(algorithm, message, output, {}), visit)
 
-            own = messages if self._per_client else clients * tf.ones([clients], tf.int32)
+            own = messages if self._per_client else ()
             states, metrics, parts, sums = tf.vectorized_map(one, (own, states, visits, x, y))
-            add = tree_sum
-            return states, metrics, aggregate.Contribution(add(parts.sums), add(parts.weight), parts.rows), add(sums)
+            added = aggregate.Contribution(tree_sum(parts.sums), tree_sum(parts.weight), parts.rows)
+            return states, metrics, added, tree_sum(sums)
 
         self._work = relaxed(work)
 

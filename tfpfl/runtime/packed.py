@@ -12,6 +12,7 @@ from tfpfl.visit import (
     EVALUATION_CHUNK,
     Readers,
     checked,
+    client_result,
     client_state_spec,
     client_work,
     metric_contribution,
@@ -131,14 +132,8 @@ def looped_work(algorithm: Algorithm, readers: Readers) -> Callable:
 
     def one(i, message, packed, visits):
         visit = tf.nest.map_structure(lambda leaf: leaf[i], visits)
-        output = work(message, packed.of(i, spec), visit)
-        contribution = aggregate.contribution(algorithm, output)
-        return (
-            _vectors(output.state),
-            output.metrics,
-            contribution,
-            metric_contribution(output.metrics, visit.info.num_examples),
-        )
+        result = client_result(algorithm, work(message, packed.of(i, spec), visit), visit)
+        return result._replace(state=_vectors(result.state))
 
     def all_of(message, packed, visits):
         arrays = for_each(one, tf.size(visits.info.client_id), message, packed, visits, at_a_time=1)
@@ -189,6 +184,7 @@ def _vectors(structure) -> list:
 
 
 def stacked(arrays):
+    """What `for_each` gave for scalars, or for tensors of one shape: a first axis for the clients."""
     return tf.nest.map_structure(lambda array: array.stack(), arrays)
 
 
