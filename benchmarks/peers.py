@@ -18,7 +18,7 @@ from rich.console import Console
 from tfpfl import Run, RunConfig
 from tfpfl.algorithms import ALGORITHMS, algorithm_row
 from tfpfl.callbacks import Progress
-from tfpfl.report import comparison
+from tfpfl.tables import comparison
 
 
 @click.command(help=__doc__)

@@ -10,8 +10,8 @@ import pytest
 import small_runs as runs
 
 from tfpfl.evaluation import results
-from tfpfl.report import comparison
 from tfpfl.run import Run, RunConfig, RunError, open_federation
+from tfpfl.tables import comparison
 
 
 @pytest.fixture(scope="module")

@@ -236,7 +236,7 @@ def _train_and_print(run):
 
 
 def _print_run(run, console):
-    from tfpfl.report import protocols
+    from tfpfl.tables import protocols
 
     console.print(protocols([r for r in run.results() if r.when != "last"], f"{run.folder}"))
     _print_stop(run)
@@ -271,8 +271,8 @@ def evaluate(folder):
     from rich.console import Console
 
     from tfpfl import evaluation
-    from tfpfl.report import protocols
     from tfpfl.run import Run
+    from tfpfl.tables import protocols
 
     with Run.open(folder, engine="local") as run:
         done = run.store.round_num
@@ -374,8 +374,8 @@ def demo(out, rounds, seed, engine):
 
     from tfpfl.algorithms import algorithm_row
     from tfpfl.callbacks import Progress
-    from tfpfl.report import comparison
     from tfpfl.run import Run, RunConfig
+    from tfpfl.tables import comparison
 
     console = Console()
     done = []

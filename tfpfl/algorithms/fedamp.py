@@ -190,7 +190,7 @@ def _attentive(model, population, weigh, pull, start, implicit_prox, solver) -> 
     check_choice(start=(start, ("u", "w")))
     solve = local_solver(**solver, prox=pull, implicit_prox=implicit_prox)
     objective, num_labels, people = client_loss(model), population.shared_labels(), population.num_clients
-    num_weights = model.num_backbone_weights + (model.num_features + 1) * num_labels
+    num_weights = model.num_weights(num_labels)
     check_table(population, num_weights + people, model.dtype)
 
     def first():

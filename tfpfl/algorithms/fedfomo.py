@@ -95,7 +95,7 @@ def fedfomo(
     check_choice(init=(init, ("w0", "mean")))
     solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
     objective, num_labels, people = client_loss(model), population.shared_labels(), population.num_clients
-    num_weights = model.num_backbone_weights + (model.num_features + 1) * num_labels
+    num_weights = model.num_weights(num_labels)
     check_table(population, num_weights + people, model.dtype)
     M = min(candidates, population.sampling.most(people))
 

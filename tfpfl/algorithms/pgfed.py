@@ -155,7 +155,7 @@ def _pgfed(model, population, beta, mu, eta, eta2, momentum, weighting, work) ->
     loop, optimizer = batch_loop(**work), sgd(eta, momentum)
     objective, weight = client_loss(model), example_weight(model, weighting)
     num_labels, people = population.shared_labels(), population.num_clients
-    num_weights = model.num_backbone_weights + (model.num_features + 1) * num_labels
+    num_weights = model.num_weights(num_labels)
     check_table(population, num_weights + people, model.dtype)
 
     def first():

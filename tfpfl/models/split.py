@@ -50,6 +50,10 @@ class SplitModel:
         """b, the number of scalars in theta."""
         return sum(int(w.size) for w in self.initial_theta)
 
+    def num_weights(self, num_labels: int) -> int:
+        """d, the number of scalars in the whole model with a head of this width."""
+        return self.num_backbone_weights + (self.num_features + 1) * num_labels
+
     @cached_property
     def activation_bytes(self) -> int:
         """What a forward pass keeps of one example for its gradient, at most: every number that it computes."""

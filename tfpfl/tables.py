@@ -1,4 +1,4 @@
-"""Results as a table for the terminal."""
+"""Results as tables for the terminal."""
 
 from rich import box
 from rich.markup import escape
