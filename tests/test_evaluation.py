@@ -6,7 +6,22 @@ import numpy as np
 import pytest
 
 from tfpfl.client_store import Evaluation
-from tfpfl.evaluation import LOCAL_COPY, evaluation_rows, find, results, summarize
+from tfpfl.evaluation import (
+    EV_ALL,
+    EV_LOCAL,
+    LOCAL_COPY,
+    PROTOCOLS,
+    Protocol,
+    curve,
+    evaluation_rows,
+    find,
+    per_client,
+    predicts,
+    protocol,
+    results,
+    rounds_to,
+    summarize,
+)
 
 NAN = math.nan
 
@@ -31,8 +46,13 @@ def test_the_four_parts_of_a_protocol():
     assert {(r.model, r.clients, r.mean, r.when, r.split) for r in found} == {
         ("personal", "all", mean, when, split)
         for mean in ("clients", "examples")
-        for when in ("last", "last10", "best_validation")
-        for split in ("validation", "test")
+        for when, splits in (
+            ("last", ("validation", "test")),
+            ("last10", ("validation", "test")),
+            ("best_validation", ("validation", "test")),
+            ("best_test", ("test",)),
+        )
+        for split in splits
     }
 
     def test(**wanted):
@@ -74,7 +94,7 @@ def test_best_validation_takes_the_first_of_equals_and_needs_validation():
     best = find(results(table), split="test", when="best_validation", mean="clients")
     assert (best.rounds, best.accuracy) == ([2], pytest.approx(0.2))
     without = results([e for e in table if e.split == "test"])
-    assert {r.when for r in without} == {"last", "last10"}
+    assert {r.when for r in without} == {"last", "last10", "best_test"}
     assert {r.when for r in results(rows(1, "personal", "train", (0.5,), (4,)))} == {"last", "last10"}
 
 
@@ -132,3 +152,73 @@ def test_rows_from_counts():
         ("personal", "test"): {"accuracy": 0.75, "loss": 0.5},
         ("personal", "train"): {"accuracy": 0.75, "loss": pytest.approx(0.4)},
     }
+
+
+def toy():
+    """Two clients with 1 and 3 test examples, three rounds; what every preset gives can be worked out by hand."""
+    personal = {1: (0.0, 0.8), 2: (1.0, 0.4), 3: (0.9, 0.5)}
+    validation = {1: (0.9, 0.9), 2: (0.1, 0.1), 3: (0.5, 0.5)}
+    shared = {1: (0.1, 0.1), 2: (0.2, 0.2), 3: (0.3, 0.5)}
+    copies = {1: (1.0, None), 2: (0.5, 0.6), 3: (None, 0.2)}  # who was not in the round has none
+    table = []
+    for t in (1, 2, 3):
+        table += rows(t, "personal", "test", personal[t], (1, 3))
+        table += rows(t, "personal", "validation", validation[t], (2, 2))
+        table += rows(t, "global", "test", shared[t], (1, 3))
+        table += [e for e in rows(t, LOCAL_COPY, "test", copies[t], (1, 3)) if e.accuracy is not None]
+    return table
+
+
+@pytest.mark.parametrize(
+    "name, accuracy, rounds",
+    [
+        ("EV-all", (0.4 + 0.7 + 0.7) / 3, [1, 2, 3]),
+        ("EV-local", (1.0 + 0.55 + 0.2) / 3, [1, 2, 3]),
+        ("global", (0.1 + 0.2 + 0.4) / 3, [1, 2, 3]),
+        ("validated", 0.4, [1]),
+        ("pflego", (1.0 + (0.5 + 3 * 0.6) / 4 + 0.2) / 3, [1, 2, 3]),
+        ("pgfed", 0.7, [2]),  # rounds 2 and 3 are equal; the first counts
+        ("fedamp", 0.7, [2]),
+        ("pfllib", 0.6, [1]),  # pooled: 2.4 / 4, against 2.2 / 4 and 2.4 / 4
+    ],
+)
+def test_presets_by_hand(name, accuracy, rounds):
+    found = find(results(toy()), protocol(name))
+    assert (found.accuracy, found.rounds) == (pytest.approx(accuracy), rounds)
+    assert found.protocol.selects_on_test == (name in ("pgfed", "fedamp", "pfllib"))
+
+
+def test_every_preset_is_tested_above_and_says_what_it_is():
+    (mark,) = test_presets_by_hand.pytestmark
+    assert {case[0] for case in mark.args[1]} == set(PROTOCOLS)
+    assert str(protocol("pfllib")) == (
+        "the model that a client predicts with after the server's step; all clients; pooled over examples; "
+        "best round on test, selected on test; test examples"
+    )
+    assert len({str(p.check()) for p in PROTOCOLS.values()}) == len(set(PROTOCOLS.values()))
+    with pytest.raises(ValueError, match="did you mean 'EV-all'"):
+        protocol("EV-al")
+    with pytest.raises(ValueError, match="unknown when of a protocol 'last1'; did you mean 'last10'"):
+        Protocol(when="last1").check()
+
+
+def test_what_clients_predict_with():
+    table = toy()
+    assert predicts(table) == "personal"
+    assert predicts([e for e in table if e.model != "personal"]) == "global"
+    assert predicts([e for e in table if e.model == LOCAL_COPY]) is None
+
+
+def test_values_of_every_client():
+    assert per_client(toy()) == pytest.approx({0: 1.9 / 3, 1: 1.7 / 3})
+    assert per_client(toy(), EV_LOCAL) == pytest.approx({0: 0.75, 1: 0.4})  # of the rounds that each was in
+    assert per_client(toy(), EV_ALL._replace(when="best_validation")) == {0: 0.0, 1: 0.8}
+    assert per_client([]) == {}
+
+
+def test_curves_and_rounds_to_a_target():
+    assert curve(toy()) == pytest.approx({1: 0.4, 2: 0.7, 3: 0.7})
+    assert curve(toy(), EV_LOCAL) == pytest.approx({1: 1.0, 2: 0.55, 3: 0.2})
+    assert rounds_to(toy(), 0.7) == 2
+    assert rounds_to(toy(), 0.71) is None
+    assert rounds_to(toy(), 0.2, protocol("global")) == 2

@@ -86,3 +86,65 @@ def test_nothing_left_is_nan_without_a_warning(recwarn):
 def test_bad_arguments_say_what_was_found(call, found):
     with pytest.raises(ValueError, match=found):
         call()
+
+
+def test_jain_and_gini_at_their_ends_and_on_a_series():
+    assert statistics.jain([0.7] * 9) == pytest.approx(1.0, rel=1e-15)
+    assert statistics.gini([0.7] * 9) == pytest.approx(0.0, abs=1e-15)
+    one_has_all = [0.0] * 9 + [0.5]
+    assert statistics.jain(one_has_all) == pytest.approx(1 / 10)
+    assert statistics.gini(one_has_all) == pytest.approx(9 / 10)
+    for n in (2, 7, 100):  # 1, 2, .. n: sums of powers, and the known Gini (n^2 - 1) / (3 n (n + 1))
+        series = np.random.default_rng(n).permutation(n) + 1.0
+        assert statistics.jain(series) == pytest.approx(3 * (n + 1) / (2 * (2 * n + 1)))
+        assert statistics.gini(series) == pytest.approx((n - 1) / (3 * n))
+    assert math.isnan(statistics.jain([0.0, 0.0])) and math.isnan(statistics.gini([NAN]))
+    with pytest.raises(ValueError, match="at least 0, found -1"):
+        statistics.gini([1.0, -1.0])
+
+
+def test_gini_is_the_mean_absolute_difference():
+    values = np.random.default_rng(3).random(23)
+    expected = np.abs(values[:, None] - values).mean() / (2 * values.mean())
+    assert statistics.gini([*values, NAN]) == pytest.approx(expected)
+
+
+def test_deciles_and_std():
+    values = np.r_[np.random.default_rng(0).permutation(11) / 10, NAN]
+    np.testing.assert_allclose(statistics.deciles(values), np.arange(1, 10) / 10, atol=1e-15)
+    assert statistics.std([0.0, 1.0, NAN]) == 0.5
+    assert np.isnan(statistics.deciles([NAN])).all() and math.isnan(statistics.std([]))
+
+
+def test_gains_are_paired_and_equal_is_not_worse():
+    np.testing.assert_allclose(statistics.gains([0.5, 0.7, NAN], [0.75, 0.5, 0.1]), [-0.25, 0.2, NAN])
+    assert statistics.share_worse([0.5, 0.7, NAN, 0.2], [0.6, 0.5, 0.9, 0.2]) == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match=r"found \(2,\) and \(3,\)"):
+        statistics.gains([0.5, 0.7], [0.5, 0.7, 0.9])
+
+
+def test_wilcoxon_by_enumeration_of_all_signs():
+    """Without ties the p-value is the share of the 2^n sign patterns whose W+ is at least the one found."""
+    differences = np.array([0.05, -0.01, 0.07, 0.02, 0.11, -0.03, 0.08])
+    ranks = np.argsort(np.argsort(np.abs(differences))) + 1
+    w = ranks[differences > 0].sum()
+    patterns = (np.arange(2**7)[:, None] >> np.arange(7)) & 1
+    expected = np.mean(patterns @ ranks >= w)
+    than = np.full(9, 0.5)
+    found = statistics.wilcoxon(np.r_[than[:7] + differences, 0.5, NAN], than)
+    assert (found.statistic, found.pairs, found.zeros) == (w, 7, 1)
+    assert found.p_value == pytest.approx(expected)
+    other_way = statistics.wilcoxon(than[:7], than[:7] + differences)
+    assert other_way.p_value == pytest.approx(np.mean(patterns @ ranks <= w))
+
+
+def test_wilcoxon_of_equals_says_nothing():
+    found = statistics.wilcoxon([0.5, 0.6], [0.5, 0.6])
+    assert math.isnan(found.p_value) and (found.pairs, found.zeros) == (0, 2)
+
+
+def test_the_interval_over_seeds_is_students():
+    mean, half = statistics.over_seeds([0.90, 0.92, 0.97])
+    assert mean == pytest.approx(0.93)
+    assert half == pytest.approx(4.302652729911275 * math.sqrt(0.0013) / math.sqrt(3))  # t of 0.975, 2 degrees
+    assert statistics.over_seeds([0.5])[0] == 0.5 and math.isnan(statistics.over_seeds([0.5])[1])

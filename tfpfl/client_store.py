@@ -66,27 +66,29 @@ class ClientStore:
         path: the file, made where it does not exist; None keeps everything in memory.
         run_id: what run this is, for example the hash of its configuration. A file of another run is refused.
             None takes whatever run the file belongs to.
+        read_only: look at the file, also while another process writes it; there must be one.
 
     Raises:
         StoreError: the file is not a store, is damaged, belongs to another run or to a newer version, or is being
             written by another process.
     """
 
-    def __init__(self, path: str | os.PathLike | None = None, run_id: str | None = None):
+    def __init__(self, path: str | os.PathLike | None = None, run_id: str | None = None, *, read_only: bool = False):
         self._path = path
         self._name = "the store in memory" if path is None else str(path)
-        self._lock = None if path is None else _lock(path)
+        self._lock = None if path is None or read_only else _lock(path)
         self._db = None
+        place = ":memory:" if path is None else f"{Path(path).absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
         try:
             with self._errors():
                 # Transactions are begun and ended by us alone.
-                self._db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None)
-                self._open(run_id)
+                self._db = sqlite3.connect(place, isolation_level=None, uri=True)
+                self._open(run_id, read_only)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, run_id: str | None) -> None:
+    def _open(self, run_id: str | None, read_only: bool) -> None:
         application_id = self._value("PRAGMA application_id")
         version = self._value("PRAGMA user_version")
         new = not self._value("SELECT count(*) FROM sqlite_master")
@@ -98,6 +100,12 @@ class ClientStore:
             )
         if not new and self._torn():
             raise StoreError(f"{self._name} is damaged or cut off: its last page is not whole")
+        if read_only:
+            if new or version < FORMAT_VERSION:
+                found = "holds nothing" if new else f"has format {version}, which `tfpfl evaluate` renews"
+                raise StoreError(f"{self._name} {found}")
+            self.run_id = self._value("SELECT run_id FROM run")
+            return
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         if new:

@@ -40,7 +40,7 @@ from tfpfl.models.networks import default_network
 from tfpfl.sampling import client_key
 from tfpfl.training import DivergedError, Training, check_cohort, check_engine, check_fits
 
-FORMAT = 2  # 1 had no `cohort`
+FORMAT = 3  # 1 had no `cohort`; 2 no `new_clients`, and is read as if it had none
 NETWORK = "network.keras"
 PACKAGES = ("tfpfl", "tensorflow", "keras", "tensorflow-federated", "numpy")
 _NOT_IDENTITY = ("rounds", "versions", "federation")  # may differ between a run and its continuation
@@ -83,6 +83,7 @@ class RunConfig:
     cohort: str = "auto"  # see `Simulation`; kept, so that a resumed run adds up its numbers in the same order
     evaluate_every: int = 10
     patience: int | None = None
+    new_clients: int = 0  # so many of the federation's clients, drawn by the data's seed, never train
     versions: dict = field(default_factory=dict)
     format: int = FORMAT
 
@@ -99,7 +100,8 @@ class RunConfig:
         check_names(self.algorithm, self.preset, self.hyperparameters)
         known = algorithm_row(self.algorithm).hyperparameters
         self.hyperparameters = {k: _typed(k, v, known[k].annotation) for k, v in self.hyperparameters.items()}
-        for name, least in (("rounds", 1), ("seed", 0), ("data_seed", 0), ("evaluate_every", 0), ("patience", 1)):
+        at_least = {"rounds": 1, "seed": 0, "data_seed": 0, "evaluate_every": 0, "patience": 1, "new_clients": 0}
+        for name, least in at_least.items():
             value = getattr(self, name)
             if value is not None and not least <= value < 2**31:
                 raise ValueError(f"{name} must lie in {least}..2^31-1, found {value}")
@@ -142,12 +144,28 @@ class RunConfig:
     def run_id(self) -> str:
         """A hash of what decides every number of the run. More rounds continue the same run."""
         identity = {k: v for k, v in asdict(self).items() if k not in _NOT_IDENTITY}
+        if self.format < 3:
+            del identity["new_clients"]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def sampling_plan(self) -> Sampling:
         """Who takes part in a round."""
         low, high = self.sampling_range or (0, 0)
         return Sampling(self.sampling, 1.0 if self.sampling == "range" else self.participation, low, high)
+
+    def training_clients(self, federation: Federation) -> np.ndarray | None:
+        """int [I], the ids of the clients that train; None for all of the federation.
+
+        Raises:
+            ValueError: fewer than one would be left.
+        """
+        people, new = federation.num_clients, self.new_clients
+        if not new:
+            return None
+        if new >= people:
+            raise ValueError(f"new_clients={new} leaves nobody to train: the federation has {people} clients")
+        drawn = np.random.default_rng((federation.manifest["seed"], people)).permutation(people)
+        return np.sort(drawn[new:])
 
 
 def open_federation(config: RunConfig, *, allow_download: bool = False) -> Federation:
@@ -211,7 +229,9 @@ class Run:
     def __init__(self, folder: Path, config: RunConfig, federation: Federation, network_file: Path | None, engine: str):
         self.folder, self.config, self.federation, self.engine = folder, config, federation, engine
         slots = algorithm_row(config.algorithm).head == "shared"  # with local labels only where they were asked for
-        self.population = federation.population(config.sampling_plan(), labels=config.labels, shared_slots=slots)
+        self.population = federation.population(
+            config.sampling_plan(), config.labels, slots, config.training_clients(federation)
+        )
         if network_file is None:
             backbone = build(config.network, federation.example_shape, seed=config.seed)
         else:
@@ -276,7 +296,7 @@ class Run:
             StoreError: its state is damaged, of another run, or being written.
         """
         folder = Path(folder)
-        config = _read_config(folder)
+        config = read_config(folder)
         state = folder / "state.sqlite"
         if not state.exists() and (folder / "history.csv").exists():
             raise RunError(f"{state} is missing: the run has a history, but its state is lost")
@@ -364,12 +384,15 @@ class Run:
         _write_csv(self.folder / "history.csv", columns, rows)
 
     def write_clients(self, scores: Sequence[evaluation.Evaluation]) -> None:
-        """clients.csv: every client's data and scores."""
+        """clients.csv: every client's data, and the scores of the model that it predicts with."""
+        own = evaluation.predicts(scores)
         rows = {
             int(i): {"client": int(i), "num_examples": int(n), "num_classes": len(self.federation.classes(int(i)))}
             for i, n in zip(self.population.client_ids, self.population.num_examples, strict=True)
         }
         for e in scores:
+            if e.model != own:
+                continue
             row = rows[e.client_id]
             row |= {f"{e.split}_examples": e.num_examples, f"{e.split}_loss": e.loss, f"{e.split}_accuracy": e.accuracy}
         _write_csv(self.folder / "clients.csv", list(next(iter(rows.values()))), rows.values())
@@ -455,8 +478,13 @@ def _check_free(folder: Path) -> None:
     raise RunError(f"{folder} exists and is not empty{hint}. Take another --out")
 
 
-def _read_config(folder: Path) -> RunConfig:
-    path = folder / "config.json"
+def read_config(folder: str | os.PathLike) -> RunConfig:
+    """The configuration of a run.
+
+    Raises:
+        RunError: the folder has none, or one that is damaged or of another version.
+    """
+    path = Path(folder) / "config.json"
     if not path.exists():
         raise RunError(f"{folder} is not a run folder: it has no config.json")
     try:
@@ -467,7 +495,9 @@ def _read_config(folder: Path) -> RunConfig:
         raise RunError(f"{path} is not the configuration of a run: it has no format number")
     if raw["format"] > FORMAT:
         raise RunError(f"{path} has format {raw['format']}, from a newer tfpfl; this one reads up to {FORMAT}")
-    if raw["format"] < FORMAT:
+    if raw["format"] == 2:
+        raw.setdefault("new_clients", 0)
+    elif raw["format"] < FORMAT:
         raise RunError(
             f"{path} has format {raw['format']}, from an older tfpfl that added up a cohort in another order; continue "
             "it with that version, or run it again"

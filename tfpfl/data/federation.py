@@ -353,22 +353,33 @@ class Federation:
         return read
 
     def population(
-        self, sampling: Sampling | None = None, labels: str = "local", shared_slots: bool = False
+        self,
+        sampling: Sampling | None = None,
+        labels: str = "local",
+        shared_slots: bool = False,
+        client_ids: Sequence[int] | None = None,
     ) -> Population:
-        """All clients, as algorithms see them: heads of width K_i for 'local' labels, of width C for 'global'.
+        """The clients, as algorithms see them: heads of width K_i for 'local' labels, of width C for 'global'.
 
         Args:
             sampling, labels: see `Population`.
-            shared_slots: let clients of different K_i share a head, of the largest K_i, with 'local' labels.
+            shared_slots: let clients of different K_i share a head, of the largest K_i of the federation, with 'local'
+                labels.
+            client_ids: ascending; default: all. The others are new to what is trained.
         """
+        ids = np.arange(self.num_clients) if client_ids is None else np.asarray(client_ids, np.int64)
+        if len(ids):
+            self._check_id(int(ids.min()))
+            self._check_id(int(ids.max()))
         local = _label_space(labels) == "local"
         classes = self.num_classes if local else np.full(self.num_clients, self.num_labels)
         return Population(
-            num_examples=self.num_examples("train"),
-            num_classes=classes,
+            num_examples=self.num_examples("train")[ids],
+            num_classes=classes[ids],
             num_labels=int(classes.max()) if shared_slots or not local else None,
             labels=labels,
             sampling=sampling or Sampling(),
+            client_ids=ids,
         )
 
     def describe(self) -> dict[str, Any]:
