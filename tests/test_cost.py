@@ -1,13 +1,14 @@
-"""Passes are counted while a visit runs; here against what the papers' pseudo-code says."""
+"""Passes are counted while a visit runs, operations by TensorFlow; here against pseudo-code and closed forms."""
 
+import keras
 import numpy as np
 import pytest
 from toys import backbone
 
 from tfpfl.algorithm import ClientData, Population
 from tfpfl.algorithms import build_algorithm
-from tfpfl.cost import Passes, count_passes
-from tfpfl.models import SplitModel
+from tfpfl.cost import Flops, Passes, backbone_flops, count_passes, head_flops, visit_flops
+from tfpfl.models import SplitModel, build
 from tfpfl.sampling import client_key
 
 N = 24
@@ -72,3 +73,46 @@ def test_fedrep_caches_features_for_its_head_steps(model):
 
 def test_fedrecon_takes_one_pass_each_way(model):
     assert passes(model, "fedrecon", tau=9) == Passes(1, 1)
+
+
+def test_operations_of_a_dense_backbone():
+    """mlp200: a product with 784 x 200 and a bias; back, the outer product of the input and the gradient."""
+    assert backbone_flops(SplitModel(build("mlp200", (28, 28, 1)))) == Flops(2 * 784 * 200 + 200, 2 * 784 * 200)
+
+
+def test_a_deeper_layer_also_passes_the_gradient_on(model):
+    """4 - 6 - 5: the gradients of both kernels, and the first hidden layer's."""
+    found = backbone_flops(model)
+    assert found.forward == 2 * (4 * 6 + 6 * 5) + 6 + 5
+    products = 2 * (4 * 6 + 6 * 5) + 2 * 5 * 6
+    assert products <= found.backward <= products + 4 * (6 + 5)  # the slopes of tanh, which not all versions count
+
+
+def test_operations_of_convolutions():
+    """6 x 6 x 2, three filters of 3 x 3, pooled by 2, then two filters of 3 x 3 on 3 x 3 x 3; padded, without ReLU."""
+    layers = [
+        keras.layers.Conv2D(3, 3, padding="same"),
+        keras.layers.MaxPooling2D(2),
+        keras.layers.Conv2D(2, 3, padding="same"),
+        keras.layers.Flatten(),
+    ]
+    found = backbone_flops(SplitModel(keras.Sequential([keras.Input((6, 6, 2)), *layers])))
+    first, second = 2 * 36 * 3 * (9 * 2), 2 * 9 * 2 * (9 * 3)  # multiplications and additions
+    biases, pooling = 36 * 3 + 9 * 2, 4 * 9 * 3
+    assert found.forward == first + second + biases + pooling
+    # The gradients of the filters and of what goes into the second; a sum of n numbers takes n - 1 additions. To undo
+    # the pooling, TensorFlow pools again, and moves one number an output.
+    sums = (36 - 1) * 3 + (9 - 1) * 2
+    assert found.backward == first + 2 * second + sums + pooling + 9 * 3
+
+
+def test_operations_of_a_visit(model):
+    head, backbone = head_flops(5, 3), backbone_flops(model)
+    assert head == Flops(2 * 5 * 3 + 3, 4 * 5 * 3 + 3)
+    counted = passes(model, "pflego", tau=50)
+    joint = sum(backbone) + sum(head)
+    assert visit_flops(counted, model, N, 3) == N * joint
+    steps = 49 * (4 * 5 * 3 + 2 * 3)
+    assert visit_flops(counted, model, N, 3, head_steps=49) == N * (joint + steps)
+    assert visit_flops(passes(model, "fedavg", steps=6), model, N, 3) == 6 * N * joint
+    assert visit_flops(passes(model, "fedavg", steps=2, batch_size=6), model, N, 3) == 0.5 * N * joint
