@@ -1,0 +1,78 @@
+"""Records of runs that never ran: their numbers are drawn, so that what is made of them can be computed by hand."""
+
+from pathlib import Path
+
+import numpy as np
+
+from tfpfl.algorithms import ALGORITHMS
+from tfpfl.client_store import ClientStore, Evaluation
+from tfpfl.evaluation import LOCAL_COPY, summarize
+from tfpfl.record import Record
+from tfpfl.run import RunConfig
+
+ROUNDS, CLIENTS, COHORT = 12, 8, 3
+PASSES = {"forward": 2.5, "backward": 1.5}
+
+
+def made(algorithm="pflego", seed=0, *, good=0.5, silent=False, rounds=ROUNDS, folder=None, **config) -> Record:
+    """A run of some rounds, each evaluated but the first; its folder is not there.
+
+    Args:
+        good: where accuracies begin.
+        silent: nothing is sent.
+        config: other entries of the configuration.
+    """
+    rng = np.random.default_rng([seed, list(ALGORITHMS).index(algorithm), int(100 * good)])
+    row = ALGORITHMS[algorithm]
+    asked = {
+        "algorithm": algorithm,
+        "seed": seed,
+        "data_seed": 0,
+        "rounds": rounds,
+        "clients": CLIENTS,
+        "partition_args": {"K": 2},
+        "federation": "federations/digits-0123456789abcdef",
+        "federation_hash": "f" * 64,
+        "network": "mlp200",
+        "labels": "local" if row.head == "personal" else "global",
+        "hyperparameters": {name: p.default for name, p in row.hyperparameters.items()},
+        "versions": {"python": "3.11.9", "tfpfl": "0.1.0", "tensorflow": "2.14.1"},
+    } | config
+    asked["hyperparameters"] = {n: p.default for n, p in row.hyperparameters.items()} | asked["hyperparameters"]
+    settings = RunConfig(**asked)
+    model = row.evaluated(settings.hyperparameters)
+    history, evaluations = [], []
+    for t in range(1, rounds + 1):
+        line = {"round": t, "clients": COHORT, "loss": float(2 / t + 0.1 * rng.random())}
+        sent = 0 if silent else 1000 * t
+        line |= {"bytes_down": 2 * sent, "bytes_up": sent, "seconds": float(0.1 + 0.1 * rng.random())}
+        if t > 1:
+            scores = [_score(t, i, model, good, rng) for i in range(CLIENTS)]
+            scores += [_score(t, i, LOCAL_COPY, good, rng) for i in range(COHORT)]
+            rows = [e._replace(split=split) for split in ("test", "validation") for e in scores]
+            for (name, split), means in summarize(rows).items():
+                line |= {f"{name} {split} {what}": value for what, value in means.items()}
+            evaluations += rows
+        history.append(line)
+    summary = {"passes": PASSES, "stopped": None, "rounds": rounds}
+    folder = Path(folder or f"runs/{algorithm}-{seed}")
+    record = Record(folder, settings, history, evaluations, summary)
+    record.__dict__["matrix_rounds"] = []  # which it would look for in its folder
+    return record
+
+
+def _score(t, i, model, good, rng) -> Evaluation:
+    accuracy = round(20 * min(1, good + 0.03 * t + 0.04 * i * rng.random())) / 20
+    return Evaluation(t, i, model, "test", 20, float(1.5 - accuracy), accuracy)
+
+
+def stored(record: Record, folder: Path, matrices=None) -> Record:
+    """The same, with a store that has these matrices after the last round."""
+    folder.mkdir(parents=True)
+    with ClientStore(folder / "state.sqlite", record.config.run_id) as store:
+        last = len(record.history)
+        for row in record.history:
+            t = row["round"]
+            scores = [e for e in record.evaluations if e.round_num == t]
+            store.commit_round(t, {}, {}, row, scores, matrices if t == last else None)
+    return Record(folder, record.config, record.history, record.evaluations, record.summary)
