@@ -1,4 +1,4 @@
-"""The command line: run, resume, evaluate, partition, datasets, algorithms, demo.
+"""The command line: run, resume, evaluate, report, partition, datasets, algorithms, demo.
 
 TensorFlow is imported only by the commands that need it, so that `--help` answers at once.
 """
@@ -283,6 +283,32 @@ def evaluate(folder):
         console.print(protocols(now, f"{folder}: all clients after round {done}"))
         console.print(protocols([r for r in run.results() if r.when != "last"], f"{folder}: while it ran"))
         _print_stop(run)
+
+
+@main.command()
+@click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True)
+@click.option("--title", help="The heading; default: algorithms and data set.")
+@click.option(
+    "--baseline",
+    "baselines",
+    multiple=True,
+    help="Compare client by client with this algorithm; default local, fedavg_ft.",
+)
+@click.option("--allow-different-data", is_flag=True, help="Put runs on different data side by side anyway.")
+def report(folders, out, title, baselines, allow_different_data):
+    """Compare run folders on one HTML page that needs no network: tables, curves, fairness, costs, commands.
+
+    Runs that differ in their seed alone are one row, with intervals over the seeds.
+    """
+    from tfpfl.algorithms import algorithm_row
+    from tfpfl.record import Record
+    from tfpfl.report import BASELINES, write_report
+
+    for name in baselines:
+        algorithm_row(name)  # refuses an unknown one
+    options = {"title": title, "baselines": baselines or BASELINES, "allow_different_data": allow_different_data}
+    click.echo(f"Written to {write_report([Record.read(folder) for folder in folders], out, **options)}")
 
 
 @main.command(cls=_RunCommand)
