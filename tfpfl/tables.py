@@ -1,10 +1,13 @@
 """Results as tables for the terminal."""
 
+import math
+
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from tfpfl.algorithms import algorithm_row
+from tfpfl.compare import shown
 from tfpfl.evaluation import EV_ALL, EV_LOCAL, find
 
 
@@ -90,3 +93,44 @@ PROTOCOLS = (
     "evaluated rounds; best val.: the round with the best mean validation accuracy. * selected on test, as several "
     "papers do: it says nothing about new data."
 )
+
+
+def comparison_over_clients(rows: list[dict], protocol) -> Table:
+    """`tfpfl.compare.rows` for the terminal: what fits there; the written tables have all columns.
+
+    Args:
+        rows: of `tfpfl.compare.rows`.
+        protocol: of the accuracies.
+    """
+    table = Table(caption=f"accuracy, %: {protocol}", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("algorithm", overflow="fold")
+    left_out = ("algorithm", "accuracy ±", "EV-local ±", "std", "worst 5 %", "worst 25 %", "Jain", "gain std")
+    columns = [name for name in rows[0] if name not in left_out]
+    for name in columns:
+        table.add_column(name, justify="right")
+    for row in rows:
+        cells = []
+        for name in columns:
+            half = row.get(f"{name} ±", math.nan)
+            cells.append(shown(name, row[name]) + (f" ± {half:.2f}" if half == half else ""))
+        table.add_row(row["algorithm"], *cells)
+    return table
+
+
+def rungs(found: list, config) -> Table:
+    """What `tfpfl.sweep.sweep` found: the rungs, the last one on top."""
+    title = (
+        f"{algorithm_row(config.algorithm).title}: validation accuracy, EV-all, mean of the last ten evaluated rounds"
+    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    names = list(found[0][0].hyperparameters)
+    for name in ("rounds", *names, "accuracy, %"):
+        table.add_column(name, justify="right")
+    for rung in reversed(found):
+        for candidate in rung:
+            values = (str(candidate.hyperparameters[name]) for name in names)
+            diverged = candidate.accuracy != candidate.accuracy
+            score = "diverged" if diverged else percent(candidate.accuracy)
+            table.add_row(str(candidate.rounds), *values, score)
+        table.add_section()
+    return table

@@ -1,0 +1,94 @@
+"""Comparisons: every number of a row against the runs it is made of."""
+
+import csv
+import io
+import math
+
+import numpy as np
+import pytest
+import small_runs as runs
+
+from tfpfl import compare, statistics
+from tfpfl.evaluation import EV_LOCAL, protocol
+from tfpfl.record import Record
+from tfpfl.run import RunConfig, RunError
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """Two seeds each of three algorithms on six small clients."""
+    folder = tmp_path_factory.mktemp("compare")
+    federation = runs.federation(folder / "federation")
+    common = {"federation": str(federation.path), "participation": 0.5, "rounds": 4, "labels": "local"}
+    configs = [
+        RunConfig(algorithm=name, seed=seed, hyperparameters=hyper, **common)
+        for seed in (0, 1)
+        for name, hyper in (("pflego", {"tau": 4}), ("local", {"steps": 2}), ("fedavg_ft", {"steps": 2}))
+    ]
+    folders = compare.run_all(configs, folder / "out")
+    assert compare.run_all(configs, folder / "out") == folders  # nothing is left to run
+    return [Record.read(f) for f in folders]
+
+
+def test_a_row_is_what_its_runs_say(records):
+    table = compare.rows(records)
+    assert [row["algorithm"] for row in table] == ["PFLEGO", "Local", "FedAvg-FT"]
+    mine, local = (
+        [list(r.per_client().values()) for r in records if r.config.algorithm == name] for name in ("pflego", "local")
+    )
+    row = table[0]
+    scores = [100 * np.mean(values) for values in mine]
+    assert row["accuracy"] == pytest.approx(np.mean(scores))
+    assert row["accuracy ±"] == pytest.approx(statistics.over_seeds(scores)[1])
+    assert row["worst 25 %"] == pytest.approx(np.mean([100 * np.sort(v)[:2].mean() for v in mine]))
+    assert row["Gini"] == pytest.approx(np.mean([statistics.gini(v) for v in mine]))
+    both = [np.mean(seeds, 0) for seeds in (mine, local)]  # one federation: a client is one pair
+    assert row["gain over Local"] == pytest.approx(100 * np.mean(both[0] - both[1]))
+    assert row["worse than Local %"] == pytest.approx(100 * np.mean(both[0] < both[1]))
+    assert row["p (Local)"] == pytest.approx(statistics.wilcoxon(*both).p_value, nan_ok=True)
+    assert table[1]["gain over Local"] == 0 and math.isnan(table[1]["p (Local)"])
+    assert (row["seeds"], row["rounds"], row["passes"]) == (2, 4, 2.0)
+    sent = [(h["bytes_down"] + h["bytes_up"]) / h["clients"] for r in records[:1] for h in r.history]
+    assert row["bytes a visit"] == pytest.approx(sent[0]) and table[1]["bytes a visit"] == 0
+
+
+def test_one_seed_has_the_interval_over_clients_and_any_protocol_can_be_asked_for(records):
+    (row,) = compare.rows(records[:1], EV_LOCAL)
+    found = records[0].result(EV_LOCAL)
+    assert (row["accuracy"], row["accuracy ±"]) == (100 * found.accuracy, 100 * found.accuracy_ci95)
+    assert "gain over Local" not in row
+    assert math.isnan(compare.rows(records[:1], protocol("global"))[0]["accuracy"])  # PFLEGO has no global model
+
+
+def test_tables_in_every_format(records):
+    table = compare.rows(records)
+    parsed = list(csv.DictReader(io.StringIO(compare.text(table, "csv"))))
+    assert [float(row["accuracy"]) for row in parsed] == [row["accuracy"] for row in table]
+    markdown, latex = compare.text(table, "md"), compare.text(table, "tex")
+    assert f"| {table[0]['accuracy']:.2f} " in markdown and f"& {table[0]['accuracy']:.2f} " in latex
+    assert "mean over clients; mean of the last 10 evaluated rounds" in markdown
+    assert latex.splitlines()[-1].startswith("% accuracy:")
+    assert len({line.count("|") for line in markdown.splitlines() if line.startswith("|")}) == 1
+    with pytest.raises(ValueError, match="written as csv, md, tex; found 'html'"):
+        compare.text(table, "html")
+
+
+def test_small_p_values_and_nothing():
+    assert compare.shown("p (Local)", 3e-5) == "3.0e-05" and compare.shown("p (Local)", 0.25) == "0.250"
+    assert compare.shown("accuracy", math.nan) == "-" and compare.shown("Jain", 0.98765) == "0.9877"
+
+
+def test_a_folder_with_another_run_is_not_touched(records):
+    out = records[0].folder.parent
+    changed = RunConfig(
+        algorithm="pflego",
+        federation=records[0].config.federation,
+        participation=0.5,
+        rounds=4,
+        labels="local",
+        hyperparameters={"tau": 5},
+    )
+    before = runs.saved(records[0].folder)
+    with pytest.raises(RunError, match="is a run with another configuration; take another --out"):
+        compare.run_all([changed], out)
+    assert runs.saved(records[0].folder) == before

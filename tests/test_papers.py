@@ -1,0 +1,216 @@
+"""The papers' experiments: what is run, what the ledger says of it, and when it says that something holds."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tfpfl import papers
+from tfpfl.papers import EXPERIMENTS, Size, run_folder
+from tfpfl.papers import ledger as ledgers
+from tfpfl.papers.experiments import (
+    Cell,
+    Experiment,
+    Ordering,
+    at_least,
+    best_or_near,
+    descending,
+    highest,
+    lowest,
+)
+from tfpfl.papers.published import PFLEGO_TABLE1, PGFED_TABLE1, PGFED_TABLES3_4, Published, read
+from tfpfl.record import Record
+from tfpfl.run import RunConfig
+
+DIGITS = {"dataset": "digits", "clients": 5, "participation": 0.4, "evaluate_every": 2}
+
+
+def cell(column, method, published=None, label="", **hyper):
+    return Cell(column, method, DIGITS | {"algorithm": method, "hyperparameters": hyper}, published, label)
+
+
+TOY = Experiment(
+    title="a toy",
+    source="nowhere",
+    measures="accuracy",
+    protocol="EV-all",
+    cells=(
+        cell("digits", "pflego", Published(90.0, 1.0), tau=5),
+        cell("digits", "fedavg", Published(50.0, None), steps=3),
+        Cell("more", "local", {"algorithm": "local", "dataset": "mnist", "clients": 5}, None),
+    ),
+    sizes={"smoke": Size(2, 1), "laptop": Size(4, 2), "full": Size(6, 2)},
+    orderings=(Ordering("PFLEGO > FedAvg", ("digits", "more"), descending(("pflego",), ("fedavg",))),),
+)
+
+
+@pytest.fixture
+def toy(monkeypatch, tmp_path):
+    """The toy is the only experiment, and no data set is prepared."""
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "nothing"))
+    monkeypatch.setattr(papers, "EXPERIMENTS", {"toy": TOY})
+    monkeypatch.setattr(ledgers, "EXPERIMENTS", {"toy": TOY})
+    return tmp_path / "out"
+
+
+def test_tables_are_read_as_printed():
+    assert read("m|A|B\nx|1±.5|\ny|-2.5|3") == {
+        ("x", "A"): Published(1.0, 0.5),
+        ("y", "A"): Published(-2.5, None),
+        ("y", "B"): Published(3.0, None),
+    }
+    assert PFLEGO_TABLE1["pflego", "MNIST, 2"] == Published(98.70, 0.21)
+    assert PFLEGO_TABLE1["pflego", "CIFAR-10, 5"] == Published(74.83, 0.66)
+    assert PFLEGO_TABLE1["fedprox", "EMNIST, 31"] == Published(54.28, 0.58)
+    assert PGFED_TABLE1["fedrod", "CIFAR-100, 50"] == Published(33.87, 2.42)
+    assert PGFED_TABLES3_4["fedavg", "CIFAR-10, 25"] == Published(-8.99, 10.36)
+    assert len(PFLEGO_TABLE1) == 7 * 12 and len(PGFED_TABLE1) == 14 * 6
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_cell_is_a_valid_configuration_of_its_own(name):
+    experiment = EXPERIMENTS[name]
+    keys = [ledgers.key(cell) for cell in experiment.cells]
+    assert len(set(keys)) == len(keys)
+    for one in experiment.cells:
+        assert RunConfig(**one.config).algorithm == one.method
+    columns = {one.column for one in experiment.cells}
+    assert all(column in columns for ordering in experiment.orderings for column in ordering.columns)
+    assert set(experiment.sizes) == set(papers.SCALES) and ledgers.protocol(experiment.protocol)
+    rounds = [experiment.sizes[scale].rounds for scale in papers.SCALES]
+    assert rounds == sorted(rounds)  # a larger scale goes on where a smaller one ended
+
+
+def test_tables_that_a_paper_fills_from_the_same_runs_share_them():
+    folders = {
+        name: {run_folder(Path("out"), one, 0) for one in EXPERIMENTS[name].cells}
+        for name in ("pgfed-table1", "pgfed-table2", "pgfed-tables3-4", "pflego-table1")
+    }
+    assert folders["pgfed-table2"] < folders["pgfed-table1"] > folders["pgfed-tables3-4"]
+    assert not folders["pgfed-table1"] & folders["pflego-table1"]
+
+
+def test_orderings():
+    values = {"a": (3.0, 0.5), "b": (2.0, 0.1), "c": (3.4, 9.0)}
+    assert best_or_near("a")(values) and best_or_near("c")(values)
+    assert not best_or_near("b")(values)
+    assert best_or_near("a")({"a": (1.0, 1.0)}) is None and best_or_near("z")(values) is None
+    assert descending(("c",), ("a",), ("b",))(values) and descending(("a", "c"), ("b",))(values)
+    assert not descending(("a",), ("c",))(values) and not descending(("c",), ("b",), ("a",))(values)
+    assert descending(("a",), ("z",))(values) is None
+    assert lowest("b")(values) and not lowest("a")(values) and lowest("z")(values) is None
+    assert highest("c")(values) and not highest("a")(values)
+    assert at_least("a", 3.0)(values) and not at_least("a", 3.01)(values) and at_least("z", 1)(values) is None
+    nan = (float("nan"), 0.0)
+    assert not descending(("a",), ("b",))({"a": nan, "b": (1.0, 0.0)})  # what is no number is no better
+
+
+def seeds(*pairs):
+    return {"seeds": {str(i): {"accuracy": {"EV-all": list(pair)}} for i, pair in enumerate(pairs)}}
+
+
+def test_a_cell_over_clients_and_over_seeds():
+    assert ledgers.value(TOY, seeds((88.0, 2.0))) == (88.0, 2.0)
+    mean, half = ledgers.value(TOY, seeds((88.0, 2.0), (90.0, 2.0)))
+    assert mean == 89.0 and half == pytest.approx(12.706204736432095 * math.sqrt(2) / math.sqrt(2))
+    assert ledgers.value(TOY, None) is None and ledgers.value(TOY, {"seeds": {}}) is None
+    assert ledgers.value(TOY, seeds((88.0, 2.0)), "pgfed") is None
+
+
+@pytest.mark.parametrize(
+    "pair, expected",
+    [((87.1, 2.0), "agrees"), ((92.9, 2.0), "agrees"), ((86.9, 2.0), "below"), ((93.1, 2.0), "above")],
+)
+def test_a_value_agrees_within_both_intervals(pair, expected):
+    assert ledgers.agreement(TOY, TOY.cells[0], seeds(pair)) == expected
+
+
+def test_agreement_without_an_interval_or_a_value():
+    assert ledgers.agreement(TOY, TOY.cells[1], seeds((51.4, 0.5))) == "agrees"  # one point, and our 0.5
+    assert ledgers.agreement(TOY, TOY.cells[1], seeds((51.6, 0.5))) == "above"
+    assert ledgers.agreement(TOY, TOY.cells[2], seeds((51.6, 0.5))) == "-"
+    assert ledgers.agreement(TOY, TOY.cells[0], None) == "not run"
+
+
+def test_verdicts():
+    def of(pflego, fedavg):
+        cells = {"digits | pflego": pflego, "digits | fedavg": fedavg}
+        return [held for _, column, held in ledgers.verdicts(TOY, cells) if column == "digits"]
+
+    assert of(seeds((90.0, 1.0)), seeds((80.0, 1.0))) == ["holds"]
+    assert of(seeds((80.0, 1.0)), seeds((80.0, 1.0))) == ["fails"]
+    assert of(seeds((80.0, 1.0)), {}) == ["open"]
+
+
+def test_run_again_in_pieces(toy):
+    cells = papers.reproduce("toy", scale="smoke", out=toy, command="the command")
+    assert cells["more | local"]["not run"] == "the data set mnist is not here"
+    entry = cells["digits | pflego"]["seeds"]["0"]
+    record = Record.read(run_folder(toy, TOY.cells[0], 0))
+    assert (entry["rounds"], entry["asked"], entry["command"]) == (2, 2, "the command")
+    found = record.result()
+    assert entry["accuracy"]["EV-all"] == pytest.approx([100 * found.accuracy, 100 * found.accuracy_ci95], abs=1e-3)
+    assert record.config.run_id.startswith(entry["run"]) and entry["run"]
+
+    before = (run_folder(toy, TOY.cells[0], 0) / "state.sqlite").stat().st_mtime_ns
+    papers.reproduce("toy", scale="smoke", out=toy)  # nothing to do
+    assert (run_folder(toy, TOY.cells[0], 0) / "state.sqlite").stat().st_mtime_ns == before
+
+    cells = papers.reproduce("toy", scale="laptop", out=toy, only=["pflego"])
+    assert {s: e["rounds"] for s, e in cells["digits | pflego"]["seeds"].items()} == {"0": 4, "1": 4}
+    assert {s: e["rounds"] for s, e in cells["digits | fedavg"]["seeds"].items()} == {"0": 2}
+    assert ledgers.load(toy / "ledger.json")["toy"] == cells
+
+
+def test_no_cell_is_begun_after_the_time(toy):
+    assert papers.reproduce("toy", scale="smoke", out=toy, minutes=0) == {}
+
+
+def test_the_ledger_in_words(toy):
+    cells = papers.reproduce("toy", scale="smoke", out=toy, command="tfpfl reproduce toy")
+    written = ledgers.markdown(
+        {"toy": cells}, {"toy": {"digits | fedavg": "too few rounds"}, "about": {"toy": "About."}}
+    )
+    ours = ledgers.value(TOY, cells["digits | pflego"])
+    assert f"| digits | PFLEGO | 90.00 ± 1.00 | {ours[0]:.2f} ± {ours[1]:.2f} | {ours[0] - 90:+.2f} |" in written
+    assert "Not run: more (Local: the data set mnist is not here)." in written
+    assert "* digits | fedavg: too few rounds" in written and "About." in written
+    assert "* digits: PFLEGO > FedAvg: **" in written and "tfpfl reproduce toy" in written
+    assert "digits | pflego: seed 0 " + cells["digits | pflego"]["seeds"]["0"]["run"] in written
+
+
+def test_a_cell_that_diverges_is_in_the_ledger_as_such(toy, monkeypatch):
+    wild = TOY._replace(cells=(cell("digits", "fedavg", None, steps=5, eta=1e30),), orderings=())
+    monkeypatch.setattr(papers, "EXPERIMENTS", {"toy": wild})
+    monkeypatch.setattr(ledgers, "EXPERIMENTS", {"toy": wild})
+    cells = papers.reproduce("toy", scale="smoke", out=toy)
+    assert "round 1 diverged" in cells["digits | fedavg"]["not run"]
+
+
+def test_bad_input(toy, tmp_path):
+    with pytest.raises(ValueError, match="unknown experiment 'to'; did you mean 'toy'"):
+        papers.reproduce("to", out=toy)
+    with pytest.raises(ValueError, match="unknown scale 'full1'; did you mean 'full'"):
+        papers.reproduce("toy", scale="full1", out=toy)
+    with pytest.raises(ValueError, match="no cell of toy has fedmap in its name"):
+        papers.reproduce("toy", out=toy, only=["fedmap"])
+    bad = tmp_path / "bad.json"
+    for content in ("{", "[]", '{"format": 9}'):
+        bad.write_text(content)
+        with pytest.raises(ledgers.LedgerError, match="bad.json"):
+            papers.reproduce("toy", out=toy, ledger=bad)
+    assert not toy.exists()
+    notes = tmp_path / "notes.toml"
+    notes.write_text('[toy]\n"digits | fedamp" = "?"\n')
+    with pytest.raises(ledgers.LedgerError, match="about 'digits | fedamp', which toy does not have"):
+        ledgers.notes(notes)
+
+
+def test_docs_are_made_from_the_ledger():
+    docs = Path(__file__).parents[1] / "docs"
+    ledger = ledgers.load(docs / "reproduction.json")
+    assert ledger, "docs/reproduction.json is there"
+    made = ledgers.markdown(ledger, ledgers.notes(docs / "reproduction_notes.toml"))
+    assert (docs / "reproduction.md").read_text() == made, "tfpfl reproduce --write docs/reproduction.md makes it again"
+    assert json.loads((docs / "reproduction.json").read_text())["format"] == ledgers.FORMAT

@@ -1,0 +1,124 @@
+"""What is read of a run's folder, against the run."""
+
+import numpy as np
+import pytest
+import small_runs as runs
+
+from tfpfl.client_store import ClientStore, StoreError
+from tfpfl.evaluation import EV_ALL, EV_LOCAL
+from tfpfl.record import Record, by_setting, check_comparable
+from tfpfl.run import Run, RunError
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """Six small clients."""
+    return runs.federation(tmp_path_factory.mktemp("data") / "federation")
+
+
+def test_a_record_tells_what_the_run_does(tmp_path, federation):
+    runs.train(tmp_path / "run", federation)
+    record = Record.read(tmp_path / "run")
+    with Run.open(tmp_path / "run") as run:
+        assert record.history == run.store.history() and record.rounds == 14
+        assert record.evaluations == run.store.evaluations()
+        assert record.results == run.results()
+        summary = run.write_summary()
+    assert record.summary == summary
+    assert (record.title, record.predicts) == ("PFLEGO", "personal")
+    np.testing.assert_allclose(record.spent("bytes")[-1], summary["bytes_down"] + summary["bytes_up"])
+    np.testing.assert_allclose(record.spent("passes")[-1], 2 * summary["client_visits"])
+    assert record.spent("rounds").tolist() == list(range(1, 15))
+    assert (np.diff(record.spent("seconds")) > 0).all()
+    assert record.curve() == {t: row["personal test accuracy"] for t, row in by_round(record) if t in record.curve()}
+    assert record.result(EV_ALL).accuracy == pytest.approx(np.mean(list(record.per_client().values())))
+    assert record.result(EV_LOCAL).clients == "sampled"
+    with pytest.raises(ValueError, match="one of rounds, bytes, passes, seconds; found 'euros'"):
+        record.spent("euros")
+
+
+def by_round(record):
+    """(round, row)."""
+    return [(row["round"], row) for row in record.history]
+
+
+def test_a_run_is_read_while_it_is_written(tmp_path, federation):
+    with Run.create(runs.config(), tmp_path / "run", federation) as run:
+        with pytest.raises(RunError, match="has no rounds yet"):
+            Record.read(tmp_path / "run")
+        run.training().run(3)
+        record = Record.read(tmp_path / "run")
+        assert record.rounds == 3 and record.summary == {}
+        with pytest.raises(ValueError, match="no summary.json"):
+            record.spent("passes")
+        run.training().run(5)
+        assert Record.read(tmp_path / "run").rounds == 5
+        assert record.rounds == 3
+
+
+def test_reading_changes_nothing_and_needs_a_store(tmp_path, federation):
+    runs.train(tmp_path / "run", federation)
+    before = runs.saved(tmp_path / "run")
+    Record.read(tmp_path / "run")
+    assert runs.saved(tmp_path / "run") == before
+    with (
+        ClientStore(tmp_path / "run" / "state.sqlite", read_only=True) as store,
+        pytest.raises(StoreError, match="readonly"),
+    ):
+        store.commit_round(15, (), {}, {"round": 15})
+    with pytest.raises(RunError, match="not a run folder"):
+        Record.read(tmp_path)
+    (tmp_path / "run" / "state.sqlite").unlink()
+    with pytest.raises(RunError, match="the run's state is lost"):
+        Record.read(tmp_path / "run")
+
+
+def test_what_stands_side_by_side(tmp_path, federation):
+    for name, changes in {
+        "a": {"seed": 1},
+        "b": {"seed": 2},
+        "c": {"seed": 1, "hyperparameters": {"beta": 0.01}},
+        "d": {"seed": 1, "algorithm": "fedavg", "hyperparameters": {"steps": 2}, "labels": "local"},
+    }.items():
+        runs.train(tmp_path / name, federation, rounds=2, **changes)
+    records = [Record.read(tmp_path / name) for name in "abcd"]
+    check_comparable(records)
+    grouped = by_setting(records)
+    assert {name: [r.config.seed for r in members] for name, members in grouped.items()} == {
+        "PFLEGO (beta=0.05)": [1, 2],
+        "PFLEGO (beta=0.01)": [1],
+        "FedAvg": [1],
+    }
+    other = runs.federation(tmp_path / "other", validation=0.4)
+    runs.train(tmp_path / "e", other, rounds=2)
+    with pytest.raises(ValueError, match="cannot be compared: validation is 0.2 and 0.4"):
+        check_comparable([*records, Record.read(tmp_path / "e")])
+
+
+def test_clients_that_are_kept_out_of_training(tmp_path, federation):
+    run = runs.train(tmp_path / "run", federation, new_clients=2)
+    assert len(run.population.client_ids) == 4
+    assert {e.client_id for e in Record.read(tmp_path / "run").evaluations} <= set(run.population.client_ids.tolist())
+    fewer = runs.train(tmp_path / "fewer", federation, new_clients=3, rounds=2)
+    assert set(fewer.population.client_ids) < set(run.population.client_ids)  # the same draw, one more
+    with pytest.raises(ValueError, match="new_clients=6 leaves nobody to train: the federation has 6 clients"):
+        Run.create(runs.config(new_clients=6), tmp_path / "none", federation)
+
+
+def test_a_run_of_the_format_before_goes_on(tmp_path, federation):
+    """Format 2 had no entry `new_clients`; its run_id is that of then."""
+    import json
+
+    config = runs.config(rounds=3)
+    config.format = 2
+    with Run.create(config, tmp_path / "run", federation) as run:
+        run.train()
+        run_id = run.config.run_id
+    path = tmp_path / "run" / "config.json"
+    raw = json.loads(path.read_text())
+    del raw["new_clients"]
+    path.write_text(json.dumps(raw))
+    with Run.open(tmp_path / "run", rounds=5) as run:
+        assert run.config.run_id == run_id
+        run.train()
+        assert run.store.round_num == 5

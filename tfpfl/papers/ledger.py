@@ -1,0 +1,300 @@
+"""The ledger: what a paper has, what we found, how, and whether what must hold does.
+
+A JSON file that every `tfpfl reproduce` adds to, and the Markdown and the tables made from it. Cells that were not run,
+stopped, or disagree are in it as such.
+"""
+
+import json
+import os
+import tomllib
+from pathlib import Path
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from tfpfl import statistics
+from tfpfl.algorithms import algorithm_row
+from tfpfl.evaluation import PROTOCOLS, find, protocol, rounds_to
+from tfpfl.papers.experiments import EXPERIMENTS, Cell, Experiment
+from tfpfl.record import Record
+
+FORMAT = 1
+DECIMALS = {"accuracy": 2, "seconds": 3, "rounds to 70 %": 0, "gain over Local": 2}
+
+
+class LedgerError(ValueError):
+    """A file that is not a ledger, or from a newer version."""
+
+
+def load(path: str | os.PathLike) -> dict:
+    """{experiment: {cell: entry}}; {} where there is no file yet.
+
+    Raises:
+        LedgerError: the file is not a ledger.
+    """
+    path = Path(path)
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise LedgerError(f"{path} cannot be read as a ledger: {error}") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise LedgerError(f"{path} is not a ledger of format {FORMAT}")
+    return found["experiments"]
+
+
+def save(path: str | os.PathLike, ledger: dict) -> None:
+    """Writes all of it: the old file or the new one, never half of one."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    new.write_text(json.dumps({"format": FORMAT, "experiments": ledger}, indent=1, sort_keys=True) + "\n")
+    os.replace(new, path)
+
+
+def key(cell: Cell) -> str:
+    """The cell's name in its experiment."""
+    return " | ".join(part for part in (cell.column, cell.method, cell.label) if part)
+
+
+def entry(record: Record, scale: str, asked: int, command: str, local: Record | None = None) -> dict:
+    """What the ledger keeps of a run.
+
+    Args:
+        record: the run.
+        scale, asked: how many rounds it should have had.
+        command: that ran it.
+        local: the run of Local on the same federation, for gains.
+    """
+    found = {
+        "scale": scale,
+        "rounds": record.rounds,
+        "asked": asked,
+        "stopped": record.summary.get("stopped"),
+        "seconds": round(float(sum(row["seconds"] for row in record.history)), 1),
+        "seconds a round": float(np.median([row["seconds"] for row in record.history if row["clients"]])),
+        "accuracy": {},
+        "rounds to 70 %": rounds_to(record.evaluations, 0.7),
+        "run": record.summary.get("run_id", "")[:12],
+        "federation": record.config.federation_hash[:12],
+        "versions": {name: record.config.versions.get(name) for name in ("tfpfl", "tensorflow")},
+        "command": command,
+    }
+    for name in PROTOCOLS:
+        result = find(record.results, protocol(name))
+        if result is not None:
+            found["accuracy"][name] = [round(100 * result.accuracy, 3), round(100 * result.accuracy_ci95, 3)]
+    if local is not None:
+        mine, theirs = (r.per_client(when="best_test") for r in (record, local))
+        both = sorted(set(mine) & set(theirs))
+        gains = 100 * statistics.gains([mine[i] for i in both], [theirs[i] for i in both])
+        found["gain over Local"] = [statistics.mean_over_clients(gains), statistics.std(gains)]
+    return found
+
+
+def value(experiment: Experiment, cell: dict | None, name: str | None = None) -> tuple[float, float] | None:
+    """(the cell's number over its seeds, half an interval); None where it was not run.
+
+    Of one seed the interval of an accuracy is that over clients; of several that over seeds. A gain's is the standard
+    deviation over clients, as PGFed prints it.
+
+    Args:
+        experiment: says what is measured.
+        cell: the ledger's.
+        name: of a protocol; default: the experiment's.
+    """
+    seeds = [e for e in (cell or {}).get("seeds", {}).values()]
+    if experiment.measures == "accuracy":
+        pairs = [
+            e["accuracy"][name or experiment.protocol] for e in seeds if (name or experiment.protocol) in e["accuracy"]
+        ]
+    elif experiment.measures == "seconds":
+        pairs = [(e["seconds a round"], float("nan")) for e in seeds]
+    elif experiment.measures == "gain over Local":
+        pairs = [e["gain over Local"] for e in seeds if "gain over Local" in e]
+    else:
+        pairs = [(e["rounds to 70 %"], float("nan")) for e in seeds if e["rounds to 70 %"] is not None]
+    if not pairs:
+        return None
+    if len(pairs) == 1 or experiment.measures == "gain over Local":
+        return tuple(float(np.mean(column)) for column in zip(*pairs, strict=True))
+    return statistics.over_seeds([a for a, _ in pairs])
+
+
+def agreement(experiment: Experiment, cell: Cell, found: dict | None) -> str:
+    """'agrees', 'above', 'below', 'not run' or '-' (nothing published, or nothing that compares).
+
+    A value agrees where it is within both intervals of the paper's; one point stands in for an interval that the paper
+    does not give.
+    """
+    ours = value(experiment, found)
+    if ours is None:
+        return "not run" if not (found or {}).get("seeds") else "not reached"
+    if cell.published is None or experiment.measures in ("seconds", "rounds to 70 %"):
+        return "-"
+    allowed = (1.0 if cell.published.spread is None else cell.published.spread) + (
+        0.0 if np.isnan(ours[1]) else ours[1]
+    )
+    gap = ours[0] - cell.published.value
+    return "agrees" if abs(gap) <= allowed else "above" if gap > 0 else "below"
+
+
+def verdicts(experiment: Experiment, cells: dict) -> list[tuple[str, str, str]]:
+    """(what must hold, column, 'holds' | 'fails' | 'open') of every ordering; open where a value is missing."""
+    found = []
+    for ordering in experiment.orderings:
+        for column in ordering.columns:
+            values = {}
+            for cell in experiment.cells:
+                if cell.column == column and (number := value(experiment, cells.get(key(cell)))) is not None:
+                    values[cell.label or cell.method] = number
+            held = ordering.holds(values)
+            found.append((ordering.text, column, "open" if held is None else "holds" if held else "fails"))
+    return found
+
+
+def table(name: str, cells: dict, title: str = "") -> Table:
+    """One experiment for the terminal: the cells that were run."""
+    experiment = EXPERIMENTS[name]
+    out = Table(title=title or f"{name}: {experiment.title}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("column", "method"):
+        out.add_column(column, no_wrap=True)
+    for column in ("published", "ours", "gap", "EV-all", "rounds", "seeds"):
+        out.add_column(column, justify="right", no_wrap=True)
+    out.add_column("", no_wrap=True)
+    for row in _rows(experiment, cells):
+        if row["seeds"]:
+            names = ("column", "method", "published", "ours", "gap", "EV-all", "rounds", "seeds", "agreement")
+            out.add_row(*(row[n] for n in names))
+    return out
+
+
+def markdown(ledger: dict, notes: dict | None = None) -> str:
+    """All experiments; what docs/reproduction.md is.
+
+    Args:
+        ledger: see `load`.
+        notes: {experiment: {cell: why it may disagree}}, and under 'about' {experiment: a paragraph}.
+    """
+    notes = notes or {}
+    parts = [_HEAD]
+    for name, experiment in EXPERIMENTS.items():
+        cells = ledger.get(name, {})
+        parts.append(f"## {name}: {experiment.title}\n{experiment.source}. {experiment.note}".rstrip())
+        parts.append(f"Measured as the paper does: {protocol(experiment.protocol)}.")
+        if name in notes.get("about", {}):
+            parts.append(notes["about"][name].strip())
+        rows = _rows(experiment, cells)
+        done = [row for row in rows if row["seeds"]]
+        if done:
+            names = (
+                "column",
+                "method",
+                "published",
+                "ours",
+                "gap",
+                "EV-all",
+                "rounds",
+                "seeds",
+                "seconds",
+                "agreement",
+            )
+            lines = ["| " + " | ".join(names) + " |", "|---|---|" + "---:|" * 7 + "---|"]
+            lines += ["| " + " | ".join(row[n] for n in names) + " |" for row in done]
+            parts.append("\n".join(lines))
+        for text, column, held in verdicts(experiment, cells):
+            if held != "open":
+                parts.append(f"* {column}: {text}: **{held}**")
+        why = [f"* {cell}: {text}" for cell, text in notes.get(name, {}).items()]
+        if why:
+            parts.append("Suspected causes, and what was tried:\n\n" + "\n".join(why))
+        missing = {}
+        for row in rows:
+            if not row["seeds"]:
+                missing.setdefault((row["column"], row["why"]), []).append(row["method"])
+        if missing:
+            lines = [f"{column} ({', '.join(methods)}{why})" for (column, why), methods in missing.items()]
+            parts.append("Not run: " + "; ".join(lines) + ".")
+        if done:
+            commands = sorted({e["command"] for c in cells.values() for e in c.get("seeds", {}).values()})
+            runs = sorted(
+                f"{cell}: " + ", ".join(f"seed {seed} {e['run']}" for seed, e in c["seeds"].items())
+                for cell, c in cells.items()
+                if c.get("seeds")
+            )
+            listed = "\n".join(f"    {line}" for line in [*commands, "", *runs])
+            parts.append(f"<details><summary>Commands, and the runs' hashes</summary>\n\n{listed}\n\n</details>")
+    return "\n\n".join(parts) + "\n"
+
+
+def notes(path: str | os.PathLike) -> dict:
+    """What was written by hand, beside a ledger.
+
+    Raises:
+        LedgerError: not TOML, or about an experiment or a cell that there is not.
+    """
+    path = Path(path)
+    if not path.exists():
+        return {}
+    try:
+        found = tomllib.loads(path.read_text())
+    except ValueError as error:
+        raise LedgerError(f"{path} cannot be read: {error}") from error
+    for name, cells in found.items():
+        if name == "about":
+            known = set(EXPERIMENTS)
+        elif name in EXPERIMENTS:
+            known = {key(cell) for cell in EXPERIMENTS[name].cells} | {c.column for c in EXPERIMENTS[name].cells}
+        else:
+            raise LedgerError(f"{path} is about an experiment {name!r} that there is not")
+        for cell in cells:
+            if cell not in known:
+                raise LedgerError(f"{path} is about {cell!r}, which {name} does not have")
+    return found
+
+
+_HEAD = """# Reproduction: what the papers have, and what we found
+Made from reproduction.json and reproduction_notes.toml by `tfpfl reproduce --write docs/reproduction.md`; not edited by
+hand. *ours* is measured by the paper's own protocol, which stands above each table, *EV-all* by ours: mean over all
+clients of the model that each predicts with after the server's step, mean of the last ten evaluated rounds, test
+examples. ± is the 95 % interval over clients for one seed, over seeds for several. *agrees*: within both intervals of
+the paper's value (1 point where the paper gives none). Fewer rounds than the paper's are in the table as such: read
+orders there, not decimals. *seconds* are those of all rounds' work, on a shared machine."""
+
+
+def _rows(experiment: Experiment, cells: dict) -> list[dict]:
+    decimals, rows = DECIMALS[experiment.measures], []
+    for cell in experiment.cells:
+        found = cells.get(key(cell), {})
+        seeds = found.get("seeds", {})
+        ours, after = value(experiment, found), None
+        if experiment.measures == "accuracy":
+            after = value(experiment, found, "EV-all")
+        comparable = cell.published is not None and ours is not None
+        rounds = sorted({e["rounds"] for e in seeds.values()})
+        stopped = ", stopped" if any(e["stopped"] for e in seeds.values()) else ""
+        rows.append(
+            {
+                "column": cell.column,
+                "method": algorithm_row(cell.method).title + (f", {cell.label}" if cell.label else ""),
+                "published": _text(cell.published, decimals),
+                "ours": _text(ours, decimals),
+                "gap": f"{ours[0] - cell.published.value:+.{decimals}f}" if comparable else "-",
+                "EV-all": _text(after, decimals),
+                "rounds": "-".join(map(str, rounds)) + stopped,
+                "seeds": str(len(seeds)) if seeds else "",
+                "seconds": f"{sum(e['seconds'] for e in seeds.values()):.0f}",
+                "agreement": agreement(experiment, cell, found),
+                "why": f": {found['not run']}" if "not run" in found else "",
+            }
+        )
+    return rows
+
+
+def _text(pair, decimals: int) -> str:
+    if pair is None:
+        return "-"
+    number, half = pair
+    return f"{number:.{decimals}f}" + (f" ± {half:.{decimals}f}" if half is not None and not np.isnan(half) else "")
