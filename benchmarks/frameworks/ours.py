@@ -20,6 +20,7 @@ from tfpfl.sampling import client_key
 def main():
     """Runs rounds when told."""
     job = load_job(sys.argv[1])
+    tf.config.threading.set_intra_op_parallelism_threads(1)  # clients run side by side; see docs/speed.md
     federation = tfpfl.Federation.load(job.federation, verify=False)
     population = federation.population(labels="global")
     model = tfpfl.SplitModel(keras_cnn.backbone())
