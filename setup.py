@@ -14,7 +14,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["tfpfl", "tfpfl.*", "tflite_export", "tflite_export.*"]),
-    package_data={"tflite_export": ["snippets/*"], "tfpfl.report": ["page.html"]},
+    package_data={"tfpfl": ["references.bib"], "tflite_export": ["snippets/*"], "tfpfl.report": ["page.html"]},
     python_requires=">=3.11,<3.14",
     # Wide enough for both stacks that are tested: TensorFlow 2.14 with Keras 2 (the lock) and 2.21 with Keras 3.
     install_requires=[
@@ -24,6 +24,8 @@ setup(
         "tensorflow-datasets>=4.9.4,<5",
         "numpy>=1.25,<3",
         "scikit-learn>=1.3,<2",
+        "scipy>=1.9,<2",
+        "tabulate>=0.9,<1",
         "matplotlib>=3.8,<4",
         "click>=8.1,<9",
         "jinja2>=3.1,<4",
