@@ -188,6 +188,22 @@ def test_a_cell_that_diverges_is_in_the_ledger_as_such(toy, monkeypatch):
     assert "round 1 diverged" in cells["digits | fedavg"]["not run"]
 
 
+def test_a_picture_has_the_runs_numbers(toy):
+    with pytest.raises(ValueError, match="nothing of a toy was run"):
+        papers.draw("toy", toy)
+    papers.reproduce("toy", scale="laptop", out=toy, only=["digits"], size=Size(3, 1))
+    figure = papers.draw("toy", toy)
+    loss, accuracy = figure.axes
+    assert loss.get_title("left") == "digits"
+    record = Record.read(run_folder(toy, TOY.cells[0], 0))
+    drawn = {line.get_label(): line for line in accuracy.lines}
+    assert set(drawn) == {"PFLEGO", "FedAvg"}
+    assert dict(zip(*drawn["PFLEGO"].get_data(), strict=True)) == pytest.approx(
+        {t: 100 * value for t, value in record.curve().items()}
+    )
+    assert loss.lines[0].get_ydata().tolist() == pytest.approx([row["loss"] for row in record.history])
+
+
 def test_bad_input(toy, tmp_path):
     with pytest.raises(ValueError, match="unknown experiment 'to'; did you mean 'toy'"):
         papers.reproduce("to", out=toy)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tfpfl.evaluation import PROTOCOLS, Protocol
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -38,3 +40,13 @@ def test_options_of_the_examples_exist():
     for command in re.findall(r"^tfpfl (run|partition) (.*?)(?=^tfpfl|^```)", README, re.MULTILINE | re.DOTALL):
         words = command[1].replace("\\\n", " ").split("#")[0].split()
         main.commands[command[0]].make_context(command[0], words)  # parses; raises a usage error
+
+
+def test_docs_protocols_lists_the_presets():
+    text = (ROOT / "docs" / "protocols.md").read_text()
+    listed = text[text.index("<!-- protocols -->") : text.index("<!-- /protocols -->")]
+    found = {}
+    for line in listed.splitlines()[3:]:
+        name, *parts = [cell.strip() for cell in line.strip("| ").split("|")]
+        found[name.strip("`")] = Protocol(*parts[:4])
+    assert found == PROTOCOLS

@@ -97,6 +97,19 @@ def reproduce(
     return ledgers.load(path).get(name, {})
 
 
+def draw(name: str, out: Path):
+    """The curves of what was run of an experiment: a matplotlib Figure.
+
+    Raises:
+        ValueError: an unknown experiment, or nothing of it was run.
+    """
+    from tfpfl.papers import figures
+
+    found = experiment(name)
+    seeds = max(size.seeds for size in found.sizes.values())
+    return figures.draw(found, figures.records_of(found, lambda cell, seed: run_folder(out, cell, seed), seeds))
+
+
 def _run(out: Path, cell: Cell, seed: int, rounds: int, callbacks, allow_download: bool) -> None:
     folder = run_folder(out, cell, seed)
     if (folder / "config.json").exists():
@@ -132,4 +145,4 @@ def _note(path, name, experiment, cell, seed, out, scale, size, command, why) ->
     ledgers.save(path, ledger)
 
 
-__all__ = ["EXPERIMENTS", "SCALES", "Size", "experiment", "reproduce", "run_folder"]
+__all__ = ["EXPERIMENTS", "SCALES", "Size", "draw", "experiment", "reproduce", "run_folder"]
