@@ -3,7 +3,8 @@
     python web/tests/fixtures.py FOLDER
 
 Two bundles with a site each, the MLP of a short run on digits and an Omniglot CNN on drawn strokes; for each, features,
-personalization and a round by the TFF engine; pixels, pictures, heads and payloads as Python makes them.
+personalization and a round by the TFF engine; pixels, pictures, heads and payloads as Python makes them. And what
+`tfpfl report` makes of some short runs.
 """
 
 import sys
@@ -24,6 +25,8 @@ from tfpfl.algorithm import ClientData, ClientInfo, Head
 from tfpfl.data import Federation, load_source
 from tfpfl.models import build
 from tfpfl.optimizer import sgd
+from tfpfl.record import Record
+from tfpfl.report import write_report
 from tfpfl.run import Run, RunConfig
 from tfpfl.runtime.worker import require_tff
 
@@ -194,8 +197,24 @@ def files_of_python(folder, bundle):
         (folder / f"{name}.png").write_bytes(picture.numpy())
 
 
+def reports(folder):
+    """Four algorithms, two seeds each, one of them with an attention between the clients; and one run alone."""
+    federation = Federation.build("digits", clients=10, seed=0, out=folder / "report-federation")
+    records = []
+    for algorithm in ("pflego", "fedavg", "local", "fedamp"):
+        for seed in range(2):
+            run = folder / "report-runs" / f"{algorithm}-s{seed}"
+            config = RunConfig(algorithm=algorithm, rounds=6, evaluate_every=1, seed=seed, participation=0.5)
+            with Run.create(config, run, federation) as made:
+                made.train()
+            records.append(Record.read(run))
+    write_report(records, folder / "report.html")
+    write_report(records[:1], folder / "report-one.html")
+
+
 def main(folder: Path):
     folder.mkdir(parents=True)
+    reports(folder)
     for name, make in (("mlp", digits_bundle), ("cnn", omniglot_bundle)):
         model, bundle = make(folder)
         save_file(by_the_tff_engine(model, bundle), folder / f"{name}.safetensors")
