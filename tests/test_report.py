@@ -163,7 +163,7 @@ def test_every_figure_has_a_caption_and_every_picture_a_name(html, page):
     # 6 curves, the clients, fairness, gains against Local, FedAMP's attention
     assert len(pictures) == 10
     assert all(a["role"] == "img" and a["aria-labelledby"].endswith("-title") for a in pictures)
-    assert "Accuracy by rounds. accuracy (%), at the last point: PFLEGO" in page.text("title")
+    assert "Test accuracy by rounds. accuracy (%), at the last point: PFLEGO" in page.text("title")
     assert "not drawn" not in html
 
 
@@ -183,7 +183,7 @@ def test_what_the_runs_are(records, html, page):
            [dict(zip(rows[0], r, strict=True)) for r in rows[1:]]}  # fmt: skip
     assert ids == {r.config.run_id for r in records}
     assert page.table("package", "version")["tensorflow"]["version"] == "2.14.1"
-    commands = page.text("code").strip().splitlines()
+    commands = [line.strip() for line in page.text("code").strip().splitlines()]
     assert commands == [command(r.config, r.folder) for r in records]
     assert "f" * 16 in html
     assert render(records) == html  # the same every time

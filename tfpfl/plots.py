@@ -14,6 +14,7 @@ from typing import NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from tfpfl import statistics
 from tfpfl.algorithms import ALGORITHMS, algorithm_row
@@ -24,7 +25,7 @@ from tfpfl.series import clients, measured, paired, series
 
 # The defaults of all pictures. As wide as a column of text, so that a telephone shows them without making text small.
 STYLE = {
-    "figure.figsize": (5.2, 3.4),  # inches
+    "figure.figsize": (4.8, 3.2),  # inches
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
     "savefig.dpi": 200,
@@ -44,9 +45,12 @@ STYLE = {
 }
 TICKS = 8.5  # points
 
-# Searched for from Okabe and Ito's: far apart for usual sight and for those who see no red or no green, and with
-# a contrast of 3 to white at least, for thin lines. 7 colours x 4 kinds of line are 28.
-PALETTE = ("#000000", "#e87500", "#528bff", "#36a777", "#0019c6", "#912004", "#8d337f")
+# Searched for: far apart for usual sight and for those who see no red or no green, and with a contrast of 3 to white at
+# least, for thin lines. 8 colours x 4 kinds of line are 32.
+PALETTE = ("#000000", "#f76617", "#2a60ff", "#3fa66c", "#000095", "#910008", "#7d55b2", "#7398a9")
+# Where every further eight algorithms begin in it, so that eight that are often compared have eight colours: PFLEGO,
+# FedAvg, Local, FedAvg-FT, FedPer, FedRep, Ditto and FedAMP.
+TURNS = (0, 4, 7, 3)
 LINES = ("solid", "dashed", "dotted", "dashdot")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
@@ -71,9 +75,8 @@ def style(algorithm: str, variant: int = 0) -> Style:
     """
     algorithm_row(algorithm)
     block, place = divmod(list(ALGORITHMS).index(algorithm), len(PALETTE))
-    # Every block of seven begins at another colour, or else the 1st, the 8th and the 22nd were alike but for the line.
-    color = PALETTE[(place + 3 * block) % len(PALETTE)]
-    return Style(color, LINES[block % len(LINES)], MARKERS[(block + variant) % len(MARKERS)])
+    color = PALETTE[(place + TURNS[block]) % len(PALETTE)]
+    return Style(color, LINES[block], MARKERS[(block + variant) % len(MARKERS)])
 
 
 def _drawn(function):
@@ -133,9 +136,12 @@ def curves(
         every = max(1, len(xs) // 12)  # and the last
         axes.plot(xs, mean, label=s.label, marker=look.marker, markevery=((len(xs) - 1) % every, every), **line)
         if not np.isnan(half).any():
-            axes.fill_between(xs, mean - half, mean + half, color=look.color, alpha=0.15, linewidth=0)
+            axes.fill_between(xs, mean - half, mean + half, color=look.color, alpha=0.12, linewidth=0)
     if x in _LOGARITHMIC and all((xs > 0).all() for _, xs, _, _ in lines):
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(_plain))
+        few = max(xs.max() for _, xs, _, _ in lines) < 10 * min(xs.min() for _, xs, _, _ in lines)
+        axes.xaxis.set_minor_formatter(FuncFormatter(_plain) if few else NullFormatter())
     # A band of two seeds is 12.7 standard errors wide to each side: it must not push the lines together.
     means = np.concatenate([mean for _, _, mean, _ in lines])
     bottom, top = axes.get_ylim()
@@ -150,7 +156,8 @@ def curves(
     said = "mean over the round's clients, as they train" if y == "training loss" else words(protocol, rounds)
     seeds = max(len(s.records) for s, *_ in lines)
     band = "; bands: 95 % interval over seeds" if seeds > 1 else ""
-    _title(axes, f"{y.capitalize()} by {x}", said + band if caption else "")
+    kind = "Training loss" if y == "training loss" else f"{protocol.split.capitalize()} {y}"
+    _title(axes, f"{kind} by {x}", said + band if caption else "")
     _legend(figure, axes)
     return figure
 
@@ -252,12 +259,12 @@ def fairness(
     axes["deciles"].set(xlabel="clients, from the worst (%)", ylabel="accuracy (%)", xticks=tenths)
     low, high = axes["worst"].get_xlim()
     axes["worst"].set_xlim(max(low, -2), min(high, 102))
-    axes["worst"].set_xlabel("mean accuracy (%) of the\nworst 5 % (▲), 10 % (●), 25 % (■)", fontsize=8)
-    axes["even"].set_xlabel("Jain's index (●), Gini (◇)", fontsize=8)
+    axes["worst"].set_xlabel("accuracy (%) of the worst\n5 % ▲, 10 % ●, 25 % ■", fontsize=8)
+    axes["even"].set_xlabel("Jain's index ●,\nGini ◇", fontsize=8)
     axes["even"].set_xlim(-0.06, 1.06)
     if against:
-        shown = ", ".join(f"{s.label} ({_GLYPHS[m]})" for m, s in zip(MARKERS, against, strict=False))
-        axes["worse"].set_xlabel(textwrap.fill(_literal(f"% of the clients worse than with {shown}"), 26), fontsize=8)
+        shown = ", ".join(f"{s.label} {_GLYPHS[m]}" for m, s in zip(MARKERS, against, strict=False))
+        axes["worse"].set_xlabel(textwrap.fill(_literal(f"% of clients worse than with {shown}"), 22), fontsize=8)
         axes["worse"].set_xlim(-4, 104)
     for name in panels:
         _rows(axes[name], [s.label if name == "worst" else "" for s in rows])
@@ -294,10 +301,10 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
     found = [(s, 100 * statistics.gains(*pair)) for s, pair in rows]
     found = [(s, np.round(values[~np.isnan(values)], 9)) for s, values in found]  # 0.9 - 0.8 is not 0.1
     _check_scored(found, protocol)
-    largest = max(np.abs(values).max(initial=0) for _, values in found)
-    width = next(w for w in (0.5, 1, 2, 5, 10) if largest <= 12.5 * w or w == 10)
-    steps = max(2, int(np.ceil(largest / width - 0.5)))
-    edges = width * (np.arange(-steps, steps + 2) - 0.5)
+    everything = np.concatenate([values for _, values in found])
+    width = next(w for w in (0.5, 1, 2, 5, 10) if np.ptp(everything) <= 25 * w or w == 10)
+    ends = (min(everything.min(), -2 * width) / width, max(everything.max(), 2 * width) / width)
+    edges = width * (np.arange(np.floor(ends[0] + 0.5), np.floor(ends[1] + 0.5) + 2) - 0.5)
     columns = min(2, len(found))
     lines = -(-len(found) // columns)
     size = (STYLE["figure.figsize"][0], 1.1 + 1.15 * lines)
@@ -433,7 +440,7 @@ def _rows(axes, labels) -> None:
 def _legend(figure, axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     labels = [_literal(label) for label in labels]
-    columns = max(1, min(len(labels), 66 // (max(map(len, labels)) + 7)))
+    columns = max(1, min(len(labels), 60 // (max(map(len, labels)) + 7)))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.8)
 
 
@@ -446,6 +453,11 @@ def _bar(half: float) -> float | None:
     return None if np.isnan(half) else half
 
 
+def _plain(value: float, _place=None) -> str:
+    """1000000.0 -> '1,000,000'."""
+    return f"{value:,.10g}"
+
+
 def _unit(largest: float) -> tuple[str, float]:
     """(bytes' unit, what to divide by), in powers of 1000."""
     place = min(int(np.log10(max(largest, 1)) // 3), 4)
@@ -453,7 +465,7 @@ def _unit(largest: float) -> tuple[str, float]:
 
 
 def _fill(text: str) -> str:
-    return textwrap.fill(_literal(text), 70)
+    return textwrap.fill(_literal(text), 64)
 
 
 def _literal(text: str) -> str:

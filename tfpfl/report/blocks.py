@@ -17,7 +17,15 @@ class Table:
     caption: str
     head: list
     rows: list
-    folded: str = ""  # the words to unfold it by
+
+
+@dataclass
+class Folded:
+    """Tables that are shown when a reader asks for them by these words."""
+
+    kind: ClassVar[str] = "folded"
+    words: str
+    tables: list
 
 
 @dataclass

@@ -4,7 +4,7 @@ import numpy as np
 
 from tfpfl import plots, statistics
 from tfpfl.evaluation import EV_ALL, EV_LOCAL, PROTOCOLS
-from tfpfl.report.blocks import Commands, Note, Pictures, Table
+from tfpfl.report.blocks import Commands, Folded, Note, Pictures, Table
 from tfpfl.reproduce import command
 from tfpfl.series import Series, clients, measured, paired
 from tfpfl.tables import bytes_text, percent
@@ -23,15 +23,15 @@ def results(rows: list[Series]) -> list:
     table = [
         [
             s.label,
-            len(s.records),
-            s.records[0].predicts or "-",
             _accuracy(s, EV_ALL),
             _over_seeds([_of(r, EV_ALL, "worst_decile") for r in s.records]),
             _accuracy(s, EV_LOCAL),
+            s.records[0].predicts or "-",
+            len(s.records),
         ]
         for s in rows
     ]
-    head = ["algorithm", "seeds", "predicts with", "EV-all", "worst decile", "EV-local"]
+    head = ["algorithm", "EV-all", "worst decile", "EV-local", "predicts with", "seeds"]
     caption = (
         f"Accuracy in %. EV-all: {EV_ALL}. Worst decile: EV-all's mean over the worst tenth of the clients. "
         f"EV-local: {EV_LOCAL}. {_INTERVAL}"
@@ -42,8 +42,9 @@ def results(rows: list[Series]) -> list:
     selected = "* selected on test, as several papers do: it says nothing about new data."
     return [
         Table(caption, head, table),
-        Table(
-            f"Accuracy in %, by protocol. {words} {selected} {_INTERVAL}", names, others, "The same by other protocols"
+        Folded(
+            "The same by other protocols",
+            [Table(f"Accuracy in %, by protocol. {words} {selected} {_INTERVAL}", names, others)],
         ),
     ]
 
@@ -83,16 +84,17 @@ def curves(pictures: Pictures, rows: list[Series], records) -> list:
     said = f"{plots.words(EV_ALL, 'every evaluated round')}. "
     bands = "Bands: 95 % interval over seeds. " if len(rows) < len(records) else ""
     added = "Added up over all clients and rounds so far"
+    passes = "passes through the backbone of a client's examples, forward and backward"
+    seconds = "The rounds' work on the machine that ran them, without evaluation. "
+    training = "Mean over the round's clients, as they train. "
     cases = [
-        ("Accuracy by rounds", "rounds", "accuracy", said),
+        ("Test accuracy by rounds", "rounds", "accuracy", said),
         ("Test loss by rounds", "rounds", "loss", said),
-        ("Training loss by rounds", "rounds", "training loss", "Mean over the round's clients, as they train. "),
-        ("Accuracy by bytes", "bytes", "accuracy", f"{said}{added}, down and up; level: nothing is sent. "),
-        ("Accuracy by passes", "passes", "accuracy", f"{said}{added}: passes through the backbone, of a client's "
-         "examples, forward and backward. "),
-        ("Accuracy by seconds", "seconds", "accuracy", f"{said}The rounds' work on the machine that ran them, without "
-         "evaluation. "),
-    ]  # fmt: skip
+        ("Training loss by rounds", "rounds", "training loss", training),
+        ("Test accuracy by bytes", "bytes", "accuracy", f"{said}{added}, down and up; level: nothing is sent. "),
+        ("Test accuracy by passes", "passes", "accuracy", f"{said}{added}: {passes}. "),
+        ("Test accuracy by seconds", "seconds", "accuracy", said + seconds),
+    ]
     return [
         pictures.draw(title, caption[:1].upper() + caption[1:] + bands, plots.curves, records, x, y, caption=False)
         for title, x, y, caption in cases
@@ -113,7 +115,7 @@ def single_clients(pictures: Pictures, rows: list[Series], records, against: lis
         ),
         pictures.draw("How evenly clients do", f"{even} {_ALL}", plots.fairness, records, baselines, caption=False),
         _fairness(rows, comparable),
-        _deciles(rows),
+        Folded("Deciles as numbers", [_deciles(rows)]),
     ]
     for other in against:
         rest = [s for s in rows if not s.shares(other)]
@@ -161,7 +163,7 @@ def _deciles(rows) -> Table:
         deciles = np.transpose([statistics.deciles(clients(r)) for r in s.records])
         table.append([s.label, *(percent(statistics.over_seeds(column)[0]) for column in deciles)])
     caption = f"The accuracy in % that so many of the clients do not exceed, the mean over the seeds. {_ALL}"
-    return Table(caption, ["algorithm", *(f"{p} %" for p in range(10, 100, 10))], table, "Deciles as numbers")
+    return Table(caption, ["algorithm", *(f"{p} %" for p in range(10, 100, 10))], table)
 
 
 def _tests(rows, other) -> Table:
@@ -236,16 +238,10 @@ def runs(rows: list[Series]) -> list:
             for r in s.records
         ]
         head = ["folder", "seed", "seed of the data", "rounds", "run id", "federation"]
-        blocks.append(
-            Table(
-                f"Runs of {s.label}: where they are, and what decides every number of them.",
-                head,
-                ids,
-                f"{s.label}: runs",
-            )
-        )
-        told = _entries(s.records[0].config)
-        blocks.append(Table(f"Configuration of {s.label}.", ["entry", "value"], told, f"{s.label}: configuration"))
+        where = Table(f"Runs of {s.label}: where they are, and what decides every number of them.", head, ids)
+        what = Table(f"Configuration of {s.label}, the same for all its seeds.", ["entry", "value"],
+                     _entries(s.records[0].config))  # fmt: skip
+        blocks.append(Folded(f"{s.label}: runs and configuration", [where, what]))
     blocks.append(Note("The commands that make these runs again:"))
     blocks.append(Commands([command(r.config, r.folder) for r in records]))
     return blocks
