@@ -14,6 +14,7 @@ from toys import backbone, distance, identical, initial_states, on_disk, visits_
 from tfpfl.algorithm import Algorithm, ClientData, Population, Sampling, Weights
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.client_store import ClientStore
+from tfpfl.local import client_loss
 from tfpfl.models import SplitModel
 from tfpfl.sampling import cohort
 from tfpfl.simulate import Evaluation, Simulation
@@ -26,6 +27,13 @@ SPECIAL = {  # algorithm -> hyperparameters
     "fedamp": {"alpha": 0.5, "sigma": 4.0},
     "heurfedamp": {"alpha": 0.5},
 }
+
+# Those that have one model for everyone, with which nobody predicts.
+BESIDE_A_GLOBAL_MODEL = {
+    "fedavg_ft", "fedprox_ft", "per_fedavg", "fedbabu", "fedrod", "ditto", "pfedme", "apfl", "layerwise", "pgfed",
+    "pgfedmo",
+}  # fmt: skip
+NO_NEW_CLIENTS = {"fedamp", "heurfedamp"}
 
 EXAMPLES = (9, 14, 6, 12, 8, 11, 10)
 CLASSES = (2, 3, 2, 4, 3, 8, 2)  # 8 is no width of the backbone: a tensor with an axis of 8 is a head
@@ -110,8 +118,11 @@ def test_both_engines_agree(tff, algorithm, federation, trained):
     visits = visits_by_id(algorithm.population, EVERYONE, 99)
     scores = federated_evaluation(algorithm, federation, ["test"])(trained.server, trained.states(EVERYONE), visits)
     expected = Evaluation(algorithm, federation, ["test"])(trained.server, trained.states(EVERYONE), visits)
+    names = {"test_correct", "test_examples", "test_loss"}
+    if algorithm.global_model is not None:
+        names |= {f"global_{name}" for name in names}
     for theirs, ours in zip(scores, expected, strict=True):
-        assert set(theirs) == set(ours) == {"test_correct", "test_examples", "test_loss"}
+        assert set(theirs) == set(ours) == names
         assert all(distance(theirs[name], ours[name]) < 1e-5 for name in ours)
 
 
@@ -239,6 +250,42 @@ def test_the_models_that_a_client_predicts_with(name, algorithm, federation, tra
         for weights in (algorithm.personal_model(message, output.state, data), algorithm.local_model(message, output)):
             assert isinstance(weights, Weights)
             assert algorithm.model.logits(weights, data.x).shape == (EXAMPLES[client], width)
+
+
+def test_the_global_model_is_everyones(name, algorithm, federation, trained):
+    """It is a whole model, is in every message, and whoever received it plays no part."""
+    assert (algorithm.global_model is not None) == (name in BESIDE_A_GLOBAL_MODEL)
+    if algorithm.global_model is None:
+        return
+    models = [algorithm.global_model(visit_of(client, algorithm, federation, trained)[0]) for client in (0, 5)]
+    assert isinstance(models[0], Weights) and identical(*models)
+    x = federation.reader("train")(5)[0]
+    assert algorithm.model.logits(models[0], x).shape == (EXAMPLES[5], max(CLASSES))
+    assert [w.shape for w in models[0].theta] == [w.shape for w in algorithm.model.theta()]
+
+
+def test_a_new_client_adapts(name, algorithm, federation, trained):
+    """From what it would predict with at once, or for a personal model that is a fit, from what that is a fit of."""
+    if algorithm.adapt is None:
+        assert name in NO_NEW_CLIENTS
+        return
+    message, _, data, _ = visit_of(5, algorithm, federation, trained)
+    state = algorithm.init_client(data.info)
+    start, epoch, model = algorithm.adapt
+
+    carry, losses = start(message, state, data), []
+    for n in range(9):
+        losses.append(float(client_loss(algorithm.model)(model(carry), data.x, data.y)))
+        carry = epoch(carry, data, tf.constant(n))
+    weights = model(carry)
+    assert np.isfinite(losses).all() and losses[-1] < losses[0] - 1e-3
+    row, first = ALGORITHMS[name], model(start(message, state, data))
+    is_a_fit = row.evaluates == "fine-tuned"
+    predicts = algorithm.global_model(message) if is_a_fit else algorithm.personal_model(message, state, data)
+    assert distance(first, predicts) < 1e-6
+    assert kinds(weights) == kinds(first)
+    if row.head == "personal" and row.down != "0":
+        assert identical(weights.theta, first.theta)  # what all share is not the new client's to move
 
 
 def test_the_defaults_build(name, algorithm):

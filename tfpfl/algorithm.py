@@ -81,6 +81,18 @@ class OnePass(NamedTuple):
     join: Callable  # (gradient of theta, `update` of that ClientOutput) -> the whole update
 
 
+class Adaptation(NamedTuple):
+    """What a client that never took part in training does by itself, before it predicts: epoch after epoch on its own.
+
+    An epoch is one pass over its training examples, in the algorithm's mini-batches; where these are all examples, it
+    is a step. Nothing is sent. `tfpfl.adaptation.adaptation` makes one for the usual cases.
+    """
+
+    start: Callable  # (message, client state as `init_client` gives it, ClientData) -> carry
+    epoch: Callable  # (carry, ClientData, n) -> carry: epoch n = 0, 1, ...
+    model: Callable  # (carry) -> Weights that the client would now predict with
+
+
 class Algorithm(NamedTuple):
     """A personalized federated algorithm as pure functions of tensors.
 
@@ -88,6 +100,11 @@ class Algorithm(NamedTuple):
     gets its own. `aggregate` is 'mean' (weighted), 'sum' (weighted) or 'rows' (the updates unreduced, as `Rows`), or a
     structure of those with the top-level fields of the update. `matrices` are what a run saves at every evaluation,
     besides scores: who listens to whom, rows and columns in the order of `population.client_ids`.
+
+    `global_model` is for methods that keep one whole model for everyone beside the one that a client predicts with; it
+    is None where there is none, and where `personal_model` is that model already. `adapt` starts from what a new client
+    would predict with (`personal_model` of its initial state); where that is itself a fit, as in fine-tuning, from what
+    it is a fit of. It is None where a client cannot become personal without taking part; the algorithm's file says why.
     """
 
     model: Any  # the SplitModel, and
@@ -101,6 +118,8 @@ class Algorithm(NamedTuple):
     local_model: Callable  # (message, ClientOutput) -> Weights it holds after its work, before aggregation
     aggregate: Any = "mean"
     matrices: Callable | None = None  # (server state) -> dict of [I, I], where the server keeps such
+    global_model: Callable | None = None  # (message) -> Weights, the same whoever received the message
+    adapt: Adaptation | None = None
 
     @property
     def message_per_client(self) -> bool:
@@ -226,7 +245,7 @@ class Population:
         return int(self.num_classes[0])
 
     def info(self, client_id: int, dtype=np.float32) -> ClientInfo:
-        """What client `client_id` knows about itself; one outside the population has alpha 0.
+        """What client `client_id` knows about itself.
 
         Raises:
             KeyError: the client is not in the population.

@@ -9,6 +9,8 @@ from tfpfl import tree
 from tfpfl.algorithm import ClientData, ClientOutput, Head, OnePass, Weights
 from tfpfl.optimizer import sgd
 
+PARTS = ("full", "head", "body")  # of a model that is fitted: all weights, the head, the backbone
+
 # What a visit's key is folded with, other than the epochs 0, 1, ... of `shuffled`.
 _STRAGGLER, _SPLIT = -1, -2
 
@@ -16,6 +18,11 @@ _STRAGGLER, _SPLIT = -1, -2
 def cross_entropy(logits, y):
     """Mean cross-entropy over examples: float []."""
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+
+
+def logits(head: Head, phi):
+    """[N, K]."""
+    return tf.matmul(phi, head.kernel) + head.bias
 
 
 def client_loss(model):
@@ -27,12 +34,18 @@ def client_loss(model):
     return objective
 
 
-def value_and_gradient(function, weights):
-    """(function(weights), its gradient), for a scalar function of a structure of tensors."""
+def value_and_gradient(function, weights, times=None):
+    """(function(weights), its gradient), for a scalar function of a structure of tensors.
+
+    Args:
+        times: gives this multiple of the gradient, without a pass over the weights to scale it.
+    """
     with tf.GradientTape() as tape:
         tape.watch(weights)
         value = function(weights)
-    return value, tape.gradient(value, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    seed = None if times is None else tree.as_dtype(times, value.dtype)
+    zero = tf.UnconnectedGradients.ZERO
+    return value, tape.gradient(value, weights, output_gradients=seed, unconnected_gradients=zero)
 
 
 def whole_gradient(objective, weights, data: ClientData, chunk=512):
@@ -114,7 +127,8 @@ def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_le
         suffix: of the names steps and epochs in an algorithm that has several loops, for refusals.
 
     Returns:
-        loop(body, carry, data) -> carry, with `body(carry, x, y)` -> carry for every batch; a carry is a tuple.
+        loop(body, carry, data, first=0) -> carry, with `body(carry, x, y)` -> carry for every batch; a carry is a
+        tuple. The orders are those of the epochs from `first` on.
 
     Raises:
         ValueError: names the argument, and says what it may be.
@@ -130,7 +144,7 @@ def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_le
             raise ValueError(f"{name} must be at least {low}, found {value}")
     check_fractions(straggler=straggler)
 
-    def loop(body, carry, data: ClientData):
+    def loop(body, carry, data: ClientData, first=0):
         num_examples = tf.shape(data.x)[0]
         batch = num_examples if batch_size is None else tf.minimum(batch_size, num_examples)
         per_epoch = (num_examples + batch - 1) // batch
@@ -142,9 +156,9 @@ def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_le
         def batch_of(step, order):
             if batch_size is None:
                 return order, data.x, data.y
-            epoch, position = step // per_epoch, step % per_epoch
-            first = tf.equal(position, 0)  # in TFF's graphs, == between tensors asks whether they are the same object
-            new = tf.cond(first, lambda: shuffled(num_examples, data.key, epoch), lambda: order)
+            epoch, position = first + step // per_epoch, step % per_epoch
+            begins = tf.equal(position, 0)  # in TFF's graphs, == between tensors asks whether they are the same object
+            new = tf.cond(begins, lambda: shuffled(num_examples, data.key, epoch), lambda: order)
             order = tf.ensure_shape(new, order.shape)  # where N is known to the graph, the loop must not forget it
             rows = order[position * batch : (position + 1) * batch]
             return order, tf.gather(data.x, rows), tf.gather(data.y, rows)
@@ -196,14 +210,14 @@ def local_solver(
     def solve(objective, weights, data: ClientData, anchor=None, penalty=None):
         def step(carry, x, y):
             weights, velocity, _ = carry
-            value, gradient = value_and_gradient(lambda w: objective(w, x, y), weights)
+            value, move = value_and_gradient(lambda w: objective(w, x, y), weights, -eta)  # -eta g; velocity: -eta v
             if penalty is not None:
-                gradient = tree.add(gradient, value_and_gradient(penalty, weights)[1])
+                move = tree.add(move, value_and_gradient(penalty, weights, -eta)[1])
             if prox and not implicit_prox:
-                gradient = tree.add_scaled(gradient, prox, tree.subtract(weights, anchor))
+                move = tree.add_scaled(move, -eta * prox, tree.subtract(weights, anchor))
             if momentum:
-                gradient = velocity = tree.add_scaled(gradient, momentum, velocity)
-            weights = tree.add_scaled(weights, -eta, gradient)
+                move = velocity = tree.add_scaled(move, momentum, velocity)
+            weights = tree.add(weights, move)
             if prox and implicit_prox:
                 weights = tree.scale(1 / (1 + eta * prox), tree.add_scaled(weights, eta * prox, anchor))
             return weights, velocity, value
@@ -234,9 +248,7 @@ def head_solver(model, *, eta, steps=None, epochs=None, batch_size=None, momentu
         if batch_size is None:
             head = heads.fit(head, phi, targets, work, sgd(eta, momentum))
         else:
-            head, _ = solve(
-                lambda w, phi, y: cross_entropy(tf.matmul(phi, w.kernel) + w.bias, y), head, data._replace(x=phi)
-            )
+            head, _ = solve(lambda w, phi, y: cross_entropy(logits(w, phi), y), head, data._replace(x=phi))
         return head, heads.loss(head, phi, targets)
 
     return fit

@@ -18,6 +18,7 @@ from tfpfl.runtime.cohort import (
     OneByOne,
     Stacked,
     default_threads,
+    has_global_theta,
     relaxed,
     shared_theta,
     total,
@@ -137,7 +138,8 @@ class Simulation:
 class Evaluation:
     """Scores clients' personal models on held-out splits: `personal_model` with the newest message.
 
-    Where they have the message's own backbone, many clients' examples go through it together.
+    So it does the global model, where there is one beside them. Where models have one backbone, as the global one has
+    for everybody, many clients' examples go through it together.
 
     Args:
         algorithm, federation, threads: as in `Simulation`.
@@ -156,22 +158,36 @@ class Evaluation:
     ):
         self._readers = federation_readers(algorithm, federation, splits)
         self._arguments = algorithm, federation, cohort, check_threads(threads)
-        self._messages, self._clients = Messages(algorithm), None
+        self._messages, self._parts = Messages(algorithm), None
 
     def __call__(self, server, client_states: list, visits: list) -> list:
-        """A dict '{split}_{loss|correct|examples}' -> scalar for every client, in the order given."""
+        """Every client's scores, in the order given: a dict '{split}_{loss|correct|examples}' -> scalar.
+
+        With a global model also 'global_{split}_{...}'; `tfpfl.visit.of_global` tells them apart.
+        """
         check_cohort(client_states, visits)
         message_for = self._messages(server, visits)
-        if self._clients is None:
-            self._clients = self._make(message_for(0), client_states[0], visits[0])
-        return list(self._clients(message_for, client_states, visits))
+        if self._parts is None:
+            self._parts = self._make(message_for(0), client_states[0], visits[0])
+        scores = [part(message_for, client_states, visits) for part in self._parts]
+        return [{k: v for some in all_of for k, v in some.items()} for all_of in zip(*scores, strict=True)]
 
-    def _make(self, message, state, visit):
+    def _make(self, message, state, visit) -> list:
         algorithm, federation, cohort, threads = self._arguments
-        theta_of = None if cohort == "plain" else shared_theta(algorithm, message, state, visit)
-        if theta_of is None:
-            return EvaluationOneByOne(algorithm, self._readers, threads)
-        return FusedEvaluation(algorithm, federation, self._readers, theta_of)
+        if cohort == "plain":
+            return [EvaluationOneByOne(algorithm, self._readers, threads)]
+
+        def fused(theta_of, **models):
+            return FusedEvaluation(algorithm, federation, self._readers, theta_of, **models)
+
+        theta_of = shared_theta(algorithm, message, state, visit)
+        if theta_of is not None and has_global_theta(algorithm, message, state, visit):
+            return [fused(theta_of, globally=True)]
+        alone = algorithm._replace(global_model=None)
+        parts = [EvaluationOneByOne(alone, self._readers, threads) if theta_of is None else fused(theta_of)]
+        if algorithm.global_model is not None:
+            parts.append(fused(lambda message: algorithm.global_model(message).theta, personal=False, globally=True))
+        return parts
 
 
 class Messages:

@@ -21,7 +21,7 @@ from tfpfl.runtime.packed import initial_states, side_by_side
 from tfpfl.runtime.worker import require_tff
 from tfpfl.sampling import client_key, cohort
 from tfpfl.simulate import COHORTS, Evaluation, Simulation
-from tfpfl.visit import Visit, client_state_spec
+from tfpfl.visit import GLOBAL, Visit, client_state_spec, of_global
 
 ENGINES = ("local", "tff")
 
@@ -68,6 +68,11 @@ class Training:
         check_fits(self.algorithm, self.federation)
         if self.evaluate_every < 0:
             raise ValueError(f"evaluate_every must not be negative, found {self.evaluate_every}")
+        if self.model_name == GLOBAL and self.algorithm.global_model is not None:
+            raise ValueError(
+                f"model_name={GLOBAL!r} is what the algorithm's global model is called, and its clients predict with "
+                "another: take a name for that"
+            )
         self.store = ClientStore() if self.store is None else self.store
         self.stop_reason = None
         self._init_server = tf.function(self.algorithm.init_server, autograph=False)
@@ -115,7 +120,7 @@ class Training:
         return states
 
     def evaluate(self, server, *, new_states: dict | None = None, splits: Sequence[str] | None = None) -> list:
-        """Scores all clients' personal models (EV-all).
+        """Scores all clients' personal models (EV-all), and where the algorithm has one beside them, its global model.
 
         Args:
             server: the server's state.
@@ -124,6 +129,7 @@ class Training:
 
         Returns:
             `evaluation.evaluation_rows`, of the last committed round; of the one after it if `new_states` are given.
+            First those of the algorithm's own model, called `model_name`, then those of the model 'global'.
         """
         splits, known = tuple(splits or self.splits), new_states or {}
         ids = self.algorithm.population.client_ids.tolist()
@@ -134,7 +140,8 @@ class Training:
         known = dict(zip(others, self.client_states(others), strict=True)) | known
         t = self.store.round_num + (new_states is not None)
         scores = self._evaluations[splits](server, [known[i] for i in ids], self.visits(t, ids))
-        return evaluation.evaluation_rows(scores, ids, t, self.model_name)
+        rows = evaluation.evaluation_rows(scores, ids, t, self.model_name)
+        return rows + evaluation.evaluation_rows(map(of_global, scores), ids, t, GLOBAL)
 
     def matrices(self, server) -> dict[str, np.ndarray]:
         """The algorithm's matrices, [I, I] each, by name; {} where it has none."""

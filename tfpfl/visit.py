@@ -10,6 +10,7 @@ from tfpfl import aggregate, tree
 from tfpfl.algorithm import Algorithm, ClientData, ClientInfo, ClientOutput, Head, Weights
 from tfpfl.local import cross_entropy
 
+GLOBAL = "global"  # what `Algorithm.global_model` is called in evaluations
 EVALUATION_CHUNK = (
     512  # examples at a time: evaluation of a large client needs no more memory than training a small one
 )
@@ -88,11 +89,16 @@ def scores(head: Head, phi, y) -> OrderedDict:
     return OrderedDict(correct=correct, examples=examples, loss=loss)
 
 
-def by_split(results: dict) -> OrderedDict:
-    """{split: {name: value}} as {'{split}_{name}': value}."""
+def by_split(results: dict, prefix: str = "") -> OrderedDict:
+    """{split: {name: value}} as {'{prefix}{split}_{name}': value}."""
     return OrderedDict(
-        (f"{split}_{name}", value) for split, scores in results.items() for name, value in scores.items()
+        (f"{prefix}{split}_{name}", value) for split, scores in results.items() for name, value in scores.items()
     )
+
+
+def of_global(scores: dict) -> dict:
+    """Of a client's scores those of the global model, with the names that a personal model's have; {} without one."""
+    return {name.removeprefix(f"{GLOBAL}_"): v for name, v in scores.items() if name.startswith(f"{GLOBAL}_")}
 
 
 def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
@@ -131,12 +137,22 @@ def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict,
 
 
 def evaluation_work(algorithm: Algorithm, readers: Readers) -> Callable:
-    """(message, client state, visit) -> scores of the client's personal model on every held-out split."""
+    """(message, client state, visit) -> scores on every held-out split.
+
+    Of the client's personal model, '{split}_{name}', and of the global model, 'global_{split}_{name}', where there is
+    one.
+    """
 
     def work(message, state, visit) -> OrderedDict:
         x, y = readers.train(visit)
-        model = algorithm.personal_model(message, state, ClientData(x, y, visit.info, visit.key))
-        return by_split({s: evaluate(algorithm.model, model, *read(visit)) for s, read in readers.held_out.items()})
+        models = {"": algorithm.personal_model(message, state, ClientData(x, y, visit.info, visit.key))}
+        if algorithm.global_model is not None:
+            models[f"{GLOBAL}_"] = algorithm.global_model(message)
+        found = OrderedDict()
+        for prefix, weights in models.items():
+            scored = {s: evaluate(algorithm.model, weights, *read(visit)) for s, read in readers.held_out.items()}
+            found |= by_split(scored, prefix)
+        return found
 
     return work
 

@@ -122,7 +122,7 @@ def test_nothing_is_traced_again_for_other_clients(tmp_path, name, way):
 
 
 SHARE = {"pflego": True, "fedper": True, "fedavg": True, "fedsgd": True, "local": False, "ditto": False,
-         "fedavg_ft": False, "fedamp": False, "layerwise": False}  # fmt: skip
+         "fedavg_ft": False, "fedamp": False, "layerwise": False, "fedrod": True, "pgfed": False}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SHARE)
@@ -138,7 +138,9 @@ def test_who_shares_a_backbone_is_seen_and_evaluated_together(federation, name):
     found = together(server, own, cohort_visits)
     plain = Evaluation(algorithm, federation, ["test", "train"], cohort="plain")(server, own, cohort_visits)
     assert distance(found, plain) < 1e-9
-    assert (type(together._clients).__name__ == "FusedEvaluation") == SHARE[name]
+    # A global model goes through the backbone with the personal ones where it has theirs, else by itself.
+    assert len(together._parts) == 1 + (algorithm.global_model is not None and not SHARE[name])
+    assert (type(together._parts[0]).__name__ == "FusedEvaluation") == SHARE[name]
 
 
 def test_a_fine_tuned_head_has_the_shared_backbone(federation):

@@ -11,7 +11,8 @@ Objective: the global w minimizes sum_i alpha_i l_i(w); client i's v_i minimizes
 
 Messages: 4d bytes down, 4d up. On the device: the whole model v_i, and the number a_i. A client predicts with
 a_i v_i + (1 - a_i) w, w being the newest. A new client has v_i = w^0 (init='w0'), which it mixes with w as everybody
-does, or the w that it receives first (init='first_broadcast'). Its local model is a_i v_i + (1 - a_i) w_i.
+does, or the w that it receives first (init='first_broadcast'); it adapts v_i (and a_i), w fixed. Its local model is
+a_i v_i + (1 - a_i) w_i.
 
 a_i is `mixing`, and fixed as in PGFed's comparison; the paper adapts it (eta_a > 0). a_i = 0 is FedAvg, a_i = 1 is
 Local, and the global model is FedAvg's for any. Momentum, which nobody uses here, runs on each model alone.
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl import tree
-from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.algorithm import Adaptation, Algorithm, ClientOutput, Weights
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.local import (
     batch_loop,
@@ -79,7 +80,7 @@ def apfl(
     check_choice(init=(init, ("w0", "first_broadcast")))
     work = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
     base = fedavg(model, population, eta=eta, momentum=momentum, weighting=weighting, **work)
-    loop, optimizer = batch_loop(**work), sgd(eta, momentum)
+    loop, one_epoch, optimizer = batch_loop(**work), batch_loop(epochs=1, batch_size=batch_size), sgd(eta, momentum)
     weight, objective = example_weight(model, weighting), client_loss(model)
 
     def init_client(info):
@@ -88,23 +89,43 @@ def apfl(
     def own(w, state):
         return tree.where(state.started, state.v, w)
 
+    def own_step(w_i, v, a, slots_v, x, y):
+        loss, gradient = value_and_gradient(lambda u: objective(u, x, y), mixed(a, v, w_i))
+        new_a = tf.clip_by_value(a - eta_a * tree.dot(gradient, tree.subtract(v, w_i)), 0, 1) if eta_a else a
+        slots_v, v = optimizer.step(slots_v, v, tree.scale(a, gradient))
+        return v, new_a, slots_v, loss
+
     def client_update(w, state, data):
         def step(carry, x, y):
             w_i, v, a, slots_w, slots_v, _ = carry
             _, gradient_w = value_and_gradient(lambda u: objective(u, x, y), w_i)
-            loss, gradient = value_and_gradient(lambda u: objective(u, x, y), mixed(a, v, w_i))
-            new_a = tf.clip_by_value(a - eta_a * tree.dot(gradient, tree.subtract(v, w_i)), 0, 1) if eta_a else a
+            v, a, slots_v, loss = own_step(w_i, v, a, slots_v, x, y)
             slots_w, w_i = optimizer.step(slots_w, w_i, gradient_w)
-            slots_v, v = optimizer.step(slots_v, v, tree.scale(a, gradient))
-            return w_i, v, new_a, slots_w, slots_v, loss
+            return w_i, v, a, slots_w, slots_v, loss
 
         v, zero = own(w, state), tf.zeros([], model.dtype)
         w_i, v, a, _, _, loss = loop(step, (w, v, state.a, optimizer.init(w), optimizer.init(v), zero), data)
         return ClientOutput(tree.subtract(w_i, w), weight(data), Personal(v, a, tf.constant(True)), {"loss": loss})
 
+    def adapt_epoch(carry, data, n):
+        w, *of_the_client = carry
+
+        def step(carry, x, y):
+            return own_step(w, *carry, x, y)[:3]
+
+        return w, *one_epoch(step, tuple(of_the_client), data, first=n)
+
+    adapt = Adaptation(
+        start=lambda w, state, data: (w, own(w, state), state.a, optimizer.init(w)),
+        epoch=adapt_epoch,
+        model=lambda carry: mixed(carry[2], carry[1], carry[0]),
+    )
+
     return base._replace(
         init_client=init_client,
         client_update=client_update,
         personal_model=lambda w, state, data: mixed(state.a, own(w, state), w),
+        global_model=lambda w: w,
         local_model=lambda w, output: mixed(output.state.a, output.state.v, tree.add(w, output.update)),
+        adapt=adapt,
     )

@@ -8,7 +8,8 @@ Objective: the global w minimizes sum_i alpha_i l_i(w); client i's v_i minimizes
     server:     w <- w + sum_{i in S} q_i (w_i - w)                          as in FedAvg
 
 Messages: 4d bytes down, 4d up. On the device: the whole model v_i. A new client has v_i = w^0 (init='w0') or the w that
-it receives first (init='first_broadcast', what the PFLEGO authors' code does). Its local model is v_i.
+it receives first (init='first_broadcast', what the PFLEGO authors' code does), and adapts v_i near the w that it has
+received. Its local model is v_i.
 
 v_i is pulled to the w that was received, as in Ditto's listing and in the code; one text has the client's own optimized
 copy w_i (anchor='local'). Both models see the same batches. lambda = 0 is Local, and the global model is FedAvg's for
@@ -20,9 +21,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl import tree
+from tfpfl.adaptation import adaptation, near
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.local import check_choice, check_penalty, client_loss, local_solver
+from tfpfl.optimizer import sgd
 
 
 class Personal(NamedTuple):
@@ -92,5 +95,13 @@ def ditto(
         init_client=init_client,
         client_update=client_update,
         personal_model=lambda w, state, data: own(w, state),
+        global_model=lambda w: w,
         local_model=lambda w, output: output.state.v,
+        adapt=adaptation(
+            model,
+            lambda w, state, data: own(w, state),
+            sgd(eta_p, momentum),
+            batch_size=batch_size,
+            **near(eta_p, lam, implicit_prox),
+        ),
     )

@@ -14,7 +14,8 @@ w_i. The server keeps the last model of every client, O(I d), and `matrices` giv
 round of the paper; here one that does not is skipped, and its last model goes on being attended to.
 
 A client that never took part is in nobody's sum. Its own u_i is w^0, as everyone's is in round 1, and with its first
-upload it joins. A new client predicts with w^0 until then.
+upload it joins. A new client predicts with w^0 until then, and there is no `adapt`: all that it could do by itself is
+local training from w^0, for nothing of the others reaches it before it has uploaded a model to be compared with theirs.
 
 Decisions: the gradient's factor 2 is taken into alpha, as in the paper's weights. All clients start from one w^0 (the
 listing draws one for each client; averages of unrelated models are useless). The penalty is the squared distance, with

@@ -7,14 +7,17 @@ Objective: sum_i alpha_i l_i(w) with w = (theta, W) shared by all clients.
     server:     w <- w + sum_{i in S} q_i (w_i - w),  q_i = N_i / sum_{j in S} N_j
 
 Messages: 4d bytes down, 4d up (the difference: the average is the same, and clipping or noise has something to act on).
-On the device: nothing. A new client gets w. Its local model, scored by the PFLEGO authors' code, is w_i.
+On the device: nothing. A new client gets w, and adapts by SGD on all of it. The local model, scored by the PFLEGO
+authors' code, is w_i.
 """
 
 import tensorflow as tf
 
 from tfpfl import tree
+from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
 from tfpfl.local import client_loss, local_solver
+from tfpfl.optimizer import sgd
 
 
 def fedavg(
@@ -61,4 +64,5 @@ def fedavg(
         personal_model=lambda w, state, data: w,
         local_model=lambda w, output: tree.add(w, output.update),
         aggregate="mean",
+        adapt=adaptation(model, lambda w, state, data: w, sgd(eta, momentum), batch_size=batch_size),
     )

@@ -84,4 +84,5 @@ def fedbabu(
         aggregate="mean",
     )
     work = tuning_work(steps, epochs, steps_ft, epochs_ft)
-    return finetuned(base, eta_ft=eta if eta_ft is None else eta_ft, part=part, **work, **solver)
+    work |= solver | {"eta_ft": eta if eta_ft is None else eta_ft}
+    return finetuned(base, part=part, global_model=with_head, **work)

@@ -9,8 +9,8 @@ last solution; with it in the local objective, a stationary point of the clients
                 w <- (1 / r) sum_{i in S} v_i - h / a
 
 Messages: 4d bytes down, 4d up (and a 1, which counts who came). On the device: g_i, the size of the model, which starts
-at 0; who never came, or left, counts in h with what it has. A new client gets w and has g_i = 0. Its local model is
-v_i.
+at 0; who never came, or left, counts in h with what it has. A new client gets w and has g_i = 0; it adapts by SGD on w,
+without the regularizer. Its local model is v_i.
 
 a is `dyn`. Without it there is no FedDyn: a -> 0 is not FedAvg, since h / a does not vanish; round 1 with fixed local
 steps then gives w + (1 + r / I) mean (v_i - w). With implicit_prox the step is
@@ -22,8 +22,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl import tree
+from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
 from tfpfl.local import check_penalty, client_loss, local_solver
+from tfpfl.optimizer import sgd
 
 
 class Server(NamedTuple):
@@ -95,4 +97,5 @@ def feddyn(
         personal_model=lambda w, g, data: w,
         local_model=lambda w, output: tree.add(w, output.update.dv),
         aggregate=Update(dv="mean", one="sum"),
+        adapt=adaptation(model, lambda w, g, data: w, sgd(eta, momentum), batch_size=batch_size),
     )

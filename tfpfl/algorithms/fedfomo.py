@@ -12,7 +12,7 @@ Objective: l_i(w_i) for each client, on its own validation examples: w_i is move
 
 Messages: M models down (4 M d bytes), one model and M weights up (4d + 4M). On the device: two whole models. The server
 keeps a model and a row of P for every client, O(I d), and `matrices` gives P. A new client has w^0, or (init='mean')
-the mean of the models that it receives first.
+the mean of the models that it receives first; it adapts as in a visit: it mixes once, before its first epoch.
 
 Decisions: u is normalized before it is added to P. Of equals in P, the client with the lowest id goes first; with
 probability epsilon a client gets M uploads at random instead (the paper's exploration; default 0). The validation
@@ -24,8 +24,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl import tree
+from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
 from tfpfl.local import check_choice, check_fractions, client_loss, local_solver, support_and_query
+from tfpfl.optimizer import sgd
 from tfpfl.table import check_table, row_of
 
 EPSILON = 1e-5
@@ -146,17 +148,22 @@ def fedfomo(
         u = tf.map_fn(one, message.models, parallel_iterations=1)
         return tf.where(message.valid, u, tf.zeros_like(u))
 
-    def client_update(message, state, data):
-        split = tf.where(state.started, state.split, data.key)
-        support = query = data
-        if validation_fraction:
-            support, query = support_and_query(data._replace(key=split), validation_fraction)
-        w, old = own(message, state)
+    def parts(data):
+        """The examples for training, and those for L_i."""
+        return support_and_query(data, validation_fraction) if validation_fraction else (data, data)
+
+    def helped(message, w, old, query):
+        """(the model after mixing, u / sum u)"""
         u = usefulness(message, old, query)
         total = tf.reduce_sum(u)
         weights = tf.math.divide_no_nan(u, total)
         mixed = tree.from_vector(tf.linalg.matvec(message.models, weights, transpose_a=True), w)
-        old = tree.where(total > 0, mixed, w)
+        return tree.where(total > 0, mixed, w), weights
+
+    def client_update(message, state, data):
+        split = tf.where(state.started, state.split, data.key)
+        support, query = parts(data._replace(key=split))
+        old, weights = helped(message, *own(message, state), query)
         w, loss = solve(objective, old, support._replace(key=data.key))
         update = Upload(tree.to_vector(w), weights)
         return ClientOutput(
@@ -174,6 +181,16 @@ def fedfomo(
             server.rounds + 1,
         )
 
+    alone = adaptation(
+        model, lambda message, state, data: own(message, state)[0], sgd(eta, momentum), batch_size=batch_size
+    )
+
+    def adapt_epoch(fit, data, n):
+        support, query = parts(data)
+        w = fit.weights
+        w = tf.cond(tf.equal(n, 0), lambda: helped(fit.message, w, w, query)[0], lambda: w)
+        return alone.epoch(fit._replace(weights=w), support, n)
+
     def init_client(info):
         return Personal(first(), first(), tf.zeros([2], tf.int32), tf.constant(False))
 
@@ -189,4 +206,5 @@ def fedfomo(
         local_model=lambda message, output: output.state.w,
         aggregate="rows",
         matrices=lambda server: {"P": server.P},
+        adapt=alone._replace(epoch=adapt_epoch),
     )

@@ -7,16 +7,18 @@ Objective: sum_i alpha_i l_i(W_i, theta).
     server:         theta <- theta + sum_{i in S} q_i (theta_i - theta),   q_i = N_i / sum_{j in S} N_j
 
 Messages: 4b bytes down, 4b up. On the device: the head W_i, and its labels. A new client gets theta and an initial
-head. Its local model is (theta_i, W_i).
+head, and adapts that head alone. Its local model is (theta_i, W_i).
 
 It is FedAvg whose head stays at home. The paper's private part may be several layers; here it is the linear head, as in
 PFLEGO's and PGFed's comparisons. One full-batch step with everyone is PFLEGO's rule 'eq3' with tau = 1 and rho = eta.
 """
 
 from tfpfl import tree
+from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
 from tfpfl.local import check_choice, client_loss, example_weight, local_solver
 from tfpfl.models.split import HEAD_INITS
+from tfpfl.optimizer import sgd
 
 
 def fedper(
@@ -48,6 +50,9 @@ def fedper(
         (theta_i, head), loss = solve(objective, Weights(theta, head), data)
         return ClientOutput(tree.subtract(theta_i, theta), weight(data), head, {"loss": loss})
 
+    def personal_model(theta, head, data):
+        return Weights(theta, head)
+
     return Algorithm(
         model=model,
         population=population,
@@ -56,7 +61,8 @@ def fedper(
         message=lambda theta: theta,
         client_update=client_update,
         server_update=tree.add,
-        personal_model=lambda theta, head, data: Weights(theta, head),
+        personal_model=personal_model,
         local_model=lambda theta, output: Weights(tree.add(theta, output.update), output.state),
         aggregate="mean",
+        adapt=adaptation(model, personal_model, sgd(eta, momentum), part="head", batch_size=batch_size),
     )

@@ -8,7 +8,8 @@ Objective: sum_i alpha_i l_i(w), one model for all; each client works on F_i(v) 
     server:     w <- w + sum_{i in S} q_i (w_i - w)                       FedProx: with the stragglers' partial work
                                                                          (FedAvg: without; nobody on time: w stays)
 
-Messages: 4d bytes down, 4d up. On the device: nothing. A new client gets w. Its local model is w_i.
+Messages: 4d bytes down, 4d up. On the device: nothing. A new client gets w, and adapts as FedAvg's, without penalty.
+Its local model is w_i.
 
 mu = 0 without stragglers is FedAvg, and with straggler_policy='drop' FedAvg on the same slow clients: who is late, and
 how much it gets done, is drawn from (seed, round, client) alone. With implicit_prox the step is

@@ -8,8 +8,8 @@ Objective: sum_i alpha_i min_W l_i(W, theta), by blocks.
                     send g_i
     server:         theta <- optimizer(theta, sum_{i in S} q_i g_i),           q_i = N_i / sum_{j in S} N_j
 
-Messages: 4b bytes down, 4b up. On the device: the head W_i, and its labels. A new client gets theta and rebuilds. Its
-local model is (theta, W_i).
+Messages: 4b bytes down, 4b up. On the device: the head W_i, and its labels. A new client gets theta and rebuilds: tau
+epochs of adapting, from an initial head, on all examples. Its local model is (theta, W_i).
 
 Passes: one forward and one backward, since the features of the head's steps are those of the gradient (k_theta = 1).
 For k_theta > 1 the client moves theta by k_theta steps of rate eta and sends what it moved, over eta: for k_theta = 1
@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from tfpfl import head as heads
 from tfpfl import tree
+from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, OnePass, Weights
 from tfpfl.local import (
     body_solver,
@@ -145,4 +146,5 @@ def fedrecon(
         personal_model=personal_model,
         local_model=lambda theta, output: Weights(theta, output.state),
         aggregate="mean",
+        adapt=adaptation(model, lambda theta, head, data: Weights(theta, head), head_optimizer, part="head"),
     )

@@ -8,7 +8,7 @@ Objective: sum_i alpha_i l_i(W_i, theta).
     server:         theta <- theta + sum_{i in S} q_i (theta_i - theta),     q_i = N_i / sum_{j in S} N_j
 
 Messages: 4b bytes down, 4b up. On the device: the head W_i, and its labels. A new client gets theta and an initial
-head. Its local model is (theta_i, W_i).
+head, and adapts that head alone: the first phase. Its local model is (theta_i, W_i).
 
 Passes: one forward for all head steps, then one forward and one backward per body step. Both phases see the shuffles of
 the epochs 0, 1, ..., and each starts its momentum at 0. The paper's listing averages uniformly (`weighting`). PFLEGO-v2
@@ -17,9 +17,11 @@ says momentum 0.999 and 5 body steps but attributes both to FedBABU; its code ha
 """
 
 from tfpfl import tree
+from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
 from tfpfl.local import body_solver, check_choice, example_weight, head_solver
 from tfpfl.models.split import HEAD_INITS
+from tfpfl.optimizer import sgd
 
 
 def fedrep(
@@ -69,6 +71,9 @@ def fedrep(
             theta_i, loss = fit_body(theta, head, data)
         return ClientOutput(tree.subtract(theta_i, theta), weight(data), head, {"loss": loss})
 
+    def personal_model(theta, head, data):
+        return Weights(theta, head)
+
     return Algorithm(
         model=model,
         population=population,
@@ -77,7 +82,8 @@ def fedrep(
         message=lambda theta: theta,
         client_update=client_update,
         server_update=tree.add,
-        personal_model=lambda theta, head, data: Weights(theta, head),
+        personal_model=personal_model,
         local_model=lambda theta, output: Weights(tree.add(theta, output.update), output.state),
         aggregate="mean",
+        adapt=adaptation(model, personal_model, sgd(eta_h, momentum), part="head", batch_size=batch_size),
     )

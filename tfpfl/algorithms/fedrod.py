@@ -10,8 +10,8 @@ P_i corrects it to what the client really sees, on l_i.
     server:     w <- w + sum_{i in S} q_i (w_i - w),                 q_i = N_i / sum_{j in S} N_j
 
 Messages: 4d bytes down, 4d up. On the device: the head P_i. A client predicts with z + phi P_i, which is the model
-(theta, W + P_i), w being the newest; the generic score is that of z. A new client gets w and an initial P_i. Its local
-model is (theta_i, W_i + P_i).
+(theta, W + P_i), w being the newest; the generic score is that of z. A new client gets w and an initial P_i, and
+adapts P_i. Its local model is (theta_i, W_i + P_i).
 
 log n_i is that of a class that the client has, and -1e9 for one that it has not: a probability of 0 without NaN. P_i
 starts as a copy of the initial W, as in PGFed's code, or at 0, the paper's residual (`init`); it is linear, without the
@@ -23,9 +23,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfpfl import tree
+from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Head, Weights
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.local import check_choice, check_rates, cross_entropy, example_weight, local_solver
+from tfpfl.optimizer import sgd
 
 NEVER = -1e9  # log n of a class that a client does not have
 
@@ -102,5 +104,9 @@ def fedrod(
         init_client=lambda info: model.shared_head(num_labels, "zeros" if init == "zeros" else None),
         client_update=client_update,
         personal_model=lambda w, p, data: personal(w, p),
+        global_model=lambda w: w,
         local_model=lambda w, output: personal(tree.add(w, output.update), output.state),
+        adapt=adaptation(  # with W fixed, a step on P_i is one on W + P_i
+            model, lambda w, p, data: personal(w, p), sgd(eta_p, momentum), part="head", batch_size=batch_size
+        ),
     )

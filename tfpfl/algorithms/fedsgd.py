@@ -6,7 +6,8 @@ Objective: sum_i alpha_i l_i(w) with w = (theta, W) shared by all clients.
     server:     w <- w - eta sum_{i in S} q_i g_i,  q_i = N_i / sum_{j in S} N_j
 
 With everyone in the cohort this is gradient descent on the objective. Messages: 4d bytes down, 4d up. On the device:
-nothing. A new client gets w. Its local model is the w that it received: no local work is done.
+nothing. A new client gets w, and adapts by gradient descent on all of it. The local model is the w that was received:
+no local work is done.
 
 The paper's q_i is written n_k / n; with a part of the clients, n is read as the total over those that came.
 """
@@ -15,8 +16,10 @@ import tensorflow as tf
 
 from tfpfl import head as heads
 from tfpfl import tree
+from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, OnePass, Weights
 from tfpfl.local import check_rates, example_weight, one_pass_update
+from tfpfl.optimizer import sgd
 
 
 def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") -> Algorithm:
@@ -51,4 +54,5 @@ def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") 
         personal_model=lambda w, state, data: w,
         local_model=lambda w, output: w,
         aggregate="mean",
+        adapt=adaptation(model, lambda w, state, data: w, sgd(eta)),
     )

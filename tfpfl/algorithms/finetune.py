@@ -8,19 +8,21 @@ Objective: that of the method that trained the shared model, and then l_i(v) for
                             predict with v; v is thrown away
 
 Messages: those of the method, 4d bytes down and up for FedAvg-FT and FedProx-FT. On the device: nothing more. A new
-client gets w and fine-tunes it. Its local model after a round is the method's, not fine-tuned: no method's round
-includes it.
+client gets w and fine-tunes it: E_ft epochs of adapting are its personal model. Its local model after a round is the
+method's, not fine-tuned: no method's round includes it.
 
 No proximal term while fine-tuning: it would hold the personal model to what it is to leave. E_ft and eta_ft are not
 given in the papers that use this baseline; the default is the work of one visit, at the rate of training.
 """
 
+from collections.abc import Callable
+
+from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, Weights
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedprox import fedprox
-from tfpfl.local import body_solver, check_choice, client_loss, head_solver, local_solver
-
-PARTS = ("full", "head", "body")
+from tfpfl.local import PARTS, body_solver, check_choice, client_loss, head_solver, local_solver
+from tfpfl.optimizer import sgd
 
 
 def finetuned(
@@ -32,12 +34,14 @@ def finetuned(
     batch_size: int | None = None,
     momentum: float = 0.0,
     part: str = "full",
+    global_model: Callable | None = None,
 ) -> Algorithm:
     """Any algorithm, with fine-tuned personal models; its training does not change.
 
     Args:
         eta_ft, steps_ft, epochs_ft, batch_size, momentum: of the fine-tuning, as in `fedavg`; 0 steps for none.
         part: what is trained: 'full', 'head' (on cached features) or 'body'.
+        global_model: (message) -> the algorithm's model, where it has one for everyone: then that is scored as well.
 
     Raises:
         ValueError: names the argument, and says what it may be.
@@ -61,7 +65,9 @@ def finetuned(
     def personal_model(message, state, data):
         return tuned(algorithm.personal_model(message, state, data), data)
 
-    return algorithm._replace(personal_model=personal_model)
+    adapt = adaptation(model, algorithm.personal_model, sgd(eta_ft, momentum), part=part, batch_size=batch_size)
+    shared = global_model or algorithm.global_model
+    return algorithm._replace(personal_model=personal_model, global_model=shared, adapt=adapt)
 
 
 def tuning_work(steps, epochs, steps_ft, epochs_ft) -> dict:
@@ -100,7 +106,8 @@ def fedavg_ft(
     solver = {"batch_size": batch_size, "momentum": momentum}
     base = fedavg(model, population, eta=eta, steps=steps, epochs=epochs, weighting=weighting, **solver)
     work = tuning_work(steps, epochs, steps_ft, epochs_ft)
-    return finetuned(base, eta_ft=eta if eta_ft is None else eta_ft, part=part, **work, **solver)
+    work |= solver | {"eta_ft": eta if eta_ft is None else eta_ft}
+    return finetuned(base, part=part, global_model=lambda w: w, **work)
 
 
 def fedprox_ft(
@@ -142,4 +149,5 @@ def fedprox_ft(
         **solver,
     )
     work = tuning_work(steps, epochs, steps_ft, epochs_ft)
-    return finetuned(base, eta_ft=eta if eta_ft is None else eta_ft, part=part, **work, **solver)
+    work |= solver | {"eta_ft": eta if eta_ft is None else eta_ft}
+    return finetuned(base, part=part, global_model=lambda w: w, **work)

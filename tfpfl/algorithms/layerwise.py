@@ -18,7 +18,7 @@ unit and its bias: a kernel's column, a filter),
     server:       w <- w + (1/r) sum_{i in S} (w_i - w)                        stragglers included
 
 Messages: 4d bytes down, 4d up. On the device: the whole model p_i. At its first visit p_i is w_t (PM-A, then trained)
-or w_i (PM-B); a new client predicts with w_t. Its local model is p_i.
+or w_i (PM-B); a new client predicts with w_t, and adapts as PM-A does at its first visit. Its local model is p_i.
 
 Decisions: cos(a, b) = (<a, b> + e) / sqrt((|a|^2 + e)(|b|^2 + e)), e = 1e-12: the e on top makes R(w; w) exactly 0. A
 neuron that is 0 in the global model has no direction to be held to: its 1 - cos counts as 0. Vectors without a kernel
@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl import tree
+from tfpfl.adaptation import adaptation, near
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.local import (
@@ -42,6 +43,7 @@ from tfpfl.local import (
     example_weight,
     local_solver,
 )
+from tfpfl.optimizer import sgd
 
 EPSILON = 1e-12
 
@@ -166,5 +168,14 @@ def layerwise(
         init_client=init_client,
         client_update=client_update,
         personal_model=lambda w, state, data: tree.where(state.started, state.p, w),
+        global_model=lambda w: w,
         local_model=lambda w, output: output.state.p,
+        adapt=adaptation(
+            model,
+            lambda w, state, data: w,
+            sgd(eta, momentum),
+            batch_size=batch_size,
+            penalty=lambda v, w: penalty(v, w, **coefficients),
+            then=near(eta, l_2, True)["then"] if implicit_prox else None,
+        ),
     )

@@ -7,7 +7,8 @@ Objective: sum_i alpha_i l_i(W, theta_i), over one head W and a body theta_i for
     server:     W <- W + sum_{i in S} q_i (W_i - W),                      q_i = N_i / sum_{j in S} N_j
 
 Messages: 4h bytes down, 4h up: no weight of a body. On the device: the body theta_i. A new client gets W and starts
-from theta^0, the backbone as it is before training. Its local model is (theta_i, W_i).
+from theta^0, the backbone as it is before training; it adapts that body under the head. Its local model is
+(theta_i, W_i).
 
 All start from one w^0. The paper starts from a model by FedAvg: pretrain_rounds=P makes the first P rounds FedAvg's,
 and a client's own body then starts from the theta at their end. new_body='average' gives a new client the average of
@@ -20,8 +21,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl import tree
+from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Head, Weights
 from tfpfl.local import check_choice, client_loss, example_weight, local_solver
+from tfpfl.optimizer import sgd
 
 
 class Shared(NamedTuple):
@@ -92,6 +95,9 @@ def lg_fedavg(
         theta = tree.add(server.theta, mean.theta)
         return Shared(tree.add(server.head, mean.head), theta, server.rounds + 1 if sends_bodies else ())
 
+    def personal_model(message, state, data):
+        return Weights(body(message, state), message.head)
+
     return Algorithm(
         model=model,
         population=population,
@@ -100,7 +106,8 @@ def lg_fedavg(
         message=lambda server: server,
         client_update=client_update,
         server_update=server_update,
-        personal_model=lambda message, state, data: Weights(body(message, state), message.head),
+        personal_model=personal_model,
         local_model=lambda message, output: Weights(output.state.theta, tree.add(message.head, output.update.head)),
         aggregate="mean",
+        adapt=adaptation(model, personal_model, sgd(eta, momentum), part="body", batch_size=batch_size),
     )

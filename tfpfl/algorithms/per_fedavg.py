@@ -94,4 +94,5 @@ def per_fedavg(
         return ClientOutput(tree.subtract(w_i, w), tf.ones([], model.dtype), state, {"loss": loss})
 
     trained = base._replace(client_update=client_update)
-    return finetuned(trained, eta_ft=eta_inner, steps_ft=adapt_steps, batch_size=adapt_batch_size)
+    work = {"eta_ft": eta_inner, "steps_ft": adapt_steps, "batch_size": adapt_batch_size}
+    return finetuned(trained, global_model=lambda w: w, **work)

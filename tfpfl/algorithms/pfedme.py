@@ -12,7 +12,8 @@ model, as in the paper, and not a backbone.
     server:     w <- w + beta (1 / r) sum_{i in S} (w_i - w)
 
 Messages: 4d bytes down, 4d up. On the device: the whole model theta_i, for prediction only: a visit starts from w. Who
-never came predicts with w, and so does a new client. Its local model is theta_i.
+never came predicts with w, and so does a new client, which adapts by the inner problem with w fixed,
+one step of theta_i a batch. The local model is theta_i.
 
 lambda (w_i - theta_i) is the gradient of F_i where the inner problem is solved. beta = 1 in PGFed's comparison; above 1
 it extrapolates. The authors' optimizer also decays theta by 0.001 (`weight_decay`, off here). With implicit_prox the
@@ -24,8 +25,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl import tree
+from tfpfl.adaptation import adaptation, near
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
 from tfpfl.local import batch_loop, check_penalty, check_rates, client_loss, local_solver
+from tfpfl.optimizer import sgd
 
 
 class Personal(NamedTuple):
@@ -86,6 +89,14 @@ def pfedme(
         state = Personal(theta, tf.constant(True))
         return ClientOutput(tree.subtract(w_i, w), tf.ones([], model.dtype), state, {"loss": loss})
 
+    def personal_model(w, state, data):
+        return tree.where(state.visited, state.theta, w)
+
+    held = near(eta_p, lam, implicit_prox)
+    if decay is not None:
+        pull = held.get("penalty", lambda theta, w: 0)
+        held["penalty"] = lambda theta, w: decay(theta) + pull(theta, w)
+
     return Algorithm(
         model=model,
         population=population,
@@ -94,7 +105,9 @@ def pfedme(
         message=lambda w: w,
         client_update=client_update,
         server_update=lambda w, mean: tree.add_scaled(w, beta, mean),
-        personal_model=lambda w, state, data: tree.where(state.visited, state.theta, w),
+        personal_model=personal_model,
+        global_model=lambda w: w,
         local_model=lambda w, output: output.state.theta,
         aggregate="mean",
+        adapt=adaptation(model, personal_model, sgd(eta_p), batch_size=batch_size, **held),
     )

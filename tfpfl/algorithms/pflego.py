@@ -10,7 +10,7 @@ Objective (eq. 1): L(theta, W_1..W_I) = sum_i alpha_i l_i(W_i, theta), l_i the m
     server:         theta <- optimizer(theta, (I/r) sum_{i in S} a_i gT_i)
 
 Messages: theta down, its gradient up: 4b bytes each way. On the device: the head W_i, and its labels. A new client
-gets the current theta and an initial head.
+gets the current theta and an initial head, and adapts by the inner steps on that head, theta frozen; one an epoch.
 
 theta does not move between the first pass and the joint gradient, so the features of the latter are the cached ones:
 the recorded forward pass is pulled back with the features' gradient (P - Y) W_i^T / N_i. That is one forward and one
@@ -29,7 +29,8 @@ import tensorflow as tf
 
 from tfpfl import head as heads
 from tfpfl import tree
-from tfpfl.algorithm import Algorithm, ClientOutput, OnePass, Weights
+from tfpfl.adaptation import adaptation
+from tfpfl.algorithm import Adaptation, Algorithm, ClientOutput, OnePass, Weights
 from tfpfl.local import check_choice, check_rates, one_pass_update
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.optimizer import OPTIMIZERS, optimizer
@@ -89,6 +90,7 @@ def pflego(
         raise ValueError(f"chunk must be at least 1 example, found {chunk}")
     check_rates(beta=beta, rho=rho)
     server_optimizer = optimizer(server_opt, rho)
+    inner = None if inner_opt == "newton" else optimizer("sgd" if inner_opt == "gd" else inner_opt, beta)
     scale = population.num_clients / population.clients_per_round
 
     def init_server():
@@ -103,7 +105,6 @@ def pflego(
             return head
         if inner_opt == "newton":
             return heads.fit_newton(head, phi, targets, tau - 1)
-        inner = optimizer("sgd" if inner_opt == "gd" else inner_opt, beta)
         return heads.fit(head, phi, targets, tau - 1, inner)
 
     def on_features(theta, head, phi, data):
@@ -127,6 +128,9 @@ def pflego(
         slots, theta = server_optimizer.step(server.slots, server.theta, tree.scale(scale, gradient))
         return Server(theta, slots)
 
+    def personal_model(theta, head, data):
+        return Weights(theta, head)
+
     return Algorithm(
         model=model,
         population=population,
@@ -135,9 +139,25 @@ def pflego(
         message=lambda server: server.theta,
         client_update=one_pass_update(model, one_pass, recompute=recompute, chunk=chunk),
         server_update=server_update,
-        personal_model=lambda theta, head, data: Weights(theta, head),
+        personal_model=personal_model,
         local_model=lambda theta, output: Weights(theta, output.state),
         aggregate="sum" if weighting == "alpha" else "mean",
+        adapt=newton_epochs(model) if inner_opt == "newton" else adaptation(model, personal_model, inner, part="head"),
+    )
+
+
+def newton_epochs(model) -> Adaptation:
+    """Newton steps of a new client's head, one an epoch."""
+
+    def epoch(fit, data, n):
+        theta, head, phi = fit
+        targets = tf.one_hot(data.y, tf.shape(head.bias)[0], dtype=phi.dtype)
+        return theta, heads.fit_newton(head, phi, targets, 1), phi
+
+    return Adaptation(
+        start=lambda theta, head, data: (theta, head, model.features(theta, data.x)),
+        epoch=epoch,
+        model=lambda fit: Weights(*fit[:2]),
     )
 
 

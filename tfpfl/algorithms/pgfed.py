@@ -15,8 +15,8 @@ How much others' risks matter, A_ij >= 0, is learned too.
 
 Messages: 3d + 2I numbers down, 2d + I + 1 up: two and a half times FedAvg's bytes. On the device: the whole model v_i,
 with which it predicts; for PGFedMo also aux_i. The server keeps a row of d numbers and a row of A for every client,
-O(I d), and `matrices` gives A. A client that never took part predicts with w, as a new one does; fine-tuning it is for
-`finetuned`. In round 1 there is no S: everything is FedAvg, and so it is for any mu = 0.
+O(I d), and `matrices` gives A. A client that never took part predicts with w, as a new one does, which adapts by SGD on
+l_i alone (the paper's fine-tuning). In round 1 there is no S: everything is FedAvg, and so it is for any mu = 0.
 
 Decisions: A starts at 1 / r, r clients a round in expectation. j = i is one of the sum where i was in S. A moves before
 the model, with v as it was (the authors' code; their listing has it after), and stops at 0 (the code; the paper says
@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl import tree
+from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
 from tfpfl.local import (
     batch_loop,
@@ -234,7 +235,9 @@ def _pgfed(model, population, beta, mu, eta, eta2, momentum, weighting, work) ->
         client_update=client_update,
         server_update=server_update,
         personal_model=lambda message, state, data: tree.where(state.started, state.v, message.w),
+        global_model=lambda message: message.w,
         local_model=lambda message, output: output.state.v,
         aggregate=Update("mean", "rows"),
         matrices=lambda server: {"A": server.A},
+        adapt=adaptation(model, lambda message, state, data: message.w, optimizer, batch_size=work["batch_size"]),
     )

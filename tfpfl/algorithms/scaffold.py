@@ -11,7 +11,8 @@ gradient and c = (1 / I) sum_i c_i the objective's, so that g_i(y) - c_i + c goe
                    c <- c + (1 / I) sum_{i in S} (c_i+ - c_i)     so c stays the mean over all I, absent ones included
 
 Messages: 8d bytes down, 8d up. On the device: c_i, the size of the model, which starts at 0; who never came, or left,
-counts in c with what it has. A new client gets x and c, and has c_i = 0. Its local model is y_i.
+counts in c with what it has. A new client gets x and c, and has c_i = 0; it adapts by SGD on x, without c, which would
+hold it to everyone's objective. Its local model is y_i.
 
 eval_model='local' keeps y_i as well, and predicts with the last one: FedAMP's table is best explained by it. The step
 in option II divides by K eta, so eta = 0 is refused; momentum would break that mean, so there is none.
@@ -22,8 +23,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl import tree
+from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
 from tfpfl.local import batch_loop, check_choice, check_rates, client_loss, value_and_gradient, whole_gradient
+from tfpfl.optimizer import sgd
 
 
 class Server(NamedTuple):
@@ -122,6 +125,8 @@ def scaffold(
         personal_model=lambda server, state, data: (
             tree.where(state.visited, state.y, server.x) if keeps_y else server.x
         ),
+        global_model=(lambda server: server.x) if keeps_y else None,
         local_model=lambda server, output: tree.add(server.x, output.update.dy),
         aggregate=Update(dy="mean", dc="sum"),
+        adapt=adaptation(model, lambda server, state, data: server.x, sgd(eta), batch_size=batch_size),
     )

@@ -11,8 +11,10 @@ new client starts from there as well. Clients train only when they are sampled, 
 
 import tensorflow as tf
 
+from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
 from tfpfl.local import client_loss, local_solver
+from tfpfl.optimizer import sgd
 
 
 def local(
@@ -47,4 +49,5 @@ def local(
         server_update=lambda server, nothing: server,
         personal_model=lambda message, w, data: w,
         local_model=lambda message, output: output.state,
+        adapt=adaptation(model, lambda message, w, data: w, sgd(eta, momentum), batch_size=batch_size),
     )

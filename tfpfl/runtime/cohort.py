@@ -24,6 +24,7 @@ from tfpfl.runtime.packed import (
     tree_sum,
 )
 from tfpfl.visit import (
+    GLOBAL,
     Readers,
     by_split,
     checked,
@@ -144,19 +145,38 @@ class Stacked:
 
 
 class FusedEvaluation:
-    """Scores personal models that have the message's own backbone: many clients' held-out examples in one pass."""
+    """Scores models of one backbone: many clients' held-out examples in one pass.
 
-    def __init__(self, algorithm: Algorithm, federation, readers: Readers, theta_of: Callable):
+    Args:
+        theta_of: (message) -> that backbone's weights.
+        personal, globally: which models have it: the personal ones, the global one, or both.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, federation, readers: Readers, theta_of: Callable, *, personal=True, globally=False
+    ):
         self._spec, self._bytes = client_state_spec(algorithm), algorithm.model.activation_bytes
         self._sizes = sum(federation.num_examples(split) for split in readers.held_out)
+        self._personal = personal
         features_of = features_of_splits(algorithm.model, federation, readers.held_out, algorithm.population.labels)
+
+        def heads(i, message, packed, visits) -> dict:
+            found = {}
+            if personal:
+                state, visit = packed.of(i, self._spec), tf.nest.map_structure(lambda leaf: leaf[i], visits)
+                x, y = readers.train(visit)
+                data = ClientData(x, y, visit.info, visit.key)
+                found[""] = algorithm.personal_model(message, state, data).head
+            if globally:
+                found[f"{GLOBAL}_"] = algorithm.global_model(message).head
+            return found
 
         def score(message, packed, visits):
             def one(i, message, packed, visits, held_out):
-                state, visit = packed.of(i, self._spec), tf.nest.map_structure(lambda leaf: leaf[i], visits)
-                x, y = readers.train(visit)
-                head = algorithm.personal_model(message, state, ClientData(x, y, visit.info, visit.key)).head
-                return by_split({split: scores(head, *part.of(i)) for split, part in held_out.items()})
+                found = {}
+                for prefix, head in heads(i, message, packed, visits).items():
+                    found |= by_split({split: scores(head, *part.of(i)) for split, part in held_out.items()}, prefix)
+                return found
 
             held_out = features_of(theta_of(message), visits.info.client_id)
             arrays = for_each(one, tf.size(visits.info.client_id), message, packed, visits, held_out)
@@ -166,14 +186,14 @@ class FusedEvaluation:
 
     def __call__(self, message_for: Callable, states: list, visits: list):
         """Yields every client's scores, in order."""
-        message = message_for(0)
+        message = message_for(0)  # the global model is the same in everybody's
         for group in groups([int(self._sizes[int(v.info.client_id)]) for v in visits], self._bytes):
-            packed = Packed.made([states[i] for i in group])
+            packed = Packed.made([states[i] if self._personal else () for i in group])
             yield from one_each(self._score(message, packed, side_by_side([visits[i] for i in group])), group)
 
 
 class EvaluationOneByOne:
-    """Scores any personal models, one client after the other on threads."""
+    """Scores any models, one client after the other on threads."""
 
     def __init__(self, algorithm: Algorithm, readers: Readers, threads: int):
         self._work, self._threads = relaxed(evaluation_work(algorithm, readers)), threads
@@ -190,18 +210,33 @@ def shared_theta(algorithm: Algorithm, message, state, visit) -> Callable | None
     """
     if algorithm.message_per_client:
         return None
+    found = _own_weights(algorithm, algorithm.personal_model, message, state, visit)
+    if None in found:
+        return None
+    return lambda message: tuple(tf.nest.flatten(message)[i] for i in found)
+
+
+def has_global_theta(algorithm: Algorithm, message, state, visit) -> bool:
+    """Whether the global model has the backbone that the personal models share."""
+    if algorithm.message_per_client or algorithm.global_model is None:
+        return False
+    both = (algorithm.personal_model, lambda message, state, data: algorithm.global_model(message))
+    personal, of_global = (_own_weights(algorithm, model, message, state, visit) for model in both)
+    return None not in personal and personal == of_global
+
+
+def _own_weights(algorithm, model_of, message, state, visit) -> list:
+    """Which leaf of the message every weight of a model's backbone is; None for one that was computed."""
     found = []
 
     def look(message, state, visit):
         x = tf.zeros([1, *algorithm.model.input_shape], algorithm.model.dtype)
         data = ClientData(x, tf.zeros([1], tf.int32), visit.info, visit.key)
         leaves = {id(leaf): i for i, leaf in enumerate(tf.nest.flatten(message))}
-        found.extend(leaves.get(id(w)) for w in algorithm.personal_model(message, state, data).theta)
+        found.extend(leaves.get(id(w)) for w in model_of(message, state, data).theta)
 
     tf.function(look, autograph=False).get_concrete_function(message, state, visit)
-    if None in found:
-        return None
-    return lambda message: tuple(tf.nest.flatten(message)[i] for i in found)
+    return found
 
 
 def groups(sizes: Sequence[int], bytes_an_example: int) -> list[list[int]]:
