@@ -385,6 +385,20 @@ def algorithms(name):
 
 
 @main.command()
+@click.argument("names", nargs=-1)
+@click.option("--run", "folder", type=click.Path(path_type=Path), help="All that the run in this folder is made of.")
+def cite(names, folder):
+    """Print BibTeX for NAMES: algorithms, data sets, partitions, tfpfl. Without a name, list what there is."""
+    from tfpfl import cite
+
+    if names and folder:
+        raise click.UsageError("give names or --run, not both")
+    if folder:
+        names = cite.names_of_run(folder)
+    click.echo(cite.bibtex(names) if names else cite.listing())
+
+
+@main.command()
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/demo"), show_default=True)
 @click.option("--rounds", default=60, show_default=True)
 @click.option("--seed", default=0, show_default=True)

@@ -1,0 +1,94 @@
+"""Everything that a run can be made of has a work to cite, and BibTeX can read it."""
+
+import re
+
+import pytest
+import small_runs as runs
+from click.testing import CliRunner
+
+from tfpfl import cite
+from tfpfl.algorithms import ALGORITHMS
+from tfpfl.cli import main
+from tfpfl.data import PARTITIONERS, list_datasets
+
+
+def test_everything_has_an_entry():
+    known = cite.names()
+    asked = [
+        *ALGORITHMS,
+        *(row["name"] for row in list_datasets()),
+        *PARTITIONERS,
+        "tfpfl",
+        "tff",
+        "tensorflow",
+        "keras",
+    ]
+    assert [name for name in asked if name not in known] == []
+    # A name is of one thing: what is found by it must not depend on who asks.
+    assert len(set(asked)) == len(asked)
+
+
+def test_nothing_is_cited_that_is_not_there():
+    there = {*ALGORITHMS, *(row["name"] for row in list_datasets()), *PARTITIONERS}
+    assert set(cite.names()) - there == {"tfpfl", "tff", "tensorflow", "keras", "tfds", "emnist"}
+
+
+def test_entries_are_bibtex():
+    keys = [entry.key for entry in cite.entries()]
+    assert len(set(keys)) == len(keys) > 30
+    kind = r"@(misc|article|inproceedings|techreport)\{[\w-]+,\n.*\n\}"
+    for entry in cite.entries():
+        assert re.fullmatch(kind, entry.text, re.DOTALL), entry.key
+        assert entry.text.count("{") == entry.text.count("}") and entry.text.isascii()
+        fields = re.findall(r"^  (\w+) = \{", entry.text, re.MULTILINE)
+        assert len(set(fields)) == len(fields) and "tfpfl" not in fields
+        assert "title" in fields or "note" in fields
+        lines = entry.text.split("\n")[1:-1]
+        assert not lines[-1].endswith(",") and all(line.startswith("  ") for line in lines)
+        assert "year" not in fields or re.search(r"year = \{(19|20)\d\d\}", entry.text)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_authors_are_those_of_the_list_of_algorithms(name):
+    """The first author and the number of the arXiv paper, where the list has them."""
+    reference, text = ALGORITHMS[name].reference, cite.bibtex([name])
+    first = re.match(r"([A-Z]\w+), [A-Z]\w+[,:]", reference)
+    if first:
+        assert f"{first[1]}," in text or f"{first[1]}}}," in text
+    for number in re.findall(r"\d{4}\.\d{5}", reference):
+        assert number in text
+
+
+def test_a_name_gives_all_its_works_once():
+    assert [text.count("@") for text in (cite.bibtex(["dirichlet"]), cite.bibtex(["fedavg", "fedsgd"]))] == [2, 1]
+    with pytest.raises(ValueError, match="unknown name to cite 'fedvag'; did you mean 'fedavg'"):
+        cite.bibtex(["fedvag"])
+    listing = cite.listing().splitlines()
+    assert len(listing) == len(cite.names()) and listing == sorted(listing)
+
+
+def test_of_a_run(tmp_path):
+    """The user's own data have no entry; what the run ran on has one."""
+    federation = runs.federation(tmp_path / "federation")
+    folder = runs.train(tmp_path / "run", federation, rounds=1).folder
+    assert cite.names_of_run(folder) == ["pflego", "tfpfl", "tensorflow", "keras"]
+    config = folder / "config.json"
+    text = config.read_text().replace('"arrays"', '"mnist"').replace('"from_clients"', '"dirichlet"')
+    config.write_text(text.replace('"engine": "local"', '"engine": "tff"'))
+    expected = ["pflego", "mnist", "dirichlet", "tfpfl", "tensorflow", "keras", "tff", "tfds"]
+    assert cite.names_of_run(folder) == expected
+    with pytest.raises(ValueError, match="is not a run folder"):
+        cite.names_of_run(tmp_path)
+
+
+def test_the_command():
+    def printed(*arguments, code=0):
+        result = CliRunner().invoke(main, ["cite", *arguments])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    assert printed() == cite.listing() + "\n"
+    assert printed("ditto", "mnist") == cite.bibtex(["ditto", "mnist"]) + "\n"
+    assert "unknown name to cite 'dito'; did you mean 'ditto'?" in printed("dito", code=1)
+    assert "give names or --run, not both" in printed("ditto", "--run", "runs/x", code=2)
+    assert "runs/x is not a run folder" in printed("--run", "runs/x", code=1)
