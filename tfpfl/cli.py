@@ -384,6 +384,44 @@ def algorithms(name):
         console.print(f"--preset {preset}: {values}", soft_wrap=True)
 
 
+@main.command("new-clients")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--epochs", default=20, show_default=True, help="Of adapting, by every new client.")
+@click.option(
+    "--protocol",
+    type=click.Choice(["own", "global"]),
+    default="own",
+    show_default=True,
+    help="Each method's own way, or SGD with momentum 0.9 on all of its global model.",
+)
+@click.option("--eta", type=float, help="Rate, for --protocol global; default: the run's eta.")
+@click.option("--batch-size", type=int, help="For --protocol global; default: the run's.")
+@click.option("--split", type=click.Choice(["test", "validation", "train"]), default="test", show_default=True)
+@click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write every client and epoch to this file.")
+@click.option("--plot", "picture", type=click.Path(path_type=Path), help="Draw the means over epochs into this file.")
+def new_clients(runs, csv_file, picture, **how):
+    """Let the clients that RUNS did not train on adapt to what was trained, and print how well they do."""
+    from rich.console import Console
+
+    from tfpfl import new_clients
+    from tfpfl.run import Run
+
+    done = []
+    for folder in runs:
+        with Run.open(folder, engine="local") as run:
+            try:
+                done.append(new_clients.adapt_new_clients(run, **how))
+            except new_clients.CannotAdapt as error:
+                click.echo(f"{folder} is left out: {error}", err=True)
+    if not done:
+        raise ValueError("none of these runs has something for new clients to start from")
+    Console().print(new_clients.table(done))
+    for path, write in ((csv_file, new_clients.write_csv), (picture, new_clients.plot)):
+        if path:
+            write(done, path)
+            click.echo(f"Written to {path}")
+
+
 @main.command()
 @click.argument("names", nargs=-1)
 @click.option("--run", "folder", type=click.Path(path_type=Path), help="All that the run in this folder is made of.")
