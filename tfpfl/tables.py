@@ -96,23 +96,29 @@ PROTOCOLS = (
 
 
 def comparison_over_clients(rows: list[dict], protocol) -> Table:
-    """`tfpfl.compare.rows` for the terminal: what fits there; the written tables have all columns.
+    """`tfpfl.compare.rows` for the terminal: what 80 columns have room for; written tables have all.
 
     Args:
         rows: of `tfpfl.compare.rows`.
         protocol: of the accuracies.
     """
-    table = Table(caption=f"accuracy, %: {protocol}", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    gain = next((name for name in rows[0] if name.startswith("gain over")), None)
+    p = next((name for name in rows[0] if name.startswith("p (")), None)
+    than = f" gain: individual {gain.removeprefix('gain ')}, p: Wilcoxon's, one-sided." if gain else ""
+    caption = f"accuracy, %: {protocol}.{than} ±: over seeds, or clients where there is one. bytes, passes: a visit."
+    table = Table(caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("algorithm", overflow="fold")
-    left_out = ("algorithm", "accuracy ±", "EV-local ±", "std", "worst 5 %", "worst 25 %", "Jain", "gain std")
-    columns = [name for name in rows[0] if name not in left_out]
-    for name in columns:
-        table.add_column(name, justify="right")
+    names = {"accuracy": "accuracy", "EV-local": "EV-local", "worst 10 %": "worst 10 %", gain: "gain", p: "p"}
+    names |= {"bytes a visit": "bytes", "passes": "passes", "s a round": "s/round"}
+    shown_names = {name: title for name, title in names.items() if name in rows[0]}
+    for title in shown_names.values():
+        table.add_column(title, justify="right", no_wrap=title in ("accuracy", "EV-local"))
     for row in rows:
         cells = []
-        for name in columns:
+        for name in shown_names:
             half = row.get(f"{name} ±", math.nan)
-            cells.append(shown(name, row[name]) + (f" ± {half:.2f}" if half == half else ""))
+            text = bytes_text(row[name]) if name == "bytes a visit" else shown(name, row[name])
+            cells.append(text + (f" ± {half:.2f}" if half == half else ""))
         table.add_row(row["algorithm"], *cells)
     return table
 

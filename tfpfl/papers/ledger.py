@@ -159,15 +159,21 @@ def table(name: str, cells: dict, title: str = "") -> Table:
     """One experiment for the terminal: the cells that were run."""
     experiment = EXPERIMENTS[name]
     out = Table(title=title or f"{name}: {experiment.title}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("column", "method"):
-        out.add_column(column, no_wrap=True)
-    for column in ("published", "ours", "gap", "EV-all", "rounds", "seeds"):
+    out.add_column("method", overflow="fold")
+    for column in ("published", "ours", "gap", "EV-all", "rounds"):
         out.add_column(column, justify="right", no_wrap=True)
     out.add_column("", no_wrap=True)
+    column = None
     for row in _rows(experiment, cells):
         if row["seeds"]:
-            names = ("column", "method", "published", "ours", "gap", "EV-all", "rounds", "seeds", "agreement")
-            out.add_row(*(row[n] for n in names))
+            if row["column"] != column:
+                column = row["column"]
+                out.add_section()
+                out.add_row(f"[bold]{column}[/]")
+            rounds = row["rounds"] + (f" x {row['seeds']}" if row["seeds"] != "1" else "")
+            out.add_row(
+                row["method"], row["published"], row["ours"], row["gap"], row["EV-all"], rounds, row["agreement"]
+            )
     return out
 
 
