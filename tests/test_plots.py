@@ -166,11 +166,17 @@ def test_gains(records):
         assert f"{s.label}: {100 * np.mean(gained < 0):.0f} % worse" == axes.get_title("left")
 
 
+def without(record, client):
+    """The same run, its scores in another order, and none of this client."""
+    scores = [e for e in reversed(record.evaluations) if e.client_id != client]
+    return type(record)(record.folder, record.config, record.history, scores, record.summary)
+
+
 def test_pairs_are_clients_by_id():
     a, b = made("pflego", 0, good=0.6), made("local", 0)
-    scores = [e for e in reversed(b.evaluations) if e.client_id != 2]  # in another order, and one is missing
-    own, base = paired([a], [type(b)(b.folder, b.config, b.history, scores, b.summary)])
-    assert np.isnan(base[2]) and not np.isnan(own).any() and len(own) == CLIENTS
+    own, base = paired([without(a, 4)], [without(b, 2)])
+    assert len(own) == len(base) == CLIENTS
+    assert np.flatnonzero(np.isnan(own)).tolist() == [4] and np.flatnonzero(np.isnan(base)).tolist() == [2]
     assert base[5] == pytest.approx(b.per_client()[5]) and own[5] == pytest.approx(a.per_client()[5])
 
 
@@ -179,10 +185,11 @@ def test_clients_of_different_federations_are_not_paired():
     with pytest.raises(ValueError, match="cannot be compared client by client.*ffffffffffff and eeeeeeeeeeee"):
         plots.gains([made()], other)
     # With a split for every seed, a client is compared with itself on the same split.
-    each = [[made(a, s, federation_hash=str(s) * 64) for s in (1, 2)] for a in ("pflego", "local")]
-    own, _ = paired(*each)
-    assert len(own) == 2 * CLIENTS
-    np.testing.assert_allclose(own, [v for r in each[0] for v in r.per_client().values()])
+    runs = {a: [made(a, s, federation_hash=str(s) * 64) for s in (1, 2, 3)] for a in ("pflego", "local")}
+    own, base = paired(runs["pflego"][:2], runs["local"][1:])
+    np.testing.assert_allclose(own, list(runs["pflego"][1].per_client().values()))
+    np.testing.assert_allclose(base, list(runs["local"][1].per_client().values()))
+    assert len(paired(runs["pflego"], runs["local"])[0]) == 3 * CLIENTS
 
 
 def test_heatmap(records):
