@@ -1,0 +1,132 @@
+"""compare, sweep and reproduce from the command line."""
+
+import csv
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from tfpfl.cli import main
+from tfpfl.papers import EXPERIMENTS
+from tfpfl.record import Record
+
+SMALL = ["--dataset", "digits", "--clients", "5", "--participation", "0.4", "--rounds", "3"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Nothing is written outside the test's own folder."""
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    monkeypatch.chdir(tmp_path)
+
+
+def call(*args, code=0):
+    result = CliRunner().invoke(main, [str(a) for a in args])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_compare_trains_then_compares_then_writes(tmp_path):
+    out = tmp_path / "out"
+    args = ["--algorithms", "pflego,local", "--seeds", "0,1", "--set", "pflego.tau=5", "--set", "local.steps=2"]
+    files = [tmp_path / f"table.{kind}" for kind in ("csv", "md", "tex")]
+    writes = [a for file in files for a in ("--write", file)]
+    said = call("compare", *args, *SMALL, "--out", out, *writes, "--plot", tmp_path / "curves.png")
+    assert (
+        "PFLEGO" in said
+        and "gain: individual over Local" in " ".join(said.split())
+        and "all clients; mean over clients" in " ".join(said.split())
+    )
+    rows = list(csv.DictReader(files[0].open()))
+    assert [(row["algorithm"], row["seeds"]) for row in rows] == [("PFLEGO", "2"), ("Local", "2")]
+    assert files[1].read_text().startswith("| algorithm") and "\\begin{tabular}" in files[2].read_text()
+    assert (tmp_path / "curves.png").stat().st_size > 5000
+    records = [Record.read(out / name) for name in ("pflego-s0", "local-s1")]
+    assert records[0].config.hyperparameters["tau"] == 5 and records[1].config.hyperparameters["steps"] == 2
+
+    again = call("compare", out / "pflego-s0", out / "local-s0", "--protocol", "EV-local")
+    assert "right after its local work" in " ".join(again.split())
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        ([], "nothing to compare: give run folders, or --algorithms"),
+        (["--algorithms", "pflegs"], "unknown algorithm 'pflegs'; did you mean 'pflego'"),
+        (["--algorithms", "local", "--set", "pflego.tau=5"], "write ALGORITHM.NAME=VALUE, of one of --algorithms"),
+        (["--algorithms", "pflego", "--set", "pflego.taus=5"], "did you mean 'tau'"),
+        (["--algorithms", "pflego", "--seeds", "a"], "--seeds takes numbers with commas between, found 'a'"),
+        (["--algorithms", "pflego", "--write", "table.html"], "a table is written as .csv, .md, .tex"),
+        (["--algorithms", "pflego", "--protocol", "EV-al"], "unknown protocol 'EV-al'; did you mean 'EV-all'"),
+    ],
+)
+def test_compare_refuses_before_it_trains(tmp_path, args, message):
+    result = CliRunner().invoke(main, ["compare", *args, *SMALL])
+    assert result.exit_code != 0 and message in " ".join(result.output.split()), result.output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_sweep_halves_and_keeps_to_validation(tmp_path):
+    args = [
+        "--grid",
+        "beta=0.001,0.05",
+        "--grid",
+        "rho=0.001,0.01",
+        "--tau",
+        "4",
+        "--halving",
+        "2",
+        "--validation",
+        "0.2",
+    ]
+    said = call("sweep", *args, *SMALL, "--out", tmp_path / "out")
+    numbers = re.findall(r"^\s*(\d)\s+(0\.\d+)\s+(0\.\d+)\s+([\d.]+)\s*$", said, re.MULTILINE)
+    assert [int(n[0]) for n in numbers] == [3, 2, 2, 1, 1, 1, 1]
+    assert len(list((tmp_path / "out").iterdir())) == 4
+    config = json.loads((next((tmp_path / "out").iterdir()) / "config.json").read_text())
+    assert config["hyperparameters"]["tau"] == 4
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        ([], "give --grid or --random, one of the two"),
+        (["--grid", "beta=0.1", "--random", "rho=0.1:1"], "give --grid or --random, one of the two"),
+        (["--grid", "beta"], "write NAME=A,B,... for --grid and NAME=LOW:HIGH for --random"),
+        (["--random", "beta=0.1"], "write NAME=A,B,... for --grid and NAME=LOW:HIGH for --random"),
+        (["--random", "beta=a:b"], "could not convert string to float: 'a'"),
+        (["--random", "beta=1:0.1"], "beta: a range needs 0 < low < high, found 1.0 and 0.1"),
+        (["--grid", "bet=0.1,0.2"], "unknown hyperparameter of pflego 'bet'; did you mean 'beta'"),
+    ],
+)
+def test_sweep_refuses_before_it_trains(tmp_path, args, message):
+    result = CliRunner().invoke(main, ["sweep", *args, *SMALL, "--out", str(tmp_path / "out")])
+    assert result.exit_code != 0 and message in " ".join(result.output.split()), result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_reproduce_lists_shows_and_writes(tmp_path):
+    said = call("reproduce")
+    assert all(name in said for name in EXPERIMENTS)
+    ledger = tmp_path / "ledger.json"
+    accuracy = {"pflego": [98.4, 0.5], "EV-all": [98.1, 0.4]}
+    entry = {"rounds": 50, "asked": 50, "scale": "laptop", "stopped": None, "seconds": 4.0, "seconds a round": 0.1}
+    entry |= {
+        "accuracy": accuracy,
+        "rounds to 70 %": 1,
+        "run": "abc",
+        "federation": "def",
+        "command": "tfpfl reproduce",
+    }
+    cells = {"MNIST, 2 | pflego": {"seeds": {"0": entry}}}
+    ledger.write_text(json.dumps({"format": 1, "experiments": {"pflego-table1": cells}}))
+    said = call("reproduce", "pflego-table1", "--no-run", "--ledger", ledger, "--write", tmp_path / "out.md")
+    assert "98.40 ± 0.50" in said and "-0.30" in said and "agrees" in said
+    assert "PFLEGO is no more than 0.6 points below the paper: holds" in said
+    assert (
+        "| MNIST, 2 | PFLEGO | 98.70 ± 0.21 | 98.40 ± 0.50 | -0.30 | 98.10 ± 0.40 | 50 | 1 |"
+        in (tmp_path / "out.md").read_text()
+    )
+    assert "did you mean 'pflego-table1'" in call("reproduce", "pflego-tabel1", "--no-run", "--ledger", ledger, code=1)
