@@ -1,0 +1,210 @@
+"""run, resume, evaluate, new-clients, demo."""
+
+import sys
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from tfpfl.cli.group import main
+from tfpfl.cli.options import DATA_NAMES, RunCommand, data_arguments, data_options, with_options
+
+
+@main.command(cls=RunCommand)
+@click.option("--algorithm", default="pflego", show_default=True, help="See `tfpfl algorithms`.")
+@click.option("--preset", help="A named set of hyperparameters, such as pflego's exact, paper, code.")
+@with_options(data_options)
+@click.option("--federation", type=click.Path(path_type=Path), help="A federation folder, instead of the data options.")
+@click.option("--network", help="mlp200, cifar_2conv, omniglot_4conv, fedavg_cnn, or your FILE.keras.")
+@click.option("--head-init", default="glorot", show_default=True, help="glorot, uniform01 or zeros.")
+@click.option("--labels", type=click.Choice(["local", "global"]), help="Class ids; default local for personal heads.")
+@click.option("--participation", default=0.2, show_default=True, help="The part of the clients in a round.")
+@click.option("--sampling", type=click.Choice(["fixed", "binomial", "range"]), default="fixed", show_default=True)
+@click.option("--sampling-range", type=(int, int), help="Smallest and largest cohort, for --sampling range.")
+@click.option("--rounds", default=200, show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Of cohorts, shuffles, initial weights.")
+@click.option("--engine", type=click.Choice(["tff", "local"]), default="local", show_default=True)
+@click.option(
+    "--cohort",
+    type=click.Choice(["auto", "plain", "fused", "stacked"]),
+    default="auto",
+    show_default=True,
+    help="How the local engine takes clients through a round.",
+)
+@click.option("--evaluate-every", default=10, show_default=True, help="Rounds; the last ten are evaluated anyhow.")
+@click.option(
+    "--new-clients", default=0, show_default=True, help="So many clients, drawn by the data's seed, never train."
+)
+@click.option("--patience", type=int, help="Stop after so many evaluated rounds without a better validation accuracy.")
+@click.option("--out", type=click.Path(path_type=Path), help="The run folder; default runs/ALGORITHM-DATASET-sSEED.")
+def run(out, allow_download, federation, **kw):
+    """Train, evaluate and write a run folder. Hyperparameters of the algorithm are options: see the end of --help."""
+    from tfpfl.run import Run, RunConfig
+
+    if federation is None:
+        data = data_arguments(kw)
+    else:
+        data = {"federation": str(federation)}
+        context = click.get_current_context()
+        given = [
+            p.opts[0]
+            for p in context.command.get_params(context)
+            if (p.name in DATA_NAMES or p.name.startswith("part_"))
+            and context.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
+        ]
+        if given:
+            raise click.UsageError(f"--federation says what the data are; leave out {', '.join(given)}")
+    names = ("algorithm", "preset", "network", "head_init", "labels", "participation", "sampling", "sampling_range")
+    names += ("rounds", "seed", "engine", "cohort", "evaluate_every", "patience", "new_clients")
+    hyper = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
+    config = RunConfig(**{k: kw[k] for k in names}, hyperparameters=hyper, **data)
+    dataset = config.dataset if federation is None else federation.name
+    out = out or Path("runs") / f"{config.algorithm}-{dataset.replace('/', '-')}-s{config.seed}"
+    with Run.create(config, out, allow_download=allow_download) as run:
+        _train_and_print(run)
+
+
+def _train_and_print(run):
+    from rich.console import Console
+
+    from tfpfl.algorithms import algorithm_row
+    from tfpfl.callbacks import Progress
+
+    console = Console()
+    try:
+        run.train([Progress(algorithm_row(run.config.algorithm).title, console)])
+    except KeyboardInterrupt:
+        done = run.store.round_num
+        print(f"\nInterrupted; {done} rounds are saved. Continue with: tfpfl resume {run.folder}", file=sys.stderr)
+        raise click.exceptions.Exit(130) from None
+    _print_run(run, console)
+
+
+def _print_run(run, console):
+    from tfpfl.tables import protocols
+
+    console.print(protocols([r for r in run.results() if r.when != "last"], f"{run.folder}"))
+    _print_stop(run)
+    click.echo(f"Written to {run.folder}")
+
+
+def _print_stop(run):
+    if run.stop_reason:
+        click.echo(f"Stopped before round {run.config.rounds}: {run.stop_reason}.")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--rounds", type=int, help="Go on up to this many rounds.")
+def resume(folder, rounds):
+    """Continue the run in FOLDER, exactly as if it had not been interrupted."""
+    from tfpfl.run import Run
+
+    with Run.open(folder, rounds=rounds) as run:
+        done = run.store.round_num
+        for name, (then, now) in run.changed_versions.items():
+            print(f"{name} was {then} and is {now}: the last bits of the numbers may differ", file=sys.stderr)
+        _train_and_print(run)
+        if run.store.round_num == done:
+            click.echo(f"Nothing was left to do: the run ended with round {done}. --rounds extends it.")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def evaluate(folder):
+    """Score all clients' personal models of the run in FOLDER as they are now, and print its results by protocol."""
+    from rich.console import Console
+
+    from tfpfl import evaluation
+    from tfpfl.run import Run
+    from tfpfl.tables import protocols
+
+    with Run.open(folder, engine="local") as run:
+        done = run.store.round_num
+        if done == 0:
+            raise ValueError(f"{folder} has no rounds yet")
+        now = [r for r in evaluation.results(run.evaluate()) if r.when == "last"]
+        console = Console()
+        console.print(protocols(now, f"{folder}: all clients after round {done}"))
+        console.print(protocols([r for r in run.results() if r.when != "last"], f"{folder}: while it ran"))
+        _print_stop(run)
+
+
+@main.command("new-clients")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--epochs", default=20, show_default=True, help="Of adapting, by every new client.")
+@click.option(
+    "--protocol",
+    type=click.Choice(["own", "global"]),
+    default="own",
+    show_default=True,
+    help="Each method's own way, or SGD with momentum 0.9 on all of its global model.",
+)
+@click.option("--eta", type=float, help="Rate, for --protocol global; default: the run's eta.")
+@click.option("--batch-size", type=int, help="For --protocol global; default: the run's.")
+@click.option("--split", type=click.Choice(["test", "validation", "train"]), default="test", show_default=True)
+@click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write every client and epoch to this file.")
+@click.option("--plot", "picture", type=click.Path(path_type=Path), help="Draw the means over epochs into this file.")
+def new_clients(runs, csv_file, picture, **how):
+    """Let the clients that RUNS did not train on adapt to what was trained, and print how well they do."""
+    from rich.console import Console
+
+    from tfpfl import new_clients
+    from tfpfl.run import Run
+
+    done = []
+    for folder in runs:
+        with Run.open(folder, engine="local") as run:
+            try:
+                done.append(new_clients.adapt_new_clients(run, **how))
+            except new_clients.CannotAdapt as error:
+                click.echo(f"{folder} is left out: {error}", err=True)
+    if not done:
+        raise ValueError("none of these runs has something for new clients to start from")
+    Console().print(new_clients.table(done))
+    for path, write in ((csv_file, new_clients.write_csv), (picture, new_clients.plot)):
+        if path:
+            write(done, path)
+            click.echo(f"Written to {path}")
+
+
+@main.command()
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/demo"), show_default=True)
+@click.option("--rounds", default=60, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--engine", type=click.Choice(["tff", "local"]), default="tff", show_default=True)
+def demo(out, rounds, seed, engine):
+    """PFLEGO against FedAvg and Local: 20 clients with 2 digits each, through TFF. Needs no download.
+
+    OUT is made anew if it holds an earlier demo.
+    """
+    import shutil
+
+    from rich.console import Console
+
+    from tfpfl.algorithms import algorithm_row
+    from tfpfl.callbacks import Progress
+    from tfpfl.run import Run, RunConfig
+    from tfpfl.tables import comparison
+
+    console = Console()
+    done = []
+    for algorithm in ("pflego", "fedavg", "local"):
+        folder = out / algorithm
+        if (folder / "demo").exists():
+            shutil.rmtree(folder)
+        config = RunConfig(
+            algorithm=algorithm,
+            partition_args={"K": 2},
+            clients=20,
+            participation=0.5,
+            rounds=rounds,
+            seed=seed,
+            engine=engine,
+        )
+        with Run.create(config, folder) as run:
+            (folder / "demo").touch()  # says to a later demo that this folder may go
+            run.train([Progress(algorithm_row(algorithm).title.ljust(8), console)])
+            done.append((run.write_summary(), run.results()))
+    console.print(comparison(done, f"digits, 20 clients of 2 classes, {rounds} rounds, engine {engine}, seed {seed}"))
+    click.echo(f"Written to {out}")
