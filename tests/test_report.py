@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from html import unescape
 from html.parser import HTMLParser
 
 import numpy as np
@@ -183,7 +184,8 @@ def test_what_the_runs_are(records, html, page):
            [dict(zip(rows[0], r, strict=True)) for r in rows[1:]]}  # fmt: skip
     assert ids == {r.config.run_id for r in records}
     assert page.table("package", "version")["tensorflow"]["version"] == "2.14.1"
-    commands = [line.strip() for line in page.text("code").strip().splitlines()]
+    told = re.search(r"<pre[^>]*>(.*?)</pre>", html, re.S)[1]
+    commands = unescape(re.sub("<[^>]*>", "", told)).splitlines()
     assert commands == [command(r.config, r.folder) for r in records]
     assert "f" * 16 in html
     assert render(records) == html  # the same every time

@@ -126,6 +126,7 @@ def curves(
         raise ValueError(f"there is nothing to draw: no round of these runs has {y} by this protocol: {protocol}")
     unit, divisor = _unit(max(xs.max() for _, xs, _, _ in lines)) if x == "bytes" else ("", 1)
     figure, axes = _figure()
+    faint = 0.15 if len(lines) <= 4 else 0.08  # bands over bands
     for s, xs, mean, half in lines:
         xs, mean, half = xs / divisor, factor * mean, factor * half
         look = style(s.algorithm, s.variant)
@@ -136,7 +137,7 @@ def curves(
         every = max(1, len(xs) // 12)  # and the last
         axes.plot(xs, mean, label=s.label, marker=look.marker, markevery=((len(xs) - 1) % every, every), **line)
         if not np.isnan(half).any():
-            axes.fill_between(xs, mean - half, mean + half, color=look.color, alpha=0.12, linewidth=0)
+            axes.fill_between(xs, mean - half, mean + half, color=look.color, alpha=faint, linewidth=0)
     if x in _LOGARITHMIC and all((xs > 0).all() for _, xs, _, _ in lines):
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(_plain))
@@ -145,8 +146,9 @@ def curves(
     # A band of two seeds is 12.7 standard errors wide to each side: it must not push the lines together.
     means = np.concatenate([mean for _, _, mean, _ in lines])
     bottom, top = axes.get_ylim()
-    if y == "accuracy":
-        axes.set_ylim(max(bottom, -2), min(top, 102))
+    if y == "accuracy":  # the first rounds may leave the picture: what comes after them is what is compared
+        least = min(np.nanquantile(factor * mean, 0.25) for _, _, mean, _ in lines)
+        axes.set_ylim(max(bottom, -2, least - 5), min(top, 102))
     elif means.min() > 0 and means.max() > 20 * means.min():
         axes.set(yscale="log", ylim=(means.min() / 2, 2 * means.max()))
     elif np.isfinite(means).all():
@@ -216,7 +218,7 @@ def fairness(
 ) -> Figure:
     """How evenly accuracy is spread over the clients.
 
-    Four panels: the deciles; the mean of the worst 5, 10 and 25 % of the clients; Jain's index and the Gini coefficient
+    Panels: the deciles; the mean of the worst 5, 10 and 25 % of the clients; Jain's index and the Gini coefficient
     (see `statistics`); and, where baselines are given, the share of the clients that have less than with each of them.
 
     Args:
@@ -231,11 +233,10 @@ def fairness(
     rows = series(records)
     _check_scored([(s, np.concatenate([clients(r, protocol) for r in s.records])) for s in rows], protocol)
     against = series(baselines) if baselines else []
-    panels = ["worst", "even", *(["worse"] if against else [])]
-    lower = 0.9 + 0.24 * len(rows)
-    figure = Figure(figsize=(STYLE["figure.figsize"][0], 3.3 + lower), layout="constrained")
-    layout = [["deciles"] * len(panels), panels]
-    axes = figure.subplot_mosaic(layout, height_ratios=[2.3, lower])
+    lower = 0.55 + 0.2 * len(rows)
+    figure = Figure(figsize=(STYLE["figure.figsize"][0], 2.9 + 2 * lower), layout="constrained")
+    layout = [["deciles", "deciles"], ["worst", "worse" if against else "."], ["jain", "gini"]]
+    axes = figure.subplot_mosaic(layout, height_ratios=[2.1, lower, lower])
     for each in axes.values():
         each.tick_params(labelsize=TICKS)
 
@@ -249,9 +250,9 @@ def fairness(
         for fraction, marker in WORST.values():
             value, half = measured(s.records, lambda v, f=fraction: statistics.worst(v, f), protocol)
             axes["worst"].errorbar(100 * value, i, xerr=_bar(100 * half), fmt=marker, color=color, elinewidth=0.8)
-        for of, marker, fill in ((statistics.jain, "o", color), (statistics.gini, "D", "white")):
+        for of in (statistics.jain, statistics.gini):
             value, half = measured(s.records, of, protocol)
-            axes["even"].errorbar(value, i, xerr=_bar(half), fmt=marker, color=color, mfc=fill, elinewidth=0.8)
+            axes[of.__name__].errorbar(value, i, xerr=_bar(half), fmt="o", color=color, elinewidth=0.8)
         for marker, other in zip(MARKERS, against, strict=False):
             if not s.shares(other):
                 share = statistics.share_worse(*paired(s.records, other.records, protocol))
@@ -260,14 +261,17 @@ def fairness(
     low, high = axes["worst"].get_xlim()
     axes["worst"].set_xlim(max(low, -2), min(high, 102))
     axes["worst"].set_xlabel("accuracy (%) of the worst\n5 % ▲, 10 % ●, 25 % ■", fontsize=8)
-    axes["even"].set_xlabel("Jain's index ●,\nGini ◇", fontsize=8)
-    axes["even"].set_xlim(-0.06, 1.06)
+    for name, told in (("jain", "Jain's index"), ("gini", "Gini coefficient")):
+        low, high = axes[name].get_xlim()
+        axes[name].set_xlim(max(low, -0.02), min(high, 1.02))
+        axes[name].locator_params(axis="x", nbins=4)
+        axes[name].set_xlabel(told, fontsize=8)
     if against:
         shown = ", ".join(f"{s.label} {_GLYPHS[m]}" for m, s in zip(MARKERS, against, strict=False))
-        axes["worse"].set_xlabel(textwrap.fill(_literal(f"% of clients worse than with {shown}"), 22), fontsize=8)
+        axes["worse"].set_xlabel(textwrap.fill(_literal(f"% of clients worse than with {shown}"), 30), fontsize=8)
         axes["worse"].set_xlim(-4, 104)
-    for name in panels:
-        _rows(axes[name], [s.label if name == "worst" else "" for s in rows])
+    for name in axes.keys() - {"deciles"}:
+        _rows(axes[name], [s.label if name in ("worst", "jain") else "" for s in rows])
     _title(axes["deciles"], "How evenly clients do", words(protocol) if caption else "")
     _legend(figure, axes["deciles"])
     return figure
@@ -317,8 +321,10 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
         axes.set_title(_literal(f"{s.label}: {worse:.0f} % worse"), fontsize=8.5)
         axes.tick_params(labelsize=TICKS)
         axes.yaxis.get_major_locator().set_params(integer=True)
-    for axes in grid.flat[len(found) :]:
-        axes.set_axis_off()
+    for i, axes in enumerate(grid.flat):
+        axes.tick_params(labelbottom=i + columns >= len(found))  # the lowest of its column
+        if i >= len(found):
+            axes.set_axis_off()
     figure.supxlabel(_literal(f"accuracy gained against {other[0].label} (points)"), fontsize=9)
     figure.supylabel("clients", fontsize=9)
     if caption:
@@ -353,7 +359,7 @@ def heatmap(
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         raise ValueError(f"who listens to whom is a square matrix [I, I], found shape {matrix.shape}")
     shown = matrix if own else np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
-    figure, axes = _figure(height=4.5)
+    figure, axes = _figure(height=4.0)
     signed = np.nanmin(shown, initial=0) < 0
     colors = matplotlib.colormaps["PuOr" if signed else "cividis"].with_extremes(bad="#e4e4e4")
     limit = np.nanmax(np.abs(shown), initial=0) if signed else None

@@ -117,15 +117,13 @@ def single_clients(pictures: Pictures, rows: list[Series], records, against: lis
         _fairness(rows, comparable),
         Folded("Deciles as numbers", [_deciles(rows)]),
     ]
+    rest = {other.label: [s for s in rows if not s.shares(other)] for other in against}
     for other in against:
-        rest = [s for s in rows if not s.shares(other)]
-        if rest:
+        if rest[other.label]:
             title = f"Gains against {other.label}"
             said = f"Every client's accuracy less its accuracy with {other.label}, each the mean over the seeds. {_ALL}"
             blocks.append(pictures.draw(title, said, plots.gains, records, other.records, caption=False))
-        if rest and other in comparable:
-            blocks.append(_tests(rest, other))
-    return blocks
+    return blocks + [_tests(rest[other.label], other) for other in comparable if rest[other.label]]
 
 
 def _on_one_federation(s: Series, other: Series) -> bool:
