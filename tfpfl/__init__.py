@@ -7,6 +7,7 @@ Names are imported when they are first used: `import tfpfl` costs nothing, and T
 from importlib import import_module
 
 _HOME = {
+    "Adaptation": "algorithm",
     "Algorithm": "algorithm",
     "ClientData": "algorithm",
     "ClientInfo": "algorithm",
