@@ -48,6 +48,9 @@ def test_a_row_is_what_its_runs_say(records):
     assert row["p (Local)"] == pytest.approx(statistics.wilcoxon(*both).p_value, nan_ok=True)
     assert table[1]["gain over Local"] == 0 and math.isnan(table[1]["p (Local)"])
     assert (row["seeds"], row["rounds"], row["passes"]) == (2, 4, 2.0)
+    assert row["GFLOP a visit"] == pytest.approx(
+        table[1]["GFLOP a visit"] / 2
+    )  # two steps on all examples: 2 + 2 passes
     sent = [(h["bytes_down"] + h["bytes_up"]) / h["clients"] for r in records[:1] for h in r.history]
     assert row["bytes a visit"] == pytest.approx(sent[0]) and table[1]["bytes a visit"] == 0
 

@@ -94,7 +94,7 @@ def _row(s: Series, protocol: Protocol, references: list[Series]) -> dict:
     history = [row for record in s.records for row in record.history]
     visits = sum(row["clients"] for row in history)
     sent = sum(row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in history)
-    passes = s.records[0].summary.get("passes")
+    passes, flops = (s.records[0].summary.get(name) for name in ("passes", "flops"))
     (score, half), (local, local_half) = _accuracy(s, protocol), _accuracy(s, EV_LOCAL)
     row = {
         "algorithm": s.label,
@@ -124,6 +124,7 @@ def _row(s: Series, protocol: Protocol, references: list[Series]) -> dict:
     return row | {
         "bytes a visit": sent / max(visits, 1),
         "passes": sum(passes.values()) if passes else math.nan,
+        "GFLOP a visit": flops / 1e9 if flops else math.nan,
         "s a round": float(np.median([h["seconds"] for h in history if h["clients"]])),
     }
 
@@ -174,5 +175,5 @@ def shown(name: str, value) -> str:
         return "-"
     if name.startswith("p ("):
         return f"{value:.1e}" if value < 1e-3 else f"{value:.3f}"
-    digits = {"Jain": 4, "Gini": 4, "s a round": 3, "bytes a visit": 0, "passes": 3}
+    digits = {"Jain": 4, "Gini": 4, "s a round": 3, "bytes a visit": 0, "passes": 3, "GFLOP a visit": 3}
     return f"{value:.{digits.get(name, 2)}f}"

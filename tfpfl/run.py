@@ -32,7 +32,7 @@ from tfpfl.algorithm import ClientData, Sampling
 from tfpfl.algorithms import algorithm_row, build_algorithm, check_names
 from tfpfl.callbacks import Callback, EarlyStopping, TensorBoard
 from tfpfl.client_store import ClientStore, StoreError
-from tfpfl.cost import Passes, count_passes
+from tfpfl.cost import Passes, count_passes, visit_flops
 from tfpfl.data import Federation, load_source
 from tfpfl.data.federation import FederationError
 from tfpfl.models import SplitModel, build
@@ -431,6 +431,15 @@ class Run:
 
         return count_passes(build, self.model, ClientData(x, y, info, key))
 
+    @cached_property
+    def flops(self) -> float | None:
+        """Floating point operations of the passes of a mean client's visit; None where TensorFlow cannot count them."""
+        examples, classes = (float(np.mean(n)) for n in (self.population.num_examples, self.population.num_classes))
+        try:
+            return visit_flops(self.passes, self.model, examples, classes)
+        except RuntimeError:
+            return None
+
     def write_summary(self) -> dict:
         """summary.json. Why the run stopped stays there until there are more rounds."""
         path, done = self.folder / "summary.json", self.store.round_num
@@ -450,6 +459,7 @@ class Run:
             "bytes_up": sum(row.get("bytes_up", 0) for row in history),
             "client_visits": sum(row["clients"] for row in history),
             "passes": self.passes._asdict(),
+            "flops": self.flops,
             "stopped": self.stop_reason,
             "federation_hash": self.federation.hash,
             "run_id": self.config.run_id,
