@@ -83,7 +83,7 @@ def test_results_say_which_model_was_scored(federation, tmp_path, eval_model, la
     asked = {"algorithm": "scaffold", "rounds": 1, "hyperparameters": {"steps": 2, "eval_model": eval_model}}
     folder = runs.train(tmp_path / "run", federation, **asked).folder
     summary = json.loads((folder / "summary.json").read_text())
-    assert {r["model"] for r in summary["results"] if r["clients"] == "all"} == {label}
+    assert {r["model"] for r in summary["results"] if r["clients"] == "all"} == {label, "global"}
     with Run.open(folder) as run:
         table = comparison([(summary, results(run.store.evaluations()))], "title")
     assert "±" in next(iter(table.columns[1].cells))
