@@ -147,8 +147,9 @@ def _fairness(rows, against) -> Table:
             cells.append("-" if np.isnan(share) else f"{100 * share:.1f} %")
         table.append([s.label, *cells])
     caption = (
-        "Accuracy in %, how it is spread over the clients. Worst: mean of the worst part of the clients. Jain's index "
-        "is 1 and the Gini coefficient 0 where all clients have the same. "
+        "Accuracy in %, how it is spread over the clients; a client's is its mean over the rounds, so that the "
+        "worst are those that stay behind (the worst decile above is taken in every round, and then averaged). Worst: "
+        "their mean. Jain's index is 1 and the Gini coefficient 0 where all clients have the same. "
         + ("Worse than: the share of the clients, their accuracies averaged over the seeds. " if against else "")
         + f"{_ALL} ±: half the 95 % interval over seeds, where there are several."
     )
