@@ -174,10 +174,21 @@ def test_the_ledger_in_words(toy):
     )
     ours = ledgers.value(TOY, cells["digits | pflego"])
     assert f"| digits | PFLEGO | 90.00 ± 1.00 | {ours[0]:.2f} ± {ours[1]:.2f} | {ours[0] - 90:+.2f} |" in written
-    assert "Not run: more (Local: the data set mnist is not here)." in written
+    assert "Not run: more: the data set mnist is not here." in written
     assert "* digits | fedavg: too few rounds" in written and "About." in written
     assert "* digits: PFLEGO > FedAvg: **" in written and "tfpfl reproduce toy" in written
     assert "digits | pflego: seed 0 " + cells["digits | pflego"]["seeds"]["0"]["run"] in written
+
+
+def test_words_for_columns_of_unequal_length_and_for_what_is_missing():
+    cells = {"digits | pflego": seeds((90.0, 1.0)), "digits | fedavg": seeds((80.0, 1.0))}
+    for cell_, rounds in zip(cells.values(), (50, 200), strict=True):
+        cell_["seeds"]["0"]["rounds"] = rounds
+    assert ledgers._lengths(TOY, cells, "digits") == " (rounds: 50 of PFLEGO, 200 of FedAvg)"
+    assert ledgers._lengths(TOY, cells, "more") == ""
+    row = {"column": "a", "method": "x", "seeds": "", "why": ""}
+    rows = [row, row | {"method": "y", "seeds": "1"}, row | {"column": "b", "why": ": no data"}, row | {"column": "b"}]
+    assert ledgers._missing(rows) == ["a (x)", "b: no data"]
 
 
 def test_a_cell_that_diverges_is_in_the_ledger_as_such(toy, monkeypatch):

@@ -12,9 +12,9 @@ from made_records import CLIENTS, ROUNDS, made, stored
 
 from tfpfl import statistics
 from tfpfl.cli import main
+from tfpfl.command import command
 from tfpfl.evaluation import EV_ALL, EV_LOCAL, PROTOCOLS
 from tfpfl.report import ReportError, render, write_report
-from tfpfl.reproduce import command
 from tfpfl.run import Run, RunConfig
 from tfpfl.series import clients, paired
 

@@ -1,6 +1,7 @@
 """compare, sweep, report, reproduce: several runs."""
 
 from pathlib import Path
+from shlex import quote
 
 import click
 
@@ -152,7 +153,7 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
     elif not no_run:
         size = papers.experiment(name).sizes[kw["scale"]]
         size = papers.Size(rounds or size.rounds, seeds or size.seeds)
-        shown = f"tfpfl reproduce {name} --scale {kw['scale']}" + "".join(f" --only {w}" for w in kw["only"])
+        shown = f"tfpfl reproduce {name} --scale {kw['scale']}" + "".join(f" --only {quote(w)}" for w in kw["only"])
         shown += (f" --rounds {rounds}" if rounds else "") + (f" --seeds {seeds}" if seeds else "")
         papers.reproduce(
             name,

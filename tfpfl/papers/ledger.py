@@ -210,19 +210,15 @@ def markdown(ledger: dict, notes: dict | None = None) -> str:
             lines = ["| " + " | ".join(names) + " |", "|---|---|" + "---:|" * 7 + "---|"]
             lines += ["| " + " | ".join(row[n] for n in names) + " |" for row in done]
             parts.append("\n".join(lines))
-        for text, column, held in verdicts(experiment, cells):
-            if held != "open":
-                parts.append(f"* {column}: {text}: **{held}**")
+        held = [(text, column, verdict) for text, column, verdict in verdicts(experiment, cells) if verdict != "open"]
+        if held:
+            lines = [f"* {column}: {text}: **{v}**{_lengths(experiment, cells, column)}" for text, column, v in held]
+            parts.append("\n".join(lines))
         why = [f"* {cell}: {text}" for cell, text in notes.get(name, {}).items()]
         if why:
             parts.append("Suspected causes, and what was tried:\n\n" + "\n".join(why))
-        missing = {}
-        for row in rows:
-            if not row["seeds"]:
-                missing.setdefault((row["column"], row["why"]), []).append(row["method"])
-        if missing:
-            lines = [f"{column} ({', '.join(methods)}{why})" for (column, why), methods in missing.items()]
-            parts.append("Not run: " + "; ".join(lines) + ".")
+        if len(done) < len(rows):
+            parts.append("Not run: " + "; ".join(_missing(rows)) + ".")
         if done:
             commands = sorted({e["command"] for c in cells.values() for e in c.get("seeds", {}).values()})
             runs = sorted(
@@ -297,6 +293,35 @@ def _rows(experiment: Experiment, cells: dict) -> list[dict]:
             }
         )
     return rows
+
+
+def _lengths(experiment: Experiment, cells: dict, column: str) -> str:
+    """Says where the methods of a column did not have the same number of rounds."""
+    rounds = {}
+    for cell in experiment.cells:
+        for e in cells.get(key(cell), {}).get("seeds", {}).values() if cell.column == column else ():
+            rounds.setdefault(e["rounds"], []).append(cell.label or algorithm_row(cell.method).title)
+    if len(rounds) < 2:
+        return ""
+    return f" (rounds: {', '.join(f'{n} of {_listed(names)}' for n, names in sorted(rounds.items()))})"
+
+
+def _listed(names: list) -> str:
+    return " and ".join(dict.fromkeys(names))
+
+
+def _missing(rows: list[dict]) -> list[str]:
+    """What was not run: columns that have nothing, then methods of others, with the reason where there is one."""
+    columns, parts = {}, []
+    for row in rows:
+        columns.setdefault(row["column"], []).append(row)
+    for column, its_rows in columns.items():
+        missing = [row for row in its_rows if not row["seeds"]]
+        if missing:
+            why = next((row["why"] for row in missing if row["why"]), "")
+            which = "" if len(missing) == len(its_rows) else f" ({', '.join(row['method'] for row in missing)})"
+            parts.append(column + which + why)
+    return parts
 
 
 def _text(pair, decimals: int) -> str:

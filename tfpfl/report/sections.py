@@ -3,9 +3,9 @@
 import numpy as np
 
 from tfpfl import plots, statistics
+from tfpfl.command import command
 from tfpfl.evaluation import EV_ALL, EV_LOCAL, PROTOCOLS
 from tfpfl.report.blocks import Commands, Folded, Note, Pictures, Table
-from tfpfl.reproduce import command
 from tfpfl.series import Series, clients, measured, paired
 from tfpfl.tables import bytes_text, percent
 
