@@ -146,8 +146,8 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
         papers.experiment(name)  # refuses what there is not
     if name is None:
         table = Table(Column("name", no_wrap=True), "what", f"rounds x seeds: {', '.join(papers.SCALES)}")
-        for key, e in papers.EXPERIMENTS.items():
-            sizes = ", ".join(f"{e.sizes[s].rounds} x {e.sizes[s].seeds}" for s in papers.SCALES)
+        for key, e in (papers.EXPERIMENTS | papers.FIGURES).items():
+            sizes = ", ".join(f"{e.sizes[s].rounds} x {e.sizes[s].seeds}" for s in papers.SCALES) if e.cells else "-"
             table.add_row(key, f"{e.source}: {e.title}", sizes)
         console.print(table)
     elif not no_run:
@@ -162,16 +162,19 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
             size=size,
             command=shown,
             callbacks=lambda label: [Progress(label, console)],
+            tell=console.print,
             **kw,
         )
-    if name is not None:
+    if name in papers.FIGURES:
+        console.print(ledgers.picture_table(name, ledgers.load(ledger).get(name, {})))
+    elif name is not None:
         cells = ledgers.load(ledger).get(name, {})
         console.print(ledgers.table(name, cells))
         for text, column, held in ledgers.verdicts(papers.experiment(name), cells):
             if held != "open":
                 console.print(f"{column}: {text}: [bold]{held}[/]", soft_wrap=True)
-        if plot:
-            papers.draw(name, out).savefig(plot)
+    if name is not None and plot:
+        papers.draw(name, out).savefig(plot)
     if write:
         written = ledgers.notes(ledger.with_name(ledger.stem + "_notes.toml"))
         write.write_text(ledgers.markdown(ledgers.load(ledger), written))

@@ -17,6 +17,7 @@ from tfpfl import statistics
 from tfpfl.algorithms import algorithm_row
 from tfpfl.evaluation import PROTOCOLS, find, protocol, rounds_to
 from tfpfl.papers.experiments import EXPERIMENTS, Cell, Experiment
+from tfpfl.papers.pictures import FIGURES, Picture
 from tfpfl.record import Record
 
 FORMAT = 1
@@ -177,6 +178,39 @@ def table(name: str, cells: dict, title: str = "") -> Table:
     return out
 
 
+def picture_rows(picture: Picture, found: dict) -> list[tuple[str, str, str, str]]:
+    """(what, published, ours, 'holds' | 'fails' | '-') of every number of a figure: the mean over its seeds.
+
+    Of one seed the interval is that over clients and p is shown; of several the interval is over seeds.
+    """
+    seeds, rows = [entry["numbers"] for entry in found.get("seeds", {}).values()], []
+    for what in dict.fromkeys(what for numbers in seeds for what in numbers):
+        there = [numbers[what] for numbers in seeds if what in numbers]
+        number, half = there[0]["value"], there[0].get("half", np.nan)
+        if len(there) > 1:
+            number, half = statistics.over_seeds([each["value"] for each in there])
+        ours = f"{number:.3g}" if "p" in there[0] else str(number) if isinstance(number, int) else f"{number:.2f}"
+        ours += "" if np.isnan(half) else f" ± {half:.2g}" if "p" in there[0] else f" ± {half:.2f}"
+        ours += f" (p = {there[0]['p']:.2g})" if "p" in there[0] and len(there) == 1 else ""
+        claim = picture.published.get(what)
+        held = "-" if claim is None else "holds" if claim.holds(number) else "fails"
+        rows.append((what, claim.text if claim else "-", ours, held))
+    return rows
+
+
+def picture_table(name: str, found: dict) -> Table:
+    """The numbers of one figure for the terminal."""
+    picture = FIGURES[name]
+    out = Table(title=f"{name}: {picture.title}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    out.add_column("", overflow="fold")
+    for column in ("published", "ours"):
+        out.add_column(column, justify="right", no_wrap=True)
+    out.add_column("", no_wrap=True)
+    for row in picture_rows(picture, found):
+        out.add_row(*row)
+    return out
+
+
 def markdown(ledger: dict, notes: dict | None = None) -> str:
     """All experiments; what docs/reproduction.md is.
 
@@ -228,7 +262,36 @@ def markdown(ledger: dict, notes: dict | None = None) -> str:
             )
             listed = "\n".join(f"    {line}" for line in [*commands, "", *runs])
             parts.append(f"<details><summary>Commands, and the runs' hashes</summary>\n\n{listed}\n\n</details>")
+    for name, picture in FIGURES.items():
+        if name in ledger:
+            parts += _picture(name, picture, ledger[name], notes.get("about", {}).get(name))
     return "\n\n".join(parts) + "\n"
+
+
+def _picture(name: str, picture: Picture, found: dict, about: str | None) -> list[str]:
+    """A figure's paragraphs: its numbers, of which runs, and what it is without."""
+    parts = [f"## {name}: {picture.title}\n{picture.source}. {picture.note}".rstrip()]
+    if about:
+        parts.append(about.strip())
+    rows = picture_rows(picture, found)
+    if rows:
+        lines = ["| number | published | ours | |", "|---|---:|---:|---|"]
+        parts.append("\n".join(lines + [f"| {' | '.join(row)} |" for row in rows]))
+    if "not run" in found:
+        parts.append(f"Not run: {found['not run']}.")
+    seeds = found.get("seeds", {})
+    rounds = sorted({n for entry in seeds.values() for n in entry["rounds"].values()})
+    if rounds:
+        parts.append(f"Rounds: {', '.join(map(str, rounds))}; seeds: {len(seeds)}.")
+    without = {cell: why for entry in seeds.values() for cell, why in entry["without"].items()}
+    if without:
+        parts.append("Without: " + "; ".join(f"{cell}: {why.rstrip('.')}" for cell, why in without.items()) + ".")
+    if seeds:
+        listed = sorted({entry["command"] for entry in seeds.values()}) + [""]
+        listed += [f"{cell}: seed {s} {run}" for s, entry in seeds.items() for cell, run in entry["runs"].items()]
+        body = "\n".join(f"    {line}" for line in listed).rstrip()
+        parts.append(f"<details><summary>Commands, and the runs' hashes</summary>\n\n{body}\n\n</details>")
+    return parts
 
 
 def notes(path: str | os.PathLike) -> dict:
@@ -246,7 +309,7 @@ def notes(path: str | os.PathLike) -> dict:
         raise LedgerError(f"{path} cannot be read: {error}") from error
     for name, cells in found.items():
         if name == "about":
-            known = set(EXPERIMENTS)
+            known = {*EXPERIMENTS, *FIGURES}
         elif name in EXPERIMENTS:
             known = {key(cell) for cell in EXPERIMENTS[name].cells} | {c.column for c in EXPERIMENTS[name].cells}
         else:
