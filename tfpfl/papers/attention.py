@@ -107,7 +107,7 @@ def _boxes(axes, accuracy: dict) -> None:
     axes.set_ylim(len(accuracy) - 0.5, -0.5)
     axes.tick_params(labelsize=TICKS)
     axes.grid(False, axis="y")
-    axes.set_xlabel("test accuracy of single clients (%)")
+    axes.set_xlabel("test accuracy of single clients (%), best round on test")
 
 
 def _weights(axes, matrix, sizes):

@@ -87,8 +87,8 @@ FIGURES = {
         numbers=weights_of_risks.numbers,
         draw=weights_of_risks.draw,
         published={
-            "slope of the column mean by n_j (1 / 1000 examples)": Claim("positive", lambda value: value > 0),
-            "slope of the row mean by n_i (1 / 1000 examples)": Claim("negative", lambda value: value < 0),
+            "slope of the column mean by n_j (per 1000 examples)": Claim("positive", lambda value: value > 0),
+            "slope of the row mean by n_i (per 1000 examples)": Claim("negative", lambda value: value < 0),
         },
         note="From the first evaluated round to the last; means over all clients, p-values of slope 0.",
     ),

@@ -60,7 +60,7 @@ def regressions(data: dict) -> dict:
 def numbers(data: dict) -> dict:
     """The slopes, as change for each thousand examples more, with the p-values of slope 0."""
     return {
-        f"slope of the {MEANS[name][1]} (1 / 1000 examples)": {"value": 1000 * line.slope, "p": line.pvalue}
+        f"slope of the {MEANS[name][1]} (per 1000 examples)": {"value": 1000 * line.slope, "p": line.pvalue}
         for name, line in regressions(data).items()
     }
 
