@@ -221,6 +221,11 @@ def test_numbers_in_words_and_over_seeds():
     assert ledgers.picture_rows(figure, {}) == []
 
 
+def test_nothing_is_measured_after_the_time(tmp_path):
+    assert papers.reproduce("round-robin", out=tmp_path, minutes=0) == {}
+    assert papers.reproduce("round-robin", out=tmp_path, size=Size(1, 2))["seeds"].keys() == {"0", "1"}
+
+
 def test_notes_may_be_about_a_figure(tmp_path):
     notes = tmp_path / "notes.toml"
     notes.write_text('[about]\npgfed-figure-A = "Few rounds."\n')

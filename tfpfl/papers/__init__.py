@@ -64,7 +64,7 @@ def reproduce(
         ledger: the file; default OUT/ledger.json.
         only: words; a cell is run if its name has each of them.
         size: rounds and seeds, instead of the scale's.
-        minutes: no cell is begun after so many.
+        minutes: no cell is begun after so many, and no figure measured.
         command: for the ledger.
         callbacks: (label of a cell) -> callbacks of its run.
         allow_download: of data sets.

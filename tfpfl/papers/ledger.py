@@ -29,7 +29,7 @@ class LedgerError(ValueError):
 
 
 def load(path: str | os.PathLike) -> dict:
-    """{experiment: {cell: entry}}; {} where there is no file yet.
+    """{experiment: {cell: entry}}; {} where there is no file yet. A figure is one such cell.
 
     Raises:
         LedgerError: the file is not a ledger.
