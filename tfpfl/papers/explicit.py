@@ -16,7 +16,6 @@ from tfpfl import statistics, tree
 from tfpfl.algorithm import ClientData
 from tfpfl.local import client_loss, whole_gradient
 from tfpfl.new_clients import fine_tuning
-from tfpfl.optimizer import sgd
 from tfpfl.plots import PALETTE, STYLE, TICKS
 from tfpfl.run import Run
 from tfpfl.runtime.cohort import relaxed
@@ -24,8 +23,10 @@ from tfpfl.simulate import Messages, federation_readers
 from tfpfl.visit import evaluate
 
 STEPS = 6
-# The paper does not say; mu is that of the authors' examples for PGFed.
-MU, ETA, MOMENTUM = 0.1, 0.1, 0.9
+# The paper does not say. mu is that of the authors' examples for PGFed. The rate: on the training examples of five
+# clients, from FedAvg's model after three rounds, 0.03 lowers the risk in every step and 0.1 overshoots; momentum 0.9
+# with 0.003 to 0.03 ends at about the same risk or above.
+MU, ETA = 0.1, 0.03
 CLIENTS = {"smoke": 2, "laptop": 10, "full": None}  # who fine-tunes, drawn by the seed; None: all
 KINDS = {"explicit": (PALETTE[2], "solid", "o"), "implicit": (PALETTE[1], "dashed", "s")}
 
@@ -48,14 +49,12 @@ def gradient(of: Callable, weights, i: int, people: int, mu: float):
 
 
 def fine_tune(
-    of: Callable, weights, i: int, people: int, *, mu: float, eta: float, momentum: float = 0.0, steps: int = STEPS
+    of: Callable, weights, i: int, people: int, *, mu: float, eta: float = ETA, steps: int = STEPS
 ) -> Iterator:
-    """Gives the weights before the first step and after each; see `gradient`."""
-    optimizer = sgd(eta, momentum)
-    slots = optimizer.init(weights)
+    """Gives the weights before the first step of gradient descent and after each; see `gradient`."""
     yield weights
     for _ in range(steps):
-        slots, weights = optimizer.step(slots, weights, gradient(of, weights, i, people, mu))
+        weights = tree.add_scaled(weights, -eta, gradient(of, weights, i, people, mu))
         yield weights
 
 
@@ -80,7 +79,7 @@ def measure(runs: dict, *, scale: str = "full", seed: int = 0, kept=None, save=l
     with Run.open(folder) as run:
         algorithm = run.algorithm
         how = {"run": run.config.run_id, "rounds": run.store.round_num}
-        how |= {"mu": MU, "eta": ETA, "momentum": MOMENTUM, "steps": STEPS}
+        how |= {"mu": MU, "eta": ETA, "steps": STEPS}
         same = kept and all(kept.get(name) == value for name, value in how.items())
         data = how | {"clients": dict(kept["clients"]) if same else {}}
         people = algorithm.population.num_clients
@@ -92,8 +91,7 @@ def measure(runs: dict, *, scale: str = "full", seed: int = 0, kept=None, save=l
         for n, i in enumerate(left):
             ways = {"implicit": 0.0, "explicit": MU}
             data["clients"][str(algorithm.population.client_ids[i])] = {
-                name: [score(w, i) for w in fine_tune(of, weights, i, people, mu=mu, eta=ETA, momentum=MOMENTUM)]
-                for name, mu in ways.items()
+                name: [score(w, i) for w in fine_tune(of, weights, i, people, mu=mu)] for name, mu in ways.items()
             }
             save(data)
             tell(f"fine-tuned: {len(who) - len(left) + n + 1} of {len(who)} clients")

@@ -74,9 +74,9 @@ FIGURES = {
             "explicit gain (points)": Claim("7.73", lambda value: value > 0),
             "explicit above implicit (points)": Claim("2.33", lambda value: value > 0),
         },
-        note=f"{explicit.STEPS} steps on all of a client's examples, mu = {explicit.MU}, rate {explicit.ETA}, momentum "
-        f"{explicit.MOMENTUM}: the paper's are not known, so signs count. Scale laptop fine-tunes "
-        f"{explicit.CLIENTS['laptop']} of the 100 clients, on all clients' data.",
+        note=f"{explicit.STEPS} steps on all of a client's examples, mu = {explicit.MU}, rate {explicit.ETA}: the "
+        "paper's are not known, so signs count. Scale laptop fine-tunes "
+        f"{explicit.CLIENTS['laptop']} of the 100 clients, each on all clients' data.",
     ),
     "pgfed-figure-A": Picture(
         title="How A changes, and with how much data",
