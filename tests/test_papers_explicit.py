@@ -114,6 +114,7 @@ def test_gains_of_fine_tuning():
     assert found["explicit above implicit (points)"]["value"] == pytest.approx(5)
     assert found["explicit above implicit (points)"]["half"] == pytest.approx(1.96 * 5 / np.sqrt(2))
     assert found["accuracy before (%)"]["value"] == pytest.approx(45)
+    assert found["clients that fine-tuned"] == {"value": 2}  # the third has no test examples
     above, below = explicit.draw(made_curves()).axes
     assert above.lines[0].get_ydata()[-1] == pytest.approx(60) and above.lines[1].get_ydata()[-1] == pytest.approx(55)
     assert sum(patch.get_height() for patch in below.patches) == 4  # two clients, two ways

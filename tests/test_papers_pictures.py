@@ -129,8 +129,8 @@ def test_new_clients_of_several_methods(tmp_path, monkeypatch):
         by_hand = adapt_new_clients(run, epochs=2, protocol="global", eta=0.05, batch_size=10)
     np.testing.assert_allclose(data["digits | fedavg"]["accuracy"], by_hand.accuracy)
     numbers = found["seeds"]["0"]["numbers"]
-    assert numbers["FedAvg (%)"]["value"] == pytest.approx(100 * by_hand.means[-1])
-    assert set(numbers) == {"FedAvg (%)", "FedFomo, own way (%)"}
+    assert numbers["FedAvg, after 2 epochs (%)"]["value"] == pytest.approx(100 * by_hand.means[-1])
+    assert set(numbers) == {"FedAvg, after 2 epochs (%)", "FedFomo, own way, after 2 epochs (%)"}
     bars, lines = papers.draw("pgfed-new-clients", tmp_path).axes
     widths = sorted(bar.get_width() for bar in bars.patches)
     assert widths == pytest.approx(sorted(number["value"] for number in numbers.values()))
@@ -140,7 +140,9 @@ def test_new_clients_of_several_methods(tmp_path, monkeypatch):
     papers.reproduce("pgfed-new-clients", scale="smoke", out=tmp_path, tell=told.append)
     assert len(told) == before  # nothing to do
     written = ledgers.markdown({"pgfed-new-clients": found})
-    assert f"| FedAvg (%) | - | {numbers['FedAvg (%)']['value']:.2f} ± " in written and "the command" in written
+    assert (
+        f"| FedAvg, after 2 epochs (%) | - | {100 * by_hand.means[-1]:.2f} ± " in written and "the command" in written
+    )
     assert "Rounds: 2; seeds: 1." in written
 
 

@@ -138,16 +138,17 @@ def curves(data: dict) -> dict[str, np.ndarray]:
 
 
 def numbers(data: dict) -> dict:
-    """Mean gains over clients after the last step, in points, with half the 95 % interval."""
+    """Mean gains over clients after the last step, in points, with half the 95 % interval; and of how many clients."""
     found = curves(data)
     gains = {kind: values[:, -1] - values[:, 0] for kind, values in found.items()}
     told = {f"{kind} gain (points)": gain for kind, gain in gains.items()}
     told["explicit above implicit (points)"] = gains["explicit"] - gains["implicit"]
     told["accuracy before (%)"] = found["explicit"][:, 0]
-    return {
+    means = {
         what: {"value": statistics.mean_over_clients(values), "half": statistics.ci95(values)}
         for what, values in told.items()
     }
+    return means | {"clients that fine-tuned": {"value": len(found["explicit"])}}
 
 
 def draw(data: dict) -> Figure:

@@ -59,10 +59,10 @@ def _adapted(run, epochs: int) -> dict:
 
 def numbers(data: dict) -> dict:
     """Mean test accuracy over the new clients after the last epoch, in %, with half the 95 % interval."""
-    last = {label: values[:, -1] for label, _, values in _rows(data)}
+    last = {f"{label}, after {values.shape[1] - 1} epochs (%)": values[:, -1] for label, _, values in _rows(data)}
     return {
-        f"{label} (%)": {"value": statistics.mean_over_clients(values), "half": statistics.ci95(values)}
-        for label, values in last.items()
+        what: {"value": statistics.mean_over_clients(values), "half": statistics.ci95(values)}
+        for what, values in last.items()
     }
 
 
