@@ -184,7 +184,7 @@ def test_words_for_columns_of_unequal_length_and_for_what_is_missing():
     cells = {"digits | pflego": seeds((90.0, 1.0)), "digits | fedavg": seeds((80.0, 1.0))}
     for cell_, rounds in zip(cells.values(), (50, 200), strict=True):
         cell_["seeds"]["0"]["rounds"] = rounds
-    assert ledgers._lengths(TOY, cells, "digits") == " (rounds: 50 of PFLEGO, 200 of FedAvg)"
+    assert ledgers._lengths(TOY, cells, "digits") == " (rounds: 50 of PFLEGO; 200 of FedAvg)"
     assert ledgers._lengths(TOY, cells, "more") == ""
     row = {"column": "a", "method": "x", "seeds": "", "why": ""}
     rows = [row, row | {"method": "y", "seeds": "1"}, row | {"column": "b", "why": ": no data"}, row | {"column": "b"}]

@@ -366,11 +366,11 @@ def _lengths(experiment: Experiment, cells: dict, column: str) -> str:
             rounds.setdefault(e["rounds"], []).append(cell.label or algorithm_row(cell.method).title)
     if len(rounds) < 2:
         return ""
-    return f" (rounds: {', '.join(f'{n} of {_listed(names)}' for n, names in sorted(rounds.items()))})"
+    return f" (rounds: {'; '.join(f'{n} of {_listed(names)}' for n, names in sorted(rounds.items()))})"
 
 
 def _listed(names: list) -> str:
-    return " and ".join(dict.fromkeys(names))
+    return ", ".join(dict.fromkeys(names))
 
 
 def _missing(rows: list[dict]) -> list[str]:
