@@ -49,18 +49,15 @@ def run_all(
         folder = Path(out) / f"{config.algorithm}-s{config.seed}"
         folders.append(folder)
         label = f"{algorithm_row(config.algorithm).title}, seed {config.seed}"
+        federation = open_federation(config, allow_download=allow_download)
         if (folder / "config.json").exists():
             before = read_config(folder)
-            federation = open_federation(config, allow_download=allow_download)
             config.rounds = max(config.rounds, before.rounds)
             asked = config.resolved(federation)
             asked.versions, asked.format = before.versions, before.format
             if asked.run_id != before.run_id:
                 raise RunError(f"{folder} is a run with another configuration; take another --out")
-            run = Run.open(folder, rounds=config.rounds)
-        else:
-            run = Run.create(config, folder, open_federation(config, allow_download=allow_download))
-        with run:
+        with Run.begun(config, folder, federation) as run:
             if run.store.round_num < run.config.rounds or not (folder / "summary.json").exists():
                 run.train(callbacks(label))
     return folders

@@ -275,7 +275,7 @@ class Run:
         try:
             if network_file is not None:
                 shutil.copyfile(network_file, folder / NETWORK)
-            _write(folder / "config.json", json.dumps(asdict(config), indent=2) + "\n")
+            write_whole(folder / "config.json", json.dumps(asdict(config), indent=2) + "\n")
             run.store = ClientStore(folder / "state.sqlite", config.run_id)
         except (OSError, StoreError):
             if made:
@@ -320,8 +320,25 @@ class Run:
                 run.close()
                 raise RunError(f"{folder} has {done} rounds already, which is more than {rounds}")
             config.rounds = rounds
-            _write(folder / "config.json", json.dumps(asdict(config), indent=2) + "\n")
+            write_whole(folder / "config.json", json.dumps(asdict(config), indent=2) + "\n")
         return run
+
+    @classmethod
+    def begun(
+        cls,
+        config: RunConfig,
+        folder: str | os.PathLike,
+        federation: Federation | None = None,
+        *,
+        allow_download: bool = False,
+    ) -> "Run":
+        """The run that is in the folder, to go on up to `config.rounds` or to its own, if more; else a new one.
+
+        Whether the run in the folder is that of `config` is not asked. Arguments and errors: see `create` and `open`.
+        """
+        if (Path(folder) / "config.json").exists():
+            return cls.open(folder, rounds=max(config.rounds, read_config(folder).rounds))
+        return cls.create(config, folder, federation, allow_download=allow_download)
 
     @property
     def changed_versions(self) -> dict:
@@ -465,7 +482,7 @@ class Run:
             "run_id": self.config.run_id,
             "results": [_plain(r._asdict()) for r in self.results()],
         }
-        _write(path, json.dumps(summary, indent=2) + "\n")
+        write_whole(path, json.dumps(summary, indent=2) + "\n")
         return summary
 
     def close(self) -> None:
@@ -571,7 +588,7 @@ def _plain(row: dict) -> dict:
     return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()}
 
 
-def _write(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """The old file or the new one, never half of one."""
     temporary = path.with_name(path.name + ".new")
     try:
@@ -590,4 +607,4 @@ def _write_csv(path: Path, columns, rows) -> None:
     writer = csv.DictWriter(text, columns)
     writer.writeheader()
     writer.writerows(rows)
-    _write(path, text.getvalue())
+    write_whole(path, text.getvalue())

@@ -19,7 +19,7 @@ from sklearn.model_selection import ParameterGrid, ParameterSampler
 from tfpfl.algorithms import check_names
 from tfpfl.evaluation import Protocol
 from tfpfl.record import Record
-from tfpfl.run import Run, RunConfig, open_federation, read_config
+from tfpfl.run import Run, RunConfig, open_federation
 from tfpfl.training import DivergedError
 
 VALIDATION = Protocol(split="validation")  # EV-all, mean over clients, mean of the last ten evaluated rounds
@@ -136,11 +136,7 @@ def sweep(
 
 
 def _accuracy(folder: Path, config: RunConfig, federation, callbacks) -> float:
-    if (folder / "config.json").exists():
-        run = Run.open(folder, rounds=max(config.rounds, read_config(folder).rounds))
-    else:
-        run = Run.create(config, folder, federation)
-    with run:
+    with Run.begun(config, folder, federation) as run:
         if run.store.round_num < config.rounds:
             try:
                 run.train(callbacks(", ".join(f"{k}={v:g}" for k, v in config.hyperparameters.items())))

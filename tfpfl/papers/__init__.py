@@ -7,7 +7,6 @@ figure shows that is not a curve is measured after its runs, and kept beside the
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from tfpfl.papers import ledger as ledgers
 from tfpfl.papers.experiments import EXPERIMENTS, SCALES, Cell, Experiment, Size
 from tfpfl.papers.pictures import FIGURES, Picture
 from tfpfl.record import Record
-from tfpfl.run import Run, RunConfig, RunError, open_federation, read_config
+from tfpfl.run import Run, RunConfig, RunError, write_whole
 from tfpfl.training import DivergedError
 
 
@@ -36,7 +35,7 @@ def experiment(name: str) -> Experiment | Picture:
 def run_folder(out: Path, cell: Cell, seed: int) -> Path:
     """Where the run of a cell is: one folder for one configuration and seed."""
     config = RunConfig(**cell.config, seed=seed)
-    decides = json.dumps({k: v for k, v in cell.config.items()}, sort_keys=True)
+    decides = json.dumps(cell.config, sort_keys=True)
     name = f"{config.algorithm}-{config.dataset.replace('/', '-')}-{hashlib.sha256(decides.encode()).hexdigest()[:10]}"
     return Path(out) / f"{name}-s{seed}"
 
@@ -136,14 +135,10 @@ def draw(name: str, out: Path):
 
 def _run(out: Path, cell: Cell, seed: int, rounds: int, callbacks, allow_download: bool) -> None:
     folder = run_folder(out, cell, seed)
-    if (folder / "config.json").exists():
-        if (folder / "summary.json").exists() and Record.read(folder).rounds >= rounds:
-            return
-        run = Run.open(folder, rounds=max(rounds, read_config(folder).rounds))
-    else:
-        config = RunConfig(**cell.config, rounds=rounds, seed=seed)
-        run = Run.create(config, folder, open_federation(config, allow_download=allow_download))
-    with run:
+    if (folder / "summary.json").exists() and Record.read(folder).rounds >= rounds:
+        return
+    config = RunConfig(**cell.config, rounds=rounds, seed=seed)
+    with Run.begun(config, folder, allow_download=allow_download) as run:
         run.train(callbacks)
 
 
@@ -212,9 +207,7 @@ def _read(path: Path) -> dict:
 
 def _write(path: Path, data: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps(data) + "\n")
-    os.replace(new, path)
+    write_whole(path, json.dumps(data) + "\n")
 
 
 def _note(path, name, experiment, cell, seed, out, scale, size, command, why) -> None:

@@ -19,6 +19,8 @@ from tfpfl.evaluation import PROTOCOLS, find, protocol, rounds_to
 from tfpfl.papers.experiments import EXPERIMENTS, Cell, Experiment
 from tfpfl.papers.pictures import FIGURES, Picture
 from tfpfl.record import Record
+from tfpfl.run import write_whole
+from tfpfl.series import paired
 
 FORMAT = 1
 DECIMALS = {"accuracy": 2, "seconds": 3, "rounds to 70 %": 0, "gain over Local": 2}
@@ -50,9 +52,7 @@ def save(path: str | os.PathLike, ledger: dict) -> None:
     """Writes all of it: the old file or the new one, never half of one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps({"format": FORMAT, "experiments": ledger}, indent=1, sort_keys=True) + "\n")
-    os.replace(new, path)
+    write_whole(path, json.dumps({"format": FORMAT, "experiments": ledger}, indent=1, sort_keys=True) + "\n")
 
 
 def key(cell: Cell) -> str:
@@ -88,9 +88,7 @@ def entry(record: Record, scale: str, asked: int, command: str, local: Record | 
         if result is not None:
             found["accuracy"][name] = [round(100 * result.accuracy, 3), round(100 * result.accuracy_ci95, 3)]
     if local is not None:
-        mine, theirs = (r.per_client(when="best_test") for r in (record, local))
-        both = sorted(set(mine) & set(theirs))
-        gains = 100 * statistics.gains([mine[i] for i in both], [theirs[i] for i in both])
+        gains = 100 * statistics.gains(*paired([record], [local], protocol("pgfed")))
         found["gain over Local"] = [statistics.mean_over_clients(gains), statistics.std(gains)]
     return found
 
