@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfpfl import aggregate, tree
 from tfpfl.algorithm import Algorithm, ClientData, ClientInfo, ClientOutput, Head, Weights
-from tfpfl.local import cross_entropy
+from tfpfl.local import cross_entropy, logits
 
 GLOBAL = "global"  # what `Algorithm.global_model` is called in evaluations
 EVALUATION_CHUNK = (
@@ -82,10 +82,10 @@ def evaluate(model, weights: Weights, x, y) -> OrderedDict:
 
 def scores(head: Head, phi, y) -> OrderedDict:
     """`evaluate`, from the examples' features."""
-    logits = tf.matmul(phi, head.kernel) + head.bias
+    z = logits(head, phi)
     examples = tf.shape(y)[0]
-    correct = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits, 1, tf.int32), y), tf.int32))
-    loss = tf.cond(examples > 0, lambda: cross_entropy(logits, y), lambda: tf.zeros([], logits.dtype))
+    correct = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(z, 1, tf.int32), y), tf.int32))
+    loss = tf.cond(examples > 0, lambda: cross_entropy(z, y), lambda: tf.zeros([], z.dtype))
     return OrderedDict(correct=correct, examples=examples, loss=loss)
 
 

@@ -26,7 +26,7 @@ from tfpfl import tree
 from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Head, Weights
 from tfpfl.algorithms.fedavg import fedavg
-from tfpfl.local import check_choice, check_rates, cross_entropy, example_weight, local_solver
+from tfpfl.local import check_choice, check_rates, cross_entropy, example_weight, local_solver, logits
 from tfpfl.optimizer import sgd
 
 NEVER = -1e9  # log n of a class that a client does not have
@@ -84,7 +84,7 @@ def fedrod(
         def objective(trained, x, y):
             (theta, head), p = trained
             phi = model.features(theta, x)
-            z = tf.matmul(phi, head.kernel) + head.bias
+            z = logits(head, phi)
             generic = cross_entropy(z + log_n, y)
             residual = tf.matmul(tf.stop_gradient(phi), p.kernel) + p.bias
             private = cross_entropy(tf.stop_gradient(z) + residual, y)
