@@ -163,6 +163,24 @@ def test_run_again_in_pieces(toy):
     assert ledgers.load(toy / "ledger.json")["toy"] == cells
 
 
+def test_a_scale_can_make_every_run_smaller_and_the_ledger_says_so(toy, monkeypatch):
+    few = Size(2, 1, {"participation": 0.5}, "half of the clients a round")
+    small = TOY._replace(cells=TOY.cells[:2], sizes=TOY.sizes | {"smoke": few})
+    monkeypatch.setattr(papers, "EXPERIMENTS", {"toy": small})
+    monkeypatch.setattr(ledgers, "EXPERIMENTS", {"toy": small})
+    cells = papers.reproduce("toy", scale="smoke", out=toy)
+    folder = run_folder(toy, small.at(few).cells[0], 0)
+    assert Record.read(folder).config.participation == 0.5 and Record.read(folder).config.run_id.startswith(
+        cells["digits | pflego"]["seeds"]["0"]["run"]
+    )
+    assert not run_folder(toy, small.cells[0], 0).exists()
+    said = "At smoke scale half of the clients a round."
+    assert said in ledgers.markdown({"toy": cells}) and said not in ledgers.markdown({})
+    assert papers.draw("toy", toy, "smoke").axes
+    with pytest.raises(ValueError, match="nothing of a toy was run"):
+        papers.draw("toy", toy, "laptop")
+
+
 def test_no_cell_is_begun_after_the_time(toy):
     assert papers.reproduce("toy", scale="smoke", out=toy, minutes=0) == {}
 

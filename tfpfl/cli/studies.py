@@ -152,7 +152,7 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
         console.print(table)
     elif not no_run:
         size = papers.experiment(name).sizes[kw["scale"]]
-        size = papers.Size(rounds or size.rounds, seeds or size.seeds)
+        size = size._replace(rounds=rounds or size.rounds, seeds=seeds or size.seeds)
         shown = f"tfpfl reproduce {name} --scale {kw['scale']}" + "".join(f" --only {quote(w)}" for w in kw["only"])
         shown += (f" --rounds {rounds}" if rounds else "") + (f" --seeds {seeds}" if seeds else "")
         papers.reproduce(
@@ -174,7 +174,7 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
             if held != "open":
                 console.print(f"{column}: {text}: [bold]{held}[/]", soft_wrap=True)
     if name is not None and plot:
-        papers.draw(name, out).savefig(plot)
+        papers.draw(name, out, kw["scale"]).savefig(plot)
     if write:
         written = ledgers.notes(ledger.with_name(ledger.stem + "_notes.toml"))
         write.write_text(ledgers.markdown(ledgers.load(ledger), written))

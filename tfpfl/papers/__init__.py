@@ -80,6 +80,7 @@ def reproduce(
     if scale not in SCALES:
         raise ValueError(unknown("scale", scale, SCALES))
     size, path = size or found.sizes[scale], ledger or Path(out) / "ledger.json"
+    found = found if isinstance(found, Picture) else found.at(size)
     cells = [cell for cell in found.cells if all(word.lower() in ledgers.key(cell).lower() for word in only)]
     if found.cells and not cells:
         raise ValueError(
@@ -115,8 +116,8 @@ def reproduce(
     return ledgers.load(path).get(name, {})
 
 
-def draw(name: str, out: Path):
-    """The curves of what was run of an experiment, or what a figure of `FIGURES` shows: a matplotlib Figure.
+def draw(name: str, out: Path, scale: str = "laptop"):
+    """The curves of what was run of an experiment at a scale, or what a figure of `FIGURES` shows: a matplotlib Figure.
 
     Raises:
         ValueError: an unknown experiment, or nothing of it was run.
@@ -130,6 +131,7 @@ def draw(name: str, out: Path):
             raise ValueError(f"there is nothing to draw: nothing of {name} was run in {out}")
         return found.draw(data)
     seeds = max(size.seeds for size in found.sizes.values())
+    found = found.at(found.sizes[scale])
     return figures.draw(found, figures.records_of(found, lambda cell, seed: run_folder(out, cell, seed), seeds))
 
 

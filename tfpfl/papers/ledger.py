@@ -224,6 +224,8 @@ def markdown(ledger: dict, notes: dict | None = None) -> str:
         parts.append(f"Measured as the paper does: {protocol(experiment.protocol)}.")
         if name in notes.get("about", {}):
             parts.append(notes["about"][name].strip())
+        scales = {e["scale"] for c in cells.values() for e in c.get("seeds", {}).values()}
+        parts += [f"At {s} scale {size.said}." for s, size in experiment.sizes.items() if s in scales and size.said]
         rows = _rows(experiment, cells)
         done = [row for row in rows if row["seeds"]]
         if done:
