@@ -35,7 +35,9 @@ setup(
     # No extra brings TensorFlow Federated: its own pins (jaxlib 0.4.14 among them) can no longer be resolved from the
     # package index, and a resolver without an upper bound falls back to a TFF of 2019. `make demo` installs the lock.
     extras_require={
-        "test": ["pytest>=8", "pytest-xdist>=3.5"],
+        "ray": ["ray>=2.52,<3"],  # --engine ray
+        "dp": ["dp-accounting>=0.4.3,<1"],  # epsilon of --aggregator dp
+        "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100"],
         "lint": ["ruff>=0.5"],
     },
     entry_points={"console_scripts": ["tfpfl = tfpfl.cli:main"]},
