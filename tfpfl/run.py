@@ -37,6 +37,7 @@ from tfpfl.data import Federation, load_source
 from tfpfl.data.federation import FederationError
 from tfpfl.models import SplitModel, build
 from tfpfl.models.networks import default_network
+from tfpfl.runtime.machines import Machines
 from tfpfl.sampling import client_key
 from tfpfl.training import DivergedError, Training, check_cohort, check_engine, check_fits
 
@@ -239,6 +240,7 @@ class Run:
         self.model = SplitModel(backbone, seed=config.seed, head_init=config.head_init)
         self.algorithm = build_algorithm(config.algorithm, self.model, self.population, **config.hyperparameters)
         check_fits(self.algorithm, federation)
+        self.machines = Machines()  # where the rounds' work is done; may be set before `train`
         self.store = None
         self.stop_reason = None
 
@@ -380,6 +382,7 @@ class Run:
             store=self.store,
             engine=self.engine,
             cohort=self.config.cohort,
+            machines=self.machines,
             model_name=algorithm_row(self.config.algorithm).evaluated(self.config.hyperparameters),
             evaluate_every=self.config.evaluate_every,
             callbacks=callbacks,

@@ -17,6 +17,7 @@ from tfpfl.algorithm import Algorithm
 from tfpfl.client_store import ClientStore
 from tfpfl.names import unknown
 from tfpfl.runtime.cohort import relaxed
+from tfpfl.runtime.machines import Machines
 from tfpfl.runtime.packed import initial_states, side_by_side
 from tfpfl.runtime.worker import require_tff
 from tfpfl.sampling import client_key, cohort
@@ -40,6 +41,7 @@ class Training:
         store: where rounds are committed; a store that holds rounds is continued.
         engine: 'local' or 'tff'.
         cohort, threads: how the local engine takes clients through a round, see `Simulation`.
+        machines: where else the work of rounds is done.
         model_name: what the algorithm's `personal_model` is called in evaluations.
         evaluate_every: rounds between evaluations; the last ten rounds are evaluated in any case. 0: only those.
         splits: the held-out parts that are scored.
@@ -57,6 +59,7 @@ class Training:
     engine: str = "local"
     cohort: str = "auto"
     threads: int | None = None
+    machines: Machines = Machines()
     model_name: str = "personal"
     evaluate_every: int = 10
     splits: Sequence[str] = ("validation", "test")

@@ -1,0 +1,31 @@
+"""Where the work of a round is done, beside this process. It changes no number of a run, and is not part of it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Other processes, on this machine or others.
+
+    Args:
+        address: of a Ray cluster ('host:port', or 'auto'); None starts a Ray of our own on this machine.
+        workers: 'host:port' of TFF workers (`tfpfl worker`); none: one of our own on this machine.
+        deadline: seconds that a shard of a round may take before another worker gets it.
+
+    Raises:
+        ValueError: names the argument, and says what it may be.
+    """
+
+    address: str | None = None
+    workers: tuple[str, ...] = ()
+    deadline: float = 600.0
+
+    def __post_init__(self):
+        if self.deadline <= 0:
+            raise ValueError(f"deadline must be positive seconds, found {self.deadline}")
+        for worker in self.workers:
+            host, _, port = worker.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+                raise ValueError(f"a worker is given as HOST:PORT, found {worker!r}")
+        if len(set(self.workers)) < len(self.workers):
+            raise ValueError(f"a worker is named twice in {', '.join(self.workers)}")
