@@ -73,21 +73,14 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
         visit_type, state_type = _several(visit_spec(algorithm.model.dtype)), _packed_type(algorithm)
     elif pack < 1:
         raise ValueError(f"pack must be at least 1 client, found {pack}")
-    work, step = client_work(algorithm, readers), server_step(algorithm)
+    step = server_step(algorithm)
     to_clients, message_type, unpack = _messenger(algorithm)
+    work = packed_work if pack > 1 else _work_of_one(algorithm, readers)
+    run_client = _client_computation(work, message_type, state_type, visit_type, unpack)
 
     @tff.tensorflow.computation
     def initialize_server():
         return _graph(algorithm.init_server)()
-
-    @tff.tensorflow.computation(message_type, state_type, visit_type)
-    def run_client(message, state, visit):
-        def run(message, state, visit):
-            if pack > 1:
-                return ClientResult(*packed_work(unpack(message), state, visit))
-            return client_result(algorithm, work(unpack(message), state, visit), visit)
-
-        return _graph(run)(message, state, visit)
 
     result_type = run_client.type_signature.result
     collected_type, collect = _collector(result_type.contribution.rows)
@@ -126,6 +119,69 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
     return process if pack == 1 else PackedProcess(process, algorithm, pack)
 
 
+class Part(NamedTuple):
+    """What one of several machines gives of a round, for some clients of the cohort."""
+
+    client_states: list
+    client_metrics: list
+    rows: list  # a client's `Contribution.rows`
+    sums: tuple  # of the clients' `Contribution.sums`
+    weight: Any  # of the clients' `Contribution.weight`
+    metric_sums: dict
+
+
+def federated_part(algorithm: Algorithm, federation, held_out: Sequence[str] = ()):
+    """The clients' side of a round: (message, state@CLIENTS, visit@CLIENTS) -> `Part`, its sums @SERVER.
+
+    The message is @SERVER where all clients get the same, @CLIENTS where each gets its own. The coordinator makes it,
+    so that of the server's state no machine sees more than what its clients are sent.
+
+    Args:
+        algorithm, federation, held_out: as in `federate`.
+
+    Raises:
+        RuntimeError: TFF is not installed.
+    """
+    tff = require_tff()
+    visit_type, readers = _visits(algorithm, federation, held_out)
+    own = algorithm.message_per_client
+    client_id = (tf.TensorSpec([], tf.int32),) if own else ()
+    message_type = _type(structure_of(algorithm.message, server_state_spec(algorithm), *client_id))
+    state_type = _type(client_state_spec(algorithm))
+    run_client = _client_computation(_work_of_one(algorithm, readers), message_type, state_type, visit_type)
+
+    @tff.federated_computation(
+        tff.FederatedType(message_type, tff.CLIENTS if own else tff.SERVER),
+        tff.FederatedType(state_type, tff.CLIENTS),
+        tff.FederatedType(visit_type, tff.CLIENTS),
+    )
+    def part(message, states, visits):
+        messages = message if own else tff.federated_broadcast(message)
+        results = tff.federated_map(run_client, (messages, states, visits))
+        contribution = results.contribution
+        sums = map(tff.federated_sum, (contribution.sums, contribution.weight, results.metric_sums))
+        return Part(results.state, results.metrics, contribution.rows, *sums)
+
+    return part
+
+
+def _work_of_one(algorithm, readers):
+    """(message, client state, visit) -> ClientResult"""
+    work = client_work(algorithm, readers)
+    return lambda message, state, visit: client_result(algorithm, work(message, state, visit), visit)
+
+
+def _client_computation(work, message_type, state_type, visit_type, unpack=lambda message: message):
+    """What one of TFF's clients runs, as a computation."""
+    tff = require_tff()
+
+    @tff.tensorflow.computation(message_type, state_type, visit_type)
+    def run_client(message, state, visit):
+        return _graph(lambda message, state, visit: work(unpack(message), state, visit))(message, state, visit)
+
+    return run_client
+
+
 class PackedProcess:
     """A process whose clients in TFF are `pack` clients of the cohort each.
 
@@ -152,7 +208,7 @@ class PackedProcess:
 
 
 def _work_of_a_pack(algorithm, data, readers, held_out, pack):
-    """What TFF runs for `pack` clients.
+    """(message, Packed states, visits side by side) -> ClientResult: what TFF runs for `pack` clients.
 
     Raises:
         ValueError: they cannot be run together.
@@ -164,9 +220,9 @@ def _work_of_a_pack(algorithm, data, readers, held_out, pack):
             f"pack={pack} is for algorithms whose clients get the same message and whose updates are added; this one "
             "has messages or rows for single clients"
         )
-    if one_pass_of(algorithm) is not None:
-        return fused_work(algorithm, data, held_out)
-    return looped_work(algorithm, readers)
+    fused = one_pass_of(algorithm) is not None
+    work = fused_work(algorithm, data, held_out) if fused else looped_work(algorithm, readers)
+    return lambda message, states, visits: ClientResult(*work(message, states, visits))
 
 
 def _several(spec):
@@ -189,10 +245,7 @@ def federated_evaluation(algorithm: Algorithm, federation, splits: Sequence[str]
     server_type, state_type = _type(server_state_spec(algorithm)), _type(client_state_spec(algorithm))
     to_clients, message_type, unpack = _messenger(algorithm)
     work = evaluation_work(algorithm, readers)
-
-    @tff.tensorflow.computation(message_type, state_type, visit_type)
-    def run_client(message, state, visit):
-        return _graph(lambda message, state, visit: work(unpack(message), state, visit))(message, state, visit)
+    run_client = _client_computation(work, message_type, state_type, visit_type, unpack)
 
     @tff.federated_computation(
         tff.FederatedType(server_type, tff.SERVER),

@@ -19,7 +19,7 @@ from tfpfl.names import unknown
 from tfpfl.runtime.cohort import relaxed
 from tfpfl.runtime.machines import Machines
 from tfpfl.runtime.packed import initial_states, side_by_side
-from tfpfl.runtime.worker import require_tff
+from tfpfl.runtime.worker import require_tff, use_local_worker
 from tfpfl.sampling import client_key, cohort
 from tfpfl.simulate import COHORTS, Evaluation, Simulation
 from tfpfl.visit import GLOBAL, Visit, client_state_spec, of_global
@@ -213,9 +213,14 @@ class Training:
 
     def _process(self, held_out: tuple):
         if held_out not in self._processes:
-            if self.engine == "tff":
+            if self.engine == "tff" and self.machines.workers:
+                from tfpfl.runtime.workers import ShardedProcess
+
+                made = ShardedProcess(self.algorithm, self.federation, self.machines, held_out=held_out)
+            elif self.engine == "tff":
                 from tfpfl.federated import federate
 
+                use_local_worker(isolate=self.machines.isolate)
                 made = federate(self.algorithm, self.federation, held_out=held_out)
             else:
                 ways = {"cohort": self.cohort, "threads": self.threads}

@@ -153,3 +153,27 @@ def value_of(text: str):
         except ValueError:
             pass
     return words.get(text.lower(), text)
+
+
+machine_options = [
+    click.option("--workers", metavar="HOST:PORT,...", help="TFF workers (`tfpfl worker`), for --engine tff."),
+    click.option("--deadline", type=float, help="Seconds for a part of a round on one of them; default 600."),
+    click.option("--isolate", is_flag=True, help="No other user or machine reaches TFF's worker of this run. Linux."),
+]
+
+
+def machines_of(engine: str, workers: str | None, deadline: float | None, isolate: bool):
+    """Where the rounds' work is done.
+
+    Raises:
+        ValueError: the engine knows no such machines, or an argument is out of range.
+    """
+    from tfpfl.runtime.machines import Machines
+
+    for flag, given in (("--workers", workers), ("--isolate", isolate), ("--deadline", deadline)):
+        if given and engine != "tff":
+            raise ValueError(f"{flag} is for --engine tff, found --engine {engine}")
+    if deadline is not None and not workers:
+        raise ValueError("--deadline goes with --workers")
+    given = {} if deadline is None else {"deadline": deadline}
+    return Machines(workers=tuple(workers.split(",")) if workers else (), isolate=isolate, **given)

@@ -7,7 +7,15 @@ import click
 from click.core import ParameterSource
 
 from tfpfl.cli.group import main
-from tfpfl.cli.options import DATA_NAMES, RunCommand, data_arguments, data_options, with_options
+from tfpfl.cli.options import (
+    DATA_NAMES,
+    RunCommand,
+    data_arguments,
+    data_options,
+    machine_options,
+    machines_of,
+    with_options,
+)
 
 
 @main.command(cls=RunCommand)
@@ -36,11 +44,13 @@ from tfpfl.cli.options import DATA_NAMES, RunCommand, data_arguments, data_optio
     "--new-clients", default=0, show_default=True, help="So many clients, drawn by the data's seed, never train."
 )
 @click.option("--patience", type=int, help="Stop after so many evaluated rounds without a better validation accuracy.")
+@with_options(machine_options)
 @click.option("--out", type=click.Path(path_type=Path), help="The run folder; default runs/ALGORITHM-DATASET-sSEED.")
-def run(out, allow_download, federation, **kw):
+def run(out, allow_download, federation, workers, deadline, isolate, **kw):
     """Train, evaluate and write a run folder. Hyperparameters of the algorithm are options: see the end of --help."""
-    from tfpfl.run import Run, RunConfig
+    from tfpfl.run import Run, RunConfig, open_federation
 
+    machines = machines_of(kw["engine"], workers, deadline, isolate)
     if federation is None:
         data = data_arguments(kw)
     else:
@@ -60,8 +70,21 @@ def run(out, allow_download, federation, **kw):
     config = RunConfig(**{k: kw[k] for k in names}, hyperparameters=hyper, **data)
     dataset = config.dataset if federation is None else federation.name
     out = out or Path("runs") / f"{config.algorithm}-{dataset.replace('/', '-')}-s{config.seed}"
-    with Run.create(config, out, allow_download=allow_download) as run:
+    opened = None
+    if machines.workers:  # before there is a folder
+        opened = open_federation(config, allow_download=allow_download)
+        _require_workers(machines, opened)
+    with Run.create(config, out, opened, allow_download=allow_download) as run:
+        run.machines = machines
         _train_and_print(run)
+
+
+def _require_workers(machines, federation):
+    from tfpfl.runtime.worker import require_tff
+    from tfpfl.runtime.workers import workers_of
+
+    require_tff()
+    workers_of(machines).require(federation)
 
 
 def _train_and_print(run):
@@ -96,11 +119,13 @@ def _print_stop(run):
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--rounds", type=int, help="Go on up to this many rounds.")
-def resume(folder, rounds):
+@with_options(machine_options)
+def resume(folder, rounds, **where):
     """Continue the run in FOLDER, exactly as if it had not been interrupted."""
     from tfpfl.run import Run
 
     with Run.open(folder, rounds=rounds) as run:
+        run.machines = machines_of(run.engine, **where)
         done = run.store.round_num
         for name, (then, now) in run.changed_versions.items():
             print(f"{name} was {then} and is {now}: the last bits of the numbers may differ", file=sys.stderr)

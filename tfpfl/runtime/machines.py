@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 
 
+class MachinesError(RuntimeError):
+    """The machines that should do a round's work do not do it. The rounds before are saved."""
+
+
 @dataclass(frozen=True)
 class Machines:
     """Other processes, on this machine or others.
@@ -11,6 +15,7 @@ class Machines:
         address: of a Ray cluster ('host:port', or 'auto'); None starts a Ray of our own on this machine.
         workers: 'host:port' of TFF workers (`tfpfl worker`); none: one of our own on this machine.
         deadline: seconds that a shard of a round may take before another worker gets it.
+        isolate: our own TFF worker on this machine gets a network of its own, so that nobody else reaches its port.
 
     Raises:
         ValueError: names the argument, and says what it may be.
@@ -19,6 +24,7 @@ class Machines:
     address: str | None = None
     workers: tuple[str, ...] = ()
     deadline: float = 600.0
+    isolate: bool = False
 
     def __post_init__(self):
         if self.deadline <= 0:
@@ -29,3 +35,5 @@ class Machines:
                 raise ValueError(f"a worker is given as HOST:PORT, found {worker!r}")
         if len(set(self.workers)) < len(self.workers):
             raise ValueError(f"a worker is named twice in {', '.join(self.workers)}")
+        if self.isolate and self.workers:
+            raise ValueError("isolate is for a TFF worker of our own: leave it out, or give no workers")

@@ -1,0 +1,476 @@
+"""Several TFF workers: the round is that of one process, whoever does what, comes and goes."""
+
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from threading import Timer
+
+import keras
+import numpy as np
+import pytest
+import small_runs as runs
+import tensorflow as tf
+from click.testing import CliRunner
+from toys import distance, identical, initial_states, visits_by_id
+
+from tfpfl.algorithms import build_algorithm
+from tfpfl.callbacks import Callback
+from tfpfl.cli import main
+from tfpfl.data import Federation
+from tfpfl.models import SplitModel
+from tfpfl.run import Run
+from tfpfl.runtime import workers as runtime
+from tfpfl.runtime.machines import Machines, MachinesError
+from tfpfl.runtime.worker import Worker, answers, context_on
+from tfpfl.runtime.workers import OtherFederation, Remote, ShardedProcess, shards
+from tfpfl.simulate import Simulation
+
+portpicker = pytest.importorskip("portpicker", reason="TensorFlow Federated, which brings it, is not installed")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel ties a worker to its parent on Linux")
+
+CLIENTS, PEOPLE = list(range(18)), 18
+
+
+def command(*arguments) -> subprocess.Popen:
+    """`python -m tfpfl ...`"""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tfpfl", *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def until(condition, seconds=30.0):
+    """Waits until it holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.02)
+
+
+class Started:
+    """`tfpfl worker` on a port: the command and TFF's binary, its child."""
+
+    def __init__(self, port: int, *options):
+        self.port, self.name = port, f"localhost:{port}"
+        self.command = command("worker", "--port", port, "--concurrency", 2, *options)
+
+    def wait(self):
+        """Until it is ready."""
+        until(lambda: answers(self.name) or self.command.poll() is not None)
+        assert self.command.poll() is None, self.command.stdout.read()
+        return self
+
+    @property
+    def binary(self) -> int:
+        return next(pid for pid in descendants(self.command.pid) if "worker_binary" in arguments(pid)[0])
+
+    def kill(self):
+        os.kill(self.binary, signal.SIGKILL)
+
+    def end(self):
+        self.command.kill()
+        self.command.communicate()
+
+
+def arguments(pid: int) -> list:
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            return file.read().split("\0")
+    except OSError:
+        return [""]
+
+
+def descendants(pid: int) -> list:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    children = [int(p) for p in found.stdout.split()]
+    return children + [p for child in children for p in descendants(child)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def started(tff):
+    """Three workers; a test that ends one starts it again."""
+    found = [Started(portpicker.pick_unused_port()) for _ in range(3)]
+    yield [worker.wait() for worker in found]
+    for worker in found:
+        worker.end()
+
+
+def again(started, i):
+    """The worker on the same port, anew."""
+    started[i].end()
+    started[i].command = Started(started[i].port).command
+    started[i].wait()
+
+
+@pytest.fixture(scope="module")
+def machines(started):
+    return Machines(workers=tuple(worker.name for worker in started), deadline=200)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workers") / "federation"
+    return Federation.build("digits", "round_robin", clients=PEOPLE, K=2, out=folder)
+
+
+def algorithm_of(name, federation, **hyperparameters):
+    """On a smooth network: at the kinks of a ReLU, rounding may grow from round to round, in any two engines."""
+    layers = [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(20, activation="tanh")]
+    backbone, rng = keras.Sequential(layers), np.random.default_rng(0)
+    backbone.set_weights([0.2 * rng.standard_normal(w.shape) for w in backbone.get_weights()])
+    return build_algorithm(name, SplitModel(backbone), federation.population(shared_slots=True), **hyperparameters)
+
+
+def some(t):
+    """A cohort of 15, in another order every round."""
+    return np.random.default_rng(t).permutation(CLIENTS)[:15].tolist()
+
+
+def train(process, algorithm, rounds, cohort=some):
+    """All that rounds give: (server, states by client, [(metrics, client metrics)])."""
+    server, states, metrics = process.initialize(), initial_states(algorithm, algorithm.population), []
+    for t in range(1, rounds + 1):
+        ids = cohort(t)
+        out = process.next(server, [states[i] for i in ids], visits_by_id(algorithm.population, ids, t))
+        server = out.server
+        states |= dict(zip(ids, out.client_states, strict=True))
+        metrics.append((dict(out.metrics), [dict(m) for m in out.client_metrics]))
+    return server, states, metrics
+
+
+ROUNDS = {
+    "pflego": (20, {"tau": 5, "beta": 0.05, "rho": 0.001}),
+    "ditto": (20, {"eta": 0.02}),
+    "fedfomo": (2, {}),  # a message for each client, and rows
+    "fedamp": (2, {}),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_three_workers_are_one_process(name, federation, machines):
+    rounds, hyperparameters = ROUNDS[name]
+    algorithm = algorithm_of(name, federation, **hyperparameters)
+    ours = ShardedProcess(algorithm, federation, machines, held_out=["test"])
+    one = Simulation(algorithm, federation, held_out=["test"])
+    ours, one = train(ours, algorithm, rounds), train(one, algorithm, rounds)
+    assert distance(ours, one) < 1e-6
+    server, states = algorithm.init_server(), initial_states(algorithm, algorithm.population)
+    assert distance(one[0], server) > 1e-3 or distance(one[1], states) > 1e-3  # something was learnt
+
+
+def test_heads_come_back_to_their_owner(federation, machines):
+    """At rates of 0 nothing changes them, so that each still says whose it is."""
+    algorithm = algorithm_of("pflego", federation, tau=2, beta=0.0, rho=0.0)
+    process, ids = ShardedProcess(algorithm, federation, machines), some(3)
+    mine = [
+        tf.nest.map_structure(lambda leaf, i=i: np.full(leaf.shape, i, np.float32), s)
+        for i, s in initial_states(algorithm, algorithm.population).items()
+    ]
+    for t in range(1, 6):
+        out = process.next(process.initialize(), [mine[i] for i in ids], visits_by_id(algorithm.population, ids, t))
+        assert identical(out.client_states, [mine[i] for i in ids])
+
+
+def test_shards_are_a_function_of_the_cohort():
+    for clients in (1, 5, 12, 13, 30, 100):
+        found = shards(clients)
+        sizes = [s.stop - s.start for s in found]
+        assert [i for s in found for i in range(clients)[s]] == list(range(clients))
+        assert len(found) == min(clients, runtime.SHARDS) and max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
+
+
+def run_folder(folder, federation, machines, callbacks=(), **changes):
+    with Run.create(runs.config(engine="tff", rounds=4, participation=1.0, **changes), folder, federation) as run:
+        run.machines = machines
+        run.train(callbacks)
+    return runs.saved(folder)
+
+
+@pytest.fixture(scope="module")
+def on_three(tmp_path_factory, federation, machines):
+    """A run of four rounds, with evaluations."""
+    return run_folder(tmp_path_factory.mktemp("run") / "three", federation, machines)
+
+
+def test_the_number_of_workers_changes_no_bit(on_three, federation, machines, tmp_path):
+    one = Machines(workers=machines.workers[1:2], deadline=200)
+    assert run_folder(tmp_path / "one", federation, one) == on_three
+    assert len(on_three["client"]) == PEOPLE and len(on_three["history"]) == 4
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """The names of the workers that parts of rounds were given to."""
+    names, run = [], Remote.run
+    monkeypatch.setattr(Remote, "run", lambda self, *arguments: (names.append(self.name), run(self, *arguments))[1])
+    return names
+
+
+SLOW = {"tau": 6000, "beta": 0.001, "rho": 0.001}  # a round of seconds
+
+
+def test_a_worker_killed_in_a_round(federation, machines, started, given, caplog):
+    """Its clients go to the others, at once and not at the deadline; started again, it works again."""
+    algorithm = algorithm_of("pflego", federation, **SLOW)
+    process = ShardedProcess(algorithm, federation, machines)
+    expected = train(process, algorithm, 2)
+    killed, victim = [], started[1]
+
+    def kill():
+        until(lambda: victim.name in given)  # it has something to lose
+        victim.kill()
+        killed.append(time.monotonic())
+
+    given.clear()
+    timer = Timer(0.0, kill)
+    timer.start()
+    with caplog.at_level(logging.WARNING, "tfpfl.runtime.workers"):
+        found = train(process, algorithm, 1)
+        assert killed and time.monotonic() - killed[0] < 60
+        assert f"worker {victim.name} is left out: the connection broke" in caplog.text
+        timer.join()
+        again(started, 1)
+        given.clear()
+        process.workers.require(federation)
+        found = train(process, algorithm, 2)
+    assert victim.name in given and f"worker {victim.name} is there" in caplog.text
+    assert distance(found, expected) < 1e-6
+
+
+def test_a_worker_that_hangs(federation, machines, started, given, monkeypatch, caplog):
+    """It keeps its connections, and says nothing more: lost too, and used again when it is awake."""
+    monkeypatch.setattr(runtime, "SILENCE", 2.0)
+    monkeypatch.setattr(runtime, "TICK", 0.3)
+    algorithm = algorithm_of("pflego", federation, **SLOW)
+    process = ShardedProcess(algorithm, federation, machines)
+    expected = train(process, algorithm, 1)
+    given.clear()
+    sleeper = started[2]
+
+    def stop():
+        until(lambda: sleeper.name in given)
+        os.kill(sleeper.binary, signal.SIGSTOP)
+
+    timer = Timer(0.0, stop)
+    timer.start()
+    began = time.monotonic()
+    try:
+        with caplog.at_level(logging.WARNING, "tfpfl.runtime.workers"):
+            found = train(process, algorithm, 1)
+        timer.join()
+    finally:
+        os.kill(sleeper.binary, signal.SIGCONT)
+    assert time.monotonic() - began < 60 and f"{sleeper.name} is left out: does not answer for 2 s" in caplog.text
+    assert distance(found, expected) < 1e-6
+    remote = next(r for r in process.workers.remotes if r.name == sleeper.name)
+    assert not remote.is_in
+    until(lambda: (train(process, algorithm, 1), remote.is_in)[1], 60)
+
+
+def test_a_part_that_needs_more_than_the_deadline(federation, machines):
+    algorithm = algorithm_of("pflego", federation, **(SLOW | {"tau": 60_000}))
+    hurried = Machines(workers=machines.workers, deadline=0.4)
+    patient = runtime.workers_of(machines)
+    process = ShardedProcess(algorithm, federation, machines)
+    process.workers = runtime.workers_of(hurried)
+    for remote in process.workers.remotes:
+        remote.deadline = 60.0
+    process.workers.require(federation)
+    for remote in process.workers.remotes:
+        remote.deadline = 0.4
+    began = time.monotonic()
+    with pytest.raises(MachinesError, match=r"lost 4 times.*took longer than the deadline.*needs a larger --deadline"):
+        train(process, algorithm, 1)
+    assert time.monotonic() - began < 60 and patient is not process.workers
+
+
+class After(Callback):
+    """Does something after a round."""
+
+    def __init__(self, round_num, action):
+        self.round_num, self.action = round_num, action
+
+    def round(self, training, row):
+        if row["round"] == self.round_num:
+            self.action()
+
+
+def test_all_workers_gone_and_resume(on_three, federation, machines, started, tmp_path):
+    few = Machines(workers=machines.workers[:2], deadline=3)
+    gone = []
+
+    def kill():
+        for worker in started[:2]:
+            worker.kill()
+        gone.append(time.monotonic())
+
+    names = f"{started[0].name}: .*{started[1].name}: "
+    with pytest.raises(MachinesError, match=f"no worker was left for 3 s .{names}.*rounds before are saved.*resume"):
+        run_folder(tmp_path / "run", federation, few, [After(2, kill)])
+    assert time.monotonic() - gone[0] < 3 + 15
+    assert len(runs.saved(tmp_path / "run")["history"]) == 2
+    with pytest.raises(MachinesError, match=f"no worker answers .{names}"):
+        ShardedProcess(algorithm_of("fedavg", federation), federation, few)
+    again(started, 0)
+    with Run.open(tmp_path / "run") as run:
+        run.machines = few
+        run.train()
+    assert runs.saved(tmp_path / "run") == on_three
+    again(started, 1)
+
+
+def test_a_worker_with_other_files_is_refused(federation, machines, tmp_path):
+    """The folder is a link, which leads elsewhere once this process has opened it."""
+    link, changed, other = tmp_path / "federation", tmp_path / "changed", tmp_path / "other"
+    link.symlink_to(federation.path)
+    shutil.copytree(federation.path, changed)
+    data = bytearray((changed / "x.raw").read_bytes())
+    data[1234] ^= 1
+    (changed / "x.raw").write_bytes(data)
+    other_hash = runs.federation(other).hash
+    ours = Federation.load(link)
+    algorithm = algorithm_of("fedavg", ours)
+    ShardedProcess(algorithm, ours, machines)
+    name = machines.workers[0]
+    for where, message in (
+        (changed, f"worker {name} has another x.raw at {link}"),
+        (other, f"worker {name} has {other_hash} at {link}, this process has {ours.hash}"),
+        (tmp_path / "nowhere", f"worker {name} cannot read {link}/manifest.json .*copy the folder to the same path"),
+    ):
+        link.unlink()
+        link.symlink_to(where)
+        with pytest.raises(OtherFederation, match=message):
+            ShardedProcess(algorithm, ours, machines)
+    link.unlink()
+    link.symlink_to(federation.path)
+    ShardedProcess(algorithm, ours, machines)
+
+
+def test_the_command_refuses_before_it_makes_a_folder(federation, started, tmp_path):
+    def error(*arguments):
+        result = CliRunner().invoke(main, ["run", "--federation", str(federation.path), *map(str, arguments)])
+        assert result.exit_code == 1 and not (tmp_path / "run").exists()
+        return result.output.splitlines()[-1]
+
+    nobody = f"localhost:{portpicker.pick_unused_port()}"
+    out = ("--out", tmp_path / "run")
+    assert f"no worker answers ({nobody}: does not answer)" in error("--engine", "tff", "--workers", nobody, *out)
+    assert "--workers is for --engine tff, found --engine local" in error("--workers", nobody, *out)
+    assert "--isolate is for --engine tff" in error("--isolate", *out)
+    assert "--deadline goes with --workers" in error("--engine", "tff", "--deadline", 5, *out)
+    assert "HOST:PORT, found 'here'" in error("--engine", "tff", "--workers", "here", *out)
+    assert "isolate is for a TFF worker of our own" in error("--engine", "tff", "--workers", nobody, "--isolate", *out)
+
+
+def test_the_worker_command(tff):
+    worker = Started(portpicker.pick_unused_port()).wait()
+    binary = worker.binary
+    for line in worker.command.stdout:
+        if line.startswith("Ready on port"):
+            break
+        assert "no password and no encryption" in line or "Private network only" in line
+    second = command("worker", "--port", worker.port)
+    said = second.communicate()[0].splitlines()
+    assert second.returncode == 1 and len(said) == 1
+    assert f"Error: port {worker.port} cannot be had (Address already in use)" in said[0]
+    assert alive(binary)
+    worker.command.kill()  # SIGKILL: nothing of the command's own can end the binary
+    worker.command.communicate()
+    until(lambda: not alive(binary))
+    third = Started(worker.port).wait()
+    binary = third.binary
+    third.command.terminate()
+    assert third.command.communicate()[0].endswith("Ended.\n") and third.command.returncode == 0
+    assert not alive(binary)
+
+
+def addresses() -> list:
+    """Of this machine: all IPv4 addresses of its interfaces, and ::1."""
+    found = ["::1"]
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+            try:
+                answer = fcntl.ioctl(s, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
+            except OSError:  # it has none
+                continue
+        found.append(socket.inet_ntoa(answer[20:24]))
+    return found
+
+
+def reached(port: int) -> list:
+    """The addresses at which somebody listens on a port."""
+    found = []
+    for address in addresses():
+        try:
+            socket.create_connection((address, port), 2).close()
+        except OSError:
+            continue
+        found.append(address)
+    return found
+
+
+def isolated_worker():
+    try:
+        return Worker(2, isolate=True)
+    except RuntimeError as error:
+        if "no network namespace" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+def test_an_isolated_worker_is_reached_by_its_user_alone(tff, federation):
+    from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
+
+    from tfpfl.federated import federate
+
+    plain, isolated = Worker(2), isolated_worker()
+    try:
+        assert "127.0.0.1" in reached(plain.port) and len(reached(plain.port)) == len(addresses())
+        assert reached(isolated.port) == []
+        folder = os.path.dirname(isolated.address.removeprefix("unix:"))
+        assert os.stat(folder).st_mode & 0o777 == 0o700
+        algorithm = algorithm_of("pflego", federation, tau=3)
+        process, one = federate(algorithm, federation), Simulation(algorithm, federation)
+        with context_stack_impl.context_stack.install(context_on(lambda: isolated.stub)):
+            assert distance(train(process, algorithm, 1), train(one, algorithm, 1)) < 1e-5
+        assert reached(isolated.port) == []
+        children = descendants(isolated.process.pid)
+        assert children and all(map(alive, children))
+        isolated.process.kill()
+        until(lambda: not any(map(alive, children)))
+    finally:
+        plain.close()
+        isolated.close()
+
+
+def test_an_isolated_worker_for_tunnels(tff, federation, tmp_path):
+    isolated_worker().close()
+    worker = Started(portpicker.pick_unused_port(), "--isolate").wait()
+    try:
+        binary = worker.binary
+        assert reached(worker.port) == ["127.0.0.1"]
+        folder = tmp_path / "run"
+        run_folder(folder, federation, Machines(workers=(f"127.0.0.1:{worker.port}",), deadline=60), algorithm="fedavg")
+        assert len(runs.saved(folder)["history"]) == 4
+        worker.command.kill()
+        until(lambda: not alive(binary))
+    finally:
+        worker.end()

@@ -1,0 +1,83 @@
+"""worker: TFF's runtime on a machine, for runs of another."""
+
+import errno
+import os
+import signal
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+import click
+
+from tfpfl.cli.group import main
+
+OPEN = """\
+Port {port} has no password and no encryption, and it is open on every address of this machine. Whoever reaches it can
+run TensorFlow graphs and read and write files as {user}. Private network only; or --isolate and an SSH tunnel."""
+
+ISOLATED = """\
+Port {port} has no password and no encryption. It is open to the users of this machine (127.0.0.1) and to nobody else:
+they can run TensorFlow graphs and read and write files as {user}. From elsewhere: ssh -N -L {port}:127.0.0.1:{port} \
+{host}"""
+
+
+@main.command()
+@click.option("--port", type=click.IntRange(1, 65535), default=10000, show_default=True)
+@click.option("--concurrency", type=click.IntRange(1), help="Clients at a time; default: one a core.")
+@click.option("--isolate", is_flag=True, help="Listen on 127.0.0.1 only, for SSH tunnels. Linux.")
+@click.option("--log", type=click.Path(path_type=Path), help="What the worker writes; default: a file of its own.")
+def worker(port, concurrency, isolate, log):
+    """Work for runs of other machines (tfpfl run --engine tff --workers THIS_HOST:PORT) until it is ended.
+
+    Federations are read from the path that they have where the run was started: have the folder there.
+    """
+    from tfpfl.runtime.worker import answers, last_line, start_worker, worker_binary
+
+    worker_binary()  # is TFF installed?
+    _check_free(port)
+    if log is None:
+        handle, name = tempfile.mkstemp(prefix=f"tfpfl-worker-{port}-", suffix=".log")
+        os.close(handle)
+        log = Path(name)
+    outside, inside = (f"127.0.0.1:{port}", 10000) if isolate else (None, port)  # its own network: any port is free
+    with open(log, "ab") as file:
+        process = start_worker(inside, file, concurrency or os.cpu_count() or 1, outside=outside)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        while not answers(f"127.0.0.1:{port}"):
+            if process.poll() is not None:
+                raise RuntimeError(f"TFF's worker did not start: {last_line(log)} (its log is {log})")
+            time.sleep(0.05)
+        user = f"this user (id {os.getuid()})"
+        click.echo((ISOLATED if isolate else OPEN).format(port=port, user=user, host=socket.gethostname()))
+        click.echo(f"Ready on port {port}; its log is {log}. Ctrl-C ends it.")
+        code = process.wait()
+        raise RuntimeError(f"TFF's worker ended by itself ({code}): {last_line(log)} (its log is {log})")
+    except KeyboardInterrupt:
+        click.echo("Ended.")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _check_free(port: int) -> None:
+    """gRPC would share a port that another worker has, and nobody could say who gets a call."""
+    for family, host in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            with socket.socket(family) as s:
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a worker before may linger
+                s.bind((host, port))
+                s.listen()
+        except OSError as problem:
+            if problem.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # no IPv6 here
+                continue
+            raise ValueError(
+                f"port {port} cannot be had ({os.strerror(problem.errno)}): take another --port"
+            ) from problem
+
+
+def _interrupt(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
