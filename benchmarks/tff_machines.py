@@ -3,10 +3,10 @@
     python benchmarks/tff_machines.py kill [--workers 3] [--rounds 20] [--kills 10] [--seed 0]
     python benchmarks/tff_machines.py throughput [--rounds 6] [--clients 8]
 
-`kill`: runs of so many rounds on workers of this machine. In each, kill -9 of a random worker at a random moment of a
-random round; it is started again on the same port in a later round. Prints what the round took, beside the run's median
-round, and the largest difference from an uninterrupted run (server and client states). Exits with 1 where a run does
-not end by itself, or differs by more than 1e-6.
+`kill`: runs of so many rounds on workers of this machine. In each, kill -9 of the worker that has just been given a
+random part of a random round, at a random moment of its work; it is started again on the same port two rounds later.
+Prints what the round took, beside the run's median round; how many parts were done again; and the largest difference
+from an uninterrupted run (server and client states). Exits with 1 where a result differs by more than 1e-6.
 
 `throughput`: the seconds of rounds of the CIFAR-10 network on random pictures, with one worker and with two, in turn
 and in one process. Each worker has one thread on a core of its own, so the machine needs two idle cores.
@@ -37,7 +37,7 @@ from tfpfl.data import Federation
 from tfpfl.models import SplitModel, build
 from tfpfl.runtime.machines import Machines
 from tfpfl.runtime.worker import answers, start_worker
-from tfpfl.runtime.workers import ShardedProcess
+from tfpfl.runtime.workers import SHARDS, Remote, ShardedProcess
 from tfpfl.training import Training
 
 
@@ -87,6 +87,30 @@ class Clock(Callback):
             self.due[round_num]()
 
 
+class Given:
+    """Counts the parts of a round as they are given to workers, and kills the worker that gets one of them."""
+
+    def __init__(self, workers):
+        self.by_name, self.parts, self.victim = {w.name: w for w in workers}, 0, None
+        self._counting, self._run = False, Remote.run
+        Remote.run = lambda remote, *arguments: self._begin(remote) or self._run(remote, *arguments)
+
+    def kill_at(self, part, moment):
+        """From now on, until it has happened."""
+        self.parts, self.victim, self._counting, self._at = 0, None, True, (part, moment)
+
+    def stop_counting(self):
+        """The round is over."""
+        self._counting = False
+
+    def _begin(self, remote):
+        if self._counting:
+            self.parts += 1
+            if self.parts == self._at[0]:
+                self.victim = self.by_name[remote.name]
+                Timer(self._at[1], self.victim.kill).start()
+
+
 @click.group(help=__doc__)
 def main():
     """The two measurements."""
@@ -104,22 +128,16 @@ def kill(number, rounds, kills, seed):
         federation = Federation.build("digits", "round_robin", clients=30, K=2, out=Path(root) / "federation")
         layers = [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(30, activation="tanh")]
         population = federation.population(Sampling("fixed", 0.8))
-        algorithm = build_algorithm("pflego", SplitModel(keras.Sequential(layers)), population, tau=4000, beta=0.001)
+        algorithm = build_algorithm("pflego", SplitModel(keras.Sequential(layers)), population, tau=1500, beta=0.001)
         workers = [Local(Path(root)) for _ in range(number)]
         machines = Machines(workers=tuple(w.name for w in workers), deadline=120)
 
+        given = Given(workers)
+
         def run(due=None):
             clock, store = Clock(due), ClientStore()
-            training = Training(
-                algorithm,
-                federation,
-                store=store,
-                engine="tff",
-                machines=machines,
-                splits=("test",),
-                evaluate_every=0,
-                callbacks=[clock],
-            )
+            how = {"engine": "tff", "machines": machines, "splits": ("test",), "evaluate_every": 0}
+            training = Training(algorithm, federation, store=store, callbacks=[clock], **how)
             training.run(rounds)
             states = training.server_state(), training.client_states(population.client_ids.tolist())
             return [np.asarray(leaf) for leaf in tf.nest.flatten(states)], clock.seconds
@@ -128,19 +146,23 @@ def kill(number, rounds, kills, seed):
         expected, seconds = run()
         usual = statistics.median(seconds)
         print(f"{rounds} rounds of 24 clients on {number} workers: median {usual:.2f} s, longest {max(seconds):.2f} s")
-        print(
-            f"{'kill':>4}  {'worker':>6}  {'round':>5}  {'at s':>5}  {'that round s':>12}  {'largest difference':>18}"
-        )
+        print("kill  round  part  worker  after s  that round s  done again  largest difference")
         bad = []
         for n in range(1, kills + 1):
-            victim, t, moment = rng.choice(workers), rng.randint(2, rounds - 3), rng.random() * usual
-            due = {t: lambda m=moment, v=victim: Timer(m, v.kill).start(), t + 2: victim.start}
+            t, part, moment = rng.randint(2, rounds - 3), rng.randint(1, SHARDS), rng.random() * usual * number / SHARDS
+            due = {
+                t: lambda part=part, moment=moment: given.kill_at(part, moment),
+                t + 1: given.stop_counting,
+                t + 2: lambda: given.victim.start(),
+            }
             found, seconds = run(due)
             pairs = zip(found, expected, strict=True)
             difference = max(float(np.abs(a - b).max(initial=0)) for a, b in pairs if a.dtype.kind == "f")
-            place = workers.index(victim) + 1
+            place, again = workers.index(given.victim) + 1, given.parts - SHARDS
             print(
-                f"{n:>4}  {place:>6}  {t:>5}  {moment:>5.2f}  {seconds[t - 1]:>12.2f}  {difference:>18.2g}", flush=True
+                f"{n:>4}  {t:>5}  {part:>4}  {place:>6}  {moment:>7.2f}  {seconds[t - 1]:>12.2f}  {again:>10}  "
+                f"{difference:>18.2g}",
+                flush=True,
             )
             bad += [n] if difference > 1e-6 else []
         for worker in workers:

@@ -220,7 +220,7 @@ class Training:
             elif self.engine == "tff":
                 from tfpfl.federated import federate
 
-                use_local_worker(isolate=self.machines.isolate)
+                use_local_worker(isolate=self.machines.isolate or None)
                 made = federate(self.algorithm, self.federation, held_out=held_out)
             else:
                 ways = {"cohort": self.cohort, "threads": self.threads}

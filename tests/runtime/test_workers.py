@@ -348,7 +348,14 @@ def test_a_worker_with_other_files_is_refused(federation, machines, tmp_path):
     other_hash = runs.federation(other).hash
     ours = Federation.load(link)
     algorithm = algorithm_of("fedavg", ours)
-    ShardedProcess(algorithm, ours, machines)
+
+    deadlines = iter(range(100, 110))
+
+    def anew():
+        """The workers as another run meets them: what was compared once is not compared again."""
+        return Machines(workers=machines.workers, deadline=next(deadlines))
+
+    ShardedProcess(algorithm, ours, anew())
     name = machines.workers[0]
     for where, message in (
         (changed, f"worker {name} has another x.raw at {link}"),
@@ -358,10 +365,10 @@ def test_a_worker_with_other_files_is_refused(federation, machines, tmp_path):
         link.unlink()
         link.symlink_to(where)
         with pytest.raises(OtherFederation, match=message):
-            ShardedProcess(algorithm, ours, machines)
+            ShardedProcess(algorithm, ours, anew())
     link.unlink()
     link.symlink_to(federation.path)
-    ShardedProcess(algorithm, ours, machines)
+    ShardedProcess(algorithm, ours, anew())
 
 
 def test_the_command_refuses_before_it_makes_a_folder(federation, started, tmp_path):
@@ -459,6 +466,29 @@ def test_an_isolated_worker_is_reached_by_its_user_alone(tff, federation):
     finally:
         plain.close()
         isolated.close()
+
+
+FORBIDDEN = """
+import ctypes, os, sys
+uid = os.getuid()
+if ctypes.CDLL(None).unshare(0x10000000):  # a user namespace, in which there may be no further ones
+    sys.exit("no user namespaces")
+texts = {"self/setgroups": "deny", "self/uid_map": f"{uid} {uid} 1", "sys/user/max_user_namespaces": "0"}
+for file, text in texts.items():
+    with open(f"/proc/{file}", "w") as f:
+        f.write(text)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_where_isolating_is_forbidden(tff):
+    port = portpicker.pick_unused_port()
+    arguments = ["-m", "tfpfl", "worker", "--isolate", "--port", str(port)]
+    done = subprocess.run([sys.executable, "-c", FORBIDDEN, *arguments], capture_output=True, text=True, check=False)
+    if "no user namespaces" in done.stderr:
+        pytest.skip("this system has no user namespaces")
+    assert done.returncode == 1 and "this system lets its users make no network namespace" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and reached(port) == []
 
 
 def test_an_isolated_worker_for_tunnels(tff, federation, tmp_path):

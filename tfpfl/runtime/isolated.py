@@ -56,17 +56,20 @@ def listen(outside: str) -> socket.socket:
 def enter_namespace() -> None:
     """A user namespace, where making a network needs no root; and a network with a loopback device, nothing else."""
     uid, gid = os.getuid(), os.getgid()
-    if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
-        error = os.strerror(ctypes.get_errno())
+    try:
+        if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+            fcntl.ioctl(s, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
+    except OSError as error:
         sys.exit(
-            f"isolate: this system lets its users make no network namespace ({error}); leave it out, or allow them: "
-            "sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, or the container's profile"
+            f"isolate: this system lets its users make no network namespace ({error.strerror}); leave it out, or allow "
+            "them: sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns, or the container's "
+            "profile"
         )
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        fcntl.ioctl(s, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
 
 
 def accept(listener: socket.socket, port: int) -> None:

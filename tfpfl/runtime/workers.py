@@ -34,8 +34,9 @@ from tfpfl.visit import RoundOutput, finish_metrics, server_step
 
 SHARDS = 12  # of a cohort: 1, 2, 3, 4, 6 or 12 workers have equal shares of them
 ATTEMPTS = 4  # how often a shard may be lost: it may be the shard that ends its workers
-SILENCE = 10.0  # seconds after which a worker that does not answer is lost
+SILENCE = 20.0  # seconds after which a worker that does not answer is lost
 TICK = 1.0  # seconds between looks at a worker
+SILENT = "does not answer"
 log = logging.getLogger(__name__)
 
 
@@ -187,7 +188,7 @@ class Workers:
                 for remote in self.remotes:
                     if remote.job is None or not remote.job.done():
                         if remote in given and remote.is_silent():
-                            remote.leave(f"does not answer for {SILENCE:g} s")
+                            remote.leave(f"{SILENT} for {SILENCE:g} s")
                         continue
                     place = given.pop(remote, None)
                     result = remote.end()
@@ -222,7 +223,7 @@ class Remote:
     def __init__(self, name: str, deadline: float):
         self.name, self.deadline = name, deadline
         self.is_in, self.why, self.job = False, None, None
-        self._link, self._seen, self._tried, self._told = None, 0.0, 0.0, None
+        self._link, self._federation, self._seen, self._tried = None, None, 0.0, 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tfpfl-{name}")
 
     def begin(self, function: Callable, *arguments) -> None:
@@ -260,20 +261,21 @@ class Remote:
         return time.monotonic() - self._seen > SILENCE
 
     def enter(self, federation) -> None:
-        """Connects, and compares federations.
+        """Connects, and compares federations; nothing to do where that was done.
 
         Raises:
             WorkerLost: it does not answer.
             OtherFederation: it has not this one.
         """
+        if self.is_in and self._federation is federation:
+            return
         if not answers(self.name):
-            raise WorkerLost("does not answer")
+            raise WorkerLost(SILENT)
+        if self._link is not None:
+            self._link.close("a new connection was made")
         self._link = Link(self.name)
-        try:
-            check_federation(self._link, self.name, federation, self.deadline)
-        except Exception:
-            self._link.close("left out")
-            raise
+        check_federation(self._link, self.name, federation, self.deadline)
+        self._federation = federation
 
     def run(self, computation, arguments):
         """A computation on the worker.
@@ -287,7 +289,7 @@ class Remote:
         if self._link is not None:
             self._link.close(why)
         self.is_in = False
-        if self.why != why:
+        if self.why is None or why not in (self.why, SILENT):
             log.warning("worker %s is left out: %s", self.name, why)
         self.why = why
 
@@ -333,22 +335,12 @@ class Link:
 class Stub:
     """What a TFF executor calls a worker by; unlike TFF's own, calls end, and what is lost is not tried again."""
 
-    CALLS = {
-        "get_executor": "GetExecutor",
-        "create_value": "CreateValue",
-        "create_struct": "CreateStruct",
-        "create_call": "CreateCall",
-        "create_selection": "CreateSelection",
-        "compute": "Compute",
-        "dispose": "Dispose",
-        "dispose_executor": "DisposeExecutor",
-    }
-
     def __init__(self, calls, link: Link):
         self._calls, self._link = calls, link
 
     def __getattr__(self, name):
-        call, link, tidying = getattr(self._calls, self.CALLS[name]), self._link, name.startswith("dispose")
+        call = getattr(self._calls, name.title().replace("_", ""))  # create_value is CreateValue of the service
+        link, tidying = self._link, name.startswith("dispose")
 
         def asked(request):
             import grpc
