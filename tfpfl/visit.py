@@ -174,11 +174,18 @@ def client_result(algorithm: Algorithm, output: ClientOutput, visit) -> ClientRe
 
 
 def metric_contribution(metrics: dict, num_examples) -> OrderedDict:
-    """What a client adds to the cohort's metrics: means are weighted by N_i; bytes and 'finite' are counted."""
+    """What a client adds to the cohort's metrics: means are weighted by N_i; bytes, 'finite', 'rejected' are counted.
+
+    A rejected client (see `tfpfl.screening`) is in no mean.
+    """
+    if "rejected" in metrics:
+        num_examples = tf.where(tf.equal(metrics["rejected"], 0), num_examples, 0)
     weight = tf.cast(num_examples, tf.float64)
     summed = OrderedDict(clients=tf.constant(1, tf.int64), examples=tf.cast(num_examples, tf.int64))
     for name, value in metrics.items():
-        if name.startswith("bytes_") or name == "finite":
+        if name == "rejected":
+            value = value > 0
+        if name.startswith("bytes_") or name in ("finite", "rejected"):
             summed[name] = tf.cast(value, tf.int64)
         elif not name.endswith(("_correct", "_examples", "_loss")):  # held-out scores are averaged by the evaluation
             summed[name] = weight * tf.cast(value, tf.float64)

@@ -1,0 +1,182 @@
+"""A broken client counts as if it had not come: every algorithm, every fault, both engines."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_every_algorithm import CLASSES, EXAMPLES, QUICK, SPECIAL
+from toys import backbone, distance, identical, initial_states, on_disk, visits_by_id
+
+from tfpfl import faults
+from tfpfl.algorithm import Sampling
+from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.federated import federate
+from tfpfl.models import SplitModel
+from tfpfl.sampling import client_key
+from tfpfl.screening import REASONS, screened
+from tfpfl.simulate import Simulation
+
+BROKEN, COHORT = 2, [0, 2, 5]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return on_disk(tmp_path_factory.mktemp("screening") / "federation", EXAMPLES, CLASSES)
+
+
+def build(name, federation, **more):
+    known = ALGORITHMS[name].hyperparameters
+    quick = {k: v for k, v in QUICK.items() if k in known} | SPECIAL.get(name, {}) | more
+    population = federation.population(Sampling("fixed", 0.5), shared_slots=True)
+    return build_algorithm(name, SplitModel(backbone("float32")), population, **quick)
+
+
+def only(kind):
+    """Client 2 has this fault, in every round."""
+    return lambda data: tf.where(tf.equal(data.info.client_id, BROKEN), faults.KINDS.index(kind), 0)
+
+
+def with_fault(algorithm, kind, **limits):
+    return faults.broken_data(screened(faults.broken_work(algorithm, only(kind)), **limits), only(kind))
+
+
+def after(process, algorithm, cohort, rounds=2):
+    """(server, all clients' states, the last round's output): round 1 without client 2, then rounds of this cohort."""
+    server, states = process.initialize(), initial_states(algorithm, algorithm.population)
+    for t in range(1, rounds + 1):
+        ids = cohort if t > 1 else [1, 5, 6]
+        out = process.next(server, [states[i] for i in ids], visits_by_id(algorithm.population, ids, t))
+        server = out.server
+        states |= dict(zip(ids, out.client_states, strict=True))
+    return server, states, out
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_client_whose_work_is_not_finite_counts_as_absent(name, federation):
+    algorithm = build(name, federation)
+    expected = after(Simulation(algorithm, federation), algorithm, [i for i in COHORT if i != BROKEN], 3)
+    server, states, out = after(Simulation(with_fault(algorithm, "not finite"), federation), algorithm, COHORT, 3)
+    assert distance(server, expected[0]) < 1e-5
+    assert distance(states, expected[1]) < 1e-5
+    assert identical(states[BROKEN], expected[1][BROKEN])  # its last good value
+    reasons = [int(m["rejected"]) for m in out.client_metrics]
+    assert [REASONS[r] for r in reasons] == ["", "its work is not finite", ""]
+    assert int(out.metrics["rejected"]) == 1 and int(out.metrics["finite"]) == 3
+    assert float(out.metrics["loss"]) == pytest.approx(float(expected[2].metrics["loss"]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("pflego", {}), ("fedavg", {}), ("fedavg", {"batch_size": 4}), ("fedamp", {})]
+)
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("huge", "its update is too large"),
+        ("no examples", "it has no examples"),
+        ("examples not finite", "its examples are not finite"),
+        ("label outside", "it has a label outside its classes"),
+    ],
+)
+def test_every_fault_is_named(name, more, kind, reason, federation):
+    algorithm = build(name, federation, **more)
+    expected = after(Simulation(algorithm, federation), algorithm, [i for i in COHORT if i != BROKEN])
+    faulty = with_fault(algorithm, kind, max_norm=1e3)
+    server, states, out = after(Simulation(faulty, federation), algorithm, COHORT)
+    assert distance((server, states), expected[:2]) < 1e-5
+    assert [REASONS[int(m["rejected"])] for m in out.client_metrics] == ["", reason, ""]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("pflego", "not finite"), ("pgfed", "label outside"), ("fedamp", "not finite")]
+)
+def test_tff_does_the_same(name, kind, federation, tff):
+    algorithm = build(name, federation)
+    faulty = with_fault(algorithm, kind)
+    here = after(Simulation(faulty, federation), algorithm, COHORT)
+    there = after(federate(faulty, federation), algorithm, COHORT)
+    assert distance(here[:2], there[:2]) < 1e-5
+    assert [int(m["rejected"]) for m in there[2].client_metrics] == [int(m["rejected"]) for m in here[2].client_metrics]
+    assert int(there[2].metrics["rejected"]) == 1
+
+
+@pytest.mark.parametrize("cohort", ["plain", "stacked"])
+@pytest.mark.parametrize("name", ["pflego", "fedavg", "fedamp", "pgfed", "local"])
+def test_where_everybody_is_broken_nothing_changes(name, cohort, federation):
+    algorithm = build(name, federation)
+    everybody = lambda data: tf.ones([], tf.int32)  # noqa: E731
+    faulty = screened(faults.broken_work(algorithm, everybody))
+    process = Simulation(faulty, federation, cohort=cohort)
+    server, states, out = after(process, algorithm, COHORT)
+    assert identical(server, algorithm.init_server())
+    assert identical(states, initial_states(algorithm, algorithm.population))
+    assert int(out.metrics["rejected"]) == 3
+
+
+@pytest.mark.parametrize("name", ["pflego", "fedavg", "fedamp"])
+def test_without_a_fault_screening_changes_no_bit_of_a_clients_work(name, federation):
+    algorithm = build(name, federation)
+    plain = after(Simulation(algorithm, federation, cohort="plain"), algorithm, COHORT)
+    checked = after(Simulation(screened(algorithm, max_norm=1e3), federation), algorithm, COHORT)
+    assert identical(plain[:2], checked[:2])
+
+
+def test_clipping_scales_the_update_to_the_norm(federation):
+    algorithm = build("pflego", federation, server_opt="sgd")
+    clip, broken = 1.0, with_fault(algorithm, "huge", clip_norm=1.0)
+    start = algorithm.init_server()
+    visits = visits_by_id(algorithm.population, [BROKEN], 1)
+    state = initial_states(algorithm, algorithm.population)[BROKEN]
+    free = Simulation(algorithm, federation).next(start, [state], visits).server.theta
+    clipped = Simulation(broken, federation).next(start, [state], visits)
+    moved, step = (tf.nest.map_structure(lambda a, b: a - b, t, start.theta) for t in (clipped.server.theta, free))
+    factor = clip / float(clipped.client_metrics[0]["update_norm"]) * faults.HUGE
+    assert distance(moved, tf.nest.map_structure(lambda x: factor * x, step)) < 1e-6
+    alpha = algorithm.population.info(BROKEN).alpha
+    scale = algorithm.population.num_clients / algorithm.population.clients_per_round
+    rho = QUICK["rho"]
+    assert float(tf.linalg.global_norm(moved)) == pytest.approx(rho * scale * alpha * clip, rel=1e-4)
+
+
+def test_a_fused_cohort_cannot_be_screened(federation):
+    with pytest.raises(ValueError, match="cohort='fused' is for clients"):
+        Simulation(screened(build("pflego", federation)), federation, cohort="fused")
+
+
+def test_faults_are_drawn_by_seed_round_and_client():
+    which = faults.drawn(not_finite=0.2, huge=0.3)
+
+    def kinds(t):
+        keys = client_key(0, t, np.arange(4000))
+        return np.array([int(which(_Visit(key))) for key in keys[:800]])
+
+    first = kinds(1)
+    assert (first == kinds(1)).all() and (first != kinds(2)).any()
+    shares = np.bincount(first, minlength=6) / len(first)
+    assert shares[:3] == pytest.approx([0.5, 0.2, 0.3], abs=0.06) and shares[3:].sum() == 0
+
+
+class _Visit:
+    def __init__(self, key):
+        self.key = key
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_norm": 0.0}, "max_norm must be positive, found 0.0"),
+        ({"clip_norm": -1.0}, "clip_norm must be positive"),
+        ({"max_norm": float("nan")}, "max_norm must be positive, found nan"),
+        ({"max_norm": 1.0, "clip_norm": 2.0}, "clip_norm=2.0 clips nothing"),
+    ],
+)
+def test_bad_limits(limits, reason, federation):
+    with pytest.raises(ValueError, match=reason):
+        screened(build("pflego", federation), **limits)
+
+
+def test_bad_faults_and_clipped_rows(federation):
+    with pytest.raises(ValueError, match="the server sees every client's own"):
+        screened(build("fedamp", federation), clip_norm=1.0)
+    with pytest.raises(ValueError, match="unknown fault 'nan'"):
+        faults.drawn(nan=0.1)
+    with pytest.raises(ValueError, match="add up to at most 1"):
+        faults.drawn(huge=0.6, not_finite=0.6)
