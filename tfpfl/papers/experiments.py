@@ -177,12 +177,17 @@ _OMNIGLOT_LAPTOP = Size(
 )
 _OMNIGLOT_METHODS = ("pflego", "fedrecon", "fedrep", "fedbabu", "fedper", "fedavg", "fedprox", "ditto")
 
+_OMNIGLOT_RATES = {
+    "pflego": {"beta": 0.007, "rho": 0.003},
+    "fedrecon": {"beta": 0.007, "rho": 0.003},
+    "fedbabu": {"steps_ft": 0},  # as in the authors' code; all clients' fine-tuning at every evaluation takes hours
+}
+
 
 def _omniglot(table, **more):
     for method in _OMNIGLOT_METHODS:
         if (method, "Omniglot") in table:
-            hyper = {"beta": 0.007, "rho": 0.003} if method in ("pflego", "fedrecon") else {}
-            config = _OMNIGLOT | more | {"algorithm": method, "hyperparameters": hyper}
+            config = _OMNIGLOT | more | {"algorithm": method, "hyperparameters": _OMNIGLOT_RATES.get(method, {})}
             yield Cell("Omniglot", method, config, table[method, "Omniglot"])
 
 
