@@ -177,6 +177,8 @@ class Population:
             then every head has C outputs); what engines read from a federation.
         sampling: who takes part in a round; default: everyone.
         client_ids: int [I], ascending; default 0..I-1. Others of the federation are new to what was trained.
+        arrival: float [I], the probability that a sampled client's work reaches the server; default 1. See
+            `tfpfl.availability`.
     """
 
     num_examples: np.ndarray
@@ -185,6 +187,7 @@ class Population:
     labels: str = "local"
     sampling: Sampling = field(default_factory=Sampling)
     client_ids: np.ndarray | None = None
+    arrival: np.ndarray | None = None
 
     def __post_init__(self):
         examples = np.asarray(self.num_examples, np.int64)
@@ -210,6 +213,11 @@ class Population:
                 f"a head that clients share would have num_labels={self.num_labels} outputs, but client "
                 f"{ids[classes.argmax()]} has {classes.max()} classes"
             )
+        if self.arrival is not None:
+            arrival = np.asarray(self.arrival, np.float64)
+            if arrival.shape != ids.shape or not ((arrival >= 0) & (arrival <= 1)).all():
+                raise ValueError(f"arrival is a probability for each of the {len(ids)} clients, found {self.arrival}")
+            object.__setattr__(self, "arrival", arrival)
         object.__setattr__(self, "num_examples", examples)
         object.__setattr__(self, "num_classes", classes)
         object.__setattr__(self, "client_ids", ids)

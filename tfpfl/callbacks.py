@@ -81,7 +81,7 @@ class TensorBoard(Callback):
         try:
             with self._writer.as_default(step=row["round"]):
                 for name, value in row.items():
-                    if name != "round" and value is not None and np.isfinite(value):
+                    if name != "round" and isinstance(value, int | float) and np.isfinite(value):
                         tf.summary.scalar(name.replace(" ", "/"), value)
             self._writer.flush()
         except tf.errors.OpError as error:  # a picture of the history is not worth a run; history.csv has it all

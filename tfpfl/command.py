@@ -36,6 +36,9 @@ def command(config: RunConfig, folder: str | Path) -> str:
             continue
         if value is None or (value == option.default and name not in ("algorithm", "dataset", "clients")):
             continue
+        if option.multiple:
+            words += [word for each in value for word in (option.opts[0], str(each))]
+            continue
         words += [option.opts[0], *map(str, value if isinstance(value, tuple) else (value,))]
     row = algorithm_row(config.algorithm)
     defaults = {name: p.default for name, p in row.hyperparameters.items()} | row.presets.get(config.preset, {})

@@ -2,11 +2,12 @@
 
 import warnings
 
+import numpy as np
 import tensorflow as tf
 
 from tfpfl import head as heads
 from tfpfl import tree
-from tfpfl.algorithm import ClientData, ClientOutput, Head, OnePass, Weights
+from tfpfl.algorithm import ClientData, ClientOutput, Head, OnePass, Population, Weights
 from tfpfl.optimizer import sgd
 
 PARTS = ("full", "head", "body")  # of a model that is fitted: all weights, the head, the backbone
@@ -32,6 +33,15 @@ def client_loss(model):
         return cross_entropy(model.logits(weights, x), y)
 
     return objective
+
+
+def arrival_of(population: Population, dtype):
+    """(ClientInfo) -> the probability that a sampled client's work reaches the server: float []."""
+    if population.arrival is None:
+        return lambda info: tf.ones([], dtype)
+    table = np.ones(int(population.client_ids[-1]) + 1)
+    table[population.client_ids] = population.arrival
+    return lambda info: tf.gather(tf.constant(table, dtype), info.client_id)
 
 
 def value_and_gradient(function, weights, times=None):

@@ -16,7 +16,7 @@ from tfpfl.client_store import Evaluation as Score
 from tfpfl.evaluation import EV_ALL, Protocol, Result
 from tfpfl.run import RunConfig, RunError, read_config
 
-SPENT = ("rounds", "bytes", "passes", "seconds")
+SPENT = ("rounds", "bytes", "passes", "seconds", "virtual seconds")
 
 
 @dataclass(frozen=True)
@@ -97,20 +97,24 @@ class Record:
 
         Args:
             what: 'rounds'; 'bytes', down and up, of all clients; 'passes', forward and backward, of all clients' visits
-                through the backbone; 'seconds' of the rounds' work, without evaluation.
+                through the backbone; 'seconds' of the rounds' work, without evaluation; 'virtual seconds' of the clock
+                of `Availability`.
 
         Raises:
-            ValueError: another word, or passes of a run without a summary.
+            ValueError: another word, passes of a run without a summary, or virtual seconds of one without a clock.
         """
         if what not in SPENT:
             raise ValueError(f"what a run spends is one of {', '.join(SPENT)}; found {what!r}")
         if what == "passes" and "passes" not in self.summary:
             raise ValueError(f"{self.folder} has no summary.json, which has the passes; `tfpfl evaluate` writes it")
+        if what == "virtual seconds" and not self.config.client_seconds:
+            raise ValueError(f"{self.folder} has no virtual clock: it was run without client_seconds")
         of = {
             "rounds": lambda row: 1,
             "bytes": lambda row: row.get("bytes_down", 0) + row.get("bytes_up", 0),
             "passes": lambda row: row["clients"] * sum(self.summary["passes"].values()),
             "seconds": lambda row: row["seconds"],
+            "virtual seconds": lambda row: row["virtual_seconds"],
         }[what]
         return np.cumsum([of(row) for row in self.history])
 

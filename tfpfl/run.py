@@ -17,10 +17,11 @@ import io
 import json
 import os
 import platform
+import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,20 +31,30 @@ import numpy as np
 from tfpfl import evaluation
 from tfpfl.algorithm import ClientData, Sampling
 from tfpfl.algorithms import algorithm_row, build_algorithm, check_names
+from tfpfl.availability import Availability
 from tfpfl.callbacks import Callback, EarlyStopping, TensorBoard
 from tfpfl.client_store import ClientStore, StoreError
 from tfpfl.cost import Passes, count_passes, visit_flops
 from tfpfl.data import Federation, load_source
 from tfpfl.data.federation import FederationError
+from tfpfl.local import check_choice
 from tfpfl.models import SplitModel, build
 from tfpfl.models.networks import default_network
 from tfpfl.runtime.machines import Machines
 from tfpfl.sampling import client_key
+from tfpfl.screening import ON_BROKEN, check_norms, screened
 from tfpfl.training import DivergedError, Training, check_cohort, check_engine, check_fits
 
-FORMAT = 3  # 1 had no `cohort`; 2 no `new_clients`, and is read as if it had none
+FORMAT = 4  # 1 had no `cohort`; what later formats added has the default in an older file
 NETWORK = "network.keras"
 PACKAGES = ("tfpfl", "tensorflow", "keras", "tensorflow-federated", "numpy")
+_ADDED = {  # format -> entries that it brought
+    3: ("new_clients",),
+    4: (
+        *("dropout", "dropout_spread", "client_seconds", "client_seconds_spread", "jitter", "round_deadline"),
+        *("joins", "leaves", "on_broken", "max_norm", "clip_norm"),
+    ),
+}
 _NOT_IDENTITY = ("rounds", "versions", "federation")  # may differ between a run and its continuation
 
 
@@ -85,6 +96,17 @@ class RunConfig:
     evaluate_every: int = 10
     patience: int | None = None
     new_clients: int = 0  # so many of the federation's clients, drawn by the data's seed, never train
+    dropout: float = 0.0  # this and the next seven: see `Availability`
+    dropout_spread: float = 0.0
+    client_seconds: float = 0.0
+    client_seconds_spread: float = 0.0
+    jitter: float = 0.0
+    round_deadline: float | None = None
+    joins: tuple = ()  # 'ROUND:ID,ID,...'
+    leaves: tuple = ()
+    on_broken: str = "stop"  # or 'reject': see `tfpfl.screening`
+    max_norm: float | None = None
+    clip_norm: float | None = None
     versions: dict = field(default_factory=dict)
     format: int = FORMAT
 
@@ -109,6 +131,11 @@ class RunConfig:
         if self.sampling_range is not None and self.sampling != "range":
             raise ValueError(f"sampling_range goes with sampling 'range', found {self.sampling!r}")
         self.sampling_plan()
+        self.availability()
+        check_choice(on_broken=(self.on_broken, ON_BROKEN))
+        check_norms(self.max_norm, self.clip_norm)
+        if self.on_broken == "stop" and (self.max_norm or self.clip_norm) is not None:
+            raise ValueError("max_norm and clip_norm are limits of on_broken='reject', found on_broken='stop'")
         check_cohort(self.cohort, self.engine)
 
     def resolved(self, federation: Federation) -> "RunConfig":
@@ -145,14 +172,27 @@ class RunConfig:
     def run_id(self) -> str:
         """A hash of what decides every number of the run. More rounds continue the same run."""
         identity = {k: v for k, v in asdict(self).items() if k not in _NOT_IDENTITY}
-        if self.format < 3:
-            del identity["new_clients"]
+        for name in _added_after(self.format):
+            del identity[name]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def sampling_plan(self) -> Sampling:
         """Who takes part in a round."""
         low, high = self.sampling_range or (0, 0)
         return Sampling(self.sampling, 1.0 if self.sampling == "range" else self.participation, low, high)
+
+    def availability(self) -> Availability:
+        """Who comes back from a round, and when."""
+        return Availability(
+            dropout=self.dropout,
+            dropout_spread=self.dropout_spread,
+            seconds=self.client_seconds,
+            seconds_spread=self.client_seconds_spread,
+            jitter=self.jitter,
+            deadline=self.round_deadline,
+            joins=_changes("joins", self.joins),
+            leaves=_changes("leaves", self.leaves),
+        )
 
     def training_clients(self, federation: Federation) -> np.ndarray | None:
         """int [I], the ids of the clients that train; None for all of the federation.
@@ -238,11 +278,33 @@ class Run:
         else:
             backbone = _load_network(network_file, config.network_hash)
         self.model = SplitModel(backbone, seed=config.seed, head_init=config.head_init)
+        self.availability = config.availability()
+        if not self.availability.is_perfect:
+            self.population = replace(self.population, arrival=self._arrival())
         self.algorithm = build_algorithm(config.algorithm, self.model, self.population, **config.hyperparameters)
+        if config.on_broken == "reject":
+            self.algorithm = screened(self.algorithm, max_norm=config.max_norm, clip_norm=config.clip_norm)
         check_fits(self.algorithm, federation)
         self.machines = Machines()  # where the rounds' work is done; may be set before `train`
         self.store = None
         self.stop_reason = None
+
+    def _arrival(self) -> np.ndarray:
+        """float [I], the probability that a sampled client's work reaches the server."""
+        availability, seed = self.availability, self.config.seed
+        joined = [i for _, some in (*availability.joins, *availability.leaves) for i in some]
+        unknown_ids = sorted(set(joined) - set(self.population.client_ids.tolist()))
+        if unknown_ids:
+            raise ValueError(f"clients join or leave that the population does not have: {unknown_ids}")
+        work = self.population.num_examples * (sum(self.passes) if availability.seconds else 1.0)
+        arrival = availability.arrival(seed, self.population.client_ids, work)
+        if not arrival.any():
+            fastest = availability.median_seconds(seed, self.population.client_ids, work).min()
+            raise ValueError(
+                f"round_deadline={availability.deadline} is too short for every client: the fastest takes "
+                f"{fastest:.3g} s"
+            )
+        return arrival
 
     @classmethod
     def create(
@@ -383,6 +445,8 @@ class Run:
             engine=self.engine,
             cohort=self.config.cohort,
             machines=self.machines,
+            availability=self.availability,
+            passes=sum(self.passes) if self.availability.seconds else 1.0,
             model_name=algorithm_row(self.config.algorithm).evaluated(self.config.hyperparameters),
             evaluate_every=self.config.evaluate_every,
             callbacks=callbacks,
@@ -525,9 +589,10 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
         raise RunError(f"{path} is not the configuration of a run: it has no format number")
     if raw["format"] > FORMAT:
         raise RunError(f"{path} has format {raw['format']}, from a newer tfpfl; this one reads up to {FORMAT}")
-    if raw["format"] == 2:
-        raw.setdefault("new_clients", 0)
-    elif raw["format"] < FORMAT:
+    if raw["format"] > 1:
+        defaults = {f.name: f.default for f in fields(RunConfig)}
+        raw = {name: defaults[name] for name in _added_after(raw["format"])} | raw
+    else:
         raise RunError(
             f"{path} has format {raw['format']}, from an older tfpfl that added up a cohort in another order; continue "
             "it with that version, or run it again"
@@ -540,6 +605,21 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
         return RunConfig(**raw)
     except ValueError as error:
         raise RunError(f"{path} is damaged: {error}") from error
+
+
+def _added_after(format_number: int) -> list[str]:
+    return [name for n, names in _ADDED.items() if n > format_number for name in names]
+
+
+def _changes(name: str, written: tuple) -> tuple:
+    """What `Availability` takes, from 'ROUND:ID,ID,...'."""
+    found = []
+    for text in written:
+        match = re.fullmatch(r"(\d+):(\d+(?:,\d+)*)", text) if isinstance(text, str) else None
+        if match is None:
+            raise ValueError(f"{name} is written ROUND:ID,ID,..., found {text!r}")
+        found.append((int(match[1]), tuple(map(int, match[2].split(",")))))
+    return tuple(found)
 
 
 def _load_network(path: Path, expected: str):

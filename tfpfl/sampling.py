@@ -16,7 +16,7 @@ from tfpfl.algorithm import Population
 _COHORT, _COHORT_SIZE, _CLIENT_KEY = 1, 2, 3
 
 
-def cohort(seed: int, round_num: int, population: Population) -> np.ndarray:
+def cohort(seed: int, round_num: int, population: Population, present: np.ndarray | None = None) -> np.ndarray:
     """The clients of one round, as `population.sampling` says.
 
     'fixed' and 'range' take the r clients with the smallest bits, which is uniform without replacement; 'binomial'
@@ -25,6 +25,7 @@ def cohort(seed: int, round_num: int, population: Population) -> np.ndarray:
     Args:
         seed: of the run, >= 0.
         round_num: >= 0; training starts at 1.
+        present: the clients that can be sampled; default: all of the population. Of fewer, as large a part is taken.
 
     Returns:
         int64 [r], ascending client ids.
@@ -32,16 +33,28 @@ def cohort(seed: int, round_num: int, population: Population) -> np.ndarray:
     Raises:
         ValueError: the seed or the round is negative.
     """
-    sampling, ids = population.sampling, population.client_ids
+    sampling, ids = population.sampling, population.client_ids if present is None else present
+    if not len(ids):
+        return ids
     bits = _bits(seed, _COHORT, round_num, ids)
     if sampling.kind == "binomial":
-        return ids[(bits >> np.uint64(11)) * 2.0**-53 < sampling.rate]
+        return ids[_in_0_1(bits) < sampling.rate]
     if sampling.kind == "range":
         draw = int(_bits(seed, _COHORT_SIZE, round_num, np.zeros(1, np.int64))[0])
         size = sampling.low + draw % (sampling.high - sampling.low + 1)  # bias below 1e-9: the draw has 64 bits
+        size = min(size, len(ids))
     else:
         size = int(sampling.expected(len(ids)))
     return ids[np.sort(np.argpartition(bits, size - 1)[:size])]
+
+
+def uniform(seed: int, purpose: int, round_num: int, client_ids) -> np.ndarray:
+    """A number in [0, 1) for every client: float64 [n], a function of all four.
+
+    Args:
+        purpose: other numbers are independent; this module has 1 to 3.
+    """
+    return _in_0_1(_bits(seed, purpose, round_num, np.asarray(client_ids, np.int64)))
 
 
 def client_key(seed: int, round_num: int, client_ids) -> np.ndarray:
@@ -60,6 +73,10 @@ def client_key(seed: int, round_num: int, client_ids) -> np.ndarray:
     """
     bits = _bits(seed, _CLIENT_KEY, round_num, np.asarray(client_ids, np.int64))
     return np.stack([bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32).view(np.int32)
+
+
+def _in_0_1(bits: np.ndarray) -> np.ndarray:
+    return (bits >> np.uint64(11)) * 2.0**-53
 
 
 def _bits(seed: int, purpose: int, round_num: int, counter: np.ndarray) -> np.ndarray:

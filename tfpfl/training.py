@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfpfl import evaluation
 from tfpfl.algorithm import Algorithm
+from tfpfl.availability import Availability
 from tfpfl.client_store import ClientStore
 from tfpfl.names import unknown
 from tfpfl.runtime.cohort import relaxed
@@ -21,6 +22,7 @@ from tfpfl.runtime.machines import Machines
 from tfpfl.runtime.packed import initial_states, side_by_side
 from tfpfl.runtime.worker import require_tff, use_local_worker
 from tfpfl.sampling import client_key, cohort
+from tfpfl.screening import REASONS
 from tfpfl.simulate import COHORTS, Evaluation, Simulation
 from tfpfl.visit import GLOBAL, Visit, client_state_spec, of_global
 
@@ -42,6 +44,8 @@ class Training:
         engine: 'local' or 'tff'.
         cohort, threads: how the local engine takes clients through a round, see `Simulation`.
         machines: where else the work of rounds is done.
+        availability: who comes back from a round, and when.
+        passes: forward and backward through the backbone that an example makes in a visit, for the virtual clock.
         model_name: what the algorithm's `personal_model` is called in evaluations.
         evaluate_every: rounds between evaluations; the last ten rounds are evaluated in any case. 0: only those.
         splits: the held-out parts that are scored.
@@ -60,6 +64,8 @@ class Training:
     cohort: str = "auto"
     threads: int | None = None
     machines: Machines = Machines()
+    availability: Availability = Availability()
+    passes: float = 1.0
     model_name: str = "personal"
     evaluate_every: int = 10
     splits: Sequence[str] = ("validation", "test")
@@ -164,8 +170,7 @@ class Training:
 
     def _round(self, t: int, rounds: int, server):
         started = time.perf_counter()
-        ids = cohort(self.seed, t, self.algorithm.population)
-        row = {"round": t, "clients": len(ids)}
+        ids, row = self._arrived(t)
         states, evaluations = {}, []
         evaluated = self.is_evaluated(t, rounds)
         if len(ids):
@@ -176,8 +181,14 @@ class Training:
             states = dict(zip(ids.tolist(), out.client_states, strict=True))
             metrics = {name: np.asarray(value).item() for name, value in out.metrics.items() if name != "finite"}
             row = {**row, **metrics}
+            rejected = {int(i): int(m.get("rejected", 0)) for i, m in zip(ids, out.client_metrics, strict=True)}
+            if any(rejected.values()):
+                row["rejected_clients"] = "; ".join(f"{i}: {REASONS[why]}" for i, why in rejected.items() if why)
             if evaluated:
-                evaluations = evaluation.evaluation_rows(out.client_metrics, ids, t, evaluation.LOCAL_COPY)
+                good = [(i, m) for i, m in zip(ids, out.client_metrics, strict=True) if not rejected[int(i)]]
+                evaluations = evaluation.evaluation_rows(
+                    [m for _, m in good], [i for i, _ in good], t, evaluation.LOCAL_COPY
+                )
         seconds = time.perf_counter() - started
         if evaluated:
             evaluations += self.evaluate(server, new_states=states)
@@ -190,6 +201,18 @@ class Training:
         for callback in self.callbacks:
             callback.round(self, row)
         return server
+
+    def _arrived(self, t):
+        """(the clients whose work of round t reaches the server, the beginning of its history row)."""
+        population, availability = self.algorithm.population, self.availability
+        if availability.is_perfect:
+            ids = cohort(self.seed, t, population)
+            return ids, {"round": t, "clients": len(ids)}
+        sampled = cohort(self.seed, t, population, availability.present(t, population.client_ids))
+        examples = population.num_examples[np.searchsorted(population.client_ids, sampled)]
+        found = availability.round(self.seed, t, sampled, examples * self.passes)
+        row = {"round": t, "clients": len(found.came), "dropped": len(found.dropped), "late": len(found.late)}
+        return found.came, row | ({"virtual_seconds": found.seconds} if availability.seconds else {})
 
     def _check(self, t, ids, out) -> None:
         bad = [int(i) for i, m in zip(ids, out.client_metrics, strict=True) if not int(m["finite"])]

@@ -19,7 +19,9 @@ backward pass for any tau, where the paper counts two and one; `on_features` is 
 Where the paper and its authors' code differ: the paper prints eq. (3), whose head step has no alpha_i, and equates it
 with eq. (5), which has it (`rule`). The code weighs by N_i over the *sampled* clients and scales by I/r as well
 (`weighting`). Both divide by the number of clients that came; here by the expected number, without which a binomial
-cohort biases the step. The code does not restore a head whose inner steps raised its loss (`safeguard`).
+cohort biases the step. Where clients drop out with known probabilities
+(`population.arrival`), what arrives is divided by them, so that the step stays unbiased; who drops out adds 0. The code
+does not restore a head whose inner steps raised its loss (`safeguard`).
 """
 
 from functools import partial
@@ -31,7 +33,7 @@ from tfpfl import head as heads
 from tfpfl import tree
 from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Adaptation, Algorithm, ClientOutput, OnePass, Weights
-from tfpfl.local import check_choice, check_rates, one_pass_update
+from tfpfl.local import arrival_of, check_choice, check_rates, one_pass_update
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.optimizer import OPTIMIZERS, optimizer
 
@@ -92,6 +94,7 @@ def pflego(
     server_optimizer = optimizer(server_opt, rho)
     inner = None if inner_opt == "newton" else optimizer("sgd" if inner_opt == "gd" else inner_opt, beta)
     scale = population.num_clients / population.clients_per_round
+    arrival = arrival_of(population, model.dtype)
 
     def init_server():
         theta = model.theta()
@@ -116,9 +119,12 @@ def pflego(
             head, loss, errors = tree.where(loss <= before[1], (head, loss, errors), before)
 
         c = data.info.alpha if rule == "exact" else tf.ones([], phi.dtype)
+        c /= arrival(data.info)
         new_head = tree.add_scaled(head, -rho * scale * c, heads.gradient(phi, errors))
 
-        weight = data.info.alpha if weighting == "alpha" else tf.cast(data.info.num_examples, phi.dtype)
+        weight = data.info.alpha / arrival(data.info)
+        if weighting == "sampled":
+            weight = tf.cast(data.info.num_examples, phi.dtype)
         output = ClientOutput((), weight, new_head, {"loss": loss})
         return output, heads.feature_gradient(head, errors)
 

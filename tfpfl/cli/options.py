@@ -93,6 +93,32 @@ data_options = [
     click.option("--allow-download", is_flag=True, help="Let TFDS download a data set that is not there."),
 ]
 
+reliability_options = [
+    click.option("--dropout", default=0.0, show_default=True, help="Probability that a sampled client's work is lost."),
+    click.option("--dropout-spread", default=0.0, show_default=True, help="Each client's own: DROPOUT +- this."),
+    click.option(
+        "--client-seconds", default=0.0, show_default=True, help="Of a median client, an example and pass; 0: no clock."
+    ),
+    click.option("--client-seconds-spread", default=0.0, show_default=True, help="Over clients, of the logarithm."),
+    click.option("--jitter", default=0.0, show_default=True, help="The same over rounds."),
+    click.option("--round-deadline", type=float, help="Virtual seconds after which who is not back is left out."),
+    click.option("--joins", multiple=True, metavar="ROUND:ID,...", help="Clients that take part from ROUND on only."),
+    click.option("--leaves", multiple=True, metavar="ROUND:ID,...", help="Clients that take no part from ROUND on."),
+    click.option(
+        "--on-broken",
+        type=click.Choice(["stop", "reject"]),
+        default="stop",
+        show_default=True,
+        help="A client's work is broken (not finite, bad data, too large): stop, or go on without it.",
+    ),
+    click.option("--max-norm", type=float, help="With --on-broken reject: of an update; a longer one is broken."),
+    click.option("--clip-norm", type=float, help="With --on-broken reject: a longer update is scaled down to this."),
+]
+RELIABILITY_NAMES = (
+    *("dropout", "dropout_spread", "client_seconds", "client_seconds_spread", "jitter", "round_deadline"),
+    *("joins", "leaves", "on_broken", "max_norm", "clip_norm"),
+)
+
 DATA_NAMES = ("dataset", "clients", "partition", "validation", "data_seed", "pixels", "augment")
 
 

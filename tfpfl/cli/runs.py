@@ -9,11 +9,13 @@ from click.core import ParameterSource
 from tfpfl.cli.group import main
 from tfpfl.cli.options import (
     DATA_NAMES,
+    RELIABILITY_NAMES,
     RunCommand,
     data_arguments,
     data_options,
     machine_options,
     machines_of,
+    reliability_options,
     with_options,
 )
 
@@ -43,6 +45,7 @@ from tfpfl.cli.options import (
 @click.option(
     "--new-clients", default=0, show_default=True, help="So many clients, drawn by the data's seed, never train."
 )
+@with_options(reliability_options)
 @click.option("--patience", type=int, help="Stop after so many evaluated rounds without a better validation accuracy.")
 @with_options(machine_options)
 @click.option("--out", type=click.Path(path_type=Path), help="The run folder; default runs/ALGORITHM-DATASET-sSEED.")
@@ -65,7 +68,7 @@ def run(out, allow_download, federation, workers, deadline, isolate, **kw):
         if given:
             raise click.UsageError(f"--federation says what the data are; leave out {', '.join(given)}")
     names = ("algorithm", "preset", "network", "head_init", "labels", "participation", "sampling", "sampling_range")
-    names += ("rounds", "seed", "engine", "cohort", "evaluate_every", "patience", "new_clients")
+    names += ("rounds", "seed", "engine", "cohort", "evaluate_every", "patience", "new_clients", *RELIABILITY_NAMES)
     hyper = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
     config = RunConfig(**{k: kw[k] for k in names}, hyperparameters=hyper, **data)
     dataset = config.dataset if federation is None else federation.name

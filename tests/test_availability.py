@@ -1,0 +1,224 @@
+"""Who comes back from a round, and when; and what it does to a run."""
+
+from dataclasses import replace
+from itertools import combinations, product
+from math import prod
+
+import numpy as np
+import pytest
+import small_runs
+from toys import distance, gradient, initial_states, objective, run, toy
+
+from tfpfl import tree
+from tfpfl.algorithm import Population, Sampling
+from tfpfl.algorithms import pflego_exact
+from tfpfl.availability import Availability
+from tfpfl.evaluation import LOCAL_COPY
+from tfpfl.record import Record
+from tfpfl.run import Run
+from tfpfl.simulate import Simulation
+
+MANY = np.arange(20000)
+RHO = 0.3
+
+
+# ---- PFLEGO stays unbiased
+
+
+def expectation(data, start, algorithm, sampled, arrival):
+    """The mean of (theta, heads) after a round, over every set of those sampled that may come back."""
+    engine, expected = Simulation(algorithm), tree.scale(0, start)
+    for came in product((False, True), repeat=len(sampled)):
+        probability = prod(a if c else 1 - a for a, c in zip(arrival[list(sampled)], came, strict=True))
+        ids = [i for i, c in zip(sampled, came, strict=True) if c]
+        result = start
+        if ids:
+            server, heads = run(engine, data, cohort=ids)
+            result = server.theta, heads
+        expected = tree.add_scaled(expected, probability, result)
+    return expected
+
+
+def full_step(data, theta, heads):
+    slope, slopes = gradient(lambda theta, heads: objective(data, theta, heads), theta, heads)
+    return tree.add_scaled(theta, -RHO, slope), {i: tree.add_scaled(heads[i], -RHO, slopes[i]) for i in heads}
+
+
+@pytest.mark.parametrize("arrival", [np.full(5, 0.7), np.array([0.7, 0.35, 1.0, 0.9, 0.5])], ids=["30 %", "differing"])
+def test_the_mean_over_all_dropouts_is_the_full_step(arrival):
+    """In float64, over all 32 sets that may come back of everybody, and over all cohorts of two and who comes back."""
+    data = toy()
+    everyone = replace(data.population, arrival=arrival)
+    algorithm = pflego_exact(data.model, everyone, tau=1, rho=RHO)
+    start = algorithm.init_server().theta, initial_states(algorithm, data.population)
+    wanted = full_step(data, *start)
+    assert distance(start[0], wanted[0]) > 1e-3
+    assert distance(expectation(data, start, algorithm, range(5), arrival), wanted) < 1e-9
+
+    two = replace(toy(sampling=Sampling("fixed", 0.4)).population, arrival=arrival)
+    algorithm, cohorts = pflego_exact(data.model, two, tau=1, rho=RHO), list(combinations(range(5), 2))
+    mean = tree.scale(0, start)
+    for cohort in cohorts:
+        mean = tree.add_scaled(mean, 1 / len(cohorts), expectation(data, start, algorithm, cohort, arrival))
+    assert distance(mean, wanted) < 1e-9
+
+
+def test_without_knowing_the_probabilities_the_step_is_too_short():
+    data, arrival = toy(), np.full(5, 0.7)
+    algorithm = pflego_exact(data.model, data.population, tau=1, rho=RHO)
+    start = algorithm.init_server().theta, initial_states(algorithm, data.population)
+    found = expectation(data, start, algorithm, range(5), arrival)
+    shorter = tree.add_scaled(tree.scale(0.3, start), 0.7, full_step(data, *start))
+    assert distance(found, shorter) < 1e-9 and distance(found, full_step(data, *start)) > 1e-3
+
+
+# ---- the model itself
+
+
+def test_dropouts_have_their_probability():
+    drops = Availability(dropout=0.3).drops(0, 5, MANY)
+    assert drops.mean() == pytest.approx(0.3, abs=4 * np.sqrt(0.21 / len(MANY)))
+    spread = Availability(dropout=0.3, dropout_spread=0.2)
+    p = spread.dropout_of(0, MANY)
+    assert p.min() >= 0.1 and p.max() <= 0.5 and p.mean() == pytest.approx(0.3, abs=0.005)
+    rounds = np.mean([spread.drops(0, t, MANY[:500]) for t in range(1, 401)], axis=0)
+    assert np.abs(rounds - p[:500]).max() < 5 * np.sqrt(0.25 / 400)
+    assert (spread.drops(3, 2, [5, 9]) == spread.drops(3, 2, [9, 5])[::-1]).all()  # of client and round alone
+
+
+def test_arrival_is_how_often_clients_come_back_in_time():
+    clients = Availability(dropout=0.2, seconds=1e-3, seconds_spread=0.7, jitter=0.5, deadline=2.0)
+    ids, work = np.arange(40), np.linspace(500, 3000, 40)
+    found = clients.arrival(0, ids, work)
+    assert found.min() < 0.4 and found.max() > 0.75
+    came = np.mean([np.isin(ids, clients.round(0, t, ids, work).came) for t in range(1, 2001)], axis=0)
+    assert np.abs(came - found).max() < 5 * np.sqrt(0.25 / 2000)
+    always = replace(clients, jitter=0.0)
+    assert set(always.arrival(0, ids, work)) == {0.0, 0.8}
+
+
+def test_the_clock_waits_for_the_last_or_for_the_deadline():
+    clients = Availability(seconds=0.01, seconds_spread=1.0)
+    ids, work = np.arange(10), np.full(10, 100.0)
+    seconds = clients.visit_seconds(0, 1, ids, work)
+    assert np.median(Availability(seconds=0.01, seconds_spread=1.0).median_seconds(0, MANY, np.ones(20000))) == (
+        pytest.approx(0.01, rel=0.05)
+    )
+    assert clients.round(0, 1, ids, work).seconds == seconds.max()
+    limit = float(np.sort(seconds)[6]) + 1e-9
+    late = replace(clients, deadline=limit).round(0, 1, ids, work)
+    assert late.came.tolist() == ids[seconds <= limit].tolist() and len(late.late) == 3
+    assert late.seconds == limit
+    enough = replace(clients, deadline=float(seconds.max()) + 1).round(0, 1, ids, work)
+    assert enough.seconds == seconds.max() and not len(enough.late)
+
+
+def test_clients_join_and_leave():
+    clients = Availability(joins={5: [1, 2], 9: [3]}, leaves=((5, (0,)), (7, (1,)), (9, (2,))))
+    present = {t: clients.present(t, np.arange(5)).tolist() for t in (1, 4, 5, 7, 9)}
+    assert present == {1: [0, 4], 4: [0, 4], 5: [1, 2, 4], 7: [2, 4], 9: [3, 4]}
+    back = Availability(leaves={2: [0]}, joins={4: [0]})
+    assert [0 in back.present(t, np.arange(2)) for t in (1, 2, 3, 4, 5)] == [False, False, False, True, True]
+
+
+# ---- in a run
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return small_runs.federation(tmp_path_factory.mktemp("availability") / "federation")
+
+
+def test_a_run_with_dropouts_a_clock_and_a_deadline(federation, tmp_path):
+    how = {"dropout": 0.3, "client_seconds": 0.01, "client_seconds_spread": 0.8, "jitter": 0.3, "round_deadline": 0.9}
+    run = small_runs.train(tmp_path / "run", federation, participation=1.0, **how)
+    record = Record.read(tmp_path / "run")
+    came = np.array([row["clients"] for row in record.history])
+    lost = np.array([row["dropped"] + row["late"] for row in record.history])
+    assert (came + lost == 6).all() and lost.min() < lost.max() and came.max() > 0
+    seconds = [row["virtual_seconds"] for row in record.history]
+    assert max(seconds) == 0.9 and record.spent("virtual seconds").tolist() == pytest.approx(np.cumsum(seconds))
+    work = run.population.num_examples * sum(run.passes)
+    assert run.population.arrival.tolist() == run.availability.arrival(0, run.population.client_ids, work).tolist()
+
+    again = small_runs.train(tmp_path / "again", federation, [small_runs.Interrupt(99)], participation=1.0, **how)
+    assert small_runs.saved(run.folder) == small_runs.saved(again.folder)
+    with pytest.raises(KeyboardInterrupt):
+        small_runs.train(tmp_path / "half", federation, [small_runs.Interrupt(6)], participation=1.0, **how)
+    with Run.open(tmp_path / "half") as half:
+        half.train()
+    assert small_runs.saved(tmp_path / "half")["server"] == small_runs.saved(run.folder)["server"]
+
+
+def test_who_joins_or_leaves_touches_nobody_elses_state(federation, tmp_path):
+    """FedPer at full participation: the others' states depend on theta alone; Local's on nothing."""
+    how = {"algorithm": "local", "participation": 1.0, "hyperparameters": {"steps": 3}}
+    plain = small_runs.train(tmp_path / "plain", federation, **how)
+    moved = small_runs.train(tmp_path / "moved", federation, joins=("6:1",), leaves=("9:4",), **how)
+
+    def states(run):
+        with Run.open(run.folder) as opened:
+            ids = opened.store.client_ids().tolist()
+            return dict(zip(ids, opened.training().client_states(ids), strict=True)), opened.store.history()
+
+    (before, _), (after, history) = states(plain), states(moved)
+    assert [row["clients"] for row in history] == [5] * 5 + [6] * 3 + [5] * 6
+    for i in (0, 2, 3, 5):
+        assert distance(before[i], after[i]) == 0
+    assert distance(before[1], after[1]) > 0 and distance(before[4], after[4]) > 0
+
+
+def test_rounds_that_nobody_survives_change_nothing(federation, tmp_path):
+    """With joins for everybody in round 4, the first three rounds are empty."""
+    run = small_runs.train(tmp_path / "run", federation, joins=("4:0,1,2,3,4,5",), participation=1.0)
+    with Run.open(run.folder) as opened:
+        assert [row["clients"] for row in opened.store.history()][:5] == [0, 0, 0, 6, 6]
+
+
+def test_broken_clients_in_a_run_are_counted_and_named(federation, tmp_path):
+    """A limit on the norm that the first updates pass and later ones do not, or the other way round."""
+    free = small_runs.train(tmp_path / "free", federation, on_broken="reject")
+    norms = [row["update_norm"] for row in Record.read(free.folder).history]
+    assert all(row["rejected"] == 0 for row in Record.read(free.folder).history)
+    tight = small_runs.train(tmp_path / "tight", federation, on_broken="reject", max_norm=float(np.median(norms)))
+    rows = Record.read(tight.folder).history
+    rejected = [row for row in rows if row["rejected"]]
+    assert rejected and len(rejected) < len(rows) + 1
+    assert all(row["rejected_clients"].count("its update is too large") == row["rejected"] for row in rejected)
+    named = {
+        (row["round"], int(part.split(":")[0])) for row in rejected for part in row["rejected_clients"].split("; ")
+    }
+    scored = {(e.round_num, e.client_id) for e in Record.read(tight.folder).evaluations if e.model == LOCAL_COPY}
+    assert scored and not named & scored  # a rejected client's own copy is no result
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dropout": 1.0}, "give 1 to 1"),
+        ({"dropout": 0.1, "dropout_spread": 0.2}, "give -0.1 to 0.3"),
+        ({"dropout": -0.1}, "dropout must be a number that is not negative, found -0.1"),
+        ({"jitter": float("nan")}, "jitter must be a number that is not negative, found nan"),
+        ({"round_deadline": 3.0}, "a deadline is positive, and needs `seconds`"),
+        ({"client_seconds": 1.0, "round_deadline": 0.0}, "found deadline=0.0"),
+        ({"joins": ("3",)}, "joins is written ROUND:ID,ID,..., found '3'"),
+        ({"leaves": ("0:1",)}, "leaves is .round from 1 on: client ids"),
+        ({"joins": ("3:1", "3:2")}, "joins names a round twice"),
+        ({"max_norm": 1.0}, "limits of on_broken='reject'"),
+        ({"on_broken": "ignore"}, "on_broken must be one of stop, reject; found 'ignore'"),
+        ({"on_broken": "reject", "clip_norm": 0.0}, "clip_norm must be positive"),
+    ],
+)
+def test_bad_input(change, reason):
+    with pytest.raises(ValueError, match=reason):
+        small_runs.config(**change)
+
+
+def test_what_only_the_federation_can_tell(federation, tmp_path):
+    with pytest.raises(ValueError, match=r"clients join or leave that the population does not have: \[77\]"):
+        small_runs.train(tmp_path / "a", federation, joins=("3:77",))
+    with pytest.raises(ValueError, match="too short for every client: the fastest takes"):
+        small_runs.train(tmp_path / "b", federation, client_seconds=1.0, round_deadline=1e-3)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="arrival is a probability for each of the 2 clients"):
+        Population([1, 1], [1, 1], arrival=[0.5])
