@@ -300,8 +300,9 @@ def test_the_command_line(tmp_path, monkeypatch):
         ["--algorithm", "local", "--partition", "dirichlet", "--partition-alpha", 0.7, "--sampling", "binomial"],
         ["--algorithm", "fedavg", "--sampling", "range", "--sampling-range", 2, 5, "--labels", "global"],
         ["--algorithm", "fedavg", "--federation", "OWN", "--evaluate-every", 3, "--patience", 2],
+        ["--dropout", 0.2, "--joins", "3:1,2", "--joins", "5:4", "--on-broken", "reject", "--max-norm", 9.5],
     ],
-    ids=lambda asked: asked[1] + asked[2],
+    ids=lambda asked: f"{asked[1]}{asked[2]}",
 )
 def test_the_command_makes_the_same_run(asked, tmp_path, monkeypatch):
     """What it says, read by the command line itself, is a configuration with the same run id."""
@@ -314,7 +315,7 @@ def test_the_command_makes_the_same_run(asked, tmp_path, monkeypatch):
     class Made(Exception):
         """Instead of training."""
 
-    def create(config, folder, **_):
+    def create(config, folder, *_, **__):
         from tfpfl.run import open_federation
 
         made_by.append((config.resolved(open_federation(config)), folder))
