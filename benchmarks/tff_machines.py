@@ -37,7 +37,7 @@ from tfpfl.data import Federation
 from tfpfl.models import SplitModel, build
 from tfpfl.runtime.machines import Machines
 from tfpfl.runtime.worker import answers, start_worker
-from tfpfl.runtime.workers import SHARDS, Remote, ShardedProcess
+from tfpfl.runtime.workers import Remote, ShardedProcess, shards
 from tfpfl.training import Training
 
 
@@ -132,7 +132,7 @@ def kill(number, rounds, kills, seed):
         workers = [Local(Path(root)) for _ in range(number)]
         machines = Machines(workers=tuple(w.name for w in workers), deadline=120)
 
-        given = Given(workers)
+        given, parts = Given(workers), len(shards(24))
 
         def run(due=None):
             clock, store = Clock(due), ClientStore()
@@ -149,7 +149,7 @@ def kill(number, rounds, kills, seed):
         print("kill  round  part  worker  after s  that round s  done again  largest difference")
         bad = []
         for n in range(1, kills + 1):
-            t, part, moment = rng.randint(2, rounds - 3), rng.randint(1, SHARDS), rng.random() * usual * number / SHARDS
+            t, part, moment = rng.randint(2, rounds - 3), rng.randint(1, parts), rng.random() * usual * number / parts
             due = {
                 t: lambda part=part, moment=moment: given.kill_at(part, moment),
                 t + 1: given.stop_counting,
@@ -158,7 +158,7 @@ def kill(number, rounds, kills, seed):
             found, seconds = run(due)
             pairs = zip(found, expected, strict=True)
             difference = max(float(np.abs(a - b).max(initial=0)) for a, b in pairs if a.dtype.kind == "f")
-            place, again = workers.index(given.victim) + 1, given.parts - SHARDS
+            place, again = workers.index(given.victim) + 1, given.parts - parts
             print(
                 f"{n:>4}  {t:>5}  {part:>4}  {place:>6}  {moment:>7.2f}  {seconds[t - 1]:>12.2f}  {again:>10}  "
                 f"{difference:>18.2g}",
@@ -176,7 +176,8 @@ def kill(number, rounds, kills, seed):
 @click.option("--rounds", default=6, show_default=True, help="Of each, after one that is not counted.")
 @click.option("--clients", default=24, show_default=True)
 @click.option("--examples", default=100, show_default=True, help="Of a client.")
-def throughput(rounds, clients, examples):
+@click.option("--steps", default=10, show_default=True, help="Of SGD with 50 pictures, of every client.")
+def throughput(rounds, clients, examples, steps):
     """One worker and two, in turn."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
@@ -188,7 +189,7 @@ def throughput(rounds, clients, examples):
         ]
         federation = Federation.from_clients(data, out=Path(root) / "federation", validation=0, test_fraction=0)
         model = SplitModel(build("cifar_2conv", federation.example_shape, seed=0), seed=0)
-        algorithm = build_algorithm("ditto", model, federation.population(Sampling("fixed", 1.0), shared_slots=True))
+        algorithm = build_algorithm("fedavg", model, federation.population(labels="global"), steps=steps, batch_size=50)
         for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
             os.environ[name] = "1"  # inherited by the workers; this process has its threads already
         workers = [Local(Path(root), core) for core in cores]
@@ -210,11 +211,9 @@ def throughput(rounds, clients, examples):
             worker.kill()
     one, two = (statistics.median(times) for _, _, times in seconds.values())
     ratios = [a / b for a, b in zip(seconds[1][2], seconds[2][2], strict=True)]
-    print(f"{clients} clients of {examples} pictures, Ditto on cifar_2conv, {rounds} rounds of each")
-    print(
-        f"one worker {one:.2f} s a round, two workers {two:.2f} s: {one / two:.2f} times (rounds: {min(ratios):.2f} to"
-    )
-    print(f"{max(ratios):.2f}); load of the machine {os.getloadavg()[0]:.1f}")
+    print(f"{clients} clients of {examples} pictures, {steps} steps of FedAvg on cifar_2conv, {rounds} rounds of each")
+    print(f"one worker {one:.2f} s a round, two workers {two:.2f} s: {one / two:.2f} times")
+    print(f"round by round {min(ratios):.2f} to {max(ratios):.2f} times; load of the machine {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

@@ -189,12 +189,12 @@ def test_heads_come_back_to_their_owner(federation, machines):
         assert identical(out.client_states, [mine[i] for i in ids])
 
 
-def test_shards_are_a_function_of_the_cohort():
-    for clients in (1, 5, 12, 13, 30, 100):
-        found = shards(clients)
-        sizes = [s.stop - s.start for s in found]
-        assert [i for s in found for i in range(clients)[s]] == list(range(clients))
-        assert len(found) == min(clients, runtime.SHARDS) and max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
+@pytest.mark.parametrize("clients, parts", [(1, 1), (5, 5), (6, 6), (18, 6), (30, 7), (47, 11), (100, 12), (1000, 12)])
+def test_shards_are_a_function_of_the_cohort(clients, parts):
+    found = shards(clients)
+    sizes = [s.stop - s.start for s in found]
+    assert [i for s in found for i in range(clients)[s]] == list(range(clients))
+    assert len(found) == parts and max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
 
 
 def run_folder(folder, federation, machines, callbacks=(), **changes):
