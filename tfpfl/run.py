@@ -19,6 +19,7 @@ import os
 import platform
 import re
 import shutil
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -29,7 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from tfpfl import evaluation
-from tfpfl.algorithm import ClientData, Sampling
+from tfpfl.algorithm import Algorithm, ClientData, Population, Sampling
 from tfpfl.algorithms import algorithm_row, build_algorithm, check_names
 from tfpfl.availability import Availability
 from tfpfl.callbacks import Callback, EarlyStopping, TensorBoard
@@ -264,26 +265,59 @@ def _cached_federation(config: RunConfig, allow_download: bool) -> Federation:
         raise FederationError(f"{error}. It is in the cache: remove that folder, and it is made again") from error
 
 
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """(federation) -> the run's algorithm. It can be sent to another process, which an algorithm cannot.
+
+    Args:
+        config: resolved.
+        network: the path and the content of network.keras, where the backbone is the user's own.
+        arrival: float [I], the probability that a sampled client's work reaches the server; None: 1.
+    """
+
+    config: RunConfig
+    network: tuple[Path, bytes] | None = None
+    arrival: np.ndarray | None = None
+
+    def __call__(self, federation: Federation) -> Algorithm:
+        return self.algorithm(*self.model_and_population(federation))
+
+    def model_and_population(self, federation: Federation) -> tuple[SplitModel, Population]:
+        """What the algorithm is built for."""
+        config = self.config
+        slots = algorithm_row(config.algorithm).head == "shared"  # with local labels only where they were asked for
+        clients = config.training_clients(federation)
+        population = federation.population(config.sampling_plan(), config.labels, slots, clients)
+        if self.arrival is not None:
+            population = replace(population, arrival=self.arrival)
+        if self.network is None:
+            backbone = build(config.network, federation.example_shape, seed=config.seed)
+        else:
+            backbone = _load_network(*self.network)
+        return SplitModel(backbone, seed=config.seed, head_init=config.head_init), population
+
+    def algorithm(self, model: SplitModel, population: Population) -> Algorithm:
+        """The algorithm, screened where the run is."""
+        config = self.config
+        made = build_algorithm(config.algorithm, model, population, **config.hyperparameters)
+        if config.on_broken == "reject":
+            return screened(made, max_norm=config.max_norm, clip_norm=config.clip_norm)
+        return made
+
+
 class Run:
     """A run folder that is open: made by `Run.create`, or opened by `Run.open`; close it, or use it in a `with`."""
 
     def __init__(self, folder: Path, config: RunConfig, federation: Federation, network_file: Path | None, engine: str):
         self.folder, self.config, self.federation, self.engine = folder, config, federation, engine
-        slots = algorithm_row(config.algorithm).head == "shared"  # with local labels only where they were asked for
-        self.population = federation.population(
-            config.sampling_plan(), config.labels, slots, config.training_clients(federation)
-        )
-        if network_file is None:
-            backbone = build(config.network, federation.example_shape, seed=config.seed)
-        else:
-            backbone = _load_network(network_file, config.network_hash)
-        self.model = SplitModel(backbone, seed=config.seed, head_init=config.head_init)
+        network = network_file and (network_file, _read_network(network_file, config.network_hash))
+        self.recipe = Recipe(config, network)
+        self.model, self.population = self.recipe.model_and_population(federation)
         self.availability = config.availability()
         if not self.availability.is_perfect:
-            self.population = replace(self.population, arrival=self._arrival())
-        self.algorithm = build_algorithm(config.algorithm, self.model, self.population, **config.hyperparameters)
-        if config.on_broken == "reject":
-            self.algorithm = screened(self.algorithm, max_norm=config.max_norm, clip_norm=config.clip_norm)
+            self.recipe = replace(self.recipe, arrival=self._arrival())
+            self.population = replace(self.population, arrival=self.recipe.arrival)
+        self.algorithm = self.recipe.algorithm(self.model, self.population)
         check_fits(self.algorithm, federation)
         self.machines = Machines()  # where the rounds' work is done; may be set before `train`
         self.store = None
@@ -326,7 +360,7 @@ class Run:
         Raises:
             RunError: the folder holds something already.
             ValueError: the configuration is impossible; then nothing is written.
-            RuntimeError: the TFF engine is asked for where TFF is not installed.
+            RuntimeError: the TFF engine is asked for where TFF is not installed, or the Ray engine without Ray.
         """
         folder = Path(folder)
         _check_free(folder)
@@ -353,7 +387,7 @@ class Run:
 
         Args:
             rounds: go on up to this many, instead of those of the configuration; see `Training.run`.
-            engine: 'local' or 'tff' instead of the configuration's: for evaluating, not for continuing.
+            engine: 'local', 'tff' or 'ray' instead of the configuration's: for evaluating, not for continuing.
 
         Raises:
             RunError: not a run folder, or from a newer version.
@@ -415,6 +449,7 @@ class Run:
 
         Raises:
             DivergedError: names round and clients; the rounds before are saved, and the tables tell of them.
+            MachinesError: the machines that did a round's work are gone; the rounds before are saved.
             StoreError: a round could not be saved; those before are.
         """
         callbacks = [*callbacks, TensorBoard(self.folder / "tensorboard")]
@@ -447,6 +482,7 @@ class Run:
             machines=self.machines,
             availability=self.availability,
             passes=sum(self.passes) if self.availability.seconds else 1.0,
+            recipe=self.recipe,
             model_name=algorithm_row(self.config.algorithm).evaluated(self.config.hyperparameters),
             evaluate_every=self.config.evaluate_every,
             callbacks=callbacks,
@@ -622,18 +658,26 @@ def _changes(name: str, written: tuple) -> tuple:
     return tuple(found)
 
 
-def _load_network(path: Path, expected: str):
-    """The user's backbone. Its weights are theta's initial value."""
-    import keras
-
+def _read_network(path: Path, expected: str) -> bytes:
+    """The user's backbone, as its file has it."""
     if not path.exists():
         raise RunError(f"{path} is missing: the run's backbone is lost")
     if _file_hash(path) != expected:
         raise RunError(f"{path} was changed: its sha256 is not the one in config.json")
-    try:
-        return keras.models.load_model(path, compile=False)
-    except Exception as error:  # a zip file, JSON and HDF5 inside it, layers that it names: each fails in its own way
-        raise ValueError(f"{path} cannot be read as a Keras model: {error}") from error
+    return path.read_bytes()
+
+
+def _load_network(path: Path, content: bytes):
+    """The user's backbone. Its weights are theta's initial value."""
+    import keras
+
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / NETWORK
+        copy.write_bytes(content)
+        try:
+            return keras.models.load_model(copy, compile=False)
+        except Exception as error:  # a zip file, JSON and HDF5 inside it, layers that it names: each in its own way
+            raise ValueError(f"{path} cannot be read as a Keras model: {error}") from error
 
 
 def _file_hash(path: Path) -> str:

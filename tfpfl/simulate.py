@@ -3,7 +3,7 @@
 It has the `initialize` and `next` of a `tff.templates.IterativeProcess`, so whatever drives one drives the other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +16,7 @@ from tfpfl.runtime.cohort import (
     Fused,
     FusedEvaluation,
     OneByOne,
+    Part,
     Stacked,
     default_threads,
     has_global_theta,
@@ -47,49 +48,17 @@ def federation_readers(algorithm: Algorithm, federation, held_out: Sequence[str]
 ARRAYS = Readers(lambda data: (data.x, data.y), {})  # the visit is a ClientData, and carries its examples
 
 
-class Simulation:
-    """Runs an algorithm in process.
+class Rounds:
+    """Rounds of an algorithm, given how its clients are taken through one.
 
     Args:
         algorithm: what to run.
-        federation: where clients' examples are read by id; None if the visits are `ClientData` that carry them.
-        held_out: splits ('validation', 'test') on which every client of the cohort scores the model that it holds right
-            after its local work.
-        cohort: 'plain', one client by itself; 'fused', where the algorithm allows it; 'stacked', equal clients as one
-            vectorized computation; 'auto', fused if the algorithm allows it, else plain. All give the same result up to
-            rounding; see `tfpfl.runtime.cohort`.
-        threads: clients at a time; default: as many as there are cores. It changes no bit of the result.
-
-    Raises:
-        ValueError: 'fused' or 'stacked' cannot be.
+        clients: (position in the cohort -> message, client states, visits) -> the `Part` of some clients after the
+            other; as those of `tfpfl.runtime.cohort`.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        federation=None,
-        *,
-        held_out: Sequence[str] = (),
-        cohort: str = "auto",
-        threads: int | None = None,
-    ):
-        check_choice(cohort=(cohort, COHORTS))
-        self.algorithm, threads = algorithm, check_threads(threads)
-        fits = federation is not None and one_pass_of(algorithm) is not None
-        if cohort == "fused" and not fits:
-            raise ValueError(
-                "cohort='fused' is for clients that are read by id from a federation, and for algorithms whose client "
-                "takes the backbone forward and backward once, at the message's weights, without recompute or chunk"
-            )
-        if cohort == "stacked" and federation is None:
-            raise ValueError("cohort='stacked' is for clients that are read by id from a federation")
-        readers = ARRAYS if federation is None else federation_readers(algorithm, federation, held_out)
-        if cohort == "fused" or (cohort == "auto" and fits):
-            self._clients = Fused(algorithm, federation, held_out)
-        else:
-            self._clients = OneByOne(algorithm, readers, threads)
-            if cohort == "stacked" and not held_out:
-                self._clients = Stacked(algorithm, federation, self._clients)
+    def __init__(self, algorithm: Algorithm, clients: Callable):
+        self.algorithm, self._clients = algorithm, clients
         step = server_step(algorithm)
 
         def finish(server, total, client_ids):
@@ -119,20 +88,78 @@ class Simulation:
         for visit in visits:
             if isinstance(visit, ClientData):  # a Federation's examples were checked when it was made
                 check_examples(visit)
-        states, metrics, order = [None] * len(visits), [None] * len(visits), []
-        sums, weights, rows, metric_sums = Sum(), Sum(), [], Sum()
-        for part in self._clients(self._messages(server, visits), client_states, visits):
-            for i, state, its_metrics in zip(part.positions, part.states, part.metrics, strict=True):
-                states[i], metrics[i] = state, its_metrics
-            order += [visits[i].info.client_id for i in part.positions]
-            sums.add(part.contribution.sums)
-            weights.add(part.contribution.weight)
-            rows.append(part.contribution.rows)
-            metric_sums.add(part.metric_sums)
-        rows = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *rows)
-        contribution = aggregate.Contribution(sums.total(), weights.total(), rows)
-        server = self._finish(server, contribution, tf.stack(order))
-        return RoundOutput(server, states, finish_metrics(metric_sums.total()), metrics)
+        done = joined(self._clients(self._messages(server, visits), client_states, visits))
+        states, metrics = [None] * len(visits), [None] * len(visits)
+        for i, state, its_metrics in zip(done.positions, done.states, done.metrics, strict=True):
+            states[i], metrics[i] = state, its_metrics
+        order = tf.stack([visits[i].info.client_id for i in done.positions])
+        server = self._finish(server, done.contribution, order)
+        return RoundOutput(server, states, finish_metrics(done.metric_sums), metrics)
+
+
+class Simulation(Rounds):
+    """Runs an algorithm in process.
+
+    Args:
+        algorithm: what to run.
+        federation: where clients' examples are read by id; None if the visits are `ClientData` that carry them.
+        held_out: splits ('validation', 'test') on which every client of the cohort scores the model that it holds right
+            after its local work.
+        cohort: 'plain', one client by itself; 'fused', where the algorithm allows it; 'stacked', equal clients as one
+            vectorized computation; 'auto', fused if the algorithm allows it, else plain. All give the same result up to
+            rounding; see `tfpfl.runtime.cohort`.
+        threads: clients at a time; default: as many as there are cores. It changes no bit of the result.
+
+    Raises:
+        ValueError: 'fused' or 'stacked' cannot be.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation=None,
+        *,
+        held_out: Sequence[str] = (),
+        cohort: str = "auto",
+        threads: int | None = None,
+    ):
+        super().__init__(algorithm, clients_of(algorithm, federation, held_out, cohort, threads))
+
+
+def clients_of(
+    algorithm: Algorithm, federation, held_out: Sequence[str] = (), cohort: str = "auto", threads: int | None = None
+) -> Callable:
+    """How clients are taken through a round in this process; arguments and errors as those of `Simulation`."""
+    check_choice(cohort=(cohort, COHORTS))
+    threads = check_threads(threads)
+    fits = federation is not None and one_pass_of(algorithm) is not None
+    if cohort == "fused" and not fits:
+        raise ValueError(
+            "cohort='fused' is for clients that are read by id from a federation, and for algorithms whose client "
+            "takes the backbone forward and backward once, at the message's weights, without recompute or chunk"
+        )
+    if cohort == "stacked" and federation is None:
+        raise ValueError("cohort='stacked' is for clients that are read by id from a federation")
+    readers = ARRAYS if federation is None else federation_readers(algorithm, federation, held_out)
+    if cohort == "fused" or (cohort == "auto" and fits):
+        return Fused(algorithm, federation, held_out)
+    alone = OneByOne(algorithm, readers, threads)
+    return Stacked(algorithm, federation, alone) if cohort == "stacked" and not held_out else alone
+
+
+def joined(parts: Iterable[Part]) -> Part:
+    """Several parts of a cohort as one, added in the order given."""
+    positions, states, metrics, rows = [], [], [], []
+    sums, metric_sums = Sum(), Sum()
+    for part in parts:
+        positions += part.positions
+        states += part.states
+        metrics += part.metrics
+        sums.add((part.contribution.sums, part.contribution.weight))
+        rows.append(part.contribution.rows)
+        metric_sums.add(part.metric_sums)
+    rows = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *rows)
+    return Part(positions, states, metrics, aggregate.Contribution(*sums.total(), rows), metric_sums.total())
 
 
 class Evaluation:

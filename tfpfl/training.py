@@ -5,7 +5,7 @@ that is killed and resumed goes on as if nothing had happened.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -20,13 +20,14 @@ from tfpfl.names import unknown
 from tfpfl.runtime.cohort import relaxed
 from tfpfl.runtime.machines import Machines
 from tfpfl.runtime.packed import initial_states, side_by_side
+from tfpfl.runtime.ray_engine import RayEngine, check_recipe, require_ray
 from tfpfl.runtime.worker import require_tff, use_local_worker
 from tfpfl.sampling import client_key, cohort
 from tfpfl.screening import REASONS
 from tfpfl.simulate import COHORTS, Evaluation, Simulation
 from tfpfl.visit import GLOBAL, Visit, client_state_spec, of_global
 
-ENGINES = ("local", "tff")
+ENGINES = ("local", "tff", "ray")
 
 
 class DivergedError(RuntimeError):
@@ -41,11 +42,12 @@ class Training:
         algorithm, federation: what is trained, on what.
         seed: cohorts, shuffles and other draws are functions of (seed, round, client).
         store: where rounds are committed; a store that holds rounds is continued.
-        engine: 'local' or 'tff'.
+        engine: 'local', 'tff' or 'ray'.
         cohort, threads: how the local engine takes clients through a round, see `Simulation`.
         machines: where else the work of rounds is done.
         availability: who comes back from a round, and when.
         passes: forward and backward through the backbone that an example makes in a visit, for the virtual clock.
+        recipe: for 'ray': (federation) -> the same algorithm; it must pickle, which an algorithm does not.
         model_name: what the algorithm's `personal_model` is called in evaluations.
         evaluate_every: rounds between evaluations; the last ten rounds are evaluated in any case. 0: only those.
         splits: the held-out parts that are scored.
@@ -53,7 +55,7 @@ class Training:
 
     Raises:
         ValueError: the algorithm was built for other data than the federation's, or an argument is out of range.
-        RuntimeError: the TFF engine is asked for where TFF is not installed.
+        RuntimeError: the TFF engine is asked for where TFF is not installed, or the Ray engine without Ray.
     """
 
     algorithm: Algorithm
@@ -66,6 +68,7 @@ class Training:
     machines: Machines = Machines()
     availability: Availability = Availability()
     passes: float = 1.0
+    recipe: Callable | None = None
     model_name: str = "personal"
     evaluate_every: int = 10
     splits: Sequence[str] = ("validation", "test")
@@ -74,6 +77,8 @@ class Training:
     def __post_init__(self):
         check_engine(self.engine)
         check_cohort(self.cohort, self.engine)
+        if self.engine == "ray":
+            check_recipe(self.recipe)
         check_fits(self.algorithm, self.federation)
         if self.evaluate_every < 0:
             raise ValueError(f"evaluate_every must not be negative, found {self.evaluate_every}")
@@ -100,6 +105,7 @@ class Training:
 
         Raises:
             DivergedError: names the round and the clients.
+            MachinesError: the machines that did a round's work are gone. The rounds before are saved.
             StoreError: the store did not take a round, holds another algorithm's states, or cannot take this one's.
             ValueError: rounds < 1.
         """
@@ -245,6 +251,9 @@ class Training:
 
                 use_local_worker(isolate=self.machines.isolate or None)
                 made = federate(self.algorithm, self.federation, held_out=held_out)
+            elif self.engine == "ray":
+                ways = {"cohort": self.cohort, "machines": self.machines}
+                made = RayEngine(self.algorithm, self.federation, self.recipe, held_out=held_out, **ways)
             else:
                 ways = {"cohort": self.cohort, "threads": self.threads}
                 made = Simulation(self.algorithm, self.federation, held_out=held_out, **ways)
@@ -265,12 +274,14 @@ def check_engine(engine: str) -> None:
 
     Raises:
         ValueError: an unknown name.
-        RuntimeError: TFF is not installed.
+        RuntimeError: TFF, or Ray, is not installed.
     """
     if engine not in ENGINES:
         raise ValueError(unknown("engine", engine, ENGINES))
     if engine == "tff":
         require_tff()
+    if engine == "ray":
+        require_ray()
 
 
 def check_cohort(cohort: str, engine: str) -> None:

@@ -159,7 +159,7 @@ def run_options(function):
         click.option("--network", help="mlp200, cifar_2conv, omniglot_4conv, fedavg_cnn, or your FILE.keras."),
         click.option("--participation", default=0.2, show_default=True, help="The part of the clients in a round."),
         click.option("--rounds", default=200, show_default=True),
-        click.option("--engine", type=click.Choice(["tff", "local"]), default="local", show_default=True),
+        click.option("--engine", type=click.Choice(["local", "tff", "ray"]), default="local", show_default=True),
         click.option(
             "--evaluate-every", default=10, show_default=True, help="Rounds; the last ten are evaluated anyhow."
         ),
@@ -183,12 +183,13 @@ def value_of(text: str):
 
 machine_options = [
     click.option("--workers", metavar="HOST:PORT,...", help="TFF workers (`tfpfl worker`), for --engine tff."),
-    click.option("--deadline", type=float, help="Seconds for a part of a round on one of them; default 600."),
+    click.option("--address", metavar="HOST:PORT|auto", help="A Ray cluster, for --engine ray; default: this machine."),
+    click.option("--deadline", type=float, help="Seconds for a part of a round on other machines; default 600."),
     click.option("--isolate", is_flag=True, help="No other user or machine reaches TFF's worker of this run. Linux."),
 ]
 
 
-def machines_of(engine: str, workers: str | None, deadline: float | None, isolate: bool):
+def machines_of(engine: str, workers: str | None, address: str | None, deadline: float | None, isolate: bool):
     """Where the rounds' work is done.
 
     Raises:
@@ -196,10 +197,14 @@ def machines_of(engine: str, workers: str | None, deadline: float | None, isolat
     """
     from tfpfl.runtime.machines import Machines
 
-    for flag, given in (("--workers", workers), ("--isolate", isolate), ("--deadline", deadline)):
-        if given and engine != "tff":
-            raise ValueError(f"{flag} is for --engine tff, found --engine {engine}")
-    if deadline is not None and not workers:
-        raise ValueError("--deadline goes with --workers")
+    for flag, given, whose in (
+        ("--workers", workers, "tff"),
+        ("--isolate", isolate, "tff"),
+        ("--address", address, "ray"),
+    ):
+        if given and engine != whose:
+            raise ValueError(f"{flag} is for --engine {whose}, found --engine {engine}")
+    if deadline is not None and not workers and engine != "ray":
+        raise ValueError("--deadline goes with --workers, or with --engine ray")
     given = {} if deadline is None else {"deadline": deadline}
-    return Machines(workers=tuple(workers.split(",")) if workers else (), isolate=isolate, **given)
+    return Machines(address, tuple(workers.split(",")) if workers else (), isolate=isolate, **given)

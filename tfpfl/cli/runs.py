@@ -33,7 +33,7 @@ from tfpfl.cli.options import (
 @click.option("--sampling-range", type=(int, int), help="Smallest and largest cohort, for --sampling range.")
 @click.option("--rounds", default=200, show_default=True)
 @click.option("--seed", default=0, show_default=True, help="Of cohorts, shuffles, initial weights.")
-@click.option("--engine", type=click.Choice(["tff", "local"]), default="local", show_default=True)
+@click.option("--engine", type=click.Choice(["local", "tff", "ray"]), default="local", show_default=True)
 @click.option(
     "--cohort",
     type=click.Choice(["auto", "plain", "fused", "stacked"]),
@@ -49,11 +49,11 @@ from tfpfl.cli.options import (
 @click.option("--patience", type=int, help="Stop after so many evaluated rounds without a better validation accuracy.")
 @with_options(machine_options)
 @click.option("--out", type=click.Path(path_type=Path), help="The run folder; default runs/ALGORITHM-DATASET-sSEED.")
-def run(out, allow_download, federation, workers, deadline, isolate, **kw):
+def run(out, allow_download, federation, workers, address, deadline, isolate, **kw):
     """Train, evaluate and write a run folder. Hyperparameters of the algorithm are options: see the end of --help."""
     from tfpfl.run import Run, RunConfig, open_federation
 
-    machines = machines_of(kw["engine"], workers, deadline, isolate)
+    machines = machines_of(kw["engine"], workers, address, deadline, isolate)
     if federation is None:
         data = data_arguments(kw)
     else:
@@ -77,6 +77,10 @@ def run(out, allow_download, federation, workers, deadline, isolate, **kw):
     if machines.workers:  # before there is a folder
         opened = open_federation(config, allow_download=allow_download)
         _require_workers(machines, opened)
+    if machines.address:
+        from tfpfl.runtime.ray_engine import connect
+
+        connect(machines)
     with Run.create(config, out, opened, allow_download=allow_download) as run:
         run.machines = machines
         _train_and_print(run)

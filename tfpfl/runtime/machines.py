@@ -14,7 +14,8 @@ class Machines:
     Args:
         address: of a Ray cluster ('host:port', or 'auto'); None starts a Ray of our own on this machine.
         workers: 'host:port' of TFF workers (`tfpfl worker`); none: one of our own on this machine.
-        deadline: seconds that a shard of a round may take before another worker gets it.
+        deadline: seconds that a shard of a round may take before another TFF worker gets it; of a Ray cluster, which
+            gives a lost shard to another node by itself, seconds without any news before the round is given up.
         isolate: our own TFF worker on this machine gets a network of its own, so that nobody else reaches its port.
 
     Raises:

@@ -1,0 +1,343 @@
+"""Rounds on three Ray nodes of this machine against the local engine; nodes and processes that go."""
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import small_runs as runs
+import tensorflow as tf
+import toys
+from click.testing import CliRunner
+
+from tfpfl import SplitModel, Training, build_algorithm, training
+from tfpfl.cli import main
+from tfpfl.data.federation import FILES, FederationError
+from tfpfl.run import Run
+from tfpfl.runtime.machines import Machines, MachinesError
+from tfpfl.runtime.ray_engine import RayEngine, Tasks, connect, federation_on_node, shards
+from tfpfl.simulate import Rounds, Simulation
+
+EXAMPLES, CLASSES = (12, 9, 8, 7, 10, 6, 11, 9), (2, 3, 2, 4, 3, 2, 3, 2)
+ORDER = [5, 2, 7, 0, 3, 6, 1]
+
+
+class Nodes:
+    """Three nodes of one core each, beside the coordinator's, which does no client work."""
+
+    def __init__(self):
+        from ray.cluster_utils import Cluster
+
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self.machines = Machines(self.cluster.address, deadline=120)
+        connect(self.machines)  # while the coordinator's node is the only one: it must not be one that goes
+        self.nodes = []
+        for _ in range(3):
+            self.add()
+
+    def add(self):
+        self.nodes.append(self.cluster.add_node(num_cpus=1, include_dashboard=False))
+
+    def remove(self, node):
+        self.nodes.remove(node)
+        self.cluster.remove_node(node, allow_graceful=False)
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'tfpfl[ray]'")
+    import ray
+
+    for module in (sys.modules[__name__], toys):  # the nodes cannot import them
+        ray.cloudpickle.register_pickle_by_value(module)
+    found = Nodes()
+    yield found
+    ray.shutdown()
+    found.cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return toys.on_disk(tmp_path_factory.mktemp("ray") / "federation", EXAMPLES, CLASSES)
+
+
+def build(federation, name="pflego", **hyperparameters):
+    """An algorithm in float64, where engines differ by less than anything that is asked here."""
+    population = federation.population(shared_slots=True)
+    return build_algorithm(name, SplitModel(toys.backbone()), population, **hyperparameters)
+
+
+def states_of(algorithm) -> dict:
+    population, dtype = algorithm.population, algorithm.model.dtype
+    made = {int(i): algorithm.init_client(population.info(i, dtype)) for i in population.client_ids}
+    return {i: tf.nest.map_structure(np.asarray, state) for i, state in made.items()}
+
+
+def visits(algorithm, ids, t):
+    info, dtype = algorithm.population.info, algorithm.model.dtype
+    return [v._replace(info=info(i, dtype)) for i, v in
+            zip(ids, toys.visits_by_id(algorithm.population, ids, t), strict=True)]  # fmt: skip
+
+
+def some_rounds(engine, rounds=3, ids=ORDER):
+    """(server, states, metrics, clients' metrics) after rounds of these clients, as arrays."""
+    algorithm, server, states = engine.algorithm, engine.initialize(), states_of(engine.algorithm)
+    for t in range(1, rounds + 1):
+        out = engine.next(server, [states[i] for i in ids], visits(algorithm, ids, t))
+        server, states = out.server, states | dict(zip(ids, out.client_states, strict=True))
+    found = server, states, dict(out.metrics), [dict(m) for m in out.client_metrics]
+    return tf.nest.map_structure(np.asarray, found)
+
+
+def on_ray(nodes, federation, recipe, **how):
+    return RayEngine(recipe(federation), federation, recipe, machines=nodes.machines, **how)
+
+
+class Announced:
+    """A recipe that says which process of which node is building it, in the middle of its first shard."""
+
+    def __init__(self, folder, **hyperparameters):
+        self.folder, self.hyperparameters = str(folder), hyperparameters
+
+    def __call__(self, federation):
+        if "RAY_RAYLET_PID" in os.environ:
+            import ray
+
+            made = Path(self.folder) / f"{os.getpid()}.new"
+            made.write_text(ray.get_runtime_context().get_node_id())
+            made.rename(made.with_suffix(".pid"))
+        return build(federation, **self.hyperparameters)
+
+    def processes(self) -> dict:
+        """Their nodes, by process."""
+        return {int(path.stem): path.read_text() for path in Path(self.folder).glob("*.pid")}
+
+
+def stop_the_first(recipe, stop) -> threading.Thread:
+    """Calls stop(process, node) with the first process that announces itself."""
+
+    def wait():
+        while not recipe.processes():
+            time.sleep(0.01)
+        stop(*next(iter(recipe.processes().items())))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    "name, hyperparameters, more",
+    [
+        ("pflego", {"tau": 5, "beta": 0.1}, {"dropout": 0.2, "on_broken": "reject"}),
+        ("ditto", {"steps": 2, "steps_p": 2, "batch_size": 4}, {}),
+    ],
+)
+def test_three_nodes_give_what_one_process_gives(nodes, tmp_path, name, hyperparameters, more):
+    """20 rounds of a run: everything that it saved; floats up to the rounding of other sums, float32."""
+    federation = runs.federation(tmp_path / "federation")
+    asked = {"algorithm": name, "hyperparameters": hyperparameters, "rounds": 20} | more
+    found = []
+    for engine in ("local", "ray"):
+        with Run.create(runs.config(engine=engine, **asked), tmp_path / engine, federation) as run:
+            run.machines = nodes.machines
+            run.train()
+            loop = run.training()
+            states = loop.server_state(), loop.client_states(range(6))
+            found.append((states, run.store.history(), run.store.evaluations()))
+    assert toys.distance(found[0][0], found[1][0]) < 1e-6
+    for a, b in zip(found[0][1], found[1][1], strict=True):
+        assert list(a) == list(b)
+        assert a == pytest.approx(b | {"seconds": a["seconds"]}, abs=1e-6)
+    for a, b in zip(found[0][2], found[1][2], strict=True):
+        assert (a.client_id, a.model, a.split, a.accuracy) == (b.client_id, b.model, b.split, b.accuracy)
+        assert a.loss == pytest.approx(b.loss, abs=1e-6)
+    with Run.open(tmp_path / "ray", engine="local") as run:
+        assert run.evaluate() and run.config.engine == "ray"
+
+
+@pytest.mark.parametrize(
+    "name, hyperparameters", [("fedamp", {"steps": 2}), ("pgfed", {"batch_size": 4}), ("fedfomo", {"batch_size": 4})]
+)
+def test_messages_of_their_own_and_rows(nodes, federation, name, hyperparameters):
+    recipe = partial(build, name=name, **hyperparameters)
+    algorithm = recipe(federation)
+    assert algorithm.message_per_client
+    expected = some_rounds(Simulation(algorithm, federation))
+    assert toys.distance(some_rounds(on_ray(nodes, federation, recipe)), expected) < 1e-6
+
+
+def test_everyone_has_its_own_head_back(nodes, federation):
+    """Heads that say whose they are, and rates that are too small to move them."""
+    recipe = partial(build, tau=1, rho=1e-30)
+    algorithm = recipe(federation)
+    own = {i: tf.nest.map_structure(lambda w: np.full_like(w, 100 + i), s) for i, s in states_of(algorithm).items()}  # noqa: B023
+    for cohort in ("fused", "plain"):
+        engine = on_ray(nodes, federation, recipe, cohort=cohort)
+        for ids in (ORDER, ORDER[::-1], [3]):
+            out = engine.next(engine.initialize(), [own[i] for i in ids], visits(algorithm, ids, 1))
+            assert toys.identical(out.client_states, [own[i] for i in ids])
+            assert [int(m["bytes_up"]) > 0 for m in out.client_metrics] == [True] * len(ids)
+
+
+def test_a_node_without_the_federation_gets_its_files(nodes, federation, tmp_path):
+    """At the path that the node is told there is another federation; what it unpacks is checked by its hash."""
+    other = toys.on_disk(tmp_path / "other", EXAMPLES, CLASSES, seed=5)
+    unpacked = Path(tempfile.gettempdir()) / f"tfpfl-{os.getuid()}" / "federations" / federation.hash
+    shutil.rmtree(unpacked, ignore_errors=True)
+    recipe = partial(build, tau=3, beta=0.1)
+    algorithm = recipe(federation)
+    expected = some_rounds(on_ray(nodes, federation, recipe), rounds=1)
+    job = replace(on_ray(nodes, federation, recipe).job, key="elsewhere", path=str(other.path))
+    tasks = Tasks(job, federation, algorithm.message_per_client, nodes.machines)
+    assert toys.identical(some_rounds(Rounds(algorithm, tasks), rounds=1), expected)
+    assert sorted(path.name for path in unpacked.iterdir()) == sorted(("manifest.json", *FILES))
+    (unpacked / "x.raw").write_bytes(bytes(federation.manifest["files"]["x.raw"]["bytes"]))
+    assert federation_on_node(str(other.path), federation.hash) is None  # damaged
+    files = {name: np.fromfile(federation.path / name, np.uint8) for name in ("manifest.json", *FILES)}
+    mended = federation_on_node(str(tmp_path / "nowhere"), federation.hash, files)
+    assert (mended.path, mended.hash) == (unpacked, federation.hash)
+    shutil.rmtree(unpacked)
+    files = {name: np.fromfile(other.path / name, np.uint8) for name in ("manifest.json", *FILES)}
+    with pytest.raises(FederationError, match=f"files are of federation {other.hash[:12]}, not {federation.hash[:12]}"):
+        federation_on_node(str(tmp_path / "nowhere"), federation.hash, files)
+    assert not unpacked.exists()
+
+
+def fails_on_nodes(federation):
+    if "RAY_RAYLET_PID" in os.environ:
+        raise ValueError("no such network")
+    return build(federation)
+
+
+def test_what_fails_on_a_node_is_said(nodes, federation):
+    engine = on_ray(nodes, federation, fails_on_nodes)
+    with pytest.raises(MachinesError, match=r"the work of client \d failed on a node: no such network"):
+        some_rounds(engine)
+    tasks = Tasks(replace(engine.job, key="old", versions={"tensorflow": "1.15"}), federation, False, nodes.machines)
+    with pytest.raises(MachinesError, match=r"has \{'tensorflow': .*the coordinator \{'tensorflow': '1.15'\}"):
+        some_rounds(Rounds(engine.algorithm, tasks))
+
+
+def test_the_examples_in_the_documentation_are_yaml():
+    yaml = pytest.importorskip("yaml")
+    text = (Path(__file__).parents[2] / "docs" / "several_machines.md").read_text()
+    ray_up, job = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL))
+    assert ray_up["provider"]["type"] == "local" and len(ray_up["provider"]["worker_ips"]) == ray_up["max_workers"]
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    command = job["spec"]["entrypoint"]
+    assert "\n" not in command and subprocess.run(["bash", "-n", "-c", command]).returncode == 0
+    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]
+    assert head["rayStartParams"] == {"num-cpus": "0"}
+
+
+def test_shards_are_the_cohort_in_order():
+    for clients in (1, 5, 16, 17, 20, 100, 128, 129, 1000):
+        cut = shards(clients)
+        assert [i for shard in cut for i in shard] == list(range(clients))
+        assert max(map(len, cut)) <= 8 and len(cut) <= max(16, clients / 8 + 1)
+
+
+def test_bad_input(nodes, federation):
+    algorithm = build(federation)
+    with pytest.raises(ValueError, match="engine 'ray' needs a recipe"):
+        Training(algorithm, federation, engine="ray")
+    with pytest.raises(ValueError, match="cohort='fused' is for"):
+        on_ray(nodes, federation, partial(build, name="fedavg"), cohort="fused")
+    with pytest.raises(ValueError, match=r"connected to Ray at .* already, not to 10\.0\.0\.1:6379"):
+        connect(Machines("10.0.0.1:6379"))
+
+
+def test_bad_options(tmp_path, monkeypatch):
+    def error(*arguments):
+        result = CliRunner().invoke(main, ["run", *arguments, "--out", str(tmp_path / "run")])
+        assert result.exit_code == 1 and isinstance(result.exception, SystemExit), result.exception
+        return result.output
+
+    assert "--address is for --engine ray, found --engine local" in error("--address", "auto")
+    assert "--deadline goes with --workers, or with --engine ray" in error("--deadline", "5")
+
+    def absent():
+        raise RuntimeError("pip install 'tfpfl[ray]'")
+
+    monkeypatch.setattr(training, "require_ray", absent)
+    assert "Error: pip install 'tfpfl[ray]'" in error("--engine", "ray")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_cluster_that_does_not_answer(nodes, monkeypatch):
+    monkeypatch.setattr(sys.modules["ray"], "is_initialized", lambda: False)
+    with socket.socket() as taken, pytest.raises(MachinesError, match="no Ray cluster answers at 127.0.0.1:.*refused"):
+        taken.bind(("127.0.0.1", 0))  # and not listening
+        connect(Machines(f"127.0.0.1:{taken.getsockname()[1]}"))
+
+
+def test_a_process_that_is_killed_in_a_round_changes_no_bit(nodes, federation, tmp_path):
+    recipe = Announced(tmp_path, name="fedavg", steps=3, batch_size=4)
+    expected = some_rounds(on_ray(nodes, federation, partial(build, **recipe.hyperparameters)))
+    thread = stop_the_first(recipe, lambda process, node: os.kill(process, signal.SIGKILL))
+    found = some_rounds(on_ray(nodes, federation, recipe))
+    thread.join()
+    assert toys.identical(found, expected)
+    assert sum(os.path.exists(f"/proc/{process}") for process in recipe.processes()) == len(recipe.processes()) - 1
+    expected = some_rounds(Simulation(build(federation, **recipe.hyperparameters), federation))
+    assert toys.distance(found, expected) < 1e-6
+
+
+def test_a_node_that_goes_in_a_round_changes_no_bit_and_neither_does_their_number(nodes, federation, tmp_path):
+    hyperparameters = {"tau": 5, "beta": 0.1, "server_opt": "sgd"}
+    three = some_rounds(on_ray(nodes, federation, partial(build, **hyperparameters)))
+    recipe = Announced(tmp_path, **hyperparameters)
+
+    def remove(process, node_id):
+        nodes.remove(next(node for node in nodes.nodes if node.node_id == node_id))
+
+    thread = stop_the_first(recipe, remove)
+    fewer = some_rounds(on_ray(nodes, federation, recipe))
+    thread.join()
+    assert len(nodes.nodes) == 2
+    assert toys.identical(fewer, three)
+    nodes.remove(nodes.nodes[0])
+    one = some_rounds(on_ray(nodes, federation, partial(build, **hyperparameters)))
+    assert toys.identical(one, three)
+
+
+def test_all_nodes_gone_is_an_error_in_time_and_the_run_is_resumed(nodes, tmp_path):
+    federation, folder = runs.federation(tmp_path / "federation"), tmp_path / "run"
+    with Run.create(runs.config(engine="ray", rounds=2), folder, federation) as run:
+        run.machines = nodes.machines
+        run.train()
+    for node in list(nodes.nodes):
+        nodes.remove(node)
+    with Run.open(folder, rounds=4) as run:
+        run.machines = Machines(nodes.cluster.address, deadline=3)
+        started = time.monotonic()
+        lost = r"for 3 s: the work of clients \d, \d, \d is lost, \d of \d nodes are alive.*`tfpfl resume`"
+        with pytest.raises(MachinesError, match=lost):
+            run.train()
+        assert time.monotonic() - started < 20
+        assert run.store.round_num == 2
+    nodes.add()
+    with Run.open(folder) as run:
+        run.machines = nodes.machines
+        run.train()
+        assert run.store.round_num == 4
+        loop = run.training()
+        resumed = loop.server_state(), loop.client_states(range(6))
+    with Run.create(runs.config(rounds=4), tmp_path / "local", federation) as run:
+        run.train()
+        loop = run.training()
+        assert toys.distance(resumed, (loop.server_state(), loop.client_states(range(6)))) < 1e-6
