@@ -20,6 +20,7 @@ import tensorflow as tf
 from click.testing import CliRunner
 from toys import distance, identical, initial_states, visits_by_id
 
+from tfpfl import faults
 from tfpfl.algorithms import build_algorithm
 from tfpfl.callbacks import Callback
 from tfpfl.cli import main
@@ -30,6 +31,7 @@ from tfpfl.runtime import workers as runtime
 from tfpfl.runtime.machines import Machines, MachinesError
 from tfpfl.runtime.worker import Worker, answers, context_on
 from tfpfl.runtime.workers import OtherFederation, Remote, ShardedProcess, shards
+from tfpfl.screening import screened
 from tfpfl.simulate import Simulation
 
 portpicker = pytest.importorskip("portpicker", reason="TensorFlow Federated, which brings it, is not installed")
@@ -174,6 +176,18 @@ def test_three_workers_are_one_process(name, federation, machines):
     assert distance(ours, one) < 1e-6
     server, states = algorithm.init_server(), initial_states(algorithm, algorithm.population)
     assert distance(one[0], server) > 1e-3 or distance(one[1], states) > 1e-3  # something was learnt
+
+
+@pytest.mark.parametrize("name", ["pflego", "fedamp"])
+def test_broken_clients_are_left_out_on_several_workers(name, federation, machines):
+    def which(data):
+        return tf.where(tf.equal(data.info.client_id % 5, 2), faults.KINDS.index("not finite"), 0)
+
+    algorithm = screened(faults.broken_work(algorithm_of(name, federation), which))
+    ours = train(ShardedProcess(algorithm, federation, machines), algorithm, 2)
+    one = train(Simulation(algorithm, federation, cohort="plain"), algorithm, 2)
+    assert distance(ours, one) < 1e-6
+    assert int(ours[2][0][0]["rejected"]) > 0
 
 
 def test_heads_come_back_to_their_owner(federation, machines):
