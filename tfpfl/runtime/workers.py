@@ -25,12 +25,11 @@ from tfpfl import aggregate
 from tfpfl.algorithm import Algorithm
 from tfpfl.data.federation import FILES
 from tfpfl.federated import federated_part
-from tfpfl.runtime.cohort import relaxed, total
+from tfpfl.runtime.cohort import Part
 from tfpfl.runtime.machines import Machines, MachinesError
 from tfpfl.runtime.packed import side_by_side
 from tfpfl.runtime.worker import CHANNEL_OPTIONS, answers, context_on, require_tff
-from tfpfl.simulate import Messages, check_cohort
-from tfpfl.visit import RoundOutput, finish_metrics, server_step
+from tfpfl.simulate import Rounds
 
 # Shards of a cohort: 1, 2, 3 or 6 workers share 6 equally, 4 too 12. A shard costs some 25 ms beside its clients' work,
 # and a worker takes its clients side by side: so not too few clients in one.
@@ -54,8 +53,8 @@ class OtherFederation(ValueError):
     """A worker has not the federation that this process has."""
 
 
-class ShardedProcess:
-    """`Simulation`'s `initialize` and `next`, on TFF workers.
+class ShardedProcess(Rounds):
+    """Rounds on TFF workers; `initialize` and `next` as those of `Simulation`.
 
     Args:
         algorithm, federation, held_out: as in `tfpfl.federate`.
@@ -63,7 +62,8 @@ class ShardedProcess:
 
     Raises:
         RuntimeError: TFF is not installed.
-        MachinesError: no worker answers.
+        MachinesError: no worker answers. From `next`: no worker was left for as long as the deadline, or workers were
+            lost with one shard again and again.
         OtherFederation: a worker has not this federation under its path.
     """
 
@@ -71,49 +71,20 @@ class ShardedProcess:
         require_tff()
         self.workers = workers_of(machines)
         self.workers.require(federation)
-        self._federation, self._own_messages = federation, algorithm.message_per_client
-        self._part = federated_part(algorithm, federation, held_out)
-        self._messages = Messages(algorithm)
-        self._initialize = tf.function(algorithm.init_server, autograph=False)
-        step = server_step(algorithm)
+        self._federation, self._computation = federation, federated_part(algorithm, federation, held_out)
+        super().__init__(algorithm, self._parts)
 
-        def finish(server, total, client_ids):
-            return step(server, aggregate.finish(algorithm, total, client_ids), total.weight)
-
-        self._finish = relaxed(finish)
-
-    def initialize(self):
-        """The server's state before round 1."""
-        return self._initialize()
-
-    def next(self, server, client_states: list, visits: list) -> RoundOutput:
-        """One round, as that of `Simulation`.
-
-        Raises:
-            MachinesError: no worker was left for as long as the deadline; or workers were lost with one shard again and
-                again.
-        """
-        check_cohort(client_states, visits)
-        message_for = self._messages(server, visits)
+    def _parts(self, message_for: Callable, states: list, visits: list):
+        """Yields a `Part` for every shard, in order."""
+        own, found = self.algorithm.message_per_client, shards(len(visits))
         work = [
-            (
-                [message_for(i) for i in range(len(visits))[shard]] if self._own_messages else message_for(0),
-                client_states[shard],
-                visits[shard],
-            )
-            for shard in shards(len(visits))
+            ([message_for(i) for i in range(len(visits))[s]] if own else message_for(0), states[s], visits[s])
+            for s in found
         ]
-        parts = self.workers.each(self._part, work, self._federation)
-        rows = [row for part in parts for row in part.rows]
-        sums, weight, metric_sums = total([(part.sums, part.weight, part.metric_sums) for part in parts])
-        contribution = aggregate.Contribution(sums, weight, side_by_side(rows))
-        ids = tf.constant([int(v.info.client_id) for v in visits], tf.int32)
-        return RoundOutput(
-            self._finish(server, contribution, ids),
-            [state for part in parts for state in part.client_states],
-            finish_metrics(metric_sums),
-            [metrics for part in parts for metrics in part.client_metrics],
-        )
+        for shard, part in zip(found, self.workers.each(self._computation, work, self._federation), strict=True):
+            contribution = aggregate.Contribution(part.sums, part.weight, side_by_side(part.rows))
+            clients = list(range(len(visits)))[shard], list(part.client_states), list(part.client_metrics)
+            yield Part(*clients, contribution, part.metric_sums)
 
 
 def shards(clients: int) -> list[slice]:
@@ -165,7 +136,7 @@ class Workers:
         """computation(*arguments) for all of `work`, in its order.
 
         Raises:
-            MachinesError: see `ShardedProcess.next`.
+            MachinesError: see `ShardedProcess`.
         """
         results, waiting, losses = [None] * len(work), deque(range(len(work))), [0] * len(work)
         last_seen = time.monotonic()
