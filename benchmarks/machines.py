@@ -11,6 +11,7 @@ result differs by 1e-6 or more.
 """
 
 import json
+import logging
 import os
 import random
 import signal
@@ -54,6 +55,9 @@ def announced(federation, folder: str, network: str, tau: int):
     """`make`, in a process that says that it is there."""
     (Path(folder) / str(os.getpid())).touch()
     return make(federation, network, tau)
+
+
+logging.getLogger("tensorflow").setLevel(logging.ERROR)  # that every run traces its own graphs is meant
 
 
 class Course:
