@@ -32,7 +32,7 @@ def drawn(**probabilities: float) -> Callable:
     chances = np.array([probabilities.get(name, 0.0) for name in names[1:]])
     if (chances < 0).any() or chances.sum() > 1 + 1e-12:
         raise ValueError(f"probabilities of faults are not negative and add up to at most 1, found {probabilities}")
-    ends = tf.constant(np.cumsum(chances))
+    ends = np.cumsum(chances)  # not a tensor: TFF's graphs do not take eager ones
 
     def which(data: ClientData):
         seed = tf.random.experimental.stateless_fold_in(data.key, _FAULT)

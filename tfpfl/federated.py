@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl import aggregate
+from tfpfl import aggregate, tree
+from tfpfl.aggregators import Aggregated
 from tfpfl.algorithm import Algorithm, ClientData
 from tfpfl.runtime.packed import Packed, fused_work, looped_work, one_each, one_pass_of, side_by_side
 from tfpfl.runtime.worker import require_tff, use_local_worker
@@ -42,7 +43,7 @@ class Rows(NamedTuple):
     parts: tuple
 
 
-def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: int = 1):
+def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: int = 1, aggregator=None):
     """The algorithm as a `tff.templates.IterativeProcess`.
 
     Args:
@@ -55,6 +56,8 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
         pack: so many clients of the cohort are one of TFF's clients, which saves TFF's own work for each, and lets them
             share passes where `Simulation` would fuse them. For simulation: their sum is what leaves a worker. Needs a
             Federation, and an algorithm with one message for all and no rows.
+        aggregator: a factory of `tff.aggregators` whose result is a mean, weighted or not; see `tfpfl.aggregators`. The
+            server's state is then an `Aggregated`.
 
     Returns:
         The process. Its `next` takes and gives client states in the order of the visits, in a `RoundOutput`. With
@@ -73,6 +76,8 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
         visit_type, state_type = _several(visit_spec(algorithm.model.dtype)), _packed_type(algorithm)
     elif pack < 1:
         raise ValueError(f"pack must be at least 1 client, found {pack}")
+    if aggregator is not None and pack > 1:
+        raise ValueError(f"an aggregator works on single clients' updates; pack={pack} adds those of several before it")
     step = server_step(algorithm)
     to_clients, message_type, unpack = _messenger(algorithm)
     work = packed_work if pack > 1 else _work_of_one(algorithm, readers)
@@ -98,25 +103,71 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
     def finish_sums(summed):
         return _graph(finish_metrics)(summed)
 
+    first, add = _adding(algorithm, aggregator, result_type.contribution)
+
     @tff.federated_computation
     def initialize():
-        return tff.federated_eval(initialize_server, tff.SERVER)
+        server = tff.federated_eval(initialize_server, tff.SERVER)
+        return server if aggregator is None else tff.federated_zip(Aggregated(server, first()))
 
     @tff.federated_computation(
-        tff.FederatedType(server_type, tff.SERVER),
+        initialize.type_signature.result,
         tff.FederatedType(state_type, tff.CLIENTS),
         tff.FederatedType(visit_type, tff.CLIENTS),
     )
-    def next_round(server, states, visits):
+    def next_round(state, states, visits):
+        server, adding = (state, None) if aggregator is None else (state.own, state.aggregator)
         results = tff.federated_map(run_client, (to_clients(server, visits), states, visits))
         contribution = results.contribution
-        sums = tff.federated_zip((tff.federated_sum(contribution.sums), tff.federated_sum(contribution.weight)))
+        adding, sums = add(adding, contribution)
         new_server = tff.federated_map(finish, (server, sums, collect(visits.info.client_id, contribution.rows)))
+        if aggregator is not None:
+            new_server = tff.federated_zip(Aggregated(new_server, adding))
         metrics = tff.federated_map(finish_sums, tff.federated_sum(results.metric_sums))
         return RoundOutput(new_server, results.state, metrics, results.metrics)
 
     process = tff.templates.IterativeProcess(initialize, next_round)
     return process if pack == 1 else PackedProcess(process, algorithm, pack)
+
+
+def _adding(algorithm, aggregator, contribution_type):
+    """(() -> the aggregator's state, (state, contributions) -> (new state, (their sums, the sum of their weights)))."""
+    tff = require_tff()
+    if aggregator is None:
+
+        def add(state, contribution):
+            sums = tff.federated_sum(contribution.sums), tff.federated_sum(contribution.weight)
+            return state, tff.federated_zip(sums)
+
+        return None, add
+
+    weighted = isinstance(aggregator, tff.aggregators.WeightedAggregationFactory)
+    averaged = [kind == "mean" for kind in aggregate.kinds(algorithm) if kind != "rows"]
+    expected = algorithm.population.clients_per_round
+
+    @tff.tensorflow.computation(contribution_type.sums, contribution_type.weight)
+    def value(sums, weight):
+        def update(part):
+            return tf.nest.map_structure(lambda x: tf.math.divide_no_nan(x, tf.cast(weight, x.dtype)), part)
+
+        return tuple(update(part) if weighted or mean else part for part, mean in zip(sums, averaged, strict=True))
+
+    @tff.tensorflow.computation(value.type_signature.result, contribution_type.weight)
+    def as_sums(mean, weight):
+        weight = weight if weighted else tf.constant(expected, weight.dtype)
+        return tree.scale(weight, mean), weight
+
+    as_float = tff.tensorflow.computation(lambda weight: tf.cast(weight, tf.float32), contribution_type.weight)
+    more = (as_float.type_signature.result,) if weighted else ()
+    process = aggregator.create(value.type_signature.result, *more)
+
+    def add(state, contribution):
+        values = tff.federated_map(value, (contribution.sums, contribution.weight))
+        more = (tff.federated_map(as_float, contribution.weight),) if weighted else ()
+        output = process.next(state, values, *more)
+        return output.state, tff.federated_map(as_sums, (output.result, tff.federated_sum(contribution.weight)))
+
+    return process.initialize, add
 
 
 class Part(NamedTuple):

@@ -23,13 +23,14 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 
 from tfpfl import evaluation
+from tfpfl.aggregators import OF_TFF, Privacy, check_aggregator, factory, privacy, with_aggregator
 from tfpfl.algorithm import Algorithm, ClientData, Population, Sampling
 from tfpfl.algorithms import algorithm_row, build_algorithm, check_names
 from tfpfl.availability import Availability
@@ -54,6 +55,7 @@ _ADDED = {  # format -> entries that it brought
     4: (
         *("dropout", "dropout_spread", "client_seconds", "client_seconds_spread", "jitter", "round_deadline"),
         *("joins", "leaves", "on_broken", "max_norm", "clip_norm"),
+        *("aggregator", "aggregator_args"),
     ),
 }
 _NOT_IDENTITY = ("rounds", "versions", "federation")  # may differ between a run and its continuation
@@ -108,6 +110,8 @@ class RunConfig:
     on_broken: str = "stop"  # or 'reject': see `tfpfl.screening`
     max_norm: float | None = None
     clip_norm: float | None = None
+    aggregator: str | None = None  # see `tfpfl.aggregators`
+    aggregator_args: tuple = ()  # 'NAME=NUMBER'
     versions: dict = field(default_factory=dict)
     format: int = FORMAT
 
@@ -135,6 +139,7 @@ class RunConfig:
         self.availability()
         check_choice(on_broken=(self.on_broken, ON_BROKEN))
         check_norms(self.max_norm, self.clip_norm)
+        check_aggregator(self.aggregator, self.aggregator_arguments(), self.engine)
         if self.on_broken == "stop" and (self.max_norm or self.clip_norm) is not None:
             raise ValueError("max_norm and clip_norm are limits of on_broken='reject', found on_broken='stop'")
         check_cohort(self.cohort, self.engine)
@@ -194,6 +199,22 @@ class RunConfig:
             joins=_changes("joins", self.joins),
             leaves=_changes("leaves", self.leaves),
         )
+
+    def aggregator_arguments(self) -> dict:
+        """Of the aggregator's function.
+
+        Raises:
+            ValueError: something that is not written NAME=NUMBER.
+        """
+        found = {}
+        for text in self.aggregator_args:
+            match = re.fullmatch(r"(\w+)=(\S+)", str(text))
+            try:
+                value = float(match[2])
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"aggregator_args are written NAME=NUMBER, found {text!r}") from error
+            found[match[1]] = int(value) if value.is_integer() and match[1] in ("bits", "threshold") else value
+        return found
 
     def training_clients(self, federation: Federation) -> np.ndarray | None:
         """int [I], the ids of the clients that train; None for all of the federation.
@@ -297,9 +318,10 @@ class Recipe:
         return SplitModel(backbone, seed=config.seed, head_init=config.head_init), population
 
     def algorithm(self, model: SplitModel, population: Population) -> Algorithm:
-        """The algorithm, screened where the run is."""
+        """The algorithm, with the run's aggregator as far as it is ours, and screened where the run is."""
         config = self.config
         made = build_algorithm(config.algorithm, model, population, **config.hyperparameters)
+        made = with_aggregator(config.aggregator, config.aggregator_arguments(), made)
         if config.on_broken == "reject":
             return screened(made, max_norm=config.max_norm, clip_norm=config.clip_norm)
         return made
@@ -322,6 +344,18 @@ class Run:
         self.machines = Machines()  # where the rounds' work is done; may be set before `train`
         self.store = None
         self.stop_reason = None
+
+    def _aggregator(self):
+        name, arguments = self.config.aggregator, self.config.aggregator_arguments()
+        return partial(factory, name, arguments, self.algorithm) if name in OF_TFF else None
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """(epsilon, delta) of what the server has released so far; None without a private aggregator."""
+        if self.config.aggregator not in ("dp", "dp_adaptive") or not self.store.round_num:
+            return None
+        noise, adaptive = self.config.aggregator_arguments()["noise"], self.config.aggregator == "dp_adaptive"
+        return privacy(noise, self.population, self.store.round_num, adaptive=adaptive)
 
     def _arrival(self) -> np.ndarray:
         """float [I], the probability that a sampled client's work reaches the server."""
@@ -482,6 +516,7 @@ class Run:
             machines=self.machines,
             availability=self.availability,
             passes=sum(self.passes) if self.availability.seconds else 1.0,
+            aggregator=self._aggregator(),
             recipe=self.recipe,
             model_name=algorithm_row(self.config.algorithm).evaluated(self.config.hyperparameters),
             evaluate_every=self.config.evaluate_every,
@@ -581,6 +616,7 @@ class Run:
             "passes": self.passes._asdict(),
             "flops": self.flops,
             "stopped": self.stop_reason,
+            "privacy": self.privacy and self.privacy._asdict(),
             "federation_hash": self.federation.hash,
             "run_id": self.config.run_id,
             "results": [_plain(r._asdict()) for r in self.results()],

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl import evaluation
+from tfpfl.aggregators import Aggregated, WithState
 from tfpfl.algorithm import Algorithm
 from tfpfl.availability import Availability
 from tfpfl.client_store import ClientStore
@@ -47,6 +48,8 @@ class Training:
         machines: where else the work of rounds is done.
         availability: who comes back from a round, and when.
         passes: forward and backward through the backbone that an example makes in a visit, for the virtual clock.
+        aggregator: () -> a factory of TFF's aggregators, for 'tff'; see `tfpfl.aggregators`. Other engines can look at
+            what was trained with one, and not go on.
         recipe: for 'ray': (federation) -> the same algorithm; it must pickle, which an algorithm does not.
         model_name: what the algorithm's `personal_model` is called in evaluations.
         evaluate_every: rounds between evaluations; the last ten rounds are evaluated in any case. 0: only those.
@@ -68,6 +71,7 @@ class Training:
     machines: Machines = Machines()
     availability: Availability = Availability()
     passes: float = 1.0
+    aggregator: Callable | None = None
     recipe: Callable | None = None
     model_name: str = "personal"
     evaluate_every: int = 10
@@ -111,7 +115,9 @@ class Training:
         """
         if rounds < 1:
             raise ValueError(f"rounds must be at least 1, found {rounds}")
-        server = self.server_state()
+        if self.aggregator is not None and (self.engine != "tff" or self.machines.workers):
+            raise ValueError("an aggregator of TFF's is for the TFF engine on one worker")
+        server = self._saved_state()
         self.store.check_size(server)
         with ExitStack() as started:
             for callback in self.callbacks:
@@ -122,7 +128,17 @@ class Training:
 
     def server_state(self):
         """The server's state after the last committed round."""
-        return self.store.server_state(_arrays(self._init_server()))
+        return self._own(self._saved_state())
+
+    def _saved_state(self):
+        """The server's state as it is saved: with the aggregator's, in bytes, where there is one."""
+        like = _arrays(self._init_server())
+        if self.aggregator is not None:
+            like = Aggregated(like, np.zeros(0, np.uint8))
+        return self.store.server_state(like)
+
+    def _own(self, saved):
+        return saved if self.aggregator is None else saved.own
 
     def client_states(self, client_ids: Sequence[int]) -> list:
         """Their states after the last committed round; the initial ones for clients that never took part."""
@@ -181,9 +197,11 @@ class Training:
         evaluated = self.is_evaluated(t, rounds)
         if len(ids):
             process = self._process(tuple(self.splits) if evaluated else ())
+            if self.aggregator is not None:
+                process = WithState(process)
             out = process.next(server, self.client_states(ids), self.visits(t, ids))
-            self._check(t, ids, out)
             server = out.server
+            self._check(t, ids, out._replace(server=self._own(server)))
             states = dict(zip(ids.tolist(), out.client_states, strict=True))
             metrics = {name: np.asarray(value).item() for name, value in out.metrics.items() if name != "finite"}
             row = {**row, **metrics}
@@ -197,11 +215,11 @@ class Training:
                 )
         seconds = time.perf_counter() - started
         if evaluated:
-            evaluations += self.evaluate(server, new_states=states)
+            evaluations += self.evaluate(self._own(server), new_states=states)
         for (model, split), score in evaluation.summarize(evaluations).items():
             row |= {f"{model} {split} {name}": value for name, value in score.items()}
         row["seconds"] = seconds  # the round's work, without evaluation of all clients and without saving
-        matrices = self.matrices(server) if evaluated else {}
+        matrices = self.matrices(self._own(server)) if evaluated else {}
         states = {i: _arrays(s) for i, s in states.items()}
         self.store.commit_round(t, _arrays(server), states, row, evaluations, matrices)
         for callback in self.callbacks:
@@ -250,7 +268,8 @@ class Training:
                 from tfpfl.federated import federate
 
                 use_local_worker(isolate=self.machines.isolate or None)
-                made = federate(self.algorithm, self.federation, held_out=held_out)
+                adding = self.aggregator and self.aggregator()
+                made = federate(self.algorithm, self.federation, held_out=held_out, aggregator=adding)
             elif self.engine == "ray":
                 ways = {"cohort": self.cohort, "machines": self.machines}
                 made = RayEngine(self.algorithm, self.federation, self.recipe, held_out=held_out, **ways)

@@ -130,7 +130,7 @@ def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict,
     metrics |= {
         "finite": tf.cast(finite, tf.int32),
         "bytes_down": tree.num_bytes(message),
-        "bytes_up": tree.num_bytes(output.update if update is None else update),
+        "bytes_up": metrics.get("bytes_up", tree.num_bytes(output.update if update is None else update)),
     }
     metrics |= by_split(held_out)
     return output._replace(state=state, metrics=OrderedDict(sorted(metrics.items())))

@@ -113,10 +113,12 @@ reliability_options = [
     ),
     click.option("--max-norm", type=float, help="With --on-broken reject: of an update; a longer one is broken."),
     click.option("--clip-norm", type=float, help="With --on-broken reject: a longer update is scaled down to this."),
+    click.option("--aggregator", help="clip, zero, robust, compress, dp, dp_adaptive (TFF's); median, trimmed_mean."),
+    click.option("--aggregator-args", multiple=True, metavar="NAME=NUMBER", help="Of it: norm, noise, clip, trim, ..."),
 ]
 RELIABILITY_NAMES = (
     *("dropout", "dropout_spread", "client_seconds", "client_seconds_spread", "jitter", "round_deadline"),
-    *("joins", "leaves", "on_broken", "max_norm", "clip_norm"),
+    *("joins", "leaves", "on_broken", "max_norm", "clip_norm", "aggregator", "aggregator_args"),
 )
 
 DATA_NAMES = ("dataset", "clients", "partition", "validation", "data_seed", "pixels", "augment")

@@ -115,6 +115,8 @@ def _print_run(run, console):
 
     console.print(protocols([r for r in run.results() if r.when != "last"], f"{run.folder}"))
     _print_stop(run)
+    if run.privacy:
+        click.echo(f"epsilon = {run.privacy.epsilon:.3g} at delta = {run.privacy.delta:.2g}: {run.privacy.text}")
     click.echo(f"Written to {run.folder}")
 
 

@@ -1,0 +1,263 @@
+"""TFF's aggregators and ours, against closed forms, against no aggregator, and against dp-accounting called by hand."""
+
+import dp_accounting
+import numpy as np
+import pytest
+import small_runs
+import tensorflow as tf
+from dp_accounting.rdp import RdpAccountant
+from test_every_algorithm import CLASSES, EXAMPLES
+from test_screening import build, only
+from toys import distance, identical, initial_states, on_disk, visits_by_id
+
+from tfpfl import aggregators, faults, tree
+from tfpfl.aggregators import factory, median, privacy, trimmed_mean
+from tfpfl.algorithm import Population, Sampling
+from tfpfl.federated import federate
+from tfpfl.record import Record
+from tfpfl.run import Run
+from tfpfl.screening import screened
+from tfpfl.simulate import Simulation
+
+COHORT = [0, 1, 2, 4, 5]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return on_disk(tmp_path_factory.mktemp("aggregators") / "federation", EXAMPLES, CLASSES)
+
+
+def one_round(process, algorithm, ids=COHORT, server=None):
+    """(the server's state before, after)."""
+    start = process.initialize() if server is None else server
+    states = initial_states(algorithm, algorithm.population)
+    out = process.next(start, [states[i] for i in ids], visits_by_id(algorithm.population, ids, 1))
+    own = getattr(out.server, "own", out.server)
+    return getattr(start, "own", start), own
+
+
+def aggregated(name, algorithm, federation, **arguments):
+    return federate(algorithm, federation, aggregator=factory(name, arguments, algorithm))
+
+
+def updates(algorithm, federation):
+    """What each client of the cohort would move an averaging server by, if it came alone."""
+    engine = Simulation(algorithm, federation)
+    moves = (one_round(engine, algorithm, [i]) for i in COHORT)
+    return [tree.to_vector(tree.subtract(after, before)).numpy() for before, after in moves]
+
+
+# ---- TFF's
+
+
+@pytest.mark.parametrize("name", ["pflego", "fedavg", "scaffold"])
+def test_an_aggregator_that_changes_nothing_changes_nothing(name, federation, tff):
+    algorithm = build(name, federation)
+    expected = one_round(Simulation(algorithm, federation), algorithm)[1]
+    found = one_round(aggregated("clip", algorithm, federation, norm=1e9), algorithm)[1]
+    assert distance(found, expected) < 1e-6
+
+
+def test_clipping_is_that_of_screening(federation, tff):
+    """Two implementations: TFF's at the sum, and ours in the client's work."""
+    algorithm = build("fedavg", federation)
+    norms = [np.linalg.norm(u) for u in updates(algorithm, federation)]
+    limit = float(np.median(norms))
+    expected = one_round(Simulation(screened(algorithm, clip_norm=limit), federation), algorithm)[1]
+    found = one_round(aggregated("clip", algorithm, federation, norm=limit), algorithm)[1]
+    free = one_round(Simulation(algorithm, federation), algorithm)[1]
+    assert distance(found, expected) < 1e-6 and distance(found, free) > 1e-4
+
+
+def test_zeroing_leaves_out_who_has_a_large_number(federation, tff):
+    algorithm = build("fedavg", federation, weighting="uniform")
+    moves = updates(algorithm, federation)
+    largest = np.array([np.abs(u).max() for u in moves])
+    limit = float(np.sort(largest)[-2:].mean())
+    before, after = one_round(aggregated("zero", algorithm, federation, norm=limit), algorithm)
+    expected = np.mean([u if m <= limit else 0 * u for u, m in zip(moves, largest, strict=True)], 0)
+    assert distance(tree.to_vector(tree.subtract(after, before)), expected) < 1e-6
+
+
+def test_compression_errs_by_less_than_a_step_and_counts_its_bytes(federation, tff):
+    algorithm = build("fedavg", federation, weighting="uniform")
+    threshold = 20
+    counted = aggregators.with_aggregator("compress", {"threshold": threshold}, algorithm)
+    process = aggregated("compress", counted, federation, threshold=threshold)
+    free = one_round(Simulation(algorithm, federation), algorithm)[1]
+    found = one_round(process, algorithm)[1]
+    spread = max(np.ptp(u) for u in updates(algorithm, federation))
+    assert 0 < distance(found, free) < spread / 255 * 4  # a rotation by Hadamard's matrix spreads what is rounded
+    states = initial_states(algorithm, algorithm.population)
+    out = process.next(process.initialize(), [states[0]], visits_by_id(algorithm.population, [0], 1))
+    sizes = [int(tf.size(w)) for w in tf.nest.flatten(algorithm.init_server())]
+    assert int(out.metrics["bytes_up"]) == sum(n + 8 if n > threshold else 4 * n for n in sizes)
+
+
+# ---- ours
+
+
+@pytest.mark.parametrize("engine", ["local", "tff"])
+def test_the_median_and_the_trimmed_mean_are_numpys(engine, federation, tff):
+    algorithm = build("fedavg", federation)
+    moves = np.array(updates(algorithm, federation))
+    make = {"local": Simulation, "tff": federate}[engine]
+    for changed, expected in (
+        (median(algorithm), np.median(moves, 0)),
+        (trimmed_mean(algorithm, trim=0.2), np.sort(moves, 0)[1:-1].mean(0)),
+        (trimmed_mean(algorithm, trim=0.0), moves.mean(0)),
+    ):
+        before, after = one_round(make(changed, federation), algorithm)
+        assert distance(tree.to_vector(tree.subtract(after, before)), expected) < 1e-6
+
+
+def test_pflegos_sum_is_the_weights_times_the_median(federation):
+    algorithm = build("pflego", federation, server_opt="sgd")
+    population = algorithm.population
+    moves = np.array([tree.to_vector(u.theta).numpy() for u in _moves(algorithm, federation)])
+    alpha = np.array([population.info(i).alpha for i in COHORT])
+    before, after = one_round(Simulation(median(algorithm), federation), algorithm)
+    expected = alpha.sum() * np.median(moves / alpha[:, None], 0)
+    assert distance(tree.to_vector(tree.subtract(after.theta, before.theta)), expected) < 1e-6
+
+
+def _moves(algorithm, federation):
+    engine = Simulation(algorithm, federation)
+    return [tree.subtract(after, before) for before, after in (one_round(engine, algorithm, [i]) for i in COHORT)]
+
+
+def test_one_huge_update_moves_the_mean_and_not_the_median(federation):
+    algorithm = build("fedavg", federation)
+    broken = faults.broken_work(algorithm, only("huge"))
+
+    def moved(change):
+        sound, hurt = (one_round(Simulation(change(a), federation), algorithm)[1] for a in (algorithm, broken))
+        return distance(sound, hurt)
+
+    assert moved(lambda a: a) > 100 and moved(median) < 1
+
+
+def test_a_screened_median_forgets_the_rejected(federation):
+    algorithm = build("fedavg", federation)
+    broken = screened(median(faults.broken_work(algorithm, only("not finite"))))
+    found = one_round(Simulation(broken, federation), algorithm)[1]
+    without = one_round(Simulation(median(algorithm), federation), algorithm, [i for i in COHORT if i != 2])[1]
+    assert distance(found, without) < 1e-6
+
+
+# ---- privacy
+
+
+def test_private_sums_without_noise_to_speak_of_are_the_mean(federation, tff):
+    algorithm = build("fedavg", federation, weighting="uniform")
+    process = aggregated("dp", algorithm, federation, noise=1e-9, clip=1e3)
+    before, after = one_round(process, algorithm)
+    r = algorithm.population.clients_per_round  # three are expected, whoever comes
+    expected = np.sum(updates(algorithm, federation), 0) / r
+    assert distance(tree.to_vector(tree.subtract(after, before)), expected) < 1e-5
+
+
+@pytest.mark.parametrize(("name", "scale"), [("fedavg", 1 / 3), ("fedsgd", 0.2 / 3)])
+def test_the_noise_has_its_size(name, scale, federation, tff):
+    """Of every number that the server moves by: noise * clip / r, times FedSGD's rate."""
+    algorithm = build(name, federation, weighting="uniform", eta=0.2 if name == "fedsgd" else 1e-9)
+    process = aggregated("dp", algorithm, federation, noise=2.0, clip=50.0)
+    moves = [one_round(process, algorithm) for _ in range(8)]
+    moves = np.concatenate([tree.to_vector(tree.subtract(after, before)).numpy() for before, after in moves])
+    assert moves.std() == pytest.approx(2.0 * 50.0 * scale, rel=5 / np.sqrt(2 * len(moves)))
+
+
+def population(sampling, people=100):
+    return Population(np.full(people, 10), np.full(people, 2), sampling=sampling)
+
+
+def test_epsilon_is_dp_accountings():
+    poisson = privacy(1.1, population(Sampling("binomial", 0.1)), 50, delta=1e-5)
+    accountant = RdpAccountant()
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.1)), 50)
+    assert poisson.epsilon == accountant.get_epsilon(1e-5)
+
+    fixed = privacy(1.1, population(Sampling("fixed", 0.1)), 50, delta=1e-5)
+    accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    event = dp_accounting.SampledWithoutReplacementDpEvent(100, 10, dp_accounting.GaussianDpEvent(0.55))
+    accountant.compose(event, 50)
+    assert fixed.epsilon == accountant.get_epsilon(1e-5) > poisson.epsilon
+
+    everyone = privacy(3.0, population(Sampling()), 1, delta=1e-5)
+    classic = np.sqrt(2 * np.log(1.25e5)) / 3  # Dwork and Roth, theorem A.1, which needs more noise than is needed
+    assert 0.5 * classic < everyone.epsilon < classic * 1.3
+    assert privacy(1.1, population(Sampling("binomial", 0.1)), 50).delta == pytest.approx(100**-1.1)
+
+
+# ---- in a run
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_runs.federation(tmp_path_factory.mktemp("aggregators") / "federation")
+
+
+def test_a_run_with_an_adaptive_aggregator_is_resumed_exactly(small, tmp_path, tff):
+    how = {"engine": "tff", "aggregator": "robust", "rounds": 6}
+    whole = small_runs.train(tmp_path / "whole", small, **how)
+    with pytest.raises(KeyboardInterrupt):
+        small_runs.train(tmp_path / "half", small, [small_runs.Interrupt(3)], **how)
+    with Run.open(tmp_path / "half") as half:
+        half.train()
+    assert small_runs.saved(tmp_path / "half") == small_runs.saved(whole.folder)
+    with Run.open(whole.folder, engine="local") as run:  # reading it needs no TFF
+        training = run.training()
+        assert training.server_state().theta[0].shape == run.model.theta()[0].shape
+        with pytest.raises(ValueError, match="an aggregator of TFF's is for the TFF engine"):
+            training.run(7)
+
+
+def test_a_private_run_says_its_epsilon(small, tmp_path, tff):
+    arguments = ("noise=1.5", "clip=0.5")
+    run = small_runs.train(
+        tmp_path / "run", small, engine="tff", aggregator="dp", aggregator_args=arguments, sampling="binomial", rounds=4
+    )
+    found = Record.read(run.folder).summary["privacy"]
+    expected = privacy(1.5, run.population, 4)
+    assert (found["epsilon"], found["delta"]) == (expected.epsilon, expected.delta)
+    assert found["text"] == "4 rounds, noise multiplier 1.5, Poisson sampling at 0.5"
+
+
+def test_a_median_on_the_local_engine(small, tmp_path):
+    run = small_runs.train(tmp_path / "run", small, aggregator="median", rounds=4)
+    plain = small_runs.train(tmp_path / "plain", small, rounds=4)
+    assert run.config.run_id != plain.config.run_id
+    with Run.open(run.folder) as a, Run.open(plain.folder) as b:
+        assert not identical(a.training().server_state(), b.training().server_state())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"aggregator": "clipp", "engine": "tff"}, "unknown aggregator 'clipp'; did you mean 'clip'"),
+        ({"aggregator": "clip"}, "aggregator 'clip' is TFF's: it needs --engine tff; median, trimmed_mean work on any"),
+        ({"aggregator": "dp", "engine": "tff"}, "aggregator dp needs noise, clip: --aggregator-args noise=VALUE"),
+        ({"aggregator_args": ("norm=1",)}, "aggregator_args are those of an aggregator, found norm and none"),
+        ({"aggregator": "median", "aggregator_args": ("trim=0.1",)}, "unknown argument of aggregator median 'trim'"),
+        ({"aggregator": "trimmed_mean", "aggregator_args": ("trim",)}, "written NAME=NUMBER, found 'trim'"),
+        ({"aggregator": "trimmed_mean", "aggregator_args": ("trim=-1",)}, "trim of aggregator trimmed_mean must be"),
+        ({"aggregator": "clip", "engine": "tff", "aggregator_args": ("norm=0",)}, "norm of aggregator clip must be"),
+        ({"aggregator": "clip", "engine": "tff", "aggregator_args": ("norm=nan",)}, "must be a positive number"),
+    ],
+)
+def test_bad_input(change, reason):
+    with pytest.raises(ValueError, match=reason):
+        small_runs.config(**change)
+
+
+def test_rows_are_not_aggregated(federation, tff):
+    algorithm = build("fedamp", federation)
+    with pytest.raises(ValueError, match="the server sees every client's own"):
+        factory("clip", {}, algorithm)
+    with pytest.raises(ValueError, match="the server sees every client's own"):
+        median(algorithm)
+    with pytest.raises(ValueError, match="trim lies in"):
+        trimmed_mean(build("fedavg", federation), trim=0.5)
+    with pytest.raises(ValueError, match="pack=2 adds those of several before it"):
+        pflego = build("pflego", federation)
+        federate(pflego, federation, pack=2, aggregator=factory("clip", {}, pflego))
