@@ -32,3 +32,8 @@ def tff():
     import tensorflow_federated
 
     return tensorflow_federated
+
+
+def pytest_addoption(parser):
+    """How hard test_fuzzing.py tries."""
+    parser.addoption("--fuzz", type=int, default=200, help="Cases of damaged files and strange values.")

@@ -239,10 +239,14 @@ class Federation:
                 f"{path} has federation format {manifest['format']}; this version of tfpfl reads format {FORMAT}: "
                 "update tfpfl, or build the federation again"
             )
-        found = _hash(manifest)
+        try:
+            found = _hash(manifest)
+        except ValueError as error:  # Python reads Infinity and NaN, which are not JSON
+            raise FederationError(f"{path}/manifest.json was changed: {error}") from error
         if found != manifest["hash"]:
             raise FederationError(
-                f"{path}/manifest.json was changed: it says hash {manifest['hash'][:12]}, its content has {found[:12]}"
+                f"{path}/manifest.json was changed: it says hash {str(manifest['hash'])[:12]}, its content has "
+                f"{found[:12]}"
             )
         for name in FILES:
             expected = manifest["files"][name]["bytes"]
