@@ -36,4 +36,4 @@ def tff():
 
 def pytest_addoption(parser):
     """How hard test_fuzzing.py tries."""
-    parser.addoption("--fuzz", type=int, default=200, help="Cases of damaged files and strange values.")
+    parser.addoption("--fuzz", type=int, default=1000, help="Cases of damaged files and strange values.")
