@@ -153,6 +153,7 @@ def trimmed_mean(algorithm: Algorithm, *, trim: float = 0.1) -> Algorithm:
 
 
 OF_TFF = {f.__name__: f for f in (clip, zero, robust, compress, dp, dp_adaptive)}
+PRIVATE = ("dp", "dp_adaptive")
 OF_OURS = {f.__name__: f for f in (median, trimmed_mean)}
 AGGREGATORS = OF_TFF | OF_OURS
 
@@ -265,6 +266,19 @@ class Privacy(NamedTuple):
     text: str  # how it was counted
 
 
+def require_accounting():
+    """dp-accounting, or what to do without it.
+
+    Raises:
+        RuntimeError: it is not installed here.
+    """
+    try:
+        import dp_accounting
+    except ImportError as error:
+        raise RuntimeError("epsilon is counted by dp-accounting: pip install 'tfpfl[dp]'") from error
+    return dp_accounting
+
+
 def privacy(noise: float, population, rounds: int, *, delta: float | None = None, adaptive: bool = False) -> Privacy:
     """The (epsilon, delta) of a run's backbone, or whatever its clients send, by dp-accounting's RDP accountant.
 
@@ -279,12 +293,13 @@ def privacy(noise: float, population, rounds: int, *, delta: float | None = None
 
     Personal heads and the losses that clients report are not covered: heads stay on the device; losses are in this
     simulation's logs.
+
+    Raises:
+        RuntimeError: dp-accounting is not installed.
     """
-    try:
-        import dp_accounting
-        from dp_accounting.rdp import RdpAccountant
-    except ImportError as error:
-        raise RuntimeError("epsilon is counted by dp-accounting: pip install 'tfpfl[dp]'") from error
+    dp_accounting = require_accounting()
+    from dp_accounting.rdp import RdpAccountant
+
     people, sampling = population.num_clients, population.sampling
     delta = people**-1.1 if delta is None else delta
     event = dp_accounting.GaussianDpEvent(noise)

@@ -30,7 +30,16 @@ from pathlib import Path
 import numpy as np
 
 from tfpfl import evaluation
-from tfpfl.aggregators import OF_TFF, Privacy, check_aggregator, factory, privacy, with_aggregator
+from tfpfl.aggregators import (
+    OF_TFF,
+    PRIVATE,
+    Privacy,
+    check_aggregator,
+    factory,
+    privacy,
+    require_accounting,
+    with_aggregator,
+)
 from tfpfl.algorithm import Algorithm, ClientData, Population, Sampling
 from tfpfl.algorithms import algorithm_row, build_algorithm, check_names
 from tfpfl.availability import Availability
@@ -352,7 +361,7 @@ class Run:
     @property
     def privacy(self) -> Privacy | None:
         """(epsilon, delta) of what the server has released so far; None without a private aggregator."""
-        if self.config.aggregator not in ("dp", "dp_adaptive") or not self.store.round_num:
+        if self.config.aggregator not in PRIVATE or not self.store.round_num:
             return None
         noise, adaptive = self.config.aggregator_arguments()["noise"], self.config.aggregator == "dp_adaptive"
         return privacy(noise, self.population, self.store.round_num, adaptive=adaptive)
@@ -399,6 +408,8 @@ class Run:
         folder = Path(folder)
         _check_free(folder)
         check_engine(config.engine)
+        if config.aggregator in PRIVATE:
+            require_accounting()  # which the summary needs, hours later
         federation = federation or open_federation(config, allow_download=allow_download)
         network_file, config = config.network_file, config.resolved(federation)
         run = cls(folder, config, federation, network_file, config.engine)  # refuses what is impossible
