@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -181,11 +182,11 @@ class Case:
                 for left in self.folder.iterdir():
                     left.unlink()
             well = self.watch(self.start())
-            self.kept = saved(self.folder)
             copy = self.folder.with_name(self.folder.name + "-end")
             copy.mkdir()
-            with sqlite3.connect(self.folder / "state.sqlite") as a, sqlite3.connect(copy / "state.sqlite") as b:
-                a.backup(b)
+            with closing(sqlite3.connect(self.folder / "state.sqlite")) as a:
+                with closing(sqlite3.connect(copy / "state.sqlite")) as b:
+                    a.backup(b)
         finally:
             subprocess.run(["umount", str(self.folder)], check=True)
         self.folder = copy
