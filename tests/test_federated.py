@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from processes import alive, children_of
 from toys import CLASSES, backbone, distance, initial_states, on_disk, run, toy, visits_by_id
 
 from tfpfl.algorithm import ClientData
@@ -188,19 +189,6 @@ import tensorflow as tf, tensorflow_federated as tff
 print(int(tff.tensorflow.computation(lambda: tf.constant(41) + 1)()), flush=True)
 time.sleep(600)
 """
-
-
-def children_of(pid: int) -> list:
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
-    return [int(p) for p in found.stdout.split()]
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ties a worker to its parent on Linux")

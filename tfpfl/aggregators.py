@@ -9,8 +9,8 @@ ours, work on any engine, and need the server to see single clients' updates; no
                     (sum_i clip(w_i u_i) + noise) for those that are added
 """
 
-from collections import namedtuple
 from collections.abc import Callable
+from functools import cached_property
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -18,12 +18,13 @@ import numpy as np
 import tensorflow as tf
 from safetensors.numpy import load, save
 
-from tfpfl.aggregate import kinds
+from tfpfl import tree
+from tfpfl.aggregate import AlongWith, kinds
 from tfpfl.algorithm import Algorithm
 from tfpfl.names import unknown
 from tfpfl.runtime.worker import require_tff
 
-QUANTIZED_FROM = 1000  # numbers that a tensor has at least to be sent in 8 bits
+QUANTIZED_ABOVE = 1000  # so many numbers of a tensor, it is sent in 8 bits each
 
 
 class Aggregated(NamedTuple):
@@ -42,10 +43,13 @@ class WithState:
     def __init__(self, process):
         self._process = process
 
+    @cached_property
+    def _first(self):
+        return self._process.initialize().aggregator
+
     def next(self, server: Aggregated, *arguments):
         """As that of the process."""
-        like = self._process.initialize().aggregator
-        state = _from_bytes(server.aggregator, like) if len(server.aggregator) else like
+        state = _from_bytes(server.aggregator, self._first) if len(server.aggregator) else self._first
         output = self._process.next(Aggregated(server.own, state), *arguments)
         return output._replace(server=Aggregated(output.server.own, _to_bytes(output.server.aggregator)))
 
@@ -90,14 +94,14 @@ def robust():
     return require_tff().learning.robust_aggregator(zeroing=True, clipping=True, weighted=True)
 
 
-def compress(*, bits: int = 8, threshold: int = QUANTIZED_FROM):
+def compress(*, bits: int = 8, threshold: int = QUANTIZED_ABOVE):
     """Tensors of more than `threshold` numbers are sent in `bits` bits a number, uniformly quantized."""
     tff = require_tff()
     encoded = tff.aggregators.EncodedSumFactory.quantize_above_threshold(bits, threshold)
     return tff.aggregators.MeanFactory(encoded)
 
 
-def compressed(algorithm: Algorithm, *, bits: int = 8, threshold: int = QUANTIZED_FROM) -> Algorithm:
+def compressed(algorithm: Algorithm, *, bits: int = 8, threshold: int = QUANTIZED_ABOVE) -> Algorithm:
     """The algorithm whose clients report the bytes that are left to send: `bits` a number, and two floats a tensor."""
 
     def size(x):
@@ -121,15 +125,14 @@ def dp(*, noise: float, clip: float, clients: float):
 def dp_adaptive(*, noise: float, clients: float, clip: float = 0.1):
     """As dp, the norm following the median of the updates' (Andrew et al., 2021); `clip` is where it starts."""
     tff = require_tff()
+    counts = max(0.05 * clients, noise)  # it must exceed noise / 2, which TFF's default for few clients does not
     return tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
         noise,
         clients,
         initial_l2_norm_clip=clip,
         target_unclipped_quantile=0.5,
         learning_rate=0.2,
-        clipped_count_stddev=max(
-            0.05 * clients, noise
-        ),  # it must exceed noise / 2, which few clients' default does not
+        clipped_count_stddev=counts,
     )
 
 
@@ -218,40 +221,34 @@ def _trimmed(rows, trim: float):
 
 
 def _with_statistic(algorithm: Algorithm, statistic: Callable) -> Algorithm:
-    own, whole = algorithm.aggregate, isinstance(algorithm.aggregate, str)
     sent = kinds(algorithm)
     if "rows" in sent:
         raise ValueError("a robust statistic is for updates that are added up; here the server sees every client's own")
-    fields = ("update",) if whole else type(own)._fields
-    Weighted = namedtuple("Weighted", (*fields, "weight"))
+    weighed = AlongWith(algorithm.aggregate, "weight")
+    rows = "rows" if isinstance(algorithm.aggregate, str) else ("rows",) * len(sent)
 
     def client_update(message, state, data):
         output = algorithm.client_update(message, state, data)
-        parts = (output.update,) if whole else output.update
-        return output._replace(update=Weighted(*parts, output.weight))
-
-    def without_weight(update):
-        return update[0] if whole else type(own)(*update[:-1])
+        return output._replace(update=weighed.put_on(output.update, output.weight))
 
     def server_update(server, aggregated):
-        weights = aggregated.weight.values
-        values = []
-        for kind, part in zip(sent, aggregated[:-1], strict=True):
+        total = tf.reduce_sum(aggregated.weight.values)
+
+        def of(kind, part):
             value = tf.nest.map_structure(statistic, part.values)
-            if kind == "sum":
-                total = tf.reduce_sum(weights)
-                value = tf.nest.map_structure(lambda x: tf.cast(total, x.dtype) * x, value)  # noqa: B023
-            values.append(value)
-        return algorithm.server_update(server, without_weight((*values, None)))
+            return tree.scale(total, value) if kind == "sum" else value
+
+        values = aggregated._make([*map(of, sent, aggregated[:-1]), total])
+        return algorithm.server_update(server, weighed.take_off(values))
 
     def local_model(message, output):
-        return algorithm.local_model(message, output._replace(update=without_weight(output.update)))
+        return algorithm.local_model(message, output._replace(update=weighed.take_off(output.update)))
 
     return algorithm._replace(
         client_update=client_update,
         server_update=server_update,
         local_model=local_model,
-        aggregate=Weighted(*("rows" for _ in fields), "rows"),
+        aggregate=weighed.put_on(rows, "rows"),
     )
 
 
@@ -305,10 +302,8 @@ def privacy(noise: float, population, rounds: int, *, delta: float | None = None
     event = dp_accounting.GaussianDpEvent(noise)
     relation, text = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, "every client in every round"
     if sampling.kind == "binomial":
-        event, text = (
-            dp_accounting.PoissonSampledDpEvent(sampling.rate, event),
-            f"Poisson sampling at {sampling.rate:g}",
-        )
+        event = dp_accounting.PoissonSampledDpEvent(sampling.rate, event)
+        text = f"Poisson sampling at {sampling.rate:g}"
     elif sampling.kind == "fixed" and sampling.expected(people) < people:
         size = int(sampling.expected(people))
         relation = dp_accounting.NeighboringRelation.REPLACE_ONE

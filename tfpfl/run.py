@@ -608,7 +608,7 @@ class Run:
 
     def write_summary(self) -> dict:
         """summary.json. Why the run stopped stays there until there are more rounds."""
-        path, done = self.folder / "summary.json", self.store.round_num
+        path, done, private = self.folder / "summary.json", self.store.round_num, self.privacy
         with suppress(OSError, ValueError, AttributeError):
             before = json.loads(path.read_text())
             if before.get("rounds") == done:
@@ -627,7 +627,7 @@ class Run:
             "passes": self.passes._asdict(),
             "flops": self.flops,
             "stopped": self.stop_reason,
-            "privacy": self.privacy and self.privacy._asdict(),
+            "privacy": private and private._asdict(),
             "federation_hash": self.federation.hash,
             "run_id": self.config.run_id,
             "results": [_plain(r._asdict()) for r in self.results()],

@@ -9,12 +9,10 @@ All of it is a part of the client's work and of the server's step, so that both 
 without knowing. A cohort is not fused then: from the sum of all gradients the broken one could no longer be taken out.
 """
 
-from collections import namedtuple
-
 import tensorflow as tf
 
 from tfpfl import tree
-from tfpfl.aggregate import kinds
+from tfpfl.aggregate import AlongWith, kinds
 from tfpfl.algorithm import Algorithm, ClientData, ClientOutput, Rows
 
 # In the metric 'rejected', by number; 0 is a client that was not.
@@ -45,7 +43,7 @@ def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: 
         ValueError: a norm that is not positive; clipping that changes nothing, or of what is not added up.
     """
     check_norms(max_norm, clip_norm)
-    flag = _Flag(algorithm.aggregate) if "rows" in kinds(algorithm) else None
+    flag = AlongWith(algorithm.aggregate, "accepted") if "rows" in kinds(algorithm) else None
     if flag and clip_norm is not None:
         raise ValueError("clip_norm scales updates that are added up; here the server sees every client's own")
 
@@ -78,40 +76,20 @@ def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: 
     if flag is None:
         return screening
     return screening._replace(
-        aggregate=flag.aggregate,
-        server_update=lambda server, aggregated: algorithm.server_update(server, flag.accepted_rows(aggregated)),
+        aggregate=flag.put_on(algorithm.aggregate, "rows"),
+        server_update=lambda server, aggregated: algorithm.server_update(server, flag.take_off(_accepted(aggregated))),
         local_model=lambda message, out: algorithm.local_model(message, out._replace(update=flag.take_off(out.update))),
     )
 
 
-class _Flag:
-    """A field of the update that says whether it counts, for algorithms whose server sees clients' rows."""
+def _accepted(aggregated):
+    """The aggregate without the rows of the rejected."""
+    kept = tf.where(aggregated.accepted.values)[:, 0]
 
-    def __init__(self, own):
-        self._whole, self._own = isinstance(own, str), own
-        fields = ("update",) if self._whole else type(own)._fields
-        self._type = namedtuple("Flagged", (*fields, "accepted"))
-        self.aggregate = self.put_on(own, "rows")
+    def of(part):
+        return tf.nest.map_structure(lambda leaf: tf.gather(leaf, kept), part) if isinstance(part, Rows) else part
 
-    def put_on(self, update, accepted):
-        """The update with the flag."""
-        return self._type(*((update,) if self._whole else update), accepted)
-
-    def take_off(self, flagged):
-        """The update."""
-        parts = flagged[:-1]
-        return parts[0] if self._whole else type(self._own)(*parts)
-
-    def accepted_rows(self, aggregated):
-        """The aggregate without the rows of the rejected."""
-        kept = tf.where(aggregated.accepted.values)[:, 0]
-
-        def of(part):
-            if not isinstance(part, Rows):
-                return part
-            return tf.nest.map_structure(lambda leaf: tf.gather(leaf, kept), part)
-
-        return self.take_off(aggregated._replace(**{f: of(getattr(aggregated, f)) for f in self._type._fields}))
+    return type(aggregated)(*map(of, aggregated))
 
 
 def check_norms(max_norm: float | None, clip_norm: float | None) -> None:

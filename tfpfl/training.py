@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from tfpfl import evaluation
+from tfpfl import evaluation, tree
 from tfpfl.aggregators import Aggregated, WithState
 from tfpfl.algorithm import Algorithm
 from tfpfl.availability import Availability
@@ -132,7 +132,7 @@ class Training:
 
     def _saved_state(self):
         """The server's state as it is saved: with the aggregator's, in bytes, where there is one."""
-        like = _arrays(self._init_server())
+        like = tree.arrays(self._init_server())
         if self.aggregator is not None:
             like = Aggregated(like, np.zeros(0, np.uint8))
         return self.store.server_state(like)
@@ -176,7 +176,7 @@ class Training:
 
     def matrices(self, server) -> dict[str, np.ndarray]:
         """The algorithm's matrices, [I, I] each, by name; {} where it has none."""
-        return {} if self.algorithm.matrices is None else _arrays(self._matrices(server))
+        return {} if self.algorithm.matrices is None else tree.arrays(self._matrices(server))
 
     def visits(self, round_num: int, client_ids) -> list[Visit]:
         """What the coordinator hands to these clients in a round."""
@@ -197,22 +197,19 @@ class Training:
         evaluated = self.is_evaluated(t, rounds)
         if len(ids):
             process = self._process(tuple(self.splits) if evaluated else ())
-            if self.aggregator is not None:
-                process = WithState(process)
             out = process.next(server, self.client_states(ids), self.visits(t, ids))
             server = out.server
             self._check(t, ids, out._replace(server=self._own(server)))
             states = dict(zip(ids.tolist(), out.client_states, strict=True))
             metrics = {name: np.asarray(value).item() for name, value in out.metrics.items() if name != "finite"}
             row = {**row, **metrics}
-            rejected = {int(i): int(m.get("rejected", 0)) for i, m in zip(ids, out.client_metrics, strict=True)}
-            if any(rejected.values()):
-                row["rejected_clients"] = "; ".join(f"{i}: {REASONS[why]}" for i, why in rejected.items() if why)
+            by_client = dict(zip(ids.tolist(), out.client_metrics, strict=True))
+            rejected = {i: int(m["rejected"]) for i, m in by_client.items() if int(m.get("rejected", 0))}
+            if rejected:
+                row["rejected_clients"] = "; ".join(f"{i}: {REASONS[why]}" for i, why in rejected.items())
             if evaluated:
-                good = [(i, m) for i, m in zip(ids, out.client_metrics, strict=True) if not rejected[int(i)]]
-                evaluations = evaluation.evaluation_rows(
-                    [m for _, m in good], [i for i, _ in good], t, evaluation.LOCAL_COPY
-                )
+                good = {i: m for i, m in by_client.items() if i not in rejected}
+                evaluations = evaluation.evaluation_rows(good.values(), good, t, evaluation.LOCAL_COPY)
         seconds = time.perf_counter() - started
         if evaluated:
             evaluations += self.evaluate(self._own(server), new_states=states)
@@ -220,8 +217,8 @@ class Training:
             row |= {f"{model} {split} {name}": value for name, value in score.items()}
         row["seconds"] = seconds  # the round's work, without evaluation of all clients and without saving
         matrices = self.matrices(self._own(server)) if evaluated else {}
-        states = {i: _arrays(s) for i, s in states.items()}
-        self.store.commit_round(t, _arrays(server), states, row, evaluations, matrices)
+        states = {i: tree.arrays(s) for i, s in states.items()}
+        self.store.commit_round(t, tree.arrays(server), states, row, evaluations, matrices)
         for callback in self.callbacks:
             callback.round(self, row)
         return server
@@ -270,6 +267,7 @@ class Training:
                 use_local_worker(isolate=self.machines.isolate or None)
                 adding = self.aggregator and self.aggregator()
                 made = federate(self.algorithm, self.federation, held_out=held_out, aggregator=adding)
+                made = WithState(made) if adding else made
             elif self.engine == "ray":
                 ways = {"cohort": self.cohort, "machines": self.machines}
                 made = RayEngine(self.algorithm, self.federation, self.recipe, held_out=held_out, **ways)
@@ -345,7 +343,3 @@ def check_fits(algorithm: Algorithm, federation) -> None:
                 f"client {ids[i]} has {found[i]} {what} in the federation ({population.labels} labels), but {given} in "
                 "the population: take `federation.population(...)`"
             )
-
-
-def _arrays(state):
-    return tf.nest.map_structure(np.asarray, state)

@@ -1,11 +1,17 @@
 """Arithmetic on nested structures of tensors, as the papers write it for vectors."""
 
+import numpy as np
 import tensorflow as tf
 
 
 def as_dtype(number, dtype):
     """A number or tensor as a tensor of `dtype`. (`tf.cast` rounds Python numbers to float32 on the way to float64.)"""
     return tf.cast(number, dtype) if tf.is_tensor(number) else tf.constant(number, dtype)
+
+
+def arrays(a):
+    """As NumPy arrays, outside of graphs."""
+    return tf.nest.map_structure(np.asarray, a)
 
 
 def add(a, b):

@@ -18,6 +18,7 @@ import pytest
 import small_runs as runs
 import tensorflow as tf
 from click.testing import CliRunner
+from processes import alive, descendants
 from toys import distance, identical, initial_states, visits_by_id
 
 from tfpfl import faults
@@ -90,20 +91,6 @@ def arguments(pid: int) -> list:
             return file.read().split("\0")
     except OSError:
         return [""]
-
-
-def descendants(pid: int) -> list:
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
-    children = [int(p) for p in found.stdout.split()]
-    return children + [p for child in children for p in descendants(child)]
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture(scope="module")

@@ -116,10 +116,6 @@ reliability_options = [
     click.option("--aggregator", help="clip, zero, robust, compress, dp, dp_adaptive (TFF's); median, trimmed_mean."),
     click.option("--aggregator-args", multiple=True, metavar="NAME=NUMBER", help="Of it: norm, noise, clip, trim, ..."),
 ]
-RELIABILITY_NAMES = (
-    *("dropout", "dropout_spread", "client_seconds", "client_seconds_spread", "jitter", "round_deadline"),
-    *("joins", "leaves", "on_broken", "max_norm", "clip_norm", "aggregator", "aggregator_args"),
-)
 
 DATA_NAMES = ("dataset", "clients", "partition", "validation", "data_seed", "pixels", "augment")
 

@@ -1,6 +1,7 @@
 """run, resume, evaluate, new-clients, demo."""
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -9,7 +10,6 @@ from click.core import ParameterSource
 from tfpfl.cli.group import main
 from tfpfl.cli.options import (
     DATA_NAMES,
-    RELIABILITY_NAMES,
     RunCommand,
     data_arguments,
     data_options,
@@ -67,8 +67,7 @@ def run(out, allow_download, federation, workers, address, deadline, isolate, **
         ]
         if given:
             raise click.UsageError(f"--federation says what the data are; leave out {', '.join(given)}")
-    names = ("algorithm", "preset", "network", "head_init", "labels", "participation", "sampling", "sampling_range")
-    names += ("rounds", "seed", "engine", "cohort", "evaluate_every", "patience", "new_clients", *RELIABILITY_NAMES)
+    names = {f.name for f in fields(RunConfig)} & kw.keys() - set(DATA_NAMES)
     hyper = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
     config = RunConfig(**{k: kw[k] for k in names}, hyperparameters=hyper, **data)
     dataset = config.dataset if federation is None else federation.name
@@ -115,8 +114,8 @@ def _print_run(run, console):
 
     console.print(protocols([r for r in run.results() if r.when != "last"], f"{run.folder}"))
     _print_stop(run)
-    if run.privacy:
-        click.echo(f"epsilon = {run.privacy.epsilon:.3g} at delta = {run.privacy.delta:.2g}: {run.privacy.text}")
+    if private := run.privacy:
+        click.echo(f"epsilon = {private.epsilon:.3g} at delta = {private.delta:.2g}: {private.text}")
     click.echo(f"Written to {run.folder}")
 
 

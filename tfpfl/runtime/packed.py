@@ -175,7 +175,7 @@ def side_by_side(structures: list):
 
 def one_each(stacked, of: list) -> list:
     """The inverse of `side_by_side`: views."""
-    leaves = tf.nest.map_structure(np.asarray, stacked)
+    leaves = tree.arrays(stacked)
     return [tf.nest.map_structure(lambda leaf: leaf[i], leaves) for i in range(len(of))]  # noqa: B023
 
 

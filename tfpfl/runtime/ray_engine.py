@@ -24,6 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfpfl import tree
 from tfpfl.algorithm import Algorithm
 from tfpfl.data.federation import FILES, Federation, FederationError
 from tfpfl.runtime.cohort import default_threads
@@ -149,12 +150,12 @@ class Tasks:
     def __call__(self, message_for: Callable, states: list, visits: list):
         """Yields a `Part` for every shard, in order."""
         cut, waiting, done, yielded = shards(len(visits)), {}, {}, 0
-        shared = None if self._per_client else self._ray.put(_arrays(message_for(0)))
+        shared = None if self._per_client else self._ray.put(tree.arrays(message_for(0)))
 
         def submit(number):
             shard = cut[number]
-            message = [_arrays(message_for(i)) for i in shard] if shared is None else shared
-            own = _arrays([states[i] for i in shard]), [visits[i] for i in shard]
+            message = [tree.arrays(message_for(i)) for i in shard] if shared is None else shared
+            own = tree.arrays([states[i] for i in shard]), [visits[i] for i in shard]
             waiting[self._work.remote(self._key, [self._job], self._files, shard, message, *own)] = number
 
         try:
@@ -251,7 +252,7 @@ def work_on_shard(key: str, job: list, files: list | None, places: Sequence[int]
     clients, per_client = _built[key]
     message = tf.nest.map_structure(tf.constant, message)
     part = joined(clients(lambda i: message[i] if per_client else message, states, visits))
-    return _arrays(part._replace(positions=[]))._replace(positions=[places[i] for i in part.positions])
+    return tree.arrays(part._replace(positions=[]))._replace(positions=[places[i] for i in part.positions])
 
 
 def _build(job: list, files: list | None):
@@ -330,7 +331,3 @@ def _named(visits) -> str:
     return f"client{'s' if len(ids) > 1 else ''} {', '.join(ids[:10])}" + (
         f" and {len(ids) - 10} more" if len(ids) > 10 else ""
     )
-
-
-def _arrays(structure):
-    return tf.nest.map_structure(np.asarray, structure)
