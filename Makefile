@@ -1,14 +1,18 @@
-# make demo | test | lint | web | web-test | lock | clean. The environment is .venv, made once from requirements.lock on
-# Python 3.11. The page in web/ needs Node.js 20.19 or newer and npm 11, its tests Chromium.
-# PYTHON=/path/to/python3.11 chooses the interpreter; otherwise python3.11, python3, python or one that uv knows.
+# make demo | test | lint | docs | notebooks | test-newest | web | web-test | lock | clean. The environment is .venv, made
+# once from requirements.lock on Python 3.11; test-newest makes .venv-newest on Python 3.12 or 3.13, without TFF and from
+# the newest releases. The page in web/ needs Node.js 20.19 or newer and npm 11, its tests Chromium.
+# PYTHON=/path/to/python3.11 chooses the interpreter, NEWEST_PYTHON the other one; else what PATH, uv or pyenv have.
 PYTHON ?=
+NEWEST_PYTHON ?=
 PYTEST_ARGS ?=
 WEB_TEST_ARGS ?=
 VENV_PYTHON := .venv/bin/python
 INSTALLED := .venv/installed-from-lock
+NEWEST := .venv-newest/installed
+PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test lint web web-test lock clean
+.PHONY: demo test test-newest lint web web-test lock clean
 
 demo: $(INSTALLED)
 	@$(VENV_PYTHON) -m tfpfl demo
@@ -17,6 +21,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	@$(VENV_PYTHON) -m pytest -q -n 2 --dist loadfile --durations 10 $(PYTEST_ARGS)
+
+test-newest: $(NEWEST)
+	@.venv-newest/bin/python -m pytest -q -n 2 --dist loadfile --durations 10 $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	@$(VENV_PYTHON) -m ruff check .
@@ -40,20 +47,26 @@ lock:
 	  --no-emit-index-url --no-emit-find-links --output-file requirements.lock requirements.in >/dev/null
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache build dist *.egg-info web/node_modules web/dist
+	rm -rf .venv .venv-newest .pytest_cache .ruff_cache build dist *.egg-info web/node_modules web/dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(call find_python,VERSIONS,GIVEN) sets $$python to the interpreter that was given, or to one that there is; to nothing
+# where neither is of these versions.
+define find_python
+uv_python() { ! command -v uv >/dev/null || uv python find --no-project --no-python-downloads $$1 2>/dev/null || :; }; \
+is_one='import sys; "%d.%d" % sys.version_info[:2] in "$(1)".split() or sys.exit(1); print(sys.executable)'; \
+python=; \
+for candidate in $(if $(2),"$(2)",$(1:%=python%) python3 python $(foreach v,$(1),"$$(uv_python $(v))" $(wildcard $(PYENV)/$(v).*/bin/python))); do \
+  python=$$("$$candidate" -c "$$is_one" 2>/dev/null) && break || python=; \
+done
+endef
 
 # setuptools and wheel go in first and build what comes as source, so that the build is locked too. The stamp is written
 # last: an installation that broke off is made again.
 $(INSTALLED): requirements.lock setup.py
 	@set -eu; \
-	is_311='import sys; sys.version_info[:2] == (3, 11) or sys.exit(1); print(sys.executable)'; \
-	uv_python() { ! command -v uv >/dev/null || uv python find --no-project --no-python-downloads 3.11 2>/dev/null || :; }; \
+	$(call find_python,3.11,$(PYTHON)); \
 	rm -rf .venv; \
-	python=; \
-	for candidate in $(if $(PYTHON),"$(PYTHON)",python3.11 python3 python "$$(uv_python)"); do \
-	  python=$$("$$candidate" -c "$$is_311" 2>/dev/null) && break || python=; \
-	done; \
 	if [ -z "$$python" ]; then \
 	  echo "tfpfl needs Python 3.11 (TensorFlow Federated has no newer one): install python3.11 with its venv module, or say make PYTHON=/path/to/python3.11" >&2; exit 1; \
 	fi; \
@@ -71,4 +84,17 @@ $(INSTALLED): requirements.lock setup.py
 	  $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -r requirements.lock; \
 	  $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .; \
 	fi; \
+	touch $@
+
+# Not locked: what a plain installation gives today.
+$(NEWEST): setup.py
+	@set -eu; \
+	$(call find_python,3.12 3.13,$(NEWEST_PYTHON)); \
+	rm -rf .venv-newest; \
+	if [ -z "$$python" ]; then \
+	  echo "make test-newest needs Python 3.12 or 3.13: install one with its venv module, or say make NEWEST_PYTHON=/path/to/python3.12" >&2; exit 1; \
+	fi; \
+	echo "Making .venv-newest from the newest releases, once (a few minutes)"; \
+	"$$python" -m venv .venv-newest; \
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test,dp]'; \
 	touch $@

@@ -1,0 +1,38 @@
+"""What each algorithm ends with on this Python's TensorFlow and Keras: `python tests/one_seed.py FILE.npz`."""
+
+import sys
+import tempfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+from test_every_algorithm import QUICK, SPECIAL
+
+import tfpfl
+from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.models import build
+
+ROUNDS = 5
+
+
+def ends(folder: str) -> dict:
+    """After five rounds on digits, half of ten clients each: server, clients, and the loss of every round."""
+    federation = tfpfl.Federation.build("digits", "round_robin", clients=10, K=2, seed=0, out=folder)
+    population = federation.population(tfpfl.Sampling("fixed", rate=0.5))
+    found = {}
+    for name, row in ALGORITHMS.items():
+        quick = {k: v for k, v in QUICK.items() if k in row.hyperparameters} | SPECIAL.get(name, {})
+        model = tfpfl.SplitModel(build("mlp200", federation.example_shape))
+        training = tfpfl.Training(build_algorithm(name, model, population, **quick), federation, seed=0)
+        training.run(ROUNDS)
+        clients = training.client_states(population.client_ids.tolist())
+        for part, state in (("server", training.server_state()), ("clients", clients)):
+            for i, leaf in enumerate(tf.nest.flatten(state)):
+                found[f"{name}/{part}/{i}"] = np.asarray(leaf)
+        found[f"{name}/loss"] = np.array([line["loss"] for line in training.store.history()])
+    return found
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(sys.argv[1], **ends(folder), stack=f"TensorFlow {tf.__version__}, Keras {keras.__version__}")

@@ -1,0 +1,42 @@
+"""One seed, two stacks: TensorFlow 2.14 with Keras 2, which TFF needs, and the newest with Keras 3.
+
+TFPFL_OTHER_PYTHON names the Python of the other one (`make test-newest` makes one).
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OTHER = os.environ.get("TFPFL_OTHER_PYTHON")
+
+
+def results(python: str, path: Path) -> dict:
+    done = subprocess.run(
+        [python, ROOT / "tests" / "one_seed.py", path],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    with np.load(path) as found:
+        return dict(found)
+
+
+@pytest.mark.skipif(not OTHER, reason="TFPFL_OTHER_PYTHON names no other stack")
+def test_every_algorithm_ends_alike_on_both(tmp_path, record_property, capsys):
+    ours, theirs = results(sys.executable, tmp_path / "ours.npz"), results(OTHER, tmp_path / "theirs.npz")
+    stacks = str(ours.pop("stack")), str(theirs.pop("stack"))
+    assert stacks[0] != stacks[1], "that is the same stack"
+    assert ours.keys() == theirs.keys()
+    differ = {name: float(np.abs(ours[name] - theirs[name]).max(initial=0)) for name in ours}
+    worst = max(differ, key=differ.get)
+    with capsys.disabled():
+        print(f"\n{stacks[0]} and {stacks[1]}: largest difference {differ[worst]:.1e}, in {worst}")
+    assert all(ours[name].shape == theirs[name].shape for name in ours)
+    assert differ[worst] < 1e-5
