@@ -20,10 +20,20 @@ def algorithms() -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in ALGORITHMS.items():
-        cells = (f"`{name}`", row.title, row.head, row.message, row.state, row.down, row.up, row.reference)
+        cells = (f"`{name}`", row.title, row.head, row.message, row.state, row.down, row.up, short(row.reference))
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", LEGEND]
     return "\n".join(lines)
+
+
+def short(reference: str) -> str:
+    """'Nikoloutsopoulos et al., arXiv 2202.09848' of a reference with all authors and the title."""
+    authors, colon, rest = reference.partition(": ")
+    if not colon:
+        return reference
+    said, found_in, authors = authors.rpartition(" in ")  # what it is besides, as of a baseline
+    first, *others = authors.split(", ")
+    return f"{said}{found_in}{first}{' et al.' if others else ''}, {rest.rpartition(', ')[2]}"
 
 
 def with_section(text: str, name: str, content: str) -> str:
