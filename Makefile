@@ -12,7 +12,7 @@ NEWEST := .venv-newest/installed
 PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test test-newest lint web web-test lock clean
+.PHONY: demo test test-newest lint docs web web-test lock clean
 
 demo: $(INSTALLED)
 	@$(VENV_PYTHON) -m tfpfl demo
@@ -27,6 +27,9 @@ test-newest: $(NEWEST)
 
 lint: $(INSTALLED)
 	@$(VENV_PYTHON) -m ruff check .
+
+docs: $(INSTALLED)
+	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --quiet --strict  # that is the theme's, about itself
 
 web: web/node_modules/installed-from-lock
 	@cd web && npm run --silent build

@@ -155,7 +155,12 @@ class Sampling:
             raise ValueError(f"participation must lie in (0, 1], found {self.rate}")
 
     def expected(self, num_clients: int) -> float:
-        """r, the expected number of clients in a round."""
+        """r, the expected number of clients in a round.
+
+        Examples:
+            >>> Sampling("fixed", rate=0.25).expected(10), Sampling("binomial", rate=0.25).expected(10)
+            (2, 2.5)
+        """
         if self.kind == "range":
             return (self.low + self.high) / 2
         return self.rate * num_clients if self.kind == "binomial" else max(int(self.rate * num_clients + 1e-9), 1)

@@ -53,6 +53,10 @@ def bibtex(wanted: Iterable[str]) -> str:
 
     Raises:
         ValueError: an unknown name, with the nearest one.
+
+    Examples:
+        >>> bibtex(["keras"]).splitlines()[0]
+        '@misc{chollet2015keras,'
     """
     wanted, known = list(wanted), names()
     for name in wanted:

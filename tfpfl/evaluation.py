@@ -147,6 +147,15 @@ def protocol(name: str) -> Protocol:
 
     Raises:
         ValueError: an unknown name, with the nearest one.
+
+    Examples:
+        >>> for part in str(protocol("EV-local")).split("; "):
+        ...     print(part)
+        the model that a client holds right after its local work, before aggregation
+        the round's clients
+        mean over clients
+        mean of the last 10 evaluated rounds
+        test examples
     """
     if name not in PROTOCOLS:
         raise ValueError(unknown("protocol", name, PROTOCOLS))

@@ -32,6 +32,12 @@ def cohort(seed: int, round_num: int, population: Population, present: np.ndarra
 
     Raises:
         ValueError: the seed or the round is negative.
+
+    Examples:
+        >>> from tfpfl import Population, Sampling
+        >>> people = Population([30] * 10, [2] * 10, sampling=Sampling("fixed", rate=0.3))
+        >>> [cohort(0, t, people).tolist() for t in (1, 2, 1)]
+        [[5, 7, 9], [4, 8, 9], [5, 7, 9]]
     """
     sampling, ids = population.sampling, population.client_ids if present is None else present
     if not len(ids):

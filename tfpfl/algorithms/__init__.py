@@ -355,6 +355,16 @@ def build_algorithm(name: str, model, population, *, preset: str | None = None, 
 
     Raises:
         ValueError: an unknown name, preset or hyperparameter (with the valid ones), or one out of range.
+
+    Examples:
+        >>> from tfpfl import Population, SplitModel
+        >>> from tfpfl.models import build
+        >>> model, population = SplitModel(build("mlp200", (8, 8, 1))), Population([30] * 10, [2] * 10)
+        >>> build_algorithm("pflego", model, population, preset="exact", tau=20).aggregate
+        'sum'
+        >>> build_algorithm("pflego", model, population, tua=20)
+        Traceback (most recent call last):
+        ValueError: unknown hyperparameter of pflego 'tua'; did you mean 'tau'? there are ...
     """
     check_names(name, preset, hyperparameters)
     row = algorithm_row(name)

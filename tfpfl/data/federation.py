@@ -164,6 +164,14 @@ class Federation:
             ValueError: a client is empty or would keep fewer than 2 training examples, shapes differ, labels are not
                 integers in [0, C), or data are not finite.
             FederationError: `out` exists already.
+
+        Examples:
+            >>> x, y = np.zeros((20, 3)), np.arange(20) % 2
+            >>> federation = Federation.from_clients({"ann": (x, y), "bob": (x[:12], y[:12] + 1)}, out="two")
+            >>> federation.num_examples("train").tolist(), federation.num_examples("test").tolist()
+            ([14, 9], [5, 3])
+            >>> federation.classes(1).tolist(), federation.client_names
+            ([1, 2], ['ann', 'bob'])
         """
         out = _absent(out)
         data = client_arrays(clients, test)

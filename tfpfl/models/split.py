@@ -26,6 +26,12 @@ class SplitModel:
 
     Raises:
         ValueError: the output is not [N, M]; a layer is not a pure function of weights and input; an unknown head_init.
+
+    Examples:
+        >>> from tfpfl.models import build
+        >>> model = SplitModel(build("mlp200", (8, 8, 1)))
+        >>> model.num_features, model.num_backbone_weights, model.num_weights(num_labels=2)
+        (200, 13000, 13402)
     """
 
     def __init__(self, backbone, *, seed: int = 0, head_init: str = "glorot", input_shape: tuple | None = None):

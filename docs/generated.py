@@ -1,0 +1,240 @@
+"""The pages of the site that are made from code, when it is built: a hook of MkDocs.
+
+`algorithms/NAME.md` for every entry of `ALGORITHMS`, `api.md` from the public names of the packages, and the table in
+choosing.md. None of them is in the repository.
+"""
+
+import html
+import inspect
+import re
+import sys
+from functools import cache, partial
+
+import numpy as np
+
+import tflite_export
+import tfpfl
+from tfpfl import cite
+from tfpfl.algorithm import ClientData, Population
+from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.cost import count_passes
+
+SHARED = {"b": "backbone", "h": "head", "d": "whole model", "0": "nothing"}
+FLAGS = re.DOTALL | re.MULTILINE
+PREDICTS = {
+    "personal": "with its personal model, which is what *EV-all* scores",
+    "global": "with the shared model, the same for everyone; *EV-all* scores that",
+    "fine-tuned": "with the shared model after local steps of its own, made anew whenever it predicts; *EV-all* scores "
+    "the outcome",
+}
+
+
+def on_config(config):
+    """A place in the navigation for every algorithm."""
+    for entry in config.nav:
+        if "Algorithms" in entry:
+            entry["Algorithms"] = [{row.title: f"algorithms/{name}.md"} for name, row in ALGORITHMS.items()]
+    return config
+
+
+def on_files(files, config):
+    """The generated pages."""
+    from mkdocs.structure.files import File
+
+    pages = {f"algorithms/{name}.md": algorithm_page(name) for name in ALGORITHMS} | {"api.md": api_page()}
+    for path, content in pages.items():
+        files.append(File.generated(config, path, content=content))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """The table of choosing.md; and what is in <details> is Markdown, as it is where the repository is read."""
+    if page.file.src_uri == "choosing.md":
+        markdown = markdown.replace("<!-- table of algorithms -->", choosing_table())
+    return markdown.replace("<details>", "<details markdown>")
+
+
+def algorithm_page(name: str) -> str:
+    """Everything about one algorithm, as Markdown."""
+    row = ALGORITHMS[name]
+    own = sys.modules[inspect.unwrap(row.builder).__module__]
+    table = ["| option | type | default | |", "|---|---|---|---|"]
+    for option, parameter in row.hyperparameters.items():
+        flag = f"`--{option.replace('_', '-')}`{{ .nowrap }}"
+        kind = inspect.formatannotation(parameter.annotation).replace(" | ", " or ")
+        cells = (flag, kind, f"`{parameter.default}`", argument_text(name, option))
+        table.append("| " + " | ".join(cells) + " |")
+    presets = [
+        f"* `--preset {preset}`: " + ", ".join(f"`{option} = {value!r}`" for option, value in values.items())
+        for preset, values in row.presets.items()
+    ]
+    received, sent = passes(name)
+    facts = [
+        f"| Head | {row.head} |",
+        f"| Message | {'one for each client' if row.message == 'per client' else 'the same for all'} |",
+        f"| A client receives, in numbers | {row.down} |",
+        f"| A client sends, in numbers | {row.up} |",
+        f"| A client keeps | {row.state} |",
+        f"| Passes through the backbone in a visit, forward + backward | {received:g} + {sent:g} |",
+        f"| A client predicts | {PREDICTS[row.evaluates]} |",
+    ]
+    for (option, value), label in row.evaluates_if.items():
+        facts.append(f"| with `{option} = {value!r}` | {PREDICTS[label]} |")
+    command = f"tfpfl run --algorithm {name} --dataset digits --participation 0.5 --rounds 60"
+    parts = [
+        f"# {row.title}",
+        f"{row.reference}. `--algorithm {name}`, `tfpfl.build_algorithm({name!r}, ...)`.",
+        "## What it does",
+        docstring_blocks(own.__doc__),
+        f"From `{own.__name__.replace('.', '/')}.py`.",
+        "## At a glance",
+        "\n".join(["| | |", "|---|---|", *facts]),
+        "b is the backbone, h the head, d = b + h, I the clients of the population. A number takes 4 bytes in float32. "
+        "Passes are counted on a first visit with the default hyperparameters.",
+        "## Hyperparameters",
+        "\n".join(table) if row.hyperparameters else "None.",
+        *(["### Presets", "\n".join(presets)] if presets else []),
+        "## Example",
+        f"```\n{command}\n```",
+        f"`{name}` has {len(row.hyperparameters)} hyperparameters; `tfpfl run --algorithm {name} --help` lists them "
+        "with all other options.",
+        "## Citation",
+        f"`tfpfl cite {name}` prints this.",
+        f"```bibtex\n{cite.bibtex([name])}\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def docstring_blocks(text: str) -> str:
+    """A module's docstring: what is indented there stays as it is, the rest becomes paragraphs."""
+    blocks = []
+    for line in inspect.cleandoc(text).splitlines():
+        kind = "pre" if line.startswith(" ") else "p" if line else ""
+        if kind and blocks and blocks[-1][0] == kind:
+            blocks[-1][1].append(line)
+        else:
+            blocks.append((kind, [line]))
+    made = []
+    for kind, lines in blocks:
+        if kind == "pre":
+            made.append("``` {.text .no-copy}\n" + inspect.cleandoc("\n" + "\n".join(lines)) + "\n```")
+        elif kind == "p":
+            # As HTML: w_i, <g, v> and |w| are no Markdown.
+            text = with_code(html.escape(" ".join(lines), quote=False))
+            made.append("<p>" + re.sub(r"(?<![\w*])\*(\w+)\*(?!\w)", r"<em>\1</em>", text) + "</p>")
+    return "\n\n".join(made)
+
+
+def with_code(text: str) -> str:
+    """`name` as HTML."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
+
+
+def argument_text(name: str, option: str) -> str:
+    """What the builder's docstring says about a hyperparameter, and what its 'as in `other`' refers to."""
+    text = html.escape(arguments(name)[option], quote=False).replace("|", "\\|")
+    other = re.search(r"as in `(\w+)`", text)
+    if other and option in arguments(other[1]):
+        text = re.sub(r"`(\w+)`", lambda m: f"[{ALGORITHMS[m[1]].title}]({m[1]}.md)", text, count=1).rstrip(".")
+        return f"{text}: {argument_text(other[1], option)}"
+    return with_code(text)
+
+
+@cache
+def arguments(name: str) -> dict:
+    """{hyperparameter: its text} of the builder's docstring; a line for several gives each the same text.
+
+    Where the docstring's first sentence refers to other algorithms, theirs count too.
+    """
+    doc, found = inspect.getdoc(ALGORITHMS[name].builder), {}
+    for other in re.findall(r"`(\w+)`", doc.split("\n\n")[0]):
+        found |= arguments(other)
+    section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", doc, FLAGS)
+    for names, text in re.findall(r"^    (\w[\w, ]*): (.*?)(?=^    \w|\Z)", section[1] if section else "", FLAGS):
+        found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return found
+
+
+@cache
+def passes(name: str):
+    """Of a first visit to a small network, with the default hyperparameters."""
+    model, population = small()
+    rng = np.random.default_rng(0)
+    x, y = rng.random((8, 3), np.float32), np.arange(8, dtype=np.int32) % 2
+    data = ClientData(x, y, population.info(0), np.array([0, 1], np.int32))
+    return count_passes(partial(built, name, population), model, data)
+
+
+def built(name, population, model):
+    return build_algorithm(name, model, population)
+
+
+@cache
+def small():
+    """A network with one hidden layer, and six clients."""
+    import keras
+
+    backbone = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation="tanh")])
+    return tfpfl.SplitModel(backbone), Population([8] * 6, [2] * 6, num_labels=2)
+
+
+def choosing_table() -> str:
+    """ALGORITHMS by what is shared, what is kept and what it costs."""
+    lines = [
+        "| algorithm | shared | a client keeps | predicts with | down | up | passes |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in ALGORITHMS.items():
+        forward, backward = passes(name)
+        cells = (
+            f"[{row.title}](algorithms/{name}.md)",
+            shared(row),
+            row.state,
+            {"global": "shared"}.get(row.evaluates, row.evaluates),
+            row.down,
+            row.up,
+            f"{forward:g} + {backward:g}",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def shared(row) -> str:
+    """What all clients have in common, by what is sent to them."""
+    if row.message == "per client":
+        return "models, client to client"
+    return SHARED[row.down.lstrip("0123456789") or row.down]
+
+
+def api_page() -> str:
+    """The public names, each as mkdocstrings has it."""
+    parts = ["# API reference", "Names are imported when they are first used: `import tfpfl` costs nothing."]
+    for package in (tfpfl, tflite_export):
+        parts.append(f"## {package.__name__}")
+        for name in sorted(package.__all__, key=str.lower):
+            if name == "ALGORITHMS":
+                parts.append("### ALGORITHMS")
+                parts.append("`{name: Row}`, the list of algorithms: see [Choosing an algorithm](choosing.md).")
+                parts.append("::: tfpfl.algorithms.Row\n    options: {heading_level: 4}")
+            else:
+                parts.append(f"::: {package.__name__}.{package._HOME[name]}.{name}")
+                parts += fields_of(getattr(package, name))
+    return "\n\n".join(parts) + "\n"
+
+
+def fields_of(value) -> list:
+    """A table of a class's fields, whose shapes and units are comments, which mkdocstrings leaves out."""
+    if not inspect.isclass(value) or not getattr(value, "__annotations__", None):
+        return []
+    field = r"^    (\w+): ([^#=\n]+?)(?: = ([^#\n]+?))?(?:  # (.*))?$"
+    rows = re.findall(field, inspect.getsource(value), re.MULTILINE)
+    lines = ["| field | type | default | |", "|---|---|---|---|"]
+    for name, kind, default, text in rows:
+        cells = (f"`{name}`{{ .nowrap }}", code(kind), code(default), with_code(html.escape(text, quote=False)))
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return ["\n".join(lines)] if rows else []
+
+
+def code(text: str) -> str:
+    """As HTML, in which a cell of a table may have a |."""
+    return f"<code>{html.escape(text)}</code>".replace("|", "&#124;") if text else ""

@@ -1,0 +1,185 @@
+"""The documentation says what the code does: its examples run, its commands exist, its links lead somewhere."""
+
+import doctest
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tfpfl.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).parent.parent
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+NOT_RUN = "not run: "  # a block of Python with this in its title says why
+PYTHON = re.compile(r"^```python(?P<info>.*)\n(?P<code>(?:.*\n)*?)^```$", re.MULTILINE)
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for package in ("tfpfl", "tflite_export")
+    for path in (ROOT / package).rglob("*.py")
+    if ">>> " in path.read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("page", [name for name, text in PAGES.items() if PYTHON.search(text)])
+def test_examples_of_a_page_run(page, tmp_path):
+    """In the order of the page, as one program in an empty folder."""
+    code = "\n".join(found["code"] for found in PYTHON.finditer(PAGES[page]) if NOT_RUN not in found["info"])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TFPFL_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_every_example_of_python_is_run():
+    """None is left out by its title, or by a spelling that the test above does not find."""
+    blocks = sum(text.count("```python") + text.count("```py\n") for text in PAGES.values())
+    found = [match for text in PAGES.values() for match in PYTHON.finditer(text)]
+    assert [match["code"] for match in found if NOT_RUN in match["info"]] == []
+    assert len(found) == blocks > 10
+
+
+def commands():
+    """(page, words) of every call of our command lines in a block of code."""
+    call = re.compile(r"^(?:\S+[$] +)?(?:tfpfl|python -m (?:tfpfl|tflite_export)) (.*)$")
+    for name, text in PAGES.items():
+        blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        blocks += re.findall(r"^    (.*)$", text, re.MULTILINE)
+        for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
+            if match := call.match(line.strip()):
+                program = "tflite_export" if "tflite_export" in line.split(match[1])[0] else "tfpfl"
+                yield pytest.param(program, shlex.split(match[1], comments=True), id=f"{name}: {match[1][:60]}")
+
+
+@pytest.mark.parametrize(("program", "words"), commands())
+def test_commands_exist(program, words):
+    """They parse; a usage error is raised where an option or a type is wrong. Nothing is run."""
+    main = importlib.import_module(f"{program}.cli").main
+    name, *rest = words
+    main.commands[name].make_context(name, rest)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_of_docstrings(module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
+    assert result.attempted and not result.failed
+
+
+def test_docstrings_have_examples():
+    assert len(MODULES) >= 5
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_has_its_page(name):
+    """Title, reference, rule, every hyperparameter with its default and a text, command and BibTeX."""
+    pages = runpy.run_path(str(ROOT / "docs" / "generated.py"))
+    text, row = pages["algorithm_page"](name), ALGORITHMS[name]
+    assert text.startswith(f"# {row.title}\n") and row.reference in text
+    rule = [line.strip() for line in inspect.getmodule(row.builder).__doc__.splitlines() if line.startswith("  ")]
+    assert rule and [line for line in rule if line not in text] == []
+    for option, parameter in row.hyperparameters.items():
+        (line,) = [x for x in text.splitlines() if x.startswith(f"| `--{option.replace('_', '-')}`{{")]
+        *_, default, told = line.strip("| ").split(" | ")
+        assert default == f"`{parameter.default}`" and len(told) > 5
+    for preset in row.presets:
+        assert f"--preset {preset}" in text
+    (command,) = re.findall(r"^tfpfl run (.*)$", text, re.MULTILINE)
+    importlib.import_module("tfpfl.cli").main.commands["run"].make_context("run", command.split())
+    assert re.search(r"^@\w+\{", text, re.MULTILINE)
+
+
+class Page(HTMLParser):
+    """What a page has: ids to be linked to, links, and what a browser fetches for it."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.ids, self.links, self.fetched = set(), [], []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.ids |= {given[key] for key in ("id", "name") if given.get(key)}
+        if given.get("src"):
+            self.fetched.append(given["src"])
+        if given.get("href"):
+            rel = given.get("rel") or ""
+            fetched = tag == "link" and rel not in ("canonical", "prev", "next")
+            (self.fetched if fetched else self.links).append(given["href"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built with warnings as errors."""
+    for module in ("mkdocs", "material", "mkdocstrings"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed: the site cannot be built")
+    folder = tmp_path_factory.mktemp("site") / "site"
+    done = build(ROOT / "mkdocs.yml", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def build(config, folder):
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", config, "--site-dir", folder],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+
+
+def test_links_of_the_site_resolve(site):
+    """Every one within the site: the file is there, and the place in it; and nothing is fetched from elsewhere."""
+    pages = {path: Page(path) for path in site.rglob("*.html")}
+    assert len(pages) > len(PAGES) + len(ALGORITHMS)
+    bad = []
+    for path, page in pages.items():
+        bad += [(path.name, link) for link in page.fetched if urlsplit(link).scheme not in ("", "data")]
+        for link in page.links + page.fetched:
+            url = urlsplit(link)
+            if url.scheme or (path.name == "404.html" and not url.fragment):  # that page may stand in for any other
+                continue
+            target = (path.parent / unquote(url.path)).resolve() if url.path else path
+            if target.is_dir():
+                target /= "index.html"
+            if not target.is_file():
+                bad.append((path.name, link))
+            elif url.fragment and target in pages and unquote(url.fragment) not in pages[target].ids:
+                bad.append((path.name, link))
+    assert bad == []
+
+
+def test_the_site_asks_nobody(site):
+    """No style sheet imports or fetches from another host."""
+    sheets = list(site.rglob("*.css"))
+    assert sheets
+    for path in sheets:
+        found = re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^\"')]+", path.read_text(encoding="utf-8"))
+        assert found == [], path.name
+
+
+def test_public_names_are_in_the_reference(site):
+    import tflite_export
+    import tfpfl
+
+    ids = Page(site / "api.html").ids
+    missing = [
+        f"{package.__name__}.{name}"
+        for package in (tfpfl, tflite_export)
+        for name in package.__all__
+        if f"{package.__name__}.{package._HOME[name]}.{name}" not in ids and name != "ALGORITHMS"
+    ]
+    assert missing == []
