@@ -28,8 +28,9 @@ test-newest: $(NEWEST)
 lint: $(INSTALLED)
 	@$(VENV_PYTHON) -m ruff check .
 
+# The variable silences news of the theme about itself.
 docs: $(INSTALLED)
-	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --quiet --strict  # that is the theme's, about itself
+	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --quiet --strict
 
 web: web/node_modules/installed-from-lock
 	@cd web && npm run --silent build
