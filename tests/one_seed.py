@@ -23,7 +23,7 @@ def ends(folder: str) -> dict:
     for name, row in ALGORITHMS.items():
         quick = {k: v for k, v in QUICK.items() if k in row.hyperparameters} | SPECIAL.get(name, {})
         model = tfpfl.SplitModel(build("mlp200", federation.example_shape))
-        training = tfpfl.Training(build_algorithm(name, model, population, **quick), federation, seed=0)
+        training = tfpfl.Training(build_algorithm(name, model, population, **quick), federation, evaluate_every=0)
         training.run(ROUNDS)
         clients = training.client_states(population.client_ids.tolist())
         for part, state in (("server", training.server_state()), ("clients", clients)):
@@ -35,4 +35,5 @@ def ends(folder: str) -> dict:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        np.savez(sys.argv[1], **ends(folder), stack=f"TensorFlow {tf.__version__}, Keras {keras.__version__}")
+        stack = f"TensorFlow {tf.__version__}, Keras {keras.__version__}"
+        np.savez(sys.argv[1], **ends(f"{folder}/digits"), stack=stack)

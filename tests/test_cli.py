@@ -234,6 +234,14 @@ def test_every_command_is_in_the_help():
     assert all(f"\n  {command} " in output for command in main.commands) and "--trace" in output
 
 
+def test_the_lists_of_commands_are_whole_sentences():
+    from tflite_export.cli import main as export
+
+    for group in (main, export):
+        listed = CliRunner().invoke(group, ["--help"], terminal_width=80).output.partition("Commands:")[2]
+        assert listed.count("\n") == len(group.commands) + 1 and "..." not in listed
+
+
 def test_demo(tmp_path):
     output = tfpfl("demo", "--engine", "local", "--rounds", 2, "--out", "demo")
     for title in ("PFLEGO", "FedAvg", "Local", "EV-all", "EV-local", "worst"):

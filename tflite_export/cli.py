@@ -12,28 +12,21 @@ from pathlib import Path
 import click
 from absl import logging
 
+from tfpfl.cli.group import Group
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-
-class _Group(click.Group):
-    """Errors that are ours end in one line; anything else is a bug and keeps its trace."""
-
-    def invoke(self, ctx):
-        try:
-            return super().invoke(ctx)
-        except (ValueError, FileNotFoundError, RuntimeError) as error:
-            if not type(error).__module__.startswith(("tfpfl", "tflite_export")):
-                raise
-            raise click.ClickException(str(error)) from error
 
 
 _folder = click.Path(path_type=Path)
 _python = click.option("--python", help="A Python that has ai-edge-litert and NumPy, to run it there.")
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def main():
-    """From a trained run to a device."""
+    """From a trained run to a device.
+
+    --trace with any command shows the stack trace of an error.
+    """
     logging.set_verbosity(logging.ERROR)  # of the converter, about gradients that a device does not take
 
 
@@ -57,7 +50,7 @@ def export(run, client, out, rounds, inference, browser):
 @click.argument("bundle", type=_folder)
 @_python
 def verify(bundle, python):
-    """Hash every file of BUNDLE, and run every signature against what TensorFlow computed. Exit code 1: it differs."""
+    """Compare BUNDLE with what TensorFlow computed. Files by hash, signatures by running them; 1: it differs."""
     if python is not None:
         sys.exit(_elsewhere(python, "tflite_export.verification", str(bundle)))
     from tflite_export.bench import any_interpreter
@@ -74,7 +67,7 @@ def verify(bundle, python):
 @main.command()
 @click.argument("bundle", type=_folder)
 def inspect(bundle):
-    """Print what is in BUNDLE: model, signatures, files and the operations they need."""
+    """Print what is in BUNDLE. Model, signatures, files and the operations they need."""
     from tflite_export.runtime import Bundle
 
     manifest = Bundle(bundle).manifest
@@ -99,7 +92,7 @@ def inspect(bundle):
 @click.option("--record", is_flag=True, help="Write the memory table into the bundle's manifest.")
 @_python
 def bench(bundle, examples, threads, repeat, chunk, record, python):
-    """Measure time, memory, file sizes and bytes on the wire of BUNDLE on this machine; prints Markdown."""
+    """Measure BUNDLE on this machine. Time, memory, file sizes and bytes on the wire, as Markdown."""
     from tflite_export import bench as measuring
     from tflite_export.runtime import Bundle, write_manifest
 
@@ -122,7 +115,7 @@ def bench(bundle, examples, threads, repeat, chunk, record, python):
 @click.option("--chunk", default=32, show_default=True, help="Examples at a time.")
 @click.option("--static", is_flag=True, help="The static variant of the program.")
 def simulate_round(run, rounds, engine, payload, chunk, static):
-    """Run the first rounds of RUN anew, every client through the exported program, and compare with an engine."""
+    """Run rounds of RUN on devices, and compare with an engine. Every client is worked by the exported program."""
     from tflite_export.device_rounds import simulate_round as simulate
     from tfpfl.run import Run
 
@@ -141,7 +134,7 @@ def simulate_round(run, rounds, engine, payload, chunk, static):
 @click.option("--client", type=int, help="Of a run: the client whose rounds the page shows.  [default: its first]")
 @click.option("--page", type=_folder, help="The built page.  [default: web/dist, which `make web` makes]")
 def web(source, out, client, page):
-    """Write a static site in which a browser is the device: it learns from drawings, and is a client of a round.
+    """Write a static site in which a browser is the device. It learns from drawings, and is a client of a round.
 
     Any static host will do, such as `python -m http.server --directory site`.
     """
@@ -158,7 +151,7 @@ def web(source, out, client, page):
 @click.option("--out", type=_folder, default=Path("bundle"), show_default=True)
 @click.option("--steps", default=20, show_default=True, help="On the device.")
 def demo(run, client, out, steps):
-    """Export a client of RUN, verify the bundle, and personalize a new head with it."""
+    """Export a client of RUN, verify it, personalize with it."""
     from tflite_export.demo import demonstrate
 
     for line in demonstrate(run, client, out, steps).lines():

@@ -14,7 +14,7 @@ from tfpfl.cli.options import RunCommand, data_arguments, data_options, scalar_t
 @with_options(data_options)
 @click.option("--seed", default=0, show_default=True)
 def partition(out, seed, allow_download, **kw):
-    """Make a federation folder OUT, with a picture of who has what beside it (OUT-classes.png)."""
+    """Make a federation folder. A picture of who has what is beside it: OUT-classes.png."""
     from rich.console import Console
 
     from tfpfl.data import Federation, load_source
@@ -86,7 +86,7 @@ def algorithms(name):
 @click.argument("names", nargs=-1)
 @click.option("--run", "folder", type=click.Path(path_type=Path), help="All that the run in this folder is made of.")
 def cite(names, folder):
-    """Print BibTeX for NAMES: algorithms, data sets, partitions, tfpfl. Without a name, list what there is."""
+    """Print BibTeX. NAMES are of algorithms, data sets, partitions, tfpfl; without one, list what there is."""
     from tfpfl import cite
 
     if names and folder:

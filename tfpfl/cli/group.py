@@ -1,11 +1,11 @@
-"""The group of all commands: which errors are ours, and --trace."""
+"""The group of all commands, here and of tflite_export: which errors are ours, and --trace."""
 
 import click
 
 from tfpfl.names import unknown
 
 
-class _Group(click.Group):
+class Group(click.Group):
     """Errors that are ours end in one line; anything else is a bug and keeps its trace."""
 
     def parse_args(self, ctx, args):
@@ -21,13 +21,13 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except (ValueError, OSError, RuntimeError) as error:
-            ours = type(error).__module__.startswith(("tfpfl", "builtins"))
+            ours = type(error).__module__.startswith(("tfpfl", "tflite_export", "builtins"))
             if not ours or ctx.obj["trace"]:
                 raise
             raise click.ClickException(" ".join(str(error).split())) from error
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="tfpfl")
 def main():
     """tfpfl: personalized federated learning on TensorFlow Federated and Keras.

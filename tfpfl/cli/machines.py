@@ -28,7 +28,7 @@ they can run TensorFlow graphs and read and write files as {user}. From elsewher
 @click.option("--isolate", is_flag=True, help="Listen on 127.0.0.1 only, for SSH tunnels. Linux.")
 @click.option("--log", type=click.Path(path_type=Path), help="What the worker writes; default: a file of its own.")
 def worker(port, concurrency, isolate, log):
-    """Work for runs of other machines (tfpfl run --engine tff --workers THIS_HOST:PORT) until it is ended.
+    """Work for runs of other machines until it is ended. There: tfpfl run --engine tff --workers THIS_HOST:PORT.
 
     Federations are read from the path that they have where the run was started: have the folder there.
     """

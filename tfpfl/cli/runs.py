@@ -129,7 +129,7 @@ def _print_stop(run):
 @click.option("--rounds", type=int, help="Go on up to this many rounds.")
 @with_options(machine_options)
 def resume(folder, rounds, **where):
-    """Continue the run in FOLDER, exactly as if it had not been interrupted."""
+    """Continue the run in FOLDER as if it had not been stopped."""
     from tfpfl.run import Run
 
     with Run.open(folder, rounds=rounds) as run:
@@ -145,7 +145,7 @@ def resume(folder, rounds, **where):
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 def evaluate(folder):
-    """Score all clients' personal models of the run in FOLDER as they are now, and print its results by protocol."""
+    """Score all clients of the run in FOLDER as they are now. Then print the run's results by protocol."""
     from rich.console import Console
 
     from tfpfl import evaluation
@@ -179,7 +179,7 @@ def evaluate(folder):
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write every client and epoch to this file.")
 @click.option("--plot", "picture", type=click.Path(path_type=Path), help="Draw the means over epochs into this file.")
 def new_clients(runs, csv_file, picture, **how):
-    """Let the clients that RUNS did not train on adapt to what was trained, and print how well they do."""
+    """Let clients that never trained adapt. They are those of `tfpfl run --new-clients`; prints how well they do."""
     from rich.console import Console
 
     from tfpfl import new_clients
@@ -207,7 +207,7 @@ def new_clients(runs, csv_file, picture, **how):
 @click.option("--seed", default=0, show_default=True)
 @click.option("--engine", type=click.Choice(["tff", "local"]), default="tff", show_default=True)
 def demo(out, rounds, seed, engine):
-    """PFLEGO against FedAvg and Local: 20 clients with 2 digits each, through TFF. Needs no download.
+    """PFLEGO against FedAvg and Local on digits. 20 clients with 2 digits each, through TFF; needs no download.
 
     OUT is made anew if it holds an earlier demo.
     """

@@ -20,7 +20,7 @@ from tfpfl.cli.options import RUN_NAMES, RunCommand, data_arguments, run_options
 @click.option("--plot", type=click.Path(path_type=Path), help="Accuracy over rounds, with bands over seeds.")
 @run_options
 def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, allow_download, **kw):
-    """Several algorithms on one federation: same split, cohorts, batches and initial weights.
+    """Compare algorithms on one federation. Same split, cohorts, batches and initial weights.
 
     Runs that are there, RUN..., or algorithms to train with --algorithms.
     """
@@ -192,7 +192,7 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
 )
 @click.option("--allow-different-data", is_flag=True, help="Put runs on different data side by side anyway.")
 def report(folders, out, title, baselines, allow_different_data):
-    """Compare run folders on one HTML page that needs no network: tables, curves, fairness, costs, commands.
+    """Compare run folders on one HTML page. It needs no network: tables, curves, fairness, costs, commands.
 
     Runs that differ in their seed alone are one row, with intervals over the seeds.
     """
