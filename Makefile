@@ -100,5 +100,5 @@ $(NEWEST): setup.py
 	fi; \
 	echo "Making .venv-newest from the newest releases, once (a few minutes)"; \
 	"$$python" -m venv .venv-newest; \
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test,dp]'; \
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test,dp,notebooks]'; \
 	touch $@
