@@ -34,7 +34,7 @@ def test_every_algorithm_ends_alike_on_both(tmp_path, record_property, capsys):
     stacks = str(ours.pop("stack")), str(theirs.pop("stack"))
     assert stacks[0] != stacks[1], "that is the same stack"
     assert ours.keys() == theirs.keys()
-    differ = {name: float(np.abs(ours[name] - theirs[name]).max(initial=0)) for name in ours}
+    differ = {name: float(np.abs(np.float64(ours[name]) - theirs[name]).max(initial=0)) for name in ours}
     worst = max(differ, key=differ.get)
     with capsys.disabled():
         print(f"\n{stacks[0]} and {stacks[1]}: largest difference {differ[worst]:.1e}, in {worst}")
