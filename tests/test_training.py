@@ -29,6 +29,15 @@ def state(loop):
     return tf.nest.map_structure(np.asarray, (loop.server_state(), loop.client_states(range(6))))
 
 
+def test_without_splits_nothing_is_evaluated_and_all_else_is_the_same(federation):
+    silent, usual = (Training(make("pflego", federation), federation, **how) for how in ({"splits": ()}, {}))
+    for loop in (silent, usual):
+        loop.run(3)
+    assert not any("accuracy" in key for row in silent.store.history() for key in row)
+    assert any("accuracy" in key for row in usual.store.history() for key in row)
+    tf.nest.map_structure(np.testing.assert_array_equal, state(silent), state(usual))
+
+
 def test_your_own_backbone_on_your_own_data(tmp_path):
     rng = np.random.default_rng(0)
     means = rng.standard_normal((3, 6, 6, 1))

@@ -53,7 +53,7 @@ class Training:
         recipe: for 'ray': (federation) -> the same algorithm; it must pickle, which an algorithm does not.
         model_name: what the algorithm's `personal_model` is called in evaluations.
         evaluate_every: rounds between evaluations; the last ten rounds are evaluated in any case. 0: only those.
-        splits: the held-out parts that are scored.
+        splits: the held-out parts that are scored; () for none.
         callbacks: see `tfpfl.callbacks`.
 
     Raises:
@@ -186,9 +186,9 @@ class Training:
         return [Visit(info(i, dtype), key) for i, key in zip(client_ids, keys, strict=True)]
 
     def is_evaluated(self, round_num: int, rounds: int) -> bool:
-        """Whether a round is: every `evaluate_every`th, and the last ten."""
+        """Whether a round is: every `evaluate_every`th, and the last ten; none where there are no splits."""
         regular = self.evaluate_every and round_num % self.evaluate_every == 0
-        return bool(regular) or round_num > rounds - evaluation.LAST_ROUNDS
+        return bool(self.splits) and (bool(regular) or round_num > rounds - evaluation.LAST_ROUNDS)
 
     def _round(self, t: int, rounds: int, server):
         started = time.perf_counter()
