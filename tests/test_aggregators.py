@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
-from test_every_algorithm import CLASSES, EXAMPLES
 from test_screening import build, only
 from toys import distance, identical, initial_states, on_disk, visits_by_id
 
 from tfpfl import aggregators, faults, tree
 from tfpfl.aggregators import factory, median, privacy, trimmed_mean
 from tfpfl.algorithm import Population, Sampling
+from tfpfl.battery import CLASSES, EXAMPLES
 from tfpfl.federated import federate
 from tfpfl.record import Record
 from tfpfl.run import Run

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_every_algorithm import CLASSES, EXAMPLES, QUICK, SPECIAL
+from test_every_algorithm import QUICK, SPECIAL
 from toys import backbone, distance, identical, initial_states, on_disk, visits_by_id
 
 from tfpfl import faults
 from tfpfl.algorithm import Sampling
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.battery import CLASSES, EXAMPLES
 from tfpfl.federated import federate
 from tfpfl.models import SplitModel
 from tfpfl.sampling import client_key

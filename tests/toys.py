@@ -2,16 +2,22 @@
 
 from typing import NamedTuple
 
-import keras
-import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithm import ClientData, Head, Population, Sampling
+from tfpfl.battery import (  # noqa: F401 - the tests' own names for what the battery has
+    backbone,
+    clouds,
+    distance,
+    identical,
+    initial_states,
+    small_federation,
+    visits_by_id,
+)
 from tfpfl.data import Federation
 from tfpfl.models import SplitModel
 from tfpfl.sampling import client_key
 from tfpfl.simulate import Simulation
-from tfpfl.visit import Visit
 
 EXAMPLES = (6, 9, 4, 7, 5)
 CLASSES = (2, 3, 2, 4, 3)
@@ -35,29 +41,9 @@ class Toy(NamedTuple):
         return [int(i) for i in self.population.client_ids]
 
 
-def backbone(dtype="float64", shape=(4,), width=5, seed=0):
-    """A smooth network with one hidden layer, drawn from a seed."""
-    model = keras.Sequential(
-        [
-            keras.Input(shape, dtype=dtype),
-            keras.layers.Dense(6, activation="tanh", dtype=dtype),
-            keras.layers.Dense(width, activation="tanh", dtype=dtype),
-        ]
-    )
-    rng = np.random.default_rng(seed)
-    model.set_weights([0.7 * rng.standard_normal(w.shape) for w in model.get_weights()])
-    return model
-
-
 def clients(examples=EXAMPLES, classes=CLASSES, shape=(4,), dtype="float64", seed=1) -> list:
-    """(x, y) for every client: Gaussian clouds, and every class of a client present."""
-    rng = np.random.default_rng(seed)
-    means = rng.standard_normal((max(classes), *shape))
-    data = []
-    for n, k in zip(examples, classes, strict=True):
-        y = rng.permutation(np.arange(n) % k).astype(np.int32)
-        data.append(((means[y] + 0.5 * rng.standard_normal((n, *shape))).astype(dtype), y))
-    return data
+    """(x, y) for every client, see `clouds`."""
+    return clouds(examples, classes, shape, dtype, seed)
 
 
 def toy(examples=EXAMPLES, classes=CLASSES, dtype="float64", sampling=None, seed=1, **model_args) -> Toy:
@@ -69,17 +55,8 @@ def toy(examples=EXAMPLES, classes=CLASSES, dtype="float64", sampling=None, seed
 
 
 def on_disk(folder, examples=EXAMPLES, classes=CLASSES, seed=1) -> Federation:
-    """The same data, float32, as a folder that both engines read by id; with two test examples a class."""
-    train = clients(examples, classes, dtype="float32", seed=seed)
-    test = clients([2 * k for k in classes], classes, dtype="float32", seed=seed)
-    parts = [{"train": a, "test": b} for a, b in zip(train, test, strict=True)]
-    return Federation.from_clients(parts, out=folder, validation=0.0)
-
-
-def visits_by_id(population: Population, ids, round_num: int, seed: int = 0) -> list:
-    """Visits whose examples the worker reads."""
-    keys = client_key(seed, round_num, ids)
-    return [Visit(population.info(i), key) for i, key in zip(ids, keys, strict=True)]
+    """The same data, float32, as a folder; see `small_federation`."""
+    return small_federation(folder, examples, classes, seed)
 
 
 def run(engine, data: Toy, rounds: int = 1, cohort=None, server=None, states=None, seed: int = 0):
@@ -95,10 +72,6 @@ def run(engine, data: Toy, rounds: int = 1, cohort=None, server=None, states=Non
         output = engine.next(server, [states[i] for i in cohort], [data.visit(i, t, seed) for i in cohort])
         server, states = output.server, states | dict(zip(cohort, output.client_states, strict=True))
     return server, states
-
-
-def initial_states(algorithm, population: Population) -> dict:
-    return {int(i): algorithm.init_client(population.info(i, algorithm.model.dtype)) for i in population.client_ids}
 
 
 def client_loss(data: Toy, client_id: int, theta, head: Head):
@@ -123,18 +96,3 @@ def gradient(function, *arguments):
         tape.watch(arguments)
         value = function(*arguments)
     return tape.gradient(value, arguments)
-
-
-def distance(a, b) -> float:
-    """The largest |a - b| over all numbers of two structures."""
-    pairs = list(zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True))
-    assert all(np.shape(x) == np.shape(y) for x, y in pairs)
-    return max(
-        [float(np.max(np.abs(np.asarray(x, float) - np.asarray(y, float)), initial=0)) for x, y in pairs] or [0.0]
-    )
-
-
-def identical(a, b) -> bool:
-    """Bit for bit."""
-    pairs = zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True)
-    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in pairs)

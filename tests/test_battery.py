@@ -1,0 +1,115 @@
+"""The battery finds what is wrong: algorithms with one mistake each, and the check that must fail."""
+
+import pytest
+import tensorflow as tf
+
+from tfpfl import battery, tree
+from tfpfl.algorithms import fedper
+
+
+def good(model, population):
+    return fedper(model, population, eta=0.2, steps=4)
+
+
+def changed(function):
+    """FedPer whose client's output goes through `function(output, theta, head, data)`."""
+
+    def build(model, population):
+        right = good(model, population)
+
+        def client_update(theta, head, data):
+            return function(right.client_update(theta, head, data), theta, head, data)
+
+        return right._replace(client_update=client_update)
+
+    return build
+
+
+def nothing_moves(output, theta, head, data):
+    return output._replace(update=tree.zeros_like(theta), state=head)
+
+
+def climbs(output, theta, head, data):
+    """Away from where the loss is small."""
+    return output._replace(
+        update=tree.scale(-1.0, output.update), state=tree.subtract(tree.scale(2.0, head), output.state)
+    )
+
+
+def uses_own_randomness(output, theta, head, data):
+    return output._replace(update=tf.nest.map_structure(lambda u: u + 0.01 * tf.random.normal(u.shape), output.update))
+
+
+def another_dtype(output, theta, head, data):
+    return output._replace(state=tf.nest.map_structure(lambda s: tf.cast(s, tf.float64), output.state))
+
+
+def head_in_the_metrics(output, theta, head, data):
+    return output._replace(metrics=output.metrics | {"bias": output.state.bias})
+
+
+def keeps_what_it_sends(output, theta, head, data):
+    return output._replace(update=output.state)
+
+
+def counts_in_python(model, population):
+    right, visits = good(model, population), tf.Variable(0.0)
+
+    def client_update(theta, head, data):
+        output = right.client_update(theta, head, data)
+        return output._replace(update=tree.scale(1 / (1 + visits.assign_add(0.1)), output.update))
+
+    return right._replace(client_update=client_update)
+
+
+def gives_logits(model, population):
+    return good(model, population)._replace(personal_model=lambda theta, head, data: head)
+
+
+def new_clients_forget(model, population):
+    """A new client's training goes nowhere."""
+    right = good(model, population)
+    return right._replace(adapt=right.adapt._replace(epoch=lambda carry, data, n: carry))
+
+
+def a_global_model_of_its_own(model, population):
+    """Each client's message would be its own."""
+    right = good(model, population)
+    return right._replace(
+        message=lambda server, client_id: (server, client_id),
+        client_update=lambda message, head, data: right.client_update(message[0], head, data),
+        personal_model=lambda message, head, data: right.personal_model(message[0], head, data),
+        local_model=lambda message, output: right.local_model(message[0], output),
+        adapt=None,
+        global_model=lambda message: right.personal_model(
+            tree.scale(1.0 + tf.cast(message[1], tf.float32), message[0]), model.shared_head(8), None
+        ),
+    )
+
+
+MISTAKES = [
+    (changed(nothing_moves), battery.rounds_change_something),
+    (changed(climbs), battery.the_loss_falls),
+    (changed(uses_own_randomness), battery.a_round_is_a_function_of_what_it_is_given),
+    (counts_in_python, battery.a_round_is_a_function_of_what_it_is_given),
+    (changed(another_dtype), battery.structure_shapes_and_dtypes_stay),
+    (changed(head_in_the_metrics), battery.no_personal_weights_leave),
+    (changed(keeps_what_it_sends), battery.no_personal_weights_leave),
+    (gives_logits, battery.models_are_whole),
+    (a_global_model_of_its_own, battery.the_global_model_is_everyones),
+    (new_clients_forget, battery.a_new_client_adapts),
+]
+
+
+@pytest.mark.parametrize(("build", "check"), MISTAKES)
+def test_a_mistake_is_found(build, check):
+    [finding] = battery.check(build, checks=[check])
+    assert finding.status == "FAILED" and finding.why
+
+
+def test_a_good_one_passes_and_tff_is_asked_for_only_where_it_is(monkeypatch):
+    monkeypatch.setattr(battery, "find_spec", lambda name: None)
+    found = battery.check(good)
+    assert [finding.status for finding in found] == ["ok"] * (len(battery.CHECKS) - 1) + ["skipped"]
+    assert str(found[0]) == "ok      rounds change something"
+    assert "not installed" in str(found[-1])
