@@ -145,6 +145,14 @@ def test_evaluation_in_a_round_is_that_of_the_states_it_commits(federation):
     assert sorted(again) == sorted(stored) and len(stored) == 12
 
 
+def test_one_graph_draws_the_states_of_any_number_of_new_clients(federation):
+    """One graph a loop: TensorFlow warns of more, and whoever compares methods has several loops."""
+    loop = Training(make("pflego", federation, tau=3), federation)
+    for ids in ([0], [1, 2], [0, 3, 5]):
+        loop.client_states(ids)
+    assert loop._initial_states.experimental_get_tracing_count() == 1
+
+
 def test_a_population_of_other_data_is_refused(federation, tmp_path):
     other = runs.federation(tmp_path / "other", validation=0.5)
     with pytest.raises(ValueError, match=r"client 0 has \d+ training examples in the federation.*but \d+ in the pop"):

@@ -18,7 +18,6 @@ from tfpfl.algorithm import Algorithm
 from tfpfl.availability import Availability
 from tfpfl.client_store import ClientStore
 from tfpfl.names import unknown
-from tfpfl.runtime.cohort import relaxed
 from tfpfl.runtime.machines import Machines
 from tfpfl.runtime.packed import initial_states, side_by_side
 from tfpfl.runtime.ray_engine import RayEngine, check_recipe, require_ray
@@ -94,7 +93,7 @@ class Training:
         self.store = ClientStore() if self.store is None else self.store
         self.stop_reason = None
         self._init_server = tf.function(self.algorithm.init_server, autograph=False)
-        self._initial_states = relaxed(initial_states(self.algorithm))
+        self._initial_states = initial_states(self.algorithm)
         self._spec = client_state_spec(self.algorithm)
         self._matrices = tf.function(self.algorithm.matrices or (lambda server: {}), autograph=False)
         self._like = None

@@ -15,6 +15,7 @@ from tfpfl.visit import (
     client_result,
     client_state_spec,
     client_work,
+    info_spec,
     metric_contribution,
     scores,
 )
@@ -73,7 +74,8 @@ class Packed(NamedTuple):
 
 
 def initial_states(algorithm: Algorithm) -> Callable:
-    """(ClientInfo side by side) -> Packed: the states of clients that never took part, in one graph."""
+    """(ClientInfo side by side) -> Packed: the states of clients that never took part, in one graph for any number."""
+    spec = tf.nest.map_structure(lambda s: tf.TensorSpec([None], s.dtype), info_spec(algorithm.model.dtype))
 
     def one(i, infos):
         leaves = _vectors(algorithm.init_client(tf.nest.map_structure(lambda leaf: leaf[i], infos)))
@@ -86,7 +88,7 @@ def initial_states(algorithm: Algorithm) -> Callable:
         values = tuple(array.concat() for array in vectors)
         return Packed(values, tf.stack(ends) if ends else tf.zeros([0, number + 1], tf.int32))
 
-    return states
+    return tf.function(states, autograph=False, input_signature=[spec])
 
 
 def fused_work(algorithm: Algorithm, federation, held_out: Sequence[str] = ()) -> Callable:
