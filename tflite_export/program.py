@@ -15,10 +15,15 @@ classes):
                     -> dtheta, kernel, bias, loss: a client's whole visit, with one forward and one backward pass
 """
 
+import os
 import re
+import sys
 import tempfile
+import warnings
 import weakref
+from contextlib import contextmanager
 
+import absl.logging
 import numpy as np
 import tensorflow as tf
 
@@ -163,7 +168,7 @@ def convert(functions: dict, configure=None) -> bytes:
     """
     module = tf.Module()
     module.functions = functions  # keeps the constants of the functions alive
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _quiet_converter():
         signatures = {name: f.get_concrete_function() for name, f in functions.items()}
         # Without this option the overridden gradients would be looked for among TensorFlow's when it is loaded again.
         options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
@@ -176,6 +181,28 @@ def convert(functions: dict, configure=None) -> bytes:
         content = converter.convert()
     check_builtin(content)
     return content
+
+
+@contextmanager
+def _quiet_converter():
+    """Without what TensorFlow says while it converts, also from C++: gradients that a device does not take, options.
+
+    What matters of it is raised.
+    """
+    verbosity = absl.logging.get_verbosity()
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    try:
+        absl.logging.set_verbosity(absl.logging.ERROR)
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        with warnings.catch_warnings():  # it calibrates int8 with its own interpreter
+            warnings.filterwarnings("ignore", r"\s*Warning: tf\.lite\.Interpreter is deprecated")
+            yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        absl.logging.set_verbosity(verbosity)
 
 
 def check_float32(model) -> None:

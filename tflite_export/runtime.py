@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -109,7 +110,9 @@ class Runtime:
         self.interpreter_class = interpreter or default_interpreter()
         self.name, self.version = runtime_version(self.interpreter_class)
         try:
-            self._interpreter = self.interpreter_class(model_path=str(path), num_threads=num_threads)
+            with warnings.catch_warnings():  # TensorFlow's own may be all that is installed
+                warnings.filterwarnings("ignore", r"\s*Warning: tf\.lite\.Interpreter is deprecated")
+                self._interpreter = self.interpreter_class(model_path=str(path), num_threads=num_threads)
         except (ValueError, RuntimeError) as error:
             raise self._too_old(f"open {self.path.name}", error) from error
         self.signatures = self._interpreter.get_signature_list()
