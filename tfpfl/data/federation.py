@@ -417,10 +417,17 @@ class Federation:
         ids = range(self.num_clients) if client_ids is None else client_ids
         return np.stack([np.bincount(self.raw(i, split, "global")[1], minlength=self.num_labels) for i in ids])
 
-    def plot_classes(self, path: str | os.PathLike, split: str = "train") -> None:
+    def plot_classes(self, path: str | os.PathLike | None = None, split: str = "train"):
         """A picture of who holds what: a dot per client and class, its area the count; a heat map where they are many.
 
         Above 200 clients, the upper panel shows 200 at even distances; the lower one, sizes, always shows all.
+
+        Args:
+            path: the file to write; None: none.
+            split: whose examples are counted.
+
+        Returns:
+            The matplotlib Figure.
         """
         from matplotlib.figure import Figure  # not pyplot: no window, no global state
 
@@ -453,7 +460,9 @@ class Federation:
             edges = np.linspace(sizes.min() - 0.5, sizes.max() + 0.5, min(np.ptp(sizes) + 2, 41))
             bottom.hist(sizes, bins=edges, color="#33538c")
             bottom.set(xlabel=f"{split} examples of a client", ylabel="clients")
-        figure.savefig(path, dpi=120)
+        if path is not None:
+            figure.savefig(path, dpi=120)
+        return figure
 
     def _preprocessing(self) -> tuple[float, float]:
         return self.manifest["preprocessing"]["scale"], self.manifest["preprocessing"]["shift"]
