@@ -12,7 +12,7 @@ NEWEST := .venv-newest/installed
 PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test test-newest lint docs web web-test lock clean
+.PHONY: demo test test-newest lint docs notebooks web web-test lock clean
 
 demo: $(INSTALLED)
 	@$(VENV_PYTHON) -m tfpfl demo
@@ -31,6 +31,9 @@ lint: $(INSTALLED)
 # The variable silences news of the theme about itself.
 docs: $(INSTALLED)
 	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --quiet --strict
+
+notebooks: $(INSTALLED)
+	@$(VENV_PYTHON) notebooks/execute.py
 
 web: web/node_modules/installed-from-lock
 	@cd web && npm run --silent build

@@ -1,0 +1,131 @@
+"""Every notebook runs, and what it was committed with is what a run gives.
+
+Outputs are compared as text: words must be the same, numbers within 2 % or 0.02: processors round differently,
+and an example more or less is then right. Cells with the tag 'varies' are left out (see notebooks/execute.py).
+"""
+
+import base64
+import json
+import math
+import re
+import runpy
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+NEED_TFF = ("05",)
+HAS_TFF = find_spec("tensorflow_federated") is not None
+MOST_LINES, MOST_BYTES = 100, 300_000
+NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
+PNG = b"\x89PNG\r\n"
+
+
+@pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
+def path(request) -> Path:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def executed(path) -> dict:
+    """The notebook after a run, as JSON."""
+    for package in ("nbclient", "ipykernel"):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    if path.name.startswith(NEED_TFF) and not HAS_TFF:
+        pytest.skip("TensorFlow Federated is not installed: requirements.lock has it")
+    return json.loads(json.dumps(runpy.run_path(str(FOLDER / "execute.py"))["executed"](path)))
+
+
+def code_cells(notebook) -> list:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def source(cell) -> str:
+    return "".join(cell["source"])
+
+
+def texts(cell) -> list:
+    """What a cell wrote and what it returned, as text; several writes in a row are one."""
+    found = []
+    for output in cell["outputs"]:
+        if output["output_type"] == "stream" and found and found[-1][0] == output["name"]:
+            found[-1] = (output["name"], found[-1][1] + "".join(output["text"]))
+        elif output["output_type"] == "stream":
+            found.append((output["name"], "".join(output["text"])))
+        else:
+            found += [(kind, "".join(t)) for kind, t in sorted(output["data"].items()) if kind.startswith("text/")]
+    return found
+
+
+def figure_of(cell) -> bytes | None:
+    """The PNG picture that the cell ends with."""
+    pictures = [o["data"]["image/png"] for o in cell["outputs"] if "image/png" in o.get("data", {})]
+    return base64.b64decode("".join(pictures[-1])) if pictures else None
+
+
+def check_clean(notebook):
+    """Run from top to bottom, no warnings, no error, no path of a machine; a picture at the end."""
+    cells = code_cells(notebook)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    for cell in cells:
+        kinds = {output["output_type"] for output in cell["outputs"]}
+        assert "error" not in kinds, source(cell)
+        for name, text in texts(cell):
+            assert name != "stderr", f"{source(cell)}\nwrote on stderr:\n{text}"
+            assert not re.search(r"Warning\b", text), text
+            assert not re.search(r"(?<![\w.])/(?:tmp|home|root|usr|work|content|var|Users|opt)\b", text), text
+    assert figure_of(cells[-1])[: len(PNG)] == PNG
+
+
+def words(text) -> list:
+    """Without numbers and the rules of tables, which are as wide as these."""
+    return NUMBER.sub("0", re.sub("-{3,}", "-", text)).split()
+
+
+def numbers(text) -> list:
+    return [float(found.replace(",", "")) for found in NUMBER.findall(text)]
+
+
+def test_there_are_five():
+    assert [path.stem for path in NOTEBOOKS] == [
+        "01_pflego_in_ten_minutes",
+        "02_compare_methods",
+        "03_write_your_own_algorithm",
+        "04_to_the_phone",
+        "05_tff_federated_computations",
+    ]
+
+
+def test_the_first_cell_is_the_same_in_all():
+    assert len({source(code_cells(json.loads(path.read_text()))[0]) for path in NOTEBOOKS}) == 1
+
+
+def test_committed(path):
+    """Short, small, clean, and nothing about the machine in it."""
+    notebook = json.loads(path.read_text())
+    assert path.stat().st_size <= MOST_BYTES
+    lines = [line.strip() for cell in code_cells(notebook) for line in source(cell).splitlines()]
+    assert len([line for line in lines if line and not line.startswith("#")]) <= MOST_LINES
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
+    assert notebook["metadata"]["language_info"] == {"name": "python"}
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    check_clean(notebook)
+
+
+def test_runs_and_gives_what_was_committed(path, executed):
+    check_clean(executed)
+    committed = json.loads(path.read_text())
+    for was, now in zip(code_cells(committed), code_cells(executed), strict=True):
+        tags = was["metadata"].get("tags", [])
+        assert (figure_of(was) is None) == (figure_of(now) is None)
+        if "varies" in tags or ("tff" in tags and not HAS_TFF):
+            continue
+        assert len(texts(was)) == len(texts(now)), source(was)
+        for (kind, before), (same_kind, after) in zip(texts(was), texts(now), strict=True):
+            assert kind == same_kind
+            assert words(before) == words(after), source(was)
+            for x, y in zip(numbers(before), numbers(after), strict=True):
+                assert math.isclose(x, y, rel_tol=0.02, abs_tol=0.02), f"{source(was)}\n{before}\nis now\n{after}"
