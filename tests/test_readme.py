@@ -1,6 +1,5 @@
 """The README says what the code has."""
 
-import ast
 import os
 import re
 import runpy
@@ -19,27 +18,35 @@ def test_algorithms_table_is_current():
     assert tables["with_section"](README, "algorithms", tables["algorithms"]()) == README, "run: python docs/tables.py"
 
 
-def test_python_example_runs(tmp_path, tff):
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    ast.parse(example)
+def run(command, folder):
+    """What it prints; with this Python's tfpfl, on no other data than what comes with scikit-learn."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "TFPFL_CACHE": str(folder / "cache")}
     done = subprocess.run(
-        [sys.executable, "-c", example],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
+        command, cwd=folder, env=environment | {"TFDS_DATA_DIR": ""}, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert "'round': 20" in done.stdout and "@CLIENTS" in done.stdout
+    assert done.returncode == 0, f"{command}\n{done.stderr}"
+    return done.stdout
 
 
-def test_options_of_the_examples_exist():
-    from tfpfl.cli import main
+def test_python_example_runs(tmp_path):
+    example, _ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(example.splitlines()) <= 15
+    assert "'round': 20" in run([sys.executable, "-c", example], tmp_path)
 
-    for command in re.findall(r"^tfpfl (run|partition) (.*?)(?=^tfpfl|^```)", README, re.MULTILINE | re.DOTALL):
-        words = command[1].replace("\\\n", " ").split("#")[0].split()
-        main.commands[command[0]].make_context(command[0], words)  # parses; raises a usage error
+
+def test_python_example_goes_on_with_tff(tmp_path, tff):
+    example, process = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert "@CLIENTS" in run([sys.executable, "-c", example + process], tmp_path)
+
+
+def test_commands_run_as_they_stand(tmp_path):
+    """All of the block, in one shell that stops at the first that fails."""
+    (block,) = re.findall(r"one after the other.*?\n```\n(.*?)```", README, re.DOTALL)
+    programs = f'tfpfl() {{ "{sys.executable}" -m tfpfl "$@"; }}\npython() {{ "{sys.executable}" "$@"; }}\n'
+    said = run(["bash", "-e", "-c", programs + block], tmp_path)
+    assert block.count("tfpfl ") > 12 and "@" in said
+    assert {"runs", "federations", "bundle", "table.md", "curves.png", "report.html"} <= set(os.listdir(tmp_path))
 
 
 def test_docs_protocols_lists_the_presets():
