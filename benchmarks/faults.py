@@ -100,7 +100,7 @@ def difference(a: dict, b: dict) -> float:
     if len(a["history"]) != len(b["history"]) or shapes[0] != shapes[1]:
         return np.inf
     pairs = zip(a["server"] + a["client"], b["server"] + b["client"], strict=True)
-    return max(float(np.abs(x - y).max(initial=0)) for s, t in pairs for x, y in zip(s, t, strict=True))
+    return max(float(np.abs(np.float64(x) - y).max(initial=0)) for s, t in pairs for x, y in zip(s, t, strict=True))
 
 
 class Case:
