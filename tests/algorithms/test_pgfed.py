@@ -165,9 +165,7 @@ def test_who_never_came_and_who_left(data, build):
     assert identical(algorithm.personal_model(message, states[0], data.visit(0)), states[0].v)  # stale
     assert not server.gradients.numpy()[[0, 1, 4]].any() and server.gradients.numpy()[[2, 3]].any(1).all()
     [after], states = play(algorithm, data, [(4,)], server, states, first=4)  # it joins late, as anybody else
-    assert distance(states[4].v, server.w) > 1e-3 and identical(
-        after.w, tree.add(server.w, tree.subtract(states[4].v, server.w))
-    )
+    assert distance(states[4].v, server.w) > 1e-3 and distance(after.w, states[4].v) < 1e-12
     learned = after.A.numpy()[4] != 0.5
     assert learned.tolist() == [False, False, True, True, False]
 
