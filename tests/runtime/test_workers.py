@@ -288,10 +288,10 @@ def test_a_worker_that_hangs(federation, machines, started, given, monkeypatch, 
 
 def test_a_part_that_needs_more_than_the_deadline(federation, machines):
     algorithm = algorithm_of("pflego", federation, **(SLOW | {"tau": 60_000}))
-    hurried = Machines(workers=machines.workers, deadline=0.4)
+    patient = Machines(workers=machines.workers, deadline=50)  # of waiting for workers that are left out
     process = ShardedProcess(algorithm, federation, machines)
-    process.workers = runtime.workers_of(hurried)
-    for deadline in (60.0, 0.4):  # to come in, which compares federations, there is time
+    process.workers = runtime.workers_of(patient)
+    for deadline in (60.0, 0.4):  # of a part; to come in, which compares federations, there is time
         for remote in process.workers.remotes:
             remote.deadline = deadline
         process.workers.require(federation)

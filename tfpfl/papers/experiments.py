@@ -120,7 +120,7 @@ def at_least(method: str, accuracy: float) -> Callable:
 # ---- PFLEGO, arXiv 2202.09848v2
 
 _PFLEGO = {"clients": 100, "partition": "round_robin", "participation": 0.2, "evaluate_every": 10}
-# MNIST and Fashion-MNIST: the best validation accuracy of a search (docs/measured.md); otherwise where the search would start.
+# MNIST and Fashion-MNIST: the best validation accuracy of a search (docs/measured.md); else where it would start.
 _RATES = {
     ("mnist", 2): (0.1, 0.003),
     ("mnist", 5): (0.03, 0.001),
