@@ -19,7 +19,6 @@ import os
 import re
 import sys
 import tempfile
-import warnings
 import weakref
 from contextlib import contextmanager
 
@@ -29,6 +28,7 @@ import tensorflow as tf
 
 from tflite_export.gradients import GRADIENTS, PLAIN, UnsupportedLayerError, builtin_gradients
 from tflite_export.ops import check_builtin
+from tflite_export.runtime import no_news_of_the_interpreter
 
 SIGNATURES = ("features", "predict", "personalize", "head_step", "joint_gradient", "round")
 NEED_GRADIENT = ("joint_gradient", "round")
@@ -196,8 +196,7 @@ def _quiet_converter():
         absl.logging.set_verbosity(absl.logging.ERROR)
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
-        with warnings.catch_warnings():  # it calibrates int8 with its own interpreter
-            warnings.filterwarnings("ignore", r"\s*Warning: tf\.lite\.Interpreter is deprecated")
+        with no_news_of_the_interpreter():  # with which it calibrates int8
             yield
     finally:
         os.dup2(stderr, 2)

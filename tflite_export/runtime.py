@@ -8,6 +8,7 @@ import json
 import os
 import re
 import warnings
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -93,6 +94,14 @@ class Bundle:
         return np.fromfile(self.path("theta.bin"), "<f4").astype(np.float32)
 
 
+@contextmanager
+def no_news_of_the_interpreter():
+    """Without TensorFlow's warning that its own interpreter is to go: it may be all that is installed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"\s*Warning: tf\.lite\.Interpreter is deprecated")
+        yield
+
+
 class Runtime:
     """Runs the signatures of one .tflite file.
 
@@ -110,8 +119,7 @@ class Runtime:
         self.interpreter_class = interpreter or default_interpreter()
         self.name, self.version = runtime_version(self.interpreter_class)
         try:
-            with warnings.catch_warnings():  # TensorFlow's own may be all that is installed
-                warnings.filterwarnings("ignore", r"\s*Warning: tf\.lite\.Interpreter is deprecated")
+            with no_news_of_the_interpreter():
                 self._interpreter = self.interpreter_class(model_path=str(path), num_threads=num_threads)
         except (ValueError, RuntimeError) as error:
             raise self._too_old(f"open {self.path.name}", error) from error
