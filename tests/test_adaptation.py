@@ -214,11 +214,11 @@ def test_fedfomo_mixes_once_as_in_its_visit(data):
     message, visit = algorithm.message(server, tf.constant(new)), data.visit(new)
     state = initial_states(algorithm, data.population)[new]
     found = models(algorithm.adapt, message, state, visit, 2)
-    assert identical(found[0], state.w)
+    assert identical(found[0], state.theta)
     for n in (1, 2):
         held = build(n).client_update(message, state, visit)
         assert float(tf.reduce_sum(held.update.weights)) > 0.99  # the others' models help it
-        assert distance(found[n], held.state.w) < 1e-9
+        assert distance(found[n], held.state.theta) < 1e-9
 
 
 def test_first_broadcast_is_where_it_starts(data, w):

@@ -77,49 +77,15 @@ def program_functions(model, batch, num_classes, safeguard) -> dict:
     head = [spec("kernel", [m, k]), spec("bias", [k])]
     steps, beta, rate = spec("steps", [], tf.int32), spec("beta", []), spec("rate", [])
 
-    def features_of(theta, x):
-        """(phi, pull_back): phi's gradient -> theta's, flat."""
-        parts = _unflatten(theta, model)
-        with builtin_gradients():
-            phi = model.features(parts, x)
-
-        def pull_back(dphi):
-            check_differentiable(phi, parts, model.backbone)
-            gradients = tf.gradients(phi, list(parts), grad_ys=dphi)
-            flat = [
-                tf.reshape(tf.zeros_like(p) if g is None else g, [-1]) for p, g in zip(parts, gradients, strict=True)
-            ]
-            return tf.concat(flat, 0)
-
-        return phi, pull_back
-
-    def fit(phi, targets, weights, kernel, bias, steps, beta):
-        """`steps` gradient steps on the head, and its loss before and after."""
-        before = _loss(phi, targets, weights, kernel, bias)
-
-        def body(step, kernel, bias):
-            dkernel, dbias = _head_gradient(phi, _errors(phi, targets, weights, kernel, bias))
-            kernel = tf.ensure_shape(kernel - beta * dkernel, [m, k])
-            return step + 1, kernel, tf.ensure_shape(bias - beta * dbias, [k])
-
-        start = (tf.constant(0), kernel, bias)
-        _, new_kernel, new_bias = tf.while_loop(lambda step, *_: step < steps, body, start, parallel_iterations=1)
-        after = _loss(phi, targets, weights, new_kernel, new_bias)
-        if safeguard:  # also where the loss is no number any more
-            keep = after <= before
-            new_kernel, new_bias = tf.where(keep, new_kernel, kernel), tf.where(keep, new_bias, bias)
-            after = tf.where(keep, after, before)
-        return new_kernel, new_bias, before, after
-
     def features(theta, x):
-        return {"phi": features_of(theta, x)[0]}
+        return {"phi": _record(model, theta, x)[0]}
 
     def predict(theta, x, kernel, bias):
-        return {"probabilities": tf.nn.softmax(tf.matmul(features_of(theta, x)[0], kernel) + bias)}
+        return {"probabilities": tf.nn.softmax(tf.matmul(_record(model, theta, x)[0], kernel) + bias)}
 
     def personalize(phi, labels, weights, kernel, bias, steps, beta):
         targets = _one_hot(labels, bias)
-        kernel, bias, before, after = fit(phi, targets, weights, kernel, bias, steps, beta)
+        kernel, bias, before, after = _fit_head(phi, targets, weights, kernel, bias, steps, beta, safeguard)
         return {"kernel": kernel, "bias": bias, "loss_before": before, "loss": after}
 
     def head_step(phi, labels, weights, kernel, bias, beta):
@@ -128,21 +94,16 @@ def program_functions(model, batch, num_classes, safeguard) -> dict:
         before = _loss(phi, targets, weights, kernel, bias)
         return {"kernel": kernel - beta * dkernel, "bias": bias - beta * dbias, "loss_before": before}
 
-    def joint(phi, pull_back, targets, weights, kernel, bias):
-        errors = _errors(phi, targets, weights, kernel, bias)
-        dtheta = pull_back(tf.matmul(errors, kernel, transpose_b=True))
-        return dtheta, *_head_gradient(phi, errors), _loss(phi, targets, weights, kernel, bias)
-
     def joint_gradient(theta, x, labels, weights, kernel, bias):
-        phi, pull_back = features_of(theta, x)
-        dtheta, dkernel, dbias, loss = joint(phi, pull_back, _one_hot(labels, bias), weights, kernel, bias)
+        phi, pull_back = _record(model, theta, x)
+        dtheta, dkernel, dbias, loss = _joint(phi, pull_back, _one_hot(labels, bias), weights, kernel, bias)
         return {"dtheta": dtheta, "dkernel": dkernel, "dbias": dbias, "loss": loss}
 
     def round_(theta, x, labels, weights, kernel, bias, steps, beta, rate):
-        phi, pull_back = features_of(theta, x)
+        phi, pull_back = _record(model, theta, x)
         targets = _one_hot(labels, bias)
-        kernel, bias, _, _ = fit(phi, targets, weights, kernel, bias, steps, beta)
-        dtheta, dkernel, dbias, loss = joint(phi, pull_back, targets, weights, kernel, bias)
+        kernel, bias, _, _ = _fit_head(phi, targets, weights, kernel, bias, steps, beta, safeguard)
+        dtheta, dkernel, dbias, loss = _joint(phi, pull_back, targets, weights, kernel, bias)
         return {"dtheta": dtheta, "kernel": kernel - rate * dkernel, "bias": bias - rate * dbias, "loss": loss}
 
     specs = {
@@ -154,6 +115,47 @@ def program_functions(model, batch, num_classes, safeguard) -> dict:
         "round": (round_, [theta, x, *examples, *head, steps, beta, rate]),
     }
     return {n: tf.function(f, input_signature=s, autograph=False) for n, (f, s) in specs.items()}
+
+
+def _record(model, theta, x):
+    """One forward pass and the way back: (phi [N, M], pull_back), pull_back(phi's gradient) -> theta's, flat [P]."""
+    parts = _unflatten(theta, model)
+    with builtin_gradients():
+        phi = model.features(parts, x)
+
+    def pull_back(dphi):
+        check_differentiable(phi, parts, model.backbone)
+        gradients = tf.gradients(phi, list(parts), grad_ys=dphi)
+        flat = [tf.reshape(tf.zeros_like(p) if g is None else g, [-1]) for p, g in zip(parts, gradients, strict=True)]
+        return tf.concat(flat, 0)
+
+    return phi, pull_back
+
+
+def _fit_head(phi, targets, weights, kernel, bias, steps, beta, safeguard):
+    """`steps` gradient steps on the head: (kernel, bias, the loss before, the loss after)."""
+    before = _loss(phi, targets, weights, kernel, bias)
+
+    def body(step, new_kernel, new_bias):
+        dkernel, dbias = _head_gradient(phi, _errors(phi, targets, weights, new_kernel, new_bias))
+        new_kernel = tf.ensure_shape(new_kernel - beta * dkernel, kernel.shape)
+        return step + 1, new_kernel, tf.ensure_shape(new_bias - beta * dbias, bias.shape)
+
+    start = (tf.constant(0), kernel, bias)
+    _, new_kernel, new_bias = tf.while_loop(lambda step, *_: step < steps, body, start, parallel_iterations=1)
+    after = _loss(phi, targets, weights, new_kernel, new_bias)
+    if safeguard:  # also where the loss is no number any more
+        keep = after <= before
+        new_kernel, new_bias = tf.where(keep, new_kernel, kernel), tf.where(keep, new_bias, bias)
+        after = tf.where(keep, after, before)
+    return new_kernel, new_bias, before, after
+
+
+def _joint(phi, pull_back, targets, weights, kernel, bias):
+    """The gradient of theta and head at one point, and the loss there: (dtheta [P], dkernel, dbias, loss)."""
+    errors = _errors(phi, targets, weights, kernel, bias)
+    dtheta = pull_back(tf.matmul(errors, kernel, transpose_b=True))
+    return dtheta, *_head_gradient(phi, errors), _loss(phi, targets, weights, kernel, bias)
 
 
 def convert(functions: dict, configure=None) -> bytes:

@@ -29,7 +29,7 @@ def sent(*models) -> Message:
 def visited(algorithm, data, client, w, old):
     """The state of a client that was there before."""
     state = initial_states(algorithm, data.population)[client]
-    return state._replace(w=w, old=old, started=tf.constant(True))
+    return state._replace(theta=w, old=old, started=tf.constant(True))
 
 
 def better(data, client, w, steps):
@@ -58,8 +58,9 @@ def test_weights_are_the_papers(data):
     )
     assert distance(mixed, by_steps) < 1e-9  # "old + sum of steps towards the others", as the paper has it
     trained, _ = local_solver(eta=0.1, steps=3)(client_loss(data.model), mixed, data.visit(2))
-    assert distance(output.state.w, trained) < 1e-9 and identical(output.update.model, tree.to_vector(output.state.w))
-    assert identical(algorithm.local_model(message, output), output.state.w)
+    assert distance(output.state.theta, trained) < 1e-9
+    assert identical(output.update.model, tree.to_vector(output.state.theta))
+    assert identical(algorithm.local_model(message, output), output.state.theta)
 
 
 @pytest.mark.parametrize("which", ["worse", "none"])
@@ -74,7 +75,7 @@ def test_where_nobody_helps_the_model_stays(data, which):
     assert not output.update.weights.numpy().any()
     assert identical(output.state.old, w)
     trained, _ = local_solver(eta=0.1, steps=3)(client_loss(data.model), w, data.visit(2))
-    assert distance(output.state.w, trained) < 1e-9
+    assert distance(output.state.theta, trained) < 1e-9
 
 
 @pytest.mark.parametrize(("candidates", "cohorts"), [(1, [range(5)] * 5), (3, [[1]] * 4)])
@@ -83,11 +84,11 @@ def test_with_only_its_own_model_it_is_local_training(data, candidates, cohorts)
     algorithm = fedfomo(data.model, data.population, candidates=candidates, validation_fraction=0.0, **SOLVER)
     start = initial_states(algorithm, data.population)
     _, expected = play(
-        local(data.model, data.population, **SOLVER), data, cohorts, states={i: s.w for i, s in start.items()}
+        local(data.model, data.population, **SOLVER), data, cohorts, states={i: s.theta for i, s in start.items()}
     )
     _, states = play(algorithm, data, cohorts)
-    assert distance({i: s.w for i, s in states.items()}, expected) < 1e-9
-    assert distance(expected, {i: s.w for i, s in start.items()}) > 1e-2
+    assert distance({i: s.theta for i, s in states.items()}, expected) < 1e-9
+    assert distance(expected, {i: s.theta for i, s in start.items()}) > 1e-2
 
 
 def test_a_client_never_trains_on_its_validation_examples(data):
@@ -107,7 +108,7 @@ def test_a_client_never_trains_on_its_validation_examples(data):
     for part, same in ((query, True), (support, False)):
         x = tf.tensor_scatter_nd_add(visit.x, part.x[:1, None], [[3.0, 1.0, -2.0, 1.0]])
         other = algorithm.client_update(nothing, first.state, visit._replace(x=x))
-        assert identical(other.state.w, later.state.w) == same
+        assert identical(other.state.theta, later.state.theta) == same
 
     # and the weights come from them: another example there changes a weight, one of the others does not
     message = sent(better(data, 1, first.state.old, 2), better(data, 1, first.state.old, 15))
@@ -206,16 +207,16 @@ def test_who_never_came_who_left_and_who_joins_late(data, init):
     assert identical(states[4], first[4]) and identical(server.P[4], np.eye(5)[4])
     message = algorithm.message(server, tf.constant(4))
     assert message.valid.numpy().sum() == 2  # client 0 left: its upload is no longer sent
-    start = first[4].w
+    start = first[4].theta
     if init == "mean":
-        start = tree.scale(0.5, tree.add(states[1].w, states[2].w))
+        start = tree.scale(0.5, tree.add(states[1].theta, states[2].theta))
     assert distance(algorithm.personal_model(message, states[4], data.visit(4)), start) < 1e-9
-    assert identical(algorithm.personal_model(message, states[0], data.visit(0)), states[0].w)
+    assert identical(algorithm.personal_model(message, states[0], data.visit(0)), states[0].theta)
     weights = algorithm.client_update(message, states[4], data.visit(4)).update.weights.numpy()
     loss = loss_of(data, 4)
-    assert ((weights > 0)[message.valid] == [bool(loss(states[i].w) < loss(start)) for i in (1, 2)]).all()
+    assert ((weights > 0)[message.valid] == [bool(loss(states[i].theta) < loss(start)) for i in (1, 2)]).all()
     nothing = algorithm.message(algorithm.init_server(), tf.constant(4))
-    assert identical(algorithm.personal_model(nothing, first[4], data.visit(4)), first[4].w)  # nobody's models yet
+    assert identical(algorithm.personal_model(nothing, first[4], data.visit(4)), first[4].theta)  # nobody's models yet
 
 
 def test_refusals(data):

@@ -45,24 +45,101 @@ class Server(NamedTuple):
 class Message(NamedTuple):
     """What a client receives."""
 
-    models: Any  # [M, d]
+    models: Any  # [M, d]: theta_n
     valid: Any  # bool [M]: it is a model; there may be fewer uploads than M
 
 
 class Upload(NamedTuple):
     """What a client sends."""
 
-    model: Any  # [d]: w_i
-    weights: Any  # [M]: u / sum u, or all 0
+    model: Any  # [d]: theta_i
+    weights: Any  # [M]: w_n
 
 
 class Personal(NamedTuple):
     """What a client keeps."""
 
-    w: Weights  # w_i
-    old: Weights  # w_i^old
+    theta: Weights  # theta_i
+    old: Weights  # theta_i^old
     split: Any  # int32 [2]: the seed of its validation examples
     started: Any  # bool []: it was visited
+
+
+def first_order_weights(loss, message, old):
+    """w_n: [M], >= 0. They add up to 1, or are all 0 where no model has a lower loss than theta_i^old.
+
+    Args:
+        loss: (Weights) -> float [], L_i.
+        message: the models theta_n.
+        old: theta_i^old.
+    """
+    origin, loss_of_old = tree.to_vector(old), loss(old)
+
+    def gain(theta_n):
+        fall = loss_of_old - loss(tree.from_vector(theta_n, old))
+        return fall / (tf.norm(theta_n - origin) + EPSILON)
+
+    gains = tf.map_fn(gain, message.models, parallel_iterations=1)
+    u = tf.where(message.valid & (gains > 0), gains, tf.zeros_like(gains))
+    return tf.math.divide_no_nan(u, tf.reduce_sum(u))
+
+
+def combined(theta, models, weights):
+    """theta_i + sum_n w_n (theta_n - theta_i)."""
+    theta_i = tree.to_vector(theta)
+    step = tf.linalg.matvec(models - theta_i, weights, transpose_a=True)
+    return tree.from_vector(theta_i + step, theta)
+
+
+def before_visit(message, state, init):
+    """(theta_i, theta_i^old) of a client that has just received its models; they are other ones at its first visit.
+
+    Args:
+        init: a client's model before its first visit: 'w0', or 'mean', that of the models it receives, if any came.
+    """
+    if init == "w0":
+        return state.theta, state.old
+    valid = tf.cast(message.valid, message.models.dtype)
+    total, count = tf.reduce_sum(message.models * valid[:, None], 0), tf.reduce_sum(valid)
+    mean = tree.from_vector(total / tf.maximum(count, 1), state.theta)
+    new = ~state.started & (count > 0)
+    return tree.where(new, mean, state.theta), tree.where(new, mean, state.old)
+
+
+def training_and_validation(data, fraction):
+    """The client's examples in two parts, drawn from `data.key`; with fraction 0, all of them twice."""
+    return support_and_query(data, fraction) if fraction else (data, data)
+
+
+def explore(scores, rows, rounds, *, epsilon, seed):
+    """Epsilon-greedy: with probability epsilon, drawn for every client and round, a client's row of scores is random.
+
+    Args:
+        scores: float [n, I], rows of P.
+        rows: int32 [n], whose they are.
+        rounds: int32 [], the rounds that were.
+    """
+    people, seed = scores.shape[1], tf.stack([seed, rounds])
+    coins = tf.random.stateless_uniform([people], seed, dtype=scores.dtype, alg="philox")
+    others = tf.random.stateless_uniform([people, people], seed + [0, 2**30], dtype=scores.dtype, alg="philox")
+    return tf.where(tf.gather(coins, rows)[:, None] < epsilon, tf.gather(others, rows), scores)
+
+
+def highest(scores, last, count):
+    """The `count` clients of the last round with the highest scores, [n, count], and which of them exist."""
+    best = tf.math.top_k(tf.where(last, scores, -tf.ones_like(scores)), count)
+    return best.indices, best.values >= 0
+
+
+def with_uploads(server, rows, of, uploads):
+    """The server after a round: the models of clients `rows` [r], and P_in + w_n for the candidates n = `of` [r, M]."""
+    pairs = tf.stack([tf.broadcast_to(rows[:, None], tf.shape(of)), of], -1)  # [r, M, 2]: (i, n)
+    return Server(
+        models=tf.tensor_scatter_nd_update(server.models, rows[:, None], uploads.model),
+        last=tf.scatter_nd(rows[:, None], tf.ones_like(rows, tf.bool), tf.shape(server.last)),
+        P=tf.tensor_scatter_nd_add(server.P, pairs, uploads.weights),
+        rounds=server.rounds + 1,
+    )
 
 
 def fedfomo(
@@ -79,26 +156,14 @@ def fedfomo(
     batch_size: int | None = None,
     momentum: float = 0.0,
 ) -> Algorithm:
-    """FedFomo.
-
-    Args:
-        candidates: M, the models that a client receives; at most the clients of a round.
-        validation_fraction: part of the client's examples for L_i, the rest being for training; 0: all for both.
-        epsilon: the probability that a client's candidates are random ones.
-        init: the model of a client before its first visit, 'w0' or 'mean'.
-        eta, steps, epochs, batch_size, momentum: of the local training, as in `fedavg`.
-
-    Raises:
-        ValueError: names the argument, and says what it may be; or the server's table does not fit in memory.
-    """
+    """FedFomo."""
     if candidates < 1:
         raise ValueError(f"candidates must be at least 1, found {candidates}")
     check_fractions(validation_fraction=validation_fraction, epsilon=epsilon)
     check_choice(init=(init, ("w0", "mean")))
     solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
     objective, num_labels, people = client_loss(model), population.shared_labels(), population.num_clients
-    num_weights = model.num_weights(num_labels)
-    check_table(population, num_weights + people, model.dtype)
+    check_table(population, model.num_weights(num_labels) + people, model.dtype)
     M = min(candidates, population.sampling.most(people))
 
     def first():
@@ -106,104 +171,57 @@ def fedfomo(
 
     def init_server():
         models = tf.tile(tree.to_vector(first())[None], [people, 1])
-        P = tf.eye(people, dtype=model.dtype)
-        return Server(models, tf.zeros([people], tf.bool), P, tf.constant(0))
+        return Server(models, tf.zeros([people], tf.bool), tf.eye(people, dtype=model.dtype), tf.constant(0))
 
-    def chosen(server, client_ids):
-        """The rows of these clients' candidates [n, M], and which of them exist."""
+    def candidates_of(server, client_ids):
         rows, known = row_of(population, client_ids)
-        scores = tf.where(known[:, None], tf.gather(server.P, rows), tf.zeros_like(server.P[:1]))
+        P_i = tf.where(known[:, None], tf.gather(server.P, rows), tf.zeros_like(server.P[:1]))
         if epsilon:
-            seed = tf.stack([model.seed, server.rounds])
-            coins = tf.random.stateless_uniform([people], seed, dtype=model.dtype, alg="philox")
-            others = tf.random.stateless_uniform([people, people], seed + [0, 2**30], dtype=model.dtype, alg="philox")
-            random = tf.gather(coins, rows) < epsilon
-            scores = tf.where(random[:, None], tf.gather(others, rows), scores)
-        scores = tf.where(server.last, scores, -tf.ones_like(scores))
-        best = tf.math.top_k(scores, M)
-        return best.indices, best.values >= 0
+            P_i = explore(P_i, rows, server.rounds, epsilon=epsilon, seed=model.seed)
+        return rows, *highest(P_i, server.last, M)
 
     def message(server, client_id):
-        rows, valid = chosen(server, tf.reshape(client_id, [1]))
-        return Message(tf.gather(server.models, rows[0]), valid[0])
+        _, of, valid = candidates_of(server, tf.reshape(client_id, [1]))
+        return Message(tf.gather(server.models, of[0]), valid[0])
 
-    def own(message, state):
-        """(w_i, w_i^old) before the visit."""
-        if init == "w0":
-            return state.w, state.old
-        count = tf.reduce_sum(tf.cast(message.valid, model.dtype))
-        total = tf.reduce_sum(message.models * tf.cast(message.valid, model.dtype)[:, None], 0)
-        mean = tree.from_vector(total / tf.maximum(count, 1), state.w)
-        use = ~state.started & (count > 0)
-        return tree.where(use, mean, state.w), tree.where(use, mean, state.old)
-
-    def usefulness(message, old, data):
-        """u_n: [M]."""
-        origin, loss = tree.to_vector(old), objective(old, data.x, data.y)
-
-        def one(w_n):
-            fall = loss - objective(tree.from_vector(w_n, old), data.x, data.y)
-            return tf.maximum(fall / (tf.norm(w_n - origin) + EPSILON), 0)
-
-        u = tf.map_fn(one, message.models, parallel_iterations=1)
-        return tf.where(message.valid, u, tf.zeros_like(u))
-
-    def parts(data):
-        """The examples for training, and those for L_i."""
-        return support_and_query(data, validation_fraction) if validation_fraction else (data, data)
-
-    def helped(message, w, old, query):
-        """(the model after mixing, u / sum u)"""
-        u = usefulness(message, old, query)
-        total = tf.reduce_sum(u)
-        weights = tf.math.divide_no_nan(u, total)
-        mixed = tree.from_vector(tf.linalg.matvec(message.models, weights, transpose_a=True), w)
-        return tree.where(total > 0, mixed, w), weights
+    def mix(message, theta, old, validation):
+        weights = first_order_weights(lambda at: objective(at, validation.x, validation.y), message, old)
+        return combined(theta, message.models, weights), weights
 
     def client_update(message, state, data):
         split = tf.where(state.started, state.split, data.key)
-        support, query = parts(data._replace(key=split))
-        old, weights = helped(message, *own(message, state), query)
-        w, loss = solve(objective, old, support._replace(key=data.key))
-        update = Upload(tree.to_vector(w), weights)
-        return ClientOutput(
-            update, tf.ones([], model.dtype), Personal(w, old, split, tf.constant(True)), {"loss": loss}
-        )
+        training, validation = training_and_validation(data._replace(key=split), validation_fraction)
+        start, weights = mix(message, *before_visit(message, state, init), validation)
+        theta, loss = solve(objective, start, training._replace(key=data.key))
+        upload = Upload(tree.to_vector(theta), weights)
+        state = Personal(theta, start, split, tf.constant(True))  # where this training started is the next theta_i^old
+        return ClientOutput(upload, tf.ones([], model.dtype), state, {"loss": loss})
 
     def server_update(server, sent):
-        rows = row_of(population, sent.client_ids)[0]
-        of, _ = chosen(server, sent.client_ids)
-        pairs = tf.stack([tf.broadcast_to(rows[:, None], tf.shape(of)), of], -1)  # [r, M, 2]: who was helped, by whom
-        return Server(
-            tf.tensor_scatter_nd_update(server.models, rows[:, None], sent.values.model),
-            tf.scatter_nd(rows[:, None], tf.ones_like(rows, tf.bool), [people]),
-            tf.tensor_scatter_nd_add(server.P, pairs, sent.values.weights),
-            server.rounds + 1,
-        )
+        rows, of, _ = candidates_of(server, sent.client_ids)
+        return with_uploads(server, rows, of, sent.values)
 
-    alone = adaptation(
-        model, lambda message, state, data: own(message, state)[0], sgd(eta, momentum), batch_size=batch_size
-    )
+    def personal_model(message, state, data):
+        return before_visit(message, state, init)[0]
+
+    alone = adaptation(model, personal_model, sgd(eta, momentum), batch_size=batch_size)
 
     def adapt_epoch(fit, data, n):
-        support, query = parts(data)
-        w = fit.weights
-        w = tf.cond(tf.equal(n, 0), lambda: helped(fit.message, w, w, query)[0], lambda: w)
-        return alone.epoch(fit._replace(weights=w), support, n)
-
-    def init_client(info):
-        return Personal(first(), first(), tf.zeros([2], tf.int32), tf.constant(False))
+        training, validation = training_and_validation(data, validation_fraction)
+        theta = fit.weights
+        theta = tf.cond(tf.equal(n, 0), lambda: mix(fit.message, theta, theta, validation)[0], lambda: theta)
+        return alone.epoch(fit._replace(weights=theta), training, n)
 
     return Algorithm(
         model=model,
         population=population,
         init_server=init_server,
-        init_client=init_client,
+        init_client=lambda info: Personal(first(), first(), tf.zeros([2], tf.int32), tf.constant(False)),
         message=message,
         client_update=client_update,
         server_update=server_update,
-        personal_model=lambda message, state, data: own(message, state)[0],
-        local_model=lambda message, output: output.state.w,
+        personal_model=personal_model,
+        local_model=lambda message, output: output.state.theta,
         aggregate="rows",
         matrices=lambda server: {"P": server.P},
         adapt=alone._replace(epoch=adapt_epoch),

@@ -48,6 +48,17 @@ class Server(NamedTuple):
     slots: tuple
 
 
+def targets_of(data, head, phi):
+    """Y: [N, K]."""
+    return tf.one_hot(data.y, tf.shape(head.bias)[0], dtype=phi.dtype)
+
+
+def at_the_new_head(head, phi, data, weight):
+    """(the client's output without its update, dphi): l_i and its gradient with respect to the features."""
+    loss, errors = heads.loss_and_errors(head, phi, targets_of(data, head, phi))
+    return ClientOutput((), weight(data), head, {"loss": loss}), heads.feature_gradient(head, errors)
+
+
 def fedrecon(
     model,
     population,
@@ -100,32 +111,22 @@ def fedrecon(
 
     def reconstruct(head, phi, data):
         start = init_client(data.info) if reset_head else head
-        targets = tf.one_hot(data.y, tf.shape(start.bias)[0], dtype=phi.dtype)
-        return heads.fit(start, phi, targets, tau, head_optimizer)
+        return heads.fit(start, phi, targets_of(data, start, phi), tau, head_optimizer)
 
-    def at_the_new_head(head, phi, data):
-        targets = tf.one_hot(data.y, tf.shape(head.bias)[0], dtype=phi.dtype)
-        loss, errors = heads.loss_and_errors(head, phi, targets)
-        return ClientOutput((), weight(data), head, {"loss": loss}), heads.feature_gradient(head, errors)
-
-    one_pass = OnePass(
-        theta=lambda theta: theta,
-        on_features=lambda theta, head, phi, data: at_the_new_head(reconstruct(head, phi, data), phi, data),
-        join=lambda gradient, _: gradient,
-    )
+    def on_features(theta, head, phi, data):
+        return at_the_new_head(reconstruct(head, phi, data), phi, data, weight)
 
     def several_passes(theta, head, data):
         support, query = support_and_query(data, query_fraction) if query_fraction else (data, data)
         phi, pull_back = model.record(theta, query.x)
         head = reconstruct(head, model.features(theta, support.x) if query_fraction else phi, support)
-        output, dphi = at_the_new_head(head, phi, query)
+        output, dphi = at_the_new_head(head, phi, query, weight)
         if k_theta == 1:
-            update = pull_back(dphi)
-        else:
-            theta_i, _ = move_theta(theta, head, query)
-            update = tree.scale(1 / eta, tree.subtract(theta, theta_i))
-        return output._replace(update=update)
+            return output._replace(update=pull_back(dphi))
+        theta_i, _ = move_theta(theta, head, query)
+        return output._replace(update=tree.scale(1 / eta, tree.subtract(theta, theta_i)))
 
+    one_pass = OnePass(theta=lambda theta: theta, on_features=on_features, join=lambda gradient, _: gradient)
     once = k_theta == 1 and not query_fraction
 
     def server_update(server, gradient):

@@ -18,31 +18,40 @@ starts as a copy of the initial W, as in PGFed's code, or at 0, the paper's resi
 paper's hypernetwork. Both steps see the same batches. The loss that is reported is that of z + phi P_i.
 """
 
-from typing import NamedTuple
-
 import tensorflow as tf
 
 from tfpfl import tree
 from tfpfl.adaptation import adaptation
-from tfpfl.algorithm import Algorithm, ClientOutput, Head, Weights
+from tfpfl.algorithm import Algorithm, ClientOutput, Weights
 from tfpfl.algorithms.fedavg import fedavg
-from tfpfl.local import check_choice, check_rates, cross_entropy, example_weight, local_solver, logits
+from tfpfl.local import (
+    batch_loop,
+    check_choice,
+    check_rates,
+    cross_entropy,
+    example_weight,
+    logits,
+    value_and_gradient,
+)
 from tfpfl.optimizer import sgd
 
 NEVER = -1e9  # log n of a class that a client does not have
-
-
-class Trained(NamedTuple):
-    """What a client works on."""
-
-    w: Weights  # (theta, W)
-    p: Head  # P_i
 
 
 def log_frequencies(y, num_labels, dtype):
     """log n_i: the log of how often each class is in y, `NEVER` for those that are not; [C]."""
     n = tf.reduce_sum(tf.one_hot(y, num_labels, dtype=dtype), 0)
     return tf.where(n > 0, tf.math.log(tf.maximum(n, 1)), tf.constant(NEVER, dtype))
+
+
+def generic_loss(head, phi, y, log_n):
+    """CE(z + log n_i, y) with z = phi W, the balanced softmax: a function of W and phi, and so of w = (theta, W)."""
+    return cross_entropy(logits(head, phi) + log_n, y)
+
+
+def private_loss(p, phi, z, y):
+    """CE(z + phi P_i, y), what client i really predicts with: a function of P_i alone, z and phi are given numbers."""
+    return cross_entropy(z + logits(p, phi), y)
 
 
 def fedrod(
@@ -58,44 +67,31 @@ def fedrod(
     weighting: str = "examples",
     init: str = "copy",
 ) -> Algorithm:
-    """FedRoD.
-
-    Args:
-        eta, steps, epochs, batch_size, momentum, weighting: of the generic model, as in `fedavg`.
-        eta_p: rate of P_i; None for eta, 0 to leave it.
-        init: P_i at first: 'copy' (of W in round 0) or 'zeros'.
-
-    Raises:
-        ValueError: names the argument, and says what it may be.
-    """
+    """FedRoD."""
     check_choice(init=(init, ("copy", "zeros")))
     eta_p = eta if eta_p is None else eta_p
-    check_rates(eta=eta, eta_p=eta_p)
-    if eta == 0 < eta_p:
-        raise ValueError(f"eta_p={eta_p} is taken in steps of eta, which must then be positive, found 0")
-    work = {"eta": eta, "steps": steps, "epochs": epochs, "batch_size": batch_size, "momentum": momentum}
-    base, solve = fedavg(model, population, **work, weighting=weighting), local_solver(**work)
+    check_rates(eta_p=eta_p)
+    work = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
+    base = fedavg(model, population, eta=eta, momentum=momentum, weighting=weighting, **work)
+    loop, generic_sgd, private_sgd = batch_loop(**work), sgd(eta, momentum), sgd(eta_p, momentum)
     weight, num_labels = example_weight(model, weighting), population.shared_labels()
-    ratio = eta_p / eta if eta else 1.0
 
     def client_update(w, p, data):
         log_n = log_frequencies(data.y, num_labels, model.dtype)
 
-        def objective(trained, x, y):
-            (theta, head), p = trained
-            phi = model.features(theta, x)
-            z = logits(head, phi)
-            generic = cross_entropy(z + log_n, y)
-            residual = tf.matmul(tf.stop_gradient(phi), p.kernel) + p.bias
-            private = cross_entropy(tf.stop_gradient(z) + residual, y)
-            slopes = generic + (ratio - 1) * private
-            # the value is the private loss; the gradient that of generic + ratio * private, two losses without a weight
-            # in common
-            return private + (slopes - tf.stop_gradient(slopes))
+        def step(carry, x, y):
+            w, p, slots_w, slots_p, _ = carry
+            phi, pull_back = model.record(w.theta, x)  # the one forward pass, of both losses
+            z = logits(w.head, phi)
+            _, (of_head, of_phi) = value_and_gradient(lambda at: generic_loss(*at, y, log_n), (w.head, phi))
+            loss, of_p = value_and_gradient(lambda p: private_loss(p, phi, z, y), p)
+            slots_w, w = generic_sgd.step(slots_w, w, Weights(pull_back(of_phi), of_head))
+            slots_p, p = private_sgd.step(slots_p, p, of_p)
+            return w, p, slots_w, slots_p, loss
 
-        trained, loss = solve(objective, Trained(w, p), data)
-        update = tree.subtract(trained.w, w)
-        return ClientOutput(update, weight(data), trained.p, {"loss": loss})
+        start = (w, p, generic_sgd.init(w), private_sgd.init(p), tf.zeros([], model.dtype))
+        w_i, p, _, _, loss = loop(step, start, data)
+        return ClientOutput(tree.subtract(w_i, w), weight(data), p, {"loss": loss})
 
     def personal(w, p):
         return Weights(w.theta, tree.add(w.head, p))

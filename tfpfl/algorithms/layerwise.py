@@ -87,6 +87,12 @@ def penalty(weights, anchor, *, kind, l_cos, l_2, layer_weights):
     return total
 
 
+def mixed(kappa, state, newest):
+    """kappa p_i + (1 - kappa) newest; at the first visit `newest` itself."""
+    mix = tree.add_scaled(tree.scale(kappa, state.p), 1 - kappa, newest)
+    return tree.where(state.started, mix, newest)
+
+
 def layerwise(
     model,
     population,
@@ -146,26 +152,19 @@ def layerwise(
     explicit_l_2 = 0.0 if implicit_prox else l_2
     coefficients = {"kind": penalty_kind, "l_cos": l_cos, "l_2": explicit_l_2, "layer_weights": layer_weights}
 
-    def init_client(info):
-        return Personal(base.init_server(), tf.constant(False))
-
-    def mixed(state, newest):
-        mix = tree.add_scaled(tree.scale(kappa, state.p), 1 - kappa, newest)
-        return tree.where(state.started, mix, newest)
-
     def client_update(w, state, data):
         def near_w(v):
             return penalty(v, w, **coefficients)
 
         w_i, loss = solve(objective, w, data, anchor=w, penalty=near_w)
         if scheme == "pm_a":
-            p, loss = solve_p(objective, mixed(state, w), data, anchor=w, penalty=near_w)
+            p, loss = solve_p(objective, mixed(kappa, state, w), data, anchor=w, penalty=near_w)
         else:
-            p = mixed(state, w_i)
+            p = mixed(kappa, state, w_i)
         return ClientOutput(tree.subtract(w_i, w), weight(data), Personal(p, tf.constant(True)), {"loss": loss})
 
     return base._replace(
-        init_client=init_client,
+        init_client=lambda info: Personal(base.init_server(), tf.constant(False)),
         client_update=client_update,
         personal_model=lambda w, state, data: tree.where(state.started, state.p, w),
         global_model=lambda w: w,

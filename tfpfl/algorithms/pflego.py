@@ -45,6 +45,29 @@ class Server(NamedTuple):
     slots: tuple
 
 
+def inner_steps(head, phi, targets, steps, inner, safeguard):
+    """W_i <- W_i - beta grad_W l_i on the cached features, `steps` times, and then the point of the joint step.
+
+    Args:
+        inner: the optimizer; None for Newton's method.
+        safeguard: where the steps raised l_i, W_i is what it was.
+
+    Returns:
+        (W_i, l_i there, its errors (P - Y) / N_i).
+    """
+    if not steps:
+        return head, *heads.loss_and_errors(head, phi, targets)
+    if inner is None:
+        new = heads.fit_newton(head, phi, targets, steps)
+    else:
+        new = heads.fit(head, phi, targets, steps, inner)
+    after = (new, *heads.loss_and_errors(new, phi, targets))
+    if not safeguard:
+        return after
+    before = (head, *heads.loss_and_errors(head, phi, targets))
+    return tree.where(after[1] <= before[1], after, before)
+
+
 def pflego(
     model,
     population,
@@ -103,21 +126,9 @@ def pflego(
     def init_client(info):
         return model.head(info, head_init)
 
-    def fit_head(head, phi, targets):
-        if tau == 1:
-            return head
-        if inner_opt == "newton":
-            return heads.fit_newton(head, phi, targets, tau - 1)
-        return heads.fit(head, phi, targets, tau - 1, inner)
-
     def on_features(theta, head, phi, data):
         targets = tf.one_hot(data.y, tf.shape(head.bias)[0], dtype=phi.dtype)
-        start, head = head, fit_head(head, phi, targets)
-        loss, errors = heads.loss_and_errors(head, phi, targets)  # of the joint point
-        if safeguard and tau > 1:
-            before = (start, *heads.loss_and_errors(start, phi, targets))
-            head, loss, errors = tree.where(loss <= before[1], (head, loss, errors), before)
-
+        head, loss, errors = inner_steps(head, phi, targets, tau - 1, inner, safeguard)
         c = data.info.alpha if rule == "exact" else tf.ones([], phi.dtype)
         c /= arrival(data.info)
         new_head = tree.add_scaled(head, -rho * scale * c, heads.gradient(phi, errors))
@@ -148,7 +159,7 @@ def pflego(
         personal_model=personal_model,
         local_model=lambda theta, output: Weights(theta, output.state),
         aggregate="sum" if weighting == "alpha" else "mean",
-        adapt=newton_epochs(model) if inner_opt == "newton" else adaptation(model, personal_model, inner, part="head"),
+        adapt=newton_epochs(model) if inner is None else adaptation(model, personal_model, inner, part="head"),
     )
 
 

@@ -150,6 +150,22 @@ def pgfedmo(
     return _pgfed(model, population, beta, mu, eta, eta2, momentum, weighting, work)
 
 
+def gradients_of_others(server, A_i, mu):
+    """g_t = mu sum_j A_ij G_j and g_bar = (mu / |S|) sum_j G_j over the last cohort S, each in the shape of a model."""
+    cohort = tf.cast(server.last, A_i.dtype)
+    coefficients = tf.stack([A_i, tf.math.divide_no_nan(cohort, tf.reduce_sum(cohort))])
+    g_t, g_bar = tf.unstack(mu * tf.matmul(coefficients, server.gradients))  # rows of all others are 0
+    return tree.from_vector(g_t, server.w), tree.from_vector(g_bar, server.w)
+
+
+def with_momentum(message, buffer, beta):
+    """PGFedMo's (aux, new buffer): aux = (1 - beta) g_t + beta aux_i, and g_t where the buffer was never filled."""
+    mixed = tree.add_scaled(tree.scale(1 - beta, message.g_t), beta, buffer.aux)
+    aux = tree.where(buffer.filled, mixed, message.g_t)
+    kept = Buffer(aux, tf.constant(True))
+    return tree.where(message.some, (aux, kept), (message.g_t, buffer))  # round 1 leaves no trace
+
+
 def _pgfed(model, population, beta, mu, eta, eta2, momentum, weighting, work) -> Algorithm:
     """Both; `beta` is None for PGFed."""
     check_rates(mu=mu, eta=eta, eta2=eta2, momentum=momentum)
@@ -181,23 +197,11 @@ def _pgfed(model, population, beta, mu, eta, eta2, momentum, weighting, work) ->
     def message(server, client_id):
         row, known = row_of(population, client_id)
         A_i = tf.where(known, server.A[row], new_row())
-        cohort = tf.cast(server.last, model.dtype)
-        coefficients = tf.stack([A_i, tf.math.divide_no_nan(cohort, tf.reduce_sum(cohort))])
-        g_t, g_bar = tf.unstack(mu * tf.matmul(coefficients, server.gradients))  # rows of all others are 0
-        g_t, g_bar = (tree.from_vector(g, server.w) for g in (g_t, g_bar))
+        g_t, g_bar = gradients_of_others(server, A_i, mu)
         return Message(server.w, g_t, g_bar, server.offsets, A_i, tf.reduce_any(server.last))
 
-    def from_others(message, state):
-        """(aux, PGFedMo's new buffer)"""
-        if beta is None:
-            return message.g_t, ()
-        mixed = tree.add_scaled(tree.scale(1 - beta, message.g_t), beta, state.buffer.aux)
-        aux = tree.where(state.buffer.filled, mixed, message.g_t)
-        kept = Buffer(aux, tf.constant(True))
-        return tree.where(message.some, (aux, kept), (message.g_t, state.buffer))  # round 1 leaves no trace
-
     def client_update(message, state, data):
-        aux, buffer = from_others(message, state)
+        aux, buffer = (message.g_t, ()) if beta is None else with_momentum(message, state.buffer, beta)
 
         def one_batch(carry, x, y):
             v, slots, A_i, _ = carry

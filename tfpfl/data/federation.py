@@ -572,17 +572,7 @@ def _write(out: Path, pools, y, rows, manifest: dict, names) -> Federation:
     order = np.concatenate([part for row in rows for part in row]).astype(np.int64)
     client_of = np.repeat(np.arange(len(rows)), counts.sum(1))
     is_test = np.repeat(np.tile([False, False, True], len(rows)), counts.ravel())
-    if not len(order) or order.min() < 0 or order.max() >= len(y):
-        raise ValueError(f"the partition names examples outside 0..{len(y) - 1}")
-    trained, tested = np.zeros((2, len(y)), np.int64)
-    np.add.at(trained, order[~is_test], 1)
-    np.add.at(tested, order[is_test], 1)
-    if (trained > 1).any():
-        bad = int(np.argmax(trained > 1))
-        raise ValueError(f"the partition gives example {bad} out for training {trained[bad]} times; once is allowed")
-    if (trained & (tested > 0)).any():
-        bad = int(np.argmax(trained & (tested > 0)))
-        raise ValueError(f"the partition gives example {bad} out for training and for test")
+    _check_order(order, is_test, len(y))
 
     # K_i is the size of the union of the parts' classes; a local label is the rank of its class in that union.
     labels = y[order].astype(np.int64)
@@ -594,23 +584,8 @@ def _write(out: Path, pools, y, rows, manifest: dict, names) -> Federation:
     index = np.column_stack([start, counts, num_classes])
     classes = [part.tolist() for part in np.split(pairs % num_labels, first[1:])]
 
-    def examples():
-        edge, chunk = len(pools[0]), max(1, 2**24 // max(pools[0][:1].nbytes, 1))
-        for begin in range(0, len(order), chunk):
-            part = order[begin : begin + chunk]
-            block = np.empty((len(part), *pools[0].shape[1:]), pools[0].dtype)
-            inside = part < edge
-            block[inside] = pools[0][part[inside]]
-            block[~inside] = pools[1][part[~inside] - edge]
-            if block.dtype.kind == "f" and not np.isfinite(block).all():  # a Source made by hand was never checked
-                bad = np.flatnonzero(~np.isfinite(block).reshape(len(part), -1).all(1))
-                raise ValueError(
-                    f"examples must be finite: {len(bad)} are not, the first is of client {client_of[begin + bad[0]]}"
-                )
-            yield block
-
     contents = {
-        "x.raw": examples(),
+        "x.raw": _examples(pools, order, client_of),
         "labels.raw": [labels.astype("<i4")],
         "labels_local.raw": [local.astype("<i4")],
         "index.raw": [index.astype("<i8")],
@@ -619,17 +594,7 @@ def _write(out: Path, pools, y, rows, manifest: dict, names) -> Federation:
     partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.partial")
     partial.mkdir()
     try:
-        files = {}
-        for name, blocks in contents.items():
-            digest, size = hashlib.sha256(), 0
-            with open(partial / name, "wb") as file:
-                for block in blocks:
-                    data = memoryview(np.ascontiguousarray(block)).cast("B")
-                    file.write(data)
-                    digest.update(data)
-                    size += data.nbytes
-                _sync(file)
-            files[name] = {"bytes": size, "sha256": digest.hexdigest()}
+        files = {name: _write_blocks(partial / name, blocks) for name, blocks in contents.items()}
         client_rows = {split: counts[:, i].tolist() for i, split in enumerate(SPLITS)} | {"classes": classes}
         if names:
             client_rows["names"] = list(names)
@@ -649,6 +614,57 @@ def _write(out: Path, pools, y, rows, manifest: dict, names) -> Federation:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return Federation.load(out, verify=False)
+
+
+def _check_order(order, is_test, num_examples: int) -> None:
+    """Every example that a partition gives out exists, is trained on once at most, and is not tested on as well.
+
+    Args:
+        order: int [n], the examples given out.
+        is_test: bool [n], whether for test.
+        num_examples: in the pool.
+    """
+    if not len(order) or order.min() < 0 or order.max() >= num_examples:
+        raise ValueError(f"the partition names examples outside 0..{num_examples - 1}")
+    trained, tested = np.zeros((2, num_examples), np.int64)
+    np.add.at(trained, order[~is_test], 1)
+    np.add.at(tested, order[is_test], 1)
+    if (trained > 1).any():
+        bad = int(np.argmax(trained > 1))
+        raise ValueError(f"the partition gives example {bad} out for training {trained[bad]} times; once is allowed")
+    if (trained & (tested > 0)).any():
+        bad = int(np.argmax(trained & (tested > 0)))
+        raise ValueError(f"the partition gives example {bad} out for training and for test")
+
+
+def _examples(pools, order, client_of):
+    """The examples `order` of two pools, which are indexed as if concatenated, in blocks of about 16 MB."""
+    edge, chunk = len(pools[0]), max(1, 2**24 // max(pools[0][:1].nbytes, 1))
+    for begin in range(0, len(order), chunk):
+        part = order[begin : begin + chunk]
+        block = np.empty((len(part), *pools[0].shape[1:]), pools[0].dtype)
+        inside = part < edge
+        block[inside] = pools[0][part[inside]]
+        block[~inside] = pools[1][part[~inside] - edge]
+        if block.dtype.kind == "f" and not np.isfinite(block).all():  # a Source made by hand was never checked
+            bad = np.flatnonzero(~np.isfinite(block).reshape(len(part), -1).all(1))
+            raise ValueError(
+                f"examples must be finite: {len(bad)} are not, the first is of client {client_of[begin + bad[0]]}"
+            )
+        yield block
+
+
+def _write_blocks(path: Path, blocks) -> dict:
+    """Writes the arrays one after the other and makes the file durable: its {'bytes', 'sha256'} for the manifest."""
+    digest, size = hashlib.sha256(), 0
+    with open(path, "wb") as file:
+        for block in blocks:
+            data = memoryview(np.ascontiguousarray(block)).cast("B")
+            file.write(data)
+            digest.update(data)
+            size += data.nbytes
+        _sync(file)
+    return {"bytes": size, "sha256": digest.hexdigest()}
 
 
 def _sync(file) -> None:
