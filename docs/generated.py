@@ -85,6 +85,8 @@ def algorithm_page(name: str) -> str:
         f"# {row.title}",
         f"{row.reference}. `--algorithm {name}`, `tfpfl.build_algorithm({name!r}, ...)`.",
         "## What it does",
+        docstring_blocks(told(row.builder)),
+        "## Background, and where it departs from the paper",
         docstring_blocks(own.__doc__),
         f"From `{own.__name__.replace('.', '/')}.py`.",
         "## At a glance",
@@ -105,8 +107,13 @@ def algorithm_page(name: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def told(builder) -> str:
+    """A builder's docstring up to its arguments: what the algorithm is, and its update rule."""
+    return inspect.getdoc(builder).split("\nArgs:\n")[0]
+
+
 def docstring_blocks(text: str) -> str:
-    """A module's docstring: what is indented there stays as it is, the rest becomes paragraphs."""
+    """A docstring: what is indented there stays as it is, the rest becomes paragraphs."""
     blocks = []
     for line in inspect.cleandoc(text).splitlines():
         kind = "pre" if line.startswith(" ") else "p" if line else ""
@@ -142,15 +149,10 @@ def argument_text(name: str, option: str) -> str:
 
 @cache
 def arguments(name: str) -> dict:
-    """{hyperparameter: its text} of the builder's docstring; a line for several gives each the same text.
-
-    Where the docstring's first sentence refers to other algorithms, theirs count too.
-    """
-    doc, found = inspect.getdoc(ALGORITHMS[name].builder), {}
-    for other in re.findall(r"`(\w+)`", doc.split("\n\n")[0]):
-        found |= arguments(other)
-    section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", doc, FLAGS)
-    for names, text in re.findall(r"^    (\w[\w, ]*): (.*?)(?=^    \w|\Z)", section[1] if section else "", FLAGS):
+    """{hyperparameter: its text} of the builder's docstring; a line for several gives each the same text."""
+    found = {}
+    section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", inspect.getdoc(ALGORITHMS[name].builder), FLAGS)
+    for names, text in re.findall(r"^    (\w[\w, ]*): (.*?)(?=^    \w|\Z)", section[1], FLAGS):
         found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
     return found
 

@@ -1,6 +1,7 @@
 """The documentation says what the code does: its examples run, its commands exist, its links lead somewhere."""
 
 import doctest
+import html
 import importlib
 import importlib.util
 import inspect
@@ -80,14 +81,44 @@ def test_docstrings_have_examples():
     assert len(MODULES) >= 5
 
 
+def sections(builder) -> dict:
+    """{heading: its text} of a docstring, for the headings that stand alone in a line and end with a colon."""
+    parts = re.split(r"^([A-Z][\w ]*):\n", inspect.getdoc(builder), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def update_rule(builder) -> list:
+    """The lines of pseudo-code under 'Update rule:'."""
+    return [line for line in sections(builder)["Update rule"].splitlines() if line.startswith("    ")]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_help_of_a_builder_shows_the_update_rule_and_names_its_source(name):
+    """And says what every argument is, what is refused and what is returned."""
+    builder, row = ALGORITHMS[name].builder, ALGORITHMS[name]
+    found = sections(builder)
+    assert any("<-" in line for line in update_rule(builder))
+    assert re.search(r"\b(19|20)\d\d\b|arXiv \d{4}\.\d{5}|thesis", found["Source"])
+    if row.reference.split(",")[0].isalpha() and name not in ("fedavg_ft", "fedprox_ft"):
+        assert row.reference.split(",")[0] in found["Source"]  # the first author
+    described = re.findall(r"^    (\w[\w, ]*): ", found["Args"], re.MULTILINE)
+    assert sorted(", ".join(described).split(", ")) == sorted(inspect.signature(builder).parameters)
+    assert "The `Algorithm`" in found["Returns"]
+    refused = " ".join(found["Raises"].split())
+    assert refused.startswith("ValueError: ") and "says what it may be" not in refused
+    inside = " ".join(inspect.getmodule(builder).__doc__.split())
+    assert [line for line in update_rule(builder) if "<-" in line and " ".join(line.split()) in inside] == []
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_has_its_page(name):
     """Title, reference, rule, every hyperparameter with its default and a text, command and BibTeX."""
     pages = runpy.run_path(str(ROOT / "docs" / "generated.py"))
     text, row = pages["algorithm_page"](name), ALGORITHMS[name]
     assert text.startswith(f"# {row.title}\n") and row.reference in text
-    rule = [line.strip() for line in inspect.getmodule(row.builder).__doc__.splitlines() if line.startswith("  ")]
-    assert rule and [line for line in rule if line not in text] == []
+    assert [line for line in update_rule(row.builder) if line.strip() not in text] == []
+    first = inspect.getmodule(row.builder).__doc__.splitlines()[0]
+    assert html.escape(first, quote=False) in text
     for option, parameter in row.hyperparameters.items():
         (line,) = [x for x in text.splitlines() if x.startswith(f"| `--{option.replace('_', '-')}`{{")]
         *_, default, told = line.strip("| ").split(" | ")

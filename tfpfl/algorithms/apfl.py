@@ -2,13 +2,6 @@
 
 Objective: the global w minimizes sum_i alpha_i l_i(w); client i's v_i minimizes l_i(a_i v_i + (1 - a_i) w).
 
-    client(w):  w_i = w;  for every batch, with vbar = a_i v_i + (1 - a_i) w_i and all gradients before all steps:
-                    w_i <- w_i - eta grad l_i(w_i)                                       as in FedAvg
-                    v_i <- v_i - eta a_i grad l_i(vbar)                                  the a_i is the chain rule's
-                    a_i <- clip(a_i - eta_a <grad l_i(vbar), v_i - w_i>, 0, 1)           eta_a = 0: a_i is fixed
-                keep v_i and a_i, send w_i - w
-    server:     w <- w + sum_{i in S} q_i (w_i - w)                                      as in FedAvg
-
 Messages: 4d bytes down, 4d up. On the device: the whole model v_i, and the number a_i. A client predicts with
 a_i v_i + (1 - a_i) w, w being the newest. A new client has v_i = w^0 (init='w0'), which it mixes with w as everybody
 does, or the w that it receives first (init='first_broadcast'); it adapts v_i (and a_i), w fixed. Its local model is
@@ -64,16 +57,39 @@ def apfl(
     init: str = "w0",
     weighting: str = "examples",
 ) -> Algorithm:
-    """APFL.
+    """APFL: every client mixes a model of its own with the global one.
+
+    Update rule:
+
+        client(w):  w_i = w;  for every batch, with vbar = a_i v_i + (1 - a_i) w_i and all gradients before all steps:
+                        w_i <- w_i - eta grad l_i(w_i)                                       as in FedAvg
+                        v_i <- v_i - eta a_i grad l_i(vbar)                                  the a_i is the chain rule's
+                        a_i <- clip(a_i - eta_a <grad l_i(vbar), v_i - w_i>, 0, 1)           eta_a = 0: a_i is fixed
+                    keep v_i and a_i, send w_i - w
+        server:     w <- w + sum_{i in S} q_i (w_i - w),    q_i = N_i / sum_{j in S} N_j
+
+    w, w_i and v_i are whole models, a_i in [0, 1] is a number, l_i client i's mean cross-entropy on its N_i training
+    examples (in the steps, on a mini-batch). S is the cohort; q_i = N_i / sum_{j in S} N_j.
 
     Args:
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
         mixing: a_i at first, in [0, 1]: how much of the client's own model there is in what it predicts with.
-        eta_a: rate of a_i; 0 to leave it.
-        eta, steps, epochs, batch_size, momentum, weighting: of both models, as in `fedavg`.
-        init: v_i before the first visit: 'w0' (the server's model of round 0) or 'first_broadcast'.
+        eta_a: learning rate of a_i, >= 0; default 0, a_i is fixed.
+        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the SGD on both
+            models, and the weights of the average, as in `fedavg`.
+        init: v_i before the first visit: 'w0' (the server's model of round 0) or 'first_broadcast' (the w that comes
+            first).
+
+    Returns:
+        The `Algorithm`. A client keeps v_i and a_i, and predicts with a_i v_i + (1 - a_i) w.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: mixing is outside [0, 1]; eta, eta_a or momentum is negative or not finite; steps, epochs or
+            batch_size is below 1, or steps and epochs are both given; init or weighting is none of those above; clients
+            share a head here, but differ in their numbers of classes, and the population has no `num_labels`.
+
+    Source:
+        Deng, Kamani, Mahdavi, arXiv 2003.13461.
     """
     check_fractions(mixing=mixing)
     check_rates(eta_a=eta_a)

@@ -2,11 +2,6 @@
 
 Objective: the global w minimizes sum_i alpha_i l_i(w); client i's v_i minimizes l_i(v) + (lambda / 2) |v - w|^2.
 
-    client(w):  w_i = SGD from w on l_i                                      as in FedAvg
-                v_i <- SGD:  v_i <- v_i - eta_p (grad l_i(v_i) + lambda (v_i - w))
-                keep v_i, send w_i - w
-    server:     w <- w + sum_{i in S} q_i (w_i - w)                          as in FedAvg
-
 Messages: 4d bytes down, 4d up. On the device: the whole model v_i. A new client has v_i = w^0 (init='w0') or the w that
 it receives first (init='first_broadcast', what the PFLEGO authors' code does), and adapts v_i near the w that it has
 received. Its local model is v_i.
@@ -53,19 +48,43 @@ def ditto(
     implicit_prox: bool = False,
     weighting: str = "examples",
 ) -> Algorithm:
-    """Ditto.
+    """Ditto: a global model by FedAvg, and beside it for every client a model of its own that is held near the global
+    one.
+
+    Update rule:
+
+        client(w):  w_i = SGD from w on l_i                                      as in FedAvg
+                    v_i <- SGD:  v_i <- v_i - eta_p (grad l_i(v_i) + lambda (v_i - w))
+                    keep v_i, send w_i - w
+        server:     w <- w + sum_{i in S} q_i (w_i - w),    q_i = N_i / sum_{j in S} N_j
+
+    w and v_i are whole models, l_i is client i's mean cross-entropy on its N_i training examples. S is the cohort; q_i
+    = N_i / sum_{j in S} N_j.
 
     Args:
-        lam: lambda, the pull of v_i towards the global model.
-        eta, steps, epochs, batch_size, momentum, weighting: of the global model, as in `fedavg`.
-        eta_p: rate of v_i; None for eta.
-        steps_p, epochs_p: work on v_i, one of the two; default: as much as on the global model.
-        anchor: 'received' (w) or 'local' (w_i).
-        init: v_i before the first visit: 'w0' (the server's model of round 0) or 'first_broadcast'.
-        implicit_prox: take the penalty's step implicitly, for stiff lambda.
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        lam: lambda, the pull of v_i towards the global model, >= 0; 0 is Local.
+        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the global
+            model's SGD, and the weights of the average, as in `fedavg`.
+        eta_p: learning rate of v_i, >= 0; None for eta.
+        steps_p, epochs_p: work on v_i, one of the two, >= 1; default: as much as on the global model.
+        anchor: what v_i is pulled to: 'received' (w) or 'local' (w_i).
+        init: v_i before the first visit: 'w0' (the server's model of round 0) or 'first_broadcast' (the w that comes
+            first).
+        implicit_prox: take the step on the pull implicitly, which no coefficient makes unstable; default: explicitly,
+            by its gradient.
+
+    Returns:
+        The `Algorithm`. A client keeps v_i and predicts with it.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: lam, eta, eta_p or momentum is negative or not finite; steps, epochs or batch_size is below 1, or
+            steps and epochs are both given, and so for steps_p and epochs_p; anchor, init or weighting is none of those
+            above; clients share a head here, but differ in their numbers of classes, and the population has no
+            `num_labels`. A warning is given where eta_p lam >= 2 and the step is explicit: it diverges.
+
+    Source:
+        Li, Hu, Beirami, Smith, ICML 2021, algorithm 1.
     """
     check_choice(anchor=(anchor, ("received", "local")), init=(init, ("w0", "first_broadcast")))
     solver = {"batch_size": batch_size, "momentum": momentum}

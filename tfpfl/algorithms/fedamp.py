@@ -3,12 +3,6 @@ Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021).
 
 Objective: sum_i l_i(w_i) + lambda sum_{i<j} A(|w_i - w_j|^2), A(x) = 1 - exp(-x / sigma). There is no global model.
 
-    server:       xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma for j != i,  xi_ii = 1 - sum_{j != i} xi_ij
-                  HeurFedAMP: xi_ii is given; the rest, 1 - xi_ii, by the softmax over j != i of sigma cos(w_i, w_j)
-                  u_i = sum_j xi_ij w_j                          that is, U = W - (alpha / 2) grad A(W)
-    client(u_i):  w_i = SGD from u_i on l_i(w) + (lambda / (2 alpha)) |w - u_i|^2
-                  keep w_i, send w_i
-
 Messages: 4d bytes down (each client its own u_i, and its xi_ii for the logs), 4d up. On the device: the whole model
 w_i. The server keeps the last model of every client, O(I d), and `matrices` gives xi. All clients take part in every
 round of the paper; here one that does not is skipped, and its last model goes on being attended to.
@@ -108,19 +102,43 @@ def fedamp(
     momentum: float = 0.0,
     implicit_prox: bool = False,
 ) -> Algorithm:
-    """FedAMP.
+    """FedAMP: clients with similar models attend to each other. There is no global model: each client is pulled to its
+    own mixture u_i of all clients' models.
+
+    Update rule:
+
+        server:       xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma for j != i,  xi_ii = 1 - sum_{j != i} xi_ij
+                      u_i   <- sum_j xi_ij w_j                          that is, U <- W - (alpha / 2) grad A(W)
+        client(u_i):  w_i <- SGD from u_i on l_i(w) + (lambda / (2 alpha)) |w - u_i|^2
+                      keep w_i, send w_i
+
+    w_i is client i's whole model as it was last sent, l_i its mean cross-entropy, I the number of clients.
 
     Args:
-        lam: lambda; a client is pulled to u_i by lambda / alpha.
-        alpha: alpha_k, the step on the attraction between models; the theory's choice is lambda / sqrt(rounds).
-        sigma: the squared distance at which models lose sight of each other: the median one is a scale for it.
-        rescale: divide the weights of others where they would sum to more than 1.
-        start: where local training starts, 'u' (u_i) or 'w' (the client's own last model).
-        eta, steps, epochs, batch_size, momentum: of the local training, as in `fedavg`.
-        implicit_prox: take the penalty's step implicitly, for stiff lambda / alpha.
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        lam: lambda, >= 0; a client is pulled to u_i by lambda / alpha.
+        alpha: alpha_k, the step on the attraction between models, > 0; the theory's choice is lambda / sqrt(rounds).
+        sigma: the squared distance at which models lose sight of each other, > 0: the median one is a scale for it.
+        rescale: divide the weights of others where they would sum to more than 1; default: take them as they are, and
+            warn.
+        start: where local training starts: 'u' (u_i) or 'w' (the client's own last model).
+        eta, steps, epochs, batch_size, momentum: rate, amount, mini-batches and momentum of the local SGD, as in
+            `fedavg`.
+        implicit_prox: take the step on the pull implicitly, which no coefficient makes unstable; default: explicitly,
+            by its gradient.
+
+    Returns:
+        The `Algorithm`. A client keeps w_i and predicts with it. `matrices` gives xi.
 
     Raises:
-        ValueError: names the argument, and says what it may be; or the server's table does not fit in memory.
+        ValueError: alpha or sigma is not positive or not finite; lam, eta or momentum is negative or not finite; steps,
+            epochs or batch_size is below 1, or steps and epochs are both given; start is neither 'u' nor 'w'; clients
+            share a head here, but differ in their numbers of classes, and the population has no `num_labels`; the
+            server's table of I models does not fit into memory. A warning is given where eta lam / alpha >= 2 and the
+            step is explicit (it diverges), and where alpha (I - 1) / sigma > 1.
+
+    Source:
+        Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021, algorithm 1.
     """
     check_rates(lam=lam, alpha=alpha, sigma=sigma)
     for name, value in (("alpha", alpha), ("sigma", sigma)):
@@ -157,16 +175,37 @@ def heurfedamp(
     momentum: float = 0.0,
     implicit_prox: bool = False,
 ) -> Algorithm:
-    """HeurFedAMP.
+    """HeurFedAMP: FedAMP whose weights come from the cosine between models, and whose self-weight xi_ii is given.
+
+    Update rule:
+
+        server:       xi_ij = (1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum_{h != i} exp(sigma cos(w_i, w_h)) for j != i
+                      u_i   <- sum_j xi_ij w_j
+        client(u_i):  w_i <- SGD from u_i on l_i(w) + (lambda / (2 alpha)) |w - u_i|^2
+                      keep w_i, send w_i
+
+    w_i is client i's whole model as it was last sent, l_i its mean cross-entropy, I the number of clients.
 
     Args:
-        lam, alpha: a client is pulled to u_i by lambda / alpha.
-        sigma: how much the cosine between two models matters; 0 for all others alike.
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        lam, alpha: lambda >= 0 and alpha > 0: a client is pulled to u_i by lambda / alpha.
+        sigma: how much the cosine between two models matters, >= 0; 0: all others count alike.
         self_weight: xi_ii, in [0, 1].
-        start, eta, steps, epochs, batch_size, momentum, implicit_prox: as in `fedamp`.
+        start, eta, steps, epochs, batch_size, momentum, implicit_prox: start, rate, amount, mini-batches and momentum
+            of the local SGD, and the pull's step, as in `fedamp`.
+
+    Returns:
+        The `Algorithm`. A client keeps w_i and predicts with it. `matrices` gives xi.
 
     Raises:
-        ValueError: names the argument, and says what it may be; or the server's table does not fit in memory.
+        ValueError: alpha is not positive or not finite; lam, sigma, eta or momentum is negative or not finite;
+            self_weight is outside [0, 1]; steps, epochs or batch_size is below 1, or steps and epochs are both given;
+            start is neither 'u' nor 'w'; clients share a head here, but differ in their numbers of classes, and the
+            population has no `num_labels`; the server's table of I models does not fit into memory. A warning is given
+            where eta lam / alpha >= 2 and the step is explicit: it diverges.
+
+    Source:
+        Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021, the heuristic variant of algorithm 1.
     """
     check_rates(lam=lam, alpha=alpha, sigma=sigma)
     check_fractions(self_weight=self_weight)

@@ -2,10 +2,6 @@
 
 Objective: sum_i alpha_i l_i(w) with w = (theta, W) shared by all clients.
 
-    client(w):  w_i = SGD from w on l_i            epochs or steps, mini-batches or full batch
-                send w_i - w
-    server:     w <- w + sum_{i in S} q_i (w_i - w),  q_i = N_i / sum_{j in S} N_j
-
 Messages: 4d bytes down, 4d up (the difference: the average is the same, and clipping or noise has something to act on).
 On the device: nothing. A new client gets w, and adapts by SGD on all of it. The local model, scored by the PFLEGO
 authors' code, is w_i.
@@ -31,17 +27,36 @@ def fedavg(
     momentum: float = 0.0,
     weighting: str = "examples",
 ) -> Algorithm:
-    """FedAvg.
+    """FedAvg: one model for all clients, the weighted average of copies that each of them trains on its own examples.
+
+    Update rule:
+
+        client(w):  w_i <- w;  for every mini-batch D:  w_i <- w_i - eta grad l(w_i; D)
+                    send w_i - w
+        server:     w <- w + sum_{i in S} q_i (w_i - w),    q_i = N_i / sum_{j in S} N_j
+
+    w = (theta, W) is a whole model, theta the backbone and W the head; l_i is client i's mean cross-entropy on its N_i
+    training examples, l(w; D) that on a mini-batch D. S is the cohort of the round, of r clients.
 
     Args:
-        eta: local learning rate.
-        steps, epochs: local work, one of the two; default 50 steps (the PFLEGO study's tau).
-        batch_size: examples a step; None for all (the PFLEGO study).
-        momentum: of the local SGD; its slots start at 0 at every visit.
-        weighting: 'examples' (q_i) or 'uniform' (1/r).
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        eta: learning rate of the local SGD, >= 0.
+        steps, epochs: local work in every round, in mini-batches or in passes over the client's examples; one of the
+            two, >= 1. Default: 50 steps (tau in the PFLEGO study).
+        batch_size: examples in a mini-batch, >= 1; None for all that the client has (the PFLEGO study).
+        momentum: of the local SGD, >= 0; default 0, none. It starts anew in every visit.
+        weighting: a client's weight in the average: 'examples' (q_i) or 'uniform' (1 / r).
+
+    Returns:
+        The `Algorithm`. A client keeps nothing and predicts with w.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps and
+            epochs are both given; weighting is neither 'examples' nor 'uniform'; clients share a head here, but differ
+            in their numbers of classes, and the population has no `num_labels`.
+
+    Source:
+        McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, algorithm 1.
     """
     solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
     if weighting not in ("examples", "uniform"):

@@ -2,11 +2,6 @@
 
 Objective: sum_i alpha_i l_i(W, theta) over theta alone; then l_i for each client, from (theta, W).
 
-    client(theta):          theta_i = SGD from theta on l_i(W, .)          W fixed, the same for all
-                            send theta_i - theta
-    server:                 theta <- theta + sum_{i in S} q_i (theta_i - theta),   q_i = N_i / sum_{j in S} N_j
-    personal model of i:    SGD from (theta, W) on l_i, E_ft epochs or steps       of all weights, the head, or the body
-
 Messages: 4b bytes down, 4b up: W is derived from the model's seed, on every device. On the device: nothing. A new
 client gets theta, derives W, and fine-tunes. Its local model is (theta_i, W).
 
@@ -49,16 +44,39 @@ def fedbabu(
     epochs_ft: int | None = None,
     part: str = "full",
 ) -> Algorithm:
-    """FedBABU.
+    """FedBABU: only the backbone is trained, against one head that nobody ever moves; each client fine-tunes for
+    itself.
+
+    Update rule:
+
+        client(theta):          theta_i = SGD from theta on l_i(W, .)          W fixed, the same for all
+                                send theta_i - theta
+        server:                 theta <- theta + sum_{i in S} q_i (theta_i - theta),   q_i = N_i / sum_{j in S} N_j
+        to predict:             v <- SGD from (theta, W) on l_i, E_ft epochs or steps, of all weights, head or body
+
+    theta is the shared backbone, W the fixed head, l_i client i's mean cross-entropy on its N_i training examples. S is
+    the cohort.
 
     Args:
-        eta, steps, epochs, batch_size, momentum, weighting: as in `fedavg`, of the body.
-        eta_ft: rate of the fine-tuning; None for eta.
-        steps_ft, epochs_ft: E_ft, one of the two; default: the work of one visit. 0 for none.
-        part: what is fine-tuned: 'full', 'head' or 'body'.
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum (here 0.9) of the
+            backbone's local SGD, and the weights of the average, as in `fedavg`.
+        eta_ft: rate of the fine-tuning, >= 0; None for eta.
+        steps_ft, epochs_ft: E_ft, the fine-tuning's mini-batches or passes; one of the two, >= 0, 0 for none. Default:
+            the work of one visit.
+        part: what is fine-tuned: 'full' (all weights), 'head' (on cached features) or 'body' (the backbone).
+
+    Returns:
+        The `Algorithm`. A client keeps nothing and predicts with its fine-tuned copy of (theta, W).
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: eta, eta_ft or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps
+            and epochs are both given; steps_ft or epochs_ft is negative, or both are given; part is not 'full', 'head'
+            or 'body'; weighting is neither 'examples' nor 'uniform'; clients share a head here, but differ in their
+            numbers of classes, and the population has no `num_labels`.
+
+    Source:
+        Oh, Kim, Yun, ICLR 2022, algorithm 1.
     """
     solver = {"batch_size": batch_size, "momentum": momentum}
     solve = body_solver(model, eta=eta, steps=steps, epochs=epochs, **solver)

@@ -3,11 +3,6 @@
 Objective: (1 / I) sum_i l_i(w), one model for all, every client with the same weight. g_i is client i's gradient at its
 last solution; with it in the local objective, a stationary point of the clients is one of the objective. (ICLR 2021)
 
-    client(w):  v_i = SGD from w on l_i(v) - <g_i, v> + (a / 2) |v - w|^2         epochs or steps
-                g_i <- g_i - a (v_i - w);  keep g_i, send v_i - w
-    server:     h <- h - (a / I) sum_{i in S} (v_i - w)                           so h stays (1 / I) sum_i g_i
-                w <- (1 / r) sum_{i in S} v_i - h / a
-
 Messages: 4d bytes down, 4d up (and a 1, which counts who came). On the device: g_i, the size of the model, which starts
 at 0; who never came, or left, counts in h with what it has. A new client gets w and has g_i = 0; it adapts by SGD on w,
 without the regularizer. Its local model is v_i.
@@ -54,15 +49,37 @@ def feddyn(
     momentum: float = 0.0,
     implicit_prox: bool = False,
 ) -> Algorithm:
-    """FedDyn.
+    """FedDyn: one model for all clients; a regularizer that every client changes as it goes makes their solutions
+    agree.
+
+    Update rule:
+
+        client(w):  v_i = SGD from w on l_i(v) - <g_i, v> + (a / 2) |v - w|^2         epochs or steps
+                    g_i <- g_i - a (v_i - w);  keep g_i, send v_i - w
+        server:     h <- h - (a / I) sum_{i in S} (v_i - w)                           so h stays (1 / I) sum_i g_i
+                    w <- (1 / r) sum_{i in S} v_i - h / a
+
+    w and v are whole models, l_i is client i's mean cross-entropy, a is `dyn`. S is the cohort, r of I clients.
 
     Args:
-        dyn: a, the regularizer's coefficient; positive.
-        eta, steps, epochs, batch_size, momentum: local work, as in `fedavg`.
-        implicit_prox: take the quadratic penalty's step implicitly, for stiff a.
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        dyn: a, the regularizer's coefficient, > 0.
+        eta, steps, epochs, batch_size, momentum: rate, amount, mini-batches and momentum of the local SGD, as in
+            `fedavg`.
+        implicit_prox: take the step on the quadratic part implicitly, which no coefficient makes unstable; default:
+            explicitly, by its gradient.
+
+    Returns:
+        The `Algorithm`. A client keeps g_i and predicts with w.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: dyn is not positive or not finite (the server divides by it); eta or momentum is negative or not
+            finite; steps, epochs or batch_size is below 1, or steps and epochs are both given; clients share a head
+            here, but differ in their numbers of classes, and the population has no `num_labels`. A warning is given
+            where eta dyn >= 2 and the step is explicit: it diverges.
+
+    Source:
+        Acar, Zhao, Matas, Mattina, Whatmough, Saligrama, ICLR 2021, algorithm 1.
     """
     check_penalty(eta, implicit_prox, dyn=dyn)
     if dyn == 0:

@@ -1,20 +1,13 @@
 """FedFomo: a client mixes others' models by how much each would help it (Zhang, Sapra, Fidler, Yeung, Alvarez:
 Personalized Federated Learning with First Order Model Optimization, ICLR 2021).
 
-Objective: l_i(w_i) for each client, on its own validation examples: w_i is moved to where these say that it is lower.
-
-    client(w_1..w_M):  u_n = max(0, (L_i(w_i^old) - L_i(w_n)) / (|w_n - w_i^old| + 1e-5))  L_i: validation examples
-                       w_i <- sum_n u_n w_n / sum_n u_n  where some u_n > 0;  w_i^old = w_i
-                       w_i <- SGD from w_i on l_i                                         on the other examples
-                       keep w_i and w_i^old, send w_i and u / sum u
-    server:            P_in += u_n / sum u;  P starts as the identity
-                       next, client i gets those M of the last round's uploads whose P_in are largest
+Objective: l_i(theta_i) for each client alone. Its validation examples say in which direction others' models lower it.
 
 Messages: M models down (4 M d bytes), one model and M weights up (4d + 4M). On the device: two whole models. The server
 keeps a model and a row of P for every client, O(I d), and `matrices` gives P. A new client has w^0, or (init='mean')
 the mean of the models that it receives first; it adapts as in a visit: it mixes once, before its first epoch.
 
-Decisions: u is normalized before it is added to P. Of equals in P, the client with the lowest id goes first; with
+Decisions: P grows by the normalized w_n, not by u_n. Of equals in P, the client with the lowest id goes first; with
 probability epsilon a client gets M uploads at random instead (the paper's exploration; default 0). The validation
 examples are drawn at a client's first visit and stay the same: the client never trains on them.
 """
@@ -30,7 +23,7 @@ from tfpfl.local import check_choice, check_fractions, client_loss, local_solver
 from tfpfl.optimizer import sgd
 from tfpfl.table import check_table, row_of
 
-EPSILON = 1e-5
+EPSILON = 1e-5  # of the distance that a fall of the loss is divided by
 
 
 class Server(NamedTuple):
@@ -156,7 +149,47 @@ def fedfomo(
     batch_size: int | None = None,
     momentum: float = 0.0,
 ) -> Algorithm:
-    """FedFomo."""
+    """FedFomo: a client moves towards those other clients' models that have a lower loss on its validation examples,
+    and then trains.
+
+    Update rule:
+
+        client(theta_1..theta_M):
+            u_n = max(0, (L_i(theta_i^old) - L_i(theta_n)) / (|theta_n - theta_i^old| + 1e-5)),  w_n = u_n / sum_m u_m
+            theta_i <- theta_i + sum_n w_n (theta_n - theta_i)          where no theta_n is better, all w_n are 0
+            theta_i^old <- theta_i;  theta_i <- SGD from theta_i on l_i
+            keep theta_i and theta_i^old, send theta_i and all w_n
+        server:
+            P_in <- P_in + w_n                                          P is the identity at first
+            client i gets next those M of the last round's theta_n whose P_in are largest; with probability epsilon,
+            any M of them
+
+    theta is a whole model here, as in the paper; L_i is client i's mean cross-entropy on its validation examples, l_i
+    that on its other ones. M is `candidates`.
+
+    Args:
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        candidates: M, the models that a client receives, >= 1; at most as many as a cohort has clients.
+        validation_fraction: part of the client's examples for L_i, in [0, 1], the rest being for training; 0: all for
+            both.
+        epsilon: the probability in [0, 1] that a client's candidates are random ones; default 0.
+        init: the model of a client before its first visit: 'w0' (that of round 0), or 'mean' (of the models that it
+            receives first).
+        eta, steps, epochs, batch_size, momentum: rate, amount, mini-batches and momentum of the local SGD, as in
+            `fedavg`.
+
+    Returns:
+        The `Algorithm`. A client keeps theta_i and theta_i^old, and predicts with theta_i. `matrices` gives P.
+
+    Raises:
+        ValueError: candidates is below 1; validation_fraction or epsilon is outside [0, 1]; init is neither 'w0' nor
+            'mean'; eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps and
+            epochs are both given; clients share a head here, but differ in their numbers of classes, and the population
+            has no `num_labels`; the server's table of I models does not fit into memory.
+
+    Source:
+        Zhang, Sapra, Fidler, Yeung, Alvarez, ICLR 2021.
+    """
     if candidates < 1:
         raise ValueError(f"candidates must be at least 1, found {candidates}")
     check_fractions(validation_fraction=validation_fraction, epsilon=epsilon)

@@ -2,10 +2,6 @@
 
 Objective: sum_i alpha_i l_i(W_i, theta).
 
-    client(theta):  (theta_i, W_i) = SGD from (theta, W_i) on l_i          jointly; epochs or steps
-                    keep W_i, send theta_i - theta
-    server:         theta <- theta + sum_{i in S} q_i (theta_i - theta),   q_i = N_i / sum_{j in S} N_j
-
 Messages: 4b bytes down, 4b up. On the device: the head W_i, and its labels. A new client gets theta and an initial
 head, and adapts that head alone. Its local model is (theta_i, W_i).
 
@@ -33,14 +29,33 @@ def fedper(
     weighting: str = "examples",
     head_init: str | None = None,
 ) -> Algorithm:
-    """FedPer.
+    """FedPer: a shared backbone and private heads, both trained together; FedAvg whose head stays at home.
+
+    Update rule:
+
+        client(theta):  (theta_i, W_i) = SGD from (theta, W_i) on l_i          jointly; epochs or steps
+                        keep W_i, send theta_i - theta
+        server:         theta <- theta + sum_{i in S} q_i (theta_i - theta),   q_i = N_i / sum_{j in S} N_j
+
+    theta is the shared backbone, W_i client i's own head, l_i its mean cross-entropy on its N_i training examples. S is
+    the cohort of the round.
 
     Args:
-        eta, steps, epochs, batch_size, momentum, weighting: as in `fedavg`.
-        head_init: see SplitModel; None for the model's own.
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the local SGD,
+            and the weights of the average, as in `fedavg`.
+        head_init: how a client's head starts: 'glorot', 'uniform01' or 'zeros' (see `SplitModel`); None for the model's
+            own.
+
+    Returns:
+        The `Algorithm`. A client keeps W_i and predicts with (theta, W_i).
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps and
+            epochs are both given; weighting is neither 'examples' nor 'uniform'; head_init is none of those above.
+
+    Source:
+        Arivazhagan, Aggarwal, Singh, Choudhary, arXiv 1912.00818, algorithms 1 and 2.
     """
     check_choice(head_init=(head_init or model.head_init, HEAD_INITS))
     solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)

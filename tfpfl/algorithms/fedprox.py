@@ -2,12 +2,6 @@
 
 Objective: sum_i alpha_i l_i(w), one model for all; each client works on F_i(v) = l_i(v) + (mu / 2) |v - w|^2.
 
-    client(w):  e_i = E, or for a straggler (probability p_s) U{1..E}      epochs or steps
-                w_i = SGD from w on F_i for e_i:  v <- v - eta (grad l_i(v) + mu (v - w))
-                send w_i - w
-    server:     w <- w + sum_{i in S} q_i (w_i - w)                       FedProx: with the stragglers' partial work
-                                                                         (FedAvg: without; nobody on time: w stays)
-
 Messages: 4d bytes down, 4d up. On the device: nothing. A new client gets w, and adapts as FedAvg's, without penalty.
 Its local model is w_i.
 
@@ -42,17 +36,42 @@ def fedprox(
     implicit_prox: bool = False,
     weighting: str = "examples",
 ) -> Algorithm:
-    """FedProx.
+    """FedProx: FedAvg whose clients are held near the model that they received, and may finish a part of their work
+    only.
+
+    Update rule:
+
+        client(w):  e_i = E, or for a straggler (probability p_s) U{1..E}
+                    w_i <- w;  for e_i epochs or steps:  w_i <- w_i - eta (grad l(w_i; D) + mu (w_i - w))
+                    send w_i - w
+        server:     w <- w + sum_{i in S} q_i (w_i - w),    q_i = N_i / sum_{j in S} N_j
+                    'drop': without stragglers in S; w stays where nobody is on time
+
+    w = (theta, W) is a whole model, theta the backbone and W the head; l_i is client i's mean cross-entropy on its N_i
+    training examples, l(w; D) that on a mini-batch D. S is the cohort of the round, of r clients, and E the local work
+    in epochs or steps.
 
     Args:
-        mu: the pull towards the received model.
-        eta, steps, epochs, batch_size, momentum, weighting: as in `fedavg`.
-        straggler: p_s, the probability that a client does only a part of its work.
-        straggler_policy: 'keep' what stragglers did (FedProx) or 'drop' it (FedAvg).
-        implicit_prox: take the penalty's step implicitly, for stiff mu.
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        mu: the pull towards the received model, >= 0; 0 for none.
+        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the local SGD,
+            and the weights of the average, as in `fedavg`.
+        straggler: p_s, the probability in [0, 1] that a client does only a part of its work; default 0.
+        straggler_policy: 'keep' what stragglers did (FedProx), or 'drop' it (FedAvg).
+        implicit_prox: take the step on the pull implicitly, which no coefficient makes unstable; default: explicitly,
+            by its gradient.
+
+    Returns:
+        The `Algorithm`. A client keeps nothing and predicts with w.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: mu, eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps and
+            epochs are both given; straggler is outside [0, 1]; straggler_policy or weighting is none of those above;
+            clients share a head here, but differ in their numbers of classes, and the population has no `num_labels`. A
+            warning is given where eta mu >= 2 and the step is explicit: it diverges.
+
+    Source:
+        Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, algorithm 2.
     """
     work = {"eta": eta, "steps": steps, "epochs": epochs, "batch_size": batch_size, "momentum": momentum}
     solve = local_solver(**work, prox=mu, implicit_prox=implicit_prox, straggler=straggler)

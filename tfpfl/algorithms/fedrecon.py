@@ -2,12 +2,6 @@
 
 Objective: sum_i alpha_i min_W l_i(W, theta), by blocks.
 
-    client(theta):  W_i <- an initial head (reset_head), or the one of the last visit
-                    tau times:  W_i <- W_i - beta grad_W l_i(W_i, theta)       on support examples, features cached
-                    g_i = grad_theta l_i(W_i, theta)                           on query examples, at the new head
-                    send g_i
-    server:         theta <- optimizer(theta, sum_{i in S} q_i g_i),           q_i = N_i / sum_{j in S} N_j
-
 Messages: 4b bytes down, 4b up. On the device: the head W_i, and its labels. A new client gets theta and rebuilds: tau
 epochs of adapting, from an initial head, on all examples. Its local model is (theta, W_i).
 
@@ -74,20 +68,44 @@ def fedrecon(
     weighting: str = "examples",
     head_init: str | None = None,
 ) -> Algorithm:
-    """FedRecon.
+    """FedRecon: a client first rebuilds its head for the backbone that came, and then sends the backbone's gradient at
+    that head.
+
+    Update rule:
+
+        client(theta):  W_i <- an initial head (reset_head), or the one of the last visit
+                        tau times:  W_i <- W_i - beta grad_W l_i(W_i, theta)       on support examples, features cached
+                        g_i = grad_theta l_i(W_i, theta)                           on query examples, at the new head
+                        send g_i
+        server:         theta <- optimizer(theta, sum_{i in S} q_i g_i),           q_i = N_i / sum_{j in S} N_j
+
+    theta is the shared backbone, W_i client i's own head, l_i its mean cross-entropy on its N_i training examples. S is
+    the cohort of the round.
 
     Args:
-        tau, beta: full-batch steps on the head, and their rate.
-        rho: rate of the server's optimizer.
-        server_opt: sgd, momentum or adam.
-        reset_head: rebuild from an initial head at every visit (the paper), instead of from the last one (the code).
-        query_fraction: part of the examples for theta's gradient, the rest being for the head; 0: all for both.
-        k_theta, eta: full-batch steps on theta, and their rate, which does not matter for one step.
-        weighting: 'examples' (q_i) or 'uniform' (1/r).
-        head_init: see SplitModel; None for the model's own.
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        tau, beta: full-batch steps on the head, >= 0, and their rate, >= 0.
+        rho: rate of the server's optimizer, >= 0.
+        server_opt: the server's optimizer: 'sgd', 'momentum' (0.9) or 'adam'.
+        reset_head: rebuild from an initial head at every visit (the paper); default: from the last one (the PFLEGO
+            authors' code).
+        query_fraction: part of the examples for theta's gradient, in [0, 1], the rest being for the head; 0: all for
+            both.
+        k_theta, eta: full-batch steps on theta, >= 1, and their rate, which does not matter for one step.
+        weighting: a client's weight in the mean: 'examples' (q_i) or 'uniform' (1 / r, r clients in the cohort).
+        head_init: how a client's head starts: 'glorot', 'uniform01' or 'zeros' (see `SplitModel`); None for the model's
+            own.
+
+    Returns:
+        The `Algorithm`. A client keeps W_i and predicts with (theta, W_i).
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: tau is negative; k_theta is below 1; eta is 0 where k_theta > 1 (the update is divided by it); beta,
+            rho or eta is negative or not finite; query_fraction is outside [0, 1]; server_opt, weighting or head_init
+            is none of those above.
+
+    Source:
+        Singhal, Sidahmed, Garrett, Wu, Rush, Prakash, NeurIPS 2021, algorithm 1.
     """
     if tau < 0:
         raise ValueError(f"tau must not be negative, found {tau}")

@@ -2,11 +2,6 @@
 
 Objective: sum_i alpha_i l_i(W_i, theta).
 
-    client(theta):  W_i = SGD from W_i on l_i(., theta), tau_h steps         theta fixed: on features computed once
-                    theta_i = SGD from theta on l_i(W_i, .), tau_b steps     the new head fixed
-                    keep W_i, send theta_i - theta
-    server:         theta <- theta + sum_{i in S} q_i (theta_i - theta),     q_i = N_i / sum_{j in S} N_j
-
 Messages: 4b bytes down, 4b up. On the device: the head W_i, and its labels. A new client gets theta and an initial
 head, and adapts that head alone: the first phase. Its local model is (theta_i, W_i).
 
@@ -38,19 +33,38 @@ def fedrep(
     weighting: str = "examples",
     head_init: str | None = None,
 ) -> Algorithm:
-    """FedRep.
+    """FedRep: a shared backbone and private heads, trained one after the other: first the head, then the backbone.
+
+    Update rule:
+
+        client(theta):  W_i = SGD from W_i on l_i(., theta), tau_h steps         theta fixed: on features computed once
+                        theta_i = SGD from theta on l_i(W_i, .), tau_b steps     the new head fixed
+                        keep W_i, send theta_i - theta
+        server:         theta <- theta + sum_{i in S} q_i (theta_i - theta),     q_i = N_i / sum_{j in S} N_j
+
+    theta is the shared backbone, W_i client i's own head, l_i its mean cross-entropy on its N_i training examples. S is
+    the cohort of the round.
 
     Args:
-        tau_h, tau_b: local work on the head, then on the body; one of them may be 0.
-        eta_h, eta_b: rates of the two.
-        unit: what tau_h and tau_b count: 'steps' or 'epochs'.
-        batch_size: examples a step; None for all.
-        momentum: of both phases.
-        weighting: 'examples' (q_i) or 'uniform' (1/r).
-        head_init: see SplitModel; None for the model's own.
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        tau_h, tau_b: local work on the head, then on the backbone, >= 0; one of them may be 0.
+        eta_h, eta_b: learning rates of the two, >= 0.
+        unit: what tau_h and tau_b count: 'steps' (mini-batches) or 'epochs'.
+        batch_size: examples in a mini-batch, >= 1; None for all.
+        momentum: of both phases, >= 0; default 0, none.
+        weighting: a client's weight in the average: 'examples' (q_i) or 'uniform' (1 / r, r clients in the cohort).
+        head_init: how a client's head starts: 'glorot', 'uniform01' or 'zeros' (see `SplitModel`); None for the model's
+            own.
+
+    Returns:
+        The `Algorithm`. A client keeps W_i and predicts with (theta, W_i).
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: tau_h or tau_b is negative, or both are 0; eta_h, eta_b or momentum is negative or not finite;
+            batch_size is below 1; unit or weighting is none of those above; head_init is none of those above.
+
+    Source:
+        Collins, Hassani, Mokhtari, Shakkottai, ICML 2021, algorithm 1.
     """
     check_choice(unit=(unit, ("steps", "epochs")), head_init=(head_init or model.head_init, HEAD_INITS))
     for name, tau in (("tau_h", tau_h), ("tau_b", tau_b)):

@@ -1,13 +1,7 @@
 """FedRoD: one model that is fair to all classes, and a private head on top (Chen, Chao; ICLR 2022).
 
 Objective: the generic model w = (theta, W) minimizes sum_i alpha_i of client i's balanced softmax loss; client i's head
-P_i corrects it to what the client really sees, on l_i.
-
-    client(w):  for every batch (x, y), in one forward pass:  phi = phi(x; theta),  z = phi W
-                    w   <- w - eta grad CE(z + log n_i, y)           n_i: how often the client has every class
-                    P_i <- P_i - eta_p grad CE(z + phi P_i, y)       z and phi fixed: nothing flows back into w
-                keep P_i, send w_i - w
-    server:     w <- w + sum_{i in S} q_i (w_i - w),                 q_i = N_i / sum_{j in S} N_j
+P_i corrects it to what the client really sees, on l_i. Two objectives: nothing of the second flows back into w.
 
 Messages: 4d bytes down, 4d up. On the device: the head P_i. A client predicts with z + phi P_i, which is the model
 (theta, W + P_i), w being the newest; the generic score is that of z. A new client gets w and an initial P_i, and
@@ -67,10 +61,43 @@ def fedrod(
     weighting: str = "examples",
     init: str = "copy",
 ) -> Algorithm:
-    """FedRoD."""
+    """FedRoD: a generic model that is trained to be fair to all classes, and for every client a private head on top of
+    it that is trained on what the client really sees.
+
+    Update rule:
+
+        client(w):  w_i <- w = (theta, W);  for every mini-batch (x, y), with phi = phi(x; theta_i), z = phi W_i:
+                        w_i <- w_i - eta grad_w CE(z + log n_i, y)            the generic loss, a balanced softmax
+                        P_i <- P_i - eta_p grad_P CE(z + phi P_i, y)          the private loss; z and phi are held fixed
+                    keep P_i, send w_i - w
+        server:     w <- w + sum_{i in S} q_i (w_i - w),    q_i = N_i / sum_{j in S} N_j
+
+    theta is the backbone and phi its features, W the generic head, P_i the private one; n_i counts client i's examples
+    of every class. S is the cohort, N_i the client's training examples.
+
+    Args:
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the generic
+            model's SGD, and the weights of the average, as in `fedavg`.
+        eta_p: rate of P_i, >= 0; None for eta, 0 to leave P_i as it is. Its mini-batches and momentum are the generic
+            model's.
+        init: P_i at first: 'copy' (of W in round 0, as in PGFed's code) or 'zeros' (the paper's residual).
+
+    Returns:
+        The `Algorithm`. A client keeps P_i and predicts with z + phi P_i.
+
+    Raises:
+        ValueError: eta, eta_p or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps
+            and epochs are both given; weighting is neither 'examples' nor 'uniform'; init is neither 'copy' nor
+            'zeros'; clients share a head here, but differ in their numbers of classes, and the population has no
+            `num_labels`.
+
+    Source:
+        Chen, Chao, ICLR 2022: Fed-RoD with the balanced softmax and a linear personalized head.
+    """
     check_choice(init=(init, ("copy", "zeros")))
     eta_p = eta if eta_p is None else eta_p
-    check_rates(eta_p=eta_p)
+    check_rates(eta=eta, eta_p=eta_p)
     work = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
     base = fedavg(model, population, eta=eta, momentum=momentum, weighting=weighting, **work)
     loop, generic_sgd, private_sgd = batch_loop(**work), sgd(eta, momentum), sgd(eta_p, momentum)

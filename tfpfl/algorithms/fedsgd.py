@@ -2,9 +2,6 @@
 
 Objective: sum_i alpha_i l_i(w) with w = (theta, W) shared by all clients.
 
-    client(w):  send g_i = grad l_i(w)             on all of the client's examples
-    server:     w <- w - eta sum_{i in S} q_i g_i,  q_i = N_i / sum_{j in S} N_j
-
 With everyone in the cohort this is gradient descent on the objective. Messages: 4d bytes down, 4d up. On the device:
 nothing. A new client gets w, and adapts by gradient descent on all of it. The local model is the w that was received:
 no local work is done.
@@ -23,14 +20,31 @@ from tfpfl.optimizer import sgd
 
 
 def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") -> Algorithm:
-    """FedSGD.
+    """FedSGD: one model for all clients, and one gradient per client and round. With everyone in the cohort it is
+    gradient descent.
+
+    Update rule:
+
+        client(w):  send g_i = grad l_i(w), on all of the client's examples
+        server:     w <- w - eta sum_{i in S} q_i g_i,    q_i = N_i / sum_{j in S} N_j
+
+    w = (theta, W) is a whole model, theta the backbone and W the head; l_i is client i's mean cross-entropy on its N_i
+    training examples. S is the cohort of the round.
 
     Args:
-        eta: the server's learning rate.
-        weighting: 'examples' (q_i) or 'uniform' (1/r).
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        eta: the server's learning rate, >= 0.
+        weighting: a client's weight in the mean: 'examples' (q_i) or 'uniform' (1 / r, r clients in the cohort).
+
+    Returns:
+        The `Algorithm`. A client keeps nothing and predicts with w.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: eta is negative or not finite; weighting is neither 'examples' nor 'uniform'; clients share a head
+            here, but differ in their numbers of classes, and the population has no `num_labels`.
+
+    Source:
+        McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, section 2.
     """
     check_rates(eta=eta)
     num_labels = population.shared_labels()

@@ -2,11 +2,6 @@
 
 Objective: that of the method that trained the shared model, and then l_i(v) for each client alone.
 
-    training:               as FedAvg, FedProx or any other algorithm: the same messages, the same state
-    personal model of i:    v = the algorithm's personal model
-                            v <- SGD on l_i, for E_ft epochs or steps      of all weights, of the head, or of the body
-                            predict with v; v is thrown away
-
 Messages: those of the method, 4d bytes down and up for FedAvg-FT and FedProx-FT. On the device: nothing more. A new
 client gets w and fine-tunes it: E_ft epochs of adapting are its personal model. Its local model after a round is the
 method's, not fine-tuned: no method's round includes it.
@@ -38,13 +33,28 @@ def finetuned(
 ) -> Algorithm:
     """Any algorithm, with fine-tuned personal models; its training does not change.
 
+    Update rule:
+
+        to predict: v <- the algorithm's personal model;  v <- v - eta_ft grad l_i(v), for E_ft epochs or steps
+
+    l_i is client i's mean cross-entropy.
+
     Args:
-        eta_ft, steps_ft, epochs_ft, batch_size, momentum: of the fine-tuning, as in `fedavg`; 0 steps for none.
-        part: what is trained: 'full', 'head' (on cached features) or 'body'.
+        algorithm: the `Algorithm` that trains the shared model.
+        eta_ft, steps_ft, epochs_ft: rate and amount of the fine-tuning; 0 steps for none. Default: 50 steps.
+        batch_size, momentum: of the fine-tuning, as in `fedavg`.
+        part: what is fine-tuned: 'full' (all weights), 'head' (on cached features) or 'body' (the backbone).
         global_model: (message) -> the algorithm's model, where it has one for everyone: then that is scored as well.
 
+    Returns:
+        The `Algorithm`, with another `personal_model`, `global_model` and `adapt`.
+
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: eta_ft or momentum is negative or not finite; batch_size is below 1; steps_ft or epochs_ft is
+            negative, or both are given; part is not 'full', 'head' or 'body'.
+
+    Source:
+        A baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021.
     """
     check_choice(part=(part, PARTS))
     model = algorithm.model
@@ -92,16 +102,39 @@ def fedavg_ft(
     epochs_ft: int | None = None,
     part: str = "full",
 ) -> Algorithm:
-    """FedAvg, then fine-tuning.
+    """FedAvg, and then fine-tuning: a client makes the shared model personal by local steps of its own, anew whenever
+    it predicts.
+
+    Update rule:
+
+        client(w):  w_i = SGD from w on l_i;  send w_i - w
+        server:     w <- w + sum_{i in S} q_i (w_i - w),    q_i = N_i / sum_{j in S} N_j
+        to predict: v <- w;  v <- v - eta_ft grad l_i(v), for E_ft epochs or steps;  predict with v
+
+    w = (theta, W) is a whole model, theta the backbone and W the head; l_i is client i's mean cross-entropy on its N_i
+    training examples. S is the cohort of the round.
 
     Args:
-        eta, steps, epochs, batch_size, momentum, weighting: as in `fedavg`.
-        eta_ft: rate of the fine-tuning; None for eta.
-        steps_ft, epochs_ft: E_ft, one of the two; default: the work of one visit. 0 for none, which is FedAvg.
-        part: 'full', 'head' or 'body'.
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the local SGD,
+            and the weights of the average, as in `fedavg`.
+        eta_ft: rate of the fine-tuning, >= 0; None for eta.
+        steps_ft, epochs_ft: E_ft, the fine-tuning's mini-batches or passes; one of the two, >= 0, 0 for none. Default:
+            the work of one visit.
+        part: what is fine-tuned: 'full' (all weights), 'head' (on cached features) or 'body' (the backbone).
+
+    Returns:
+        The `Algorithm`. A client keeps nothing; v is thrown away after the prediction.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: eta, eta_ft or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps
+            and epochs are both given; steps_ft or epochs_ft is negative, or both are given; part is not 'full', 'head'
+            or 'body'; weighting is neither 'examples' nor 'uniform'; clients share a head here, but differ in their
+            numbers of classes, and the population has no `num_labels`.
+
+    Source:
+        A baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021; FedAvg is algorithm 1 of McMahan et al.,
+        AISTATS 2017.
     """
     solver = {"batch_size": batch_size, "momentum": momentum}
     base = fedavg(model, population, eta=eta, steps=steps, epochs=epochs, weighting=weighting, **solver)
@@ -129,10 +162,41 @@ def fedprox_ft(
     epochs_ft: int | None = None,
     part: str = "full",
 ) -> Algorithm:
-    """FedProx, then fine-tuning without its penalty; the arguments are those of `fedprox` and of `fedavg_ft`.
+    """FedProx, and then fine-tuning without its pull: a client makes the shared model personal by local steps of its
+    own, anew whenever it predicts.
+
+    Update rule:
+
+        client(w):  w_i = SGD from w on l_i(v) + (mu / 2) |v - w|^2;  send w_i - w
+        server:     w <- w + sum_{i in S} q_i (w_i - w),    q_i = N_i / sum_{j in S} N_j
+        to predict: v <- w;  v <- v - eta_ft grad l_i(v), for E_ft epochs or steps;  predict with v
+
+    w = (theta, W) is a whole model, theta the backbone and W the head; l_i is client i's mean cross-entropy on its N_i
+    training examples. S is the cohort of the round.
+
+    Args:
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        mu, straggler, straggler_policy, implicit_prox: the pull, and who does only a part of its work, as in `fedprox`.
+        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the local SGD,
+            and the weights of the average, as in `fedavg`.
+        eta_ft: rate of the fine-tuning, >= 0; None for eta.
+        steps_ft, epochs_ft: E_ft, the fine-tuning's mini-batches or passes; one of the two, >= 0, 0 for none. Default:
+            the work of one visit.
+        part: what is fine-tuned: 'full' (all weights), 'head' (on cached features) or 'body' (the backbone).
+
+    Returns:
+        The `Algorithm`. A client keeps nothing; v is thrown away after the prediction.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: mu, eta, eta_ft or momentum is negative or not finite; steps, epochs or batch_size is below 1, or
+            steps and epochs are both given; straggler is outside [0, 1]; straggler_policy or weighting is none of those
+            above; steps_ft or epochs_ft is negative, or both are given; part is not 'full', 'head' or 'body'; clients
+            share a head here, but differ in their numbers of classes, and the population has no `num_labels`. A warning
+            is given where eta mu >= 2 and the step is explicit: it diverges.
+
+    Source:
+        A baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021; FedProx is algorithm 2 of Li et al., MLSys
+        2020.
     """
     solver = {"batch_size": batch_size, "momentum": momentum}
     base = fedprox(

@@ -5,17 +5,8 @@ a penalty on every layer and neuron that measures dissimilarity and numerical di
 partial work as in FedProx, and two personal models that absorb the global one slowly. The formulas are a
 reconstruction.
 
-Objective: client i works on l_i(w) + R(w; w_t). Over layers l and their neurons n (the incoming weights of one output
-unit and its bias: a kernel's column, a filter),
-
-    additive:  R = sum_l c_l sum_n [ l_cos (1 - cos(w_ln, wg_ln)) + (l_2 / 2) |w_ln - wg_ln|^2 ]
-    gated:     R = sum_l c_l sum_n (l_2 / 2) (1 - cos(w_ln, wg_ln)) |w_ln - wg_ln|^2     aligned neurons are not pulled
-
-    client(w_t):  w_i = SGD from w_t on l_i + R(.; w_t); a straggler does a part of it, as in FedProx
-                  PM-A, mix then train:  p_i <- SGD from kappa p_i + (1 - kappa) w_t on l_i + R(.; w_t)
-                  PM-B, train then mix:  p_i <- kappa p_i + (1 - kappa) w_i
-                  keep p_i, send w_i - w_t
-    server:       w <- w + (1/r) sum_{i in S} (w_i - w)                        stragglers included
+Objective: client i works on l_i(w) + R(w; w_t), R a sum over layers and their neurons. A neuron is the incoming weights
+of one output unit and its bias: a kernel's column, a filter.
 
 Messages: 4d bytes down, 4d up. On the device: the whole model p_i. At its first visit p_i is w_t (PM-A, then trained)
 or w_i (PM-B); a new client predicts with w_t, and adapts as PM-A does at its first visit. Its local model is p_i.
@@ -114,22 +105,51 @@ def layerwise(
     implicit_prox: bool = False,
     weighting: str = "uniform",
 ) -> Algorithm:
-    """Layer-wise regularized federated learning.
+    """Layer-wise regularization: every neuron is held near the global one, in direction and in distance; a personal
+    model takes the global one in slowly.
+
+    Update rule:
+
+        additive:  R(w; wg) = sum_l c_l sum_n [ l_cos (1 - cos(w_ln, wg_ln)) + (l_2 / 2) |w_ln - wg_ln|^2 ]
+        gated:     R(w; wg) = sum_l c_l sum_n (l_2 / 2) (1 - cos(w_ln, wg_ln)) |w_ln - wg_ln|^2
+
+        client(w_t):  w_i = SGD from w_t on l_i + R(.; w_t); a straggler does a part of it, as in FedProx
+                      PM-A, mix then train:  p_i <- SGD from kappa p_i + (1 - kappa) w_t on l_i + R(.; w_t)
+                      PM-B, train then mix:  p_i <- kappa p_i + (1 - kappa) w_i
+                      keep p_i, send w_i - w_t
+        server:       w <- w + (1/r) sum_{i in S} (w_i - w)                        stragglers included
+
+    w, w_t and p_i are whole models, w_ln neuron n of layer l (the weights into one output unit, and its bias), wg =
+    w_t; l_i is client i's mean cross-entropy. S is the cohort of r clients.
 
     Args:
-        penalty_kind: 'additive' or 'gated' (without l_cos).
-        l_cos, l_2: weights of dissimilarity and of distance.
-        layer_weights: c_l: 'sum' (1) or 'mean' (1 / n_l, the neurons of the layer).
-        scheme: 'pm_a' (mix then train) or 'pm_b' (train then mix, which costs no computation).
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        penalty_kind: R is 'additive' or 'gated' (aligned neurons are not pulled; l_cos is unused).
+        l_cos, l_2: weights of dissimilarity and of distance, >= 0.
+        layer_weights: c_l: 'sum' (1) or 'mean' (1 / the neurons of the layer).
+        scheme: 'pm_a' (mix, then train) or 'pm_b' (train, then mix, which costs no computation).
         kappa: the personalization degree, in [0, 1]: how much of p_i survives a visit.
-        eta, steps, epochs, batch_size, momentum: as in `fedavg`.
-        steps_p, epochs_p: PM-A's work on p_i, one of the two; default: as much as on w_i.
-        straggler: the probability that a client does only a part of its work.
-        implicit_prox: take the step on l_2 implicitly; for the additive penalty with layer_weights='sum'.
-        weighting: 'uniform' (1/r) or 'examples' (q_i).
+        eta, steps, epochs, batch_size, momentum: rate, amount, mini-batches and momentum of the local SGD, as in
+            `fedavg`.
+        steps_p, epochs_p: PM-A's work on p_i, one of the two, >= 1; default: as much as on w_i.
+        straggler: the probability in [0, 1] that a client does only a part of its work; default 0.
+        implicit_prox: take the step on l_2 implicitly, which no coefficient makes unstable; only for the additive
+            penalty with layer_weights='sum'.
+        weighting: a client's weight in the average: 'uniform' (1 / r) or 'examples' (q_i = N_i / sum_{j in S} N_j).
+
+    Returns:
+        The `Algorithm`. A client keeps p_i and predicts with it; before its first visit, with w.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: l_cos, l_2, eta or momentum is negative or not finite; kappa or straggler is outside [0, 1]; steps,
+            epochs or batch_size is below 1, or steps and epochs are both given, and so for steps_p and epochs_p;
+            penalty_kind, layer_weights, scheme or weighting is none of those above; implicit_prox is given for another
+            penalty; clients share a head here, but differ in their numbers of classes, and the population has no
+            `num_labels`. A warning is given where eta l_2 >= 2 and the step is explicit: it diverges.
+
+    Source:
+        The thesis on layer-wise regularization and personalized mixing; its method chapter is lost, the formulas are a
+        reconstruction.
     """
     check_choice(
         penalty_kind=(penalty_kind, ("additive", "gated")),

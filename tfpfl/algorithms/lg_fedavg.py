@@ -2,10 +2,6 @@
 
 Objective: sum_i alpha_i l_i(W, theta_i), over one head W and a body theta_i for every client: FedPer turned around.
 
-    client(W):  (theta_i, W_i) = SGD from (theta_i, W) on l_i             jointly; epochs or steps
-                keep theta_i, send W_i - W
-    server:     W <- W + sum_{i in S} q_i (W_i - W),                      q_i = N_i / sum_{j in S} N_j
-
 Messages: 4h bytes down, 4h up: no weight of a body. On the device: the body theta_i. A new client gets W and starts
 from theta^0, the backbone as it is before training; it adapts that body under the head. Its local model is
 (theta_i, W_i).
@@ -55,16 +51,35 @@ def lg_fedavg(
     pretrain_rounds: int = 0,
     new_body: str = "initial",
 ) -> Algorithm:
-    """LG-FedAvg.
+    """LG-FedAvg: private backbones under one shared head; FedPer turned around.
+
+    Update rule:
+
+        client(W):  (theta_i, W_i) = SGD from (theta_i, W) on l_i             jointly; epochs or steps
+                    keep theta_i, send W_i - W
+        server:     W <- W + sum_{i in S} q_i (W_i - W),                      q_i = N_i / sum_{j in S} N_j
+
+    theta_i is client i's own backbone, W the shared head, l_i client i's mean cross-entropy on its N_i training
+    examples. S is the cohort.
 
     Args:
-        eta, steps, epochs, batch_size, momentum, weighting: as in `fedavg`.
-        pretrain_rounds: this many rounds of FedAvg first; rounds in which nobody takes part do not count.
-        new_body: of a client that comes for the first time: 'initial' (theta^0, or what the pretraining left) or
-            'average' (of the last cohort's bodies, weighted as the heads are).
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the local SGD,
+            and the weights of the average, as in `fedavg`.
+        pretrain_rounds: this many rounds of FedAvg first, >= 0; rounds in which nobody takes part do not count.
+        new_body: the backbone of a client that comes for the first time: 'initial' (theta^0, or what the pretraining
+            left) or 'average' (of the last cohort's, weighted as the heads are).
+
+    Returns:
+        The `Algorithm`. A client keeps theta_i and predicts with (theta_i, W).
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: pretrain_rounds is negative; eta or momentum is negative or not finite; steps, epochs or batch_size
+            is below 1, or steps and epochs are both given; new_body or weighting is none of those above; clients share
+            a head here, but differ in their numbers of classes, and the population has no `num_labels`.
+
+    Source:
+        Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, arXiv 2001.01523, algorithm 1.
     """
     check_choice(new_body=(new_body, ("initial", "average")))
     if pretrain_rounds < 0:

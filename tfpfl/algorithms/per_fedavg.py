@@ -2,15 +2,6 @@
 
 Objective: (1 / I) sum_i l_i(w - alpha grad l_i(w)), the loss of every client after one step of its own.
 
-    client(w):  w_i = w;  for every batch, halved into D and D':
-                    g = grad l(w_i - alpha grad l(w_i; D); D')
-                    FO:  w_i <- w_i - beta g                                             the Hessian left out
-                    HF:  w_i <- w_i - beta (g - alpha H g),  H g from a difference of gradients:
-                         (grad l(w_i + delta g; D') - grad l(w_i - delta g; D')) / (2 delta)
-                send w_i - w
-    server:     w <- w + (1 / r) sum_{i in S} (w_i - w)
-    personal model of i:  v = w, then v <- v - alpha grad l_i(v), adapt_steps times, on all training examples
-
 Messages: 4d bytes down, 4d up. On the device: nothing. A new client gets w and adapts it. Its local model is w_i, not
 adapted. Here alpha is `eta_inner`, for alpha_i is N_i / N.
 
@@ -43,20 +34,44 @@ def per_fedavg(
     adapt_steps: int = 1,
     adapt_batch_size: int | None = None,
 ) -> Algorithm:
-    """Per-FedAvg.
+    """Per-FedAvg: one model w that a gradient step on a client's own examples makes personal.
+
+    Update rule:
+
+        client(w):  w_i = w;  for every batch, halved into D and D':
+                        g = grad l(w_i - alpha grad l(w_i; D); D')
+                        FO:  w_i <- w_i - beta g                                             the Hessian left out
+                        HF:  w_i <- w_i - beta (g - alpha H g),  H g from a difference of gradients:
+                             (grad l(w_i + delta g; D') - grad l(w_i - delta g; D')) / (2 delta)
+                    send w_i - w
+        server:     w <- w + (1 / r) sum_{i in S} (w_i - w)
+        personal model of i:  v = w, then v <- v - alpha grad l_i(v), adapt_steps times, on all training examples
+
+    w and w_i are whole models, l(w; D) is the mean cross-entropy on D, l_i that on all of client i's examples; alpha is
+    `eta_inner`. S is the cohort of r clients.
 
     Args:
-        variant: 'fo' (first-order) or 'hf' (Hessian-free: two more gradients a step).
-        eta_inner: alpha, the rate of the step that makes w personal, in training and in use.
-        beta: rate of the steps on w_i.
-        steps, epochs: local work, one of the two; default 50 steps.
-        batch_size: examples in D and in D'; None for all in both.
-        delta: the length, in g, of the difference in 'hf'.
-        adapt_steps: how many steps make w personal; 0 for none.
-        adapt_batch_size: on so many random examples each; None for all.
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        variant: 'fo' (first order) or 'hf' (Hessian-free: two more gradients a step).
+        eta_inner: alpha, the rate of the step that makes w personal, in training and in use, >= 0.
+        beta: rate of the steps on w_i, >= 0.
+        steps, epochs: local work, as in `fedavg`.
+        batch_size: examples in D and in D', >= 1; None for all in both.
+        delta: the length, in g, of the difference of gradients in 'hf', > 0.
+        adapt_steps: how many steps make w personal, >= 0; 0 for none.
+        adapt_batch_size: random examples in each of them, >= 1; None for all.
+
+    Returns:
+        The `Algorithm`. A client keeps nothing and predicts with v.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: eta_inner or beta is negative or not finite; delta is not positive or not finite; steps, epochs or
+            batch_size is below 1, or steps and epochs are both given; adapt_steps is negative; adapt_batch_size is
+            below 1; variant is neither 'fo' nor 'hf'; clients share a head here, but differ in their numbers of
+            classes, and the population has no `num_labels`.
+
+    Source:
+        Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, algorithm 1.
     """
     check_choice(variant=(variant, ("fo", "hf")))
     check_rates(eta_inner=eta_inner, beta=beta, delta=delta)

@@ -3,14 +3,6 @@
 Objective: (1 / I) sum_i F_i(w),  F_i(w) = min_theta l_i(theta) + (lambda / 2) |theta - w|^2.  Here theta is a whole
 model, as in the paper, and not a backbone.
 
-    client(w):  w_i = theta_i = w
-                for every batch D:  theta_i ~ argmin l(theta; D) + (lambda / 2) |theta - w_i|^2
-                                        K times, from the last theta_i:
-                                        theta_i <- theta_i - eta_p (grad l(theta_i; D) + lambda (theta_i - w_i))
-                                    w_i <- w_i - eta lambda (w_i - theta_i)
-                keep theta_i, send w_i - w
-    server:     w <- w + beta (1 / r) sum_{i in S} (w_i - w)
-
 Messages: 4d bytes down, 4d up. On the device: the whole model theta_i, for prediction only: a visit starts from w. Who
 never came predicts with w, and so does a new client, which adapts by the inner problem with w fixed,
 one step of theta_i a batch. The local model is theta_i.
@@ -53,19 +45,45 @@ def pfedme(
     weight_decay: float = 0.0,
     implicit_prox: bool = False,
 ) -> Algorithm:
-    """pFedMe.
+    """pFedMe: one global model w, and personal models theta_i that are each the solution of a problem regularized
+    towards it (Moreau envelope).
+
+    Update rule:
+
+        client(w):  w_i = theta_i = w
+                    for every batch D:  theta_i ~ argmin l(theta; D) + (lambda / 2) |theta - w_i|^2
+                                            K times, from the last theta_i:
+                                            theta_i <- theta_i - eta_p (grad l(theta_i; D) + lambda (theta_i - w_i))
+                                        w_i <- w_i - eta lambda (w_i - theta_i)
+                    keep theta_i, send w_i - w
+        server:     w <- w + beta (1 / r) sum_{i in S} (w_i - w)
+
+    w, w_i and theta_i are whole models, as in the paper; l(theta; D) is the mean cross-entropy on a mini-batch D. S is
+    the cohort of r clients.
 
     Args:
-        lam: lambda, the pull of theta_i towards w_i.
-        inner_steps: K, the steps on theta_i in every batch.
-        eta_p: their rate.
-        eta, steps, epochs, batch_size: of w_i: one step a batch, otherwise as in `fedavg`.
-        beta: the server's rate.
-        weight_decay: adds this times theta to the inner gradient.
-        implicit_prox: take the penalty's inner step implicitly, for stiff lambda.
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        lam: lambda, the pull of theta_i towards w_i, >= 0.
+        inner_steps: K, the steps on theta_i in every mini-batch, >= 1.
+        eta_p: the rate of these steps, >= 0.
+        eta, steps, epochs, batch_size: rate, amount and mini-batches of the work on w_i, one step a batch, as in
+            `fedavg`.
+        beta: the server's rate, >= 0; above 1 it extrapolates.
+        weight_decay: adds this times theta_i to the inner gradient, >= 0; default 0.
+        implicit_prox: take the step on the pull implicitly, which no coefficient makes unstable; default: explicitly,
+            by its gradient.
+
+    Returns:
+        The `Algorithm`. A client keeps theta_i and predicts with it; before its first visit, with w.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: lam, eta, eta_p, beta or weight_decay is negative or not finite; inner_steps is below 1; steps,
+            epochs or batch_size is below 1, or steps and epochs are both given; clients share a head here, but differ
+            in their numbers of classes, and the population has no `num_labels`. A warning is given where eta_p lam >= 2
+            and the step is explicit: it diverges.
+
+    Source:
+        Dinh, Tran, Nguyen, NeurIPS 2020, algorithm 1.
     """
     check_rates(eta=eta, beta=beta, weight_decay=weight_decay)
     check_penalty(eta_p, implicit_prox, lam=lam)

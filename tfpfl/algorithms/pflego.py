@@ -2,13 +2,6 @@
 
 Objective (eq. 1): L(theta, W_1..W_I) = sum_i alpha_i l_i(W_i, theta), l_i the mean cross-entropy of client i.
 
-    client(theta):  Phi = phi(X_i; theta), once
-                    tau - 1 times:  W_i <- W_i - beta grad_W l_i          on the cached Phi, in closed form
-                    gW, gT = grad l_i(W_i, theta)                         both at the same point
-                    W_i <- W_i - rho (I/r) c_i gW
-                    send gT
-    server:         theta <- optimizer(theta, (I/r) sum_{i in S} a_i gT_i)
-
 Messages: theta down, its gradient up: 4b bytes each way. On the device: the head W_i, and its labels. A new client
 gets the current theta and an initial head, and adapts by the inner steps on that head, theta frozen; one an epoch.
 
@@ -84,23 +77,49 @@ def pflego(
     recompute: bool = False,
     chunk: int | None = None,
 ) -> Algorithm:
-    """PFLEGO; the defaults are the preset 'paper'.
+    """PFLEGO: a shared backbone and private heads, trained together by exact, distributed SGD: a client fits its head,
+    then takes one joint gradient step. The defaults are the preset 'paper'.
+
+    Update rule:
+
+        client(theta):  Phi = phi(X_i; theta), once
+                        tau - 1 times:  W_i <- W_i - beta grad_W l_i          on the cached Phi, in closed form
+                        gW, gT = grad l_i(W_i, theta)                         both at the same point
+                        W_i <- W_i - rho (I/r) c_i gW
+                        send gT
+        server:         theta <- optimizer(theta, (I/r) sum_{i in S} a_i gT_i)
+
+    theta is the shared backbone, Phi its features on client i's N_i training examples, W_i client i's own head, l_i its
+    mean cross-entropy. S is the cohort; r of I clients are in it, in expectation.
 
     Args:
-        tau: local steps, of which tau - 1 are on the head alone; 1 is plain SGD on all parameters.
-        beta: rate of those steps (for inner_opt='newton': unused).
-        rho: rate of the joint step, of theta's optimizer and of the head's last step.
-        rule: 'exact' (c_i = alpha_i, eq. 5: the step is an unbiased gradient step) or 'eq3' (c_i = 1).
-        weighting: 'alpha' (a_i = N_i / N over all clients, eq. 4) or 'sampled' (over the cohort, as the code does).
-        server_opt: sgd, momentum or adam.
-        inner_opt: gd, momentum, adam or newton (damped, conjugate gradients); any will do that lowers l_i.
-        safeguard: restore W_i where the inner steps raised l_i.
-        head_init: see SplitModel; None for the model's own.
-        recompute: run the forward pass twice instead of keeping its activations.
-        chunk: and for at most this many examples at a time, for bounded memory.
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        tau: local steps, >= 1, of which tau - 1 are on the head alone; 1 is plain SGD on all parameters.
+        beta: rate of these tau - 1 steps, >= 0 (unused with inner_opt='newton').
+        rho: rate of the joint step, >= 0: of theta's optimizer and of the head's last step.
+        rule: 'exact' (c_i = alpha_i = N_i / N over all clients, eq. 5: the step is an unbiased gradient step) or 'eq3'
+            (c_i = 1, eq. 3).
+        weighting: 'alpha' (a_i = alpha_i, eq. 4) or 'sampled' (a_i = N_i / sum_{j in S} N_j, as the authors' code
+            does).
+        server_opt: theta's optimizer: 'sgd', 'momentum' (0.9) or 'adam'.
+        inner_opt: of the tau - 1 steps: 'gd', 'momentum', 'adam' or 'newton' (damped, conjugate gradients); any will do
+            that lowers l_i.
+        safeguard: restore W_i where the inner steps raised l_i; default: yes.
+        head_init: how a client's head starts: 'glorot', 'uniform01' or 'zeros' (see `SplitModel`); None for the model's
+            own.
+        recompute: run the forward pass twice instead of keeping its activations: less memory, more time; default: no.
+        chunk: run the forward pass twice, for at most this many examples at a time, >= 1, which bounds the memory; None
+            for all at once.
+
+    Returns:
+        The `Algorithm`. A client keeps W_i and predicts with (theta, W_i).
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: tau or chunk is below 1; beta or rho is negative or not finite; rule, weighting, server_opt,
+            inner_opt or head_init is none of those above.
+
+    Source:
+        Nikoloutsopoulos, Koutsopoulos, Titsias, arXiv 2202.09848: objective in eq. (1), steps in eqs. (3) to (5).
     """
     check_choice(
         rule=(rule, ("exact", "eq3")),

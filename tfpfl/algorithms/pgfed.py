@@ -5,14 +5,6 @@ Objective of client i: F_i(w) = l_i(w) + mu sum_j A_ij l_j(w), each l_j taken at
 model w_j and gradient G_j: l_j(w_j) + G_j . (w - w_j) = (s_j + mu G_j . w) / mu with s_j = mu (l_j(w_j) - G_j . w_j).
 How much others' risks matter, A_ij >= 0, is learned too.
 
-    client(w, g_t, g_bar, s, A_i):   with g_t = mu sum_j A_ij G_j, g_bar = (mu / |S|) sum_j G_j, j in S, the last cohort
-        aux = g_t                                              PGFed
-        aux = (1 - beta) g_t + beta aux_i, kept as aux_i       PGFedMo; the first time, g_t
-        v = w; for each batch:  A_ij <- max(0, A_ij - eta2 (s_j + g_bar . v))    for j in S
-                                v <- SGD step on grad l_i(v; batch) + aux        momentum acts on both
-        keep v, send v - w, G_i = grad l_i(v) on all examples, s_i, A_i
-    server:  w <- w + sum_i q_i (v_i - w);  keep A_i, and of this cohort G_i and s_i
-
 Messages: 3d + 2I numbers down, 2d + I + 1 up: two and a half times FedAvg's bytes. On the device: the whole model v_i,
 with which it predicts; for PGFedMo also aux_i. The server keeps a row of d numbers and a row of A for every client,
 O(I d), and `matrices` gives A. A client that never took part predicts with w, as a new one does, which adapts by SGD on
@@ -108,15 +100,39 @@ def pgfed(
     momentum: float = 0.0,
     weighting: str = "examples",
 ) -> Algorithm:
-    """PGFed.
+    """PGFed: every client minimizes all clients' risks, the others' to first order, and learns how much each of them
+    matters to it.
+
+    Update rule:
+
+        client(w, g_t, g_bar, s, A_i):   g_t = mu sum_j A_ij G_j,  g_bar = (mu / |S|) sum_j G_j,  j in S
+            aux = g_t
+            v <- w; for each mini-batch:  A_ij <- max(0, A_ij - eta2 (s_j + g_bar . v))    for j in S
+                                          v <- SGD step on grad l_i(v; batch) + aux        momentum acts on both
+            keep v, send v - w, G_i = grad l_i(v) and s_i = mu (l_i(v) - G_i . v) on all examples, and A_i
+        server:  w <- w + sum_i q_i (v_i - w);  keep A_i, and of this cohort G_i and s_i
+
+    w and v are whole models, l_i is client i's mean cross-entropy; the last cohort is S, and q_i = N_i / sum_{j in S}
+    N_j over the present one.
 
     Args:
-        mu: how much all others' risks count.
-        eta, steps, epochs, batch_size, momentum, weighting: as in `fedavg`.
-        eta2: rate of A.
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        mu: how much all others' risks count, >= 0; 0 is FedAvg.
+        eta2: learning rate of A, >= 0.
+        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the local SGD,
+            and the weights of the average, as in `fedavg`.
+
+    Returns:
+        The `Algorithm`. A client keeps v and predicts with it; before its first visit, with w. `matrices` gives A.
 
     Raises:
-        ValueError: names the argument, and says what it may be; or the server's table does not fit in memory.
+        ValueError: mu, eta, eta2 or momentum is negative or not finite; steps, epochs or batch_size is below 1, or
+            steps and epochs are both given; weighting is neither 'examples' nor 'uniform'; clients share a head here,
+            but differ in their numbers of classes, and the population has no `num_labels`; the server's table of I
+            gradients does not fit into memory.
+
+    Source:
+        Luo, Mendieta, Chen, Wu, ICCV 2023, algorithm 1.
     """
     work = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
     return _pgfed(model, population, None, mu, eta, eta2, momentum, weighting, work)
@@ -136,14 +152,38 @@ def pgfedmo(
     momentum: float = 0.0,
     weighting: str = "examples",
 ) -> Algorithm:
-    """PGFed with momentum in what comes from others.
+    """PGFedMo: PGFed with momentum in what comes from others.
+
+    Update rule:
+
+        client(w, g_t, g_bar, s, A_i):   g_t = mu sum_j A_ij G_j,  g_bar = (mu / |S|) sum_j G_j,  j in S
+            aux = (1 - beta) g_t + beta aux_i, kept as aux_i;  the first time, aux = g_t
+            v <- w; for each mini-batch:  A_ij <- max(0, A_ij - eta2 (s_j + g_bar . v))    for j in S
+                                          v <- SGD step on grad l_i(v; batch) + aux        momentum acts on both
+            keep v, send v - w, G_i = grad l_i(v) and s_i = mu (l_i(v) - G_i . v) on all examples, and A_i
+        server:  w <- w + sum_i q_i (v_i - w);  keep A_i, and of this cohort G_i and s_i
+
+    w and v are whole models, l_i is client i's mean cross-entropy; the last cohort is S, and q_i = N_i / sum_{j in S}
+    N_j over the present one.
 
     Args:
-        beta: how much of it is what came before, in [0, 1]; 0 is PGFed.
-        mu, eta, eta2, steps, epochs, batch_size, momentum, weighting: as in `pgfed`.
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        beta: how much of aux is what came before, in [0, 1]; 0 is PGFed.
+        mu, eta, eta2, steps, epochs, batch_size, momentum, weighting: what counts how much, and the local SGD, as in
+            `pgfed`.
+
+    Returns:
+        The `Algorithm`. A client keeps v and aux_i, and predicts with v; before its first visit, with w. `matrices`
+        gives A.
 
     Raises:
-        ValueError: names the argument, and says what it may be; or the server's table does not fit in memory.
+        ValueError: beta is outside [0, 1]; mu, eta, eta2 or momentum is negative or not finite; steps, epochs or
+            batch_size is below 1, or steps and epochs are both given; weighting is neither 'examples' nor 'uniform';
+            clients share a head here, but differ in their numbers of classes, and the population has no `num_labels`;
+            the server's table of I gradients does not fit into memory.
+
+    Source:
+        Luo, Mendieta, Chen, Wu, ICCV 2023, algorithm 1 with its momentum.
     """
     check_fractions(beta=beta)
     work = {"steps": steps, "epochs": epochs, "batch_size": batch_size}

@@ -3,13 +3,6 @@
 Objective: (1 / I) sum_i l_i(x), one model for all, every client with the same weight. c_i estimates client i's
 gradient and c = (1 / I) sum_i c_i the objective's, so that g_i(y) - c_i + c goes where the objective goes.
 
-    client(x, c):  y_i = x;  K times:  y_i <- y_i - eta (g_i(y_i) - c_i + c)      epochs or steps, no momentum
-                   c_i+ = g_i(x)                                  option I: a gradient on all examples, one more pass
-                          c_i - c + (x - y_i) / (K eta)           option II: the mean of the gradients just seen
-                   keep c_i+, send (y_i - x, c_i+ - c_i)
-    server:        x <- x + eta_g (1 / r) sum_{i in S} (y_i - x)
-                   c <- c + (1 / I) sum_{i in S} (c_i+ - c_i)     so c stays the mean over all I, absent ones included
-
 Messages: 8d bytes down, 8d up. On the device: c_i, the size of the model, which starts at 0; who never came, or left,
 counts in c with what it has. A new client gets x and c, and has c_i = 0; it adapts by SGD on x, without c, which would
 hold it to everyone's objective. Its local model is y_i.
@@ -63,16 +56,39 @@ def scaffold(
     option: str = "II",
     eval_model: str = "global",
 ) -> Algorithm:
-    """SCAFFOLD.
+    """SCAFFOLD: one model for all clients; control variates c_i and c correct the drift of their local steps.
+
+    Update rule:
+
+        client(x, c):  y_i = x;  K times:  y_i <- y_i - eta (g_i(y_i) - c_i + c)      epochs or steps, no momentum
+                       c_i+ = g_i(x)                               option I: a gradient on all examples, one more pass
+                              c_i - c + (x - y_i) / (K eta)        option II: the mean of the gradients just seen
+                       keep c_i+, send (y_i - x, c_i+ - c_i)
+        server:        x <- x + eta_g (1 / r) sum_{i in S} (y_i - x)
+                       c <- c + (1 / I) sum_{i in S} (c_i+ - c_i)  so c stays the mean over all I, absent ones included
+
+    x and y_i are whole models, g_i is the gradient of client i's mean cross-entropy, on a mini-batch in the steps. S is
+    the cohort, r of I clients; K is the number of local steps.
 
     Args:
-        eta, steps, epochs, batch_size: local work, as in `fedavg`.
-        eta_g: the server's rate.
-        option: how c_i is renewed: 'I' or 'II'.
-        eval_model: what a client predicts with: 'global' (x) or 'local' (its last y_i; x before its first visit).
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        eta, steps, epochs, batch_size: rate, amount and mini-batches of the local SGD, as in `fedavg`.
+        eta_g: the server's rate, >= 0.
+        option: how c_i is renewed: 'I' (a gradient at x, one more pass) or 'II' (the mean of the gradients just seen).
+        eval_model: what a client predicts with: 'global' (x), or 'local' (its last y_i, which it then keeps; x before
+            its first visit).
+
+    Returns:
+        The `Algorithm`. A client keeps c_i.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: eta is not positive or not finite (option II divides by it); eta_g is negative or not finite; steps,
+            epochs or batch_size is below 1, or steps and epochs are both given; option or eval_model is neither of the
+            two above; clients share a head here, but differ in their numbers of classes, and the population has no
+            `num_labels`.
+
+    Source:
+        Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, algorithm 1.
     """
     check_choice(option=(option, ("I", "II")), eval_model=(eval_model, ("global", "local")))
     check_rates(eta=eta, eta_g=eta_g)

@@ -2,8 +2,6 @@
 
 Objective: l_i(w_i) for each client alone.
 
-    client:  w_i <- SGD from w_i on l_i
-
 Messages: none. On the device: the whole model. All clients start from the same backbone; heads are each client's own. A
 new client starts from there as well. Clients train only when they are sampled, so that the budget equals the others'
 (PGFed's code; FedAMP trains all clients, which is a cohort of everyone).
@@ -27,10 +25,30 @@ def local(
     batch_size: int | None = None,
     momentum: float = 0.0,
 ) -> Algorithm:
-    """Local training; the arguments are those of `fedavg`.
+    """Local: every client trains a model of its own, and nothing is sent. The floor that collaboration must beat.
+
+    Update rule:
+
+        client:  for every mini-batch D:  w_i <- w_i - eta grad l(w_i; D)
+                 keep w_i, send nothing
+
+    w_i is client i's whole model, l(w; D) the mean cross-entropy on a mini-batch D.
+
+    Args:
+        model, population: the `SplitModel`, and the `Population` that it is trained on.
+        eta, steps, epochs, batch_size, momentum: rate, amount, mini-batches and momentum of the local SGD, as in
+            `fedavg`.
+
+    Returns:
+        The `Algorithm`. A client keeps w_i and predicts with it.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        ValueError: eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps and
+            epochs are both given.
+
+    Source:
+        The baseline 'Separate' in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021, and 'Local' in Luo et al., ICCV
+        2023.
     """
     solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
     objective = client_loss(model)
