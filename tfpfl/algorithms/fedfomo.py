@@ -23,7 +23,7 @@ from tfpfl.local import check_choice, check_fractions, client_loss, local_solver
 from tfpfl.optimizer import sgd
 from tfpfl.table import check_table, row_of
 
-EPSILON = 1e-5  # of the distance that a fall of the loss is divided by
+EPSILON = 1e-5  # added to the distance between two models, by which the difference of their losses is divided
 
 
 class Server(NamedTuple):
@@ -32,7 +32,7 @@ class Server(NamedTuple):
     models: Any  # [I, d]: the last upload of every client
     last: Any  # bool [I]: it was made in the last round
     P: Any  # [I, I]: how much each has helped each
-    rounds: Any  # int32 []: that were, for epsilon
+    rounds: Any  # int32 []: rounds done, from which exploration is drawn
 
 
 class Message(NamedTuple):
@@ -135,6 +135,18 @@ def with_uploads(server, rows, of, uploads):
     )
 
 
+def mixing_first(alone, mix, fraction):
+    """The adaptation `alone`, on the training examples, and before its first epoch the mixing of a visit."""
+
+    def epoch(fit, data, n):
+        training, validation = training_and_validation(data, fraction)
+        theta = fit.weights
+        theta = tf.cond(tf.equal(n, 0), lambda: mix(fit.message, theta, theta, validation)[0], lambda: theta)
+        return alone.epoch(fit._replace(weights=theta), training, n)
+
+    return alone._replace(epoch=epoch)
+
+
 def fedfomo(
     model,
     population,
@@ -207,6 +219,7 @@ def fedfomo(
         return Server(models, tf.zeros([people], tf.bool), tf.eye(people, dtype=model.dtype), tf.constant(0))
 
     def candidates_of(server, client_ids):
+        """(these clients' rows [n], the rows of their candidates [n, M], which of the candidates exist [n, M])"""
         rows, known = row_of(population, client_ids)
         P_i = tf.where(known[:, None], tf.gather(server.P, rows), tf.zeros_like(server.P[:1]))
         if epsilon:
@@ -218,6 +231,7 @@ def fedfomo(
         return Message(tf.gather(server.models, of[0]), valid[0])
 
     def mix(message, theta, old, validation):
+        """(theta_i + sum_n w_n (theta_n - theta_i), the weights w_n)"""
         weights = first_order_weights(lambda at: objective(at, validation.x, validation.y), message, old)
         return combined(theta, message.models, weights), weights
 
@@ -239,12 +253,6 @@ def fedfomo(
 
     alone = adaptation(model, personal_model, sgd(eta, momentum), batch_size=batch_size)
 
-    def adapt_epoch(fit, data, n):
-        training, validation = training_and_validation(data, validation_fraction)
-        theta = fit.weights
-        theta = tf.cond(tf.equal(n, 0), lambda: mix(fit.message, theta, theta, validation)[0], lambda: theta)
-        return alone.epoch(fit._replace(weights=theta), training, n)
-
     return Algorithm(
         model=model,
         population=population,
@@ -257,5 +265,5 @@ def fedfomo(
         local_model=lambda message, output: output.state.theta,
         aggregate="rows",
         matrices=lambda server: {"P": server.P},
-        adapt=alone._replace(epoch=adapt_epoch),
+        adapt=mixing_first(alone, mix, validation_fraction),
     )

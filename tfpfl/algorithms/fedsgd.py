@@ -2,9 +2,8 @@
 
 Objective: sum_i alpha_i l_i(w) with w = (theta, W) shared by all clients.
 
-With everyone in the cohort this is gradient descent on the objective. Messages: 4d bytes down, 4d up. On the device:
-nothing. A new client gets w, and adapts by gradient descent on all of it. The local model is the w that was received:
-no local work is done.
+Messages: 4d bytes down, 4d up. On the device: nothing. A new client gets w, and adapts by gradient descent on all of
+it. The local model is the w that was received: no local work is done.
 
 The paper's q_i is written n_k / n; with a part of the clients, n is read as the total over those that came.
 """

@@ -206,6 +206,25 @@ def with_momentum(message, buffer, beta):
     return tree.where(message.some, (aux, kept), (message.g_t, buffer))  # round 1 leaves no trace
 
 
+def after_round(server, rows, update):
+    """The server after a round: w + sum_i q_i (v_i - w), and A_i, G_i and s_i of the clients that came.
+
+    Args:
+        rows: int32 [r, 1], those of the clients that came.
+        update: an `Update`: the mean of v_i - w, and the reports as `Rows`.
+    """
+    report = update.report.values
+    # Of A_i, what a client learned about those whose gradients it had; about others there was nothing to learn.
+    A_i = tf.where(server.last, report.A_i, tf.gather_nd(server.A, rows))
+    return Server(
+        w=tree.add(server.w, update.delta),
+        A=tf.tensor_scatter_nd_update(server.A, rows, A_i),
+        gradients=tf.scatter_nd(rows, report.gradient, tf.shape(server.gradients)),
+        offsets=tf.scatter_nd(rows, report.offset, tf.shape(server.offsets)),
+        last=tf.scatter_nd(rows, tf.ones_like(rows[:, 0], tf.bool), tf.shape(server.last)),
+    )
+
+
 def _pgfed(model, population, beta, mu, eta, eta2, momentum, weighting, work) -> Algorithm:
     """Both; `beta` is None for PGFed."""
     check_rates(mu=mu, eta=eta, eta2=eta2, momentum=momentum)
@@ -258,17 +277,7 @@ def _pgfed(model, population, beta, mu, eta, eta2, momentum, weighting, work) ->
         return ClientOutput(Update(tree.subtract(v, message.w), report), weight(data), state, {"loss": loss})
 
     def server_update(server, update):
-        ids, report = update.report
-        rows = row_of(population, ids)[0][:, None]
-        # Of A_i, what a client learned about those whose gradients it had; about others there was nothing to learn.
-        A_i = tf.where(server.last, report.A_i, tf.gather_nd(server.A, rows))
-        return Server(
-            w=tree.add(server.w, update.delta),
-            A=tf.tensor_scatter_nd_update(server.A, rows, A_i),
-            gradients=tf.scatter_nd(rows, report.gradient, [people, num_weights]),
-            offsets=tf.scatter_nd(rows, report.offset, [people]),
-            last=tf.scatter_nd(rows, tf.ones_like(ids, tf.bool), [people]),
-        )
+        return after_round(server, row_of(population, update.report.client_ids)[0][:, None], update)
 
     return Algorithm(
         model=model,
