@@ -19,7 +19,7 @@ from tfpfl.algorithm import ClientData, Population
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.cost import count_passes
 
-SHARED = {"b": "backbone", "h": "head", "d": "whole model", "0": "nothing"}
+SHARED = {"model": "whole model", "backbone": "backbone", "head": "head", None: "nothing"}
 FLAGS = re.DOTALL | re.MULTILINE
 PREDICTS = {
     "personal": "with its personal model, which is what *EV-all* scores",
@@ -190,7 +190,7 @@ def choosing_table() -> str:
         forward, backward = passes(name)
         cells = (
             f"[{row.title}](algorithms/{name}.md)",
-            shared(row),
+            shared(name),
             row.state,
             {"global": "shared"}.get(row.evaluates, row.evaluates),
             row.down,
@@ -201,11 +201,13 @@ def choosing_table() -> str:
     return "\n".join(lines)
 
 
-def shared(row) -> str:
-    """What all clients have in common, by what is sent to them."""
-    if row.message == "per client":
+def shared(name: str) -> str:
+    """What all clients have in common: a global model, or else the part that all personal models share."""
+    model, population = small()
+    algorithm = built(name, population, model)
+    if algorithm.message_per_client:
         return "models, client to client"
-    return SHARED[row.down.lstrip("0123456789") or row.down]
+    return SHARED["model" if algorithm.global_model is not None else algorithm.shares]
 
 
 def api_page() -> str:

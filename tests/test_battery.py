@@ -1,10 +1,13 @@
 """The battery finds what is wrong: algorithms with one mistake each, and the check that must fail."""
 
+import re
+
 import pytest
 import tensorflow as tf
 
 from tfpfl import battery, tree
-from tfpfl.algorithms import fedper
+from tfpfl.algorithm import Weights
+from tfpfl.algorithms import ditto, fedper, lg_fedavg, pflego
 
 
 def good(model, population):
@@ -87,6 +90,49 @@ def a_global_model_of_its_own(model, population):
     )
 
 
+def claims(base, shares, **options):
+    """The method, with other words about what it shares."""
+    return lambda model, population: base(model, population, **options)._replace(shares=shares)
+
+
+def its_global_model_has_another_backbone(model, population):
+    right = good(model, population)
+
+    def global_model(theta):
+        return Weights(tree.scale(2.0, theta), model.shared_head(8))
+
+    return right._replace(global_model=global_model)
+
+
+def its_backbone_is_that_of_the_last_visit(model, population):
+    """All have the same one after a round of everyone, and not the message's after the next round."""
+    right = good(model, population)
+
+    def client_update(theta, state, data):
+        output = right.client_update(theta, state[1], data)
+        return output._replace(state=(theta, output.state))
+
+    return right._replace(
+        init_client=lambda info: (model.theta(), right.init_client(info)),
+        client_update=client_update,
+        personal_model=lambda theta, state, data: Weights(*state),
+        local_model=lambda theta, output: right.local_model(theta, output._replace(state=output.state[1])),
+        adapt=None,
+    )
+
+
+def its_one_pass_is_not_its_work(model, population):
+    """What `algorithm._replace(client_update=...)` does to a method with a `one_pass`."""
+    right = pflego(model, population, tau=4, beta=0.3, rho=0.02)
+
+    def client_update(theta, head, data):
+        output = right.client_update(theta, head, data)
+        return output._replace(update=tree.scale(0.5, output.update))
+
+    return right._replace(client_update=client_update)
+
+
+SMALL = {"eta": 0.2, "steps": 4}
 MISTAKES = [
     (changed(nothing_moves), battery.rounds_change_something),
     (changed(climbs), battery.the_loss_falls),
@@ -98,6 +144,14 @@ MISTAKES = [
     (gives_logits, battery.models_are_whole),
     (a_global_model_of_its_own, battery.the_global_model_is_everyones),
     (new_clients_forget, battery.a_new_client_adapts),
+    (claims(fedper, None, **SMALL), battery.what_is_shared_is_declared),
+    (claims(fedper, "model", **SMALL), battery.what_is_shared_is_declared),
+    (claims(fedper, "theta", **SMALL), battery.what_is_shared_is_declared),
+    (claims(ditto, "backbone", **SMALL), battery.what_is_shared_is_declared),
+    (claims(lg_fedavg, None, **SMALL), battery.what_is_shared_is_declared),
+    (its_backbone_is_that_of_the_last_visit, battery.what_is_shared_is_declared),
+    (its_global_model_has_another_backbone, battery.what_is_shared_is_declared),
+    (its_one_pass_is_not_its_work, battery.one_pass_is_the_work_of_a_client),
 ]
 
 
@@ -105,6 +159,18 @@ MISTAKES = [
 def test_a_mistake_is_found(build, check):
     [finding] = battery.check(build, checks=[check])
     assert finding.status == "FAILED" and finding.why
+
+
+def test_what_is_said_of_a_wrong_declaration():
+    checks = [battery.what_is_shared_is_declared]
+    for build, why in (
+        (claims(ditto, "backbone", **SMALL), "shares is 'backbone', but no part of the personal models.*: shares=None"),
+        (claims(fedper, None, **SMALL), "shares is None, but the backbone of the personal models.*: shares='backbone'"),
+        (claims(fedper, "theta", **SMALL), "shares is 'theta'; it may be 'model', 'backbone', 'head' or None"),
+        (its_global_model_has_another_backbone, "the global model has another backbone than the personal models"),
+    ):
+        [finding] = battery.check(build, checks=checks)
+        assert re.search(why, finding.why), finding.why
 
 
 def test_a_good_one_passes_and_tff_is_asked_for_only_where_it_is(monkeypatch):

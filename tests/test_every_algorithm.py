@@ -24,13 +24,6 @@ SPECIAL = {  # algorithm -> hyperparameters
     "heurfedamp": {"alpha": 0.5},
 }
 
-# Those that have one model for everyone, with which nobody predicts.
-BESIDE_A_GLOBAL_MODEL = {
-    "fedavg_ft", "fedprox_ft", "per_fedavg", "fedbabu", "fedrod", "ditto", "pfedme", "apfl", "layerwise", "pgfed",
-    "pgfedmo",
-}  # fmt: skip
-NO_NEW_CLIENTS = {"fedamp", "heurfedamp"}
-
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
@@ -84,10 +77,11 @@ def test_bytes_are_those_of_the_list(name, algorithm, subject):
 
 def test_heads_and_models_are_those_of_the_list(name, algorithm, subject):
     row = ALGORITHMS[name]
-    assert subject.has_personal_heads == (row.head == "personal")
+    assert subject.head_width(0) == (battery.CLASSES[0] if row.head == "personal" else max(battery.CLASSES))
     assert algorithm.message_per_client == (row.message == "per client")
-    assert (algorithm.global_model is not None) == (name in BESIDE_A_GLOBAL_MODEL)
-    assert (algorithm.adapt is None) == (name in NO_NEW_CLIENTS)
+    assert (algorithm.shares == "model") == (row.evaluates == "global")
+    if row.evaluates == "fine-tuned":
+        assert algorithm.global_model is not None  # the model that it is a fit of
 
 
 def test_where_a_new_client_starts(name, algorithm, subject):
@@ -101,7 +95,7 @@ def test_where_a_new_client_starts(name, algorithm, subject):
     is_a_fit = row.evaluates == "fine-tuned"
     predicts = algorithm.global_model(message) if is_a_fit else algorithm.personal_model(message, state, data)
     assert battery.distance(first, predicts) < 1e-6
-    if row.head == "personal" and row.down != "0":
+    if algorithm.shares == "backbone":
         later = model(epoch(start(message, state, data), data, tf.constant(0)))
         assert battery.identical(later.theta, first.theta)  # what all share is not the new client's to move
 

@@ -3,6 +3,8 @@
 import csv
 import hashlib
 import json
+from dataclasses import replace
+from functools import wraps
 
 import numpy as np
 import pytest
@@ -12,10 +14,13 @@ from click.testing import CliRunner
 from toys import backbone, distance, initial_states, on_disk, visits_by_id
 
 from tfpfl import Sampling, Simulation, SplitModel, build_algorithm, new_clients
+from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import ClientData
+from tfpfl.algorithms import ALGORITHMS
 from tfpfl.cli import main
 from tfpfl.local import client_loss
 from tfpfl.new_clients import CannotAdapt, adapt_clients, adapt_new_clients, fine_tuning
+from tfpfl.optimizer import sgd
 from tfpfl.run import Run
 from tfpfl.sampling import client_key
 from tfpfl.simulate import Evaluation
@@ -155,8 +160,10 @@ def test_the_protocol_of_pgfed_is_the_same_for_all(federation):
 def test_who_cannot(federation, name):
     algorithm = make(name, federation, steps=1)
     server = algorithm.init_server()
-    with pytest.raises(CannotAdapt, match="no whole model, and no backbone, that it gives to all"):
-        adapt_clients(algorithm, federation, server, epochs=1, adapt=fine_tuning(algorithm, eta=0.1))
+    adapt = fine_tuning(algorithm, eta=0.1, name=name)
+    why = f"{name} cannot be fine-tuned with --protocol global: .* neither a common model nor a common backbone[.]"
+    with pytest.raises(CannotAdapt, match=why + ("$" if algorithm.adapt is None else " Use --protocol own[.]$")):
+        adapt_clients(algorithm, federation, server, epochs=1, adapt=adapt)
     if algorithm.adapt is None:
         with pytest.raises(CannotAdapt, match="only by taking part in rounds"):
             adapt_clients(algorithm, federation, server)
@@ -235,6 +242,28 @@ def test_of_a_run(folders):
             adapt_new_clients(run, eta=0.1)
 
 
+def test_a_method_that_copies_its_weights_can_be_fine_tuned(folders, monkeypatch):
+    """A copy of the common backbone is the common backbone."""
+    row = ALGORITHMS["pflego"]
+
+    @wraps(row.builder)
+    def copying(*args, **kwargs):
+        algorithm = row.builder(*args, **kwargs)
+
+        def personal_model(message, state, data):
+            return tf.nest.map_structure(tf.identity, algorithm.personal_model(message, state, data))
+
+        adapt = adaptation(algorithm.model, personal_model, sgd(0.3), part="head")
+        return algorithm._replace(personal_model=personal_model, adapt=adapt)
+
+    with Run.open(folders / "pflego") as run:
+        expected = adapt_new_clients(run, epochs=2, protocol="global", eta=0.1)
+    monkeypatch.setitem(ALGORITHMS, "pflego", replace(row, builder=copying))
+    with Run.open(folders / "pflego") as run:
+        found = adapt_new_clients(run, epochs=2, protocol="global", eta=0.1)
+    np.testing.assert_array_equal(found.loss, expected.loss)
+
+
 def tfpfl(*arguments, code=0):
     result = CliRunner().invoke(main, [str(a) for a in arguments])
     assert result.exit_code == code, (result.output, result.exception)
@@ -259,6 +288,8 @@ def test_the_command(folders, tmp_path):
     assert "no client is new" in tfpfl("new-clients", folders / "everyone", code=1)
     assert "none of these runs has something" in tfpfl("new-clients", folders / "fedamp", code=1)
     assert "has no hyperparameter eta" in tfpfl("new-clients", folders / "pflego", "--protocol", "global", code=1)
+    output = tfpfl("new-clients", folders / "fedamp", "--protocol", "global", "--epochs", 1, code=1)
+    assert "fedamp cannot be fine-tuned with --protocol global" in output
     assert "is not a run folder" in tfpfl("new-clients", tmp_path / "nowhere", code=1)
 
 

@@ -113,7 +113,7 @@ def compressed(algorithm: Algorithm, *, bits: int = 8, threshold: int = QUANTIZE
         sizes = tf.add_n([size(x) for x in tf.nest.flatten(output.update)])
         return output._replace(metrics=output.metrics | {"bytes_up": sizes})
 
-    return algorithm._replace(client_update=client_update)
+    return algorithm._replace(client_update=client_update, one_pass=None)
 
 
 def dp(*, noise: float, clip: float, clients: float):
@@ -249,6 +249,7 @@ def _with_statistic(algorithm: Algorithm, statistic: Callable) -> Algorithm:
         server_update=server_update,
         local_model=local_model,
         aggregate=weighed.put_on(rows, "rows"),
+        one_pass=None,
     )
 
 

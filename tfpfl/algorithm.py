@@ -71,7 +71,7 @@ class OnePass(NamedTuple):
 
     Where a whole cohort has the same weights, an engine may take it through the backbone together, for
     sum_i w_i pull_back_i(dphi_i) is one pull-back of all w_i dphi_i. `tfpfl.local.one_pass_update` makes the
-    `client_update`, which carries this as its attribute `one_pass`.
+    `client_update` of it; the algorithm has both, as `client_update` and as `one_pass`.
     """
 
     theta: Callable  # (message) -> the backbone's weights
@@ -105,6 +105,15 @@ class Algorithm(NamedTuple):
     is None where there is none, and where `personal_model` is that model already. `adapt` starts from what a new client
     would predict with (`personal_model` of its initial state); where that is itself a fit, as in fine-tuning, from what
     it is a fit of. It is None where a client cannot become personal without taking part; the algorithm's file says why.
+
+    `shares` says which part of `personal_model` is the same for every client: the whole 'model', its 'backbone' or its
+    'head'; None if no part is. The shared part depends on the message only, never on the client's state, data or id. A
+    `global_model` beside a shared backbone has this backbone. With a shared backbone, engines evaluate many clients in
+    one forward pass, and a new client can start from the backbone that all have.
+
+    `one_pass` is the work of `client_update` in another form, which an engine can do for a whole cohort at once. The
+    two must do the same: whoever replaces `client_update` replaces `one_pass` too, or sets it to None. `tfpfl.battery`
+    checks both fields.
     """
 
     model: Any  # the SplitModel, and
@@ -120,6 +129,13 @@ class Algorithm(NamedTuple):
     matrices: Callable | None = None  # (server state) -> dict of [I, I], where the server keeps such
     global_model: Callable | None = None  # (message) -> Weights, the same whoever received the message
     adapt: Adaptation | None = None
+    shares: str | None = None  # 'model', 'backbone', 'head' or None: what all personal models have in common
+    one_pass: OnePass | None = None  # the same work as `client_update`, for a whole cohort at once
+
+    @property
+    def shares_backbone(self) -> bool:
+        """Whether the personal models of all clients have the same backbone."""
+        return self.shares in ("model", "backbone")
 
     @property
     def message_per_client(self) -> bool:

@@ -23,6 +23,7 @@ from tfpfl.client_store import ClientStore
 from tfpfl.data import Federation
 from tfpfl.local import client_loss
 from tfpfl.models import SplitModel
+from tfpfl.runtime.cohort import shared_theta
 from tfpfl.sampling import client_key, cohort
 from tfpfl.simulate import Evaluation, Simulation
 from tfpfl.visit import Visit
@@ -195,11 +196,10 @@ class Subject:
         """After `ROUNDS` rounds; checks leave it as it is."""
         return Trained(self.algorithm, self.engine).rounds(ROUNDS)
 
-    @cached_property
-    def has_personal_heads(self) -> bool:
-        """Whether the model that a client holds after its work is as wide as its own classes are many."""
-        message, _, _, output = self.visit(0)
-        return int(self.algorithm.local_model(message, output).head.bias.shape[0]) == CLASSES[0]
+    def head_width(self, client: int) -> int:
+        """How many outputs the model has that a client holds after its work."""
+        message, _, _, output = self.visit(client)
+        return int(self.algorithm.local_model(message, output).head.bias.shape[0])
 
     def visit(self, client: int):
         """(message, state, data, output) of one more visit of a client."""
@@ -348,7 +348,7 @@ def no_personal_weights_leave(subject):
     if subject.algorithm.message_per_client:
         return
     sent = [np.asarray(u) for u in tf.nest.flatten(output.update)]
-    if subject.has_personal_heads:
+    if subject.head_width(0) == CLASSES[0]:
         heads = [u.shape for u in sent if CLASSES[WIDEST] in u.shape]
         _require(not heads, f"heads are personal, and an update of a client of {CLASSES[WIDEST]} classes has {heads}")
     kept = [np.asarray(s) for s in tf.nest.flatten((state, output.state)) if np.size(s) > 1 and np.any(s)]
@@ -362,15 +362,17 @@ def models_are_whole(subject):
     algorithm = subject.algorithm
     for client in (0, WIDEST):
         message, _, data, output = subject.visit(client)
-        width = CLASSES[client] if subject.has_personal_heads else max(CLASSES)
+        widths = {max(CLASSES)} if algorithm.shares in ("model", "head") else {CLASSES[client], max(CLASSES)}
         models = {
             "personal_model": algorithm.personal_model(message, output.state, data),
             "local_model": algorithm.local_model(message, output),
         }
         for name, weights in models.items():
             _require(isinstance(weights, Weights), f"{name} gives {type(weights).__name__}, not Weights")
-            found, expected = algorithm.model.logits(weights, data.x).shape, (EXAMPLES[client], width)
-            _require(found == expected, f"logits of client {client}'s {name} are {found}, expected {expected}")
+            found, expected = algorithm.model.logits(weights, data.x).shape, [(EXAMPLES[client], k) for k in widths]
+            why = f"logits of client {client}'s {name} are {found}, expected {' or '.join(map(str, expected))}"
+            _require(any(found == shape for shape in expected), why)
+            widths = {int(found[1])}  # the second model is as wide as the first
 
 
 def the_global_model_is_everyones(subject):
@@ -386,6 +388,56 @@ def the_global_model_is_everyones(subject):
     _require(found == expected, f"its logits are {found}, expected {expected}")
     shapes, theirs = ([w.shape for w in theta] for theta in (models[0].theta, algorithm.model.theta()))
     _require(shapes == theirs, f"its theta is {shapes}, the model's {theirs}")
+
+
+def what_is_shared_is_declared(subject):
+    """`Algorithm.shares` is what the personal models of two clients have in common, whatever their states.
+
+    By value, with every client's first state, its last one and that after one more visit. Less than what is shared is
+    a mistake too: it makes evaluation slow, and `new-clients --protocol global` refuses the method.
+    """
+    algorithm, models = subject.algorithm, []
+    declared = algorithm.shares
+    known = declared is None or declared in ("model", "backbone", "head")
+    _require(known, f"shares is {declared!r}; it may be 'model', 'backbone', 'head' or None")
+    for client in (0, WIDEST):
+        message, state, data, output = subject.visit(client)
+        for each in (algorithm.init_client(data.info), state, output.state):
+            models.append(algorithm.personal_model(message, each, data))
+    backbone, head = (all(_same(part, parts[0]) for part in parts) for parts in zip(*models, strict=True))
+    found = "model" if backbone and head else "backbone" if backbone else "head" if head else None
+    common = {"model": "all weights", "backbone": "the backbone", "head": "the head", None: "no part"}[found]
+    _require(
+        found == declared,
+        f"shares is {declared!r}, but {common} of the personal models of clients 0 and {WIDEST} is the same in all "
+        f"states: shares={found!r}",
+    )
+    if not algorithm.shares_backbone:
+        return
+    same = _same(shared_theta(algorithm)(message), models[0].theta)
+    _require(same, "the backbone of personal_model is another one if the client has a single example, of zeros")
+    if algorithm.global_model is not None:
+        _require(declared != "model", "all personal models are the same: there is no global_model beside them")
+        same = _same(algorithm.global_model(message).theta, models[0].theta)
+        _require(same, f"shares is {declared!r}, but the global model has another backbone than the personal models")
+
+
+def one_pass_is_the_work_of_a_client(subject):
+    """Where there is a `one_pass`: a cohort at once ends where its clients end one by one, by `client_update`."""
+    algorithm, trained = subject.algorithm, subject.trained
+    if algorithm.one_pass is None:
+        return
+    visits, states = visits_by_id(algorithm.population, EVERYONE, 5), trained.states(EVERYONE)
+    engines = subject.engine, Simulation(algorithm, subject.federation, held_out=["test"], cohort="plain")
+    fused, plain = (engine.next(trained.server, states, visits) for engine in engines)
+    pairs = [("the server's state", fused.server, plain.server)]
+    pairs.append(("a client's state", fused.client_states, plain.client_states))
+    pairs.append(
+        ("a client's metric", [dict(m) for m in fused.client_metrics], [dict(m) for m in plain.client_metrics])
+    )
+    for what, ours, theirs in pairs:
+        away = distance(ours, theirs)
+        _require(away < AGREE, f"{what} differs by {away:.1e} between one_pass and client_update")
 
 
 def a_new_client_adapts(subject):
@@ -423,6 +475,8 @@ CHECKS = (
     no_personal_weights_leave,
     models_are_whole,
     the_global_model_is_everyones,
+    what_is_shared_is_declared,
+    one_pass_is_the_work_of_a_client,
     a_new_client_adapts,
     no_graph_is_traced_again_for_other_clients,
     both_engines_agree,
@@ -433,6 +487,11 @@ NEED_TFF = (both_engines_agree,)
 def kinds(structure) -> list:
     """(dtype, shape) of every leaf."""
     return [(np.asarray(x).dtype.name, np.shape(x)) for x in tf.nest.flatten(structure)]
+
+
+def _same(a, b) -> bool:
+    """Of the same types and shapes, and bit for bit."""
+    return kinds(a) == kinds(b) and identical(a, b)
 
 
 def _keep(now, before, clients):

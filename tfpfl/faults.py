@@ -61,7 +61,7 @@ def broken_work(algorithm: Algorithm, which: Callable) -> Algorithm:
         update = spoil(output.update, (1, np.nan), (2, HUGE))
         return output._replace(update=update, state=spoil(output.state, (1, np.nan)))
 
-    return algorithm._replace(client_update=client_update)
+    return algorithm._replace(client_update=client_update, one_pass=None)
 
 
 def broken_data(algorithm: Algorithm, which: Callable) -> Algorithm:
@@ -77,7 +77,7 @@ def broken_data(algorithm: Algorithm, which: Callable) -> Algorithm:
         y = tf.where(first & tf.equal(kind, 5), data.info.num_classes, y)
         return algorithm.client_update(message, state, data._replace(x=x, y=y))
 
-    return algorithm._replace(client_update=client_update)
+    return algorithm._replace(client_update=client_update, one_pass=None)
 
 
 __all__ = ["HUGE", "KINDS", "broken_data", "broken_work", "drawn"]

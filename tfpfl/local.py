@@ -84,8 +84,6 @@ def one_pass_update(model, one_pass: OnePass, **passes):
         output, dphi = one_pass.on_features(message, state, phi, data._replace(x=()))
         return output._replace(update=one_pass.join(pull_back(dphi), output.update))
 
-    if not any(passes.values()):  # who bounds a client's memory wants no larger batches either
-        client_update.one_pass = one_pass
     return client_update
 
 

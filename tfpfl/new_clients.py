@@ -62,11 +62,24 @@ class Adapted(NamedTuple):
         return np.array([statistics.ci95(column) for column in self.accuracy.T])
 
 
-def fine_tuning(algorithm: Algorithm, *, eta: float, momentum: float = 0.9, batch_size: int | None = None):
+def fine_tuning(
+    algorithm: Algorithm,
+    *,
+    eta: float,
+    momentum: float = 0.9,
+    batch_size: int | None = None,
+    name: str = "this method",
+) -> Adaptation:
     """The protocol 'global' as an `Adaptation`.
 
+    Args:
+        algorithm: of the run.
+        eta, momentum: of the SGD on all weights.
+        batch_size: examples a step; None for all.
+        name: what errors call the algorithm.
+
     Raises:
-        CannotAdapt: when it starts: the method shares no whole backbone.
+        CannotAdapt: when it starts: the method gives clients neither a common model nor a common backbone.
         ValueError: a rate out of range.
     """
     check_rates(eta=eta, momentum=momentum)
@@ -74,12 +87,15 @@ def fine_tuning(algorithm: Algorithm, *, eta: float, momentum: float = 0.9, batc
     def start(message, state, data):
         if algorithm.global_model is not None:
             return algorithm.global_model(message)
-        if algorithm.adapt is not None:
-            weights = algorithm.adapt.model(algorithm.adapt.start(message, state, data))
-            shared = {id(leaf) for leaf in tf.nest.flatten(message)}
-            if not shared or all(id(w) in shared for w in weights.theta):
-                return weights
-        raise CannotAdapt("this method has no whole model, and no backbone, that it gives to all: nothing to fine-tune")
+        nothing_is_sent = not tf.nest.flatten(message)  # Local: a new client starts from w^0, as all did
+        if algorithm.shares_backbone or nothing_is_sent:
+            if algorithm.adapt is None:
+                return algorithm.personal_model(message, state, data)
+            return algorithm.adapt.model(algorithm.adapt.start(message, state, data))
+        raise CannotAdapt(
+            f"{name} cannot be fine-tuned with --protocol global: it gives clients neither a common model nor a common "
+            f"backbone.{'' if algorithm.adapt is None else ' Use --protocol own.'}"
+        )
 
     return adaptation(algorithm.model, start, sgd(eta, momentum), batch_size=batch_size)
 
@@ -191,7 +207,7 @@ def adapt_new_clients(
         if eta is None:
             raise ValueError(f"{run.config.algorithm} has no hyperparameter eta: say with which rate to fine-tune")
         batch_size = known.get("batch_size") if batch_size is None else batch_size
-        adapt = fine_tuning(run.algorithm, eta=eta, batch_size=batch_size)
+        adapt = fine_tuning(run.algorithm, eta=eta, batch_size=batch_size, name=run.config.algorithm)
     elif eta is not None or batch_size is not None:
         raise ValueError("eta and batch_size are for the protocol 'global'; 'own' takes what the run trained with")
     return adapt_clients(

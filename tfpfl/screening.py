@@ -72,7 +72,7 @@ def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: 
             metrics=metrics,
         )
 
-    screening = algorithm._replace(client_update=client_update)
+    screening = algorithm._replace(client_update=client_update, one_pass=None)
     if flag is None:
         return screening
     return screening._replace(

@@ -19,7 +19,6 @@ from tfpfl.runtime.cohort import (
     Part,
     Stacked,
     default_threads,
-    has_global_theta,
     relaxed,
     shared_theta,
     total,
@@ -165,8 +164,8 @@ def joined(parts: Iterable[Part]) -> Part:
 class Evaluation:
     """Scores clients' personal models on held-out splits: `personal_model` with the newest message.
 
-    So it does the global model, where there is one beside them. Where models have one backbone, as the global one has
-    for everybody, many clients' examples go through it together.
+    It scores the global model too, where the method has one. Models with the same backbone (`Algorithm.shares`; and the
+    global model, which is the same for all) are evaluated in one forward pass for many clients.
 
     Args:
         algorithm, federation, threads: as in `Simulation`.
@@ -195,11 +194,11 @@ class Evaluation:
         check_cohort(client_states, visits)
         message_for = self._messages(server, visits)
         if self._parts is None:
-            self._parts = self._make(message_for(0), client_states[0], visits[0])
+            self._parts = self._make()
         scores = [part(message_for, client_states, visits) for part in self._parts]
         return [{k: v for some in all_of for k, v in some.items()} for all_of in zip(*scores, strict=True)]
 
-    def _make(self, message, state, visit) -> list:
+    def _make(self) -> list:
         algorithm, federation, cohort, threads = self._arguments
         if cohort == "plain":
             return [EvaluationOneByOne(algorithm, self._readers, threads)]
@@ -207,11 +206,12 @@ class Evaluation:
         def fused(theta_of, **models):
             return FusedEvaluation(algorithm, federation, self._readers, theta_of, **models)
 
-        theta_of = shared_theta(algorithm, message, state, visit)
-        if theta_of is not None and has_global_theta(algorithm, message, state, visit):
-            return [fused(theta_of, globally=True)]
+        # One pass takes one message: where every client has its own, only the global model is the same in all of them.
+        theta_of = None if algorithm.message_per_client else shared_theta(algorithm)
+        if theta_of is not None:
+            return [fused(theta_of, globally=algorithm.global_model is not None)]
         alone = algorithm._replace(global_model=None)
-        parts = [EvaluationOneByOne(alone, self._readers, threads) if theta_of is None else fused(theta_of)]
+        parts = [EvaluationOneByOne(alone, self._readers, threads)]
         if algorithm.global_model is not None:
             parts.append(fused(lambda message: algorithm.global_model(message).theta, personal=False, globally=True))
         return parts

@@ -1,17 +1,21 @@
 """Fused and stacked cohorts against the plain one, client after client."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from toys import backbone, distance, identical, initial_states, on_disk, visits_by_id
 
+from tfpfl import aggregators, battery, faults
 from tfpfl.algorithm import Sampling
-from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.algorithms import ALGORITHMS, build_algorithm, finetuned
 from tfpfl.cost import Counter
 from tfpfl.models import SplitModel, build
 from tfpfl.runtime import cohort
 from tfpfl.runtime.cohort import groups, shared_theta
 from tfpfl.runtime.packed import Packed, one_pass_of
+from tfpfl.screening import screened
 from tfpfl.simulate import Evaluation, Simulation
 
 # Two clients like each other, twice, and one like no other.
@@ -125,15 +129,37 @@ SHARE = {"pflego": True, "fedper": True, "fedavg": True, "fedsgd": True, "local"
          "fedavg_ft": False, "fedamp": False, "layerwise": False, "fedrod": True, "pgfed": False}  # fmt: skip
 
 
+def copied(algorithm):
+    """The same method, in which every weight of the personal models and of what clients send is a copy."""
+
+    def personal_model(message, state, data):
+        return tf.nest.map_structure(tf.identity, algorithm.personal_model(message, state, data))
+
+    def client_update(message, state, data):
+        return tf.nest.map_structure(tf.identity, algorithm.client_update(message, state, data))
+
+    return algorithm._replace(personal_model=personal_model, client_update=client_update)
+
+
+def test_a_copy_of_the_weights_changes_nothing(federation):
+    algorithm = make("pflego", federation, "float32")
+    wrapped, ids = copied(algorithm), [4, 0, 1, 3, 2]
+    states = [states_of(algorithm)[i] for i in ids]
+    evaluations = [Evaluation(a, federation, ["test"]) for a in (algorithm, wrapped)]
+    scores = [each(algorithm.init_server(), states, visits(algorithm, ids, 1)) for each in evaluations]
+    assert identical(*scores)
+    assert [type(part).__name__ for part in evaluations[1]._parts] == ["FusedEvaluation"]
+    assert type(Simulation(wrapped, federation)._clients).__name__ == "Fused"
+    assert identical(rounds(wrapped, federation), rounds(algorithm, federation))
+
+
 @pytest.mark.parametrize("name", SHARE)
-def test_who_shares_a_backbone_is_seen_and_evaluated_together(federation, name):
+def test_who_shares_a_backbone_is_evaluated_together(federation, name):
     algorithm = make(name, federation, **({"steps": 2, "epochs": None} if name != "pflego" else {}))
     server, states = algorithm.init_server(), states_of(algorithm)
     ids = [4, 0, 1, 3, 2]
     own, cohort_visits = [states[i] for i in ids], visits(algorithm, ids, 1)
-    if not algorithm.message_per_client:
-        theta_of = shared_theta(algorithm, algorithm.message(server), own[0], cohort_visits[0])
-        assert (theta_of is not None) == SHARE[name]
+    assert (shared_theta(algorithm) is not None) == SHARE[name]
     together = Evaluation(algorithm, federation, ["test", "train"])
     found = together(server, own, cohort_visits)
     plain = Evaluation(algorithm, federation, ["test", "train"], cohort="plain")(server, own, cohort_visits)
@@ -145,8 +171,39 @@ def test_who_shares_a_backbone_is_seen_and_evaluated_together(federation, name):
 
 def test_a_fine_tuned_head_has_the_shared_backbone(federation):
     algorithm = make("fedavg_ft", federation, part="head", steps=2)
-    found = shared_theta(algorithm, algorithm.init_server(), (), visits(algorithm, [0], 1)[0])
+    found = shared_theta(algorithm)
     assert identical(found(algorithm.init_server()), algorithm.init_server().theta)
+
+
+@pytest.mark.parametrize(
+    ("base", "part", "shares"),
+    [
+        ("fedavg", "full", None),
+        ("fedavg", "head", "backbone"),
+        ("fedavg", "body", "head"),
+        ("fedper", "head", "backbone"),
+        ("fedper", "body", None),
+        ("lg_fedavg", "body", "head"),
+        ("lg_fedavg", "head", None),
+    ],
+)
+def test_fine_tuning_leaves_the_rest_shared(federation, base, part, shares):
+    algorithm = finetuned(make(base, federation, **SMALL_STEPS), eta_ft=0.1, steps_ft=1, part=part)
+    assert algorithm.shares == shares
+    battery.what_is_shared_is_declared(battery.Subject(algorithm, federation))
+
+
+@pytest.mark.parametrize("wrap", [
+    screened, partial(faults.broken_work, which=faults.drawn(huge=0.5)),
+    partial(faults.broken_data, which=faults.drawn(no_examples=0.5)), aggregators.compressed, aggregators.median,
+    aggregators.trimmed_mean,
+])  # fmt: skip
+def test_who_changes_a_clients_work_is_not_fused(federation, wrap):
+    """What the personal models have in common stays."""
+    algorithm = make("pflego", federation)
+    wrapped = wrap(algorithm)
+    assert algorithm.one_pass is not None and wrapped.one_pass is None
+    assert wrapped.shares == algorithm.shares == "backbone"
 
 
 def test_packed_states_are_the_states(federation):

@@ -144,4 +144,5 @@ def apfl(
         global_model=lambda w: w,
         local_model=lambda w, output: mixed(output.state.a, output.state.v, tree.add(w, output.update)),
         adapt=adapt,
+        shares=None,
     )

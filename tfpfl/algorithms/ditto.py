@@ -123,4 +123,5 @@ def ditto(
             batch_size=batch_size,
             **near(eta_p, lam, implicit_prox),
         ),
+        shares=None,
     )

@@ -269,4 +269,5 @@ def _attentive(model, population, weigh, pull, start, implicit_prox, solver) -> 
         local_model=lambda message, output: output.state,
         aggregate="rows",
         matrices=lambda server: {"attention": server.attention},
+        shares=None,
     )

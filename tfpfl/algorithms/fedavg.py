@@ -80,4 +80,5 @@ def fedavg(
         local_model=lambda w, output: tree.add(w, output.update),
         aggregate="mean",
         adapt=adaptation(model, lambda w, state, data: w, sgd(eta, momentum), batch_size=batch_size),
+        shares="model",
     )

@@ -100,6 +100,7 @@ def fedbabu(
         personal_model=lambda theta, state, data: with_head(theta),
         local_model=lambda theta, output: with_head(tree.add(theta, output.update)),
         aggregate="mean",
+        shares="model",
     )
     work = tuning_work(steps, epochs, steps_ft, epochs_ft)
     work |= solver | {"eta_ft": eta if eta_ft is None else eta_ft}

@@ -115,4 +115,5 @@ def feddyn(
         local_model=lambda w, output: tree.add(w, output.update.dv),
         aggregate=Update(dv="mean", one="sum"),
         adapt=adaptation(model, lambda w, g, data: w, sgd(eta, momentum), batch_size=batch_size),
+        shares="model",
     )

@@ -266,4 +266,5 @@ def fedfomo(
         aggregate="rows",
         matrices=lambda server: {"P": server.P},
         adapt=mixing_first(alone, mix, validation_fraction),
+        shares=None,
     )

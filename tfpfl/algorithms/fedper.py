@@ -80,4 +80,5 @@ def fedper(
         local_model=lambda theta, output: Weights(tree.add(theta, output.update), output.state),
         aggregate="mean",
         adapt=adaptation(model, personal_model, sgd(eta, momentum), part="head", batch_size=batch_size),
+        shares="backbone",
     )

@@ -166,4 +166,6 @@ def fedrecon(
         local_model=lambda theta, output: Weights(theta, output.state),
         aggregate="mean",
         adapt=adaptation(model, lambda theta, head, data: Weights(theta, head), head_optimizer, part="head"),
+        shares="backbone",
+        one_pass=one_pass if once else None,
     )

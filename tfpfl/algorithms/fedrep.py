@@ -100,4 +100,5 @@ def fedrep(
         local_model=lambda theta, output: Weights(tree.add(theta, output.update), output.state),
         aggregate="mean",
         adapt=adaptation(model, personal_model, sgd(eta_h, momentum), part="head", batch_size=batch_size),
+        shares="backbone",
     )

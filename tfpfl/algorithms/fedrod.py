@@ -132,4 +132,5 @@ def fedrod(
         adapt=adaptation(  # with W fixed, a step on P_i is one on W + P_i
             model, lambda w, p, data: personal(w, p), sgd(eta_p, momentum), part="head", batch_size=batch_size
         ),
+        shares="backbone",
     )

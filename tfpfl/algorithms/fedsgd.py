@@ -68,4 +68,6 @@ def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") 
         local_model=lambda w, output: w,
         aggregate="mean",
         adapt=adaptation(model, lambda w, state, data: w, sgd(eta)),
+        shares="model",
+        one_pass=one_pass,
     )

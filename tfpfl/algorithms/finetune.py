@@ -77,7 +77,9 @@ def finetuned(
 
     adapt = adaptation(model, algorithm.personal_model, sgd(eta_ft, momentum), part=part, batch_size=batch_size)
     shared = global_model or algorithm.global_model
-    return algorithm._replace(personal_model=personal_model, global_model=shared, adapt=adapt)
+    left = {"full": None, "head": "backbone", "body": "head"}[part]  # what the fine-tuning does not change
+    shares = left if algorithm.shares in ("model", left) else None
+    return algorithm._replace(personal_model=personal_model, global_model=shared, adapt=adapt, shares=shares)
 
 
 def tuning_work(steps, epochs, steps_ft, epochs_ft) -> dict:

@@ -197,4 +197,5 @@ def layerwise(
             penalty=lambda v, w: penalty(v, w, **coefficients),
             then=near(eta, l_2, True)["then"] if implicit_prox else None,
         ),
+        shares=None,
     )

@@ -125,4 +125,5 @@ def lg_fedavg(
         local_model=lambda message, output: Weights(output.state.theta, tree.add(message.head, output.update.head)),
         aggregate="mean",
         adapt=adaptation(model, personal_model, sgd(eta, momentum), part="body", batch_size=batch_size),
+        shares="head",
     )

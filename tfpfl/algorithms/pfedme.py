@@ -128,4 +128,5 @@ def pfedme(
         local_model=lambda w, output: output.state.theta,
         aggregate="mean",
         adapt=adaptation(model, personal_model, sgd(eta_p), batch_size=batch_size, **held),
+        shares=None,
     )

@@ -179,6 +179,9 @@ def pflego(
         local_model=lambda theta, output: Weights(theta, output.state),
         aggregate="sum" if weighting == "alpha" else "mean",
         adapt=newton_epochs(model) if inner is None else adaptation(model, personal_model, inner, part="head"),
+        shares="backbone",
+        # recompute and chunk bound memory per client; batching a whole cohort would defeat that
+        one_pass=None if recompute or chunk else one_pass,
     )
 
 

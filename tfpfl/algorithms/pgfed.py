@@ -293,4 +293,5 @@ def _pgfed(model, population, beta, mu, eta, eta2, momentum, weighting, work) ->
         aggregate=Update("mean", "rows"),
         matrices=lambda server: {"A": server.A},
         adapt=adaptation(model, lambda message, state, data: message.w, optimizer, batch_size=work["batch_size"]),
+        shares=None,
     )

@@ -145,4 +145,5 @@ def scaffold(
         local_model=lambda server, output: tree.add(server.x, output.update.dy),
         aggregate=Update(dy="mean", dc="sum"),
         adapt=adaptation(model, lambda server, state, data: server.x, sgd(eta), batch_size=batch_size),
+        shares=None if keeps_y else "model",
     )

@@ -68,4 +68,5 @@ def local(
         personal_model=lambda message, w, data: w,
         local_model=lambda message, output: output.state,
         adapt=adaptation(model, lambda message, w, data: w, sgd(eta, momentum), batch_size=batch_size),
+        shares=None,
     )

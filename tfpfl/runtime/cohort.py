@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfpfl import aggregate
@@ -73,7 +74,7 @@ class OneByOne:
 
 
 class Fused:
-    """For algorithms that are a `OnePass`: many clients in one forward and one backward pass of the backbone.
+    """For algorithms with a `one_pass`: many clients in one forward and one backward pass of the backbone.
 
     A group's examples are one batch, as many clients as `GROUP_BYTES` of activations have room for. Between the two
     passes every client works on its own features. All of a group is one graph, which is traced once for any number of
@@ -203,40 +204,24 @@ class EvaluationOneByOne:
         return in_order(lambda i: self._work(message_for(i), states[i], visits[i]), range(len(visits)), self._threads)
 
 
-def shared_theta(algorithm: Algorithm, message, state, visit) -> Callable | None:
-    """(message) -> theta, where the personal models have the message's own backbone; None where they have others.
+def shared_theta(algorithm: Algorithm) -> Callable | None:
+    """(message) -> theta, the backbone of all personal models; None where `algorithm.shares` has no backbone.
 
-    Seen in the graph of `personal_model`, and not declared: what is declared can be wrong.
+    It is the theta of `personal_model` for a client of the population with its initial state and one example of zeros:
+    what is shared depends on the message only. A graph computes no more of that model than its theta needs.
     """
-    if algorithm.message_per_client:
+    if not algorithm.shares_backbone:
         return None
-    found = _own_weights(algorithm, algorithm.personal_model, message, state, visit)
-    if None in found:
-        return None
-    return lambda message: tuple(tf.nest.flatten(message)[i] for i in found)
+    model, population = algorithm.model, algorithm.population
+    info = population.info(population.client_ids[0], model.dtype)._replace(num_examples=np.int32(1))
 
+    def theta_of(message):
+        data = ClientData(
+            tf.zeros([1, *model.input_shape], model.dtype), tf.zeros([1], tf.int32), info, tf.zeros([2], tf.int32)
+        )
+        return algorithm.personal_model(message, algorithm.init_client(info), data).theta
 
-def has_global_theta(algorithm: Algorithm, message, state, visit) -> bool:
-    """Whether the global model has the backbone that the personal models share."""
-    if algorithm.message_per_client or algorithm.global_model is None:
-        return False
-    both = (algorithm.personal_model, lambda message, state, data: algorithm.global_model(message))
-    personal, of_global = (_own_weights(algorithm, model, message, state, visit) for model in both)
-    return None not in personal and personal == of_global
-
-
-def _own_weights(algorithm, model_of, message, state, visit) -> list:
-    """Which leaf of the message every weight of a model's backbone is; None for one that was computed."""
-    found = []
-
-    def look(message, state, visit):
-        x = tf.zeros([1, *algorithm.model.input_shape], algorithm.model.dtype)
-        data = ClientData(x, tf.zeros([1], tf.int32), visit.info, visit.key)
-        leaves = {id(leaf): i for i, leaf in enumerate(tf.nest.flatten(message))}
-        found.extend(leaves.get(id(w)) for w in model_of(message, state, data).theta)
-
-    tf.function(look, autograph=False).get_concrete_function(message, state, visit)
-    return found
+    return theta_of
 
 
 def groups(sizes: Sequence[int], bytes_an_example: int) -> list[list[int]]:

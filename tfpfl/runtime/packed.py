@@ -149,7 +149,7 @@ def one_pass_of(algorithm: Algorithm):
     """The `OnePass` that a cohort can share, or None."""
     if algorithm.message_per_client or algorithm.aggregate not in ("mean", "sum"):
         return None
-    return getattr(algorithm.client_update, "one_pass", None)
+    return algorithm.one_pass
 
 
 def for_each(function: Callable, number, *arguments, at_a_time: int = PARALLEL):
