@@ -1,12 +1,18 @@
-"""What any test may ask for: data sets that are here only if somebody prepared them, and TensorFlow Federated."""
+"""What any test may ask for, the order in which files run, and what is said of those that were skipped."""
 
 import importlib.util
+import json
 import os
+import resource
+import shutil
+from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before anything imports TensorFlow
 
 import pytest
+
+DURATIONS = Path(__file__).parent / "durations.json"
 
 
 @pytest.fixture(scope="session")
@@ -16,9 +22,9 @@ def tfds_data():
     def folder(name: str) -> Path:
         root = os.environ.get("TFDS_DATA_DIR")
         if not root:
-            pytest.skip(f"{name} is needed: TFDS_DATA_DIR is not set")
+            pytest.skip("data sets are not here (set TFDS_DATA_DIR)")
         if not (Path(root) / name).is_dir():
-            pytest.skip(f"{name} is needed: TFDS_DATA_DIR holds no folder of this name")
+            pytest.skip(f"{name} is not in TFDS_DATA_DIR")
         return Path(root)
 
     return folder
@@ -28,12 +34,136 @@ def tfds_data():
 def tff():
     """The module tensorflow_federated; skips the test where it is not installed, fails where it does not import."""
     if importlib.util.find_spec("tensorflow_federated") is None:
-        pytest.skip("TensorFlow Federated is not installed: requirements.lock has it")
+        pytest.skip("TensorFlow Federated is not installed (requirements.lock has it)")
     import tensorflow_federated
 
     return tensorflow_federated
 
 
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """Nothing is written outside the test's own folder."""
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def six_clients(tmp_path_factory):
+    """The federation of `small_runs`, for tests that do not change it."""
+    from helpers import small_runs
+
+    return small_runs.federation(tmp_path_factory.mktemp("six_clients") / "federation")
+
+
+@pytest.fixture
+def short_end(monkeypatch):
+    """Runs evaluate each of their last two rounds, not of their last ten: few rounds then show what happens before."""
+    from helpers import small_runs
+
+    monkeypatch.setattr("tfpfl.evaluation.LAST_ROUNDS", small_runs.SHORT_END)
+
+
+@pytest.fixture(scope="session")
+def shared_run(six_clients, tmp_path_factory):
+    """A finished run of PFLEGO, seven rounds with a `short_end`; evaluated in 3, 6 and 7. `a_run` is a copy."""
+    from helpers import small_runs
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tfpfl.evaluation.LAST_ROUNDS", small_runs.SHORT_END)
+        return small_runs.train(tmp_path_factory.mktemp("shared") / "run", six_clients, rounds=7).folder
+
+
+@pytest.fixture
+def a_run(shared_run, short_end, tmp_path):
+    """The folder of such a run, for the test to change."""
+    return shutil.copytree(shared_run, tmp_path / "a_run")
+
+
 def pytest_addoption(parser):
-    """How hard test_fuzzing.py tries."""
-    parser.addoption("--fuzz", type=int, default=1000, help="Cases of damaged files and strange values.")
+    """How hard test_fuzzing.py tries, and whether to keep how long files took."""
+    parser.addoption("--fuzz", type=int, help="Cases of damaged files and strange values (100, and 1,000 as slow).")
+    parser.addoption("--store-durations", action="store_true", help=f"Write CPU seconds into {DURATIONS.name}.")
+
+
+# ---- files that take long start first, so that no process is left with one of them at the end
+
+
+def is_left_out(item) -> bool:
+    """Whether `make test` leaves a test out."""
+    return any(item.get_closest_marker(name) for name in ("slow", "docs"))
+
+
+def part_of(item) -> str:
+    """What durations.json has seconds for: a file by its name, and apart from it what `make test` leaves out of it."""
+    return f"{item.path.name}{', slow or docs' if is_left_out(item) else ''}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session, items):
+    """Before any test is deselected: which files have only tests that `make test` leaves out."""
+    session.left_out = {}
+    for item in items:
+        session.left_out[item.path] = session.left_out.get(item.path, True) and is_left_out(item)
+
+
+@pytest.fixture(scope="session")
+def left_out(request):
+    """path -> whether `make test` leaves all of its tests out; of the files of this session."""
+    return request.session.left_out
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist tells of the order
+def pytest_collection_finish(session):
+    """Files by falling CPU seconds of what will run of them; tests of a file stay together, and in their order."""
+    known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    seconds = Counter()
+    for path, part in {(item.path, part_of(item)) for item in session.items}:
+        seconds[path] += known.get(part, 10.0)
+    session.items.sort(key=lambda item: (-seconds[item.path], str(item.path)))
+
+
+def cpu_seconds() -> float:
+    """Of this process and those that it started and that have ended."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+class Spent:
+    """CPU seconds, by test at first; a fixture's count for the test that first asks for it."""
+
+    last = 0.0
+    by_part = Counter()
+
+
+def pytest_runtest_logstart():
+    Spent.last = Spent.last or cpu_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report, now = (yield), cpu_seconds()
+    report.part, report.cpu_seconds = part_of(item), now - Spent.last
+    Spent.last = now
+    return report
+
+
+def pytest_runtest_logreport(report):
+    if hasattr(report, "part"):  # what xdist says of a process that crashed has none
+        Spent.by_part[report.part] += report.cpu_seconds
+
+
+# ---- at the end
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """One line for what was skipped, by reason; and the seconds, where they were asked for."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    if reasons:
+        told = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
+        terminalreporter.write_line(f"{sum(reasons.values())} skipped. {told}")
+    if config.getoption("--store-durations"):
+        known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+        known |= {part: round(seconds, 1) for part, seconds in Spent.by_part.items()}
+        DURATIONS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+        terminalreporter.write_line(f"{sum(Spent.by_part.values()):.0f} CPU seconds, kept by file in {DURATIONS.name}")

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import tensorflow as tf
-from toys import distance, gradient, identical, initial_states, run, toy
 
+from helpers.toys import distance, gradient, identical, initial_states, run, toy
 from tfpfl import algorithms, tree
 from tfpfl.adaptation import adaptation, near, squared_distance
 from tfpfl.algorithm import Weights

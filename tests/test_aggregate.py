@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from toys import backbone, distance, identical
 
+from helpers.toys import backbone, distance, identical
 from tfpfl import aggregate
 from tfpfl.algorithm import Algorithm, ClientData, ClientOutput, Population, Rows, Weights
 from tfpfl.models import SplitModel

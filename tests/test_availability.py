@@ -6,9 +6,9 @@ from math import prod
 
 import numpy as np
 import pytest
-import small_runs
-from toys import distance, gradient, initial_states, objective, run, toy
 
+from helpers import small_runs
+from helpers.toys import distance, gradient, initial_states, objective, run, toy
 from tfpfl import tree
 from tfpfl.algorithm import Population, Sampling
 from tfpfl.algorithms import pflego_exact
@@ -129,9 +129,10 @@ def federation(tmp_path_factory):
     return small_runs.federation(tmp_path_factory.mktemp("availability") / "federation")
 
 
-def test_a_run_with_dropouts_a_clock_and_a_deadline(federation, tmp_path):
-    how = {"dropout": 0.3, "client_seconds": 0.01, "client_seconds_spread": 0.8, "jitter": 0.3, "round_deadline": 0.9}
-    run = small_runs.train(tmp_path / "run", federation, participation=1.0, **how)
+def test_a_run_with_dropouts_a_clock_and_a_deadline(federation, short_end, tmp_path):
+    how = {"participation": 1.0, "rounds": 7}
+    how |= {"dropout": 0.3, "client_seconds": 0.01, "client_seconds_spread": 0.8, "jitter": 0.3, "round_deadline": 0.9}
+    run = small_runs.train(tmp_path / "run", federation, **how)
     record = Record.read(tmp_path / "run")
     came = np.array([row["clients"] for row in record.history])
     lost = np.array([row["dropped"] + row["late"] for row in record.history])
@@ -141,20 +142,20 @@ def test_a_run_with_dropouts_a_clock_and_a_deadline(federation, tmp_path):
     work = run.population.num_examples * sum(run.passes)
     assert run.population.arrival.tolist() == run.availability.arrival(0, run.population.client_ids, work).tolist()
 
-    again = small_runs.train(tmp_path / "again", federation, [small_runs.Interrupt(99)], participation=1.0, **how)
+    again = small_runs.train(tmp_path / "again", federation, [small_runs.Interrupt(99)], **how)
     assert small_runs.saved(run.folder) == small_runs.saved(again.folder)
     with pytest.raises(KeyboardInterrupt):
-        small_runs.train(tmp_path / "half", federation, [small_runs.Interrupt(6)], participation=1.0, **how)
+        small_runs.train(tmp_path / "half", federation, [small_runs.Interrupt(4)], **how)
     with Run.open(tmp_path / "half") as half:
         half.train()
     assert small_runs.saved(tmp_path / "half")["server"] == small_runs.saved(run.folder)["server"]
 
 
-def test_who_joins_or_leaves_touches_nobody_elses_state(federation, tmp_path):
+def test_who_joins_or_leaves_touches_nobody_elses_state(federation, short_end, tmp_path):
     """FedPer at full participation: the others' states depend on theta alone; Local's on nothing."""
-    how = {"algorithm": "local", "participation": 1.0, "hyperparameters": {"steps": 3}}
+    how = {"algorithm": "local", "participation": 1.0, "rounds": 6, "hyperparameters": {"steps": 3}}
     plain = small_runs.train(tmp_path / "plain", federation, **how)
-    moved = small_runs.train(tmp_path / "moved", federation, joins=("6:1",), leaves=("9:4",), **how)
+    moved = small_runs.train(tmp_path / "moved", federation, joins=("3:1",), leaves=("5:4",), **how)
 
     def states(run):
         with Run.open(run.folder) as opened:
@@ -162,25 +163,26 @@ def test_who_joins_or_leaves_touches_nobody_elses_state(federation, tmp_path):
             return dict(zip(ids, opened.training().client_states(ids), strict=True)), opened.store.history()
 
     (before, _), (after, history) = states(plain), states(moved)
-    assert [row["clients"] for row in history] == [5] * 5 + [6] * 3 + [5] * 6
+    assert [row["clients"] for row in history] == [5] * 2 + [6] * 2 + [5] * 2
     for i in (0, 2, 3, 5):
         assert distance(before[i], after[i]) == 0
     assert distance(before[1], after[1]) > 0 and distance(before[4], after[4]) > 0
 
 
-def test_rounds_that_nobody_survives_change_nothing(federation, tmp_path):
+def test_rounds_that_nobody_survives_change_nothing(federation, short_end, tmp_path):
     """With joins for everybody in round 4, the first three rounds are empty."""
-    run = small_runs.train(tmp_path / "run", federation, joins=("4:0,1,2,3,4,5",), participation=1.0)
+    run = small_runs.train(tmp_path / "run", federation, joins=("4:0,1,2,3,4,5",), participation=1.0, rounds=5)
     with Run.open(run.folder) as opened:
-        assert [row["clients"] for row in opened.store.history()][:5] == [0, 0, 0, 6, 6]
+        assert [row["clients"] for row in opened.store.history()] == [0, 0, 0, 6, 6]
 
 
-def test_broken_clients_in_a_run_are_counted_and_named(federation, tmp_path):
+def test_broken_clients_in_a_run_are_counted_and_named(federation, short_end, tmp_path):
     """A limit on the norm that the first updates pass and later ones do not, or the other way round."""
-    free = small_runs.train(tmp_path / "free", federation, on_broken="reject")
+    free = small_runs.train(tmp_path / "free", federation, on_broken="reject", rounds=7)
     norms = [row["update_norm"] for row in Record.read(free.folder).history]
     assert all(row["rejected"] == 0 for row in Record.read(free.folder).history)
-    tight = small_runs.train(tmp_path / "tight", federation, on_broken="reject", max_norm=float(np.median(norms)))
+    limit = float(np.median(norms))
+    tight = small_runs.train(tmp_path / "tight", federation, on_broken="reject", max_norm=limit, rounds=7)
     rows = Record.read(tight.folder).history
     rejected = [row for row in rows if row["rejected"]]
     assert rejected and len(rejected) < len(rows) + 1

@@ -4,10 +4,10 @@ import io
 from types import SimpleNamespace
 
 import pytest
-import small_runs as runs
 import tensorflow as tf
 from rich.console import Console
 
+from helpers import small_runs as runs
 from tfpfl.callbacks import Callback, EarlyStopping, Progress, TensorBoard
 from tfpfl.client_store import ClientStore
 from tfpfl.run import Run
@@ -152,8 +152,7 @@ def test_early_stopping_without_patience_is_refused():
 
 
 def test_is_evaluated(federation):
-    import toys
-
+    from helpers import toys
     from tfpfl import build_algorithm
 
     model = toys.SplitModel(toys.backbone("float32"))

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-import small_runs as runs
 from click.testing import CliRunner
 
 from tfpfl import cite
@@ -67,16 +66,14 @@ def test_a_name_gives_all_its_works_once():
     assert len(listing) == len(cite.names()) and listing == sorted(listing)
 
 
-def test_of_a_run(tmp_path):
+def test_of_a_run(a_run, tmp_path):
     """The user's own data have no entry; what the run ran on has one."""
-    federation = runs.federation(tmp_path / "federation")
-    folder = runs.train(tmp_path / "run", federation, rounds=1).folder
-    assert cite.names_of_run(folder) == ["pflego", "tfpfl", "tensorflow", "keras"]
-    config = folder / "config.json"
+    assert cite.names_of_run(a_run) == ["pflego", "tfpfl", "tensorflow", "keras"]
+    config = a_run / "config.json"
     text = config.read_text().replace('"arrays"', '"mnist"').replace('"from_clients"', '"dirichlet"')
     config.write_text(text.replace('"engine": "local"', '"engine": "tff"'))
     expected = ["pflego", "mnist", "dirichlet", "tfpfl", "tensorflow", "keras", "tff", "tfds"]
-    assert cite.names_of_run(folder) == expected
+    assert cite.names_of_run(a_run) == expected
     with pytest.raises(ValueError, match="is not a run folder"):
         cite.names_of_run(tmp_path)
 

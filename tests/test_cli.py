@@ -8,26 +8,20 @@ import subprocess
 import sys
 
 import pytest
-import small_runs as runs
 from click.testing import CliRunner
 
+from helpers import small_runs as runs
 from tfpfl import training
 from tfpfl.algorithms import ALGORITHMS
 from tfpfl.cli import main
 from tfpfl.data import PARTITIONERS, Federation
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     return runs.federation(tmp_path_factory.mktemp("data") / "federation")
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """Nothing is written outside the test's own folder."""
-    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
-    monkeypatch.chdir(tmp_path)
 
 
 def tfpfl(*arguments, code=0):
@@ -165,6 +159,7 @@ def limit_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full(federation):
     """The kernel refuses to let a file grow: one line, and what was saved is there."""
     command = [

@@ -11,15 +11,8 @@ from tfpfl.cli import main
 from tfpfl.papers import EXPERIMENTS
 from tfpfl.record import Record
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
 SMALL = ["--dataset", "digits", "--clients", "5", "--participation", "0.4", "--rounds", "3"]
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """Nothing is written outside the test's own folder."""
-    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
-    monkeypatch.chdir(tmp_path)
 
 
 def call(*args, code=0):

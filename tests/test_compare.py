@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-import small_runs as runs
 
+from helpers import small_runs as runs
 from tfpfl import compare, statistics
 from tfpfl.evaluation import EV_LOCAL, protocol
 from tfpfl.record import Record

@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from toys import backbone
 
+from helpers.toys import backbone
 from tfpfl.algorithm import ClientData, Population
 from tfpfl.algorithms import build_algorithm
 from tfpfl.cost import Flops, Passes, backbone_flops, count_passes, head_flops, visit_flops

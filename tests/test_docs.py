@@ -31,6 +31,7 @@ MODULES = sorted(
 )
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("page", [name for name, text in PAGES.items() if PYTHON.search(text)])
 def test_examples_of_a_page_run(page, tmp_path):
     """In the order of the page, as one program in an empty folder."""
@@ -172,6 +173,7 @@ def build(config, folder):
     )
 
 
+@pytest.mark.docs
 def test_links_of_the_site_resolve(site):
     """Every one within the site: the file is there, and the place in it; and nothing is fetched from elsewhere."""
     pages = {path: Page(path) for path in site.rglob("*.html")}
@@ -193,6 +195,7 @@ def test_links_of_the_site_resolve(site):
     assert bad == []
 
 
+@pytest.mark.docs
 def test_the_site_asks_nobody(site):
     """No style sheet imports or fetches from another host."""
     sheets = list(site.rglob("*.css"))
@@ -202,6 +205,7 @@ def test_the_site_asks_nobody(site):
         assert found == [], path.name
 
 
+@pytest.mark.docs
 def test_public_names_are_in_the_reference(site):
     import tflite_export
     import tfpfl

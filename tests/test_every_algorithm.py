@@ -1,7 +1,7 @@
 """`tfpfl.battery` for every entry of `ALGORITHMS`, and whether the list says of it what is true.
 
 A new algorithm is tested by being in the list. If its hyperparameters have names of their own, a quick value goes into
-`QUICK`; a value that only one algorithm needs, into `SPECIAL`.
+`QUICK` of helpers/quick.py; a value that only one algorithm needs, into `SPECIAL`.
 """
 
 import re
@@ -9,20 +9,12 @@ import re
 import pytest
 import tensorflow as tf
 
+from helpers.quick import SPECIAL, quick
 from tfpfl import battery
 from tfpfl.algorithm import Algorithm, Population
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.models import SplitModel
 from tfpfl.sampling import cohort
-
-QUICK = {"tau": 4, "steps": 4, "beta": 0.3, "eta": 0.2, "rho": 0.02, "tau_h": 3, "tau_b": 2, "steps_ft": 3}
-SPECIAL = {  # algorithm -> hyperparameters
-    "per_fedavg": {"eta_inner": 0.1},
-    "pfedme": {"lam": 5.0, "eta_p": 0.15, "beta": 1.0},
-    "fedfomo": {"candidates": 2},
-    "fedamp": {"alpha": 0.5, "sigma": 4.0},
-    "heurfedamp": {"alpha": 0.5},
-}
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +30,8 @@ def name(request) -> str:
 @pytest.fixture(scope="module")
 def algorithm(name, federation) -> Algorithm:
     """Small steps, three of seven clients a round."""
-    known = ALGORITHMS[name].hyperparameters
-    quick = {k: v for k, v in QUICK.items() if k in known} | SPECIAL.get(name, {})
     population = battery.small_population(federation)
-    return build_algorithm(name, SplitModel(battery.backbone("float32")), population, **quick)
+    return build_algorithm(name, SplitModel(battery.backbone("float32")), population, **quick(name))
 
 
 @pytest.fixture(scope="module")

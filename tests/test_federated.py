@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes import alive, children_of
-from toys import CLASSES, backbone, distance, initial_states, on_disk, run, toy, visits_by_id
 
+from helpers.processes import alive, children_of
+from helpers.toys import CLASSES, backbone, distance, initial_states, on_disk, run, toy, visits_by_id
 from tfpfl.algorithm import ClientData
 from tfpfl.algorithms import build_algorithm, fedavg, local, pflego
 from tfpfl.federated import federate, federated_evaluation

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import small_runs
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tfpfl
+from helpers import small_runs
+from helpers.marks import slow_but
 from tfpfl.cli import main, runs
 from tfpfl.data import Federation
 from tfpfl.run import Run
@@ -111,9 +112,11 @@ def refused_or_fine(function, folder):
         assert contents(folder) == before
 
 
-@pytest.fixture(scope="module")
-def cases(request):
-    return request.config.getoption("--fuzz")
+def pytest_generate_tests(metafunc):
+    """100 cases, and 1,000 for those who have the time; or what --fuzz says."""
+    if "cases" in metafunc.fixturenames:
+        asked = metafunc.config.getoption("--fuzz")
+        metafunc.parametrize("cases", [asked] if asked else slow_but([100, 1000], 100))
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,14 @@
 """The model that methods keep for everyone, beside the one that a client predicts with: what is scored, and where."""
 
 import csv
+from functools import cache
 
 import numpy as np
 import pytest
-import small_runs as runs
-import toys
 
+from helpers import small_runs as runs
+from helpers import toys
+from helpers.marks import slow_but
 from tfpfl import Sampling, SplitModel, Training, build_algorithm
 from tfpfl.run import Run
 
@@ -70,12 +72,17 @@ def test_the_algorithms_own_rows_come_first(federation):
         assert history[f"{model} test accuracy"] == pytest.approx(np.mean(scores))
 
 
+@pytest.fixture(scope="module")
+def of_tff(tff, federation):
+    """of_tff(name) -> what is stored of a run through TFF, which is not repeated."""
+    return cache(lambda name: evaluations(name, federation, "personal", engine="tff")[0])
+
+
 @pytest.mark.parametrize("cohort", ["plain", "auto"])
-@pytest.mark.parametrize("name", ["ditto", "fedrod", "pgfed"])
-def test_both_engines_score_it(tff, federation, name, cohort):
+@pytest.mark.parametrize("name", slow_but(["ditto", "fedrod", "pgfed"], "ditto"))
+def test_both_engines_score_it(of_tff, federation, name, cohort):
     local, _ = evaluations(name, federation, "personal", cohort=cohort)
-    through_tff, _ = evaluations(name, federation, "personal", engine="tff")
-    for mine, its in zip(local, through_tff, strict=True):
+    for mine, its in zip(local, of_tff(name), strict=True):
         assert mine[:5] == its[:5]
         np.testing.assert_allclose(mine[5:], its[5:], atol=1e-4)
 

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from toys import distance, gradient
 
+from helpers.toys import distance, gradient
 from tfpfl import head as heads
 from tfpfl import tree
 from tfpfl.algorithm import Head

@@ -4,8 +4,8 @@ A row: (method, knobs), (method, knobs), who takes part, and what of every clien
 """
 
 import pytest
-from toys import distance, run, toy
 
+from helpers.toys import distance, run, toy
 from tfpfl.algorithm import Weights
 from tfpfl.algorithms import build_algorithm
 

@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from toys import client_loss as reference_loss
-from toys import distance, gradient, identical, toy
 
+from helpers.toys import client_loss as reference_loss
+from helpers.toys import distance, gradient, identical, toy
 from tfpfl.algorithm import ClientData, ClientInfo, Weights
 from tfpfl.local import client_loss, local_solver, shuffled, value_and_gradient, whole_gradient
 from tfpfl.sampling import client_key

@@ -8,11 +8,12 @@ from functools import wraps
 
 import numpy as np
 import pytest
-import small_runs as runs
 import tensorflow as tf
 from click.testing import CliRunner
-from toys import backbone, distance, initial_states, on_disk, visits_by_id
 
+from helpers import small_runs as runs
+from helpers.marks import slow_but
+from helpers.toys import backbone, distance, initial_states, on_disk, visits_by_id
 from tfpfl import Sampling, Simulation, SplitModel, build_algorithm, new_clients
 from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import ClientData
@@ -81,7 +82,7 @@ WORK = {
 }
 
 
-@pytest.mark.parametrize("labels", ["local", "global"])
+@pytest.mark.parametrize("labels", slow_but(["local", "global"], "local"))
 @pytest.mark.parametrize("name", WORK)
 def test_every_client_and_epoch_is_as_written_out(federation, name, labels):
     """Three clients of other N_i and K_i, from files, in a graph."""
@@ -127,6 +128,7 @@ def test_no_graph_for_every_client(federation, monkeypatch):
     assert graphs[-1].experimental_get_tracing_count() == 1
 
 
+@pytest.mark.slow
 def test_the_protocol_of_pgfed_is_the_same_for_all(federation):
     """SGD with momentum 0.9 on the whole global model; Ditto's is FedAvg's; Local starts from w^0."""
     work = {"eta": 0.1, "epochs": 1, "batch_size": 4}
@@ -214,7 +216,7 @@ def folders(tmp_path_factory):
         "fedper": {"eta": 0.1, "epochs": 1},
     }
     for name, hyperparameters in asked.items():
-        more = {"algorithm": name, "hyperparameters": hyperparameters, "rounds": 3, "new_clients": 2}
+        more = {"algorithm": name, "hyperparameters": hyperparameters, "rounds": 1, "new_clients": 2}
         runs.train(tmp_path / name, data, **more)
     runs.train(tmp_path / "everyone", data, rounds=1)
     return tmp_path
@@ -231,7 +233,7 @@ def test_of_a_run(folders):
         assert found.client_ids.tolist() == new.tolist() and len(new) == 2
         assert (found.protocol, found.split, found.name) == ("own", "test", str(folders / "pflego"))
         server = run.training().server_state()
-        again = adapt_clients(run.algorithm, run.federation, server, epochs=3, round_num=4)
+        again = adapt_clients(run.algorithm, run.federation, server, epochs=3, round_num=2)
         np.testing.assert_array_equal(found.loss, again.loss)
         with pytest.raises(ValueError, match="pflego has no hyperparameter eta: say with which rate"):
             adapt_new_clients(run, protocol="global")

@@ -35,7 +35,7 @@ def executed(path) -> dict:
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     if path.name.startswith(NEED_TFF) and not HAS_TFF:
-        pytest.skip("TensorFlow Federated is not installed: requirements.lock has it")
+        pytest.skip("TensorFlow Federated is not installed (requirements.lock has it)")
     return json.loads(json.dumps(runpy.run_path(str(FOLDER / "execute.py"))["executed"](path)))
 
 
@@ -115,6 +115,7 @@ def test_committed(path):
     check_clean(notebook)
 
 
+@pytest.mark.docs
 def test_runs_and_gives_what_was_committed(path, executed):
     check_clean(executed)
     committed = json.loads(path.read_text())

@@ -7,8 +7,8 @@ import sys
 import matplotlib
 import numpy as np
 import pytest
-from made_records import CLIENTS, COHORT, PASSES, ROUNDS, made
 
+from helpers.made_records import CLIENTS, COHORT, PASSES, ROUNDS, made
 from tfpfl import plots, statistics
 from tfpfl.algorithms import ALGORITHMS
 from tfpfl.evaluation import EV_ALL, EV_LOCAL, LOCAL_COPY

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tfpfl.evaluation import PROTOCOLS, Protocol
 
 ROOT = Path(__file__).parent.parent
@@ -29,17 +31,20 @@ def run(command, folder):
     return done.stdout
 
 
+@pytest.mark.docs
 def test_python_example_runs(tmp_path):
     example, _ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(example.splitlines()) <= 15
     assert "'round': 20" in run([sys.executable, "-c", example], tmp_path)
 
 
+@pytest.mark.docs
 def test_python_example_goes_on_with_tff(tmp_path, tff):
     example, process = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert "@CLIENTS" in run([sys.executable, "-c", example + process], tmp_path)
 
 
+@pytest.mark.docs
 def test_commands_run_as_they_stand(tmp_path):
     """All of the block, in one shell that stops at the first that fails."""
     (block,) = re.findall(r"one after the other.*?\n```\n(.*?)```", README, re.DOTALL)

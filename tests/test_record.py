@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import small_runs as runs
 
+from helpers import small_runs as runs
 from tfpfl.client_store import ClientStore, StoreError
 from tfpfl.evaluation import EV_ALL, EV_LOCAL
 from tfpfl.record import Record, by_setting, check_comparable
@@ -16,11 +16,10 @@ def federation(tmp_path_factory):
     return runs.federation(tmp_path_factory.mktemp("data") / "federation")
 
 
-def test_a_record_tells_what_the_run_does(tmp_path, federation):
-    runs.train(tmp_path / "run", federation)
-    record = Record.read(tmp_path / "run")
-    with Run.open(tmp_path / "run") as run:
-        assert record.history == run.store.history() and record.rounds == 14
+def test_a_record_tells_what_the_run_does(a_run):
+    record = Record.read(a_run)
+    with Run.open(a_run) as run:
+        assert record.history == run.store.history() and record.rounds == 7
         assert record.evaluations == run.store.evaluations()
         assert record.results == run.results()
         summary = run.write_summary()
@@ -28,7 +27,7 @@ def test_a_record_tells_what_the_run_does(tmp_path, federation):
     assert (record.title, record.predicts) == ("PFLEGO", "personal")
     np.testing.assert_allclose(record.spent("bytes")[-1], summary["bytes_down"] + summary["bytes_up"])
     np.testing.assert_allclose(record.spent("passes")[-1], 2 * summary["client_visits"])
-    assert record.spent("rounds").tolist() == list(range(1, 15))
+    assert record.spent("rounds").tolist() == list(range(1, 8))
     assert (np.diff(record.spent("seconds")) > 0).all()
     assert record.curve() == {t: row["personal test accuracy"] for t, row in by_round(record) if t in record.curve()}
     assert record.result(EV_ALL).accuracy == pytest.approx(np.mean(list(record.per_client().values())))
@@ -58,21 +57,20 @@ def test_a_run_is_read_while_it_is_written(tmp_path, federation):
         assert record.rounds == 3
 
 
-def test_reading_changes_nothing_and_needs_a_store(tmp_path, federation):
-    runs.train(tmp_path / "run", federation)
-    before = runs.saved(tmp_path / "run")
-    Record.read(tmp_path / "run")
-    assert runs.saved(tmp_path / "run") == before
+def test_reading_changes_nothing_and_needs_a_store(a_run, tmp_path):
+    before = runs.saved(a_run)
+    Record.read(a_run)
+    assert runs.saved(a_run) == before
     with (
-        ClientStore(tmp_path / "run" / "state.sqlite", read_only=True) as store,
+        ClientStore(a_run / "state.sqlite", read_only=True) as store,
         pytest.raises(StoreError, match="readonly"),
     ):
-        store.commit_round(15, (), {}, {"round": 15})
+        store.commit_round(8, (), {}, {"round": 8})
     with pytest.raises(RunError, match="not a run folder"):
         Record.read(tmp_path)
-    (tmp_path / "run" / "state.sqlite").unlink()
+    (a_run / "state.sqlite").unlink()
     with pytest.raises(RunError, match="the run's state is lost"):
-        Record.read(tmp_path / "run")
+        Record.read(a_run)
 
 
 def test_what_stands_side_by_side(tmp_path, federation):
@@ -82,7 +80,7 @@ def test_what_stands_side_by_side(tmp_path, federation):
         "c": {"seed": 1, "hyperparameters": {"beta": 0.01}},
         "d": {"seed": 1, "algorithm": "fedavg", "hyperparameters": {"steps": 2}, "labels": "local"},
     }.items():
-        runs.train(tmp_path / name, federation, rounds=2, **changes)
+        runs.train(tmp_path / name, federation, rounds=1, **changes)
     records = [Record.read(tmp_path / name) for name in "abcd"]
     check_comparable(records)
     grouped = by_setting(records)
@@ -92,16 +90,16 @@ def test_what_stands_side_by_side(tmp_path, federation):
         "FedAvg": [1],
     }
     other = runs.federation(tmp_path / "other", validation=0.4)
-    runs.train(tmp_path / "e", other, rounds=2)
+    runs.train(tmp_path / "e", other, rounds=1)
     with pytest.raises(ValueError, match="cannot be compared: validation is 0.2 and 0.4"):
         check_comparable([*records, Record.read(tmp_path / "e")])
 
 
 def test_clients_that_are_kept_out_of_training(tmp_path, federation):
-    run = runs.train(tmp_path / "run", federation, new_clients=2)
+    run = runs.train(tmp_path / "run", federation, new_clients=2, rounds=2)
     assert len(run.population.client_ids) == 4
     assert {e.client_id for e in Record.read(tmp_path / "run").evaluations} <= set(run.population.client_ids.tolist())
-    fewer = runs.train(tmp_path / "fewer", federation, new_clients=3, rounds=2)
+    fewer = runs.train(tmp_path / "fewer", federation, new_clients=3, rounds=1)
     assert set(fewer.population.client_ids) < set(run.population.client_ids)  # the same draw, one more
     with pytest.raises(ValueError, match="new_clients=6 leaves nobody to train: the federation has 6 clients"):
         Run.create(runs.config(new_clients=6), tmp_path / "none", federation)
@@ -111,7 +109,7 @@ def test_a_run_of_the_format_before_goes_on(tmp_path, federation):
     """Format 2 had no entry `new_clients`; its run_id is that of then."""
     import json
 
-    config = runs.config(rounds=3)
+    config = runs.config(rounds=1)
     config.format = 2
     with Run.create(config, tmp_path / "run", federation) as run:
         run.train()
@@ -120,7 +118,7 @@ def test_a_run_of_the_format_before_goes_on(tmp_path, federation):
     raw = json.loads(path.read_text())
     del raw["new_clients"]
     path.write_text(json.dumps(raw))
-    with Run.open(tmp_path / "run", rounds=5) as run:
+    with Run.open(tmp_path / "run", rounds=2) as run:
         assert run.config.run_id == run_id
         run.train()
-        assert run.store.round_num == 5
+        assert run.store.round_num == 2

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from made_records import CLIENTS, ROUNDS, made, stored
 
+from helpers.made_records import CLIENTS, ROUNDS, made, stored
 from tfpfl import statistics
 from tfpfl.cli import main
 from tfpfl.command import command

@@ -5,14 +5,15 @@ import random
 import time
 
 import pytest
-import small_runs as runs
 
+from helpers import small_runs as runs
+from helpers.marks import slow_but
 from tfpfl.client_store import StoreError
 from tfpfl.run import Run, RunError
 
 # Processes to be killed come from a server that has imported everything once.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["tfpfl.run", "runs"])
+processes.set_forkserver_preload(["tfpfl.run", "helpers.small_runs"])
 
 CASES = {
     "pflego": {"algorithm": "pflego"},
@@ -26,36 +27,37 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    return runs.federation(tmp_path_factory.mktemp("data") / "federation")
+@pytest.fixture
+def federation(six_clients):
+    return six_clients
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_interrupted_at_several_rounds(case, federation, tmp_path):
-    whole = runs.train(tmp_path / "whole", federation, **CASES[case])
+@pytest.mark.parametrize("case", slow_but(CASES, "pflego", "fedavg"))
+def test_interrupted_at_several_rounds(case, federation, shared_run, short_end, tmp_path):
+    asked = CASES[case] | {"rounds": 7}
+    whole = shared_run if case == "pflego" else runs.train(tmp_path / "whole", federation, **asked).folder
     folder = tmp_path / "interrupted"
     with pytest.raises(KeyboardInterrupt):
-        runs.train(folder, federation, [runs.Interrupt(1)], **CASES[case])
-    for last in (6, 13) if case == "pflego" else (6,):
+        runs.train(folder, federation, [runs.Interrupt(1)], **asked)
+    for last in (4, 6) if case == "pflego" else (4,):
         assert len(runs.saved(folder)["history"]) < last
         with Run.open(folder) as run, pytest.raises(KeyboardInterrupt):
             run.train([runs.Interrupt(last)])
         assert len(runs.saved(folder)["history"]) == last
     with Run.open(folder) as run:
         run.train()
-    expected = runs.saved(whole.folder)
+    expected = runs.saved(whole)
     assert runs.saved(folder) == expected
-    evaluated = {3, *range(5, 15)} if "pflego" in case else set(range(1, 15))
-    assert len(expected["history"]) == 14 and {row[0] for row in expected["evaluation"]} == evaluated
+    evaluated = {3, 6, 7} if "pflego" in case else set(range(1, 8))
+    assert len(expected["history"]) == 7 and {row[0] for row in expected["evaluation"]} == evaluated
     clients = {i for i, *_ in expected["client"]}
     assert clients == (set() if case == "fedavg" else set(range(6)))
     for name in ("clients.csv", "config.json"):
-        assert (folder / name).read_bytes() == (whole.folder / name).read_bytes()
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_through_tff(tff, federation, tmp_path):
-    asked = {"engine": "tff", "rounds": 5}
+    asked = {"engine": "tff", "rounds": 4}
     whole = runs.train(tmp_path / "whole", federation, **asked)
     folder = tmp_path / "interrupted"
     with pytest.raises(KeyboardInterrupt):
@@ -63,22 +65,22 @@ def test_through_tff(tff, federation, tmp_path):
     with Run.open(folder) as run:
         run.train()
     assert runs.saved(folder) == runs.saved(whole.folder)
-    assert len(runs.saved(folder)["history"]) == 5
+    assert len(runs.saved(folder)["history"]) == 4
 
 
-def test_more_rounds_give_the_states_of_a_longer_run(federation, tmp_path):
-    whole = runs.saved(runs.train(tmp_path / "whole", federation, rounds=17).folder)
-    runs.train(tmp_path / "extended", federation, rounds=4)
-    with Run.open(tmp_path / "extended", rounds=17) as run:
+def test_more_rounds_give_the_states_of_a_longer_run(federation, shared_run, short_end, tmp_path):
+    whole = runs.saved(shared_run)
+    runs.train(tmp_path / "extended", federation, rounds=2)
+    with Run.open(tmp_path / "extended", rounds=7) as run:
         run.train()
     extended = runs.saved(tmp_path / "extended")
     assert (extended["server"], extended["client"]) == (whole["server"], whole["client"])
-    # Rounds 1, 2 and 4 are among the last ten of the shorter run only; what both evaluate is the same.
+    # Rounds 1 and 2 are the last two of the shorter run only; what both evaluate is the same.
     rounds = [{row[0] for row in found["evaluation"]} for found in (whole, extended)]
-    assert rounds[1] - rounds[0] == {1, 2, 4} and rounds[0] <= rounds[1]
+    assert rounds[1] - rounds[0] == {1, 2} and rounds[0] <= rounds[1]
     assert [row for row in extended["evaluation"] if row[0] in rounds[0]] == whole["evaluation"]
     with Run.open(tmp_path / "extended") as run:
-        assert run.config.rounds == 17
+        assert run.config.rounds == 7
 
 
 def test_early_stopping_stops_where_it_would_have(federation, tmp_path):
@@ -97,24 +99,23 @@ def test_early_stopping_stops_where_it_would_have(federation, tmp_path):
         assert runs.saved(folder) == expected
 
 
-def test_a_finished_run_is_left_as_it_is(federation, tmp_path):
-    folder = runs.train(tmp_path / "run", federation, rounds=3).folder
-    before = runs.saved(folder), {name: (folder / name).read_bytes() for name in ("clients.csv", "summary.json")}
-    with Run.open(folder) as run:
+def test_a_finished_run_is_left_as_it_is(a_run):
+    before = runs.saved(a_run), {name: (a_run / name).read_bytes() for name in ("clients.csv", "summary.json")}
+    with Run.open(a_run) as run:
         run.train()
-    assert (runs.saved(folder), {name: (folder / name).read_bytes() for name in before[1]}) == before
+    assert (runs.saved(a_run), {name: (a_run / name).read_bytes() for name in before[1]}) == before
 
 
-def test_fewer_rounds_than_there_are_is_refused(federation, tmp_path):
-    folder = runs.train(tmp_path / "run", federation, rounds=3).folder
-    config = (folder / "config.json").read_bytes()
-    for rounds, message in ((2, "has 3 rounds already"), (0, "at least 1")):
+def test_fewer_rounds_than_there_are_is_refused(a_run):
+    config = (a_run / "config.json").read_bytes()
+    for rounds, message in ((2, "has 7 rounds already"), (0, "at least 1")):
         with pytest.raises(RunError, match=message):
-            Run.open(folder, rounds=rounds)
-    assert (folder / "config.json").read_bytes() == config
-    Run.open(folder).close()  # not left locked
+            Run.open(a_run, rounds=rounds)
+    assert (a_run / "config.json").read_bytes() == config
+    Run.open(a_run).close()  # not left locked
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_no_saved_round(federation, tmp_path):
     whole = runs.saved(runs.train(tmp_path / "whole", federation).folder)
     folder = tmp_path / "run"
@@ -140,6 +141,7 @@ def continue_run(folder):
         run.train()
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(federation, tmp_path):
     whole = runs.saved(runs.train(tmp_path / "whole", federation, rounds=200, evaluate_every=20).folder)
     folder = tmp_path / "killed"

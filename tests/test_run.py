@@ -7,8 +7,8 @@ import math
 import keras
 import numpy as np
 import pytest
-import small_runs as runs
 
+from helpers import small_runs as runs
 from tfpfl.evaluation import results
 from tfpfl.run import Run, RunConfig, RunError, open_federation
 from tfpfl.tables import comparison

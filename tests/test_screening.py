@@ -3,37 +3,27 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_every_algorithm import QUICK, SPECIAL
-from toys import backbone, distance, identical, initial_states, on_disk, visits_by_id
 
+from helpers.marks import slow_but
+from helpers.one_broken import BROKEN, build, only
+from helpers.quick import QUICK
+from helpers.toys import distance, identical, initial_states, on_disk, visits_by_id
 from tfpfl import faults
-from tfpfl.algorithm import Sampling
-from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.algorithms import ALGORITHMS
 from tfpfl.battery import CLASSES, EXAMPLES
 from tfpfl.federated import federate
-from tfpfl.models import SplitModel
 from tfpfl.sampling import client_key
 from tfpfl.screening import REASONS, screened
 from tfpfl.simulate import Simulation
 
-BROKEN, COHORT = 2, [0, 2, 5]
+COHORT = [0, 2, 5]
+# One pass, local steps, two sums, rows, messages of their own and sums, nothing that is sent.
+OF_EACH_KIND = ("pflego", "fedavg", "scaffold", "fedamp", "pgfed", "local")
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     return on_disk(tmp_path_factory.mktemp("screening") / "federation", EXAMPLES, CLASSES)
-
-
-def build(name, federation, **more):
-    known = ALGORITHMS[name].hyperparameters
-    quick = {k: v for k, v in QUICK.items() if k in known} | SPECIAL.get(name, {}) | more
-    population = federation.population(Sampling("fixed", 0.5), shared_slots=True)
-    return build_algorithm(name, SplitModel(backbone("float32")), population, **quick)
-
-
-def only(kind):
-    """Client 2 has this fault, in every round."""
-    return lambda data: tf.where(tf.equal(data.info.client_id, BROKEN), faults.KINDS.index(kind), 0)
 
 
 def with_fault(algorithm, kind, **limits):
@@ -51,7 +41,7 @@ def after(process, algorithm, cohort, rounds=2):
     return server, states, out
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", slow_but(ALGORITHMS, *OF_EACH_KIND))
 def test_a_client_whose_work_is_not_finite_counts_as_absent(name, federation):
     algorithm = build(name, federation)
     expected = after(Simulation(algorithm, federation), algorithm, [i for i in COHORT if i != BROKEN], 3)
@@ -66,7 +56,13 @@ def test_a_client_whose_work_is_not_finite_counts_as_absent(name, federation):
 
 
 @pytest.mark.parametrize(
-    ("name", "more"), [("pflego", {}), ("fedavg", {}), ("fedavg", {"batch_size": 4}), ("fedamp", {})]
+    ("name", "more"),
+    [
+        ("pflego", {}),
+        pytest.param("fedavg", {}, marks=pytest.mark.slow),
+        ("fedavg", {"batch_size": 4}),
+        pytest.param("fedamp", {}, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize(
     ("kind", "reason"),
@@ -87,7 +83,12 @@ def test_every_fault_is_named(name, more, kind, reason, federation):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("pflego", "not finite"), ("pgfed", "label outside"), ("fedamp", "not finite")]
+    ("name", "kind"),
+    [
+        pytest.param("pflego", "not finite", marks=pytest.mark.slow),
+        ("pgfed", "label outside"),
+        pytest.param("fedamp", "not finite", marks=pytest.mark.slow),
+    ],
 )
 def test_tff_does_the_same(name, kind, federation, tff):
     algorithm = build(name, federation)
@@ -100,7 +101,7 @@ def test_tff_does_the_same(name, kind, federation, tff):
 
 
 @pytest.mark.parametrize("cohort", ["plain", "stacked"])
-@pytest.mark.parametrize("name", ["pflego", "fedavg", "fedamp", "pgfed", "local"])
+@pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "fedamp", "pgfed", "local"], "pflego", "fedamp"))
 def test_where_everybody_is_broken_nothing_changes(name, cohort, federation):
     algorithm = build(name, federation)
     everybody = lambda data: tf.ones([], tf.int32)  # noqa: E731

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-import small_runs as runs
 
+from helpers import small_runs as runs
 from tfpfl import sweep
 from tfpfl.record import Record
 from tfpfl.run import RunConfig

@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import pytest
-import small_runs as runs
 import tensorflow as tf
-import toys
 
+from helpers import small_runs as runs
+from helpers import toys
 from tfpfl import Sampling, SplitModel, Training, build_algorithm, training
 from tfpfl.client_store import ClientStore, StoreError
 from tfpfl.data import Federation

@@ -17,8 +17,8 @@ OTHER = os.environ.get("TFPFL_OTHER_PYTHON")
 
 def results(python: str, path: Path) -> dict:
     done = subprocess.run(
-        [python, ROOT / "tests" / "one_seed.py", path],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        [python, "-m", "helpers.one_seed", path],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
         check=False,

@@ -1,9 +1,9 @@
 """Ditto: its global path is FedAvg's; its personal models are Local's without lambda, and GradientTape's with it."""
 
 import pytest
-from rounds import by_hand, loss_of, play, shared
-from toys import distance, identical, initial_states, toy
 
+from helpers.rounds import by_hand, loss_of, play, shared
+from helpers.toys import distance, identical, initial_states, toy
 from tfpfl import tree
 from tfpfl.algorithms import ditto, fedavg, local
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from rounds import by_hand, loss_of, play, shared
-from toys import distance, identical, initial_states, toy
 
+from helpers.rounds import by_hand, loss_of, play, shared
+from helpers.toys import distance, identical, initial_states, toy
 from tfpfl import tree
 from tfpfl.algorithms import fedamp, heurfedamp, local
 from tfpfl.algorithms.fedamp import attention, heuristic_attention

@@ -2,8 +2,8 @@
 
 import pytest
 import tensorflow as tf
-from toys import client_loss, clients, distance, gradient, identical, run, toy
 
+from helpers.toys import client_loss, clients, distance, gradient, identical, run, toy
 from tfpfl import tree
 from tfpfl.algorithm import Weights
 from tfpfl.algorithms import fedavg

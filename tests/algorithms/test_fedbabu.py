@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from rounds import by_hand, loss_of, play
 from scipy.linalg import polar
-from toys import distance, gradient, identical, objective, toy
 
+from helpers.rounds import by_hand, loss_of, play
+from helpers.toys import distance, gradient, identical, objective, toy
 from tfpfl import tree
 from tfpfl.algorithm import Weights
 from tfpfl.algorithms import fedbabu

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from quadratics import flat, optimum, quadratic, use
-from rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
-from toys import distance, identical, initial_states, toy
 
+from helpers.quadratics import flat, optimum, quadratic, use
+from helpers.rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
+from helpers.toys import distance, identical, initial_states, toy
 from tfpfl import tree
 from tfpfl.algorithm import Sampling
 from tfpfl.algorithms import fedavg, feddyn, fedprox

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from rounds import loss_of, play, shared
-from toys import distance, identical, initial_states, toy
 
+from helpers.rounds import loss_of, play, shared
+from helpers.toys import distance, identical, initial_states, toy
 from tfpfl import tree
 from tfpfl.algorithm import Sampling
 from tfpfl.algorithms import fedfomo, local

@@ -1,9 +1,9 @@
 """FedPer against GradientTape, against PFLEGO, and as FedAvg whose head stays at home."""
 
 import pytest
-from rounds import play, shared
-from toys import client_loss, distance, gradient, initial_states, objective, toy
 
+from helpers.rounds import play, shared
+from helpers.toys import client_loss, distance, gradient, initial_states, objective, toy
 from tfpfl import tree
 from tfpfl.algorithm import Weights
 from tfpfl.algorithms import fedavg, fedper, pflego

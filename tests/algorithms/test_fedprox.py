@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from rounds import by_hand, loss_of, play, shared
 from scipy import stats
-from toys import distance, identical, toy
 
+from helpers.rounds import by_hand, loss_of, play, shared
+from helpers.toys import distance, identical, toy
 from tfpfl import tree
 from tfpfl.algorithms import fedavg, fedprox
 from tfpfl.local import local_solver, partial_work, straggles

@@ -3,9 +3,9 @@
 from functools import partial
 
 import pytest
-from rounds import by_hand, loss_of, play
-from toys import distance, identical, initial_states, toy
 
+from helpers.rounds import by_hand, loss_of, play
+from helpers.toys import distance, identical, initial_states, toy
 from tfpfl import tree
 from tfpfl.algorithm import Weights
 from tfpfl.algorithms import fedrep, pflego

@@ -1,9 +1,9 @@
 """FedSGD against gradient descent on the whole objective, and as FedAvg with one step."""
 
 import pytest
-from rounds import COHORTS, play, shared
-from toys import distance, gradient, identical, objective, toy
 
+from helpers.rounds import COHORTS, play, shared
+from helpers.toys import distance, gradient, identical, objective, toy
 from tfpfl import tree
 from tfpfl.algorithm import Weights
 from tfpfl.algorithms import fedavg, fedsgd

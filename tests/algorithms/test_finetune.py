@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 import tensorflow as tf
-from rounds import COHORTS, by_hand, loss_of, play, shared
-from toys import distance, identical, initial_states, toy
 
+from helpers.rounds import COHORTS, by_hand, loss_of, play, shared
+from helpers.toys import distance, identical, initial_states, toy
 from tfpfl.algorithm import Weights
 from tfpfl.algorithms import fedavg, fedavg_ft, fedbabu, fedprox, fedprox_ft, finetuned, pflego
 from tfpfl.local import cross_entropy, local_solver

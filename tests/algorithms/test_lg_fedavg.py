@@ -3,9 +3,9 @@
 import keras
 import pytest
 import tensorflow as tf
-from rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
-from toys import distance, identical, initial_states, toy
 
+from helpers.rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
+from helpers.toys import distance, identical, initial_states, toy
 from tfpfl import tree
 from tfpfl.algorithm import Weights
 from tfpfl.algorithms import fedavg, lg_fedavg

@@ -4,8 +4,9 @@ The battery over `ALGORITHMS` does so for full batches, and tests more.
 """
 
 import pytest
-from toys import backbone, distance, initial_states, on_disk, visits_by_id
 
+from helpers.marks import slow_but
+from helpers.toys import backbone, distance, initial_states, on_disk, visits_by_id
 from tfpfl.algorithms import build_algorithm
 from tfpfl.models import SplitModel
 from tfpfl.simulate import Evaluation, Simulation
@@ -43,7 +44,7 @@ def rounds(engine, algorithm):
     return server, states
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", slow_but(OPTIONS, "fedprox"))
 def test_both_engines_agree(tff, federation, name):
     from tfpfl.federated import federate, federated_evaluation
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from quadratics import flat, quadratic, use
-from rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
-from toys import client_loss, distance, gradient, identical, toy
 
+from helpers.quadratics import flat, quadratic, use
+from helpers.rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
+from helpers.toys import client_loss, distance, gradient, identical, toy
 from tfpfl import tree
 from tfpfl.algorithms import fedavg, per_fedavg
 from tfpfl.local import shuffled

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from quadratics import flat, quadratic, use
-from rounds import COHORTS, nothing_arrives, play, shared
-from toys import client_loss, distance, gradient, identical, initial_states, toy
 
+from helpers.quadratics import flat, quadratic, use
+from helpers.rounds import COHORTS, nothing_arrives, play, shared
+from helpers.toys import client_loss, distance, gradient, identical, initial_states, toy
 from tfpfl import tree
 from tfpfl.algorithms import pfedme
 from tfpfl.local import shuffled

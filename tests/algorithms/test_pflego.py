@@ -5,8 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 import tensorflow as tf
-from toys import client_loss, distance, gradient, identical, initial_states, objective, run, toy
 
+from helpers.toys import client_loss, distance, gradient, identical, initial_states, objective, run, toy
 from tfpfl import tree
 from tfpfl.algorithm import Head, Sampling
 from tfpfl.algorithms import build_algorithm, pflego, pflego_code, pflego_exact, pflego_paper

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from rounds import COHORTS, loss_of, play
-from toys import distance, gradient, identical, initial_states, toy
 
+from helpers.rounds import COHORTS, loss_of, play
+from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl import tree
 from tfpfl.algorithm import Sampling
 from tfpfl.algorithms import fedavg, pgfed, pgfedmo

@@ -2,10 +2,10 @@
 
 import pytest
 import tensorflow as tf
-from quadratics import flat, optimum, use
-from rounds import COHORTS, loss_of, nothing_arrives, play, shared
-from toys import distance, gradient, identical, initial_states, toy
 
+from helpers.quadratics import flat, optimum, use
+from helpers.rounds import COHORTS, loss_of, nothing_arrives, play, shared
+from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl import tree
 from tfpfl.algorithm import Sampling
 from tfpfl.algorithms import ALGORITHMS, fedavg, scaffold

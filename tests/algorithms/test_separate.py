@@ -1,8 +1,8 @@
 """Local: nothing is sent, and nobody matters to anybody."""
 
 import tensorflow as tf
-from toys import clients, distance, identical, run, toy
 
+from helpers.toys import clients, distance, identical, run, toy
 from tfpfl.algorithm import Weights
 from tfpfl.algorithms import local
 from tfpfl.local import client_loss, local_solver

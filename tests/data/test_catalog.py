@@ -1,19 +1,11 @@
 """Sources: what is loaded equals what its maker publishes, and bad data are refused early."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from helpers.marks import slow_but
 from tfpfl.data.catalog import AUGMENT, Source, _rotated, _rotations, client_arrays, list_datasets, load_source
 from tfpfl.data.synthetic import blobs
-
-
-def needs(name):
-    where = os.environ.get("TFDS_DATA_DIR")
-    if not where or not list(Path(where, name).glob("*/dataset_info.json")):
-        pytest.skip(f"data set {name} is not in TFDS_DATA_DIR ({where})")
 
 
 def test_digits_are_scikit_learns_split_by_class():
@@ -35,9 +27,9 @@ def test_signed_pixels_are_minus_one_to_one():
     assert values.min() == -1 and values.max() == 1
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
-def test_tfds_images_equal_what_tfds_loads(name):
-    needs(name)
+@pytest.mark.parametrize("name", slow_but(["mnist", "fashion_mnist", "cifar10"], "mnist"))
+def test_tfds_images_equal_what_tfds_loads(name, tfds_data):
+    tfds_data(name)
     import tensorflow_datasets as tfds
 
     source = load_source(name)
@@ -48,9 +40,9 @@ def test_tfds_images_equal_what_tfds_loads(name):
     assert k == 49
 
 
-@pytest.fixture(scope="module", params=AUGMENT)
-def omniglot(request):
-    needs("omniglot")
+@pytest.fixture(scope="module", params=slow_but(AUGMENT, "none"))
+def omniglot(request, tfds_data):
+    tfds_data("omniglot")
     return request.param, load_source("omniglot", augment=request.param)
 
 

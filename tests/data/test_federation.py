@@ -130,8 +130,7 @@ def test_reader_sees_a_folder_that_was_built_anew(tmp_path):
         shutil.rmtree(tmp_path / "f")
 
 
-def test_reader_inside_tff(federation):
-    tff = pytest.importorskip("tensorflow_federated")
+def test_reader_inside_tff(tff, federation):
     use_local_worker()
     read = federation.reader("train", "global")
 
@@ -211,8 +210,7 @@ def test_from_clients_keeps_parts_and_cuts_the_missing(tmp_path):
     np.testing.assert_array_equal(held[held[:, 0].argsort()], x)
 
 
-def test_tff_client_data(tmp_path):
-    tff = pytest.importorskip("tensorflow_federated")
+def test_tff_client_data(tff, tmp_path):
     arrays = {f"c{k}": {"pixels": np.full((10, 4), k, np.float32), "label": np.arange(10) % 3} for k in range(3)}
     data = tff.simulation.datasets.TestClientData(arrays)
     fed = Federation.from_clients(data, data, out=tmp_path / "f", validation=0.2)

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from toys import backbone, distance, gradient, identical, run, toy
 
+from helpers.toys import backbone, distance, gradient, identical, run, toy
 from tfpfl.algorithm import Population
 from tfpfl.algorithms import pflego
 from tfpfl.models import SplitModel

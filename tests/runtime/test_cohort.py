@@ -1,12 +1,12 @@
 """Fused and stacked cohorts against the plain one, client after client."""
 
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from toys import backbone, distance, identical, initial_states, on_disk, visits_by_id
 
+from helpers.toys import arrays_of_states, backbone, distance, identical, on_disk, visits
 from tfpfl import aggregators, battery, faults
 from tfpfl.algorithm import Sampling
 from tfpfl.algorithms import ALGORITHMS, build_algorithm, finetuned
@@ -39,20 +39,9 @@ def make(name, federation, dtype="float64", model=None, **hyperparameters):
     return build_algorithm(name, model, population, **{k: v for k, v in hyperparameters.items() if k in known})
 
 
-def states_of(algorithm) -> dict:
-    states = initial_states(algorithm, algorithm.population)
-    return {i: tf.nest.map_structure(np.asarray, state) for i, state in states.items()}
-
-
-def visits(algorithm, ids, t):
-    dtype = algorithm.model.dtype
-    return [v._replace(info=algorithm.population.info(int(v.info.client_id), dtype))
-            for v in visits_by_id(algorithm.population, ids, t)]  # fmt: skip
-
-
 def rounds(algorithm, federation, **how):
     """(server, states, the cohort's metrics and the clients' of every round) of a `Simulation`."""
-    simulation, states, metrics = Simulation(algorithm, federation, **how), states_of(algorithm), []
+    simulation, states, metrics = Simulation(algorithm, federation, **how), arrays_of_states(algorithm), []
     server = simulation.initialize()
     for t, ids in enumerate(COHORTS, 1):
         output = simulation.next(server, [states[i] for i in ids], visits(algorithm, ids, t))
@@ -61,8 +50,18 @@ def rounds(algorithm, federation, **how):
     return server, states, metrics
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ONE_PASS)
+@pytest.fixture(scope="module")
+def plain(federation):
+    """plain(name, dtype) -> what `rounds` gives client after client; computed once."""
+    return cache(lambda name, dtype: rounds(make(name, federation, dtype), federation, cohort="plain"))
+
+
+def one_in_float32(names, single):
+    """(name, dtype): float64 for all, float32 for one."""
+    return [(name, "float64") for name in names] + [(single, "float32")]
+
+
+@pytest.mark.parametrize(("name", "dtype"), one_in_float32(ONE_PASS, "pflego"))
 def test_fused_is_plain(federation, name, dtype):
     algorithm = make(name, federation, dtype)
     assert one_pass_of(algorithm) is not None
@@ -72,12 +71,10 @@ def test_fused_is_plain(federation, name, dtype):
     assert {kind.__name__ for kind in map(type, [Simulation(algorithm, federation)._clients])} == {"Fused"}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", [*ONE_PASS, *OTHERS])
-def test_stacked_is_plain(federation, name, dtype):
-    algorithm = make(name, federation, dtype)
-    plain = rounds(algorithm, federation, cohort="plain")
-    assert distance(rounds(algorithm, federation, cohort="stacked"), plain) < {"float32": 1e-5, "float64": 1e-9}[dtype]
+@pytest.mark.parametrize(("name", "dtype"), one_in_float32([*ONE_PASS, *OTHERS], "fedavg"))
+def test_stacked_is_plain(federation, plain, name, dtype):
+    stacked = rounds(make(name, federation, dtype), federation, cohort="stacked")
+    assert distance(stacked, plain(name, dtype)) < {"float32": 1e-5, "float64": 1e-9}[dtype]
 
 
 @pytest.mark.parametrize("name", ["pflego", "fedavg", "fedamp"])
@@ -87,21 +84,20 @@ def test_threads_change_no_bit(federation, name):
     assert identical(rounds(algorithm, federation, cohort="plain", threads=4), alone)
 
 
-def test_a_group_is_as_large_as_its_memory(federation, monkeypatch):
+def test_a_group_is_as_large_as_its_memory(federation, plain, monkeypatch):
     assert groups([3, 4, 2, 9, 1], 2**27) == [[0], [1], [2], [3], [4]]  # two examples fill a group
     assert groups([1, 1, 2, 3, 1], 2**27) == [[0, 1], [2], [3], [4]]
     assert groups([1, 1, 1], 1) == [[0, 1, 2]] and groups([], 1) == []
     algorithm = make("pflego", federation)
-    plain = rounds(algorithm, federation, cohort="plain")
     monkeypatch.setattr(cohort, "GROUP_BYTES", 16 * algorithm.model.activation_bytes)
     assert len(groups(EXAMPLES, algorithm.model.activation_bytes)) == 3
-    assert distance(rounds(algorithm, federation, cohort="fused"), plain) < 1e-9
+    assert distance(rounds(algorithm, federation, cohort="fused"), plain("pflego", "float64")) < 1e-9
 
 
 def test_a_fused_cohort_takes_one_pass_each_way(federation, monkeypatch):
     counter = Counter(SplitModel(backbone("float32")))
     algorithm = make("pflego", federation, model=counter.model)
-    simulation, states, ids = Simulation(algorithm, federation, cohort="fused"), states_of(algorithm), [0, 1, 3]
+    simulation, states, ids = Simulation(algorithm, federation, cohort="fused"), arrays_of_states(algorithm), [0, 1, 3]
     calls = []
     monkeypatch.setattr(counter, "_add_forward", lambda n: calls.append(int(n)) or np.int32(0))
     simulation.next(simulation.initialize(), [states[i] for i in ids], visits(algorithm, ids, 1))
@@ -113,7 +109,7 @@ def test_nothing_is_traced_again_for_other_clients(tmp_path, name, way):
     examples = (5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10)
     federation = on_disk(tmp_path / "federation", examples, [2, 2, 3, 3, 4, 4] * 2)
     algorithm = make(name, federation, "float32")
-    simulation, states = Simulation(algorithm, federation, cohort=way), states_of(algorithm)
+    simulation, states = Simulation(algorithm, federation, cohort=way), arrays_of_states(algorithm)
     server = simulation.initialize()
     graph = simulation._clients._visit if way == "plain" else simulation._clients._work
 
@@ -144,7 +140,7 @@ def copied(algorithm):
 def test_a_copy_of_the_weights_changes_nothing(federation):
     algorithm = make("pflego", federation, "float32")
     wrapped, ids = copied(algorithm), [4, 0, 1, 3, 2]
-    states = [states_of(algorithm)[i] for i in ids]
+    states = [arrays_of_states(algorithm)[i] for i in ids]
     evaluations = [Evaluation(a, federation, ["test"]) for a in (algorithm, wrapped)]
     scores = [each(algorithm.init_server(), states, visits(algorithm, ids, 1)) for each in evaluations]
     assert identical(*scores)
@@ -156,7 +152,7 @@ def test_a_copy_of_the_weights_changes_nothing(federation):
 @pytest.mark.parametrize("name", SHARE)
 def test_who_shares_a_backbone_is_evaluated_together(federation, name):
     algorithm = make(name, federation, **({"steps": 2, "epochs": None} if name != "pflego" else {}))
-    server, states = algorithm.init_server(), states_of(algorithm)
+    server, states = algorithm.init_server(), arrays_of_states(algorithm)
     ids = [4, 0, 1, 3, 2]
     own, cohort_visits = [states[i] for i in ids], visits(algorithm, ids, 1)
     assert (shared_theta(algorithm) is not None) == SHARE[name]
@@ -246,7 +242,7 @@ def test_clients_that_bring_their_arrays_are_run_plainly(federation, way):
 
 def test_a_client_that_diverges_in_a_fused_cohort_is_named(federation):
     algorithm = make("pflego", federation, "float32")
-    simulation, states = Simulation(algorithm, federation, cohort="fused"), states_of(algorithm)
+    simulation, states = Simulation(algorithm, federation, cohort="fused"), arrays_of_states(algorithm)
     states[1] = tf.nest.map_structure(lambda leaf: leaf * np.float32("nan"), states[1])
     output = simulation.next(simulation.initialize(), [states[i] for i in (0, 1, 3)], visits(algorithm, [0, 1, 3], 1))
     assert [int(m["finite"]) for m in output.client_metrics] == [1, 0, 1]

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import small_runs as runs
 import tensorflow as tf
-import toys
 from click.testing import CliRunner
 
+from helpers import small_runs as runs
+from helpers import toys
 from tfpfl import SplitModel, Training, build_algorithm, training
 from tfpfl.cli import main
 from tfpfl.data.federation import FILES, FederationError
@@ -80,23 +80,11 @@ def build(federation, name="pflego", **hyperparameters):
     return build_algorithm(name, SplitModel(toys.backbone()), population, **hyperparameters)
 
 
-def states_of(algorithm) -> dict:
-    population, dtype = algorithm.population, algorithm.model.dtype
-    made = {int(i): algorithm.init_client(population.info(i, dtype)) for i in population.client_ids}
-    return {i: tf.nest.map_structure(np.asarray, state) for i, state in made.items()}
-
-
-def visits(algorithm, ids, t):
-    info, dtype = algorithm.population.info, algorithm.model.dtype
-    return [v._replace(info=info(i, dtype)) for i, v in
-            zip(ids, toys.visits_by_id(algorithm.population, ids, t), strict=True)]  # fmt: skip
-
-
 def some_rounds(engine, rounds=3, ids=ORDER):
     """(server, states, metrics, clients' metrics) after rounds of these clients, as arrays."""
-    algorithm, server, states = engine.algorithm, engine.initialize(), states_of(engine.algorithm)
+    algorithm, server, states = engine.algorithm, engine.initialize(), toys.arrays_of_states(engine.algorithm)
     for t in range(1, rounds + 1):
-        out = engine.next(server, [states[i] for i in ids], visits(algorithm, ids, t))
+        out = engine.next(server, [states[i] for i in ids], toys.visits(algorithm, ids, t))
         server, states = out.server, states | dict(zip(ids, out.client_states, strict=True))
     found = server, states, dict(out.metrics), [dict(m) for m in out.client_metrics]
     return tf.nest.map_structure(np.asarray, found)
@@ -143,7 +131,7 @@ def stop_the_first(recipe, stop) -> threading.Thread:
     "name, hyperparameters, more",
     [
         ("pflego", {"tau": 5, "beta": 0.1}, {"dropout": 0.2, "on_broken": "reject"}),
-        ("ditto", {"steps": 2, "steps_p": 2, "batch_size": 4}, {}),
+        pytest.param("ditto", {"steps": 2, "steps_p": 2, "batch_size": 4}, {}, marks=pytest.mark.slow),
     ],
 )
 def test_three_nodes_give_what_one_process_gives(nodes, tmp_path, name, hyperparameters, more):
@@ -169,6 +157,7 @@ def test_three_nodes_give_what_one_process_gives(nodes, tmp_path, name, hyperpar
         assert run.evaluate() and run.config.engine == "ray"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, hyperparameters", [("fedamp", {"steps": 2}), ("pgfed", {"batch_size": 4}), ("fedfomo", {"batch_size": 4})]
 )
@@ -184,15 +173,17 @@ def test_everyone_has_its_own_head_back(nodes, federation):
     """Heads that say whose they are, and rates that are too small to move them."""
     recipe = partial(build, tau=1, rho=1e-30)
     algorithm = recipe(federation)
-    own = {i: tf.nest.map_structure(lambda w: np.full_like(w, 100 + i), s) for i, s in states_of(algorithm).items()}  # noqa: B023
+    start = toys.arrays_of_states(algorithm)
+    own = {i: tf.nest.map_structure(lambda w: np.full_like(w, 100 + i), s) for i, s in start.items()}  # noqa: B023
     for cohort in ("fused", "plain"):
         engine = on_ray(nodes, federation, recipe, cohort=cohort)
         for ids in (ORDER, ORDER[::-1], [3]):
-            out = engine.next(engine.initialize(), [own[i] for i in ids], visits(algorithm, ids, 1))
+            out = engine.next(engine.initialize(), [own[i] for i in ids], toys.visits(algorithm, ids, 1))
             assert toys.identical(out.client_states, [own[i] for i in ids])
             assert [int(m["bytes_up"]) > 0 for m in out.client_metrics] == [True] * len(ids)
 
 
+@pytest.mark.slow
 def test_a_node_without_the_federation_gets_its_files(nodes, federation, tmp_path):
     """At the path that the node is told there is another federation; what it unpacks is checked by its hash."""
     other = toys.on_disk(tmp_path / "other", EXAMPLES, CLASSES, seed=5)
@@ -285,6 +276,7 @@ def test_a_cluster_that_does_not_answer(nodes, monkeypatch):
         connect(Machines(f"127.0.0.1:{taken.getsockname()[1]}"))
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_in_a_round_changes_no_bit(nodes, federation, tmp_path):
     recipe = Announced(tmp_path, name="fedavg", steps=3, batch_size=4)
     expected = some_rounds(on_ray(nodes, federation, partial(build, **recipe.hyperparameters)))
@@ -297,6 +289,7 @@ def test_a_process_that_is_killed_in_a_round_changes_no_bit(nodes, federation, t
     assert toys.distance(found, expected) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_node_that_goes_in_a_round_changes_no_bit_and_neither_does_their_number(nodes, federation, tmp_path):
     hyperparameters = {"tau": 5, "beta": 0.1, "server_opt": "sgd"}
     three = some_rounds(on_ray(nodes, federation, partial(build, **hyperparameters)))
@@ -315,6 +308,7 @@ def test_a_node_that_goes_in_a_round_changes_no_bit_and_neither_does_their_numbe
     assert toys.identical(one, three)
 
 
+@pytest.mark.slow
 def test_all_nodes_gone_is_an_error_in_time_and_the_run_is_resumed(nodes, tmp_path):
     federation, folder = runs.federation(tmp_path / "federation"), tmp_path / "run"
     with Run.create(runs.config(engine="ray", rounds=2), folder, federation) as run:

@@ -15,12 +15,13 @@ from threading import Timer
 import keras
 import numpy as np
 import pytest
-import small_runs as runs
 import tensorflow as tf
 from click.testing import CliRunner
-from processes import alive, descendants
-from toys import distance, identical, initial_states, visits_by_id
 
+from helpers import small_runs as runs
+from helpers.marks import slow_but
+from helpers.processes import alive, descendants
+from helpers.toys import distance, identical, initial_states, visits_by_id
 from tfpfl import faults
 from tfpfl.algorithms import build_algorithm
 from tfpfl.callbacks import Callback
@@ -35,7 +36,8 @@ from tfpfl.runtime.workers import OtherFederation, Remote, ShardedProcess, shard
 from tfpfl.screening import screened
 from tfpfl.simulate import Simulation
 
-portpicker = pytest.importorskip("portpicker", reason="TensorFlow Federated, which brings it, is not installed")
+NO_TFF = "TensorFlow Federated is not installed (requirements.lock has it)"
+portpicker = pytest.importorskip("portpicker", reason=NO_TFF)  # which TFF brings
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel ties a worker to its parent on Linux")
 
 CLIENTS, PEOPLE = list(range(18)), 18
@@ -153,7 +155,7 @@ ROUNDS = {
 }
 
 
-@pytest.mark.parametrize("name", ROUNDS)
+@pytest.mark.parametrize("name", slow_but(ROUNDS, "pflego"))
 def test_three_workers_are_one_process(name, federation, machines):
     rounds, hyperparameters = ROUNDS[name]
     algorithm = algorithm_of(name, federation, **hyperparameters)
@@ -165,6 +167,7 @@ def test_three_workers_are_one_process(name, federation, machines):
     assert distance(one[0], server) > 1e-3 or distance(one[1], states) > 1e-3  # something was learnt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pflego", "fedamp"])
 def test_broken_clients_are_left_out_on_several_workers(name, federation, machines):
     def which(data):
@@ -211,6 +214,7 @@ def on_three(tmp_path_factory, federation, machines):
     return run_folder(tmp_path_factory.mktemp("run") / "three", federation, machines)
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_changes_no_bit(on_three, federation, machines, tmp_path):
     one = Machines(workers=machines.workers[1:2], deadline=200)
     assert run_folder(tmp_path / "one", federation, one) == on_three
@@ -228,6 +232,7 @@ def given(monkeypatch):
 SLOW = {"tau": 6000, "beta": 0.001, "rho": 0.001}  # a round of seconds
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_a_round(federation, machines, started, given, caplog):
     """Its clients go to the others, at once and not at the deadline; started again, it works again."""
     algorithm = algorithm_of("pflego", federation, **SLOW)
@@ -256,6 +261,7 @@ def test_a_worker_killed_in_a_round(federation, machines, started, given, caplog
     assert distance(found, expected) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs(federation, machines, started, given, monkeypatch, caplog):
     """It keeps its connections, and says nothing more: lost too, and used again when it is awake."""
     monkeypatch.setattr(runtime, "SILENCE", 2.0)
@@ -286,6 +292,7 @@ def test_a_worker_that_hangs(federation, machines, started, given, monkeypatch, 
     until(lambda: (train(process, algorithm, 1), remote.is_in)[1], 60)
 
 
+@pytest.mark.slow
 def test_a_part_that_needs_more_than_the_deadline(federation, machines):
     algorithm = algorithm_of("pflego", federation, **(SLOW | {"tau": 60_000}))
     patient = Machines(workers=machines.workers, deadline=50)  # of waiting for workers that are left out
@@ -312,6 +319,7 @@ class After(Callback):
             self.action()
 
 
+@pytest.mark.slow
 def test_all_workers_gone_and_resume(on_three, federation, machines, started, tmp_path):
     few = Machines(workers=machines.workers[:2], deadline=3)
     gone = []
@@ -386,6 +394,7 @@ def test_the_command_refuses_before_it_makes_a_folder(federation, started, tmp_p
     assert "isolate is for a TFF worker of our own" in error("--engine", "tff", "--workers", nobody, "--isolate", *out)
 
 
+@pytest.mark.slow
 def test_the_worker_command(tff):
     worker = Started(portpicker.pick_unused_port()).wait()
     binary = worker.binary
@@ -490,6 +499,7 @@ def test_where_isolating_is_forbidden(tff):
     assert len(done.stderr.splitlines()) == 1 and reached(port) == []
 
 
+@pytest.mark.slow
 def test_an_isolated_worker_for_tunnels(tff, federation, tmp_path):
     isolated_worker().close()
     worker = Started(portpicker.pick_unused_port(), "--isolate").wait()

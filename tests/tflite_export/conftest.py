@@ -54,7 +54,3 @@ def bundle(run_folder, tmp_path_factory):
     from tflite_export import export
 
     return export(run_folder, 4, tmp_path_factory.mktemp("bundles") / "client4")
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "litert: needs LiteRT environments; TFPFL_LITERT names the versions")

@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from truth import examples, random_head, relative, relative_l2, varied
 
+from helpers.truth import examples, random_head, relative, relative_l2, varied
 from tflite_export import Bundle, BundleError, DeviceClient, ExportError, Runtime, export, verify
 from tflite_export.head_file import HeadError, SavedHead, head_bytes, load_head, theta_sha256
 from tflite_export.ops import operations

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from truth import true_gradient, true_steps
 
+from helpers.truth import true_gradient, true_steps
 from tflite_export import BundleError, DeviceClient, Runtime
 from tflite_export import payload as payloads
 from tflite_export.head_file import HeadError, SavedHead, load_head, save_head, theta_sha256

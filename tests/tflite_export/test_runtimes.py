@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_program import OWN, PAPERS
-from truth import random_head, varied
 
+from helpers.networks import OWN, PAPERS
+from helpers.truth import random_head, varied
 from tflite_export import DeviceClient, export, verify
 from tflite_export.payload import decode
 from tfpfl.models import SplitModel, build

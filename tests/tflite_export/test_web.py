@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 from click.testing import CliRunner
 from safetensors.numpy import load_file
-from truth import relative
 
+from helpers.truth import relative
 from tflite_export import Bundle, BundleError, DeviceClient, ExportError, Runtime, export, verify, write_site
 from tflite_export.cli import main
 from tflite_export.drawing import drawing_settings, example_of_drawing

@@ -8,7 +8,8 @@ import importlib
 
 import numpy as np
 import tensorflow as tf
-from toys import Toy
+
+from helpers.toys import Toy
 
 CURVATURE = 0.5  # c
 

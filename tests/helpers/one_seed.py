@@ -1,4 +1,4 @@
-"""What each algorithm ends with on this Python's TensorFlow and Keras: `python tests/one_seed.py FILE.npz`."""
+"""What each algorithm ends with on this Python's TensorFlow and Keras: `python -m helpers.one_seed FILE.npz`."""
 
 import sys
 import tempfile
@@ -6,9 +6,9 @@ import tempfile
 import keras
 import numpy as np
 import tensorflow as tf
-from test_every_algorithm import QUICK, SPECIAL
 
 import tfpfl
+from helpers.quick import quick
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.models import build
 
@@ -20,10 +20,9 @@ def ends(folder: str) -> dict:
     federation = tfpfl.Federation.build("digits", "round_robin", clients=10, K=2, seed=0, out=folder)
     population = federation.population(tfpfl.Sampling("fixed", rate=0.5))
     found = {}
-    for name, row in ALGORITHMS.items():
-        quick = {k: v for k, v in QUICK.items() if k in row.hyperparameters} | SPECIAL.get(name, {})
+    for name in ALGORITHMS:
         model = tfpfl.SplitModel(build("mlp200", federation.example_shape))
-        training = tfpfl.Training(build_algorithm(name, model, population, **quick), federation, evaluate_every=0)
+        training = tfpfl.Training(build_algorithm(name, model, population, **quick(name)), federation, evaluate_every=0)
         training.run(ROUNDS)
         clients = training.client_states(population.client_ids.tolist())
         for part, state in (("server", training.server_state()), ("clients", clients)):

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithm import ClientData, Head, Population, Sampling
@@ -72,6 +73,18 @@ def run(engine, data: Toy, rounds: int = 1, cohort=None, server=None, states=Non
         output = engine.next(server, [states[i] for i in cohort], [data.visit(i, t, seed) for i in cohort])
         server, states = output.server, states | dict(zip(cohort, output.client_states, strict=True))
     return server, states
+
+
+def arrays_of_states(algorithm) -> dict:
+    """Every client's state before its first visit, by client id, as NumPy arrays."""
+    return tf.nest.map_structure(np.asarray, initial_states(algorithm, algorithm.population))
+
+
+def visits(algorithm, ids, round_num: int) -> list:
+    """Those of `visits_by_id`, in the model's dtype."""
+    info, dtype = algorithm.population.info, algorithm.model.dtype
+    found = visits_by_id(algorithm.population, ids, round_num)
+    return [visit._replace(info=info(i, dtype)) for i, visit in zip(ids, found, strict=True)]
 
 
 def client_loss(data: Toy, client_id: int, theta, head: Head):

@@ -1,8 +1,8 @@
 """Rounds of given cohorts, and clients that work by hand."""
 
 import tensorflow as tf
-from toys import Toy, client_loss, gradient, initial_states
 
+from helpers.toys import Toy, client_loss, gradient, initial_states
 from tfpfl import aggregate, tree
 from tfpfl.algorithm import Weights
 from tfpfl.simulate import Simulation

@@ -1,0 +1,23 @@
+"""Algorithms on small clients of which one, always the same, is broken."""
+
+import tensorflow as tf
+
+from helpers.quick import quick
+from helpers.toys import backbone
+from tfpfl import faults
+from tfpfl.algorithm import Algorithm, Sampling
+from tfpfl.algorithms import build_algorithm
+from tfpfl.models import SplitModel
+
+BROKEN = 2
+
+
+def build(name, federation, **more) -> Algorithm:
+    """Half of the clients take part in a round."""
+    population = federation.population(Sampling("fixed", 0.5), shared_slots=True)
+    return build_algorithm(name, SplitModel(backbone("float32")), population, **quick(name) | more)
+
+
+def only(kind):
+    """Client 2 has this fault, in every round."""
+    return lambda data: tf.where(tf.equal(data.info.client_id, BROKEN), faults.KINDS.index(kind), 0)

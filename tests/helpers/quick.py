@@ -1,0 +1,17 @@
+"""Hyperparameters with which a few rounds of small clients are quick, and change something."""
+
+from tfpfl.algorithms import ALGORITHMS
+
+QUICK = {"tau": 4, "steps": 4, "beta": 0.3, "eta": 0.2, "rho": 0.02, "tau_h": 3, "tau_b": 2, "steps_ft": 3}
+SPECIAL = {  # algorithm -> hyperparameters
+    "per_fedavg": {"eta_inner": 0.1},
+    "pfedme": {"lam": 5.0, "eta_p": 0.15, "beta": 1.0},
+    "fedfomo": {"candidates": 2},
+    "fedamp": {"alpha": 0.5, "sigma": 4.0},
+    "heurfedamp": {"alpha": 0.5},
+}
+
+
+def quick(name: str) -> dict:
+    """Those that the algorithm of this name has."""
+    return {k: v for k, v in QUICK.items() if k in ALGORITHMS[name].hyperparameters} | SPECIAL.get(name, {})
