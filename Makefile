@@ -1,6 +1,7 @@
-# make demo | test | lint | docs | notebooks | test-newest | web | web-test | lock | clean. The environment is .venv, made
-# once from requirements.lock on Python 3.11; test-newest makes .venv-newest on Python 3.12 or 3.13, without TFF and from
-# the newest releases. The page in web/ needs Node.js 20.19 or newer and npm 11, its tests Chromium.
+# make demo | test | test-docs | test-all | test-newest | lint | docs | notebooks | web | web-test | lock | clean. The
+# environment is .venv, made once from requirements.lock on Python 3.11; test-newest makes .venv-newest on Python 3.12 or
+# 3.13, without TFF and from the newest releases. `make test` takes some eight minutes on two cores and leaves out what is
+# marked slow and what is marked docs; test-docs runs the latter, test-all and test-newest everything. The page in web/ needs Node.js 20.19 or newer and npm 11, its tests Chromium.
 # PYTHON=/path/to/python3.11 chooses the interpreter, NEWEST_PYTHON the other one; else what PATH, uv or pyenv have.
 PYTHON ?=
 NEWEST_PYTHON ?=
@@ -12,18 +13,28 @@ NEWEST := .venv-newest/installed
 PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test test-newest lint docs notebooks web web-test lock clean
+.PHONY: demo test test-docs test-all test-newest lint docs notebooks web web-test lock clean
 
 demo: $(INSTALLED)
 	@$(VENV_PYTHON) -m tfpfl demo
 	@rm -rf runs/demo/bundle
 	@$(VENV_PYTHON) -m tflite_export demo runs/demo/pflego --client 3 --out runs/demo/bundle --steps 20
 
+# A file's tests share what was made for them, so that a file stays in one process; those that take longest start first
+# (tests/durations.json, which PYTEST_ARGS=--store-durations writes anew).
+PYTEST := -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+
 test: $(INSTALLED)
-	@$(VENV_PYTHON) -m pytest -q -n 2 --dist loadfile --durations 10 $(PYTEST_ARGS)
+	@$(VENV_PYTHON) $(PYTEST) -m "not slow and not docs" $(PYTEST_ARGS)
+
+test-docs: $(INSTALLED)
+	@$(VENV_PYTHON) $(PYTEST) -m docs $(PYTEST_ARGS)
+
+test-all: $(INSTALLED)
+	@$(VENV_PYTHON) $(PYTEST) $(PYTEST_ARGS)
 
 test-newest: $(NEWEST)
-	@.venv-newest/bin/python -m pytest -q -n 2 --dist loadfile --durations 10 $(PYTEST_ARGS)
+	@.venv-newest/bin/python $(PYTEST) $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	@$(VENV_PYTHON) -m ruff check .

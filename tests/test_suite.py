@@ -1,0 +1,25 @@
+"""The tests themselves: `make test` runs something of every file, and helpers are where tests look for them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+FILES = sorted(HERE.rglob("*.py"))
+
+
+def test_make_test_runs_something_of_every_file(left_out):
+    """Whatever is checked at night alone breaks by day."""
+    assert left_out and [path for path, whole in left_out.items() if whole] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(HERE).as_posix())
+def test_helpers_are_in_their_folder(path):
+    """Beside tests stand only tests and conftest.py; and no test imports from another, so that files can be moved."""
+    helps = path.parent == HERE / "helpers"
+    assert helps != (path.name == "conftest.py" or path.name.startswith("test_")), "a helper belongs into tests/helpers"
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    imported = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    imported += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    assert [name for name in imported if name.split(".")[-1].startswith("test_") or name == "conftest"] == []
