@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.quadratics import flat, optimum, quadratic, use
 from helpers.rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
 from helpers.toys import distance, identical, initial_states, toy
@@ -41,7 +42,7 @@ def test_h_is_the_mean_of_all_clients_gradients_always(data, options):
             assert all(identical(states[i], tree.zeros_like(server.h)) == (i in (1, 4)) for i in data.ids)
 
 
-@pytest.mark.parametrize("dyn", [0.5, 1e-12])
+@pytest.mark.parametrize("dyn", slow_but([0.5, 1e-12], 0.5))
 @pytest.mark.parametrize("cohort", [(0, 2, 3), (1,), (0, 1, 2, 3, 4)])
 def test_round_1_overshoots_the_mean_by_r_of_i(data, dyn, cohort):
     """w + (1 + r / I) mean (v_i - w): a -> 0 is not FedAvg. Without gradients yet, v_i is FedProx's with mu = a."""
@@ -85,6 +86,7 @@ def test_an_exact_solve_leaves_the_clients_gradient_in_its_state(data, dyn, monk
     assert distance(flat(output.state), a @ v - b) < 1e-9
 
 
+@pytest.mark.slow
 def test_exact_solves_end_at_the_optimum_of_the_whole_under_partial_participation(data, monkeypatch):
     use(monkeypatch, "feddyn")
     algorithm = feddyn(data.model, data.population, dyn=0.7, eta=0.5, steps=60)

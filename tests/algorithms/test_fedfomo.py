@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.rounds import loss_of, play, shared
 from helpers.toys import distance, identical, initial_states, toy
 from tfpfl import tree
@@ -152,7 +153,7 @@ def test_no_more_candidates_than_a_cohort_has():
         ).models.shape[0] == 1  # fmt: skip
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.5])
+@pytest.mark.parametrize("epsilon", slow_but([0.0, 0.5], 0.5))
 def test_the_server_credits_those_whose_models_were_sent(data, epsilon):
     """P grows by the normalized weights, in the columns of the candidates; absent rows stay. Uploads are kept."""
     algorithm = fedfomo(data.model, data.population, candidates=2, epsilon=epsilon, **FULL)

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.rounds import COHORTS, by_hand, loss_of, play, shared
 from helpers.toys import distance, identical, initial_states, toy
 from tfpfl.algorithm import Weights
@@ -23,7 +24,7 @@ def personal(algorithm, data, message, i=1, state=()):
     return algorithm.personal_model(message, state, data.visit(i))
 
 
-@pytest.mark.parametrize("none", [{"steps_ft": 0}, {"epochs_ft": 0}])
+@pytest.mark.parametrize("none", slow_but([{"steps_ft": 0}, {"epochs_ft": 0}], {"steps_ft": 0}))
 @pytest.mark.parametrize("part", ["full", "head", "body"])
 def test_none_is_the_base_method(data, none, part):
     w = shared(data)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.rounds import COHORTS, loss_of, play
 from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl import tree
@@ -78,8 +79,8 @@ def listing(data, cohorts, *, mu, eta, eta2, steps, momentum, beta=None):
     return path, v, aux
 
 
-@pytest.mark.parametrize("beta", [None, 0.0, 0.6, 1.0])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("beta", slow_but([None, 0.0, 0.6, 1.0], None, 0.6))
+@pytest.mark.parametrize("momentum", slow_but([0.0, 0.9], 0.9))
 def test_rounds_are_the_listings(data, beta, momentum):
     """Somebody skips rounds, somebody comes late, cohorts differ in size; A reaches 0 somewhere."""
     options = {"mu": 0.4, "eta": 0.1, "eta2": 0.2, "steps": 4, "momentum": momentum}

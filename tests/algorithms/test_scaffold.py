@@ -93,6 +93,7 @@ def test_the_server_takes_the_mean_step_and_a_cohorts_share_of_the_controls(data
     assert distance(found.c, tree.add_scaled(server.c, len(cohort) / 5, mean(u.dc for u in updates))) < 1e-9
 
 
+@pytest.mark.slow
 def test_it_ends_where_the_objective_is_smallest_and_fedavg_does_not(data, monkeypatch):
     """On quadratics, with many local steps and two or three of five clients a round."""
     use(monkeypatch, "scaffold", "fedavg")

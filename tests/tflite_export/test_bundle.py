@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.truth import examples, random_head, relative, relative_l2, varied
 from tflite_export import Bundle, BundleError, DeviceClient, ExportError, Runtime, export, verify
 from tflite_export.head_file import HeadError, SavedHead, head_bytes, load_head, theta_sha256
@@ -166,7 +167,7 @@ def test_a_run_without_rounds_is_refused(federation, tmp_path):
         export(run, 4, tmp_path / "b")
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "ditto", "fedper", "fedavg_ft"])
+@pytest.mark.parametrize("algorithm", slow_but(["fedavg", "ditto", "fedper", "fedavg_ft"], "ditto"))
 def test_other_algorithms_export_for_inference(make_run, federation, tmp_path, algorithm):
     folder = make_run(algorithm, rounds=2)
     bundle = export(folder, 5, tmp_path / "b")
@@ -184,6 +185,7 @@ def test_other_algorithms_export_for_inference(make_run, federation, tmp_path, a
     assert "round(" not in (bundle.folder / "Personalize.kt").read_text()
 
 
+@pytest.mark.slow
 def test_a_model_by_hand(tmp_path):
     model = SplitModel(build("omniglot_4conv", (28, 28, 1)))
     theta, head = varied(model), random_head(model, 7)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from helpers.marks import slow_but
 from tflite_export import ExportError, simulate_round
 from tflite_export.device_rounds import Devices
 from tfpfl.algorithms import build_algorithm
@@ -44,7 +45,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", slow_but(VARIANTS, "exact", "exact, chunks of 5", "sampled weights, Adam"))
 def test_five_rounds_are_those_of_the_local_engine(asked, name):
     hyper, options = VARIANTS[name]
     rows = simulate_round(asked(**hyper), 5, accuracy_every=0, **options)
@@ -59,6 +60,7 @@ def test_a_device_with_another_tau_is_noticed(asked):
     assert rows[0].heads > 1e-4
 
 
+@pytest.mark.slow
 def test_int8_gradients_learn_as_well_as_float32(asked):
     done = asked(rho=0.002)
     rows = {kind: simulate_round(done, 50, payload=kind, accuracy_every=0)[-1] for kind in ("float32", "int8")}

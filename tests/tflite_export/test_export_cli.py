@@ -48,6 +48,7 @@ def test_not_a_run_and_not_a_bundle(tmp_path):
         assert "is not a bundle" in call(command, tmp_path, code=1)
 
 
+@pytest.mark.slow
 def test_bench_measures_and_records(bundle, tmp_path):
     import shutil
 

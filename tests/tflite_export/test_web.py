@@ -95,6 +95,7 @@ def test_the_clients_file_has_its_examples_and_what_a_round_gives(browser_bundle
         assert (np.diff(stored[f"round_{n}.losses"]) < 0).all() and len(stored[f"round_{n}.losses"]) == 50
 
 
+@pytest.mark.slow
 def test_other_algorithms_can_learn_in_a_browser_but_have_no_rounds(make_run, tmp_path, page):
     bundle = export(make_run("fedavg", rounds=1), 4, tmp_path / "b", inference=False, browser=True)
     assert verify(bundle, interpreter=INTERPRETER).ok
@@ -188,6 +189,7 @@ def test_what_cannot_be_shown_is_refused(bundle, browser_bundle, run_folder, pag
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_command_makes_a_site_of_a_run_or_a_bundle(run_folder, page, tmp_path):
     def call(*arguments):
         return CliRunner().invoke(main, [str(a) for a in arguments])
