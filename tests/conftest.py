@@ -160,10 +160,10 @@ def pytest_terminal_summary(terminalreporter, config):
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
     if reasons:
-        told = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
-        terminalreporter.write_line(f"{sum(reasons.values())} skipped. {told}")
+        told = "; ".join(f"{count} because {reason}" for reason, count in reasons.most_common())
+        terminalreporter.write_line(f"{sum(reasons.values())} skipped: {told}")
     if config.getoption("--store-durations"):
         known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-        known |= {part: round(seconds, 1) for part, seconds in Spent.by_part.items()}
+        known |= {part: round(seconds) for part, seconds in Spent.by_part.items()}
         DURATIONS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
         terminalreporter.write_line(f"{sum(Spent.by_part.values()):.0f} CPU seconds, kept by file in {DURATIONS.name}")

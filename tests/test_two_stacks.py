@@ -28,7 +28,7 @@ def results(python: str, path: Path) -> dict:
         return dict(found)
 
 
-@pytest.mark.skipif(not OTHER, reason="TFPFL_OTHER_PYTHON names no other stack")
+@pytest.mark.skipif(not OTHER, reason="no other stack is named (set TFPFL_OTHER_PYTHON)")
 def test_every_algorithm_ends_alike_on_both(tmp_path):
     ours, theirs = results(sys.executable, tmp_path / "ours.npz"), results(OTHER, tmp_path / "theirs.npz")
     stacks = str(ours.pop("stack")), str(theirs.pop("stack"))

@@ -25,6 +25,7 @@ from tflite_export.payload import decode
 from tfpfl.models import SplitModel, build
 
 VERSIONS = os.environ.get("TFPFL_LITERT", "").split()
+NONE = "no LiteRT runtime is asked for (set TFPFL_LITERT)"
 ROOT = str(Path(__file__).resolve().parents[2])
 NETWORKS = [*PAPERS, "strided convolutions", "average pools", "max pools", "residual"]
 
@@ -38,7 +39,7 @@ def bundle(request, tmp_path_factory):
     return export(source, out=tmp_path_factory.mktemp("bundles") / "b", inference=request.param in PAPERS)
 
 
-@pytest.fixture(scope="module", params=VERSIONS or [pytest.param("none", marks=pytest.mark.skip("TFPFL_LITERT unset"))])
+@pytest.fixture(scope="module", params=VERSIONS or [pytest.param("none", marks=pytest.mark.skip(NONE))])
 def litert(request):
     """The Python of an environment with this version of ai-edge-litert and NumPy, and nothing else."""
     version = request.param
