@@ -22,9 +22,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl import Federation, Simulation, SplitModel, Visit, build_algorithm
+from tfpfl.data.randomness import client_key
 from tfpfl.federated import federate
 from tfpfl.models import build
-from tfpfl.sampling import client_key
 
 
 def synthetic(clients: int, examples: int, folder: Path) -> Federation:

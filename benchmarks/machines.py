@@ -29,9 +29,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl import Federation, Simulation, SplitModel, Visit, build_algorithm
+from tfpfl.data.randomness import client_key
 from tfpfl.models import build
 from tfpfl.runtime.ray_engine import RayEngine
-from tfpfl.sampling import client_key
 
 
 def synthetic(clients: int, examples: int, shape: tuple, folder: Path) -> Federation:

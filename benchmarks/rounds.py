@@ -25,8 +25,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl import Federation, Simulation, SplitModel, Visit, build_algorithm
+from tfpfl.data.randomness import client_key
 from tfpfl.models import build
-from tfpfl.sampling import client_key
 
 CASES = {  # network: (clients, examples, classes, shape)
     "mlp200": (20, 540, 2, (28, 28, 1)),

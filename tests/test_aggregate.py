@@ -9,8 +9,8 @@ import tensorflow as tf
 from helpers.toys import backbone, distance, identical
 from tfpfl import aggregate
 from tfpfl.algorithm import Algorithm, ClientData, ClientOutput, Population, Rows, Weights
+from tfpfl.data.randomness import client_key
 from tfpfl.models import SplitModel
-from tfpfl.sampling import client_key
 from tfpfl.simulate import Simulation
 
 IDS = [1, 3, 4, 7]  # with gaps

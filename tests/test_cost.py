@@ -8,8 +8,8 @@ from helpers.toys import backbone
 from tfpfl.algorithm import ClientData, Population
 from tfpfl.algorithms import build_algorithm
 from tfpfl.cost import Flops, Passes, backbone_flops, count_passes, head_flops, visit_flops
+from tfpfl.data.randomness import client_key
 from tfpfl.models import SplitModel, build
-from tfpfl.sampling import client_key
 
 N = 24
 

@@ -19,11 +19,11 @@ from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import ClientData
 from tfpfl.algorithms import ALGORITHMS
 from tfpfl.cli import main
+from tfpfl.data.randomness import client_key
 from tfpfl.local import client_loss
 from tfpfl.new_clients import CannotAdapt, adapt_clients, adapt_new_clients, fine_tuning
 from tfpfl.optimizer import sgd
 from tfpfl.run import Run
-from tfpfl.sampling import client_key
 from tfpfl.simulate import Evaluation
 
 EXAMPLES, CLASSES = (9, 14, 6, 12, 8, 11, 10, 13), (2, 3, 2, 4, 3, 4, 2, 3)

@@ -83,6 +83,19 @@ def test_more_rounds_give_the_states_of_a_longer_run(federation, shared_run, sho
         assert run.config.rounds == 7
 
 
+def test_a_run_of_an_older_format_keeps_its_cohorts(federation, tmp_path):
+    """Those of the version that wrote format 4: [5], [2, 4], [0], [0, 2, 3, 4], [0, 1, 2, 3, 5], [2]."""
+    asked = {"format": 4, "sampling": "range", "sampling_range": (1, 5), "rounds": 6}
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(tmp_path / "run", federation, [runs.Interrupt(2)], **asked)
+    with Run.open(tmp_path / "run") as run:
+        assert run.config.format == 4
+        run.train()
+    found = runs.saved(tmp_path / "run")
+    assert [row["clients"] for row in found["history"]] == [1, 2, 1, 4, 5, 1]
+    assert {i: last for i, last, *_ in found["client"]} == {0: 5, 1: 5, 2: 6, 3: 5, 4: 4, 5: 5}
+
+
 def test_early_stopping_stops_where_it_would_have(federation, tmp_path):
     asked = {"patience": 3, "rounds": 60, "evaluate_every": 1, "hyperparameters": {"beta": 1.0}}
     whole = runs.train(tmp_path / "whole", federation, **asked)

@@ -10,7 +10,8 @@ import pytest
 from scipy import stats
 
 from tfpfl.algorithm import Population, Sampling
-from tfpfl.sampling import client_key, cohort
+from tfpfl.data.randomness import client_key
+from tfpfl.sampling import cohort
 
 
 def population(num_clients, ids=None, **sampling):
@@ -73,6 +74,15 @@ def test_range_draws_its_size_uniformly_and_its_clients_too():
         assert stats.binomtest(int(count), rounds, 4 / 9).pvalue > 1e-4
 
 
+def test_runs_of_older_formats_keep_the_sizes_that_they_began_with():
+    """Taken from the version before the sizes got a stream of their own."""
+    old = population(9, kind="range", low=2, high=6, old_sizes=True)
+    assert [len(cohort(5, t, old)) for t in range(1, 13)] == [5, 3, 2, 4, 5, 6, 4, 6, 5, 6, 4, 2]
+    assert [cohort(5, t, old).tolist() for t in (1, 2, 3)] == [[0, 2, 5, 7, 8], [3, 5, 6], [1, 4]]
+    new = population(9, kind="range", low=2, high=6)
+    assert [len(cohort(5, t, new)) for t in range(1, 13)] != [len(cohort(5, t, old)) for t in range(1, 13)]
+
+
 def test_rounds_and_seeds_are_independent():
     """Who was in round t says nothing about round t + 1, nor one seed about the next."""
     people = population(20, kind="fixed", rate=0.5)
@@ -94,7 +104,8 @@ def test_a_cohort_does_not_depend_on_what_was_asked_before():
 def test_another_process_draws_the_same():
     people = population(1000, kind="fixed", rate=0.01)
     program = (
-        "import numpy as np; from tfpfl.algorithm import Population, Sampling; from tfpfl.sampling import *;"
+        "import numpy as np; from tfpfl.algorithm import Population, Sampling; from tfpfl.sampling import cohort;"
+        "from tfpfl.data.randomness import client_key;"
         "o = np.ones(1000, int); print(*cohort(4, 17, Population(o, o, sampling=Sampling(rate=0.01))),"
         "*client_key(4, 17, [3, 999]).ravel())"
     )

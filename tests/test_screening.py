@@ -11,8 +11,8 @@ from helpers.toys import distance, identical, initial_states, on_disk, visits_by
 from tfpfl import faults
 from tfpfl.algorithms import ALGORITHMS
 from tfpfl.battery import CLASSES, EXAMPLES
+from tfpfl.data.randomness import client_key
 from tfpfl.federated import federate
-from tfpfl.sampling import client_key
 from tfpfl.screening import REASONS, screened
 from tfpfl.simulate import Simulation
 

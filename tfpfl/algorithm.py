@@ -153,13 +153,15 @@ class Sampling:
     """Who takes part in a round; see `tfpfl.sampling.cohort`.
 
     'fixed': r = max(floor(rate * I), 1) clients, uniformly without replacement. 'binomial': an independent coin of
-    probability `rate` for every client. 'range': r uniform in [low, high] every round, then as 'fixed'.
+    probability `rate` for every client. 'range': r uniform in [low, high] every round, then as 'fixed'; with
+    `old_sizes` r is drawn as in run folders of format 4 and before, which go on as they began.
     """
 
     kind: str = "fixed"
     rate: float = 1.0
     low: int = 0
     high: int = 0
+    old_sizes: bool = False
 
     def __post_init__(self):
         if self.kind not in ("fixed", "binomial", "range"):

@@ -18,10 +18,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from tfpfl.sampling import uniform
+from tfpfl.data.randomness import Stream, uniform
 
-# What the bits are for; `tfpfl.sampling` has those below 4.
-_DROPS, _CLIENT_DROPOUT, _CLIENT_SPEED, _JITTER = 4, 5, 6, 7
 _NORMAL = NormalDist()
 
 
@@ -89,12 +87,12 @@ class Availability:
 
     def dropout_of(self, seed: int, client_ids) -> np.ndarray:
         """p_i: float64 [n]."""
-        where = 2 * uniform(seed, _CLIENT_DROPOUT, 0, client_ids) - 1
+        where = 2 * uniform(seed, Stream.CLIENT_DROPOUT, 0, client_ids) - 1
         return self.dropout + self.dropout_spread * where
 
     def drops(self, seed: int, round_num: int, client_ids) -> np.ndarray:
         """Who drops out of a round: bool [n]."""
-        return uniform(seed, _DROPS, round_num, client_ids) < self.dropout_of(seed, client_ids)
+        return uniform(seed, Stream.DROPS, round_num, client_ids) < self.dropout_of(seed, client_ids)
 
     def median_seconds(self, seed: int, client_ids, work) -> np.ndarray:
         """What a visit takes the client in the median round: float64 [n].
@@ -102,12 +100,12 @@ class Availability:
         Args:
             work: [n], examples times passes.
         """
-        z = _normal(uniform(seed, _CLIENT_SPEED, 0, client_ids))
+        z = _normal(uniform(seed, Stream.CLIENT_SPEED, 0, client_ids))
         return self.seconds * np.exp(self.seconds_spread * z) * np.asarray(work, np.float64)
 
     def visit_seconds(self, seed: int, round_num: int, client_ids, work) -> np.ndarray:
         """What a visit takes in this round: float64 [n]; `work` as in `median_seconds`."""
-        z = _normal(uniform(seed, _JITTER, round_num, client_ids))
+        z = _normal(uniform(seed, Stream.JITTER, round_num, client_ids))
         return self.median_seconds(seed, client_ids, work) * np.exp(self.jitter * z)
 
     def arrival(self, seed: int, client_ids, work) -> np.ndarray:

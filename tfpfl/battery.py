@@ -21,10 +21,11 @@ import tensorflow as tf
 from tfpfl.algorithm import Algorithm, ClientData, Population, Sampling, Weights
 from tfpfl.client_store import ClientStore
 from tfpfl.data import Federation
+from tfpfl.data.randomness import client_key
 from tfpfl.local import client_loss
 from tfpfl.models import SplitModel
 from tfpfl.runtime.cohort import shared_theta
-from tfpfl.sampling import client_key, cohort
+from tfpfl.sampling import cohort
 from tfpfl.simulate import Evaluation, Simulation
 from tfpfl.visit import Visit
 

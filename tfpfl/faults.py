@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithm import Algorithm, ClientData
+from tfpfl.data.randomness import Fold
 
 # What is broken, by number; 0 is nothing. The first two are faults of a client's work, the others of its data.
 KINDS = ("", "not finite", "huge", "no examples", "examples not finite", "label outside")
 HUGE = 1e6
-_FAULT = -3  # what a visit's key is folded with; local.py has -1 and -2
 
 
 def drawn(**probabilities: float) -> Callable:
@@ -35,7 +35,7 @@ def drawn(**probabilities: float) -> Callable:
     ends = np.cumsum(chances)  # not a tensor: TFF's graphs do not take eager ones
 
     def which(data: ClientData):
-        seed = tf.random.experimental.stateless_fold_in(data.key, _FAULT)
+        seed = tf.random.experimental.stateless_fold_in(data.key, Fold.FAULT)
         draw = tf.random.stateless_uniform([], seed, dtype=tf.float64, alg="philox")
         kind = tf.reduce_sum(tf.cast(draw >= ends, tf.int32)) + 1
         return tf.where(kind < len(KINDS), kind, 0)

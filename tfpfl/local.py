@@ -8,12 +8,10 @@ import tensorflow as tf
 from tfpfl import head as heads
 from tfpfl import tree
 from tfpfl.algorithm import ClientData, ClientOutput, Head, OnePass, Population, Weights
+from tfpfl.data.randomness import Fold
 from tfpfl.optimizer import sgd
 
 PARTS = ("full", "head", "body")  # of a model that is fitted: all weights, the head, the backbone
-
-# What a visit's key is folded with, other than the epochs 0, 1, ... of `shuffled`.
-_STRAGGLER, _SPLIT = -1, -2
 
 
 def cross_entropy(logits, y):
@@ -105,7 +103,7 @@ def partial_work(key, probability, work):
 
 
 def _uniform(key):
-    seed = tf.random.experimental.stateless_fold_in(key, _STRAGGLER)
+    seed = tf.random.experimental.stateless_fold_in(key, Fold.STRAGGLER)
     return tf.random.stateless_uniform([2], seed, dtype=tf.float64, alg="philox")
 
 
@@ -117,7 +115,7 @@ def support_and_query(data: ClientData, query_fraction):
     num_examples = tf.shape(data.x)[0]
     wanted = tf.cast(tf.round(query_fraction * tf.cast(num_examples, tf.float64)), tf.int32)
     query = tf.clip_by_value(wanted, 1, tf.maximum(num_examples - 1, 1))
-    order = shuffled(num_examples, data.key, _SPLIT)
+    order = shuffled(num_examples, data.key, Fold.SPLIT)
     parts = order[tf.where(num_examples > 1, query, 0) :], order[:query]
     return tuple(data._replace(x=tf.gather(data.x, rows), y=tf.gather(data.y, rows)) for rows in parts)
 

@@ -23,11 +23,11 @@ from rich.table import Table
 from tfpfl import statistics
 from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Adaptation, Algorithm, ClientData, ClientInfo
+from tfpfl.data.randomness import client_key
 from tfpfl.local import check_rates
 from tfpfl.names import unknown
 from tfpfl.optimizer import sgd
 from tfpfl.runtime.cohort import in_order, relaxed
-from tfpfl.sampling import client_key
 from tfpfl.simulate import Messages, check_threads, federation_readers
 from tfpfl.tables import percent
 from tfpfl.visit import Visit, evaluate

@@ -48,15 +48,17 @@ from tfpfl.client_store import ClientStore, StoreError
 from tfpfl.cost import Passes, count_passes, visit_flops
 from tfpfl.data import Federation, load_source
 from tfpfl.data.federation import FederationError
+from tfpfl.data.randomness import Stream, client_key, generator
 from tfpfl.local import check_choice
 from tfpfl.models import SplitModel, build
 from tfpfl.models.networks import default_network
 from tfpfl.runtime.machines import Machines
-from tfpfl.sampling import client_key
 from tfpfl.screening import ON_BROKEN, check_norms, screened
 from tfpfl.training import DivergedError, Training, check_cohort, check_engine, check_fits
 
-FORMAT = 4  # 1 had no `cohort`; what later formats added has the default in an older file
+# 1 had no `cohort`; what later formats added has the default in an older file. Since 5 the sizes of 'range' cohorts are
+# drawn from a stream of their own; older runs go on with theirs.
+FORMAT = 5
 NETWORK = "network.keras"
 PACKAGES = ("tfpfl", "tensorflow", "keras", "tensorflow-federated", "numpy")
 _ADDED = {  # format -> entries that it brought
@@ -194,7 +196,8 @@ class RunConfig:
     def sampling_plan(self) -> Sampling:
         """Who takes part in a round."""
         low, high = self.sampling_range or (0, 0)
-        return Sampling(self.sampling, 1.0 if self.sampling == "range" else self.participation, low, high)
+        rate = 1.0 if self.sampling == "range" else self.participation
+        return Sampling(self.sampling, rate, low, high, old_sizes=self.format < 5)
 
     def availability(self) -> Availability:
         """Who comes back from a round, and when."""
@@ -236,7 +239,7 @@ class RunConfig:
             return None
         if new >= people:
             raise ValueError(f"new_clients={new} leaves nobody to train: the federation has {people} clients")
-        drawn = np.random.default_rng((federation.manifest["seed"], people)).permutation(people)
+        drawn = generator(federation.manifest["seed"], Stream.NEW_CLIENTS, people).permutation(people)
         return np.sort(drawn[new:])
 
 

@@ -17,12 +17,13 @@ from tfpfl.aggregators import Aggregated, WithState
 from tfpfl.algorithm import Algorithm
 from tfpfl.availability import Availability
 from tfpfl.client_store import ClientStore
+from tfpfl.data.randomness import client_key
 from tfpfl.names import unknown
 from tfpfl.runtime.machines import Machines
 from tfpfl.runtime.packed import initial_states, side_by_side
 from tfpfl.runtime.ray_engine import RayEngine, check_recipe, require_ray
 from tfpfl.runtime.worker import require_tff, use_local_worker
-from tfpfl.sampling import client_key, cohort
+from tfpfl.sampling import cohort
 from tfpfl.screening import REASONS
 from tfpfl.simulate import COHORTS, Evaluation, Simulation
 from tfpfl.visit import GLOBAL, Visit, client_state_spec, of_global

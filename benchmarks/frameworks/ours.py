@@ -14,7 +14,7 @@ from job import Turns, load_job
 
 import tfpfl
 from tfpfl.algorithm import Head, Weights
-from tfpfl.sampling import client_key
+from tfpfl.data.randomness import client_key
 
 
 def main():

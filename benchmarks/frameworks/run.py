@@ -43,8 +43,9 @@ from rich.table import Table
 
 from tfpfl import Federation, Sampling
 from tfpfl.data import load_source
+from tfpfl.data.randomness import client_key
 from tfpfl.local import shuffled
-from tfpfl.sampling import client_key, cohort
+from tfpfl.sampling import cohort
 
 HERE = Path(__file__).parent
 OURS = "tfpfl"

@@ -16,8 +16,8 @@ from tfpfl.battery import (  # noqa: F401 - the tests' own names for what the ba
     visits_by_id,
 )
 from tfpfl.data import Federation
+from tfpfl.data.randomness import client_key
 from tfpfl.models import SplitModel
-from tfpfl.sampling import client_key
 from tfpfl.simulate import Simulation
 
 EXAMPLES = (6, 9, 4, 7, 5)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpfl.data.randomness import Stream, generator
 from tfpfl.data.synthetic import blobs
 
 # What `list_datasets` shows; any other image classification data set of TFDS works by its name too.
@@ -364,7 +365,7 @@ def _omniglot(folder: Path, augment: str, antialias: bool, seed: int) -> Source:
     if (counts != 20).any():
         raise ValueError(f"omniglot has 20 drawings of a character, found {counts.min()} to {counts.max()}")
     drawings = np.argsort(y, kind="stable").reshape(-1, 20)
-    rng = np.random.default_rng(np.random.SeedSequence(seed))
+    rng = generator(seed, Stream.SOURCE)
     if augment == "before_split":
         images = rng.permuted(_rotations(drawings), axis=1)
         train, test = images[:, :60], images[:, 60:]

@@ -25,6 +25,7 @@ import numpy as np
 from tfpfl.algorithm import Population, Sampling
 from tfpfl.data.catalog import Source, client_arrays, load_source
 from tfpfl.data.partition import PARTITIONERS, Labels
+from tfpfl.data.randomness import Stream, generator
 from tfpfl.names import unknown
 
 FORMAT = 1
@@ -211,7 +212,7 @@ class Federation:
         names = [str(c) for c in data]
         for i, (row, parts) in enumerate(zip(rows, data.values(), strict=True)):
             if "test" not in parts:
-                mixed = _client_rng(seed, i, 1).permutation(row[0])
+                mixed = generator(seed, Stream.CLIENT_TEST, i).permutation(row[0])
                 cut = int(test_fraction * len(mixed) + 1e-9)
                 row[2], row[0] = mixed[:cut], np.sort(mixed[cut:])
         _cut_validation(rows, source.y_train, None, validation, seed, names, ["validation" in p for p in data.values()])
@@ -521,10 +522,6 @@ def _describe_source(source: Source) -> dict:
     }
 
 
-def _client_rng(seed: int, client: int, purpose: int) -> np.random.Generator:
-    return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=(purpose, client)))
-
-
 def _cut_validation(rows, y, group, fraction, seed, names, given=None) -> None:
     """Moves floor(fraction * N_i) of every client's training examples to its validation part, spread over its classes.
 
@@ -536,7 +533,7 @@ def _cut_validation(rows, y, group, fraction, seed, names, given=None) -> None:
     for i, row in enumerate(rows):
         train = row[0]
         if not (given and given[i]) and fraction:
-            rng = _client_rng(seed, i, 2)
+            rng = generator(seed, Stream.VALIDATION, i)
             unit = train if group is None else np.unique(group[train])
             count = int(fraction * len(unit) + 1e-9)
             if count:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfpfl.data.randomness import Stream, generator
+
 
 class Labels(NamedTuple):
     """What a partitioner sees: the class of every example and, where the data set has one, its natural owner."""
@@ -41,10 +43,10 @@ class Group(NamedTuple):
     num_train: int  # training examples of each of its clients
 
 
-def _rng(seed: int, stream: int = 0) -> np.random.Generator:
+def _rng(seed: int, stream: Stream = Stream.PARTITION, client: int = 0) -> np.random.Generator:
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise ValueError(f"the seed must be an integer >= 0, found {seed!r}")
-    return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=(stream,)))
+    return generator(seed, stream, client)
 
 
 def _check_clients(num_clients: int | None, num_examples: int) -> None:
@@ -98,7 +100,7 @@ def _cut_test(pools: list[np.ndarray], test_fraction: float, seed: int) -> tuple
     for i, pool in enumerate(pools):
         if len(pool) < 2:
             raise ValueError(f"client {i} has {len(pool)} examples: too few for a train and a test part")
-        mixed = _rng(seed, 1_000 + i).permutation(pool)
+        mixed = _rng(seed, Stream.POOL_TEST, i).permutation(pool)
         cut = min(max(round(test_fraction * len(pool)), 1), len(pool) - 1)
         test.append(mixed[:cut])
         train.append(mixed[cut:])

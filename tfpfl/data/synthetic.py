@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from tfpfl.data.randomness import Stream, generator
+
 
 def blobs(
     num_examples: int, num_classes: int = 10, shape: tuple[int, ...] = (8,), spread: float = 0.5, seed: int = 0
@@ -13,7 +15,7 @@ def blobs(
     """
     if num_examples < num_classes:
         raise ValueError(f"{num_examples} examples are too few for {num_classes} classes")
-    rng = np.random.default_rng(np.random.SeedSequence(seed))
+    rng = generator(seed, Stream.SOURCE)
     means = rng.standard_normal((num_classes, *shape), np.float32)
     y = rng.permutation(np.arange(num_examples, dtype=np.int32) % num_classes)
     x = rng.standard_normal((num_examples, *shape), np.float32)

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from tfpfl.data.randomness import ModelKey
 from tfpfl.names import unknown
 
 
@@ -80,5 +81,5 @@ def _draw(shape, seed, position, dtype):
         return np.zeros(shape, dtype)
     receptive_field = int(np.prod(shape[:-2]))
     limit = np.sqrt(6.0 / (receptive_field * (shape[-2] + shape[-1])))
-    key = tf.random.experimental.stateless_fold_in(tf.constant([seed, 0], tf.int32), position)
+    key = tf.random.experimental.stateless_fold_in(tf.constant([seed, ModelKey.BACKBONE], tf.int32), position)
     return tf.random.stateless_uniform(shape, key, -limit, limit, dtype=dtype, alg="philox").numpy()

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfpfl import tree
 from tfpfl.algorithm import ClientInfo, Head, Weights
+from tfpfl.data.randomness import ModelKey
 from tfpfl.models.functional import functional
 
 HEAD_INITS = ("glorot", "uniform01", "zeros")
@@ -86,7 +87,9 @@ class SplitModel:
         if init == "zeros":
             kernel, bias = tf.zeros([m, k], self.dtype), tf.zeros([k], self.dtype)
         else:
-            seed = tf.random.experimental.stateless_fold_in(tf.constant([self.seed, 1], tf.int32), client_id)
+            seed = tf.random.experimental.stateless_fold_in(
+                tf.constant([self.seed, ModelKey.HEAD], tf.int32), client_id
+            )
             drawn = tf.random.stateless_uniform([m + 1, k], seed, dtype=self.dtype, alg="philox")
             if init == "uniform01":
                 kernel, bias = drawn[:m], drawn[m]
