@@ -10,6 +10,7 @@ import pytest
 from helpers import small_runs as runs
 from helpers import toys
 from tfpfl import Simulation, SplitModel, build_algorithm, training
+from tfpfl.checks import Unavailable
 from tfpfl.client_store import StoreError
 from tfpfl.data import Federation, load_source
 from tfpfl.data.catalog import Source
@@ -176,7 +177,7 @@ def test_a_network_file_that_is_none(federation, tmp_path):
 
 def test_the_tff_engine_without_tff(federation, tmp_path, monkeypatch):
     def absent():
-        raise RuntimeError("the TFF engine needs tensorflow-federated")
+        raise Unavailable("the TFF engine needs tensorflow-federated")
 
     monkeypatch.setattr(training, "require_tff", absent)
     with pytest.raises(RuntimeError, match="the TFF engine needs tensorflow-federated"):

@@ -13,8 +13,11 @@ from click.testing import CliRunner
 from helpers import small_runs as runs
 from tfpfl import training
 from tfpfl.algorithms import ALGORITHMS
+from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.cli import main
+from tfpfl.client_store import StoreError
 from tfpfl.data import PARTITIONERS, Federation
+from tfpfl.runtime.machines import MachinesError
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -128,6 +131,10 @@ def test_a_run_that_diverges(federation):
         ),
         (("resume", "nowhere"), 1, "nowhere is not a run folder: it has no config.json"),
         (("evaluate", "nowhere"), 1, "nowhere is not a run folder"),
+        (("partition", "x", "--seed", -1), 1, "the seed must be an integer >= 0, found -1"),
+        (("partition", "x", "--dataset", "synthetic", "--data-seed", -1), 1, "seed must be an integer >= 0, found -1"),
+        (("run", "--sampling", "range", "--sampling-range", 3, 2), 1, "low=3, high=2"),
+        (("new-clients", "r", "--plot", "curves.docx"), 2, r"written as .*\.png"),
         (("algorithms", "fedavgg"), 1, "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"),
     ],
 )
@@ -153,6 +160,37 @@ def test_trace_shows_where_an_error_comes_from():
     for arguments in (("--trace", "resume", "nowhere"), ("resume", "nowhere", "--trace")):
         result = CliRunner().invoke(main, arguments)
         assert type(result.exception).__name__ == "RunError"
+
+
+def planted(error):
+    def broken(*_, **__):
+        raise error
+
+    return broken
+
+
+@pytest.mark.parametrize("bug", [ValueError("operands do not match"), RuntimeError("no graph"), KeyError("theta")])
+def test_a_bug_is_not_taken_for_an_error_of_ours(bug, federation, monkeypatch):
+    monkeypatch.setattr(training.Training, "run", planted(bug))
+    result = CliRunner().invoke(main, ["run", "--federation", str(federation.path), "--out", "run"])
+    assert result.exception is bug and "Error: " not in result.output
+
+
+@pytest.mark.parametrize("kind", [InvalidArgument, Unavailable, StoreError, MachinesError, FileNotFoundError])
+def test_an_error_of_ours_is_one_line(kind, federation, monkeypatch):
+    monkeypatch.setattr(training.Training, "run", planted(kind("this is wrong")))
+    assert error("run", "--federation", federation.path, "--out", "run") == "Error: this is wrong"
+
+
+def test_a_bug_shows_its_stack_trace(tmp_path):
+    """In a process of its own, as a user sees it."""
+    program = (
+        "import numpy as np, tfpfl.run; from tfpfl.cli import main;"
+        "tfpfl.run.read_config = lambda folder: np.zeros(3) + np.zeros(4); main(['evaluate', 'x'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 1 and done.stderr.startswith("Traceback")
+    assert done.stderr.splitlines()[-1].startswith("ValueError: operands could not be broadcast together")
 
 
 def limit_files():

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import tfpfl
 from helpers import small_runs
 from helpers.marks import slow_but
+from tfpfl.checks import TfpflError
 from tfpfl.cli import main, runs
 from tfpfl.data import Federation
 from tfpfl.run import Run
@@ -94,9 +95,9 @@ def contents(folder) -> dict:
 
 def is_ours(error: BaseException) -> bool:
     """Raised in this package, and a kind of error that the command line says in one line."""
-    named = type(error).__module__.startswith(("tfpfl", "builtins"))
+    of_a_file = isinstance(error, OSError) and type(error).__module__ == "builtins"
     last = traceback.extract_tb(error.__traceback__)[-1].filename
-    return isinstance(error, ValueError | OSError | RuntimeError) and named and last.startswith(OURS) and str(error)
+    return (isinstance(error, TfpflError) or of_a_file) and last.startswith(OURS) and str(error)
 
 
 def refused_or_fine(function, folder):

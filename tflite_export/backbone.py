@@ -11,6 +11,7 @@ import tensorflow as tf
 from tflite_export.program import check_float32, convert
 from tflite_export.runtime import Runtime
 from tfpfl.algorithm import Weights
+from tfpfl.checks import InvalidArgument
 
 BACKBONES = {
     "backbone.tflite": "float32",
@@ -86,9 +87,9 @@ def _function(function, model):
 
 def _configure(precision, calibration):
     if precision not in BACKBONES.values():
-        raise ValueError(f"unknown precision {precision!r}: one of {', '.join(BACKBONES.values())}")
+        raise InvalidArgument(f"unknown precision {precision!r}: one of {', '.join(BACKBONES.values())}")
     if precision == "full int8" and calibration is None:
-        raise ValueError("full int8 needs examples of the client to calibrate with")
+        raise InvalidArgument("full int8 needs examples of the client to calibrate with")
 
     def configure(converter):
         if precision == "float32":

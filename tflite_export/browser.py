@@ -24,6 +24,7 @@ from tflite_export.web import CLIENT, PROGRAM
 from tfpfl import head as heads
 from tfpfl import tree
 from tfpfl.algorithm import Head
+from tfpfl.checks import InvalidArgument
 
 ROOM = 16  # classes at least
 HEAD_BATCH = 128
@@ -112,5 +113,5 @@ def _stored(x, preprocessing):
         raw = np.rint((x - shift) / scale).astype(np.uint8)
         if np.array_equal(raw.astype(np.float32) * scale + shift, x):
             return raw
-        raise ValueError("the examples are not what the preprocessing makes of uint8")
+        raise InvalidArgument("the examples are not what the preprocessing makes of uint8")
     return x

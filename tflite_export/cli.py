@@ -12,6 +12,8 @@ from pathlib import Path
 import click
 from absl import logging
 
+from tflite_export.errors import InvalidInput
+from tfpfl.checks import TfpflError
 from tfpfl.cli.group import Group
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -21,7 +23,13 @@ _folder = click.Path(path_type=Path)
 _python = click.option("--python", help="A Python that has ai-edge-litert and NumPy, to run it there.")
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class ExportGroup(Group):
+    """Also takes the errors of the modules for devices, which know nothing of tfpfl's."""
+
+    ours = (TfpflError, InvalidInput)
+
+
+@click.group(cls=ExportGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def main():
     """From a trained run to a device.
 
@@ -87,8 +95,10 @@ def inspect(bundle):
 @click.argument("bundle", type=_folder)
 @click.option("--examples", default="32,100,300,600", show_default=True, help="N, comma-separated.")
 @click.option("--threads", default="1,2", show_default=True)
-@click.option("--repeat", default=20, show_default=True, help="Calls of which the median is taken.")
-@click.option("--chunk", default=32, show_default=True, help="Examples at a time.")
+@click.option(
+    "--repeat", type=click.IntRange(1), default=20, show_default=True, help="Calls of which the median is taken."
+)
+@click.option("--chunk", type=click.IntRange(1), default=32, show_default=True, help="Examples at a time.")
 @click.option("--record", is_flag=True, help="Write the memory table into the bundle's manifest.")
 @_python
 def bench(bundle, examples, threads, repeat, chunk, record, python):
@@ -109,10 +119,10 @@ def bench(bundle, examples, threads, repeat, chunk, record, python):
 
 @main.command("simulate-round")
 @click.argument("run", type=_folder)
-@click.option("--rounds", default=5, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--engine", type=click.Choice(["local", "tff"]), default="local", show_default=True)
 @click.option("--payload", type=click.Choice(["float32", "int8"]), default="float32", show_default=True)
-@click.option("--chunk", default=32, show_default=True, help="Examples at a time.")
+@click.option("--chunk", type=click.IntRange(1), default=32, show_default=True, help="Examples at a time.")
 @click.option("--static", is_flag=True, help="The static variant of the program.")
 def simulate_round(run, rounds, engine, payload, chunk, static):
     """Run rounds of RUN on devices, and compare with an engine. Every client is worked by the exported program."""
@@ -149,7 +159,7 @@ def web(source, out, client, page):
 @click.argument("run", type=_folder)
 @click.option("--client", type=int, default=0, show_default=True)
 @click.option("--out", type=_folder, default=Path("bundle"), show_default=True)
-@click.option("--steps", default=20, show_default=True, help="On the device.")
+@click.option("--steps", type=click.IntRange(0), default=20, show_default=True, help="On the device.")
 def demo(run, client, out, steps):
     """Export a client of RUN, verify it, personalize with it."""
     from tflite_export.demo import demonstrate
@@ -160,9 +170,12 @@ def demo(run, client, out, steps):
 
 def _numbers(text):
     try:
-        return [int(n) for n in text.split(",")]
+        found = [int(n) for n in text.split(",")]
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a list of numbers such as 32,100") from None
+        found = []
+    if not found or min(found) < 1:
+        raise click.BadParameter(f"{text!r} is not a list of numbers such as 32,100")
+    return found
 
 
 def _elsewhere(python, module, *arguments) -> int:

@@ -11,6 +11,8 @@ A drawing is a square grey image of black ink on white paper, uint8. `web/src/pr
 
 import numpy as np
 
+from tflite_export.errors import InvalidInput
+
 
 def drawing_settings(dataset: str | None, example_shape, preprocessing: dict, antialias: bool = False) -> dict | None:
     """How a drawing becomes an example of a data set; None where examples are not square grey images of uint8.
@@ -32,7 +34,7 @@ def example_of_drawing(grey: np.ndarray, settings: dict, example_shape) -> np.nd
     """The raw example, uint8 `example_shape`, of a drawing uint8 [size, size]; black is ink."""
     size, (height, width) = settings["size"], example_shape[:2]
     if grey.shape != (size, size) or grey.dtype != np.uint8:
-        raise ValueError(f"a drawing must be uint8 [{size}, {size}], found {grey.dtype} {list(grey.shape)}")
+        raise InvalidInput(f"a drawing must be uint8 [{size}, {size}], found {grey.dtype} {list(grey.shape)}")
     ink = 255.0 - grey.astype(np.float64)
     if settings["resample"] == "area":
         block = size // height

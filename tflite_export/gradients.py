@@ -9,13 +9,15 @@ Images are [N, H, W, C] with N open and H, W, C known. Strides are square, dilat
 
 import tensorflow as tf
 
+from tfpfl.checks import InvalidArgument
+
 PREFIX = "TfpflBuiltin"
 
 # Operations whose gradient in TensorFlow already consists of builtin operations, for any number of examples.
 PLAIN = {"MatMul", "Reshape", "Identity", "Squeeze", "ExpandDims", "Neg", "EnsureShape"}
 
 
-class UnsupportedLayerError(ValueError):
+class UnsupportedLayerError(InvalidArgument):
     """A layer has no gradient in builtin operations. The message names it and says what to do."""
 
 

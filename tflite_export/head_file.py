@@ -19,11 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tflite_export.errors import InvalidInput
+
 _MAGIC = b"TFPFLH01"
 _HEADER = struct.Struct("<8sII32sI")
 
 
-class HeadError(ValueError):
+class HeadError(InvalidInput):
     """A file that is not a head, not whole, or of another shape."""
 
 

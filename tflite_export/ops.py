@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tflite_export.errors import InvalidInput
+
 
 def operations(content: bytes | Path) -> dict:
     """Every operation of every subgraph -> the newest version of it that the file needs.
@@ -32,10 +34,10 @@ def minimum_runtime(content: bytes | Path) -> str | None:
 
 
 def check_builtin(content: bytes | Path) -> None:
-    """Raises ValueError where a file needs an operation that is not builtin: a Flex or a custom one."""
+    """Raises InvalidInput where a file needs an operation that is not builtin: a Flex or a custom one."""
     custom = [name for name in operations(content) if name.startswith("custom:")]
     if custom:
-        raise ValueError(f"the file needs operations that runtimes do not have: {', '.join(custom)}")
+        raise InvalidInput(f"the file needs operations that runtimes do not have: {', '.join(custom)}")
 
 
 def _model(schema, content):

@@ -15,13 +15,15 @@ import zlib
 
 import numpy as np
 
+from tflite_export.errors import InvalidInput
+
 BLOCK = 1024
 KINDS = ("float32", "int8")
 _MAGIC = b"TFPG"
 _HEADER = struct.Struct("<4sIII")
 
 
-class PayloadError(ValueError):
+class PayloadError(InvalidInput):
     """Bytes that are not a gradient, or a gradient that must not be sent."""
 
 

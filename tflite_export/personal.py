@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from tflite_export.program import flatten
 from tfpfl.algorithm import ClientData, Head, Weights
+from tfpfl.checks import InvalidArgument
 
 
-class ExportError(ValueError):
+class ExportError(InvalidArgument):
     """What cannot be exported, and why."""
 
 

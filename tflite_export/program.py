@@ -29,6 +29,7 @@ import tensorflow as tf
 from tflite_export.gradients import GRADIENTS, PLAIN, UnsupportedLayerError, builtin_gradients
 from tflite_export.ops import check_builtin
 from tflite_export.runtime import no_news_of_the_interpreter
+from tfpfl.checks import InvalidArgument
 
 SIGNATURES = ("features", "predict", "personalize", "head_step", "joint_gradient", "round")
 NEED_GRADIENT = ("joint_gradient", "round")
@@ -209,7 +210,7 @@ def _quiet_converter():
 def check_float32(model) -> None:
     """Raises ValueError where a model computes in another precision than float32."""
     if model.dtype != np.float32:
-        raise ValueError(f"a device computes in float32, but this model is {model.dtype}")
+        raise InvalidArgument(f"a device computes in float32, but this model is {model.dtype}")
 
 
 def check_differentiable(phi, parts, backbone) -> None:

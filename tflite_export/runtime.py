@@ -14,12 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+from tflite_export.errors import InvalidInput
+
 FORMAT = 1
 WHILE_SINCE = "1.1"  # ai-edge-litert before this version ends the process in any WHILE operation
 USE_WHILE = ("personalize", "round")
 
 
-class BundleError(ValueError):
+class BundleError(InvalidInput):
     """A bundle that cannot be used as asked. The message says what was found."""
 
 
@@ -144,16 +146,32 @@ class Runtime:
                 f"{self.name} {self.version} is too old for signature {signature!r}: before {WHILE_SINCE} it ends the "
                 "process in a WHILE operation. Update it, or take head_step and joint_gradient"
             )
+        arrays = {name: np.asarray(value) for name, value in inputs.items()}
         try:
             if signature not in self._runners:
                 self._runners[signature] = self._interpreter.get_signature_runner(signature)
-            return self._runners[signature](**{k: np.asarray(v) for k, v in inputs.items()})
-        except RuntimeError as error:
+            runner = self._runners[signature]
+            wanted = runner.get_input_details()
+        except (ValueError, RuntimeError) as error:
             raise self._too_old(f"run signature {signature!r} of {self.path.name}", error) from error
-        except ValueError as error:
-            if "op" not in str(error).lower():  # the caller's mistake: a wrong name, shape or type
-                raise BundleError(f"signature {signature!r} of {self.path.name}: {error}") from error
+        self._check_inputs(signature, arrays, wanted)  # what goes wrong after that is not the caller's mistake
+        try:
+            return runner(**arrays)
+        except (ValueError, RuntimeError) as error:
             raise self._too_old(f"run signature {signature!r} of {self.path.name}", error) from error
+
+    def _check_inputs(self, signature, arrays, wanted):
+        where = f"signature {signature!r} of {self.path.name}"
+        if set(arrays) != set(wanted):
+            raise BundleError(f"{where} takes {', '.join(sorted(wanted))}; found {', '.join(sorted(arrays)) or 'none'}")
+        for name, array in arrays.items():
+            dtype, shape = np.dtype(wanted[name]["dtype"]), [int(n) for n in wanted[name]["shape_signature"]]
+            fits = len(shape) == array.ndim and all(n in (-1, m) for n, m in zip(shape, array.shape, strict=True))
+            if array.dtype != dtype or not fits:
+                raise BundleError(
+                    f"{where}: {name} must be {dtype} {shape}, where -1 is any number; found {array.dtype} "
+                    f"{list(array.shape)}"
+                )
 
     def _crashes_in_while(self) -> bool:
         found = _numbers(self.version)

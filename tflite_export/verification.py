@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tflite_export.errors import InvalidInput
 from tflite_export.ops import check_builtin
 from tflite_export.runtime import Bundle, BundleError, Runtime
 from tflite_export.wide_head import widened
@@ -66,7 +67,7 @@ def verify(bundle, *, interpreter=None, num_threads: int = 1) -> Verification:
         if name.endswith(".tflite"):
             try:
                 check_builtin(bundle.path(name))
-            except ValueError as error:
+            except InvalidInput as error:
                 raise BundleError(f"{bundle.folder}/{name}: {error}") from error
     with np.load(bundle.path("check.npz")) as file:
         values = {name: file[name] for name in file.files}

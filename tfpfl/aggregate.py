@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfpfl import tree
 from tfpfl.algorithm import Algorithm, ClientOutput, Rows
+from tfpfl.checks import InvalidArgument
 
 KINDS = ("mean", "sum", "rows")
 
@@ -29,7 +30,7 @@ def kinds(algorithm: Algorithm) -> list:
     found = [spec] if isinstance(spec, str) else list(spec)
     for kind in found:
         if kind not in KINDS:
-            raise ValueError(f"unknown aggregate {kind!r}: one of {', '.join(KINDS)}")
+            raise InvalidArgument(f"unknown aggregate {kind!r}: one of {', '.join(KINDS)}")
     return found
 
 

@@ -21,6 +21,7 @@ from safetensors.numpy import load, save
 from tfpfl import tree
 from tfpfl.aggregate import AlongWith, kinds
 from tfpfl.algorithm import Algorithm
+from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.names import unknown
 from tfpfl.runtime.worker import require_tff
 
@@ -151,7 +152,7 @@ def trimmed_mean(algorithm: Algorithm, *, trim: float = 0.1) -> Algorithm:
         ValueError: trim outside [0, 0.5).
     """
     if not 0 <= trim < 0.5:
-        raise ValueError(f"trim lies in [0, 0.5), found {trim}")
+        raise InvalidArgument(f"trim lies in [0, 0.5), found {trim}")
     return _with_statistic(algorithm, lambda rows: _trimmed(rows, trim))
 
 
@@ -169,25 +170,25 @@ def check_aggregator(name: str | None, arguments: dict, engine: str) -> None:
     """
     if name is None:
         if arguments:
-            raise ValueError(f"aggregator_args are those of an aggregator, found {', '.join(arguments)} and none")
+            raise InvalidArgument(f"aggregator_args are those of an aggregator, found {', '.join(arguments)} and none")
         return
     if name not in AGGREGATORS:
-        raise ValueError(unknown("aggregator", name, AGGREGATORS))
+        raise InvalidArgument(unknown("aggregator", name, AGGREGATORS))
     if name in OF_TFF and engine != "tff":
-        raise ValueError(
+        raise InvalidArgument(
             f"aggregator {name!r} is TFF's: it needs --engine tff; {', '.join(OF_OURS)} work on any engine"
         )
     known = {k: p for k, p in signature(AGGREGATORS[name]).parameters.items() if k not in ("algorithm", "clients")}
     for argument in arguments:
         if argument not in known:
-            raise ValueError(unknown(f"argument of aggregator {name}", argument, known))
+            raise InvalidArgument(unknown(f"argument of aggregator {name}", argument, known))
     missing = [k for k, p in known.items() if p.default is p.empty and k not in arguments]
     if missing:
-        raise ValueError(f"aggregator {name} needs {', '.join(missing)}: --aggregator-args {missing[0]}=VALUE")
+        raise InvalidArgument(f"aggregator {name} needs {', '.join(missing)}: --aggregator-args {missing[0]}=VALUE")
     for argument, value in arguments.items():
         positive = argument != "trim"
         if not isinstance(value, int | float) or not np.isfinite(value) or value < 0 or (positive and value == 0):
-            raise ValueError(f"{argument} of aggregator {name} must be a positive number, found {value!r}")
+            raise InvalidArgument(f"{argument} of aggregator {name} must be a positive number, found {value!r}")
 
 
 def factory(name: str, arguments: dict, algorithm: Algorithm):
@@ -197,7 +198,7 @@ def factory(name: str, arguments: dict, algorithm: Algorithm):
         ValueError: the algorithm's server sees every client's own; then nothing is added up that could be aggregated.
     """
     if "rows" in kinds(algorithm):
-        raise ValueError(
+        raise InvalidArgument(
             f"aggregator {name!r} is for updates that are added up; here the server sees every client's own"
         )
     made = OF_TFF[name]
@@ -223,7 +224,9 @@ def _trimmed(rows, trim: float):
 def _with_statistic(algorithm: Algorithm, statistic: Callable) -> Algorithm:
     sent = kinds(algorithm)
     if "rows" in sent:
-        raise ValueError("a robust statistic is for updates that are added up; here the server sees every client's own")
+        raise InvalidArgument(
+            "a robust statistic is for updates that are added up; here the server sees every client's own"
+        )
     weighed = AlongWith(algorithm.aggregate, "weight")
     rows = "rows" if isinstance(algorithm.aggregate, str) else ("rows",) * len(sent)
 
@@ -273,7 +276,7 @@ def require_accounting():
     try:
         import dp_accounting
     except ImportError as error:
-        raise RuntimeError("epsilon is counted by dp-accounting: pip install 'tfpfl[dp]'") from error
+        raise Unavailable("epsilon is counted by dp-accounting: pip install 'tfpfl[dp]'") from error
     return dp_accounting
 
 

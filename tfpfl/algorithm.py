@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpfl.checks import InvalidArgument
+
 Tensor = Any
 Tree = Any  # a nested structure of tensors: tuples, NamedTuples, dicts
 
@@ -165,12 +167,12 @@ class Sampling:
 
     def __post_init__(self):
         if self.kind not in ("fixed", "binomial", "range"):
-            raise ValueError(f"unknown sampling {self.kind!r}: one of fixed, binomial, range")
+            raise InvalidArgument(f"unknown sampling {self.kind!r}: one of fixed, binomial, range")
         if self.kind == "range":
             if not 1 <= self.low <= self.high:
-                raise ValueError(f"sampling range needs 1 <= low <= high, found low={self.low}, high={self.high}")
+                raise InvalidArgument(f"sampling range needs 1 <= low <= high, found low={self.low}, high={self.high}")
         elif not 0 < self.rate <= 1:
-            raise ValueError(f"participation must lie in (0, 1], found {self.rate}")
+            raise InvalidArgument(f"participation must lie in (0, 1], found {self.rate}")
 
     def expected(self, num_clients: int) -> float:
         """r, the expected number of clients in a round.
@@ -217,29 +219,33 @@ class Population:
         classes = np.asarray(self.num_classes, np.int64)
         ids = np.arange(len(examples)) if self.client_ids is None else np.asarray(self.client_ids, np.int64)
         if examples.ndim != 1 or not len(examples) or examples.shape != classes.shape or examples.shape != ids.shape:
-            raise ValueError(
+            raise InvalidArgument(
                 "num_examples, num_classes and client_ids must be vectors of one length >= 1, found shapes "
                 f"{examples.shape}, {classes.shape}, {ids.shape}"
             )
         if (np.diff(ids) <= 0).any() or ids[0] < 0:
-            raise ValueError("client_ids must be ascending and not negative")
+            raise InvalidArgument("client_ids must be ascending and not negative")
         for name, values in (("training examples", examples), ("classes", classes)):
             if (values < 1).any():
                 bad = int(np.argmax(values < 1))
-                raise ValueError(f"every client needs at least one of its {name}; client {ids[bad]} has {values[bad]}")
+                raise InvalidArgument(
+                    f"every client needs at least one of its {name}; client {ids[bad]} has {values[bad]}"
+                )
         if self.labels not in ("local", "global"):
-            raise ValueError(f"labels are 'local' or 'global', found {self.labels!r}")
+            raise InvalidArgument(f"labels are 'local' or 'global', found {self.labels!r}")
         if self.sampling.kind == "range" and self.sampling.high > len(ids):
-            raise ValueError(f"sampling range goes up to {self.sampling.high} but there are {len(ids)} clients")
+            raise InvalidArgument(f"sampling range goes up to {self.sampling.high} but there are {len(ids)} clients")
         if self.num_labels is not None and self.num_labels < classes.max():
-            raise ValueError(
+            raise InvalidArgument(
                 f"a head that clients share would have num_labels={self.num_labels} outputs, but client "
                 f"{ids[classes.argmax()]} has {classes.max()} classes"
             )
         if self.arrival is not None:
             arrival = np.asarray(self.arrival, np.float64)
             if arrival.shape != ids.shape or not ((arrival >= 0) & (arrival <= 1)).all():
-                raise ValueError(f"arrival is a probability for each of the {len(ids)} clients, found {self.arrival}")
+                raise InvalidArgument(
+                    f"arrival is a probability for each of the {len(ids)} clients, found {self.arrival}"
+                )
             object.__setattr__(self, "arrival", arrival)
         object.__setattr__(self, "num_examples", examples)
         object.__setattr__(self, "num_classes", classes)
@@ -267,7 +273,7 @@ class Population:
             return self.num_labels
         low, high = self.num_classes.argmin(), self.num_classes.argmax()
         if self.num_classes[low] != self.num_classes[high]:
-            raise ValueError(
+            raise InvalidArgument(
                 f"clients share a head here, but have different numbers of classes: client {self.client_ids[low]} has "
                 f"{self.num_classes[low]}, client {self.client_ids[high]} has {self.num_classes[high]}. Take global "
                 "labels, or give num_labels (federation.population(..., shared_slots=True)) to let output k be the "

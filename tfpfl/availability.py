@@ -18,6 +18,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import Stream, uniform
 
 _NORMAL = NormalDist()
@@ -54,15 +55,15 @@ class Availability:
         for name in ("dropout", "dropout_spread", "seconds", "seconds_spread", "jitter"):
             value = getattr(self, name)
             if not 0 <= value < np.inf:
-                raise ValueError(f"{name} must be a number that is not negative, found {value}")
+                raise InvalidArgument(f"{name} must be a number that is not negative, found {value}")
         low, high = self.dropout - self.dropout_spread, self.dropout + self.dropout_spread
         if low < 0 or high >= 1:
-            raise ValueError(
+            raise InvalidArgument(
                 f"a client's probability of dropping out lies in [0, 1); dropout={self.dropout} and "
                 f"dropout_spread={self.dropout_spread} give {low:.3g} to {high:.3g}"
             )
         if self.deadline is not None and not (self.deadline > 0 and self.seconds > 0):
-            raise ValueError(
+            raise InvalidArgument(
                 f"a deadline is positive, and needs `seconds`, what a pass takes; found deadline={self.deadline}, "
                 f"seconds={self.seconds}"
             )
@@ -154,10 +155,10 @@ def _changes(name: str, given) -> tuple:
     try:
         found = tuple(sorted((int(t), tuple(sorted(int(i) for i in some))) for t, some in pairs))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} is {{round: client ids}}, found {given!r}") from error
+        raise InvalidArgument(f"{name} is {{round: client ids}}, found {given!r}") from error
     for t, some in found:
         if t < 1 or not some or min(some) < 0:
-            raise ValueError(f"{name} is {{round from 1 on: client ids}}, found {t}: {some}")
+            raise InvalidArgument(f"{name} is {{round from 1 on: client ids}}, found {t}: {some}")
     if len({t for t, _ in found}) < len(found):
-        raise ValueError(f"{name} names a round twice, found {given!r}")
+        raise InvalidArgument(f"{name} names a round twice, found {given!r}")
     return found

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from tfpfl.checks import InvalidArgument
+
 
 class Callback:
     """Does nothing; derive from it."""
@@ -100,7 +102,7 @@ class EarlyStopping(Callback):
 
     def __init__(self, patience: int):
         if patience < 1:
-            raise ValueError(f"patience must be at least 1 evaluated round, found {patience}")
+            raise InvalidArgument(f"patience must be at least 1 evaluated round, found {patience}")
         self.patience = patience
 
     def start(self, training, rounds):

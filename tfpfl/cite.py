@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.names import unknown
 
 _NAMES = re.compile(r"^\s*tfpfl\s*=\s*\{([^}]*)\},?\s*$\n?", re.MULTILINE)
@@ -33,7 +34,7 @@ def entries() -> tuple[Entry, ...]:
     for block in re.split(r"^(?=@)", text, flags=re.MULTILINE)[1:]:
         key, names = re.match(r"@\w+\{([\w-]+),\n", block), _NAMES.search(block)
         if not key or not names:
-            raise ValueError(f"references.bib has an entry without a key or without names: {block[:60]!r}")
+            raise InvalidArgument(f"references.bib has an entry without a key or without names: {block[:60]!r}")
         shown = re.sub(r",\s*\}\s*$", "\n}", _NAMES.sub("", block).strip())
         found.append(Entry(key[1], tuple(name.strip() for name in names[1].split(",")), shown))
     return tuple(found)
@@ -61,7 +62,7 @@ def bibtex(wanted: Iterable[str]) -> str:
     wanted, known = list(wanted), names()
     for name in wanted:
         if name not in known:
-            raise ValueError(unknown("name to cite", name, known))
+            raise InvalidArgument(unknown("name to cite", name, known))
     return "\n\n".join(entry.text for entry in entries() if set(entry.names) & set(wanted))
 
 
@@ -86,7 +87,7 @@ def names_of_run(folder: str | Path) -> list[str]:
         algorithm, dataset, partition = (config[name] for name in ("algorithm", "dataset", "partition"))
         engine = config["engine"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder} is not a run folder: {path} cannot be read ({error})") from error
+        raise InvalidArgument(f"{folder} is not a run folder: {path} cannot be read ({error})") from error
     software = ["tfpfl", "tensorflow", "keras", *(["tff"] if engine == "tff" else [])]
     software += ["tfds"] if dataset in TFDS_IMAGES else []
     known = names()

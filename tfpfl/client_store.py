@@ -22,6 +22,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from tensorflow import nest
 
+from tfpfl.checks import InvalidArgument
+
 FORMAT_VERSION = 2  # 1 had no matrices
 _APPLICATION_ID = int.from_bytes(b"tfpf", "big")  # in the file's header: this SQLite file is one of ours
 _SCHEMA = """
@@ -41,8 +43,12 @@ CREATE TABLE IF NOT EXISTS matrix (
 """
 
 
-class StoreError(ValueError):
+class StoreError(InvalidArgument):
     """The store cannot be used, or did not take a round. The message says what was found and what is still there."""
+
+
+class OtherRun(StoreError):
+    """The file holds the rounds of another run."""
 
 
 class Evaluation(NamedTuple):
@@ -69,8 +75,9 @@ class ClientStore:
         read_only: look at the file, also while another process writes it; there must be one.
 
     Raises:
-        StoreError: the file is not a store, is damaged, belongs to another run or to a newer version, or is being
-            written by another process.
+        OtherRun: the file belongs to another run.
+        StoreError: the file is not a store, is damaged, belongs to a newer version, or is being written by another
+            process.
     """
 
     def __init__(self, path: str | os.PathLike | None = None, run_id: str | None = None, *, read_only: bool = False):
@@ -116,7 +123,7 @@ class ClientStore:
                 self._db.execute("INSERT INTO run VALUES (?)", (run_id or "",))
         found = self._value("SELECT run_id FROM run")
         if run_id is not None and found != run_id:
-            raise StoreError(f"{self._name} belongs to run {found!r}, not to {run_id!r}")
+            raise OtherRun(f"{self._name} belongs to run {found!r}, not to {run_id!r}")
         self.run_id = found
         if new or version < FORMAT_VERSION:
             with self._transaction():
@@ -201,7 +208,7 @@ class ClientStore:
             raise StoreError(f"{self._name} holds rounds up to {done}: the next is {done + 1}, not {round_num}")
         evaluation_rows = [Evaluation(*row) for row in evaluation_rows]
         if any(row.round_num != round_num for row in evaluation_rows):
-            raise ValueError(f"evaluations of another round given to round {round_num}")
+            raise InvalidArgument(f"evaluations of another round given to round {round_num}")
         # All that can fail for another reason than the file comes before the transaction.
         server = _pack(server_state)
         clients = [(int(i), round_num, *_pack(state)) for i, state in client_states.items() if nest.flatten(state)]
@@ -298,10 +305,11 @@ class ClientStore:
             yield
         except (sqlite3.Error, OverflowError, json.JSONDecodeError) as error:
             found = str(error)
-            if "not a database" in found:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the lowest byte; the others say more of the same code
+            if code == sqlite3.SQLITE_NOTADB:
                 found = "this is not an SQLite file"
-            elif "malformed" in found:
-                found = "the file is damaged or cut off (database disk image is malformed)"
+            elif code == sqlite3.SQLITE_CORRUPT:
+                found = f"the file is damaged or cut off ({found})"
             raise StoreError(f"{self._name}: {kept + ': ' if kept else ''}{found}") from error
 
 

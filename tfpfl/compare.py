@@ -15,6 +15,7 @@ from tabulate import tabulate
 
 from tfpfl import statistics
 from tfpfl.algorithms import algorithm_row
+from tfpfl.checks import InvalidArgument
 from tfpfl.evaluation import EV_ALL, EV_LOCAL, Protocol
 from tfpfl.record import Record, check_comparable
 from tfpfl.run import Run, RunConfig, RunError, open_federation, read_config
@@ -149,7 +150,7 @@ def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL) -> str:
         ValueError: another kind.
     """
     if kind not in FORMATS:
-        raise ValueError(f"a table is written as {', '.join(FORMATS)}; found {kind!r}")
+        raise InvalidArgument(f"a table is written as {', '.join(FORMATS)}; found {kind!r}")
     if kind == "csv":
         out = io.StringIO()
         writer = csv.DictWriter(out, list(table[0]))

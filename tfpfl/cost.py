@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithm import Algorithm, ClientData
+from tfpfl.checks import Unavailable
 
 
 class Passes(NamedTuple):
@@ -131,7 +132,7 @@ def _profiled(function, *specs) -> int:
     """What the profiler counts in the graph of a function, of which it sees also what nothing depends on."""
     profiler = getattr(tf.compat.v1, "profiler", None)
     if profiler is None:
-        raise RuntimeError(f"TensorFlow {tf.__version__} has no tf.compat.v1.profiler, which counts operations")
+        raise Unavailable(f"TensorFlow {tf.__version__} has no tf.compat.v1.profiler, which counts operations")
     traced = tf.function(function, autograph=False).get_concrete_function(*specs)
     needed, left = set(), [output.op for output in traced.outputs]
     while left:

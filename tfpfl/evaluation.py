@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfpfl import statistics
+from tfpfl.checks import InvalidArgument
 from tfpfl.client_store import Evaluation
 from tfpfl.names import unknown
 
@@ -63,7 +64,7 @@ class Protocol(NamedTuple):
         """
         for name, value, known in zip(self._fields, self, (_MODELS, _CLIENTS, _MEANS, _WHENS, _SPLITS), strict=True):
             if value not in known:
-                raise ValueError(unknown(f"{name} of a protocol", value, known))
+                raise InvalidArgument(unknown(f"{name} of a protocol", value, known))
         return self
 
     @property
@@ -158,7 +159,7 @@ def protocol(name: str) -> Protocol:
         test examples
     """
     if name not in PROTOCOLS:
-        raise ValueError(unknown("protocol", name, PROTOCOLS))
+        raise InvalidArgument(unknown("protocol", name, PROTOCOLS))
     return PROTOCOLS[name]
 
 

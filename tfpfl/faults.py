@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithm import Algorithm, ClientData
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import Fold
 
 # What is broken, by number; 0 is nothing. The first two are faults of a client's work, the others of its data.
@@ -28,10 +29,12 @@ def drawn(**probabilities: float) -> Callable:
     names = [kind.replace(" ", "_") for kind in KINDS]
     for name in probabilities:
         if name not in names[1:]:
-            raise ValueError(f"unknown fault {name!r}: one of {', '.join(names[1:])}")
+            raise InvalidArgument(f"unknown fault {name!r}: one of {', '.join(names[1:])}")
     chances = np.array([probabilities.get(name, 0.0) for name in names[1:]])
     if (chances < 0).any() or chances.sum() > 1 + 1e-12:
-        raise ValueError(f"probabilities of faults are not negative and add up to at most 1, found {probabilities}")
+        raise InvalidArgument(
+            f"probabilities of faults are not negative and add up to at most 1, found {probabilities}"
+        )
     ends = np.cumsum(chances)  # not a tensor: TFF's graphs do not take eager ones
 
     def which(data: ClientData):

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfpfl import aggregate, tree
 from tfpfl.aggregators import Aggregated
 from tfpfl.algorithm import Algorithm, ClientData
+from tfpfl.checks import InvalidArgument
 from tfpfl.runtime.packed import Packed, fused_work, looped_work, one_each, one_pass_of, side_by_side
 from tfpfl.runtime.worker import require_tff, use_local_worker
 from tfpfl.simulate import ARRAYS, check_cohort, federation_readers
@@ -75,9 +76,11 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
         packed_work = _work_of_a_pack(algorithm, data, readers, held_out, pack)
         visit_type, state_type = _several(visit_spec(algorithm.model.dtype)), _packed_type(algorithm)
     elif pack < 1:
-        raise ValueError(f"pack must be at least 1 client, found {pack}")
+        raise InvalidArgument(f"pack must be at least 1 client, found {pack}")
     if aggregator is not None and pack > 1:
-        raise ValueError(f"an aggregator works on single clients' updates; pack={pack} adds those of several before it")
+        raise InvalidArgument(
+            f"an aggregator works on single clients' updates; pack={pack} adds those of several before it"
+        )
     step = server_step(algorithm)
     to_clients, message_type, unpack = _messenger(algorithm)
     work = packed_work if pack > 1 else _work_of_one(algorithm, readers)
@@ -265,9 +268,9 @@ def _work_of_a_pack(algorithm, data, readers, held_out, pack):
         ValueError: they cannot be run together.
     """
     if not hasattr(data, "reader"):
-        raise ValueError(f"pack={pack} needs a Federation: the clients of a pack are read by id")
+        raise InvalidArgument(f"pack={pack} needs a Federation: the clients of a pack are read by id")
     if algorithm.message_per_client or "rows" in aggregate.kinds(algorithm):
-        raise ValueError(
+        raise InvalidArgument(
             f"pack={pack} is for algorithms whose clients get the same message and whose updates are added; this one "
             "has messages or rows for single clients"
         )
@@ -400,13 +403,15 @@ def _visits(algorithm, data, held_out):
     if hasattr(data, "reader"):
         return _type(visit_spec(dtype)), federation_readers(algorithm, data, held_out)
     if held_out:
-        raise ValueError("held-out splits are read from a Federation; this process was built for the type of examples")
+        raise InvalidArgument(
+            "held-out splits are read from a Federation; this process was built for the type of examples"
+        )
     key = tf.TensorSpec([2], tf.int32)
     if isinstance(data, tf.data.DatasetSpec):
         return _type(ClientData(data, (), info_spec(dtype), key)), Readers(_read_dataset(algorithm.model), {})
     if isinstance(data, tuple) and len(data) == 2 and all(isinstance(s, tf.TensorSpec) for s in data):
         return _type(ClientData(*data, info_spec(dtype), key)), ARRAYS
-    raise ValueError(
+    raise InvalidArgument(
         "data must be a Federation, a pair of tf.TensorSpec for (x, y), or a tf.data.DatasetSpec; "
         f"found {type(data).__name__}"
     )
@@ -418,7 +423,7 @@ def _read_dataset(model):
         spec = dataset.element_spec
         if isinstance(spec, dict):
             if set(spec) != {"x", "y"}:
-                raise ValueError(
+                raise InvalidArgument(
                     f"a client's dataset must have elements (x, y) or {{'x', 'y'}}; found the keys {sorted(spec)}"
                 )
             dataset, spec = dataset.map(lambda e: (e["x"], e["y"])), (spec["x"], spec["y"])

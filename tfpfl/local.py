@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfpfl import head as heads
 from tfpfl import tree
 from tfpfl.algorithm import ClientData, ClientOutput, Head, OnePass, Population, Weights
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import Fold
 from tfpfl.optimizer import sgd
 
@@ -143,11 +144,11 @@ def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_le
         steps = 50
     if steps is not None and epochs is not None:
         found = f"steps{suffix}={steps}, epochs{suffix}={epochs}"
-        raise ValueError(f"local work is given in steps or in epochs, not both; found {found}")
+        raise InvalidArgument(f"local work is given in steps or in epochs, not both; found {found}")
     work = {f"steps{suffix}": (steps, at_least), f"epochs{suffix}": (epochs, at_least), "batch_size": (batch_size, 1)}
     for name, (value, low) in work.items():
         if value is not None and value < low:
-            raise ValueError(f"{name} must be at least {low}, found {value}")
+            raise InvalidArgument(f"{name} must be at least {low}, found {value}")
     check_fractions(straggler=straggler)
 
     def loop(body, carry, data: ClientData, first=0):
@@ -294,7 +295,7 @@ def check_choice(**choices) -> None:
     """
     for name, (value, allowed) in choices.items():
         if value not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(allowed)}; found {value!r}")
+            raise InvalidArgument(f"{name} must be one of {', '.join(allowed)}; found {value!r}")
 
 
 def check_fractions(**fractions) -> None:
@@ -305,7 +306,7 @@ def check_fractions(**fractions) -> None:
     """
     for name, value in fractions.items():
         if not 0 <= value <= 1:
-            raise ValueError(f"{name} must lie in [0, 1], found {value}")
+            raise InvalidArgument(f"{name} must lie in [0, 1], found {value}")
 
 
 def check_penalty(eta, implicit_prox=False, **coefficients) -> None:
@@ -332,4 +333,4 @@ def check_rates(**rates) -> None:
     """
     for name, value in rates.items():
         if not 0 <= value < float("inf"):
-            raise ValueError(f"{name} must be a finite number >= 0, found {value}")
+            raise InvalidArgument(f"{name} must be a finite number >= 0, found {value}")

@@ -23,6 +23,7 @@ from rich.table import Table
 from tfpfl import statistics
 from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Adaptation, Algorithm, ClientData, ClientInfo
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import client_key
 from tfpfl.local import check_rates
 from tfpfl.names import unknown
@@ -36,7 +37,7 @@ PROTOCOLS = ("own", "global")
 SHOWN = (0, 1, 5)  # epochs in a table, besides the last
 
 
-class CannotAdapt(ValueError):
+class CannotAdapt(InvalidArgument):
     """A new client of this algorithm cannot adapt by itself under this protocol."""
 
 
@@ -140,7 +141,7 @@ def adapt_clients(
             "tfpfl/algorithms says why)"
         )
     if epochs < 0:
-        raise ValueError(f"epochs must not be negative, found {epochs}")
+        raise InvalidArgument(f"epochs must not be negative, found {epochs}")
     ids, threads = _new_ids(algorithm.population, federation, client_ids), check_threads(threads)
     readers = federation_readers(algorithm, federation, [split])
     visits = _visits(algorithm, federation, ids, seed, round_num)
@@ -197,19 +198,19 @@ def adapt_new_clients(
         CannotAdapt, ValueError: see `adapt_clients`; and the run has no rounds, or no rate.
     """
     if protocol not in PROTOCOLS:
-        raise ValueError(unknown("protocol", protocol, PROTOCOLS))
+        raise InvalidArgument(unknown("protocol", protocol, PROTOCOLS))
     if run.store.round_num == 0:
-        raise ValueError(f"{run.folder} has no rounds yet")
+        raise InvalidArgument(f"{run.folder} has no rounds yet")
     adapt = None
     if protocol == "global":
         known = run.config.hyperparameters
         eta = known.get("eta") if eta is None else eta
         if eta is None:
-            raise ValueError(f"{run.config.algorithm} has no hyperparameter eta: say with which rate to fine-tune")
+            raise InvalidArgument(f"{run.config.algorithm} has no hyperparameter eta: say with which rate to fine-tune")
         batch_size = known.get("batch_size") if batch_size is None else batch_size
         adapt = fine_tuning(run.algorithm, eta=eta, batch_size=batch_size, name=run.config.algorithm)
     elif eta is not None or batch_size is not None:
-        raise ValueError("eta and batch_size are for the protocol 'global'; 'own' takes what the run trained with")
+        raise InvalidArgument("eta and batch_size are for the protocol 'global'; 'own' takes what the run trained with")
     return adapt_clients(
         run.algorithm,
         run.federation,
@@ -281,18 +282,18 @@ def _new_ids(population, federation, client_ids) -> np.ndarray:
     new = np.setdiff1d(everyone, population.client_ids)
     ids = new if client_ids is None else np.asarray(client_ids, np.int64)
     if not len(ids):
-        raise ValueError(
+        raise InvalidArgument(
             f"no client is new: all {federation.num_clients} of the federation were trained on. Keep some out of the "
             "population (new_clients of a run's configuration), or take a larger federation"
         )
     if not np.isin(ids, everyone).all():
-        raise ValueError(f"client {ids[~np.isin(ids, everyone)][0]} is not in the federation")
+        raise InvalidArgument(f"client {ids[~np.isin(ids, everyone)][0]} is not in the federation")
     if not np.isin(ids, new).all():
-        raise ValueError(f"client {ids[~np.isin(ids, new)][0]} is not new: it is one of the population")
+        raise InvalidArgument(f"client {ids[~np.isin(ids, new)][0]} is not new: it is one of the population")
     if population.labels == "local" and population.num_labels is not None:
         classes = federation.num_classes[ids]
         if classes.max() > population.num_labels:
-            raise ValueError(
+            raise InvalidArgument(
                 f"client {ids[classes.argmax()]} has {classes.max()} classes, but a head that clients share has "
                 f"{population.num_labels} outputs"
             )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfpfl import tree
+from tfpfl.checks import InvalidArgument
 
 
 class Optimizer(NamedTuple):
@@ -72,7 +73,7 @@ def optimizer(name: str, rate: float) -> Optimizer:
         ValueError: an unknown name, or a negative rate.
     """
     if name not in OPTIMIZERS:
-        raise ValueError(f"unknown optimizer {name!r}: one of {', '.join(OPTIMIZERS)}")
+        raise InvalidArgument(f"unknown optimizer {name!r}: one of {', '.join(OPTIMIZERS)}")
     if rate < 0:
-        raise ValueError(f"a learning rate must not be negative, found {rate}")
+        raise InvalidArgument(f"a learning rate must not be negative, found {rate}")
     return OPTIMIZERS[name](rate)

@@ -18,6 +18,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from tfpfl import statistics
 from tfpfl.algorithms import ALGORITHMS, algorithm_row
+from tfpfl.checks import InvalidArgument
 from tfpfl.evaluation import EV_ALL, Protocol
 from tfpfl.names import unknown
 from tfpfl.record import SPENT, Record
@@ -115,15 +116,15 @@ def curves(
         ValueError: an unknown axis, one that a run has nothing of, or no points at all.
     """
     if x not in SPENT:
-        raise ValueError(unknown("x axis", x, SPENT))
+        raise InvalidArgument(unknown("x axis", x, SPENT))
     if y not in _VALUES:
-        raise ValueError(unknown("y axis", y, _VALUES))
+        raise InvalidArgument(unknown("y axis", y, _VALUES))
     y_label, factor = _VALUES[y]
     protocol.check()
     lines = [(s, *_points(s.records, x, y, protocol)) for s in series(records)]
     lines = [line for line in lines if len(line[1])]
     if not lines:
-        raise ValueError(f"there is nothing to draw: no round of these runs has {y} by this protocol: {protocol}")
+        raise InvalidArgument(f"there is nothing to draw: no round of these runs has {y} by this protocol: {protocol}")
     unit, divisor = _unit(max(xs.max() for _, xs, _, _ in lines)) if x == "bytes" else ("", 1)
     figure, axes = _figure()
     faint = 0.15 if len(lines) <= 4 else 0.08  # bands over bands
@@ -181,7 +182,7 @@ def distribution(
         ValueError: an unknown kind, or no client was scored.
     """
     if kind not in ("box", "ecdf"):
-        raise ValueError(unknown("kind of picture", kind, ("box", "ecdf")))
+        raise InvalidArgument(unknown("kind of picture", kind, ("box", "ecdf")))
     rows = [(s, 100 * np.concatenate([clients(r, protocol) for r in s.records])) for s in series(records)]
     _check_scored(rows, protocol)
     figure, axes = _figure(height=1.5 + 0.36 * len(rows) if kind == "box" else None)
@@ -296,11 +297,11 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
     """
     other = series(baseline if isinstance(baseline, Sequence) else [baseline])
     if len(other) > 1:
-        raise ValueError("the baseline must be one algorithm; found " + ", ".join(s.label for s in other))
+        raise InvalidArgument("the baseline must be one algorithm; found " + ", ".join(s.label for s in other))
     own = {r.config.run_id for r in other[0].records}
     rest = [r for r in records if r.config.run_id not in own]
     if not rest:
-        raise ValueError(f"there is nothing to compare {other[0].label} with: no other run was given")
+        raise InvalidArgument(f"there is nothing to compare {other[0].label} with: no other run was given")
     rows = [(s, paired(s.records, other[0].records, protocol)) for s in series(rest)]
     found = [(s, 100 * statistics.gains(*pair)) for s, pair in rows]
     found = [(s, np.round(values[~np.isnan(values)], 9)) for s, values in found]  # 0.9 - 0.8 is not 0.1
@@ -357,7 +358,7 @@ def heatmap(
     """
     matrix = np.asarray(matrix, np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-        raise ValueError(f"who listens to whom is a square matrix [I, I], found shape {matrix.shape}")
+        raise InvalidArgument(f"who listens to whom is a square matrix [I, I], found shape {matrix.shape}")
     shown = matrix if own else np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
     figure, axes = _figure(height=4.0)
     signed = np.nanmin(shown, initial=0) < 0
@@ -453,7 +454,7 @@ def _legend(figure, axes) -> None:
 
 def _check_scored(rows, protocol) -> None:
     if not any(len(values) for _, values in rows):
-        raise ValueError(f"there is nothing to draw: no client was scored by this protocol: {protocol}")
+        raise InvalidArgument(f"there is nothing to draw: no client was scored by this protocol: {protocol}")
 
 
 def _bar(half: float) -> float | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from tfpfl import evaluation
 from tfpfl.algorithms import algorithm_row
+from tfpfl.checks import InvalidArgument
 from tfpfl.client_store import ClientStore
 from tfpfl.client_store import Evaluation as Score
 from tfpfl.evaluation import EV_ALL, Protocol, Result
@@ -104,11 +105,13 @@ class Record:
             ValueError: another word, passes of a run without a summary, or virtual seconds of one without a clock.
         """
         if what not in SPENT:
-            raise ValueError(f"what a run spends is one of {', '.join(SPENT)}; found {what!r}")
+            raise InvalidArgument(f"what a run spends is one of {', '.join(SPENT)}; found {what!r}")
         if what == "passes" and "passes" not in self.summary:
-            raise ValueError(f"{self.folder} has no summary.json, which has the passes; `tfpfl evaluate` writes it")
+            raise InvalidArgument(
+                f"{self.folder} has no summary.json, which has the passes; `tfpfl evaluate` writes it"
+            )
         if what == "virtual seconds" and not self.config.client_seconds:
-            raise ValueError(f"{self.folder} has no virtual clock: it was run without client_seconds")
+            raise InvalidArgument(f"{self.folder} has no virtual clock: it was run without client_seconds")
         of = {
             "rounds": lambda row: 1,
             "bytes": lambda row: row.get("bytes_down", 0) + row.get("bytes_up", 0),
@@ -146,13 +149,13 @@ def check_comparable(records: Sequence[Record]) -> None:
         for what in _DATA:
             mine, first = getattr(r.config, what), getattr(records[0].config, what)
             if mine != first:
-                raise ValueError(
+                raise InvalidArgument(
                     f"{records[0].folder} and {r.folder} cannot be compared: {what} is {first!r} and {mine!r}"
                 )
         same_seed = next(other for other in records if other.config.seed == r.config.seed)
         if same_seed.config.federation_hash != r.config.federation_hash:
             hashes = (x.config.federation_hash[:12] for x in (same_seed, r))
-            raise ValueError(
+            raise InvalidArgument(
                 f"{same_seed.folder} and {r.folder} cannot be compared: their federations are {' and '.join(hashes)}"
             )
 

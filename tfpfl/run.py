@@ -44,7 +44,8 @@ from tfpfl.algorithm import Algorithm, ClientData, Population, Sampling
 from tfpfl.algorithms import algorithm_row, build_algorithm, check_names
 from tfpfl.availability import Availability
 from tfpfl.callbacks import Callback, EarlyStopping, TensorBoard
-from tfpfl.client_store import ClientStore, StoreError
+from tfpfl.checks import InvalidArgument, Unavailable
+from tfpfl.client_store import ClientStore, OtherRun, StoreError
 from tfpfl.cost import Passes, count_passes, visit_flops
 from tfpfl.data import Federation, load_source
 from tfpfl.data.federation import FederationError
@@ -72,7 +73,7 @@ _ADDED = {  # format -> entries that it brought
 _NOT_IDENTITY = ("rounds", "versions", "federation")  # may differ between a run and its continuation
 
 
-class RunError(ValueError):
+class RunError(InvalidArgument):
     """A run folder that cannot be used as asked. The message says what was found; nothing in it was changed."""
 
 
@@ -143,16 +144,19 @@ class RunConfig:
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is not None and not least <= value < 2**31:
-                raise ValueError(f"{name} must lie in {least}..2^31-1, found {value}")
-        if self.sampling_range is not None and self.sampling != "range":
-            raise ValueError(f"sampling_range goes with sampling 'range', found {self.sampling!r}")
+                raise InvalidArgument(f"{name} must lie in {least}..2^31-1, found {value}")
+        sizes = self.sampling_range
+        if sizes is not None and not (len(sizes) == 2 and all(type(size) is int for size in sizes)):
+            raise InvalidArgument(f"sampling_range is the smallest and the largest cohort, found {sizes}")
+        if sizes is not None and self.sampling != "range":
+            raise InvalidArgument(f"sampling_range goes with sampling 'range', found {self.sampling!r}")
         self.sampling_plan()
         self.availability()
         check_choice(on_broken=(self.on_broken, ON_BROKEN))
         check_norms(self.max_norm, self.clip_norm)
         check_aggregator(self.aggregator, self.aggregator_arguments(), self.engine)
         if self.on_broken == "stop" and (self.max_norm or self.clip_norm) is not None:
-            raise ValueError("max_norm and clip_norm are limits of on_broken='reject', found on_broken='stop'")
+            raise InvalidArgument("max_norm and clip_norm are limits of on_broken='reject', found on_broken='stop'")
         check_cohort(self.cohort, self.engine)
 
     def resolved(self, federation: Federation) -> "RunConfig":
@@ -224,7 +228,7 @@ class RunConfig:
             try:
                 value = float(match[2])
             except (TypeError, ValueError) as error:
-                raise ValueError(f"aggregator_args are written NAME=NUMBER, found {text!r}") from error
+                raise InvalidArgument(f"aggregator_args are written NAME=NUMBER, found {text!r}") from error
             found[match[1]] = int(value) if value.is_integer() and match[1] in ("bits", "threshold") else value
         return found
 
@@ -238,7 +242,7 @@ class RunConfig:
         if not new:
             return None
         if new >= people:
-            raise ValueError(f"new_clients={new} leaves nobody to train: the federation has {people} clients")
+            raise InvalidArgument(f"new_clients={new} leaves nobody to train: the federation has {people} clients")
         drawn = generator(federation.manifest["seed"], Stream.NEW_CLIENTS, people).permutation(people)
         return np.sort(drawn[new:])
 
@@ -257,7 +261,7 @@ def open_federation(config: RunConfig, *, allow_download: bool = False) -> Feder
     else:
         try:
             federation = _cached_federation(config, allow_download)
-        except (ValueError, TypeError, FileNotFoundError) as error:
+        except (InvalidArgument, TypeError, FileNotFoundError) as error:  # TypeError: arguments of another version
             if not started:
                 raise
             raise RunError(
@@ -375,12 +379,12 @@ class Run:
         joined = [i for _, some in (*availability.joins, *availability.leaves) for i in some]
         unknown_ids = sorted(set(joined) - set(self.population.client_ids.tolist()))
         if unknown_ids:
-            raise ValueError(f"clients join or leave that the population does not have: {unknown_ids}")
+            raise InvalidArgument(f"clients join or leave that the population does not have: {unknown_ids}")
         work = self.population.num_examples * (sum(self.passes) if availability.seconds else 1.0)
         arrival = availability.arrival(seed, self.population.client_ids, work)
         if not arrival.any():
             fastest = availability.median_seconds(seed, self.population.client_ids, work).min()
-            raise ValueError(
+            raise InvalidArgument(
                 f"round_deadline={availability.deadline} is too short for every client: the fastest takes "
                 f"{fastest:.3g} s"
             )
@@ -453,9 +457,7 @@ class Run:
         run = cls(folder, config, open_federation(config), network_file, engine or config.engine)
         try:
             run.store = ClientStore(state, config.run_id)
-        except StoreError as error:
-            if "belongs to run" not in str(error):
-                raise
+        except OtherRun as error:
             raise RunError(
                 f"config.json and state.sqlite in {folder} are not of one run: one of them was changed or replaced. "
                 "To run with other settings, start a run in a new folder"
@@ -585,7 +587,9 @@ class Run:
         """
         rounds = self.store.matrix_rounds()
         if round_num is not None and rounds and round_num not in rounds:
-            raise ValueError(f"matrices are saved in evaluated rounds: {', '.join(map(str, rounds))}; not {round_num}")
+            raise InvalidArgument(
+                f"matrices are saved in evaluated rounds: {', '.join(map(str, rounds))}; not {round_num}"
+            )
         return self.store.matrices(rounds[-1] if round_num is None else round_num) if rounds else {}
 
     @cached_property
@@ -606,7 +610,7 @@ class Run:
         examples, classes = (float(np.mean(n)) for n in (self.population.num_examples, self.population.num_classes))
         try:
             return visit_flops(self.passes, self.model, examples, classes)
-        except RuntimeError:
+        except Unavailable:
             return None
 
     def write_summary(self) -> dict:
@@ -689,7 +693,7 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
             raise RunError(f"{path} is damaged, it has {what} {', '.join(sorted(which))}")
     try:
         return RunConfig(**raw)
-    except ValueError as error:
+    except InvalidArgument as error:
         raise RunError(f"{path} is damaged: {error}") from error
 
 
@@ -703,7 +707,7 @@ def _changes(name: str, written: tuple) -> tuple:
     for text in written:
         match = re.fullmatch(r"(\d+):(\d+(?:,\d+)*)", text) if isinstance(text, str) else None
         if match is None:
-            raise ValueError(f"{name} is written ROUND:ID,ID,..., found {text!r}")
+            raise InvalidArgument(f"{name} is written ROUND:ID,ID,..., found {text!r}")
         found.append((int(match[1]), tuple(map(int, match[2].split(",")))))
     return tuple(found)
 
@@ -727,7 +731,7 @@ def _load_network(path: Path, content: bytes):
         try:
             return keras.models.load_model(copy, compile=False)
         except Exception as error:  # a zip file, JSON and HDF5 inside it, layers that it names: each in its own way
-            raise ValueError(f"{path} cannot be read as a Keras model: {error}") from error
+            raise InvalidArgument(f"{path} cannot be read as a Keras model: {error}") from error
 
 
 def _file_hash(path: Path) -> str:
@@ -735,7 +739,7 @@ def _file_hash(path: Path) -> str:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ValueError(f"the network {path} cannot be read: {error.strerror}") from error
+        raise InvalidArgument(f"the network {path} cannot be read: {error.strerror}") from error
 
 
 def _typed(name: str, value, kind):
@@ -743,10 +747,13 @@ def _typed(name: str, value, kind):
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, int) and not isinstance(value, bool) and kind in (float, float | None):
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            raise InvalidArgument(f"{name} is too large a number") from None
     if isinstance(value, bool) and kind in (int, int | None) or not isinstance(value, kind):
         wanted = kind.__name__ if isinstance(kind, type) else str(kind).replace(" | ", " or ")
-        raise ValueError(f"{name} must be {wanted}, found {value!r}")
+        raise InvalidArgument(f"{name} must be {wanted}, found {value!r}")
     return value
 
 

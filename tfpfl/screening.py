@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfpfl import tree
 from tfpfl.aggregate import AlongWith, kinds
 from tfpfl.algorithm import Algorithm, ClientData, ClientOutput, Rows
+from tfpfl.checks import InvalidArgument
 
 # In the metric 'rejected', by number; 0 is a client that was not.
 REASONS = (
@@ -45,7 +46,7 @@ def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: 
     check_norms(max_norm, clip_norm)
     flag = AlongWith(algorithm.aggregate, "accepted") if "rows" in kinds(algorithm) else None
     if flag and clip_norm is not None:
-        raise ValueError("clip_norm scales updates that are added up; here the server sees every client's own")
+        raise InvalidArgument("clip_norm scales updates that are added up; here the server sees every client's own")
 
     def client_update(message, state, data: ClientData) -> ClientOutput:
         data, reason = _usable(data)
@@ -100,9 +101,9 @@ def check_norms(max_norm: float | None, clip_norm: float | None) -> None:
     """
     for name, value in (("max_norm", max_norm), ("clip_norm", clip_norm)):
         if value is not None and not value > 0:
-            raise ValueError(f"{name} must be positive, found {value}")
+            raise InvalidArgument(f"{name} must be positive, found {value}")
     if max_norm is not None and clip_norm is not None and clip_norm > max_norm:
-        raise ValueError(f"clip_norm={clip_norm} clips nothing: updates above max_norm={max_norm} are rejected")
+        raise InvalidArgument(f"clip_norm={clip_norm} clips nothing: updates above max_norm={max_norm} are rejected")
 
 
 def _usable(data: ClientData):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfpfl import evaluation, statistics
+from tfpfl.checks import InvalidArgument
 from tfpfl.evaluation import EV_ALL, Protocol
 from tfpfl.record import Record, by_setting
 
@@ -41,12 +42,12 @@ def series(records: Sequence[Record]) -> list[Series]:
         ValueError: no runs, or one of them twice.
     """
     if not records:
-        raise ValueError("there is nothing to compare: no runs were given")
+        raise InvalidArgument("there is nothing to compare: no runs were given")
     place = {}
     for i, record in enumerate(records):
         other = records[place.setdefault(record.config.run_id, i)]
         if other is not record:
-            raise ValueError(
+            raise InvalidArgument(
                 f"{other.folder} and {record.folder} are the same run: algorithm, configuration, data and seed"
             )
     found, variants, kinds = [], Counter(), by_data(records)
@@ -115,7 +116,7 @@ def paired(
     both = hashes[0] & hashes[1]
     if not both:
         mine, other = (", ".join(sorted(h[:12] for h in found)) for found in hashes)
-        raise ValueError(
+        raise InvalidArgument(
             f"{records[0].title} and {baseline[0].title} cannot be compared client by client: their federations are "
             f"{mine} and {other}"
         )

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfpfl import aggregate
 from tfpfl.algorithm import Algorithm, ClientData
+from tfpfl.checks import InvalidArgument
 from tfpfl.local import check_choice
 from tfpfl.runtime.cohort import (
     EvaluationOneByOne,
@@ -133,12 +134,12 @@ def clients_of(
     threads = check_threads(threads)
     fits = federation is not None and one_pass_of(algorithm) is not None
     if cohort == "fused" and not fits:
-        raise ValueError(
+        raise InvalidArgument(
             "cohort='fused' is for clients that are read by id from a federation, and for algorithms whose client "
             "takes the backbone forward and backward once, at the message's weights, without recompute or chunk"
         )
     if cohort == "stacked" and federation is None:
-        raise ValueError("cohort='stacked' is for clients that are read by id from a federation")
+        raise InvalidArgument("cohort='stacked' is for clients that are read by id from a federation")
     readers = ARRAYS if federation is None else federation_readers(algorithm, federation, held_out)
     if cohort == "fused" or (cohort == "auto" and fits):
         return Fused(algorithm, federation, held_out)
@@ -258,7 +259,7 @@ def check_threads(threads: int | None) -> int:
         ValueError: fewer than one.
     """
     if threads is not None and threads < 1:
-        raise ValueError(f"threads must be at least 1, found {threads}")
+        raise InvalidArgument(f"threads must be at least 1, found {threads}")
     return threads or default_threads()
 
 
@@ -269,7 +270,7 @@ def check_cohort(client_states: list, visits: list) -> None:
         ValueError: otherwise. (An empty binomial cohort is the training loop's to skip: nothing changes.)
     """
     if not visits or len(client_states) != len(visits):
-        raise ValueError(
+        raise InvalidArgument(
             f"a round needs one state and one visit for each of at least one client, found {len(client_states)} states "
             f"and {len(visits)} visits"
         )
@@ -284,8 +285,10 @@ def check_examples(data: ClientData) -> None:
     client, classes = int(data.info.client_id), int(data.info.num_classes)
     x, y = np.asarray(data.x), np.asarray(data.y)
     if not len(y) or len(x) != len(y):
-        raise ValueError(f"client {client} has {len(x)} examples and {len(y)} labels; at least one of each is needed")
+        raise InvalidArgument(
+            f"client {client} has {len(x)} examples and {len(y)} labels; at least one of each is needed"
+        )
     if y.min() < 0 or y.max() >= classes:
-        raise ValueError(f"client {client} has labels {y.min()}..{y.max()}, but its classes are 0..{classes - 1}")
+        raise InvalidArgument(f"client {client} has labels {y.min()}..{y.max()}, but its classes are 0..{classes - 1}")
     if not np.isfinite(x).all():
-        raise ValueError(f"client {client} has examples that are not finite")
+        raise InvalidArgument(f"client {client} has examples that are not finite")

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from tfpfl.checks import InvalidArgument
+
 
 class Wilcoxon(NamedTuple):
     """The signed-rank test of paired values; see `wilcoxon`."""
@@ -43,7 +45,7 @@ def pooled(values, num_examples) -> float:
     """
     values, num_examples = np.asarray(values, np.float64), np.asarray(num_examples, np.float64)
     if values.shape != num_examples.shape:
-        raise ValueError(f"one number of examples for each value, found {num_examples.shape} for {values.shape}")
+        raise InvalidArgument(f"one number of examples for each value, found {num_examples.shape} for {values.shape}")
     tested = num_examples > 0
     if not tested.any():
         return math.nan
@@ -59,7 +61,7 @@ def ci95(values) -> float:
 def worst(values, fraction: float = 0.1) -> float:
     """The mean of the lowest `fraction` of the clients, rounded up to whole clients: by default the worst decile."""
     if not 0 < fraction <= 1:
-        raise ValueError(f"fraction must lie in (0, 1], found {fraction}")
+        raise InvalidArgument(f"fraction must lie in (0, 1], found {fraction}")
     present = np.sort(_present(values))
     # 0.1 * 30 is slightly more than 3 in floating point, and means 3.
     return mean_over_clients(present[: math.ceil(fraction * len(present) - 1e-9)])
@@ -107,7 +109,7 @@ def gains(values, than) -> np.ndarray:
     """
     values, than = np.asarray(values, np.float64), np.asarray(than, np.float64)
     if values.shape != than.shape or values.ndim != 1:
-        raise ValueError(f"clients are compared one by one, in two vectors; found {values.shape} and {than.shape}")
+        raise InvalidArgument(f"clients are compared one by one, in two vectors; found {values.shape} and {than.shape}")
     return values - than
 
 
@@ -144,19 +146,19 @@ def over_seeds(values) -> tuple[float, float]:
 def last(values, n: int = 10) -> float:
     """The mean of the last n evaluated rounds; of all of them where there are fewer."""
     if n < 1:
-        raise ValueError(f"n must be at least 1, found {n}")
+        raise InvalidArgument(f"n must be at least 1, found {n}")
     return mean_over_clients(_present(values)[-n:])
 
 
 def _not_negative(values) -> np.ndarray:
     present = _present(values)
     if (present < 0).any():
-        raise ValueError(f"shares of a sum need values of at least 0, found {present.min()}")
+        raise InvalidArgument(f"shares of a sum need values of at least 0, found {present.min()}")
     return present
 
 
 def _present(values) -> np.ndarray:
     values = np.asarray(values, np.float64)
     if values.ndim != 1:
-        raise ValueError(f"expected one value for each client, a vector; found shape {values.shape}")
+        raise InvalidArgument(f"expected one value for each client, a vector; found shape {values.shape}")
     return values[~np.isnan(values)]

@@ -17,6 +17,7 @@ from scipy.stats import loguniform
 from sklearn.model_selection import ParameterGrid, ParameterSampler
 
 from tfpfl.algorithms import check_names
+from tfpfl.checks import InvalidArgument
 from tfpfl.evaluation import Protocol
 from tfpfl.record import Record
 from tfpfl.run import Run, RunConfig, open_federation
@@ -54,8 +55,8 @@ def draws(ranges: Mapping[str, object], n: int, seed: int) -> list[dict]:
     for name, given in ranges.items():
         if isinstance(given, tuple):
             low, high = given
-            if not 0 < low < high:
-                raise ValueError(f"{name}: a range needs 0 < low < high, found {low} and {high}")
+            if not 0 < low < high < math.inf:
+                raise InvalidArgument(f"{name}: a range needs 0 < low < high, found {low} and {high}; both are finite")
             given = loguniform(low, high)
         spaces[name] = given
     return [
@@ -73,7 +74,7 @@ def rungs(candidates: int, rounds: int, factor: int) -> list[tuple[int, int]]:
         ValueError: factor < 1.
     """
     if factor < 1:
-        raise ValueError(f"halving needs a factor of at least 1, found {factor}")
+        raise InvalidArgument(f"halving needs a factor of at least 1, found {factor}")
     if factor == 1:
         return [(candidates, rounds)]
     steps = max(math.ceil(math.log(candidates, factor) - 1e-9), 0)
@@ -110,15 +111,17 @@ def sweep(
     """
     settings = list(settings)
     if not settings:
-        raise ValueError("nothing to search: no setting was given")
+        raise InvalidArgument("nothing to search: no setting was given")
     if len({_name(s) for s in settings}) < len(settings):
-        raise ValueError("a setting is there twice")
+        raise InvalidArgument("a setting is there twice")
     for setting in settings:
         check_names(config.algorithm, config.preset, setting)
     configs = [replace(config, hyperparameters=config.hyperparameters | s, evaluate_every=0) for s in settings]
     federation = open_federation(config, allow_download=allow_download)
     if not federation.num_examples("validation").any():
-        raise ValueError("settings are chosen on validation examples, but the federation has none: raise --validation")
+        raise InvalidArgument(
+            "settings are chosen on validation examples, but the federation has none: raise --validation"
+        )
     found, left = [], list(zip(settings, configs, strict=True))
     for n, rounds in rungs(len(left), config.rounds, factor):
         rung = []

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithm import Population
+from tfpfl.checks import InvalidArgument
 
 COPIES = 3  # of every table at a time: before a round, after it, and as it is saved
 
@@ -31,7 +32,7 @@ def check_table(population: Population, row_scalars: int, dtype, *, tables: int 
     size = population.num_clients * int(row_scalars) * np.dtype(dtype).itemsize * tables
     limit = available_memory()
     if COPIES * size > limit:
-        raise ValueError(
+        raise InvalidArgument(
             f"the server keeps {tables} row{'s' if tables > 1 else ''} of {row_scalars:,} numbers for each of "
             f"{population.num_clients:,} clients: {_text(size)}, and {_text(COPIES * size)} during a round (before it, "
             f"after it, and as it is saved), but {_text(limit)} of memory are available. Take fewer clients, a smaller "

@@ -16,6 +16,7 @@ from tfpfl import evaluation, tree
 from tfpfl.aggregators import Aggregated, WithState
 from tfpfl.algorithm import Algorithm
 from tfpfl.availability import Availability
+from tfpfl.checks import InvalidArgument, TfpflError
 from tfpfl.client_store import ClientStore
 from tfpfl.data.randomness import client_key
 from tfpfl.names import unknown
@@ -31,7 +32,7 @@ from tfpfl.visit import GLOBAL, Visit, client_state_spec, of_global
 ENGINES = ("local", "tff", "ray")
 
 
-class DivergedError(RuntimeError):
+class DivergedError(TfpflError, RuntimeError):
     """A client's work, or the server's state, is no longer finite. The rounds before are saved."""
 
 
@@ -85,9 +86,9 @@ class Training:
             check_recipe(self.recipe)
         check_fits(self.algorithm, self.federation)
         if self.evaluate_every < 0:
-            raise ValueError(f"evaluate_every must not be negative, found {self.evaluate_every}")
+            raise InvalidArgument(f"evaluate_every must not be negative, found {self.evaluate_every}")
         if self.model_name == GLOBAL and self.algorithm.global_model is not None:
-            raise ValueError(
+            raise InvalidArgument(
                 f"model_name={GLOBAL!r} is what the algorithm's global model is called, and its clients predict with "
                 "another: take a name for that"
             )
@@ -114,9 +115,9 @@ class Training:
             ValueError: rounds < 1.
         """
         if rounds < 1:
-            raise ValueError(f"rounds must be at least 1, found {rounds}")
+            raise InvalidArgument(f"rounds must be at least 1, found {rounds}")
         if self.aggregator is not None and (self.engine != "tff" or self.machines.workers):
-            raise ValueError("an aggregator of TFF's is for the TFF engine on one worker")
+            raise InvalidArgument("an aggregator of TFF's is for the TFF engine on one worker")
         server = self._saved_state()
         self.store.check_size(server)
         with ExitStack() as started:
@@ -294,7 +295,7 @@ def check_engine(engine: str) -> None:
         RuntimeError: TFF, or Ray, is not installed.
     """
     if engine not in ENGINES:
-        raise ValueError(unknown("engine", engine, ENGINES))
+        raise InvalidArgument(unknown("engine", engine, ENGINES))
     if engine == "tff":
         require_tff()
     if engine == "ray":
@@ -308,9 +309,9 @@ def check_cohort(cohort: str, engine: str) -> None:
         ValueError: an unknown name, or one that only the local engine knows.
     """
     if cohort not in COHORTS:
-        raise ValueError(unknown("cohort", cohort, COHORTS))
+        raise InvalidArgument(unknown("cohort", cohort, COHORTS))
     if engine == "tff" and cohort != "auto":
-        raise ValueError(
+        raise InvalidArgument(
             f"cohort={cohort!r} is for the local engine; TFF runs one client after the other on every core"
         )
 
@@ -323,10 +324,12 @@ def check_fits(algorithm: Algorithm, federation) -> None:
     """
     population, shape = algorithm.population, tuple(algorithm.model.input_shape)
     if shape != tuple(federation.example_shape):
-        raise ValueError(f"the model takes examples of shape {shape}, the federation's are {federation.example_shape}")
+        raise InvalidArgument(
+            f"the model takes examples of shape {shape}, the federation's are {federation.example_shape}"
+        )
     ids = population.client_ids
     if ids[-1] >= federation.num_clients:
-        raise ValueError(
+        raise InvalidArgument(
             f"the population has a client {ids[-1]}, but the federation has clients 0..{federation.num_clients - 1}"
         )
     examples = federation.num_examples("train")[ids]
@@ -339,7 +342,7 @@ def check_fits(algorithm: Algorithm, federation) -> None:
         if bad.any():
             i = int(np.argmax(bad))
             given = (population.num_examples if what != "classes" else population.num_classes)[i]
-            raise ValueError(
+            raise InvalidArgument(
                 f"client {ids[i]} has {found[i]} {what} in the federation ({population.labels} labels), but {given} in "
                 "the population: take `federation.population(...)`"
             )

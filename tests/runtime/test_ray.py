@@ -23,6 +23,7 @@ from click.testing import CliRunner
 from helpers import small_runs as runs
 from helpers import toys
 from tfpfl import SplitModel, Training, build_algorithm, training
+from tfpfl.checks import Unavailable
 from tfpfl.cli import main
 from tfpfl.data.federation import FILES, FederationError
 from tfpfl.run import Run
@@ -262,7 +263,7 @@ def test_bad_options(tmp_path, monkeypatch):
     assert "--deadline goes with --workers, or with --engine ray" in error("--deadline", "5")
 
     def absent():
-        raise RuntimeError("pip install 'tfpfl[ray]'")
+        raise Unavailable("pip install 'tfpfl[ray]'")
 
     monkeypatch.setattr(training, "require_ray", absent)
     assert "Error: pip install 'tfpfl[ray]'" in error("--engine", "ray")

@@ -1,5 +1,7 @@
 """Several TFF workers: the round is that of one process, whoever does what, comes and goes."""
 
+import ctypes
+import errno
 import fcntl
 import logging
 import os
@@ -25,10 +27,13 @@ from helpers.toys import distance, identical, initial_states, visits_by_id
 from tfpfl import faults
 from tfpfl.algorithms import build_algorithm
 from tfpfl.callbacks import Callback
+from tfpfl.checks import Unavailable
 from tfpfl.cli import main
 from tfpfl.data import Federation
 from tfpfl.models import SplitModel
 from tfpfl.run import Run
+from tfpfl.runtime import isolated
+from tfpfl.runtime import worker as worker_module
 from tfpfl.runtime import workers as runtime
 from tfpfl.runtime.machines import Machines, MachinesError
 from tfpfl.runtime.worker import Worker, answers, context_on
@@ -449,6 +454,32 @@ def isolated_worker():
         if "no network namespace" in str(error):
             pytest.skip(str(error))
         raise
+
+
+def test_a_system_without_network_namespaces_is_told_by_an_exit_code(monkeypatch, capsys):
+    class Kernel:
+        @staticmethod
+        def unshare(flags):
+            ctypes.set_errno(errno.EPERM)
+            return -1
+
+    monkeypatch.setattr(isolated, "_libc", Kernel)
+    with pytest.raises(SystemExit) as ended:
+        isolated.enter_namespace()
+    assert ended.value.code == os.EX_NOPERM
+    assert "make no network namespace (Operation not permitted); leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("code", "message"), [(os.EX_NOPERM, "^it may not$"), (1, "did not start within .*log is")])
+def test_a_worker_that_ends_at_once(tff, code, message, monkeypatch):
+    """Only the code says why; whatever the last line of its log is."""
+
+    def start(port, log, *_, **__):
+        return subprocess.Popen([sys.executable, "-c", f"print('it may not'); raise SystemExit({code})"], stdout=log)
+
+    monkeypatch.setattr(worker_module, "start_worker", start)
+    with pytest.raises(Unavailable, match=message):
+        Worker(2, isolate=True)
 
 
 def test_an_isolated_worker_is_reached_by_its_user_alone(tff, federation):

@@ -196,8 +196,41 @@ def test_a_signature_or_input_that_is_not_there(bundle):
     runtime = Runtime(bundle.path("program.tflite"), INTERPRETER)
     with pytest.raises(BundleError, match="no signature 'train'; it has features, head_step"):
         runtime("train")
-    with pytest.raises(BundleError, match="'features'"):
-        runtime("features", y=np.zeros(3, np.float32))
+    good = {"theta": bundle.theta(), "x": np.zeros((3, *bundle.example_shape), np.float32)}
+    assert runtime("features", **good)["phi"].shape[0] == 3
+    for change, reason in (
+        ({"y": np.zeros(3, np.float32)}, "'features' of program.tflite takes theta, x; found theta, x, y"),
+        ({"x": good["x"].astype(np.float64)}, r"x must be float32 \[-1, .*; found float64 \[3, "),
+        ({"x": good["x"][0]}, r"x must be float32 \[-1, "),
+        ({"x": good["x"][:, 1:]}, r"x must be float32 \[-1, "),
+        ({"theta": good["theta"][1:]}, r"theta must be float32 \[13000\].*found float32 \[12999\]"),
+    ):
+        with pytest.raises(BundleError, match=reason):
+            runtime("features", **good | change)
+    with pytest.raises(BundleError, match="takes theta, x; found none"):
+        runtime("features")
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
+def test_an_error_of_the_runtime_is_not_taken_for_the_callers(bundle, kind):
+    """Whatever its words are: LiteRT says for example "Unsupported data type in ..." or "node 7 failed to prepare"."""
+
+    class Broken(tf.lite.Interpreter):
+        def get_signature_runner(self, name):
+            runner = super().get_signature_runner(name)
+
+            class Failing:
+                get_input_details = staticmethod(runner.get_input_details)
+
+                def __call__(self, **inputs):
+                    raise kind("Unsupported data type in a kernel")
+
+            return Failing()
+
+    runtime = Runtime(bundle.path("program.tflite"), Broken)
+    x = np.zeros((3, *bundle.example_shape), np.float32)
+    with pytest.raises(BundleError, match="cannot run signature 'features'.*may be too old.*Unsupported data type"):
+        runtime("features", theta=bundle.theta(), x=x)
 
 
 def test_a_damaged_head_file_is_refused(bundle, tmp_path):

@@ -5,8 +5,11 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from tflite_export import Bundle, bench, verify
+from tflite_export import Bundle, BundleError, ExportError, bench, verify
 from tflite_export.cli import main
+from tflite_export.head_file import HeadError
+from tflite_export.payload import PayloadError
+from tfpfl.checks import InvalidArgument
 
 
 def call(*arguments, code=0):
@@ -42,6 +45,26 @@ def test_bad_export_is_one_line(run_folder, tmp_path, arguments, reason):
     assert reason in text and "Traceback" not in text
 
 
+def test_a_bug_is_not_taken_for_an_error_of_ours(tmp_path, monkeypatch):
+    """Whichever package of ours it is in."""
+
+    def raises(error):
+        def broken(*_, **__):
+            raise error
+
+        return broken
+
+    for place in ("tflite_export.runtime.Bundle.__init__", "tfpfl.run.Run.open"):
+        arguments = ["inspect", "b"] if "Bundle" in place else ["simulate-round", "r"]
+        for kind in (ValueError, RuntimeError, TypeError):
+            monkeypatch.setattr(place, raises(bug := kind("shapes differ")))
+            result = CliRunner().invoke(main, arguments)
+            assert result.exception is bug and "Error: " not in result.output
+        for kind in (BundleError, PayloadError, HeadError, ExportError, InvalidArgument, FileNotFoundError):
+            monkeypatch.setattr(place, raises(kind("this is wrong")))
+            assert call(*arguments, code=1) == "Error: this is wrong\n"
+
+
 def test_not_a_run_and_not_a_bundle(tmp_path):
     assert "is not a run folder" in call("export", tmp_path, "--client", 1, "--out", tmp_path / "b", code=1)
     for command in ("verify", "inspect", "bench"):
@@ -59,7 +82,10 @@ def test_bench_measures_and_records(bundle, tmp_path):
     recorded = Bundle(copy).manifest["memory"]
     assert [r["work"] for r in recorded] == ["features", "personalize", "round"]
     assert verify(copy, interpreter=bench.any_interpreter()).ok
-    assert "is not a list of numbers" in call("bench", copy, "--examples", "a", code=2)
+    for sizes in (("--examples", "a"), ("--examples", "0"), ("--threads", "1,0"), ("--threads", "")):
+        assert "is not a list of numbers" in call("bench", copy, *sizes, code=2)
+    for number in ("--repeat", "--chunk"):
+        assert "0 is not in the range x>=1" in call("bench", copy, number, 0, code=2)
 
 
 def test_bytes_on_the_wire_are_those_of_the_payload(bundle):

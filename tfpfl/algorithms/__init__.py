@@ -27,6 +27,7 @@ from tfpfl.algorithms.pflego import pflego, pflego_code, pflego_exact, pflego_pa
 from tfpfl.algorithms.pgfed import pgfed, pgfedmo
 from tfpfl.algorithms.scaffold import scaffold
 from tfpfl.algorithms.separate import local
+from tfpfl.checks import InvalidArgument
 from tfpfl.names import unknown
 
 
@@ -379,10 +380,10 @@ def check_names(name: str, preset: str | None, hyperparameters) -> None:
     """
     row = algorithm_row(name)
     if preset is not None and preset not in row.presets:
-        raise ValueError(unknown(f"preset of {name}", preset, row.presets))
+        raise InvalidArgument(unknown(f"preset of {name}", preset, row.presets))
     for h in hyperparameters:
         if h not in row.hyperparameters:
-            raise ValueError(unknown(f"hyperparameter of {name}", h, row.hyperparameters))
+            raise InvalidArgument(unknown(f"hyperparameter of {name}", h, row.hyperparameters))
 
 
 def algorithm_row(name: str) -> Row:
@@ -392,7 +393,7 @@ def algorithm_row(name: str) -> Row:
         ValueError: an unknown name, with the nearest one.
     """
     if name not in ALGORITHMS:
-        raise ValueError(unknown("algorithm", name, ALGORITHMS))
+        raise InvalidArgument(unknown("algorithm", name, ALGORITHMS))
     return ALGORITHMS[name]
 
 

@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tfpfl import tree
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.checks import InvalidArgument
 from tfpfl.local import check_choice, check_fractions, check_penalty, check_rates, client_loss, local_solver
 from tfpfl.table import check_table, row_of
 
@@ -143,7 +144,7 @@ def fedamp(
     check_rates(lam=lam, alpha=alpha, sigma=sigma)
     for name, value in (("alpha", alpha), ("sigma", sigma)):
         if value <= 0:
-            raise ValueError(f"{name} must be greater than 0, found {value}")
+            raise InvalidArgument(f"{name} must be greater than 0, found {value}")
     check_penalty(eta, implicit_prox, **{"lam / alpha": lam / alpha})
     closest = alpha * (population.num_clients - 1) / sigma
     if closest > 1 and not rescale:
@@ -210,7 +211,7 @@ def heurfedamp(
     check_rates(lam=lam, alpha=alpha, sigma=sigma)
     check_fractions(self_weight=self_weight)
     if alpha <= 0:
-        raise ValueError(f"alpha must be greater than 0, found {alpha}")
+        raise InvalidArgument(f"alpha must be greater than 0, found {alpha}")
     check_penalty(eta, implicit_prox, **{"lam / alpha": lam / alpha})
     solver = {"eta": eta, "steps": steps, "epochs": epochs, "batch_size": batch_size, "momentum": momentum}
     weigh = {"sigma": sigma, "self_weight": self_weight}

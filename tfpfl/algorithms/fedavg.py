@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfpfl import tree
 from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.checks import InvalidArgument
 from tfpfl.local import client_loss, local_solver
 from tfpfl.optimizer import sgd
 
@@ -60,7 +61,7 @@ def fedavg(
     """
     solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
     if weighting not in ("examples", "uniform"):
-        raise ValueError(f"weighting must be 'examples' or 'uniform', found {weighting!r}")
+        raise InvalidArgument(f"weighting must be 'examples' or 'uniform', found {weighting!r}")
     objective, num_labels = client_loss(model), population.shared_labels()
 
     def client_update(w, state, data):

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfpfl import tree
 from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.checks import InvalidArgument
 from tfpfl.local import check_penalty, client_loss, local_solver
 from tfpfl.optimizer import sgd
 
@@ -83,7 +84,7 @@ def feddyn(
     """
     check_penalty(eta, implicit_prox, dyn=dyn)
     if dyn == 0:
-        raise ValueError("dyn must be positive, found 0: the server divides by it")
+        raise InvalidArgument("dyn must be positive, found 0: the server divides by it")
     work = {"eta": eta, "steps": steps, "epochs": epochs, "batch_size": batch_size, "momentum": momentum}
     solve = local_solver(**work, prox=dyn, implicit_prox=implicit_prox)
     objective, num_labels = client_loss(model), population.shared_labels()

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfpfl import tree
 from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.checks import InvalidArgument
 from tfpfl.local import check_choice, check_fractions, client_loss, local_solver, support_and_query
 from tfpfl.optimizer import sgd
 from tfpfl.table import check_table, row_of
@@ -203,7 +204,7 @@ def fedfomo(
         Zhang, Sapra, Fidler, Yeung, Alvarez, ICLR 2021.
     """
     if candidates < 1:
-        raise ValueError(f"candidates must be at least 1, found {candidates}")
+        raise InvalidArgument(f"candidates must be at least 1, found {candidates}")
     check_fractions(validation_fraction=validation_fraction, epsilon=epsilon)
     check_choice(init=(init, ("w0", "mean")))
     solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)

@@ -22,6 +22,7 @@ from tfpfl import head as heads
 from tfpfl import tree
 from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, OnePass, Weights
+from tfpfl.checks import InvalidArgument
 from tfpfl.local import (
     body_solver,
     check_choice,
@@ -108,11 +109,11 @@ def fedrecon(
         Singhal, Sidahmed, Garrett, Wu, Rush, Prakash, NeurIPS 2021, algorithm 1.
     """
     if tau < 0:
-        raise ValueError(f"tau must not be negative, found {tau}")
+        raise InvalidArgument(f"tau must not be negative, found {tau}")
     if k_theta < 1:
-        raise ValueError(f"k_theta must be at least 1, found {k_theta}")
+        raise InvalidArgument(f"k_theta must be at least 1, found {k_theta}")
     if k_theta > 1 and eta == 0:
-        raise ValueError("eta must be positive where k_theta > 1: the update is divided by it")
+        raise InvalidArgument("eta must be positive where k_theta > 1: the update is divided by it")
     check_choice(server_opt=(server_opt, tuple(OPTIMIZERS)), head_init=(head_init or model.head_init, HEAD_INITS))
     check_rates(beta=beta, rho=rho, eta=eta)
     check_fractions(query_fraction=query_fraction)

@@ -14,6 +14,7 @@ says momentum 0.999 and 5 body steps but attributes both to FedBABU; its code ha
 from tfpfl import tree
 from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.checks import InvalidArgument
 from tfpfl.local import body_solver, check_choice, example_weight, head_solver
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.optimizer import sgd
@@ -69,9 +70,9 @@ def fedrep(
     check_choice(unit=(unit, ("steps", "epochs")), head_init=(head_init or model.head_init, HEAD_INITS))
     for name, tau in (("tau_h", tau_h), ("tau_b", tau_b)):
         if tau < 0:
-            raise ValueError(f"{name} must not be negative, found {tau}")
+            raise InvalidArgument(f"{name} must not be negative, found {tau}")
     if tau_h + tau_b == 0:
-        raise ValueError("tau_h + tau_b must be at least 1: with both 0 nothing is trained")
+        raise InvalidArgument("tau_h + tau_b must be at least 1: with both 0 nothing is trained")
     solver = {"batch_size": batch_size, "momentum": momentum, "at_least": 0}
     fit_head = head_solver(model, eta=eta_h, **{unit: tau_h}, suffix="_h", **solver)
     fit_body = body_solver(model, eta=eta_b, **{unit: tau_b}, suffix="_b", **solver)

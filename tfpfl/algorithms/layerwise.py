@@ -25,6 +25,7 @@ from tfpfl import tree
 from tfpfl.adaptation import adaptation, near
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
 from tfpfl.algorithms.fedavg import fedavg
+from tfpfl.checks import InvalidArgument
 from tfpfl.local import (
     check_choice,
     check_fractions,
@@ -160,7 +161,9 @@ def layerwise(
     check_rates(l_cos=l_cos)
     check_penalty(eta, implicit_prox, l_2=l_2)
     if implicit_prox and (penalty_kind, layer_weights) != ("additive", "sum"):
-        raise ValueError("implicit_prox needs one quadratic penalty: penalty_kind='additive' with layer_weights='sum'")
+        raise InvalidArgument(
+            "implicit_prox needs one quadratic penalty: penalty_kind='additive' with layer_weights='sum'"
+        )
     solver = {"eta": eta, "batch_size": batch_size, "momentum": momentum}
     base = fedavg(model, population, steps=steps, epochs=epochs, weighting=weighting, **solver)
     if steps_p is None and epochs_p is None:

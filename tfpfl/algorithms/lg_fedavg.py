@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfpfl import tree
 from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Head, Weights
+from tfpfl.checks import InvalidArgument
 from tfpfl.local import check_choice, client_loss, example_weight, local_solver
 from tfpfl.optimizer import sgd
 
@@ -83,7 +84,7 @@ def lg_fedavg(
     """
     check_choice(new_body=(new_body, ("initial", "average")))
     if pretrain_rounds < 0:
-        raise ValueError(f"pretrain_rounds must not be negative, found {pretrain_rounds}")
+        raise InvalidArgument(f"pretrain_rounds must not be negative, found {pretrain_rounds}")
     solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
     weight, objective, num_labels = example_weight(model, weighting), client_loss(model), population.shared_labels()
     sends_bodies = pretrain_rounds > 0 or new_body == "average"

@@ -17,6 +17,7 @@ from tfpfl import tree
 from tfpfl.algorithm import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.finetune import finetuned
+from tfpfl.checks import InvalidArgument
 from tfpfl.local import batch_loop, check_choice, check_rates, client_loss, value_and_gradient
 
 
@@ -76,10 +77,10 @@ def per_fedavg(
     check_choice(variant=(variant, ("fo", "hf")))
     check_rates(eta_inner=eta_inner, beta=beta, delta=delta)
     if delta == 0:
-        raise ValueError("delta must be positive, found 0: the difference of gradients is divided by it")
+        raise InvalidArgument("delta must be positive, found 0: the difference of gradients is divided by it")
     for name, value, low in (("adapt_steps", adapt_steps, 0), ("adapt_batch_size", adapt_batch_size, 1)):
         if value is not None and value < low:
-            raise ValueError(f"{name} must be at least {low}, found {value}")
+            raise InvalidArgument(f"{name} must be at least {low}, found {value}")
     base = fedavg(model, population, eta=beta, steps=steps, epochs=epochs, batch_size=batch_size, weighting="uniform")
     loop = batch_loop(steps=steps, epochs=epochs, batch_size=None if batch_size is None else 2 * batch_size)
     objective = client_loss(model)

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfpfl import tree
 from tfpfl.adaptation import adaptation, near
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.checks import InvalidArgument
 from tfpfl.local import batch_loop, check_penalty, check_rates, client_loss, local_solver
 from tfpfl.optimizer import sgd
 
@@ -88,7 +89,7 @@ def pfedme(
     check_rates(eta=eta, beta=beta, weight_decay=weight_decay)
     check_penalty(eta_p, implicit_prox, lam=lam)
     if inner_steps < 1:
-        raise ValueError(f"inner_steps must be at least 1, found {inner_steps}")
+        raise InvalidArgument(f"inner_steps must be at least 1, found {inner_steps}")
     loop = batch_loop(steps=steps, epochs=epochs, batch_size=batch_size)
     solve = local_solver(eta=eta_p, steps=inner_steps, prox=lam, implicit_prox=implicit_prox, suffix="_p")
     objective, num_labels = client_loss(model), population.shared_labels()

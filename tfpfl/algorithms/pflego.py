@@ -26,6 +26,7 @@ from tfpfl import head as heads
 from tfpfl import tree
 from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Adaptation, Algorithm, ClientOutput, OnePass, Weights
+from tfpfl.checks import InvalidArgument
 from tfpfl.local import arrival_of, check_choice, check_rates, one_pass_update
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.optimizer import OPTIMIZERS, optimizer
@@ -129,9 +130,9 @@ def pflego(
         head_init=(head_init or model.head_init, HEAD_INITS),
     )
     if tau < 1:
-        raise ValueError(f"tau must be at least 1 (the joint step), found {tau}")
+        raise InvalidArgument(f"tau must be at least 1 (the joint step), found {tau}")
     if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk must be at least 1 example, found {chunk}")
+        raise InvalidArgument(f"chunk must be at least 1 example, found {chunk}")
     check_rates(beta=beta, rho=rho)
     server_optimizer = optimizer(server_opt, rho)
     inner = None if inner_opt == "newton" else optimizer("sgd" if inner_opt == "gd" else inner_opt, beta)

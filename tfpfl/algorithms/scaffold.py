@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfpfl import tree
 from tfpfl.adaptation import adaptation
 from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.checks import InvalidArgument
 from tfpfl.local import batch_loop, check_choice, check_rates, client_loss, value_and_gradient, whole_gradient
 from tfpfl.optimizer import sgd
 
@@ -93,7 +94,7 @@ def scaffold(
     check_choice(option=(option, ("I", "II")), eval_model=(eval_model, ("global", "local")))
     check_rates(eta=eta, eta_g=eta_g)
     if eta == 0:
-        raise ValueError("eta must be positive, found 0: the control variates divide by it")
+        raise InvalidArgument("eta must be positive, found 0: the control variates divide by it")
     loop = batch_loop(steps=steps, epochs=epochs, batch_size=batch_size)
     objective, num_labels, keeps_y = client_loss(model), population.shared_labels(), eval_model == "local"
 

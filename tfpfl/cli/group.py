@@ -2,11 +2,14 @@
 
 import click
 
+from tfpfl.checks import TfpflError
 from tfpfl.names import unknown
 
 
 class Group(click.Group):
-    """Errors that are ours end in one line; anything else is a bug and keeps its trace."""
+    """Errors of ours, and Python's own of files, end in one line; anything else is a bug and keeps its trace."""
+
+    ours = (TfpflError,)
 
     def parse_args(self, ctx, args):
         ctx.ensure_object(dict)["trace"] = "--trace" in args  # wherever it stands
@@ -20,9 +23,9 @@ class Group(click.Group):
     def invoke(self, ctx):
         try:
             return super().invoke(ctx)
-        except (ValueError, OSError, RuntimeError) as error:
-            ours = type(error).__module__.startswith(("tfpfl", "tflite_export", "builtins"))
-            if not ours or ctx.obj["trace"]:
+        except (*self.ours, OSError) as error:
+            known = isinstance(error, self.ours) or type(error).__module__ == "builtins"  # FileNotFoundError, ...
+            if not known or ctx.obj["trace"]:
                 raise
             raise click.ClickException(" ".join(str(error).split())) from error
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.cli.group import main
 
 OPEN = """\
@@ -48,13 +49,13 @@ def worker(port, concurrency, isolate, log):
     try:
         while not answers(f"127.0.0.1:{port}"):
             if process.poll() is not None:
-                raise RuntimeError(f"TFF's worker did not start: {last_line(log)} (its log is {log})")
+                raise Unavailable(f"TFF's worker did not start: {last_line(log)} (its log is {log})")
             time.sleep(0.05)
         user = f"this user (id {os.getuid()})"
         click.echo((ISOLATED if isolate else OPEN).format(port=port, user=user, host=socket.gethostname()))
         click.echo(f"Ready on port {port}; its log is {log}. Ctrl-C ends it.")
         code = process.wait()
-        raise RuntimeError(f"TFF's worker ended by itself ({code}): {last_line(log)} (its log is {log})")
+        raise Unavailable(f"TFF's worker ended by itself ({code}): {last_line(log)} (its log is {log})")
     except KeyboardInterrupt:
         click.echo("Ended.")
     finally:
@@ -73,7 +74,7 @@ def _check_free(port: int) -> None:
         except OSError as problem:
             if problem.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # no IPv6 here
                 continue
-            raise ValueError(
+            raise InvalidArgument(
                 f"port {port} cannot be had ({os.strerror(problem.errno)}): take another --port"
             ) from problem
 

@@ -7,7 +7,21 @@ from typing import get_args
 
 import click
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.names import unknown
+
+
+class Picture(click.Path):
+    """The file of a picture; its ending must be one that matplotlib writes. Asked before hours of training."""
+
+    def convert(self, value, param, ctx):
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        path = super().convert(value, param, ctx)
+        kinds = FigureCanvasBase.get_supported_filetypes()
+        if path.suffix and path.suffix[1:].lower() not in kinds:
+            self.fail(f"{path} cannot be drawn: a picture is written as .{', .'.join(kinds)}", param, ctx)
+        return path
 
 
 class RunCommand(click.Command):
@@ -57,7 +71,7 @@ def _partition_options(partition):
     from tfpfl.data import PARTITIONERS
 
     if partition not in PARTITIONERS:
-        raise ValueError(unknown("partition", partition, PARTITIONERS))
+        raise InvalidArgument(unknown("partition", partition, PARTITIONERS))
     parameters = [p for p in signature(PARTITIONERS[partition]).parameters.values() if p.kind is p.KEYWORD_ONLY]
     flags = {"K": "--classes-per-client"}
     return [
@@ -201,8 +215,8 @@ def machines_of(engine: str, workers: str | None, address: str | None, deadline:
         ("--address", address, "ray"),
     ):
         if given and engine != whose:
-            raise ValueError(f"{flag} is for --engine {whose}, found --engine {engine}")
+            raise InvalidArgument(f"{flag} is for --engine {whose}, found --engine {engine}")
     if deadline is not None and not workers and engine != "ray":
-        raise ValueError("--deadline goes with --workers, or with --engine ray")
+        raise InvalidArgument("--deadline goes with --workers, or with --engine ray")
     given = {} if deadline is None else {"deadline": deadline}
     return Machines(address, tuple(workers.split(",")) if workers else (), isolate=isolate, **given)

@@ -7,9 +7,11 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.cli.group import main
 from tfpfl.cli.options import (
     DATA_NAMES,
+    Picture,
     RunCommand,
     data_arguments,
     data_options,
@@ -155,7 +157,7 @@ def evaluate(folder):
     with Run.open(folder, engine="local") as run:
         done = run.store.round_num
         if done == 0:
-            raise ValueError(f"{folder} has no rounds yet")
+            raise InvalidArgument(f"{folder} has no rounds yet")
         now = [r for r in evaluation.results(run.evaluate()) if r.when == "last"]
         console = Console()
         console.print(protocols(now, f"{folder}: all clients after round {done}"))
@@ -177,7 +179,7 @@ def evaluate(folder):
 @click.option("--batch-size", type=int, help="For --protocol global; default: the run's.")
 @click.option("--split", type=click.Choice(["test", "validation", "train"]), default="test", show_default=True)
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write every client and epoch to this file.")
-@click.option("--plot", "picture", type=click.Path(path_type=Path), help="Draw the means over epochs into this file.")
+@click.option("--plot", "picture", type=Picture(path_type=Path), help="Draw the means over epochs into this file.")
 def new_clients(runs, csv_file, picture, **how):
     """Let clients that never trained adapt. They are those of `tfpfl run --new-clients`; prints how well they do."""
     from rich.console import Console
@@ -193,7 +195,7 @@ def new_clients(runs, csv_file, picture, **how):
             except new_clients.CannotAdapt as error:
                 click.echo(f"{folder} is left out: {error}", err=True)
     if not done:
-        raise ValueError("none of these runs has something for new clients to start from")
+        raise InvalidArgument("none of these runs has something for new clients to start from")
     Console().print(new_clients.table(done))
     for path, write in ((csv_file, new_clients.write_csv), (picture, new_clients.plot)):
         if path:

@@ -6,7 +6,7 @@ from shlex import quote
 import click
 
 from tfpfl.cli.group import main
-from tfpfl.cli.options import RUN_NAMES, RunCommand, data_arguments, run_options, value_of
+from tfpfl.cli.options import RUN_NAMES, Picture, RunCommand, data_arguments, run_options, value_of
 
 
 @main.command(cls=RunCommand)
@@ -17,7 +17,7 @@ from tfpfl.cli.options import RUN_NAMES, RunCommand, data_arguments, run_options
 @click.option("--protocol", default="EV-all", show_default=True, help="Of the numbers; see docs/protocols.md.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/compare"), show_default=True)
 @click.option("--write", multiple=True, type=click.Path(path_type=Path), help="The table: FILE.csv, .md or .tex.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Accuracy over rounds, with bands over seeds.")
+@click.option("--plot", type=Picture(path_type=Path), help="Accuracy over rounds, with bands over seeds.")
 @run_options
 def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, allow_download, **kw):
     """Compare algorithms on one federation. Same split, cohorts, batches and initial weights.
@@ -75,7 +75,7 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
 @click.option("--algorithm", default="pflego", show_default=True, help="See `tfpfl algorithms`.")
 @click.option("--grid", multiple=True, metavar="NAME=A,B,...", help="Every combination of these.")
 @click.option("--random", multiple=True, metavar="NAME=LOW:HIGH", help="Drawn log-uniformly.")
-@click.option("--draws", default=8, show_default=True, help="Of --random.")
+@click.option("--draws", type=click.IntRange(1), default=8, show_default=True, help="Of --random.")
 @click.option(
     "--halving", default=1, show_default=True, metavar="K", help="Give a Kth of the settings K times the rounds."
 )
@@ -97,13 +97,17 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_download, **
         parts = given.split("," if into is values else ":")
         if not name or not given or into is ranges and len(parts) != 2:
             raise click.UsageError(f"{text!r}: write NAME=A,B,... for --grid and NAME=LOW:HIGH for --random")
-        into[name.replace("-", "_")] = [value_of(p) for p in parts] if into is values else tuple(map(float, parts))
+        try:
+            found = [value_of(p) for p in parts] if into is values else tuple(map(float, parts))
+        except ValueError as error:
+            raise click.UsageError(f"--random takes two numbers, found {text!r}") from error
+        into[name.replace("-", "_")] = found
     if bool(values) == bool(ranges):
         raise click.UsageError("give --grid or --random, one of the two; each may be repeated")
-    settings = searching.grid(values) if values else searching.draws(ranges, draws, seed)
     hyper = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
     common = {name: kw[name] for name in RUN_NAMES} | data_arguments(kw)
     config = RunConfig(algorithm=algorithm, hyperparameters=hyper, seed=seed, **common)
+    settings = searching.grid(values) if values else searching.draws(ranges, draws, seed)
     console = Console()
     found = searching.sweep(
         config,
@@ -125,7 +129,7 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_download, **
 @click.option("--minutes", type=float, help="Begin no cell after so many.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/reproduce"), show_default=True)
 @click.option("--ledger", type=click.Path(path_type=Path), help="Default: ledger.json in OUT.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw what was run of NAME into this file.")
+@click.option("--plot", type=Picture(path_type=Path), help="Draw what was run of NAME into this file.")
 @click.option("--write", type=click.Path(path_type=Path), help="Write the ledger of all experiments as Markdown.")
 @click.option("--no-run", is_flag=True, help="Only show what is in the ledger.")
 @click.option("--allow-download", is_flag=True, help="Let TFDS download a data set that is not there.")

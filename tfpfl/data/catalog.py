@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpfl.checks import InvalidArgument
+from tfpfl.data.partition import check_seed
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.data.synthetic import blobs
 
@@ -82,12 +84,12 @@ class Source(NamedTuple):
         x, y = _examples(x, "training"), _labels(y, "training")
         _same_length(x, y, "training")
         if not len(x):
-            raise ValueError("there are no training examples")
+            raise InvalidArgument("there are no training examples")
         if (x_test is None) != (y_test is None):
-            raise ValueError("x_test and y_test come together: one of them is missing")
+            raise InvalidArgument("x_test and y_test come together: one of them is missing")
         key = None if key is None else np.asarray(key)
         if key is not None and len(key) != len(x):
-            raise ValueError(f"key must have one entry per training example: {len(key)} for {len(x)}")
+            raise InvalidArgument(f"key must have one entry per training example: {len(key)} for {len(x)}")
         if x_test is None:
             test = _every(y, 4)
             x, y, x_test, y_test = x[~test], y[~test], x[test], y[test]
@@ -96,19 +98,19 @@ class Source(NamedTuple):
         x_test, y_test = _examples(x_test, "test"), _labels(y_test, "test")
         _same_length(x_test, y_test, "test")
         if x.shape[1:] != x_test.shape[1:] or (len(x_test) and x.dtype != x_test.dtype):
-            raise ValueError(
+            raise InvalidArgument(
                 f"training and test examples must be alike: {x.dtype} {x.shape[1:]}, {x_test.dtype} {x_test.shape[1:]}"
             )
         key_test = None if key_test is None else np.asarray(key_test)
         if (key is None) != (key_test is None) or (key_test is not None and len(key_test) != len(x_test)):
-            raise ValueError("key and key_test come together, one entry per example")
+            raise InvalidArgument("key and key_test come together, one entry per example")
         top = int(max(y.max(initial=-1), y_test.max(initial=-1)))
         class_names = [str(c) for c in (range(top + 1) if class_names is None else class_names)]
         if top >= len(class_names):
-            raise ValueError(f"labels go up to {top}, but there are only {len(class_names)} class names")
+            raise InvalidArgument(f"labels go up to {top}, but there are only {len(class_names)} class names")
         scale = (1 / 255 if x.dtype == np.uint8 else 1.0) if scale is None else float(scale)
         if not (np.isfinite(scale) and np.isfinite(shift)):
-            raise ValueError(f"scale and shift must be finite, found {scale} and {shift}")
+            raise InvalidArgument(f"scale and shift must be finite, found {scale} and {shift}")
         return cls(name, version, x, y, x_test.astype(x.dtype), y_test, class_names, scale, float(shift), key, key_test,
                    None, dict(options or {}))  # fmt: skip
 
@@ -140,9 +142,10 @@ def load_source(
         FileNotFoundError: the data set is not in `data_dir` and may not be downloaded.
     """
     if pixels not in ("unit", "signed"):
-        raise ValueError(f"unknown pixels {pixels!r}: one of unit, signed")
+        raise InvalidArgument(f"unknown pixels {pixels!r}: one of unit, signed")
     if augment not in AUGMENT:
-        raise ValueError(f"unknown augment {augment!r}: one of {', '.join(AUGMENT)}")
+        raise InvalidArgument(f"unknown augment {augment!r}: one of {', '.join(AUGMENT)}")
+    check_seed(seed)
     if name == "synthetic":
         x, y = blobs(4_000, seed=seed)
         return Source.from_arrays(x, y, name="synthetic", options={"seed": seed})
@@ -174,7 +177,7 @@ def client_arrays(clients: Any, test: Any = None) -> dict[Any, dict[str, tuple[n
     if hasattr(clients, "client_ids") and hasattr(clients, "create_tf_dataset_for_client"):
         absent = [] if test is None else sorted(set(clients.client_ids) - set(test.client_ids))
         if absent:
-            raise ValueError(f"{len(absent)} clients have no test data, the first is {absent[0]!r}")
+            raise InvalidArgument(f"{len(absent)} clients have no test data, the first is {absent[0]!r}")
         found = {}
         for client in clients.client_ids:
             found[client] = {"train": _dataset_arrays(clients.create_tf_dataset_for_client(client), client)}
@@ -182,21 +185,23 @@ def client_arrays(clients: Any, test: Any = None) -> dict[Any, dict[str, tuple[n
                 found[client]["test"] = _dataset_arrays(test.create_tf_dataset_for_client(client), client)
         return found
     if test is not None:
-        raise ValueError("test= goes with a ClientData; give arrays as {'train': (x, y), 'test': (x, y)} per client")
+        raise InvalidArgument(
+            "test= goes with a ClientData; give arrays as {'train': (x, y), 'test': (x, y)} per client"
+        )
     found = {}
     for client, data in clients.items() if isinstance(clients, Mapping) else enumerate(clients):
         parts = dict(data) if isinstance(data, Mapping) else {"train": data}
         unknown = set(parts) - {"train", "validation", "test"}
         if unknown or "train" not in parts:
-            raise ValueError(f"client {client!r} has parts {sorted(parts)}: train, perhaps validation, test")
+            raise InvalidArgument(f"client {client!r} has parts {sorted(parts)}: train, perhaps validation, test")
         found[client] = {}
         for split, pair in parts.items():
             if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise ValueError(f"client {client!r}: {split} must be a pair (x, y), found {type(pair).__name__}")
+                raise InvalidArgument(f"client {client!r}: {split} must be a pair (x, y), found {type(pair).__name__}")
             what = f"client {client!r}: {split}"
             x, y = np.asarray(pair[0]), np.asarray(pair[1])
             if split == "train" and not len(x):
-                raise ValueError(f"client {client!r} has no training examples")
+                raise InvalidArgument(f"client {client!r} has no training examples")
             found[client][split] = (_examples(x, what), _labels(y, what)) if len(x) else (x, y)
             _same_length(x, y, what)
     return found
@@ -210,7 +215,7 @@ def _dataset_arrays(dataset, client) -> tuple[np.ndarray, np.ndarray]:
             label = [k for k in ("label", "labels", "y") if k in element]
             others = [k for k in element if k not in label]
             if len(label) != 1 or len(others) != 1:
-                raise ValueError(
+                raise InvalidArgument(
                     f"client {client!r} has features {sorted(element)}: a label and one other are needed; "
                     "map the ClientData to pairs (x, y) with preprocess()"
                 )
@@ -218,38 +223,40 @@ def _dataset_arrays(dataset, client) -> tuple[np.ndarray, np.ndarray]:
         xs.append(element[0])
         ys.append(element[1])
     if not xs:
-        raise ValueError(f"client {client!r} has no examples")
+        raise InvalidArgument(f"client {client!r} has no examples")
     return _examples(np.stack(xs), f"client {client!r}:"), _labels(np.stack(ys), f"client {client!r}:")
 
 
 def _examples(x, what: str) -> np.ndarray:
     x = np.asarray(x)
     if x.ndim < 1 or x.dtype.kind not in "biuf":
-        raise ValueError(f"{what} examples must be an array of numbers [N, ...], found {x.dtype} of shape {x.shape}")
+        raise InvalidArgument(
+            f"{what} examples must be an array of numbers [N, ...], found {x.dtype} of shape {x.shape}"
+        )
     if x.ndim == 1:
         x = x[:, None]  # one feature
     if x.dtype == np.uint8:
         return x
     bad = ~np.isfinite(x).reshape(len(x), -1).all(1) if len(x) else np.zeros(0, bool)
     if bad.any():
-        raise ValueError(f"{what} examples must be finite: {bad.sum()} are not, first number {int(bad.argmax())}")
+        raise InvalidArgument(f"{what} examples must be finite: {bad.sum()} are not, first number {int(bad.argmax())}")
     return x.astype(np.float32)
 
 
 def _labels(y, what: str) -> np.ndarray:
     y = np.asarray(y)
     if y.ndim != 1:
-        raise ValueError(f"{what} labels must be a vector of class ids, found shape {y.shape}")
+        raise InvalidArgument(f"{what} labels must be a vector of class ids, found shape {y.shape}")
     if y.dtype.kind not in "iu" and len(y):
-        raise ValueError(f"{what} labels must be integers, found {y.dtype}")
+        raise InvalidArgument(f"{what} labels must be integers, found {y.dtype}")
     if len(y) and (y.min() < 0 or y.max() > np.iinfo(np.int32).max):
-        raise ValueError(f"{what} labels must be class ids >= 0, found {y.min()}..{y.max()}")
+        raise InvalidArgument(f"{what} labels must be class ids >= 0, found {y.min()}..{y.max()}")
     return y.astype(np.int32)
 
 
 def _same_length(x, y, what: str) -> None:
     if len(x) != len(y):
-        raise ValueError(f"{what} examples and labels differ in number: {len(x)} and {len(y)}")
+        raise InvalidArgument(f"{what} examples and labels differ in number: {len(x)} and {len(y)}")
 
 
 def _every(y: np.ndarray, n: int) -> np.ndarray:
@@ -283,7 +290,7 @@ def _prepared(name: str, data_dir: Path) -> Path | None:
 
 def _tfds_folder(name: str, data_dir, allow_download: bool) -> Path:
     if not name or not all(part.isidentifier() for part in name.replace("-", "_").split("/")):
-        raise ValueError(f"{name!r} is not the name of a data set")
+        raise InvalidArgument(f"{name!r} is not the name of a data set")
     where = _data_dir(data_dir)
     folder = _prepared(name, where)
     if folder:
@@ -294,7 +301,7 @@ def _tfds_folder(name: str, data_dir, allow_download: bool) -> Path:
         known = tfds.list_builders(with_community_datasets=False)
         if name.split("/")[0] not in known:
             near = difflib.get_close_matches(name, ["digits", "synthetic", *TFDS_IMAGES, *known], cutoff=0.5)
-            raise ValueError(f"unknown data set {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+            raise InvalidArgument(f"unknown data set {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
     if not allow_download:
         raise FileNotFoundError(
             f"data set {name!r} is not in {where}. Set TFDS_DATA_DIR or data_dir to where it is, or allow the "
@@ -318,13 +325,13 @@ def _tfds_images(name: str, folder: Path) -> Source:
     builder = _builder(folder)
     features, splits = builder.info.features, builder.info.splits
     if "image" not in features or "label" not in features or not hasattr(features["label"], "names"):
-        raise ValueError(f"{name} is not image classification: its features are {sorted(features)}")
+        raise InvalidArgument(f"{name} is not image classification: its features are {sorted(features)}")
     if None in features["image"].shape or features["image"].dtype != np.uint8:
-        raise ValueError(f"the images of {name} are {features['image'].dtype} of shape {features['image'].shape}; "
+        raise InvalidArgument(f"the images of {name} are {features['image'].dtype} of shape {features['image'].shape}; "
                          "uint8 images of one size are needed")  # fmt: skip
     test = "test" if "test" in splits else "validation"
     if "train" not in splits or test not in splits:
-        raise ValueError(f"{name} has no train and test split: its splits are {sorted(splits)}")
+        raise InvalidArgument(f"{name} has no train and test split: its splits are {sorted(splits)}")
     arrays = []
     for split in ("train", test):
         data = builder.as_dataset(split, batch_size=-1)
@@ -363,7 +370,7 @@ def _omniglot(folder: Path, augment: str, antialias: bool, seed: int) -> Source:
     x, y, alphabet = (np.concatenate(part) for part in zip(*pooled, strict=True))
     counts = np.bincount(y)
     if (counts != 20).any():
-        raise ValueError(f"omniglot has 20 drawings of a character, found {counts.min()} to {counts.max()}")
+        raise InvalidArgument(f"omniglot has 20 drawings of a character, found {counts.min()} to {counts.max()}")
     drawings = np.argsort(y, kind="stable").reshape(-1, 20)
     rng = generator(seed, Stream.SOURCE)
     if augment == "before_split":

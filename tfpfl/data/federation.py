@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from tfpfl.algorithm import Population, Sampling
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.catalog import Source, client_arrays, load_source
-from tfpfl.data.partition import PARTITIONERS, Labels
+from tfpfl.data.partition import PARTITIONERS, Labels, check_seed
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.names import unknown
 
@@ -33,7 +34,7 @@ SPLITS = ("train", "validation", "test")
 FILES = ("x.raw", "labels.raw", "labels_local.raw", "index.raw")
 
 
-class FederationError(ValueError):
+class FederationError(InvalidArgument):
     """The folder is not a federation, or one that is incomplete, changed, or made by a newer version."""
 
 
@@ -108,7 +109,7 @@ class Federation:
             source = load_source(source, seed=seed)
         if isinstance(partitioner, str):
             if partitioner not in PARTITIONERS:
-                raise ValueError(unknown("partitioner", partitioner, PARTITIONERS))
+                raise InvalidArgument(unknown("partitioner", partitioner, PARTITIONERS))
             name, partitioner = partitioner, PARTITIONERS[partitioner]
         else:
             name = getattr(partitioner, "__name__", type(partitioner).__name__)
@@ -175,12 +176,13 @@ class Federation:
             ([1, 2], ['ann', 'bob'])
         """
         out = _absent(out)
+        check_seed(seed)
         data = client_arrays(clients, test)
         if not data:
-            raise ValueError("there are no clients")
+            raise InvalidArgument("there are no clients")
         for fraction, what in ((validation, "validation"), (test_fraction, "test_fraction")):
             if not 0 <= fraction < 1:
-                raise ValueError(f"{what} must lie in [0, 1), found {fraction}")
+                raise InvalidArgument(f"{what} must lie in [0, 1), found {fraction}")
         xs, ys, rows, start = [], [], [], 0
         for client, parts in data.items():
             row = []
@@ -193,11 +195,11 @@ class Federation:
                     xs.append(x)
                     ys.append(y)
             if not len(row[0]):
-                raise ValueError(f"client {client!r} has no training examples")
+                raise InvalidArgument(f"client {client!r} has no training examples")
             rows.append(row)
         shapes = {x.shape[1:] for x in xs}
         if len(shapes) > 1:
-            raise ValueError(f"examples must have one shape, found {sorted(shapes)}")
+            raise InvalidArgument(f"examples must have one shape, found {sorted(shapes)}")
         source = Source.from_arrays(
             np.concatenate(xs),
             np.concatenate(ys),
@@ -475,13 +477,13 @@ class Federation:
 
 def _split(split: str) -> int:
     if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
+        raise InvalidArgument(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
     return SPLITS.index(split)
 
 
 def _label_space(labels: str) -> str:
     if labels not in ("local", "global"):
-        raise ValueError(f"unknown label space {labels!r}: one of local, global")
+        raise InvalidArgument(f"unknown label space {labels!r}: one of local, global")
     return labels
 
 
@@ -529,7 +531,7 @@ def _cut_validation(rows, y, group, fraction, seed, names, given=None) -> None:
     its share to within one example. Examples of one group, such as the rotations of one drawing, stay together.
     """
     if not 0 <= fraction < 1:
-        raise ValueError(f"validation must lie in [0, 1), found {fraction}")
+        raise InvalidArgument(f"validation must lie in [0, 1), found {fraction}")
     for i, row in enumerate(rows):
         train = row[0]
         if not (given and given[i]) and fraction:
@@ -544,7 +546,7 @@ def _cut_validation(rows, y, group, fraction, seed, names, given=None) -> None:
                 out = np.isin(train if group is None else group[train], unit[taken])
                 row[0], row[1] = train[~out], train[out]
         if len(row[0]) < 2:
-            raise ValueError(
+            raise InvalidArgument(
                 f"client {names[i]} has {len(row[0])} training examples left of {len(row[0]) + len(row[1])}, with "
                 f"{len(row[1])} set aside for validation and {len(row[2])} for test; every client needs at least 2: "
                 "take fewer clients, or fill or leave out this one"
@@ -564,7 +566,7 @@ def _write(out: Path, pools, y, rows, manifest: dict, names) -> Federation:
     """
     num_labels = len(manifest["class_names"])
     if y.min() < 0 or y.max() >= num_labels:
-        raise ValueError(f"labels must be class ids 0..{num_labels - 1}, found {y.min()}..{y.max()}")
+        raise InvalidArgument(f"labels must be class ids 0..{num_labels - 1}, found {y.min()}..{y.max()}")
     counts = np.array([[len(part) for part in row] for row in rows], np.int64)
     order = np.concatenate([part for row in rows for part in row]).astype(np.int64)
     client_of = np.repeat(np.arange(len(rows)), counts.sum(1))
@@ -622,16 +624,16 @@ def _check_order(order, is_test, num_examples: int) -> None:
         num_examples: in the pool.
     """
     if not len(order) or order.min() < 0 or order.max() >= num_examples:
-        raise ValueError(f"the partition names examples outside 0..{num_examples - 1}")
+        raise InvalidArgument(f"the partition names examples outside 0..{num_examples - 1}")
     trained, tested = np.zeros((2, num_examples), np.int64)
     np.add.at(trained, order[~is_test], 1)
     np.add.at(tested, order[is_test], 1)
     if (trained > 1).any():
         bad = int(np.argmax(trained > 1))
-        raise ValueError(f"the partition gives example {bad} out for training {trained[bad]} times; once is allowed")
+        raise InvalidArgument(f"the partition gives example {bad} out for training {trained[bad]} times; once is allowed")
     if (trained & (tested > 0)).any():
         bad = int(np.argmax(trained & (tested > 0)))
-        raise ValueError(f"the partition gives example {bad} out for training and for test")
+        raise InvalidArgument(f"the partition gives example {bad} out for training and for test")
 
 
 def _examples(pools, order, client_of):
@@ -645,7 +647,7 @@ def _examples(pools, order, client_of):
         block[~inside] = pools[1][part[~inside] - edge]
         if block.dtype.kind == "f" and not np.isfinite(block).all():  # a Source made by hand was never checked
             bad = np.flatnonzero(~np.isfinite(block).reshape(len(part), -1).all(1))
-            raise ValueError(
+            raise InvalidArgument(
                 f"examples must be finite: {len(bad)} are not, the first is of client {client_of[begin + bad[0]]}"
             )
         yield block

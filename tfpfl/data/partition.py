@@ -2,8 +2,8 @@
 
 A partitioner takes `(labels, num_clients, seed)` and keyword-only arguments of its own, and returns a `Partition`. It
 sees labels only, never examples. The same labels, arguments and seed give the same indices on every machine. Requests
-that cannot be met raise ValueError. `PARTITIONERS` lists them all; the command line makes a flag of each keyword-only
-argument.
+that cannot be met raise InvalidArgument, a ValueError. `PARTITIONERS` lists them all; the command line makes a flag of
+each keyword-only argument.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import Stream, generator
 
 
@@ -44,23 +45,32 @@ class Group(NamedTuple):
 
 
 def _rng(seed: int, stream: Stream = Stream.PARTITION, client: int = 0) -> np.random.Generator:
-    if not isinstance(seed, int | np.integer) or seed < 0:
-        raise ValueError(f"the seed must be an integer >= 0, found {seed!r}")
+    check_seed(seed)
     return generator(seed, stream, client)
+
+
+def check_seed(seed: int) -> None:
+    """Whether numbers can be drawn from it.
+
+    Raises:
+        InvalidArgument: it is negative, or no integer.
+    """
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise InvalidArgument(f"the seed must be an integer >= 0, found {seed!r}")
 
 
 def _check_clients(num_clients: int | None, num_examples: int) -> None:
     if not isinstance(num_clients, int | np.integer) or num_clients < 1:
-        raise ValueError(f"the number of clients must be an integer >= 1, found {num_clients!r}")
+        raise InvalidArgument(f"the number of clients must be an integer >= 1, found {num_clients!r}")
     if num_clients > num_examples:
-        raise ValueError(
+        raise InvalidArgument(
             f"there are more clients than examples: {num_clients} clients, {num_examples} training examples"
         )
 
 
 def _check_fraction(name: str, value: float) -> None:
     if not 0 < value < 1:
-        raise ValueError(f"{name} must lie strictly between 0 and 1, found {value}")
+        raise InvalidArgument(f"{name} must lie strictly between 0 and 1, found {value}")
 
 
 def _by_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
@@ -77,9 +87,9 @@ def _deal(labels: np.ndarray, holders: dict[int, np.ndarray], rng, what: str, ne
         examples = rng.permutation(np.flatnonzero(labels == c))
         held_by = holders.get(int(c), ())
         if not len(held_by):
-            raise ValueError(f"class {c} has {len(examples)} {what} examples but no client holds it")
+            raise InvalidArgument(f"class {c} has {len(examples)} {what} examples but no client holds it")
         if need_each and len(examples) < len(held_by):
-            raise ValueError(
+            raise InvalidArgument(
                 f"class {c} is held by {len(held_by)} clients but has only {len(examples)} {what} examples: "
                 "take fewer clients or fewer classes per client"
             )
@@ -99,7 +109,7 @@ def _cut_test(pools: list[np.ndarray], test_fraction: float, seed: int) -> tuple
     train, test = [], []
     for i, pool in enumerate(pools):
         if len(pool) < 2:
-            raise ValueError(f"client {i} has {len(pool)} examples: too few for a train and a test part")
+            raise InvalidArgument(f"client {i} has {len(pool)} examples: too few for a train and a test part")
         mixed = _rng(seed, Stream.POOL_TEST, i).permutation(pool)
         cut = min(max(round(test_fraction * len(pool)), 1), len(pool) - 1)
         test.append(mixed[:cut])
@@ -125,9 +135,9 @@ def round_robin(labels: Labels, num_clients: int, seed: int, *, K: int = 2, cove
     classes = np.unique(labels.train)
     C = len(classes)
     if not 1 <= K <= C:
-        raise ValueError(f"classes per client K must lie in 1..{C}, the classes of the data; found K={K}")
+        raise InvalidArgument(f"classes per client K must lie in 1..{C}, the classes of the data; found K={K}")
     if num_clients * K < C:
-        raise ValueError(
+        raise InvalidArgument(
             f"{num_clients} clients x {K} classes cannot hold all {C} classes: I*K >= C is needed, "
             f"at least {-(-C // K)} clients"
         )
@@ -147,10 +157,12 @@ def round_robin(labels: Labels, num_clients: int, seed: int, *, K: int = 2, cove
         if len(missing):
             pairs = np.split(rng.permutation(C), np.arange(2 + C % 2, C, 2)) if C > 1 else [np.zeros(1, int)]
             if len(pairs) > num_clients:
-                raise ValueError(f"coverage='reference' hands out {len(pairs)} pairs to only {num_clients} clients")
+                raise InvalidArgument(
+                    f"coverage='reference' hands out {len(pairs)} pairs to only {num_clients} clients"
+                )
             drawn[: len(pairs)] = pairs
     else:
-        raise ValueError(f"unknown coverage {coverage!r}: one of repair, reference")
+        raise InvalidArgument(f"unknown coverage {coverage!r}: one of repair, reference")
     client_of = np.repeat(np.arange(num_clients), [len(d) for d in drawn])
     holders = _holders(client_of, classes[np.concatenate(drawn)])
     train = _deal(labels.train, holders, rng, "training", need_each=True)
@@ -184,9 +196,9 @@ def dirichlet(
     _check_clients(num_clients, len(pool))
     _check_fraction("test_fraction", test_fraction)
     if not (np.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha must be a finite number > 0, found {alpha}")
+        raise InvalidArgument(f"alpha must be a finite number > 0, found {alpha}")
     if num_clients * min_samples > len(pool):
-        raise ValueError(
+        raise InvalidArgument(
             f"{num_clients} clients cannot have {min_samples} examples each: there are {len(pool)} to share"
         )
     rng = _rng(seed)
@@ -207,7 +219,7 @@ def dirichlet(
         if sizes.min() >= max(min_samples, 1):
             break
     else:
-        raise ValueError(
+        raise InvalidArgument(
             f"no draw of 1000 gave each of {num_clients} clients {min_samples} examples with alpha={alpha}; the best "
             f"left a client with {best}: take a larger alpha, fewer clients or a smaller min_samples"
         )
@@ -218,7 +230,7 @@ def dirichlet(
     test_owner = np.full(len(labels.test), -1)
     for c in np.unique(labels.test):
         if c not in proportions:
-            raise ValueError(f"class {c} is in the test set but not in the training set, so no client holds it")
+            raise InvalidArgument(f"class {c} is in the test set but not in the training set, so no client holds it")
         mixed = rng.permutation(np.flatnonzero(labels.test == c))
         test_owner[mixed] = _cut_by(proportions[c], len(mixed))
         # A client whose share of the class rounded to no training example is not tested on it either.
@@ -247,10 +259,10 @@ def pathological(labels: Labels, num_clients: int, seed: int, *, shards: int = 2
     left or no exchange helps. The test set is dealt over the classes that a client's training shards hold.
     """
     if not isinstance(shards, int | np.integer) or shards < 1:
-        raise ValueError(f"shards per client must be an integer >= 1, found {shards!r}")
+        raise InvalidArgument(f"shards per client must be an integer >= 1, found {shards!r}")
     _check_clients(num_clients, len(labels.train))
     if shards * num_clients > len(labels.train):
-        raise ValueError(f"{shards * num_clients} shards cannot be cut from {len(labels.train)} training examples")
+        raise InvalidArgument(f"{shards * num_clients} shards cannot be cut from {len(labels.train)} training examples")
     rng = _rng(seed)
     mixed = rng.permutation(len(labels.train))
     pieces = np.array_split(mixed[np.argsort(labels.train[mixed], kind="stable")], shards * num_clients)
@@ -315,14 +327,14 @@ def grouped_dominant(
     """
     if isinstance(groups, str):
         if groups not in GROUP_PRESETS:
-            raise ValueError(f"unknown preset of groups {groups!r}: one of {', '.join(GROUP_PRESETS)}")
+            raise InvalidArgument(f"unknown preset of groups {groups!r}: one of {', '.join(GROUP_PRESETS)}")
         groups = GROUP_PRESETS[groups]
     groups = [Group(*g) for g in groups]
     total = sum(g.num_clients for g in groups)
     if total < 1 or (num_clients is not None and num_clients != total):
-        raise ValueError(f"the groups have {total} clients in all, but {num_clients} were asked for")
+        raise InvalidArgument(f"the groups have {total} clients in all, but {num_clients} were asked for")
     if not 0 <= dominant_share <= 1:
-        raise ValueError(f"dominant_share must lie in [0, 1], found {dominant_share}")
+        raise InvalidArgument(f"dominant_share must lie in [0, 1], found {dominant_share}")
     rng = _rng(seed)
     classes = np.unique(labels.train)
     left = {int(c): list(rng.permutation(np.flatnonzero(labels.train == c))) for c in classes}
@@ -333,9 +345,9 @@ def grouped_dominant(
         rest = np.setdiff1d(classes, dominant)
         if not len(dominant) or not np.isin(dominant, classes).all():
             absent = np.setdiff1d(dominant, classes).tolist()
-            raise ValueError(f"dominant classes {absent} are not in the data, which has {len(classes)} classes")
+            raise InvalidArgument(f"dominant classes {absent} are not in the data, which has {len(classes)} classes")
         if not len(rest) and dominant_share < 1:
-            raise ValueError(f"all {len(classes)} classes are dominant: nothing is left for the other share")
+            raise InvalidArgument(f"all {len(classes)} classes are dominant: nothing is left for the other share")
         for _ in range(group.num_clients):
             i = len(train)
             parts = []
@@ -346,7 +358,9 @@ def grouped_dominant(
                 for c, n in want.items():
                     have = left[c] if what == "training" else tests[c]
                     if len(have) < n:
-                        raise ValueError(f"client {i} needs {n} {what} examples of class {c}, but {len(have)} are left")
+                        raise InvalidArgument(
+                            f"client {i} needs {n} {what} examples of class {c}, but {len(have)} are left"
+                        )
                     if what == "training":
                         part.extend(left[c].pop() for _ in range(n))
                     else:
@@ -369,13 +383,15 @@ def natural(
         test_fraction: of each client's pool, with `pooled`.
     """
     if labels.train_key is None or labels.test_key is None:
-        raise ValueError("these data have no natural key, so they have no natural clients; choose another partitioner")
+        raise InvalidArgument(
+            "these data have no natural key, so they have no natural clients; choose another partitioner"
+        )
     _check_fraction("test_fraction", test_fraction)
     keys, key_of = np.unique(np.concatenate([labels.train_key, labels.test_key]), return_inverse=True)
     if num_clients is None:
         num_clients = len(keys)
     if not 1 <= num_clients <= len(keys):
-        raise ValueError(f"the data have {len(keys)} natural clients, but {num_clients} were asked for")
+        raise InvalidArgument(f"the data have {len(keys)} natural clients, but {num_clients} were asked for")
     chosen = np.sort(_rng(seed).permutation(len(keys))[:num_clients])
     client_of = np.full(len(keys), -1)
     client_of[chosen] = np.arange(num_clients)
@@ -399,10 +415,10 @@ def quantity_skew(
     """
     _check_clients(num_clients, len(labels.train))
     if not (np.isfinite(sigma) and sigma >= 0) or min_samples < 1:
-        raise ValueError(f"sigma must be finite and >= 0 and min_samples >= 1, found {sigma} and {min_samples}")
+        raise InvalidArgument(f"sigma must be finite and >= 0 and min_samples >= 1, found {sigma} and {min_samples}")
     spare = len(labels.train) - num_clients * min_samples
     if spare < 0:
-        raise ValueError(
+        raise InvalidArgument(
             f"{num_clients} clients cannot have {min_samples} examples each: there are {len(labels.train)} to share"
         )
     rng = _rng(seed)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import Stream, generator
 
 
@@ -14,7 +15,7 @@ def blobs(
         x float32 [N, *shape] and y int32 [N]; classes have equal shares, in a random order.
     """
     if num_examples < num_classes:
-        raise ValueError(f"{num_examples} examples are too few for {num_classes} classes")
+        raise InvalidArgument(f"{num_examples} examples are too few for {num_classes} classes")
     rng = generator(seed, Stream.SOURCE)
     means = rng.standard_normal((num_classes, *shape), np.float32)
     y = rng.permutation(np.arange(num_examples, dtype=np.int32) % num_classes)

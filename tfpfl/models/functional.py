@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfpfl.checks import InvalidArgument
+
 _SWAP = threading.RLock()
 # Base classes of layers that may draw random numbers; the last two are Keras 3's, of recurrent cells and of images.
 _NOISE = ("BaseRandomLayer", "Dropout", "BaseDropout", "GaussianNoise", "GaussianDropout", "AlphaDropout",
@@ -26,7 +28,7 @@ def check_pure(model) -> None:
     for layer in _flatten(model):
         names = {cls.__name__ for cls in type(layer).__mro__}
         if "BatchNormalization" in names and layer.trainable:
-            raise ValueError(
+            raise InvalidArgument(
                 f"layer {layer.name!r} is a trainable BatchNormalization: its moving statistics are neither part of "
                 "the backbone's gradient nor personal, and its batch statistics make an example's features depend on "
                 "the other examples. Use GroupNormalization or LayerNormalization, or freeze it (trainable=False)"
@@ -35,7 +37,7 @@ def check_pure(model) -> None:
         amount = max(float(config.get(name) or 0) for name in ("rate", "stddev", "dropout", "recurrent_dropout"))
         random_augmentation = names & set(_NOISE) and any(name.startswith("Random") for name in names)
         if amount > 0 or random_augmentation:
-            raise ValueError(
+            raise InvalidArgument(
                 f"layer {layer.name!r} ({type(layer).__name__}) draws random numbers: features are computed once a "
                 "round and cached, and their gradient is exact only for a deterministic backbone. Remove it, or set "
                 "its rate to 0"
@@ -88,7 +90,7 @@ def _keras2(model, frozen):
     missing = set(range(len(variables))) - {i for _, _, i in slots}
     if missing:
         names = ", ".join(variables[i].name for i in sorted(missing))
-        raise ValueError(f"weights {names} are not attributes of a layer (a list of weights, say); name each one")
+        raise InvalidArgument(f"weights {names} are not attributes of a layer (a list of weights, say); name each one")
 
     def apply(weights, x):
         values = [*weights, *(tf.constant(f) for f in frozen)]

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import ModelKey
 from tfpfl.names import unknown
 
@@ -66,12 +67,12 @@ def build(name: str, input_shape: tuple, *, seed: int = 0, dtype: str = "float32
         ValueError: an unknown name, or an input too small for the network.
     """
     if name not in NETWORKS:
-        raise ValueError(unknown("network", name, NETWORKS))
+        raise InvalidArgument(unknown("network", name, NETWORKS))
     stack = [type(layer).from_config({**layer.get_config(), "dtype": dtype}) for layer in NETWORKS[name]()]
     try:
         model = keras.Sequential([keras.Input(tuple(input_shape), dtype=dtype), *stack], name=name)
     except ValueError as error:
-        raise ValueError(f"{name} needs larger images than {tuple(input_shape)}: {error}") from error
+        raise InvalidArgument(f"{name} needs larger images than {tuple(input_shape)}: {error}") from error
     model.set_weights([_draw(w.shape, seed, i, dtype) for i, w in enumerate(model.get_weights())])
     return model
 

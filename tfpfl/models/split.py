@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfpfl import tree
 from tfpfl.algorithm import ClientInfo, Head, Weights
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import ModelKey
 from tfpfl.models.functional import functional
 
@@ -37,17 +38,19 @@ class SplitModel:
 
     def __init__(self, backbone, *, seed: int = 0, head_init: str = "glorot", input_shape: tuple | None = None):
         if head_init not in HEAD_INITS:
-            raise ValueError(f"unknown head_init {head_init!r}: one of {', '.join(HEAD_INITS)}")
+            raise InvalidArgument(f"unknown head_init {head_init!r}: one of {', '.join(HEAD_INITS)}")
         self.backbone, self.seed, self.head_init = backbone, int(seed), head_init
         self.input_shape = tuple(input_shape or backbone.input_shape[1:])
         if None in self.input_shape:
-            raise ValueError(
+            raise InvalidArgument(
                 f"the backbone's input shape {self.input_shape} is open: every example must have one shape"
             )
         output = backbone(np.zeros((2, *self.input_shape), "float32"))  # also builds a model that is not built yet
         if not tf.is_tensor(output) or output.shape.rank != 2 or output.shape[0] != 2:
             found = output.shape if tf.is_tensor(output) else type(output).__name__
-            raise ValueError(f"a backbone must map [N, ...] to features [N, M]; for 2 examples this one gives {found}")
+            raise InvalidArgument(
+                f"a backbone must map [N, ...] to features [N, M]; for 2 examples this one gives {found}"
+            )
         self.dtype = np.dtype(output.dtype.as_numpy_dtype)
         self.num_features = int(output.shape[1])
         self.initial_theta, self._apply = functional(backbone)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.names import unknown
 from tfpfl.papers import ledger as ledgers
 from tfpfl.papers.experiments import EXPERIMENTS, SCALES, Cell, Experiment, Size
@@ -28,7 +29,7 @@ def experiment(name: str) -> Experiment | Picture:
     """
     known = EXPERIMENTS | FIGURES
     if name not in known:
-        raise ValueError(unknown("experiment", name, known))
+        raise InvalidArgument(unknown("experiment", name, known))
     return known[name]
 
 
@@ -78,12 +79,12 @@ def reproduce(
     """
     found = experiment(name)
     if scale not in SCALES:
-        raise ValueError(unknown("scale", scale, SCALES))
+        raise InvalidArgument(unknown("scale", scale, SCALES))
     size, path = size or found.sizes[scale], ledger or Path(out) / "ledger.json"
     found = found if isinstance(found, Picture) else found.at(size)
     cells = [cell for cell in found.cells if all(word.lower() in ledgers.key(cell).lower() for word in only)]
     if found.cells and not cells:
-        raise ValueError(
+        raise InvalidArgument(
             f"no cell of {name} has {' and '.join(only)} in its name; the first is {ledgers.key(found.cells[0])}"
         )
     ledgers.load(path)  # a file that is no ledger is refused before hours are spent
@@ -128,7 +129,7 @@ def draw(name: str, out: Path, scale: str = "laptop"):
     if isinstance(found, Picture):
         data = _read(_data(out, name, 0))
         if not data:
-            raise ValueError(f"there is nothing to draw: nothing of {name} was run in {out}")
+            raise InvalidArgument(f"there is nothing to draw: nothing of {name} was run in {out}")
         return found.draw(data)
     seeds = max(size.seeds for size in found.sizes.values())
     found = found.at(found.sizes[scale])
@@ -176,7 +177,9 @@ def _measure(name, picture, seed, out, scale, without, path, command, tell) -> N
         ledger = ledgers.load(path)
         ledger.setdefault(name, {"seeds": {}})["not run"] = next(iter(told.values()), "no run came to an end")
         ledgers.save(path, ledger)
-        raise next(iter(without.values()), ValueError(f"there is no figure {name}: none of its runs came to an end"))
+        raise next(
+            iter(without.values()), InvalidArgument(f"there is no figure {name}: none of its runs came to an end")
+        )
     entry = {"scale": scale, "command": command, "without": told}
     kept = _data(out, name, seed)
     data = picture.measure(

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from tfpfl import statistics
 from tfpfl.algorithms import algorithm_row
+from tfpfl.checks import InvalidArgument
 from tfpfl.evaluation import protocol
 from tfpfl.papers.experiments import Experiment
 from tfpfl.plots import LINES, PALETTE, STYLE, style
@@ -28,7 +29,7 @@ def draw(experiment: Experiment, records: dict[tuple[str, str, str], list[Record
     """
     columns = [c for c in dict.fromkeys(cell.column for cell in experiment.cells) if any(k[0] == c for k in records)]
     if not columns:
-        raise ValueError(f"there is nothing to draw: nothing of {experiment.title} was run")
+        raise InvalidArgument(f"there is nothing to draw: nothing of {experiment.title} was run")
     labels = list(dict.fromkeys(key[2] for key in records))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH * len(columns) + 0.6, 5.2), layout="constrained")

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from tfpfl import statistics
 from tfpfl.algorithms import algorithm_row
+from tfpfl.checks import InvalidArgument
 from tfpfl.evaluation import PROTOCOLS, find, protocol, rounds_to
 from tfpfl.papers.experiments import EXPERIMENTS, Cell, Experiment
 from tfpfl.papers.pictures import FIGURES, Picture
@@ -26,7 +27,7 @@ FORMAT = 1
 DECIMALS = {"accuracy": 2, "seconds": 3, "rounds to 70 %": 0, "gain over Local": 2}
 
 
-class LedgerError(ValueError):
+class LedgerError(InvalidArgument):
     """A file that is not a ledger, or from a newer version."""
 
 

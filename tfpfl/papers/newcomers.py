@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from tfpfl import statistics
 from tfpfl.algorithms import algorithm_row
+from tfpfl.checks import InvalidArgument
 from tfpfl.new_clients import CannotAdapt, adapt_new_clients
 from tfpfl.plots import STYLE, TICKS, style
 from tfpfl.run import Run
@@ -74,7 +75,7 @@ def draw(data: dict) -> Figure:
     """
     rows = _rows(data)
     if not rows:
-        raise ValueError("there is nothing to draw: no method that was run lets new clients adapt")
+        raise InvalidArgument("there is nothing to draw: no method that was run lets new clients adapt")
     rows.sort(key=lambda row: -statistics.mean_over_clients(row[2][:, -1]))
     epochs = max(values.shape[1] for *_, values in rows) - 1
     people = statistics.num_tested(rows[0][2][:, -1])

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.plots import PALETTE, STYLE, TICKS
 from tfpfl.record import Record
 
@@ -35,10 +36,10 @@ def measure(runs: dict, **_) -> dict:
     record = Record.read(folder)
     rounds = record.matrix_rounds
     if len(rounds) < 2:
-        raise ValueError(f"{folder}: how A changes needs two evaluated rounds that have it, found {len(rounds)}")
+        raise InvalidArgument(f"{folder}: how A changes needs two evaluated rounds that have it, found {len(rounds)}")
     first, last = (record.matrices(t).get("A") for t in (rounds[0], rounds[-1]))
     if first is None:
-        raise ValueError(f"{folder}: {record.title} has no matrix A")
+        raise InvalidArgument(f"{folder}: {record.title} has no matrix A")
     with open(Path(folder) / "clients.csv", newline="") as file:
         examples = [int(row["num_examples"]) for row in csv.DictReader(file)]
     change = np.asarray(last, np.float64) - first
@@ -53,7 +54,7 @@ def regressions(data: dict) -> dict:
     """
     examples, change = data["num_examples"], np.asarray(data["change"], np.float64)
     if len(set(examples)) < 2:
-        raise ValueError(f"all clients have {examples[0]} examples: what A has to do with it cannot be told")
+        raise InvalidArgument(f"all clients have {examples[0]} examples: what A has to do with it cannot be told")
     return {name: stats.linregress(examples, change.mean(axis)) for name, (axis, _, _) in MEANS.items()}
 
 

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from markupsafe import Markup
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.report.inline_svg import inline_svg
 
 
@@ -78,7 +79,7 @@ class Pictures:
         """
         try:
             figure = function(*arguments, **named)
-        except ValueError as error:
+        except InvalidArgument as error:
             return Note(f"{title}: not drawn. {error}.")
         self._count += 1
         axes = figure.axes[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.record import Record, check_comparable
 from tfpfl.report import sections
 from tfpfl.report.blocks import Pictures, Section
@@ -16,7 +17,7 @@ from tfpfl.series import Series, series
 BASELINES = ("local", "fedavg_ft")  # what a personalized model has to beat: nobody's help, and a plain fine-tuning
 
 
-class ReportError(ValueError):
+class ReportError(InvalidArgument):
     """These runs do not belong into one report. The message says why."""
 
 
@@ -84,11 +85,11 @@ def _comparable(records, allow_different_data) -> tuple[list[Series], list[str]]
     """The rows, and a warning where their data differ."""
     try:
         rows = series(records)
-    except ValueError as error:
+    except InvalidArgument as error:
         raise ReportError(str(error)) from error
     try:
         check_comparable(records)
-    except ValueError as error:
+    except InvalidArgument as error:
         if not allow_different_data:
             raise ReportError(f"{error}. --allow-different-data puts them side by side anyway") from error
         return rows, [f"These runs are not on the same data, so their numbers do not compare: {error}."]

@@ -65,11 +65,13 @@ def enter_namespace() -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
             fcntl.ioctl(s, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
     except OSError as error:
-        sys.exit(
+        print(
             f"isolate: this system lets its users make no network namespace ({error.strerror}); leave it out, or allow "
             "them: sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns, or the container's "
-            "profile"
+            "profile",
+            file=sys.stderr,
         )
+        sys.exit(os.EX_NOPERM)  # by which `tfpfl.runtime.worker` knows that this was the reason
 
 
 def accept(listener: socket.socket, port: int) -> None:

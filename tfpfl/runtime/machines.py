@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from tfpfl.checks import InvalidArgument, TfpflError
 
-class MachinesError(RuntimeError):
+
+class MachinesError(TfpflError, RuntimeError):
     """The machines that should do a round's work do not do it. The rounds before are saved."""
 
 
@@ -29,12 +31,12 @@ class Machines:
 
     def __post_init__(self):
         if self.deadline <= 0:
-            raise ValueError(f"deadline must be positive seconds, found {self.deadline}")
+            raise InvalidArgument(f"deadline must be positive seconds, found {self.deadline}")
         for worker in self.workers:
             host, _, port = worker.rpartition(":")
             if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-                raise ValueError(f"a worker is given as HOST:PORT, found {worker!r}")
+                raise InvalidArgument(f"a worker is given as HOST:PORT, found {worker!r}")
         if len(set(self.workers)) < len(self.workers):
-            raise ValueError(f"a worker is named twice in {', '.join(self.workers)}")
+            raise InvalidArgument(f"a worker is named twice in {', '.join(self.workers)}")
         if self.isolate and self.workers:
-            raise ValueError("isolate is for a TFF worker of our own: leave it out, or give no workers")
+            raise InvalidArgument("isolate is for a TFF worker of our own: leave it out, or give no workers")

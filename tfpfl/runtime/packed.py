@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfpfl import aggregate, tree
 from tfpfl.algorithm import Algorithm, ClientData
+from tfpfl.checks import InvalidArgument
 from tfpfl.visit import (
     EVALUATION_CHUNK,
     Readers,
@@ -57,7 +58,7 @@ class Packed(NamedTuple):
         """
         shapes = [[-1 if size is None else size for size in leaf.shape] for leaf in tf.nest.flatten(spec)]
         if any(shape.count(-1) > 1 for shape in shapes):
-            raise ValueError(f"a leaf of a client's state may have one open dimension, as K_i is; found {spec}")
+            raise InvalidArgument(f"a leaf of a client's state may have one open dimension, as K_i is; found {spec}")
         parts = [v[self.ends[n, i] : self.ends[n, i + 1]] for n, v in enumerate(self.values)]
         reshape = np.reshape if isinstance(self.ends, np.ndarray) else tf.reshape
         leaves = [reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from tfpfl import tree
 from tfpfl.algorithm import Algorithm
+from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.data.federation import FILES, Federation, FederationError
 from tfpfl.runtime.cohort import default_threads
 from tfpfl.runtime.machines import Machines, MachinesError
@@ -47,7 +48,7 @@ def require_ray():
             warnings.simplefilter("ignore")
             import ray
     except ImportError as error:
-        raise RuntimeError(
+        raise Unavailable(
             f"the Ray engine needs Ray, which is not installed: pip install 'tfpfl[ray]'; the import said: {error}"
         ) from error
     return ray
@@ -65,7 +66,7 @@ def connect(machines: Machines):
     if ray.is_initialized():
         here = ray.get_runtime_context().gcs_address
         if machines.address not in (None, "auto", here):
-            raise ValueError(f"this process is connected to Ray at {here} already, not to {machines.address}")
+            raise InvalidArgument(f"this process is connected to Ray at {here} already, not to {machines.address}")
         return ray
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
     with warnings.catch_warnings():
@@ -264,7 +265,7 @@ def _build(job: list, files: list | None):
         tf.config.threading.set_inter_op_parallelism_threads(1)
     job = ray.get(job[0])
     if versions() != job.versions:
-        raise RuntimeError(
+        raise Unavailable(
             f"node {ray.util.get_node_ip_address()} has {versions()}, the coordinator {job.versions}: the result would "
             "depend on which node did what"
         )
@@ -320,7 +321,7 @@ def check_recipe(recipe) -> None:
         ValueError: there is no recipe.
     """
     if recipe is None:
-        raise ValueError(
+        raise InvalidArgument(
             "engine 'ray' needs a recipe: a function (federation) -> the algorithm that can be pickled, since the "
             "algorithm itself cannot be sent to another process; a Run brings its own"
         )

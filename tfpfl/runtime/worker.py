@@ -16,6 +16,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+from tfpfl.checks import Unavailable
+
 # Linux: ask the kernel to end the worker when its parent goes, however that happens; then become the worker.
 _TIED_TO_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 _ISOLATED = Path(__file__).with_name("isolated.py")
@@ -51,8 +53,8 @@ def worker_binary() -> Path:
     return Path(spec.origin).parent / "data" / "worker_binary"
 
 
-def _without_tff(error) -> RuntimeError:
-    return RuntimeError(
+def _without_tff(error) -> Unavailable:
+    return Unavailable(
         "the TFF engine needs tensorflow-federated 0.87, which installs on Python 3.11 only, from this project's "
         "requirements.lock: run `make demo` or `make test` in a checkout, or use the local engine (--engine "
         "local). "
@@ -78,7 +80,7 @@ def start_worker(port: int, log, concurrency: int = -1, *, outside: str | None =
     command = [str(worker_binary()), f"--port={port}", f"--max_concurrent_computation_calls={concurrency}"]
     if outside is not None:
         if sys.platform != "linux":
-            raise RuntimeError(f"an isolated worker needs Linux's network namespaces; found {sys.platform}")
+            raise Unavailable(f"an isolated worker needs Linux's network namespaces; found {sys.platform}")
         command = [sys.executable, "-I", str(_ISOLATED), outside, str(port), *command]
     elif sys.platform == "linux":
         command = [sys.executable, "-I", "-c", _TIED_TO_PARENT, *command]
@@ -118,11 +120,11 @@ class Worker:
         deadline = time.monotonic() + _START_SECONDS
         while not self.stub.is_ready:
             if self.process.poll() is not None or time.monotonic() > deadline:
-                said = last_line(self.log)
+                said, code = last_line(self.log), self.process.poll()
                 self.close(keep_log=True)
-                if said.startswith("isolate: "):
-                    raise RuntimeError(said)
-                raise RuntimeError(f"TFF's worker did not start within {_START_SECONDS} s; its log is {self.log}")
+                if isolate and code == os.EX_NOPERM:  # what `tfpfl.runtime.isolated` ends with
+                    raise Unavailable(said)
+                raise Unavailable(f"TFF's worker did not start within {_START_SECONDS} s; its log is {self.log}")
             time.sleep(0.05)
 
     def close(self, keep_log: bool = False) -> None:

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfpfl import aggregate
 from tfpfl.algorithm import Algorithm
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.federation import FILES
 from tfpfl.federated import federated_part
 from tfpfl.runtime.cohort import Part
@@ -49,7 +50,7 @@ class WorkFailed(WorkerLost):
     """The worker says that the work failed there."""
 
 
-class OtherFederation(ValueError):
+class OtherFederation(InvalidArgument):
     """A worker has not the federation that this process has."""
 
 
