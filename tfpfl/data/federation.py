@@ -630,7 +630,7 @@ def _check_order(order, is_test, num_examples: int) -> None:
     np.add.at(tested, order[is_test], 1)
     if (trained > 1).any():
         bad = int(np.argmax(trained > 1))
-        raise InvalidArgument(f"the partition gives example {bad} out for training {trained[bad]} times; once is allowed")
+        raise InvalidArgument(f"the partition gives example {bad} out for training {trained[bad]} times, not once")
     if (trained & (tested > 0)).any():
         bad = int(np.argmax(trained & (tested > 0)))
         raise InvalidArgument(f"the partition gives example {bad} out for training and for test")
