@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
@@ -67,12 +68,29 @@ def visit_spec(dtype) -> Visit:
 
 def client_state_spec(algorithm: Algorithm):
     """The type of a client's state; the width of heads is open, so that clients of several K_i share a round."""
-    return structure_of(algorithm.init_client, info_spec(algorithm.model.dtype))
+    return _kept_structure_of(algorithm.init_client, info_spec(algorithm.model.dtype))
 
 
 def server_state_spec(algorithm: Algorithm):
     """The type of the server's state."""
-    return structure_of(algorithm.init_server)
+    return _kept_structure_of(algorithm.init_server)
+
+
+_STRUCTURES = WeakKeyDictionary()  # function -> {types of its arguments: what `structure_of` found}
+
+
+def _kept_structure_of(function, *specs):
+    """`structure_of`, traced once for a function.
+
+    What was found is kept as long as the function itself, which an algorithm holds, and so never longer than its model.
+    """
+    try:
+        known = _STRUCTURES.setdefault(function, {})
+    except TypeError:  # a callable that cannot be hashed, or not be referred to weakly
+        return structure_of(function, *specs)
+    if specs not in known:
+        known[specs] = structure_of(function, *specs)
+    return known[specs]
 
 
 def evaluate(model, weights: Weights, x, y) -> OrderedDict:
