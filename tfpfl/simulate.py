@@ -19,6 +19,7 @@ from tfpfl.runtime.cohort import (
     OneByOne,
     Part,
     Stacked,
+    any_number,
     default_threads,
     relaxed,
     shared_theta,
@@ -65,7 +66,10 @@ class Rounds:
             return step(server, aggregate.finish(algorithm, total, client_ids), total.weight)
 
         self._messages = Messages(algorithm)
-        self._finish = relaxed(finish)
+        sampling, arrival = algorithm.population.sampling, algorithm.population.arrival
+        some = sampling.kind != "fixed" or arrival is not None  # cohorts of several sizes
+        types = (None, lambda total: total._replace(rows=any_number(total.rows)), any_number) if some else ()
+        self._finish = relaxed(finish, *types)
         self._initialize = tf.function(algorithm.init_server, autograph=False)
 
     def initialize(self):

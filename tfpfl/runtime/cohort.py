@@ -61,7 +61,7 @@ class OneByOne:
             rows = tf.nest.map_structure(lambda row: row[None], result.contribution.rows)
             return result._replace(contribution=result.contribution._replace(rows=rows))
 
-        self._visit, self._threads = relaxed(visit_client), threads
+        self._visit, self._threads = relaxed(visit_client, None, _state_type(algorithm), None), threads
 
     def __call__(self, message_for: Callable, states: list, visits: list):
         """Yields a `Part` for every client, in order."""
@@ -83,7 +83,7 @@ class Fused:
 
     def __init__(self, algorithm: Algorithm, federation, held_out: Sequence[str]):
         self._bytes, self._spec = algorithm.model.activation_bytes, client_state_spec(algorithm)
-        self._work = relaxed(fused_work(algorithm, federation, held_out))
+        self._work = relaxed(fused_work(algorithm, federation, held_out), None, Packed.type_of, any_number)
 
     def __call__(self, message_for: Callable, states: list, visits: list):
         """Yields a `Part` for every group, in order."""
@@ -123,7 +123,8 @@ class Stacked:
             added = aggregate.Contribution(tree_sum(parts.sums), tree_sum(parts.weight), parts.rows)
             return states, metrics, added, tree_sum(sums)
 
-        self._work = relaxed(work)
+        spec = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), client_state_spec(algorithm))
+        self._work = relaxed(work, any_number if self._per_client else None, lambda states: spec, any_number)
 
     def __call__(self, message_for: Callable, states: list, visits: list):
         """Yields a `Part` for every stack, then one for every other client."""
@@ -183,7 +184,7 @@ class FusedEvaluation:
             arrays = for_each(one, tf.size(visits.info.client_id), message, packed, visits, held_out)
             return stacked(arrays)
 
-        self._score = relaxed(score)
+        self._score = relaxed(score, None, Packed.type_of, any_number)
 
     def __call__(self, message_for: Callable, states: list, visits: list):
         """Yields every client's scores, in order."""
@@ -197,7 +198,8 @@ class EvaluationOneByOne:
     """Scores any models, one client after the other on threads."""
 
     def __init__(self, algorithm: Algorithm, readers: Readers, threads: int):
-        self._work, self._threads = relaxed(evaluation_work(algorithm, readers)), threads
+        self._work = relaxed(evaluation_work(algorithm, readers), None, _state_type(algorithm), None)
+        self._threads = threads
 
     def __call__(self, message_for: Callable, states: list, visits: list):
         """Yields every client's scores, in order."""
@@ -251,9 +253,42 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def relaxed(function):
-    """A graph that is not traced again for another number of examples or classes."""
-    return tf.function(function, autograph=False, reduce_retracing=True)
+def relaxed(function, *types):
+    """A graph that is not traced again for another number of examples, classes or clients.
+
+    Args:
+        types: for every argument, a function of its value in the first call that gives its type for all calls, a
+            structure of TensorSpec; or None, if later values have the shapes of the first. Without types, the first
+            trace is for the first call's shapes, and a second one for all others.
+    """
+    graph = tf.function(function, autograph=False, reduce_retracing=True)
+    if not any(types):
+        return graph
+
+    def run(*arguments):
+        # Not an input signature: values of another structure are traced again, where a signature would refuse them.
+        if not graph.experimental_get_tracing_count():
+            given = zip(arguments, types, strict=True)
+            graph.get_concrete_function(*(value if of is None else of(value) for value, of in given))
+        return graph(*arguments)
+
+    run.experimental_get_tracing_count = graph.experimental_get_tracing_count
+    return run
+
+
+def any_number(structure):
+    """For `relaxed`: the type of arrays [n, ...] for every n."""
+
+    def of(leaf):
+        return tf.TensorSpec([None, *np.shape(leaf)[1:]], tf.convert_to_tensor(leaf).dtype)
+
+    return tf.nest.map_structure(of, structure)
+
+
+def _state_type(algorithm: Algorithm) -> Callable | None:
+    """For `relaxed`: a client's state for every K_i; None where all clients have the same K_i."""
+    classes, spec = algorithm.population.num_classes, client_state_spec(algorithm)
+    return None if classes.min() == classes.max() else lambda state: spec
 
 
 def total(structures: list):

@@ -50,6 +50,11 @@ class Packed(NamedTuple):
         ends = [np.cumsum([0, *(leaf.size for leaf in of_all)]) for of_all in leaves]
         return cls(tuple(map(np.concatenate, leaves)), np.array(ends, np.int32).reshape(len(leaves), len(states) + 1))
 
+    def type_of(self) -> "Packed":
+        """The type of such states for every number of clients and every K_i."""
+        values = tuple(tf.TensorSpec([None], v.dtype) for v in self.values)
+        return Packed(values, tf.TensorSpec([len(values), None], tf.int32))
+
     def of(self, i, spec):
         """A client's state.
 
@@ -154,14 +159,17 @@ def one_pass_of(algorithm: Algorithm):
 
 
 def for_each(function: Callable, number, *arguments, at_a_time: int = PARALLEL):
-    """function(i, *arguments) for i = 0, ..., number - 1 in a graph: a `tf.TensorArray` for every leaf."""
+    """function(i, *arguments) for i = 0, ..., number - 1 in a graph: a `tf.TensorArray` for every leaf.
+
+    The function is traced once, into a graph of its own: what it returns must be known before the loop is built.
+    """
     graph = tf.function(function, autograph=False).get_concrete_function(tf.constant(0), *arguments)
     arrays = tf.nest.map_structure(
         lambda t: tf.TensorArray(t.dtype, number, infer_shape=False, element_shape=t.shape), graph.structured_outputs
     )
 
     def body(i, arrays):
-        return i + 1, tf.nest.map_structure(lambda array, t: array.write(i, t), arrays, function(i, *arguments))
+        return i + 1, tf.nest.map_structure(lambda array, t: array.write(i, t), arrays, graph(i, *arguments))
 
     return tf.while_loop(lambda i, _: i < number, body, (0, arrays), parallel_iterations=at_a_time)[1]
 
