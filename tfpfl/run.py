@@ -510,14 +510,14 @@ class Run:
             training.run(self.config.rounds)
         except DivergedError as error:
             self.stop_reason = str(error)
-            self.evaluate()
+            self._evaluate(training)
             raise
         except BaseException:
             with suppress(OSError):  # of a full disk: what is being raised says more
                 self.write_history()
             raise
         self.stop_reason = training.stop_reason
-        self.evaluate()
+        self._evaluate(training)  # whose graphs are traced already
         return self
 
     def training(self, callbacks: Sequence[Callback] = ()) -> Training:
@@ -541,7 +541,9 @@ class Run:
 
     def evaluate(self) -> list[evaluation.Evaluation]:
         """Scores every client's personal model as it is now on all its data; writes the tables and the summary."""
-        training = self.training()
+        return self._evaluate(self.training())
+
+    def _evaluate(self, training: Training) -> list[evaluation.Evaluation]:
         scores = training.evaluate(training.server_state(), splits=("train", "validation", "test"))
         self.write_history()
         self.write_clients(scores)
