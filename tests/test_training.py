@@ -1,5 +1,8 @@
 """The round loop, with federations and models of the user's own."""
 
+from collections import Counter
+from functools import wraps
+
 import keras
 import numpy as np
 import pytest
@@ -36,6 +39,42 @@ def test_without_splits_nothing_is_evaluated_and_all_else_is_the_same(federation
     assert not any("accuracy" in key for row in silent.store.history() for key in row)
     assert any("accuracy" in key for row in usual.store.history() for key in row)
     tf.nest.map_structure(np.testing.assert_array_equal, state(silent), state(usual))
+
+
+def counted(algorithm, traces):
+    """The same algorithm; every call of its functions, which is a trace where they run in graphs, is counted."""
+
+    def count(name, function):
+        @wraps(function)
+        def run(*arguments):
+            traces[name] += 1
+            return function(*arguments)
+
+        return run
+
+    names = ("init_server", "init_client", "client_update", "server_update", "personal_model")
+    one_pass = getattr(algorithm.client_update, "one_pass", None)
+    algorithm = algorithm._replace(**{name: count(name, getattr(algorithm, name)) for name in names})
+    if one_pass is not None:  # of which an engine takes the parts
+        algorithm.client_update.one_pass = one_pass._replace(on_features=count("client_update", one_pass.on_features))
+    return algorithm
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("pflego", "fused"), ("pflego", "plain"), ("fedper", "auto"), ("ditto", "auto"), ("fedamp", "auto")],
+)
+def test_every_function_is_traced_once_for_all_clients_and_cohorts(federation, monkeypatch, name, way):
+    """`client_update` and `server_update` twice: rounds with scores on held-out splits are another graph."""
+    monkeypatch.setattr(training.evaluation, "LAST_ROUNDS", 1)
+    traces, algorithm = Counter(), make(name, federation, Sampling("binomial", 0.5))
+    loop = Training(counted(algorithm, traces), federation, cohort=way, evaluate_every=3, seed=1)
+    loop.run(8)
+    assert len({row["clients"] for row in loop.store.history()} - {0}) > 2
+    # init_client: its type, and the states of new clients. personal_model: who shares a backbone, and the scores.
+    assert traces["init_client"] == 2 and traces["init_server"] <= 2
+    assert traces["client_update"] == traces["server_update"] == 2
+    assert traces["personal_model"] <= 2
 
 
 def test_your_own_backbone_on_your_own_data(tmp_path):
