@@ -8,16 +8,17 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tflite_export import layout
 from tflite_export.program import check_float32, convert
 from tflite_export.runtime import Runtime
 from tfpfl.algorithm import Weights
 from tfpfl.checks import InvalidArgument
 
 BACKBONES = {
-    "backbone.tflite": "float32",
-    "backbone_float16.tflite": "float16",
-    "backbone_dynamic_int8.tflite": "dynamic int8",
-    "backbone_int8.tflite": "full int8",
+    layout.BACKBONE: "float32",
+    layout.BACKBONE_FLOAT16: "float16",
+    layout.BACKBONE_DYNAMIC_INT8: "dynamic int8",
+    layout.BACKBONE_INT8: "full int8",
 }
 _CALIBRATION = 100
 

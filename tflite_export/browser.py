@@ -19,8 +19,8 @@ from safetensors.numpy import save
 
 from tflite_export.check import fit, gradient
 from tflite_export.drawing import drawing_settings
+from tflite_export.layout import BROWSER_PROGRAM, CLIENT
 from tflite_export.program import SIGNATURES, STATIC_BATCH, check_float32, convert, program_functions
-from tflite_export.web import CLIENT, PROGRAM
 from tfpfl import head as heads
 from tfpfl import tree
 from tfpfl.algorithm import Head
@@ -51,7 +51,7 @@ def browser_files(model, weights, personal) -> tuple[dict, dict]:
     signatures = [s for s in SIGNATURES if personal.rounds or s not in ("joint_gradient", "round")]
     room = max(ROOM, k)
     options = {"safeguard": personal.training["safeguard"], "signatures": signatures}
-    files = {PROGRAM: convert_browser_program(model, room, **options)}
+    files = {BROWSER_PROGRAM: convert_browser_program(model, room, **options)}
     about = {
         "room": room,
         "batch": STATIC_BATCH,
@@ -98,7 +98,7 @@ def reference_round(model, weights, x, y, training) -> dict:
 
 def _in_turn(x, y, count):
     """At most `count` examples, of every class in turn."""
-    turn = np.zeros(len(y), int)  # the how-manieth of its class an example is
+    turn = np.zeros(len(y), int)  # an example's rank within its class
     for label in np.unique(y):
         rows = np.flatnonzero(y == label)
         turn[rows] = np.arange(len(rows))

@@ -1,15 +1,6 @@
 """A bundle: everything that an app needs of one client's model, in a folder that says what it holds.
 
-manifest.json                 shapes, offsets, signatures, hashes, preprocessing, labels, settings, quality, runtimes
-program.tflite                the program without weights, any number of examples and classes (see program.py)
-program_static.tflite         the same with 32 examples and the client's K, for runtimes that cannot resize
-theta.bin  head.bin           float32, flat; the client's head (see head_file.py)
-backbone*.tflite              the backbone for inference, in four precisions
-predict.tflite                backbone and head in one, for those who only want to predict
-labels.txt                    a class a line
-check.npz                     inputs and what must come out, for `verify`; an app does not need it
-program_browser.tflite  client.safetensors    for a page in a browser, where it was asked for (see browser.py)
-MODEL_CARD.md  Personalize.kt  Personalize.swift
+layout.py names every file and says what is in it.
 """
 
 import hashlib
@@ -22,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tflite_export import texts
+from tflite_export import layout, texts
 from tflite_export.backbone import BACKBONES, convert_backbone, convert_predict, quality
 from tflite_export.browser import browser_files
 from tflite_export.check import write_check
@@ -92,11 +83,11 @@ def _write_files(folder, personal, inference, browser):
     names = [s for s in SIGNATURES if personal.rounds or s not in NEED_GRADIENT]
     safeguard = personal.training["safeguard"]
     sizes = {"signatures": names, "safeguard": safeguard}
-    _save(folder, "program.tflite", convert_program(model, **sizes))
-    _save(folder, "program_static.tflite", convert_program(model, batch=STATIC_BATCH, num_classes=k, **sizes))
-    _save(folder, "theta.bin", flat.astype("<f4").tobytes())
-    _save(folder, "head.bin", head_bytes(SavedHead(*head, theta_sha256(flat))))
-    _save(folder, "labels.txt", ("\n".join(personal.labels) + "\n").encode())
+    _save(folder, layout.PROGRAM, convert_program(model, **sizes))
+    _save(folder, layout.STATIC_PROGRAM, convert_program(model, batch=STATIC_BATCH, num_classes=k, **sizes))
+    _save(folder, layout.THETA, flat.astype("<f4").tobytes())
+    _save(folder, layout.HEAD, head_bytes(SavedHead(*head, theta_sha256(flat))))
+    _save(folder, layout.LABELS, ("\n".join(personal.labels) + "\n").encode())
     measured = _write_inference(folder, personal) if inference else {}
     manifest = {
         "format": FORMAT,
@@ -116,7 +107,7 @@ def _write_files(folder, personal, inference, browser):
         "quality": measured,
         "runtimes": {
             "tested": list(TESTED_RUNTIMES),
-            "minimum": {"tf.lite": minimum_runtime(folder / "program.tflite"), "ai-edge-litert": WHILE_SINCE},
+            "minimum": {"tf.lite": minimum_runtime(folder / layout.PROGRAM), "ai-edge-litert": WHILE_SINCE},
         },
         "memory": [],  # `python -m tflite_export bench BUNDLE --record` writes it
         "made_with": _versions(),
@@ -135,7 +126,7 @@ def _write_files(folder, personal, inference, browser):
 def _write_inference(folder, personal):
     """The whole model; the backbone in each precision, with what that costs on test (or random) examples."""
     model, (theta, head), measured = personal.model, personal.weights, {}
-    _save(folder, "predict.tflite", convert_predict(model, personal.weights))
+    _save(folder, layout.PREDICT, convert_predict(model, personal.weights))
     x, y = personal.test if personal.test is not None and len(personal.test[0]) else (None, None)
     if x is None:
         x = np.random.default_rng(0).random((64, *model.input_shape), np.float32)

@@ -8,6 +8,7 @@ layer have several equal maxima.
 import numpy as np
 import tensorflow as tf
 
+from tflite_export.layout import CHECK
 from tflite_export.program import flatten
 from tfpfl import head as heads
 from tfpfl import tree
@@ -45,7 +46,7 @@ def write_check(folder, model, theta, head, personal) -> dict:
         loss, dtheta, dhead = gradient(model, theta, fitted, x, targets)
         values["round.dtheta"], values["round.loss"] = dtheta, loss
         values["round.kernel"], values["round.bias"] = tree.add_scaled(fitted, -RATE, dhead)
-    np.savez(folder / "check.npz", **{name: np.asarray(value) for name, value in values.items()})
+    np.savez(folder / CHECK, **{name: np.asarray(value) for name, value in values.items()})
     # In overlapping pooling windows, two pixels may differ by less than runtimes round: the gradient then goes to one
     # or to the other, and only a norm over all weights is comparable.
     overlapping = any(_overlaps(layer) for layer in getattr(model.backbone, "layers", ()))

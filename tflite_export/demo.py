@@ -9,6 +9,7 @@ from tflite_export.bench import any_interpreter
 from tflite_export.bundle import export
 from tflite_export.device import DeviceClient
 from tflite_export.head_file import SavedHead, theta_sha256
+from tflite_export.layout import HEAD, PROGRAM, THETA
 from tflite_export.scores import Score
 from tflite_export.verification import Verification, verify
 from tfpfl.algorithm import ClientInfo
@@ -61,7 +62,7 @@ def demonstrate(run, client: int, out, steps: int = 20) -> Demonstration:
     device.start_from(SavedHead(kernel, bias, theta_sha256(device.theta)))
     before = device.score(*test)
     device.personalize(*train, steps=steps)
-    sizes = [bundle.manifest["files"][name]["bytes"] for name in ("program.tflite", "theta.bin", "head.bin")]
+    sizes = [bundle.manifest["files"][name]["bytes"] for name in (PROGRAM, THETA, HEAD)]
     return Demonstration(bundle, verification, exported, before, device.score(*test), steps, sum(sizes))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from tflite_export import payload as payloads
 from tflite_export.head_file import HeadError, SavedHead, load_head, save_head, theta_sha256
+from tflite_export.layout import HEAD, PROGRAM, STATIC_PROGRAM
 from tflite_export.runtime import Bundle, BundleError, Runtime
 from tflite_export.scores import Score, cut, log_softmax, score
 
@@ -71,7 +72,7 @@ class DeviceClient:
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
         if chunk < 1:
             raise BundleError(f"chunk must be at least 1 example, found {chunk}")
-        program = self.bundle.path("program_static.tflite" if static else "program.tflite")
+        program = self.bundle.path(STATIC_PROGRAM if static else PROGRAM)
         self.runtime = Runtime(program, interpreter, num_threads)
         self.batch = self.bundle.manifest["model"]["static_batch"] if static else None
         self.chunk = self.batch or chunk
@@ -79,7 +80,7 @@ class DeviceClient:
         self._state = None if state is None else Path(state)
         shape = self.bundle.num_features, self.bundle.num_classes
         saved = self._state is not None and self._state.exists()
-        self._head = load_head(self._state if saved else self.bundle.path("head.bin"), *shape)
+        self._head = load_head(self._state if saved else self.bundle.path(HEAD), *shape)
         self.theta = self.bundle.theta()
 
     @property

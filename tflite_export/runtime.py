@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from tflite_export.errors import InvalidInput
+from tflite_export.layout import MANIFEST, THETA
 
 FORMAT = 1
 WHILE_SINCE = "1.1"  # ai-edge-litert before this version ends the process in any WHILE operation
@@ -34,9 +35,9 @@ def manifest_hash(manifest: dict) -> str:
 def write_manifest(folder: Path, manifest: dict) -> None:
     """manifest.json, with its own hash."""
     manifest = {**manifest, "hash": manifest_hash(manifest)}
-    temporary = folder / "manifest.json.new"
+    temporary = folder / f"{MANIFEST}.new"
     temporary.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, folder / "manifest.json")
+    os.replace(temporary, folder / MANIFEST)
 
 
 class Bundle:
@@ -52,14 +53,14 @@ class Bundle:
 
     def __init__(self, folder: str | os.PathLike, check: bool = True):
         self.folder = Path(folder)
-        path = self.folder / "manifest.json"
+        path = self.folder / MANIFEST
         try:
             self.manifest = json.loads(path.read_text(encoding="utf-8"))
             found_format, found_hash = self.manifest["format"], self.manifest["hash"]
         except FileNotFoundError:
-            raise BundleError(f"{self.folder} is not a bundle: it has no manifest.json") from None
+            raise BundleError(f"{self.folder} is not a bundle: it has no {MANIFEST}") from None
         except (NotADirectoryError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-            raise BundleError(f"{self.folder} is not a bundle: its manifest.json cannot be read ({error!r})") from None
+            raise BundleError(f"{self.folder} is not a bundle: its {MANIFEST} cannot be read ({error!r})") from None
         if found_format != FORMAT:
             raise BundleError(f"{self.folder} has bundle format {found_format}; this version reads format {FORMAT}")
         if manifest_hash(self.manifest) != found_hash:
@@ -93,7 +94,7 @@ class Bundle:
 
     def theta(self) -> np.ndarray:
         """float32 [P], at export."""
-        return np.fromfile(self.path("theta.bin"), "<f4").astype(np.float32)
+        return np.fromfile(self.path(THETA), "<f4").astype(np.float32)
 
 
 @contextmanager

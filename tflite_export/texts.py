@@ -5,14 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
+from tflite_export.layout import MODEL_CARD, SNIPPETS
+
 _SNIPPETS = Path(__file__).parent / "snippets"
 
 
 def texts(manifest: dict, personal) -> dict:
     """File name -> text."""
-    return {"MODEL_CARD.md": _model_card(manifest, personal)} | {
-        name: _snippet((_SNIPPETS / name).read_text(encoding="utf-8"), manifest)
-        for name in ("Personalize.kt", "Personalize.swift")
+    return {MODEL_CARD: _model_card(manifest, personal)} | {
+        name: _snippet((_SNIPPETS / name).read_text(encoding="utf-8"), manifest) for name in SNIPPETS
     }
 
 

@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from tflite_export.errors import InvalidInput
+from tflite_export.layout import BROWSER_PROGRAM, CHECK, PROGRAM, STATIC_PROGRAM
 from tflite_export.ops import check_builtin
 from tflite_export.runtime import Bundle, BundleError, Runtime
 from tflite_export.wide_head import widened
 
-PROGRAMS = ("program.tflite", "program_static.tflite", "program_browser.tflite")
+PROGRAMS = (PROGRAM, STATIC_PROGRAM, BROWSER_PROGRAM)
 _SMALL = 1e-6  # an output whose largest number is below this is compared absolutely, in units of it
 
 
@@ -69,7 +70,7 @@ def verify(bundle, *, interpreter=None, num_threads: int = 1) -> Verification:
                 check_builtin(bundle.path(name))
             except InvalidInput as error:
                 raise BundleError(f"{bundle.folder}/{name}: {error}") from error
-    with np.load(bundle.path("check.npz")) as file:
+    with np.load(bundle.path(CHECK)) as file:
         values = {name: file[name] for name in file.files}
     bounds, comparisons = bundle.manifest["check"], []
     for name in (n for n in PROGRAMS if n in bundle.manifest["files"]):
@@ -94,9 +95,9 @@ def _inputs(bundle, values, signature, program):
     table["weights"] = np.full(n, 1 / n, np.float32)
     wanted = {name: table[name] for name in bundle.manifest["signatures"][signature]["inputs"]}
     batch = None
-    if "static" in program:
+    if program == STATIC_PROGRAM:
         batch = bundle.manifest["model"]["static_batch"]
-    elif "browser" in program:
+    elif program == BROWSER_PROGRAM:
         about = bundle.manifest["browser"]
         batch = about["head_batch" if signature in ("personalize", "head_step") else "batch"]
         if "kernel" in wanted:

@@ -15,12 +15,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
+from tflite_export.layout import BROWSER_PROGRAM, CLIENT, HEAD, MANIFEST, THETA
 from tflite_export.runtime import Bundle, BundleError
 
 SITE_FORMAT = 1
 PAGE = Path(__file__).resolve().parents[1] / "web" / "dist"
-PROGRAM, CLIENT = "program_browser.tflite", "client.safetensors"
-_BUNDLE_FILES = ("manifest.json", PROGRAM, "theta.bin", "head.bin")
+_BUNDLE_FILES = (MANIFEST, BROWSER_PROGRAM, THETA, HEAD)
 _OTHER_RUNTIMES = ("_compat_", "_threaded_")  # a visitor's browser takes one of them instead of the plain one
 
 
@@ -76,7 +76,7 @@ def write_site(source, out: str | os.PathLike, *, client: int | None = None, pag
 
 def _bundle(source, client, temporary) -> Bundle:
     """The bundle to show; of a run, made for it."""
-    if (source / "manifest.json").is_file():
+    if (source / MANIFEST).is_file():
         bundle = Bundle(source)
         if client is not None and client != bundle.manifest["client"]:
             raise BundleError(f"{source} is a bundle of client {bundle.manifest['client']}; only a run has others")
@@ -87,7 +87,7 @@ def _bundle(source, client, temporary) -> Bundle:
         with Run.open(source, engine="local") as run:
             client = int(run.population.client_ids[0]) if client is None else client
             bundle = export(run, client, temporary, inference=False, browser=True)
-    if PROGRAM not in bundle.manifest["files"]:
+    if BROWSER_PROGRAM not in bundle.manifest["files"]:
         raise BundleError(f"{source} was exported without a program for browsers: export it again with --browser")
     return bundle
 

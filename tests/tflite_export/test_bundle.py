@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.truth import examples, random_head, relative, relative_l2, varied
-from tflite_export import Bundle, BundleError, DeviceClient, ExportError, Runtime, export, verify
+from tflite_export import Bundle, BundleError, DeviceClient, ExportError, Runtime, export, layout, verify
 from tflite_export.head_file import HeadError, SavedHead, head_bytes, load_head, theta_sha256
 from tflite_export.ops import operations
 from tfpfl.models import SplitModel, build
@@ -38,6 +38,12 @@ def test_the_exported_client_scores_as_in_the_simulation(bundle, run_folder, fed
     whole = Runtime(bundle.path("predict.tflite"), INTERPRETER)("predict", x=x)["probabilities"]
     assert float((whole.argmax(1) == y).mean()) == pytest.approx(accuracy)
     assert -np.log(whole[np.arange(len(y)), y]).mean() == pytest.approx(loss, rel=1e-4)
+
+
+def test_a_bundle_has_the_files_that_its_layout_names(bundle):
+    named = {name for key, value in vars(layout).items() if key.isupper() for name in np.atleast_1d(value)}
+    asked_for = {layout.BROWSER_PROGRAM, layout.CLIENT}  # only with browser=True, see test_web.py
+    assert {path.name for path in bundle.folder.iterdir()} == named - asked_for
 
 
 def test_theta_and_head_lie_where_the_manifest_says(bundle, run_folder):
