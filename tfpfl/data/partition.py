@@ -74,7 +74,7 @@ def _check_fraction(name: str, value: float) -> None:
 
 
 def _by_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
-    """The indices of every client, given the owner of every example; -1 owns nothing."""
+    """The indices of every client, given the owner of every example; -1: not assigned to a client."""
     order = np.argsort(owner, kind="stable")
     order = order[np.searchsorted(owner[order], 0) :]
     return np.split(order, np.cumsum(np.bincount(owner[order], minlength=num_clients))[:-1])
@@ -125,7 +125,7 @@ def round_robin(labels: Labels, num_clients: int, seed: int, *, K: int = 2, cove
     over the same class sets. All data are used, each example once. High-Pers is K=2, Medium-Pers K=C//2, No-Pers K=C.
 
     Args:
-        K: classes per client.
+        K: number of classes that each client has.
         coverage: what to do about classes that nobody drew. 'repair': a random client gives up one of its classes that
             another also holds, so that K is kept. 'reference', as in the authors' code: if any class is missing,
             clients 0, 1, 2, ... get consecutive pairs of a random permutation of all classes (a triple first if C is
@@ -187,10 +187,11 @@ def dirichlet(
     client's pool is then cut at random, so that its train and test parts share a distribution.
 
     Args:
-        alpha: concentration; small is more skewed.
-        min_samples: examples that every client must have (the authors: 40 = batch 10 / (1 - 0.75)).
-        test_fraction: of each client's pool.
-        pooled: False keeps the source's test set apart, cut by the proportions that were drawn for train.
+        alpha: concentration of the Dirichlet distribution; the smaller it is, the more the clients differ.
+        min_samples: number of examples that every client has at least (the authors: 40 = batch 10 / (1 - 0.75)).
+        test_fraction: fraction of each client's examples that is set aside for test.
+        pooled: whether the train and the test set are joined before they are divided. False: the test set stays apart,
+            and is divided by the proportions that were drawn for train.
     """
     pool = np.concatenate([labels.train, labels.test]) if pooled else labels.train
     _check_clients(num_clients, len(pool))
@@ -257,6 +258,9 @@ def pathological(labels: Labels, num_clients: int, seed: int, *, shards: int = 2
 
     A client whose shards turn out to be all of one class draws again, together with other random clients, until none is
     left or no exchange helps. The test set is dealt over the classes that a client's training shards hold.
+
+    Args:
+        shards: number of shards that each client gets.
     """
     if not isinstance(shards, int | np.integer) or shards < 1:
         raise InvalidArgument(f"shards per client must be an integer >= 1, found {shards!r}")
@@ -321,9 +325,10 @@ def grouped_dominant(
 
     Args:
         num_clients: None, or the number of clients in all groups.
-        groups: a preset (emnist, mnist, fashion_mnist, cifar100), or (num_clients, dominant classes, num_train) each.
-        dominant_share: of a client's examples.
-        num_test: test examples of each client.
+        groups: a preset (emnist, mnist, fashion_mnist, cifar100), or (num_clients, dominant classes, num_train) of each
+            group.
+        dominant_share: fraction of a client's examples that comes from its group's dominant classes.
+        num_test: number of test examples of each client.
     """
     if isinstance(groups, str):
         if groups not in GROUP_PRESETS:
@@ -378,9 +383,9 @@ def natural(
 
     Args:
         num_clients: None for every key; fewer than there are keys draws that many of them.
-        pooled: joins the train and the test set and cuts `test_fraction` off each client's pool. For data sets whose
-            own split lies between the clients; `load_source` gives Omniglot pooled and split already.
-        test_fraction: of each client's pool, with `pooled`.
+        pooled: whether the train and the test set are joined, and `test_fraction` is cut off each client's pool. For
+            data sets whose own split lies between the clients; `load_source` gives Omniglot pooled and split already.
+        test_fraction: fraction of each client's examples that is set aside for test, with `pooled`.
     """
     if labels.train_key is None or labels.test_key is None:
         raise InvalidArgument(
@@ -411,7 +416,8 @@ def quantity_skew(
 
     Args:
         sigma: standard deviation of the logarithm of the size; 0 gives equal sizes.
-        min_samples: training examples that every client has at least. The test set is cut in proportion to train.
+        min_samples: number of training examples that every client has at least. The test set is cut in proportion to
+            train.
     """
     _check_clients(num_clients, len(labels.train))
     if not (np.isfinite(sigma) and sigma >= 0) or min_samples < 1:
