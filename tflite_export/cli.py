@@ -13,6 +13,7 @@ import click
 from absl import logging
 
 from tflite_export.errors import InvalidInput
+from tflite_export.layout import MODEL_CARD
 from tfpfl.checks import TfpflError
 from tfpfl.cli.group import Group
 
@@ -20,7 +21,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 _folder = click.Path(path_type=Path)
-_python = click.option("--python", help="A Python that has ai-edge-litert and NumPy, to run it there.")
+_python = click.option(
+    "--python",
+    metavar="PATH",
+    help="Run the bundle in another Python, which has ai-edge-litert and NumPy. Default: this Python.",
+)
+_chunk = click.option(
+    "--chunk",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Number of examples that a device computes at a time.",
+)
 
 
 class ExportGroup(Group):
@@ -31,7 +43,7 @@ class ExportGroup(Group):
 
 @click.group(cls=ExportGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def main():
-    """From a trained run to a device.
+    """Take the model of a client from a trained run to a device.
 
     --trace with any command shows the stack trace of an error.
     """
@@ -40,17 +52,32 @@ def main():
 
 @main.command()
 @click.argument("run", type=_folder)
-@click.option("--client", type=int, required=True, help="Its id.")
-@click.option("--out", type=_folder, default=Path("bundle"), show_default=True, help="The folder to make.")
-@click.option("--rounds/--no-rounds", default=None, help="With the gradient of theta; default: if the run is PFLEGO.")
-@click.option("--inference/--no-inference", default=True, help="Also the files that only predict.", show_default=True)
-@click.option("--browser", is_flag=True, help="Also what `web` needs: shows some of the client's training examples.")
+@click.option("--client", type=int, required=True, help="The id of the client whose model is exported.")
+@click.option("--out", type=_folder, default=Path("bundle"), show_default=True, help="The bundle's folder to make.")
+@click.option(
+    "--rounds/--no-rounds",
+    default=None,
+    help="Whether the program can take part in rounds, which needs the gradient of the backbone. Default: yes if the "
+    "run's method is PFLEGO.",
+)
+@click.option(
+    "--inference/--no-inference",
+    default=True,
+    show_default=True,
+    help="Whether to write the files for apps that only predict, too.",
+)
+@click.option(
+    "--browser",
+    is_flag=True,
+    help="Also write what the command web needs. Whoever has the bundle can then see up to 128 of the client's "
+    "training examples.",
+)
 def export(run, client, out, rounds, inference, browser):
-    """Write the bundle of a client of the run in folder RUN."""
+    """Export the model of one client of RUN. RUN is a run folder; the bundle is written to a new folder."""
     from tflite_export.bundle import export as write
 
     bundle = write(run, client, out, rounds=rounds, inference=inference, browser=browser)
-    click.echo((out / "MODEL_CARD.md").read_text(encoding="utf-8"))
+    click.echo((out / MODEL_CARD).read_text(encoding="utf-8"))
     click.echo(f"Written to {out}: {sum(f['bytes'] for f in bundle.manifest['files'].values()):,} bytes")
 
 
@@ -58,7 +85,10 @@ def export(run, client, out, rounds, inference, browser):
 @click.argument("bundle", type=_folder)
 @_python
 def verify(bundle, python):
-    """Compare BUNDLE with what TensorFlow computed. Files by hash, signatures by running them; 1: it differs."""
+    """Check that BUNDLE computes what TensorFlow computed.
+
+    Every file is compared by its hash, and every signature by running it. The exit code is 1 if a number differs.
+    """
     if python is not None:
         sys.exit(_elsewhere(python, "tflite_export.verification", str(bundle)))
     from tflite_export.bench import any_interpreter
@@ -75,7 +105,7 @@ def verify(bundle, python):
 @main.command()
 @click.argument("bundle", type=_folder)
 def inspect(bundle):
-    """Print what is in BUNDLE. Model, signatures, files and the operations they need."""
+    """Print what is in BUNDLE. These are the model, signatures, files and the operations that they need."""
     from tflite_export.runtime import Bundle
 
     manifest = Bundle(bundle).manifest
@@ -93,16 +123,28 @@ def inspect(bundle):
 
 @main.command()
 @click.argument("bundle", type=_folder)
-@click.option("--examples", default="32,100,300,600", show_default=True, help="N, comma-separated.")
-@click.option("--threads", default="1,2", show_default=True)
 @click.option(
-    "--repeat", type=click.IntRange(1), default=20, show_default=True, help="Calls of which the median is taken."
+    "--examples",
+    default="32,100,300,600",
+    show_default=True,
+    metavar="N,N,...",
+    help="Numbers of training examples to measure with.",
 )
-@click.option("--chunk", type=click.IntRange(1), default=32, show_default=True, help="Examples at a time.")
-@click.option("--record", is_flag=True, help="Write the memory table into the bundle's manifest.")
+@click.option(
+    "--threads", default="1,2", show_default=True, metavar="N,N,...", help="Numbers of threads to measure with."
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Number of calls that are timed; the median is shown.",
+)
+@_chunk
+@click.option("--record", is_flag=True, help="Also write the measured memory into the manifest of the bundle.")
 @_python
 def bench(bundle, examples, threads, repeat, chunk, record, python):
-    """Measure BUNDLE on this machine. Time, memory, file sizes and bytes on the wire, as Markdown."""
+    """Measure BUNDLE on this machine. Prints time, memory, file sizes and bytes sent in a round, as Markdown."""
     from tflite_export import bench as measuring
     from tflite_export.runtime import Bundle, write_manifest
 
@@ -119,13 +161,37 @@ def bench(bundle, examples, threads, repeat, chunk, record, python):
 
 @main.command("simulate-round")
 @click.argument("run", type=_folder)
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--engine", type=click.Choice(["local", "tff"]), default="local", show_default=True)
-@click.option("--payload", type=click.Choice(["float32", "int8"]), default="float32", show_default=True)
-@click.option("--chunk", type=click.IntRange(1), default=32, show_default=True, help="Examples at a time.")
-@click.option("--static", is_flag=True, help="The static variant of the program.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Number of rounds to compute, from the first one on.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "tff"]),
+    default="local",
+    show_default=True,
+    help="The engine to compare with: this process, or TensorFlow Federated.",
+)
+@click.option(
+    "--payload",
+    type=click.Choice(["float32", "int8"]),
+    default="float32",
+    show_default=True,
+    help="How a device sends its gradient: in 4 bytes per number, or in 1 byte and less exact.",
+)
+@_chunk
+@click.option(
+    "--static", is_flag=True, help="Use the program with fixed shapes, for runtimes that cannot resize tensors."
+)
 def simulate_round(run, rounds, engine, payload, chunk, static):
-    """Run rounds of RUN on devices, and compare with an engine. Every client is worked by the exported program."""
+    """Compare rounds on devices with rounds in an engine. Prints how much they differ after each round.
+
+    RUN is a run folder, whose first rounds are computed again. The devices are simulated, but each of them runs the
+    exported program, as a phone would.
+    """
     from tflite_export.device_rounds import simulate_round as simulate
     from tfpfl.run import Run
 
@@ -140,13 +206,22 @@ def simulate_round(run, rounds, engine, payload, chunk, static):
 
 @main.command()
 @click.argument("source", metavar="RUN_OR_BUNDLE", type=_folder)
-@click.option("--out", type=_folder, default=Path("site"), show_default=True, help="The folder to make, or to renew.")
-@click.option("--client", type=int, help="Of a run: the client whose rounds the page shows.  [default: its first]")
-@click.option("--page", type=_folder, help="The built page.  [default: web/dist, which `make web` makes]")
+@click.option(
+    "--out",
+    type=_folder,
+    default=Path("site"),
+    show_default=True,
+    help="The site's folder to make; a site that is there already is renewed.",
+)
+@click.option(
+    "--client", type=int, help="If the source is a run: the client that the page shows. Default: its first client."
+)
+@click.option("--page", type=_folder, help="Folder of the built page. Default: web/dist, which `make web` builds.")
 def web(source, out, client, page):
-    """Write a static site in which a browser is the device. It learns from drawings, and is a client of a round.
+    """Write a static site in which a browser is the device. It learns from drawings and takes part in a round.
 
-    Any static host will do, such as `python -m http.server --directory site`.
+    RUN_OR_BUNDLE is the folder of a run, or of a bundle that was exported with --browser. Any web server for files
+    can serve the site, such as `python -m http.server --directory site`.
     """
     from tflite_export.web import write_site
 
@@ -157,11 +232,17 @@ def web(source, out, client, page):
 
 @main.command()
 @click.argument("run", type=_folder)
-@click.option("--client", type=int, default=0, show_default=True)
-@click.option("--out", type=_folder, default=Path("bundle"), show_default=True)
-@click.option("--steps", type=click.IntRange(0), default=20, show_default=True, help="On the device.")
+@click.option("--client", type=int, default=0, show_default=True, help="The id of the client that is exported.")
+@click.option("--out", type=_folder, default=Path("bundle"), show_default=True, help="The bundle's folder to make.")
+@click.option(
+    "--steps",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="Number of gradient steps on the head that the device makes.",
+)
 def demo(run, client, out, steps):
-    """Export a client of RUN, verify it, personalize with it."""
+    """Export a client of RUN, verify the bundle, train its head."""
     from tflite_export.demo import demonstrate
 
     for line in demonstrate(run, client, out, steps).lines():
