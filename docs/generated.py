@@ -17,10 +17,10 @@ import tfpfl
 from tfpfl import cite
 from tfpfl.algorithm import ClientData, Population
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.cli.options import hyperparameter_texts
 from tfpfl.cost import count_passes
 
 SHARED = {"model": "whole model", "backbone": "backbone", "head": "head", None: "nothing"}
-FLAGS = re.DOTALL | re.MULTILINE
 PREDICTS = {
     "personal": "with its personal model, which is what *EV-all* scores",
     "global": "with the shared model, the same for everyone; *EV-all* scores that",
@@ -138,23 +138,9 @@ def with_code(text: str) -> str:
 
 
 def argument_text(name: str, option: str) -> str:
-    """What the builder's docstring says about a hyperparameter, and what its 'as in `other`' refers to."""
-    text = html.escape(arguments(name)[option], quote=False).replace("|", "\\|")
-    other = re.search(r"as in `(\w+)`", text)
-    if other and option in arguments(other[1]):
-        text = re.sub(r"`(\w+)`", lambda m: f"[{ALGORITHMS[m[1]].title}]({m[1]}.md)", text, count=1).rstrip(".")
-        return f"{text}: {argument_text(other[1], option)}"
-    return with_code(text)
-
-
-@cache
-def arguments(name: str) -> dict:
-    """{hyperparameter: its text} of the builder's docstring; a line for several gives each the same text."""
-    found = {}
-    section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", inspect.getdoc(ALGORITHMS[name].builder), FLAGS)
-    for names, text in re.findall(r"^    (\w[\w, ]*): (.*?)(?=^    \w|\Z)", section[1], FLAGS):
-        found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
-    return found
+    """What a hyperparameter is, with links to the algorithms that the text names."""
+    texts = hyperparameter_texts(name, lambda other: f"[{ALGORITHMS[other].title}]({other}.md)")
+    return with_code(html.escape(texts[option], quote=False).replace("|", "\\|"))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The command that makes a run again."""
+"""The command that makes a run again, written with the table in `tfpfl.run_options`."""
 
 import re
 import shlex
@@ -7,39 +7,34 @@ from pathlib import Path
 from tfpfl.algorithms import algorithm_row
 from tfpfl.data import PARTITIONERS
 from tfpfl.run import RunConfig
-
-_ELSEWHERE = ("out", "federation", "allow_download")  # options of `tfpfl run` that are not entries of a configuration
+from tfpfl.run_options import DATA_NAMES, OPTIONS
 
 
 def command(config: RunConfig, folder: str | Path) -> str:
     """`tfpfl run` with the options that make this run: those that differ from their defaults.
 
-    What a command cannot make is named by its file: a federation folder of the user's own, a network file in the run
-    folder.
+    A federation or a network that the user made is named by its folder or file.
 
     Args:
         config: of a run folder, where every default is filled in.
         folder: the run folder.
     """
-    from tfpfl.cli import run
-
     own_data = not _made_by_the_command(config)
     words, given = ["tfpfl", "run"], vars(config) | config.source
     if config.network_hash is not None:
         given["network"] = str(Path(folder) / config.network)
-    data = {"dataset", "clients", "partition", "validation", "data_seed", "pixels", "augment"}
-    for option in run.params:
-        name, value = option.name, given.get(option.name)
-        if name in _ELSEWHERE or (own_data and name in data):
+    for name, option in OPTIONS.items():
+        value = given.get(name)
+        if name == "federation" or (own_data and name in DATA_NAMES):
             continue
         if name == "data_seed" and value == config.seed:
             continue
         if value is None or (value == option.default and name not in ("algorithm", "dataset", "clients")):
             continue
         if option.multiple:
-            words += [word for each in value for word in (option.opts[0], str(each))]
+            words += [word for each in value for word in (option.flag, str(each))]
             continue
-        words += [option.opts[0], *map(str, value if isinstance(value, tuple) else (value,))]
+        words += [option.flag, *map(str, value if isinstance(value, tuple) else (value,))]
     row = algorithm_row(config.algorithm)
     defaults = {name: p.default for name, p in row.hyperparameters.items()} | row.presets.get(config.preset, {})
     words += _flags({k: v for k, v in config.hyperparameters.items() if v != defaults[k]})

@@ -6,15 +6,27 @@ from pathlib import Path
 import click
 
 from tfpfl.cli.group import main
-from tfpfl.cli.options import RunCommand, data_arguments, data_options, scalar_type, with_options
+from tfpfl.cli.options import (
+    RunCommand,
+    data_arguments,
+    data_options,
+    hyperparameter_texts,
+    scalar_type,
+    with_options,
+)
 
 
 @main.command(cls=RunCommand)
 @click.argument("out", type=click.Path(path_type=Path))
 @with_options(data_options)
-@click.option("--seed", default=0, show_default=True)
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed of the partition of the data, unless --data-seed is given."
+)
 def partition(out, seed, allow_download, **kw):
-    """Make a federation folder. A picture of who has what is beside it: OUT-classes.png."""
+    """Divide a data set among clients. Writes the federation to the folder OUT.
+
+    OUT-classes.png, beside it, shows which client has how many examples of which class.
+    """
     from rich.console import Console
 
     from tfpfl.data import Federation, load_source
@@ -41,7 +53,7 @@ def partition(out, seed, allow_download, **kw):
 
 @main.command()
 def datasets():
-    """List the data sets, and which are present."""
+    """List the data sets, and whether each is on this machine."""
     from rich.console import Console
     from rich.table import Table
 
@@ -57,7 +69,7 @@ def datasets():
 @main.command()
 @click.argument("name", required=False)
 def algorithms(name):
-    """List the algorithms, or the hyperparameters of one."""
+    """List the algorithms, or the hyperparameters of NAME."""
     from rich.console import Console
     from rich.table import Column, Table
 
@@ -70,13 +82,17 @@ def algorithms(name):
         for key, row in ALGORITHMS.items():
             table.add_row(key, row.head, row.message, row.state, row.down, row.up)
         console.print(table)
-        console.print("down, up: numbers that a client receives and sends in a round; b backbone, h head, d = b + h.")
+        console.print(
+            "down, up: how many numbers a client receives and sends in a round. b: weights of the backbone, h: weights "
+            "of a head, d = b + h: of a whole model, I: clients."
+        )
         return
     row = algorithm_row(name)
     console.print(f"[bold]{row.title}[/]: {row.reference}", soft_wrap=True)
-    table = Table("option", "type", "default")
+    table = Table(Column("option", no_wrap=True), "type", "default", "meaning")
+    texts = hyperparameter_texts(name)
     for key, p in row.hyperparameters.items():
-        table.add_row("--" + key.replace("_", "-"), scalar_type(p).__name__, str(p.default))
+        table.add_row("--" + key.replace("_", "-"), scalar_type(p).__name__, str(p.default), texts.get(key, ""))
     console.print(table)
     for preset, values in row.presets.items():
         console.print(f"--preset {preset}: {values}", soft_wrap=True)
@@ -84,13 +100,21 @@ def algorithms(name):
 
 @main.command()
 @click.argument("names", nargs=-1)
-@click.option("--run", "folder", type=click.Path(path_type=Path), help="All that the run in this folder is made of.")
+@click.option(
+    "--run",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Print the works behind everything that the run in this folder used.",
+)
 def cite(names, folder):
-    """Print BibTeX. NAMES are of algorithms, data sets, partitions, tfpfl; without one, list what there is."""
+    """Print the BibTeX entries to cite.
+
+    NAMES are names of algorithms, data sets and partitions, or tfpfl. Without a name, all names are listed.
+    """
     from tfpfl import cite
 
     if names and folder:
-        raise click.UsageError("give names or --run, not both")
+        raise click.UsageError("give names or --run, not both: --run finds the names by itself")
     if folder:
         names = cite.names_of_run(folder)
     click.echo(cite.bibtex(names) if names else cite.listing())

@@ -1,4 +1,4 @@
-"""worker: TFF's runtime on a machine, for runs of another."""
+"""worker: TFF's runtime on this machine, for runs that were started on another."""
 
 import errno
 import os
@@ -15,23 +15,43 @@ from tfpfl.cli.group import main
 
 OPEN = """\
 Port {port} has no password and no encryption, and it is open on every address of this machine. Whoever reaches it can
-run TensorFlow graphs and read and write files as {user}. Private network only; or --isolate and an SSH tunnel."""
+run TensorFlow graphs and read and write files as {user}. Private network only, or use --isolate and an SSH tunnel."""
 
 ISOLATED = """\
 Port {port} has no password and no encryption. It is open to the users of this machine (127.0.0.1) and to nobody else:
-they can run TensorFlow graphs and read and write files as {user}. From elsewhere: ssh -N -L {port}:127.0.0.1:{port} \
-{host}"""
+they can run TensorFlow graphs and read and write files as {user}. To use it from another machine, run there:
+ssh -N -L {port}:127.0.0.1:{port} {host}"""
 
 
 @main.command()
-@click.option("--port", type=click.IntRange(1, 65535), default=10000, show_default=True)
-@click.option("--concurrency", type=click.IntRange(1), help="Clients at a time; default: one a core.")
-@click.option("--isolate", is_flag=True, help="Listen on 127.0.0.1 only, for SSH tunnels. Linux.")
-@click.option("--log", type=click.Path(path_type=Path), help="What the worker writes; default: a file of its own.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=10000,
+    show_default=True,
+    help="The TCP port that the worker listens on.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1),
+    help="Number of clients that are computed at the same time. Default: the number of cores.",
+)
+@click.option(
+    "--isolate",
+    is_flag=True,
+    help="Listen on 127.0.0.1 only, so that other machines need an SSH tunnel. Works on Linux.",
+)
+@click.option(
+    "--log",
+    type=click.Path(path_type=Path),
+    help="File that the worker writes its messages to. Default: a new temporary file.",
+)
 def worker(port, concurrency, isolate, log):
-    """Work for runs of other machines until it is ended. There: tfpfl run --engine tff --workers THIS_HOST:PORT.
+    """Compute rounds for runs on other machines. It works until you end it with Ctrl-C.
 
-    Federations are read from the path that they have where the run was started: have the folder there.
+    The other machine runs: tfpfl run --engine tff --workers THIS_HOST:PORT.
+
+    The worker reads the federation itself: its folder must have the same path here as on the other machine.
     """
     from tfpfl.runtime.worker import answers, last_line, start_worker, worker_binary
 
@@ -75,7 +95,7 @@ def _check_free(port: int) -> None:
             if problem.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # no IPv6 here
                 continue
             raise InvalidArgument(
-                f"port {port} cannot be had ({os.strerror(problem.errno)}): take another --port"
+                f"port {port} cannot be had ({os.strerror(problem.errno)}): take another --port, or end what uses it"
             ) from problem
 
 

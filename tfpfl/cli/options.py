@@ -1,7 +1,9 @@
 """Options that several commands share, and those that an algorithm or a partitioner brings along."""
 
+import re
 from difflib import get_close_matches
-from inspect import signature
+from inspect import getdoc, signature
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import get_args
 
@@ -9,6 +11,7 @@ import click
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.names import unknown
+from tfpfl.run_options import DATA_NAMES, OPTIONS, SECTIONS
 
 
 class Picture(click.Path):
@@ -25,10 +28,14 @@ class Picture(click.Path):
 
 
 class RunCommand(click.Command):
-    """Adds the hyperparameters of the algorithm, if there is one, and the arguments of the partitioner as options."""
+    """A command that makes runs.
+
+    The hyperparameters of the algorithm, if there is one, and the arguments of the partitioner are options of it. Its
+    help has a heading for every section of options.
+    """
 
     def parse_args(self, ctx, args):
-        algorithm, partition = _given(args, "--algorithm", "pflego"), _given(args, "--partition", "round_robin")
+        algorithm, partition = (_given(args, name) for name in ("algorithm", "partition"))
         own = {flag for p in self.params for flag in p.opts}
         extra = _partition_options(partition)
         if "--algorithm" in own:
@@ -48,22 +55,68 @@ class RunCommand(click.Command):
     def get_params(self, ctx):
         return super().get_params(ctx) + getattr(self, "_extra", [])
 
+    def format_options(self, ctx, formatter):
+        sections = {}
+        for option in self.get_params(ctx):
+            if isinstance(option, click.Option) and (row := option.get_help_record(ctx)):
+                sections.setdefault(getattr(option, "section", "Options"), []).append(row)
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
-def _given(args, option, default):
+
+class SectionOption(click.Option):
+    """An option under a heading of its command's help."""
+
+    def __init__(self, *args, section: str, **kw):
+        super().__init__(*args, **kw)
+        self.section = section
+
+
+class ConfigOption(SectionOption):
+    """An entry of a run's configuration, which has the default.
+
+    It is looked up when it is needed: the configuration imports TensorFlow, for which `tfpfl --help` does not wait.
+    """
+
+    def get_default(self, ctx, call=True):
+        return OPTIONS[self.name].default
+
+
+def config_option(name: str):
+    """The decorator that adds an entry of the table in `tfpfl.run_options` to a command."""
+    option = OPTIONS[name]
+    kind = click.Choice(option.choices) if option.choices else option.type
+    return click.option(
+        option.flag,
+        cls=ConfigOption,
+        section=next(heading for heading, options in SECTIONS.items() if option in options),
+        type=click.Path(path_type=Path) if kind is Path else kind,
+        metavar=option.metavar,
+        multiple=option.multiple,
+        help=option.help,
+        show_default=True,
+    )
+
+
+def _given(args, name):
+    flag = OPTIONS[name].flag
     for i, arg in enumerate(args):
-        if arg == option and i + 1 < len(args):
+        if arg == flag and i + 1 < len(args):
             return args[i + 1]
-        if arg.startswith(option + "="):
+        if arg.startswith(flag + "="):
             return arg.split("=", 1)[1]
-    return default
+    return OPTIONS[name].default
 
 
 def _hyperparameter_options(algorithm):
     from tfpfl.algorithms import algorithm_row
 
-    row = algorithm_row(algorithm)
+    row, section = algorithm_row(algorithm), f"Hyperparameters of {algorithm}"
+    texts = hyperparameter_texts(algorithm)
     return [
-        _option(p, f"hyper_{name}", "--" + name.replace("_", "-"), row.title) for name, p in row.hyperparameters.items()
+        _option(p, f"hyper_{name}", _flag(name), section, texts.get(name, ""))
+        for name, p in row.hyperparameters.items()
     ]
 
 
@@ -73,12 +126,60 @@ def _partition_options(partition):
     if partition not in PARTITIONERS:
         raise InvalidArgument(unknown("partition", partition, PARTITIONERS))
     parameters = [p for p in signature(PARTITIONERS[partition]).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    flags = {"K": "--classes-per-client"}
+    flags, section = {"K": "--classes-per-client"}, f"Arguments of partition {partition}"
+    texts = {name: _sentence(text) for name, text in argument_texts(PARTITIONERS[partition]).items()}
     return [
-        _option(p, f"part_{p.name}", flags.get(p.name, "--partition-" + p.name.replace("_", "-")), partition)
+        _option(p, f"part_{p.name}", flags.get(p.name, _flag(f"partition_{p.name}")), section, texts.get(p.name, ""))
         for p in parameters
         if scalar_type(p) is not None
     ]
+
+
+def hyperparameter_texts(algorithm: str, named=None) -> dict[str, str]:
+    """{hyperparameter: what it is}, whole sentences, from the docstring of the algorithm's builder.
+
+    Args:
+        algorithm: its name in `ALGORITHMS`.
+        named: (name of another algorithm) -> what stands for it in a text; default: its title.
+    """
+    from tfpfl.algorithms import ALGORITHMS
+
+    named = named or (lambda name: ALGORITHMS[name].title)
+    shown = {name: named(name) for name in ALGORITHMS}
+    return {
+        name: re.sub(r"`(\w+)`", lambda m: shown.get(m[1], m[0]), text)
+        for name, text in _builder_texts(algorithm).items()
+    }
+
+
+def _builder_texts(algorithm):
+    """With the texts of the other algorithms that the docstring's first paragraph, or an "as in `fedavg`", names."""
+    from tfpfl.algorithms import ALGORITHMS, algorithm_row
+
+    builder, found = algorithm_row(algorithm).builder, {}
+    for other in re.findall(r"`(\w+)`", (getdoc(builder) or "").split("\n\n")[0]):
+        found |= _builder_texts(other) if other in ALGORITHMS else {}
+    for name, text in argument_texts(builder).items():
+        other = re.search(r"as in `(\w+)`", text)
+        more = _builder_texts(other[1]).get(name, "") if other else ""
+        found[name] = f"{more} {_sentence(text)}".strip()
+    return found
+
+
+def argument_texts(function) -> dict[str, str]:
+    """{argument: its text} of a docstring's section "Args"; a line for several gives each of them the same text."""
+    section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", getdoc(function) or "", re.DOTALL | re.MULTILINE)
+    rows = re.findall(r"^    (\w[\w, ]*): (.*?)(?=^    \w|\Z)", section[1] if section else "", re.DOTALL | re.MULTILINE)
+    return {name: " ".join(text.split()) for names, text in rows for name in names.split(", ")}
+
+
+def _flag(name):
+    return "--" + name.replace("_", "-")
+
+
+def _sentence(text):
+    """With a capital letter, unless it begins with a symbol or a value."""
+    return text[0].upper() + text[1:] if re.match(r"[a-z]+[ ,:]", text) else text
 
 
 def scalar_type(parameter):
@@ -88,50 +189,23 @@ def scalar_type(parameter):
     return annotation if annotation in (int, float, bool, str) else None
 
 
-def _option(parameter, name, flag, of):
+def _option(parameter, name, flag, section, text):
     kind = scalar_type(parameter)
     shown = "none" if parameter.default is None else parameter.default
     if kind is bool:
-        return click.Option([f"{flag}/--no-{flag[2:]}", name], default=None, help=f"{of}; default {shown}")
-    return click.Option([flag, name], type=kind, default=None, help=f"{of}; default {shown}")
+        flag, shown = f"{flag}/--no-{flag[2:]}", "yes" if parameter.default else "no"
+    text = f"{text}  [default: {shown}]"
+    return SectionOption([flag, name], type=kind, default=None, help=text, section=section)
 
 
-data_options = [
-    click.option("--dataset", default="digits", show_default=True, help="See `tfpfl datasets`."),
-    click.option("--clients", type=int, help="I; default 100 (20 for digits), or what the partition says."),
-    click.option("--partition", default="round_robin", show_default=True, help="How examples are shared out."),
-    click.option("--validation", default=0.1, show_default=True, help="Part of every client's training examples."),
-    click.option("--data-seed", type=int, help="Seed of the partition; default: --seed."),
-    click.option("--pixels", type=click.Choice(["unit", "signed"]), default="unit", show_default=True),
-    click.option("--augment", default="before_split", show_default=True, help="Omniglot's rotations."),
-    click.option("--allow-download", is_flag=True, help="Let TFDS download a data set that is not there."),
-]
-
-reliability_options = [
-    click.option("--dropout", default=0.0, show_default=True, help="Probability that a sampled client's work is lost."),
-    click.option("--dropout-spread", default=0.0, show_default=True, help="Each client's own: DROPOUT +- this."),
-    click.option(
-        "--client-seconds", default=0.0, show_default=True, help="Of a median client, an example and pass; 0: no clock."
-    ),
-    click.option("--client-seconds-spread", default=0.0, show_default=True, help="Over clients, of the logarithm."),
-    click.option("--jitter", default=0.0, show_default=True, help="The same over rounds."),
-    click.option("--round-deadline", type=float, help="Virtual seconds after which who is not back is left out."),
-    click.option("--joins", multiple=True, metavar="ROUND:ID,...", help="Clients that take part from ROUND on only."),
-    click.option("--leaves", multiple=True, metavar="ROUND:ID,...", help="Clients that take no part from ROUND on."),
-    click.option(
-        "--on-broken",
-        type=click.Choice(["stop", "reject"]),
-        default="stop",
-        show_default=True,
-        help="A client's work is broken (not finite, bad data, too large): stop, or go on without it.",
-    ),
-    click.option("--max-norm", type=float, help="With --on-broken reject: of an update; a longer one is broken."),
-    click.option("--clip-norm", type=float, help="With --on-broken reject: a longer update is scaled down to this."),
-    click.option("--aggregator", help="clip, zero, robust, compress, dp, dp_adaptive (TFF's); median, trimmed_mean."),
-    click.option("--aggregator-args", multiple=True, metavar="NAME=NUMBER", help="Of it: norm, noise, clip, trim, ..."),
-]
-
-DATA_NAMES = ("dataset", "clients", "partition", "validation", "data_seed", "pixels", "augment")
+download_option = click.option(
+    "--allow-download",
+    is_flag=True,
+    cls=SectionOption,
+    section="Data",
+    help="Let TensorFlow Datasets download the data set if it is not on this machine.",
+)
+data_options = [*map(config_option, DATA_NAMES), download_option]
 
 
 def with_options(options):
@@ -149,7 +223,7 @@ def data_arguments(kw) -> dict:
     if clients is None and kw["partition"] not in ("natural", "grouped_dominant"):
         clients = 20 if dataset == "digits" else 100
     source = {}
-    if kw["pixels"] != "unit":
+    if kw["pixels"] != OPTIONS["pixels"].default:
         source["pixels"] = kw["pixels"]
     if dataset == "omniglot":
         source["augment"] = kw["augment"]
@@ -164,22 +238,8 @@ def data_arguments(kw) -> dict:
     }
 
 
-def run_options(function):
-    """Data, model, cohort and length: what runs of several algorithms have in common."""
-    options = [
-        *data_options,
-        click.option("--network", help="mlp200, cifar_2conv, omniglot_4conv, fedavg_cnn, or your FILE.keras."),
-        click.option("--participation", default=0.2, show_default=True, help="The part of the clients in a round."),
-        click.option("--rounds", default=200, show_default=True),
-        click.option("--engine", type=click.Choice(["local", "tff", "ray"]), default="local", show_default=True),
-        click.option(
-            "--evaluate-every", default=10, show_default=True, help="Rounds; the last ten are evaluated anyhow."
-        ),
-    ]
-    return with_options(options)(function)
-
-
 RUN_NAMES = ("network", "participation", "rounds", "engine", "evaluate_every")
+run_options = with_options([*data_options, *map(config_option, RUN_NAMES)])
 
 
 def value_of(text: str):
@@ -193,19 +253,42 @@ def value_of(text: str):
     return words.get(text.lower(), text)
 
 
+def _machine_option(flag, **kw):
+    return click.option(flag, cls=SectionOption, section="Machines", **kw)
+
+
 machine_options = [
-    click.option("--workers", metavar="HOST:PORT,...", help="TFF workers (`tfpfl worker`), for --engine tff."),
-    click.option("--address", metavar="HOST:PORT|auto", help="A Ray cluster, for --engine ray; default: this machine."),
-    click.option("--deadline", type=float, help="Seconds for a part of a round on other machines; default 600."),
-    click.option("--isolate", is_flag=True, help="No other user or machine reaches TFF's worker of this run. Linux."),
+    _machine_option(
+        "--workers",
+        metavar="HOST:PORT,...",
+        help="With --engine tff: the workers that compute the rounds, each started with `tfpfl worker`. Default: one "
+        "worker on this machine.",
+    ),
+    _machine_option(
+        "--address",
+        metavar="HOST:PORT|auto",
+        help="With --engine ray: the Ray cluster that computes the rounds; auto finds the one that this machine is "
+        "part of. Default: a new one on this machine.",
+    ),
+    _machine_option(
+        "--deadline",
+        type=float,
+        help="With --workers or --engine ray: seconds to wait for a part of a round. After that, TFF gives the part to "
+        "another worker, and Ray gives the round up. Default: 600.",
+    ),
+    _machine_option(
+        "--isolate",
+        is_flag=True,
+        help="With --engine tff on Linux: no other user or machine can reach the worker of this run.",
+    ),
 ]
 
 
 def machines_of(engine: str, workers: str | None, address: str | None, deadline: float | None, isolate: bool):
-    """Where the rounds' work is done.
+    """The machines that compute the rounds, from the options above.
 
     Raises:
-        ValueError: the engine knows no such machines, or an argument is out of range.
+        ValueError: an option that the engine does not have, or a value out of range.
     """
     from tfpfl.runtime.machines import Machines
 
@@ -215,8 +298,13 @@ def machines_of(engine: str, workers: str | None, address: str | None, deadline:
         ("--address", address, "ray"),
     ):
         if given and engine != whose:
-            raise InvalidArgument(f"{flag} is for --engine {whose}, found --engine {engine}")
+            raise InvalidArgument(
+                f"{flag} is for --engine {whose}, found --engine {engine}: leave {flag} out, or take the other engine"
+            )
     if deadline is not None and not workers and engine != "ray":
-        raise InvalidArgument("--deadline goes with --workers, or with --engine ray")
+        raise InvalidArgument(
+            f"--deadline goes with --workers, or with --engine ray; found --engine {engine} without --workers, where "
+            "nothing is waited for: leave --deadline out"
+        )
     given = {} if deadline is None else {"deadline": deadline}
     return Machines(address, tuple(workers.split(",")) if workers else (), isolate=isolate, **given)

@@ -10,49 +10,31 @@ from click.core import ParameterSource
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli.group import main
 from tfpfl.cli.options import (
-    DATA_NAMES,
     Picture,
     RunCommand,
+    config_option,
     data_arguments,
-    data_options,
+    download_option,
     machine_options,
     machines_of,
-    reliability_options,
     with_options,
 )
+from tfpfl.run_options import DATA_NAMES, OPTIONS
 
 
 @main.command(cls=RunCommand)
-@click.option("--algorithm", default="pflego", show_default=True, help="See `tfpfl algorithms`.")
-@click.option("--preset", help="A named set of hyperparameters, such as pflego's exact, paper, code.")
-@with_options(data_options)
-@click.option("--federation", type=click.Path(path_type=Path), help="A federation folder, instead of the data options.")
-@click.option("--network", help="mlp200, cifar_2conv, omniglot_4conv, fedavg_cnn, or your FILE.keras.")
-@click.option("--head-init", default="glorot", show_default=True, help="glorot, uniform01 or zeros.")
-@click.option("--labels", type=click.Choice(["local", "global"]), help="Class ids; default local for personal heads.")
-@click.option("--participation", default=0.2, show_default=True, help="The part of the clients in a round.")
-@click.option("--sampling", type=click.Choice(["fixed", "binomial", "range"]), default="fixed", show_default=True)
-@click.option("--sampling-range", type=(int, int), help="Smallest and largest cohort, for --sampling range.")
-@click.option("--rounds", default=200, show_default=True)
-@click.option("--seed", default=0, show_default=True, help="Of cohorts, shuffles, initial weights.")
-@click.option("--engine", type=click.Choice(["local", "tff", "ray"]), default="local", show_default=True)
+@with_options([*map(config_option, OPTIONS), download_option, *machine_options])
 @click.option(
-    "--cohort",
-    type=click.Choice(["auto", "plain", "fused", "stacked"]),
-    default="auto",
-    show_default=True,
-    help="How the local engine takes clients through a round.",
+    "--out",
+    type=click.Path(path_type=Path),
+    help="The run folder to make. Default: runs/ALGORITHM-DATASET-sSEED.",
 )
-@click.option("--evaluate-every", default=10, show_default=True, help="Rounds; the last ten are evaluated anyhow.")
-@click.option(
-    "--new-clients", default=0, show_default=True, help="So many clients, drawn by the data's seed, never train."
-)
-@with_options(reliability_options)
-@click.option("--patience", type=int, help="Stop after so many evaluated rounds without a better validation accuracy.")
-@with_options(machine_options)
-@click.option("--out", type=click.Path(path_type=Path), help="The run folder; default runs/ALGORITHM-DATASET-sSEED.")
 def run(out, allow_download, federation, workers, address, deadline, isolate, **kw):
-    """Train, evaluate and write a run folder. Hyperparameters of the algorithm are options: see the end of --help."""
+    """Train a method and write a run folder.
+
+    The hyperparameters of the method and the arguments of the partition are options too. They stand at the end of
+    this help: `tfpfl run --algorithm fedavg --help` shows those of FedAvg.
+    """
     from tfpfl.run import Run, RunConfig, open_federation
 
     machines = machines_of(kw["engine"], workers, address, deadline, isolate)
@@ -68,7 +50,7 @@ def run(out, allow_download, federation, workers, address, deadline, isolate, **
             and context.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
         ]
         if given:
-            raise click.UsageError(f"--federation says what the data are; leave out {', '.join(given)}")
+            raise click.UsageError(f"--federation says what the data are: leave out {', '.join(given)}")
     names = {f.name for f in fields(RunConfig)} & kw.keys() - set(DATA_NAMES)
     hyper = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
     config = RunConfig(**{k: kw[k] for k in names}, hyperparameters=hyper, **data)
@@ -128,10 +110,15 @@ def _print_stop(run):
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--rounds", type=int, help="Go on up to this many rounds.")
+@click.option(
+    "--rounds",
+    type=int,
+    help="Number of rounds that the run shall have in the end; a larger number than before extends it. Default: the "
+    "number it was started with.",
+)
 @with_options(machine_options)
 def resume(folder, rounds, **where):
-    """Continue the run in FOLDER as if it had not been stopped."""
+    """Continue the run in FOLDER as if it had never stopped."""
     from tfpfl.run import Run
 
     with Run.open(folder, rounds=rounds) as run:
@@ -147,7 +134,7 @@ def resume(folder, rounds, **where):
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 def evaluate(folder):
-    """Score all clients of the run in FOLDER as they are now. Then print the run's results by protocol."""
+    """Evaluate all clients of the run in FOLDER. Prints this, then the results from during the run."""
     from rich.console import Console
 
     from tfpfl import evaluation
@@ -157,7 +144,9 @@ def evaluate(folder):
     with Run.open(folder, engine="local") as run:
         done = run.store.round_num
         if done == 0:
-            raise InvalidArgument(f"{folder} has no rounds yet")
+            raise InvalidArgument(
+                f"{folder} has no rounds yet, so there is nothing to evaluate: train it with `tfpfl resume {folder}`"
+            )
         now = [r for r in evaluation.results(run.evaluate()) if r.when == "last"]
         console = Console()
         console.print(protocols(now, f"{folder}: all clients after round {done}"))
@@ -166,22 +155,48 @@ def evaluate(folder):
 
 
 @main.command("new-clients")
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--epochs", default=20, show_default=True, help="Of adapting, by every new client.")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUNS...")
+@click.option(
+    "--epochs", default=20, show_default=True, help="Number of passes over its training examples that a client adapts."
+)
 @click.option(
     "--protocol",
     type=click.Choice(["own", "global"]),
     default="own",
     show_default=True,
-    help="Each method's own way, or SGD with momentum 0.9 on all of its global model.",
+    help="How a client adapts. own: as its method does it. global: SGD with momentum 0.9 from the global model, the "
+    "same for all methods.",
 )
-@click.option("--eta", type=float, help="Rate, for --protocol global; default: the run's eta.")
-@click.option("--batch-size", type=int, help="For --protocol global; default: the run's.")
-@click.option("--split", type=click.Choice(["test", "validation", "train"]), default="test", show_default=True)
-@click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write every client and epoch to this file.")
-@click.option("--plot", "picture", type=Picture(path_type=Path), help="Draw the means over epochs into this file.")
+@click.option("--eta", type=float, help="Learning rate with --protocol global. Default: the eta of the run.")
+@click.option(
+    "--batch-size",
+    type=int,
+    help="Examples in each step with --protocol global. Default: the batch size of the run.",
+)
+@click.option(
+    "--split",
+    type=click.Choice(["test", "validation", "train"]),
+    default="test",
+    show_default=True,
+    help="The examples of each client that accuracy and loss are measured on.",
+)
+@click.option(
+    "--csv",
+    "csv_file",
+    type=click.Path(path_type=Path),
+    help="Write the scores of every client and epoch to this CSV file. Default: no file.",
+)
+@click.option(
+    "--plot",
+    "picture",
+    type=Picture(path_type=Path),
+    help="Draw the mean accuracy over epochs into this picture file. Default: no file.",
+)
 def new_clients(runs, csv_file, picture, **how):
-    """Let clients that never trained adapt. They are those of `tfpfl run --new-clients`; prints how well they do."""
+    """Let clients that never trained adapt to the runs in RUNS.
+
+    These are the clients that `tfpfl run --new-clients` kept out of training. Prints their accuracy after each epoch.
+    """
     from rich.console import Console
 
     from tfpfl import new_clients
@@ -195,7 +210,9 @@ def new_clients(runs, csv_file, picture, **how):
             except new_clients.CannotAdapt as error:
                 click.echo(f"{folder} is left out: {error}", err=True)
     if not done:
-        raise InvalidArgument("none of these runs has something for new clients to start from")
+        raise InvalidArgument(
+            "none of these runs has something for new clients to start from; above is why, for each of them"
+        )
     Console().print(new_clients.table(done))
     for path, write in ((csv_file, new_clients.write_csv), (picture, new_clients.plot)):
         if path:
@@ -204,15 +221,26 @@ def new_clients(runs, csv_file, picture, **how):
 
 
 @main.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/demo"), show_default=True)
-@click.option("--rounds", default=60, show_default=True)
-@click.option("--seed", default=0, show_default=True)
-@click.option("--engine", type=click.Choice(["tff", "local"]), default="tff", show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("runs/demo"),
+    show_default=True,
+    help="The folder for the three run folders; an earlier demo in it is replaced.",
+)
+@click.option("--rounds", default=60, show_default=True, help="Number of communication rounds to train each method.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed of the data's partition, the weights and the clients in a round."
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["tff", "local"]),
+    default="tff",
+    show_default=True,
+    help="What computes the rounds: TensorFlow Federated, or this process.",
+)
 def demo(out, rounds, seed, engine):
-    """PFLEGO against FedAvg and Local on digits. 20 clients with 2 digits each, through TFF; needs no download.
-
-    OUT is made anew if it holds an earlier demo.
-    """
+    """Compare PFLEGO with FedAvg and Local on digits. 20 clients with 2 digits each; nothing is downloaded."""
     import shutil
 
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""compare, sweep, report, reproduce: several runs."""
+"""compare, sweep, report, reproduce: what is done with several runs."""
 
 from pathlib import Path
 from shlex import quote
@@ -6,23 +6,69 @@ from shlex import quote
 import click
 
 from tfpfl.cli.group import main
-from tfpfl.cli.options import RUN_NAMES, Picture, RunCommand, data_arguments, run_options, value_of
+from tfpfl.cli.options import (
+    RUN_NAMES,
+    Picture,
+    RunCommand,
+    config_option,
+    data_arguments,
+    run_options,
+    value_of,
+)
 
 
 @main.command(cls=RunCommand)
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
-@click.option("--algorithms", metavar="A,B,...", help="Train these first, in OUT; what is there is continued.")
-@click.option("--seeds", default="0", show_default=True, metavar="S,T,...", help="Of the runs to train.")
-@click.option("--set", "settings", multiple=True, metavar="A.NAME=VALUE", help="A hyperparameter of one of them.")
-@click.option("--protocol", default="EV-all", show_default=True, help="Of the numbers; see docs/protocols.md.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/compare"), show_default=True)
-@click.option("--write", multiple=True, type=click.Path(path_type=Path), help="The table: FILE.csv, .md or .tex.")
-@click.option("--plot", type=Picture(path_type=Path), help="Accuracy over rounds, with bands over seeds.")
+@click.option(
+    "--algorithms",
+    metavar="A,B,...",
+    help="Train these methods before they are compared, each in a run folder in OUT. Runs that are there already are "
+    "continued. Default: none.",
+)
+@click.option(
+    "--seeds",
+    default="0",
+    show_default=True,
+    metavar="S,T,...",
+    help="Seeds of the runs to train; each method is trained once with each seed.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="A.NAME=VALUE",
+    help="A hyperparameter of one of the methods to train, such as pflego.tau=20; may be repeated.",
+)
+@click.option(
+    "--protocol",
+    default="EV-all",
+    show_default=True,
+    help="The evaluation protocol: which clients count, when, and how their accuracies are averaged. See "
+    "docs/protocols.md.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("runs/compare"),
+    show_default=True,
+    help="The folder for the run folders of --algorithms.",
+)
+@click.option(
+    "--write",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Write the table to a file: FILE.csv, FILE.md or FILE.tex; may be repeated. Default: no file.",
+)
+@click.option(
+    "--plot",
+    type=Picture(path_type=Path),
+    help="Draw the accuracy over rounds, with bands over seeds, into this picture file. Default: no file.",
+)
 @run_options
 def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, allow_download, **kw):
-    """Compare algorithms on one federation. Same split, cohorts, batches and initial weights.
+    """Compare methods on one federation. Split, clients of each round, batches and initial weights are the same.
 
-    Runs that are there, RUN..., or algorithms to train with --algorithms.
+    Give folders of runs that are trained already (RUN...), or methods to train (--algorithms), or both.
     """
     from rich.console import Console
 
@@ -37,23 +83,26 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
     wanted, console = evaluation.protocol(protocol), Console()
     for path in write:
         if path.suffix[1:] not in comparing.FORMATS:
-            raise click.UsageError(f"--write {path}: a table is written as .{', .'.join(comparing.FORMATS)}")
+            endings = ", .".join(comparing.FORMATS)
+            raise click.UsageError(f"--write {path}: a table is written as .{endings}; found {path.suffix or 'none'}")
     names = algorithms.split(",") if algorithms else []
     if not folders and not names:
-        raise click.UsageError("nothing to compare: give run folders, or --algorithms")
+        raise click.UsageError("nothing to compare: give run folders, or --algorithms with the methods to train")
     hyper = {name: {} for name in names}
     for setting in settings:
         whose, _, value = setting.partition("=")
         algorithm, _, what = whose.partition(".")
         if algorithm not in hyper or not what or not value:
-            raise click.UsageError(f"--set {setting}: write ALGORITHM.NAME=VALUE, of one of --algorithms")
+            raise click.UsageError(
+                f"--set {setting}: write ALGORITHM.NAME=VALUE, of one of --algorithms, such as pflego.tau=20"
+            )
         check_names(algorithm, None, {what: value})
         hyper[algorithm][what] = value_of(value)
     common = {name: kw[name] for name in RUN_NAMES} | data_arguments(kw)
     try:
         drawn = [int(seed) for seed in seeds.split(",")]
     except ValueError as error:
-        raise click.UsageError(f"--seeds takes numbers with commas between, found {seeds!r}") from error
+        raise click.UsageError(f"--seeds takes numbers with commas between, found {seeds!r}: write 0,1,2") from error
     configs = [
         RunConfig(algorithm=name, hyperparameters=hyper[name], seed=seed, **common) for seed in drawn for name in names
     ]
@@ -72,18 +121,44 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
 
 
 @main.command(cls=RunCommand)
-@click.option("--algorithm", default="pflego", show_default=True, help="See `tfpfl algorithms`.")
-@click.option("--grid", multiple=True, metavar="NAME=A,B,...", help="Every combination of these.")
-@click.option("--random", multiple=True, metavar="NAME=LOW:HIGH", help="Drawn log-uniformly.")
-@click.option("--draws", type=click.IntRange(1), default=8, show_default=True, help="Of --random.")
+@config_option("algorithm")
 @click.option(
-    "--halving", default=1, show_default=True, metavar="K", help="Give a Kth of the settings K times the rounds."
+    "--grid",
+    multiple=True,
+    metavar="NAME=A,B,...",
+    help="The values of a hyperparameter to try; may be repeated, and then every combination is tried.",
 )
-@click.option("--seed", default=0, show_default=True, help="Of the runs and of --random.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/sweep"), show_default=True)
+@click.option(
+    "--random",
+    multiple=True,
+    metavar="NAME=LOW:HIGH",
+    help="A range of a hyperparameter to draw values from, uniformly on the logarithmic scale; may be repeated.",
+)
+@click.option(
+    "--draws", type=click.IntRange(1), default=8, show_default=True, help="Number of settings that --random draws."
+)
+@click.option(
+    "--halving",
+    default=1,
+    show_default=True,
+    metavar="K",
+    help="Successive halving: after every stage keep the best 1/K of the settings and train them K times longer. "
+    "1: off.",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the runs and of the values that --random draws.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("runs/sweep"),
+    show_default=True,
+    help="The folder for the run folders, one for each setting.",
+)
 @run_options
 def sweep(algorithm, grid, random, draws, halving, seed, out, allow_download, **kw):
-    """Search hyperparameters on validation examples. Others are options as in `run`."""
+    """Search for good hyperparameters. Settings are ranked by accuracy on validation examples, never on test examples.
+
+    Hyperparameters that are not searched are options, as in `tfpfl run`.
+    """
     from rich.console import Console
 
     from tfpfl import sweep as searching
@@ -96,7 +171,9 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_download, **
         name, _, given = text.partition("=")
         parts = given.split("," if into is values else ":")
         if not name or not given or into is ranges and len(parts) != 2:
-            raise click.UsageError(f"{text!r}: write NAME=A,B,... for --grid and NAME=LOW:HIGH for --random")
+            raise click.UsageError(
+                f"{text!r}: write NAME=A,B,... for --grid and NAME=LOW:HIGH for --random, such as beta=0.001:0.1"
+            )
         try:
             found = [value_of(p) for p in parts] if into is values else tuple(map(float, parts))
         except ValueError as error:
@@ -122,21 +199,53 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_download, **
 
 @main.command()
 @click.argument("name", required=False)
-@click.option("--scale", type=click.Choice(["smoke", "laptop", "full"]), default="laptop", show_default=True)
-@click.option("--only", multiple=True, metavar="WORD", help="Only cells with this in their name; may be repeated.")
-@click.option("--rounds", type=click.IntRange(1), help="Instead of the scale's.")
-@click.option("--seeds", type=click.IntRange(1), help="Instead of the scale's.")
-@click.option("--minutes", type=float, help="Begin no cell after so many.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/reproduce"), show_default=True)
-@click.option("--ledger", type=click.Path(path_type=Path), help="Default: ledger.json in OUT.")
-@click.option("--plot", type=Picture(path_type=Path), help="Draw what was run of NAME into this file.")
-@click.option("--write", type=click.Path(path_type=Path), help="Write the ledger of all experiments as Markdown.")
-@click.option("--no-run", is_flag=True, help="Only show what is in the ledger.")
-@click.option("--allow-download", is_flag=True, help="Let TFDS download a data set that is not there.")
+@click.option(
+    "--scale",
+    type=click.Choice(["smoke", "laptop", "full"]),
+    default="laptop",
+    show_default=True,
+    help="How many rounds and seeds: smoke is the least, full is as in the paper. The list that `tfpfl reproduce` "
+    "prints shows the numbers.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="WORD",
+    help="Run only the cells of the table whose name contains this word; may be repeated. Default: all cells.",
+)
+@click.option("--rounds", type=click.IntRange(1), help="Number of rounds in each run. Default: what --scale says.")
+@click.option("--seeds", type=click.IntRange(1), help="Number of seeds of each cell. Default: what --scale says.")
+@click.option("--minutes", type=float, help="Start no further cell after this many minutes. Default: no limit.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("runs/reproduce"),
+    show_default=True,
+    help="The folder for the run folders and the ledger.",
+)
+@click.option(
+    "--ledger",
+    type=click.Path(path_type=Path),
+    help="The file that keeps the results of all experiments. Default: ledger.json in OUT.",
+)
+@click.option(
+    "--plot", type=Picture(path_type=Path), help="Draw the results of NAME into this picture file. Default: no file."
+)
+@click.option(
+    "--write",
+    type=click.Path(path_type=Path),
+    help="Write the results of all experiments to this Markdown file. Default: no file.",
+)
+@click.option("--no-run", is_flag=True, help="Run nothing; only show the results that the ledger has.")
+@click.option(
+    "--allow-download",
+    is_flag=True,
+    help="Let TensorFlow Datasets download a data set that is not on this machine.",
+)
 def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
-    """Run a paper's table or figure again, and say what agrees. Without NAME: list them.
+    """Run a table or figure of a paper again, and compare. NAME is the experiment; without it, all are listed.
 
-    Interrupt it when you like: the same command goes on where it was.
+    You may interrupt it at any time: the same command continues where it stopped.
     """
     from rich.console import Console
     from rich.table import Column, Table
@@ -186,19 +295,30 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
 
 @main.command()
 @click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True)
-@click.option("--title", help="The heading; default: algorithms and data set.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("report.html"),
+    show_default=True,
+    help="The HTML file to write.",
+)
+@click.option("--title", help="The heading of the page. Default: the names of the methods and of the data set.")
 @click.option(
     "--baseline",
     "baselines",
     multiple=True,
-    help="Compare client by client with this algorithm; default local, fedavg_ft.",
+    help="A method that the others are compared with, client by client; may be repeated. Default: local and fedavg_ft.",
 )
-@click.option("--allow-different-data", is_flag=True, help="Put runs on different data side by side anyway.")
+@click.option(
+    "--allow-different-data",
+    is_flag=True,
+    help="Put runs side by side although their data differ, which is refused otherwise.",
+)
 def report(folders, out, title, baselines, allow_different_data):
-    """Compare run folders on one HTML page. It needs no network: tables, curves, fairness, costs, commands.
+    """Write one HTML page that compares runs. It has tables, curves, fairness, costs and the commands of the runs.
 
-    Runs that differ in their seed alone are one row, with intervals over the seeds.
+    RUN... are run folders; those that differ only in their seed are one row, with intervals over seeds. The page loads
+    nothing from a network.
     """
     from tfpfl.algorithms import algorithm_row
     from tfpfl.record import Record
