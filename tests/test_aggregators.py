@@ -203,6 +203,7 @@ def small(tmp_path_factory):
     return small_runs.federation(tmp_path_factory.mktemp("aggregators") / "federation")
 
 
+@pytest.mark.slow
 def test_a_run_with_an_adaptive_aggregator_is_resumed_exactly(small, tmp_path, tff):
     how = {"engine": "tff", "aggregator": "robust", "rounds": 4}
     whole = small_runs.train(tmp_path / "whole", small, **how)

@@ -44,7 +44,13 @@ def full_step(data, theta, heads):
     return tree.add_scaled(theta, -RHO, slope), {i: tree.add_scaled(heads[i], -RHO, slopes[i]) for i in heads}
 
 
-@pytest.mark.parametrize("arrival", [np.full(5, 0.7), np.array([0.7, 0.35, 1.0, 0.9, 0.5])], ids=["30 %", "differing"])
+@pytest.mark.parametrize(
+    "arrival",
+    [
+        pytest.param(np.full(5, 0.7), id="30 %", marks=pytest.mark.slow),
+        pytest.param(np.array([0.7, 0.35, 1.0, 0.9, 0.5]), id="differing"),
+    ],
+)
 def test_the_mean_over_all_dropouts_is_the_full_step(arrival):
     """In float64, over all 32 sets that may come back of everybody, and over all cohorts of two and who comes back."""
     data = toy()
@@ -129,10 +135,12 @@ def federation(tmp_path_factory):
     return small_runs.federation(tmp_path_factory.mktemp("availability") / "federation")
 
 
+CLOCK = {"dropout": 0.3, "client_seconds": 0.01, "client_seconds_spread": 0.8, "jitter": 0.3, "round_deadline": 0.9}
+CLOCK |= {"participation": 1.0, "rounds": 7}
+
+
 def test_a_run_with_dropouts_a_clock_and_a_deadline(federation, short_end, tmp_path):
-    how = {"participation": 1.0, "rounds": 7}
-    how |= {"dropout": 0.3, "client_seconds": 0.01, "client_seconds_spread": 0.8, "jitter": 0.3, "round_deadline": 0.9}
-    run = small_runs.train(tmp_path / "run", federation, **how)
+    run = small_runs.train(tmp_path / "run", federation, **CLOCK)
     record = Record.read(tmp_path / "run")
     came = np.array([row["clients"] for row in record.history])
     lost = np.array([row["dropped"] + row["late"] for row in record.history])
@@ -142,10 +150,14 @@ def test_a_run_with_dropouts_a_clock_and_a_deadline(federation, short_end, tmp_p
     work = run.population.num_examples * sum(run.passes)
     assert run.population.arrival.tolist() == run.availability.arrival(0, run.population.client_ids, work).tolist()
 
-    again = small_runs.train(tmp_path / "again", federation, [small_runs.Interrupt(99)], **how)
+
+@pytest.mark.slow
+def test_a_run_with_dropouts_is_repeated_and_resumed_exactly(federation, short_end, tmp_path):
+    run = small_runs.train(tmp_path / "run", federation, **CLOCK)
+    again = small_runs.train(tmp_path / "again", federation, [small_runs.Interrupt(99)], **CLOCK)
     assert small_runs.saved(run.folder) == small_runs.saved(again.folder)
     with pytest.raises(KeyboardInterrupt):
-        small_runs.train(tmp_path / "half", federation, [small_runs.Interrupt(4)], **how)
+        small_runs.train(tmp_path / "half", federation, [small_runs.Interrupt(4)], **CLOCK)
     with Run.open(tmp_path / "half") as half:
         half.train()
     assert small_runs.saved(tmp_path / "half")["server"] == small_runs.saved(run.folder)["server"]

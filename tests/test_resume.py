@@ -32,7 +32,7 @@ def federation(six_clients):
     return six_clients
 
 
-@pytest.mark.parametrize("case", slow_but(CASES, "pflego", "fedavg"))
+@pytest.mark.parametrize("case", slow_but(CASES, "pflego"))
 def test_interrupted_at_several_rounds(case, federation, shared_run, short_end, tmp_path):
     asked = CASES[case] | {"rounds": 7}
     whole = shared_run if case == "pflego" else runs.train(tmp_path / "whole", federation, **asked).folder
@@ -96,6 +96,7 @@ def test_a_run_of_an_older_format_keeps_its_cohorts(federation, tmp_path):
     assert {i: last for i, last, *_ in found["client"]} == {0: 5, 1: 5, 2: 6, 3: 5, 4: 4, 5: 5}
 
 
+@pytest.mark.slow
 def test_early_stopping_stops_where_it_would_have(federation, tmp_path):
     asked = {"patience": 3, "rounds": 60, "evaluate_every": 1, "hyperparameters": {"beta": 1.0}}
     whole = runs.train(tmp_path / "whole", federation, **asked)

@@ -15,10 +15,12 @@ from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.client_store import ClientStore, StoreError
 from tfpfl.models import SplitModel
 from tfpfl.run import Run
+from tfpfl.simulate import Simulation
 from tfpfl.training import Training
 
 PER_CLIENT = [name for name, row in ALGORITHMS.items() if row.message == "per client"]
 OF_EACH_KIND = slow_but(PER_CLIENT, "fedamp", "fedfomo", "pgfed")  # HeurFedAMP and PGFedMo are theirs with an option
+MATRICES = [("fedamp", "attention"), ("pgfed", "A"), ("fedfomo", "P")]
 FULL = {"steps": 3, "eta": 0.1}  # full batches, so that a client's id does not matter for its shuffles
 SPECIAL = {"fedfomo": {"validation_fraction": 0.0}, "pgfed": {"eta2": 0.5}, "pgfedmo": {"eta2": 0.5}}
 
@@ -86,18 +88,17 @@ def test_ids_with_gaps_are_only_names(name):
     ids = [1, 3, 4, 7]
     spread = dict(zip(ids, data, strict=True))
     gaps = Toy(model, Population(n, k, client_ids=ids), spread)
+    ours, theirs = (Simulation(build(name, model, toy.population)) for toy in (plain, gaps))
     server, states = initial = None, None
     other, its_states = initial
     for cohort in ([0, 1, 3], [1, 2], [0, 1, 2, 3], [0, 3]):
-        server, states = run(build(name, model, plain.population), plain, cohort=cohort, server=server, states=states)
-        other, its_states = run(
-            build(name, model, gaps.population), gaps, cohort=[ids[i] for i in cohort], server=other, states=its_states
-        )
+        server, states = run(ours, plain, cohort=cohort, server=server, states=states)
+        other, its_states = run(theirs, gaps, cohort=[ids[i] for i in cohort], server=other, states=its_states)
     assert distance(server, other) < 1e-12
-    algorithm = build(name, model, plain.population)
+    algorithm = ours.algorithm
     for i, client_id in enumerate(ids):
         a = algorithm.message(server, tf.constant(i))
-        assert distance(a, build(name, model, gaps.population).message(other, tf.constant(client_id))) < 1e-12
+        assert distance(a, theirs.algorithm.message(other, tf.constant(client_id))) < 1e-12
         assert identical(a, algorithm.message(server, i))  # an id may be a plain number
     assert distance(server, algorithm.init_server()) > 1e-3
 
@@ -141,7 +142,7 @@ def test_a_round_without_clients_changes_nothing(name, a_federation):
 
 
 @pytest.mark.parametrize("engine", slow_but(["local", "tff"], "local"))
-@pytest.mark.parametrize(("name", "matrix"), [("fedamp", "attention"), ("pgfed", "A"), ("fedfomo", "P")])
+@pytest.mark.parametrize(("name", "matrix"), slow_but(MATRICES, MATRICES[0]))
 def test_a_run_saves_its_matrix_at_every_evaluation(request, short_end, tmp_path, a_federation, name, matrix, engine):
     if engine == "tff":
         request.getfixturevalue("tff")
@@ -172,10 +173,9 @@ def test_interrupted_and_continued_gives_the_same_matrices(short_end, tmp_path, 
     assert len(saved(tmp_path / "whole")["matrix"]) == 3
 
 
-def test_an_algorithm_without_matrices_saves_none(tmp_path, a_federation):
-    run = train(tmp_path / "run", a_federation, rounds=2)
-    with Run.open(run.folder) as opened:
-        assert opened.matrices() == {} and opened.matrices(2) == {} and opened.store.matrix_rounds() == []
+def test_an_algorithm_without_matrices_saves_none(a_run):
+    with Run.open(a_run) as opened:
+        assert opened.matrices() == {} and opened.matrices(3) == {} and opened.store.matrix_rounds() == []
 
 
 def test_matrices_are_part_of_the_round(tmp_path):

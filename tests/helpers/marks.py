@@ -4,5 +4,9 @@ import pytest
 
 
 def slow_but(values, *fast) -> list:
-    """Parameters of which all are marked slow but these."""
-    return [value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    """Parameters of which all are marked slow but these; a tuple has the values of several arguments."""
+
+    def slow(value):
+        return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
+
+    return [value if value in fast else slow(value) for value in values]
