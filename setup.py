@@ -14,7 +14,13 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["tfpfl", "tfpfl.*", "tflite_export", "tflite_export.*"]),
-    package_data={"tfpfl": ["references.bib"], "tflite_export": ["snippets/*"], "tfpfl.report": ["page.html"]},
+    package_data={
+        "tfpfl": ["py.typed"],
+        "tfpfl.studies": ["references.bib"],
+        "tfpfl.studies.report": ["page.html"],
+        "tflite_export": ["py.typed"],
+        "tflite_export.convert": ["snippets/*"],
+    },
     python_requires=">=3.11,<3.14",
     # Wide enough for both stacks that are tested: TensorFlow 2.14 with Keras 2 (the lock) and 2.21 with Keras 3.
     install_requires=[

@@ -24,8 +24,8 @@ from rich.console import Console
 from tfpfl import Run, RunConfig
 from tfpfl.algorithms import algorithm_row
 from tfpfl.algorithms.fedamp import cosines, squared_distances
-from tfpfl.callbacks import Progress
-from tfpfl.sampling import cohort
+from tfpfl.data.cohorts import cohort
+from tfpfl.runs.callbacks import Progress
 
 DIRICHLET = {
     "dataset": "cifar10",

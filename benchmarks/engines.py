@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfpfl import Federation, Simulation, SplitModel, Visit, build_algorithm
 from tfpfl.data.randomness import client_key
-from tfpfl.federated import federate
+from tfpfl.engines.tff.process import federate
 from tfpfl.models import build
 
 

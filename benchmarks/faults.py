@@ -5,7 +5,7 @@
 Each run has a fault of one kind, drawn with its moment from (seed, number of the run):
 
     client faults   with probability 0.3 a visit: work that is not finite, an update 1e6 times too large, no examples,
-                    examples that are not finite, a label outside (`tfpfl.faults`); the run has --on-broken reject
+                    examples that are not finite, a label outside (`tfpfl.algorithms.transforms.faults`); the run has --on-broken reject
     dropout         half of all sampled clients do not come back
     kill            kill -9 of the run at a random moment, up to three times, and resumed
     disk full       the run folder is a tmpfs that is too small; it is made larger, and the run resumed (needs root)
@@ -45,12 +45,12 @@ TMPFS = "mount", "-t", "tmpfs", "-o"
 
 def work(folder: str, asked: dict, fault: str | None, workers: tuple = ()) -> None:
     """In a process of its own: begins the run, or goes on with it, with clients that have this fault."""
-    from tfpfl import faults
     from tfpfl.algorithms import build_algorithm
-    from tfpfl.client_store import StoreError
-    from tfpfl.run import Run, RunConfig
-    from tfpfl.runtime.machines import Machines
-    from tfpfl.screening import screened
+    from tfpfl.algorithms.transforms import faults
+    from tfpfl.algorithms.transforms.screening import screened
+    from tfpfl.engines.machines import Machines
+    from tfpfl.runs.run import Run, RunConfig
+    from tfpfl.runs.store import StoreError
 
     sys.stderr = open(os.devnull, "w")
     try:
@@ -230,7 +230,8 @@ def main(runs, rounds, seed, kinds, patience):
     """Runs all, and prints the table."""
     kinds = KINDS if kinds is None else tuple(kinds.split(","))
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tfpfl.run", "tfpfl.faults", "tfpfl.screening"])
+    transforms = "tfpfl.algorithms.transforms"
+    context.set_forkserver_preload(["tfpfl.runs.run", f"{transforms}.faults", f"{transforms}.screening"])
     table, wrong, ends = {kind: Counter() for kind in kinds}, [], {}
     with tempfile.TemporaryDirectory() as root:
         os.environ["TFPFL_CACHE"], began = str(Path(root) / "cache"), time.perf_counter()

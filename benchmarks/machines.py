@@ -30,8 +30,8 @@ import tensorflow as tf
 
 from tfpfl import Federation, Simulation, SplitModel, Visit, build_algorithm
 from tfpfl.data.randomness import client_key
+from tfpfl.engines.ray.engine import RayEngine
 from tfpfl.models import build
-from tfpfl.runtime.ray_engine import RayEngine
 
 
 def synthetic(clients: int, examples: int, shape: tuple, folder: Path) -> Federation:

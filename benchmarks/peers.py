@@ -17,8 +17,8 @@ from rich.console import Console
 
 from tfpfl import Run, RunConfig
 from tfpfl.algorithms import ALGORITHMS, algorithm_row
-from tfpfl.callbacks import Progress
-from tfpfl.tables import comparison
+from tfpfl.runs.callbacks import Progress
+from tfpfl.studies.tables import comparison
 
 
 @click.command(help=__doc__)

@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from tfpfl import Federation, Sampling, SplitModel, Training, build_algorithm
-from tfpfl.client_store import ClientStore
+from tfpfl.runs.store import ClientStore
 
 EXAMPLES, FEATURES = 8, 16
 

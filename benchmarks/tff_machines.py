@@ -29,16 +29,16 @@ import numpy as np
 import portpicker
 import tensorflow as tf
 
-from tfpfl.algorithm import Sampling
 from tfpfl.algorithms import build_algorithm
-from tfpfl.callbacks import Callback
-from tfpfl.client_store import ClientStore
+from tfpfl.algorithms.contract import Sampling
 from tfpfl.data import Federation
+from tfpfl.engines.machines import Machines
+from tfpfl.engines.tff.worker import answers, start_worker
+from tfpfl.engines.tff.workers import Remote, ShardedProcess, shards
 from tfpfl.models import SplitModel, build
-from tfpfl.runtime.machines import Machines
-from tfpfl.runtime.worker import answers, start_worker
-from tfpfl.runtime.workers import Remote, ShardedProcess, shards
-from tfpfl.training import Training
+from tfpfl.runs.callbacks import Callback
+from tfpfl.runs.store import ClientStore
+from tfpfl.runs.training import Training
 
 
 class Local:

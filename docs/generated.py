@@ -14,11 +14,11 @@ import numpy as np
 
 import tflite_export
 import tfpfl
-from tfpfl import cite
-from tfpfl.algorithm import ClientData, Population
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.algorithms.contract import ClientData, Population
 from tfpfl.cli.options import hyperparameter_texts
-from tfpfl.cost import count_passes
+from tfpfl.runs.cost import count_passes
+from tfpfl.studies import cite
 
 SHARED = {"model": "whole model", "backbone": "backbone", "head": "head", None: "nothing"}
 PREDICTS = {

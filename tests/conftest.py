@@ -61,7 +61,7 @@ def short_end(monkeypatch):
     """Runs evaluate each of their last two rounds, not of their last ten: few rounds then show what happens before."""
     from helpers import small_runs
 
-    monkeypatch.setattr("tfpfl.evaluation.LAST_ROUNDS", small_runs.SHORT_END)
+    monkeypatch.setattr("tfpfl.runs.protocols.LAST_ROUNDS", small_runs.SHORT_END)
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +70,7 @@ def shared_run(six_clients, tmp_path_factory):
     from helpers import small_runs
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("tfpfl.evaluation.LAST_ROUNDS", small_runs.SHORT_END)
+        patched.setattr("tfpfl.runs.protocols.LAST_ROUNDS", small_runs.SHORT_END)
         return small_runs.train(tmp_path_factory.mktemp("shared") / "run", six_clients, rounds=7).folder
 
 

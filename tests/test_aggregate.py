@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 
 from helpers.toys import backbone, distance, identical
-from tfpfl import aggregate
-from tfpfl.algorithm import Algorithm, ClientData, ClientOutput, Population, Rows, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, Population, Rows, Weights
 from tfpfl.data.randomness import client_key
+from tfpfl.engines import aggregation
+from tfpfl.engines.rounds import Simulation
 from tfpfl.models import SplitModel
-from tfpfl.simulate import Simulation
 
 IDS = [1, 3, 4, 7]  # with gaps
 SPECS = (tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.int32))
@@ -82,7 +82,7 @@ def start_engine(request):
     if request.param == "local":
         return Simulation
     request.getfixturevalue("tff")
-    from tfpfl.federated import federate
+    from tfpfl.engines.tff.process import federate
 
     return lambda algorithm: federate(algorithm, SPECS)
 
@@ -167,9 +167,9 @@ def test_a_client_that_is_not_finite_is_counted(start_engine):
 
 def test_unknown_kinds_and_kinds_that_do_not_fit_the_update():
     with pytest.raises(ValueError, match="unknown aggregate 'median': one of mean, sum, rows"):
-        aggregate.kinds(toy_amp(aggregate="median"))
+        aggregation.kinds(toy_amp(aggregate="median"))
     with pytest.raises(ValueError, match="unknown aggregate 'median'"):
-        aggregate.kinds(toy_amp(aggregate=Update("rows", "median", "mean")))
+        aggregation.kinds(toy_amp(aggregate=Update("rows", "median", "mean")))
 
 
 def test_a_round_needs_a_state_for_every_visit():

@@ -7,15 +7,17 @@ import tensorflow as tf
 from helpers import small_runs
 from helpers.one_broken import build, only
 from helpers.toys import distance, identical, initial_states, on_disk, visits_by_id
-from tfpfl import aggregators, faults, tree
-from tfpfl.aggregators import factory, median, privacy, trimmed_mean
-from tfpfl.algorithm import Population, Sampling
-from tfpfl.battery import CLASSES, EXAMPLES
-from tfpfl.federated import federate
-from tfpfl.record import Record
-from tfpfl.run import Run
-from tfpfl.screening import screened
-from tfpfl.simulate import Simulation
+from tfpfl.algorithms.contract import Population, Sampling
+from tfpfl.algorithms.transforms import faults
+from tfpfl.algorithms.transforms.screening import screened
+from tfpfl.engines.rounds import Simulation
+from tfpfl.engines.tff.process import federate
+from tfpfl.models import tree
+from tfpfl.runs import aggregators
+from tfpfl.runs.aggregators import factory, median, privacy, trimmed_mean
+from tfpfl.runs.run import Run
+from tfpfl.studies.battery import CLASSES, EXAMPLES
+from tfpfl.studies.records import Record
 
 COHORT = [0, 1, 2, 4, 5]
 

@@ -9,14 +9,14 @@ import pytest
 
 from helpers import small_runs
 from helpers.toys import distance, gradient, initial_states, objective, run, toy
-from tfpfl import tree
-from tfpfl.algorithm import Population, Sampling
 from tfpfl.algorithms import pflego_exact
-from tfpfl.availability import Availability
-from tfpfl.evaluation import LOCAL_COPY
-from tfpfl.record import Record
-from tfpfl.run import Run
-from tfpfl.simulate import Simulation
+from tfpfl.algorithms.contract import Population, Sampling
+from tfpfl.engines.rounds import Simulation
+from tfpfl.models import tree
+from tfpfl.runs.availability import Availability
+from tfpfl.runs.protocols import LOCAL_COPY
+from tfpfl.runs.run import Run
+from tfpfl.studies.records import Record
 
 MANY = np.arange(20000)
 RHO = 0.3

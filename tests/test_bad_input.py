@@ -9,13 +9,14 @@ import pytest
 
 from helpers import small_runs as runs
 from helpers import toys
-from tfpfl import Simulation, SplitModel, build_algorithm, training
+from tfpfl import Simulation, SplitModel, build_algorithm
 from tfpfl.checks import Unavailable
-from tfpfl.client_store import StoreError
 from tfpfl.data import Federation, load_source
 from tfpfl.data.catalog import Source
 from tfpfl.data.federation import FederationError
-from tfpfl.run import Run, RunConfig, RunError, open_federation
+from tfpfl.runs import training
+from tfpfl.runs.run import Run, RunConfig, RunError, open_federation
+from tfpfl.runs.store import StoreError
 
 
 @pytest.fixture(scope="module")
@@ -334,7 +335,7 @@ def test_arrays_given_to_a_simulation(x, y, message):
 
 
 def test_names():
-    from tfpfl.names import unknown
+    from tfpfl.checks import unknown
 
     assert (
         unknown("colour", "bleu", ["red", "blue"]) == "unknown colour 'bleu'; did you mean 'blue'? there are red, blue"

@@ -5,9 +5,10 @@ import re
 import pytest
 import tensorflow as tf
 
-from tfpfl import battery, tree
-from tfpfl.algorithm import Weights
 from tfpfl.algorithms import ditto, fedper, lg_fedavg, pflego
+from tfpfl.algorithms.contract import Weights
+from tfpfl.models import tree
+from tfpfl.studies import battery
 
 
 def good(model, population):

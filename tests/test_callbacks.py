@@ -8,10 +8,10 @@ import tensorflow as tf
 from rich.console import Console
 
 from helpers import small_runs as runs
-from tfpfl.callbacks import Callback, EarlyStopping, Progress, TensorBoard
-from tfpfl.client_store import ClientStore
-from tfpfl.run import Run
-from tfpfl.training import Training
+from tfpfl.runs.callbacks import Callback, EarlyStopping, Progress, TensorBoard
+from tfpfl.runs.run import Run
+from tfpfl.runs.store import ClientStore
+from tfpfl.runs.training import Training
 
 
 @pytest.fixture(scope="module")

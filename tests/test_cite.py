@@ -5,10 +5,10 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from tfpfl import cite
 from tfpfl.algorithms import ALGORITHMS
 from tfpfl.cli import main
 from tfpfl.data import PARTITIONERS, list_datasets
+from tfpfl.studies import cite
 
 
 def test_everything_has_an_entry():

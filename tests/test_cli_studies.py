@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from tfpfl.cli import main
-from tfpfl.papers import EXPERIMENTS
-from tfpfl.record import Record
+from tfpfl.studies.papers import EXPERIMENTS
+from tfpfl.studies.records import Record
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 SMALL = ["--dataset", "digits", "--clients", "5", "--participation", "0.4", "--rounds", "3"]

@@ -13,15 +13,15 @@ from collections import namedtuple
 import numpy as np
 import pytest
 
-from tfpfl.algorithm import Head
-from tfpfl.client_store import FORMAT_VERSION, ClientStore, Evaluation, StoreError
+from tfpfl.algorithms.contract import Head
+from tfpfl.runs.store import FORMAT_VERSION, ClientStore, Evaluation, StoreError
 
 Server = namedtuple("Server", ["theta", "momentum", "steps"])
 NUM_CLIENTS = 20
 
 # Processes to be killed come from a server that has imported TensorFlow once.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["tfpfl.client_store"])
+processes.set_forkserver_preload(["tfpfl.runs.store"])
 
 
 def head(value, classes=2):

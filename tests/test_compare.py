@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from helpers import small_runs as runs
-from tfpfl import compare, statistics
-from tfpfl.evaluation import EV_LOCAL, protocol
-from tfpfl.record import Record
-from tfpfl.run import RunConfig, RunError
+from tfpfl.runs import statistics
+from tfpfl.runs.protocols import EV_LOCAL, protocol
+from tfpfl.runs.run import RunConfig, RunError
+from tfpfl.studies import comparison
+from tfpfl.studies.records import Record
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +26,13 @@ def records(tmp_path_factory):
         for seed in (0, 1)
         for name, hyper in (("pflego", {"tau": 4}), ("local", {"steps": 2}), ("fedavg_ft", {"steps": 2}))
     ]
-    folders = compare.run_all(configs, folder / "out")
-    assert compare.run_all(configs, folder / "out") == folders  # nothing is left to run
+    folders = comparison.run_all(configs, folder / "out")
+    assert comparison.run_all(configs, folder / "out") == folders  # nothing is left to run
     return [Record.read(f) for f in folders]
 
 
 def test_a_row_is_what_its_runs_say(records):
-    table = compare.rows(records)
+    table = comparison.rows(records)
     assert [row["algorithm"] for row in table] == ["PFLEGO", "Local", "FedAvg-FT"]
     mine, local = (
         [list(r.per_client().values()) for r in records if r.config.algorithm == name] for name in ("pflego", "local")
@@ -56,29 +57,29 @@ def test_a_row_is_what_its_runs_say(records):
 
 
 def test_one_seed_has_the_interval_over_clients_and_any_protocol_can_be_asked_for(records):
-    (row,) = compare.rows(records[:1], EV_LOCAL)
+    (row,) = comparison.rows(records[:1], EV_LOCAL)
     found = records[0].result(EV_LOCAL)
     assert (row["accuracy"], row["accuracy ±"]) == (100 * found.accuracy, 100 * found.accuracy_ci95)
     assert "gain over Local" not in row
-    assert math.isnan(compare.rows(records[:1], protocol("global"))[0]["accuracy"])  # PFLEGO has no global model
+    assert math.isnan(comparison.rows(records[:1], protocol("global"))[0]["accuracy"])  # PFLEGO has no global model
 
 
 def test_tables_in_every_format(records):
-    table = compare.rows(records)
-    parsed = list(csv.DictReader(io.StringIO(compare.text(table, "csv"))))
+    table = comparison.rows(records)
+    parsed = list(csv.DictReader(io.StringIO(comparison.text(table, "csv"))))
     assert [float(row["accuracy"]) for row in parsed] == [row["accuracy"] for row in table]
-    markdown, latex = compare.text(table, "md"), compare.text(table, "tex")
+    markdown, latex = comparison.text(table, "md"), comparison.text(table, "tex")
     assert f"| {table[0]['accuracy']:.2f} " in markdown and f"& {table[0]['accuracy']:.2f} " in latex
     assert "mean over clients; mean of the last 10 evaluated rounds" in markdown
     assert latex.splitlines()[-1].startswith("% accuracy:")
     assert len({line.count("|") for line in markdown.splitlines() if line.startswith("|")}) == 1
     with pytest.raises(ValueError, match="written as csv, md, tex; found 'html'"):
-        compare.text(table, "html")
+        comparison.text(table, "html")
 
 
 def test_small_p_values_and_nothing():
-    assert compare.shown("p (Local)", 3e-5) == "3.0e-05" and compare.shown("p (Local)", 0.25) == "0.250"
-    assert compare.shown("accuracy", math.nan) == "-" and compare.shown("Jain", 0.98765) == "0.9877"
+    assert comparison.shown("p (Local)", 3e-5) == "3.0e-05" and comparison.shown("p (Local)", 0.25) == "0.250"
+    assert comparison.shown("accuracy", math.nan) == "-" and comparison.shown("Jain", 0.98765) == "0.9877"
 
 
 def test_a_folder_with_another_run_is_not_touched(records):
@@ -93,5 +94,5 @@ def test_a_folder_with_another_run_is_not_touched(records):
     )
     before = runs.saved(records[0].folder)
     with pytest.raises(RunError, match="is a run with another configuration; take another --out"):
-        compare.run_all([changed], out)
+        comparison.run_all([changed], out)
     assert runs.saved(records[0].folder) == before

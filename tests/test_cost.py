@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from helpers.toys import backbone
-from tfpfl.algorithm import ClientData, Population
 from tfpfl.algorithms import build_algorithm
-from tfpfl.cost import Flops, Passes, backbone_flops, count_passes, head_flops, visit_flops
+from tfpfl.algorithms.contract import ClientData, Population
 from tfpfl.data.randomness import client_key
 from tfpfl.models import SplitModel, build
+from tfpfl.runs.cost import Flops, Passes, backbone_flops, count_passes, head_flops, visit_flops
 
 N = 24
 

@@ -16,9 +16,9 @@ BUILTIN = {"ValueError", "RuntimeError", "TypeError", "KeyError", "Exception"}
 # (file, what is raised) that the command line never meets: what calls them has checked, or it is a notebook.
 OTHERS = {
     ("tfpfl/data/randomness.py", "ValueError"),
-    ("tfpfl/tff_kernel.py", "RuntimeError"),
-    ("tfpfl/algorithm.py", "KeyError"),
-    ("tfpfl/client_store.py", "TypeError"),
+    ("tfpfl/engines/tff/notebook_kernel.py", "RuntimeError"),
+    ("tfpfl/algorithms/contract.py", "KeyError"),
+    ("tfpfl/runs/store.py", "TypeError"),
 }
 
 

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tfpfl.client_store import Evaluation
-from tfpfl.evaluation import (
+from tfpfl.runs.protocols import (
     EV_ALL,
     EV_LOCAL,
     LOCAL_COPY,
@@ -22,6 +21,7 @@ from tfpfl.evaluation import (
     rounds_to,
     summarize,
 )
+from tfpfl.runs.store import Evaluation
 
 NAN = math.nan
 

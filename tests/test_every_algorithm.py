@@ -1,4 +1,4 @@
-"""`tfpfl.battery` for every entry of `ALGORITHMS`, and whether the list says of it what is true.
+"""`tfpfl.studies.battery` for every entry of `ALGORITHMS`, and whether the list says of it what is true.
 
 A new algorithm is tested by being in the list. If its hyperparameters have names of their own, a quick value goes into
 `QUICK` of helpers/quick.py; a value that only one algorithm needs, into `SPECIAL`.
@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 
 from helpers.quick import SPECIAL, quick
-from tfpfl import battery
-from tfpfl.algorithm import Algorithm, Population
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.algorithms.contract import Algorithm, Population
+from tfpfl.data.cohorts import cohort
 from tfpfl.models import SplitModel
-from tfpfl.sampling import cohort
+from tfpfl.studies import battery
 
 
 @pytest.fixture(scope="module")

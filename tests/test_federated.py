@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from helpers.processes import alive, children_of
 from helpers.toys import CLASSES, backbone, distance, initial_states, on_disk, run, toy, visits_by_id
-from tfpfl.algorithm import ClientData
 from tfpfl.algorithms import build_algorithm, fedavg, local, pflego
-from tfpfl.federated import federate, federated_evaluation
+from tfpfl.algorithms.contract import ClientData
+from tfpfl.engines.rounds import Evaluation, Simulation
+from tfpfl.engines.tff.process import federate, federated_evaluation
 from tfpfl.models import SplitModel
-from tfpfl.simulate import Evaluation, Simulation
 
 IDS = list(range(len(CLASSES)))
 
@@ -183,7 +183,7 @@ def test_without_tff_the_error_says_what_to_do(monkeypatch, algorithm, federatio
 
 CHILD = """
 import subprocess, sys, time
-import tfpfl.runtime.worker as runtime
+import tfpfl.engines.tff.worker as runtime
 runtime.use_local_worker()
 import tensorflow as tf, tensorflow_federated as tff
 print(int(tff.tensorflow.computation(lambda: tf.constant(41) + 1)()), flush=True)
@@ -217,7 +217,7 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a shell's background jobs;
 import numpy as np, tensorflow_federated as tff
 add = tff.tensorflow.computation(lambda x: x + 1, np.int32)
 assert add(1) == 2
-from tfpfl.runtime.worker import use_local_worker
+from tfpfl.engines.tff.worker import use_local_worker
 use_local_worker()
 assert add(2) == 3
 print("done", flush=True)

@@ -20,7 +20,7 @@ from helpers.marks import slow_but
 from tfpfl.checks import TfpflError
 from tfpfl.cli import main, runs
 from tfpfl.data import Federation
-from tfpfl.run import Run
+from tfpfl.runs.run import Run
 
 OURS = str(Path(tfpfl.__file__).parent)
 

@@ -10,7 +10,7 @@ from helpers import small_runs as runs
 from helpers import toys
 from helpers.marks import slow_but
 from tfpfl import Sampling, SplitModel, Training, build_algorithm
-from tfpfl.run import Run
+from tfpfl.runs.run import Run
 
 WORK = {"eta": 0.2, "steps": 3}
 

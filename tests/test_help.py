@@ -10,17 +10,17 @@ import pytest
 
 from tflite_export.cli import main as export
 from tfpfl.algorithms import ALGORITHMS
+from tfpfl.algorithms.transforms.screening import ON_BROKEN
 from tfpfl.cli import main
 from tfpfl.cli.options import hyperparameter_texts
 from tfpfl.data import PARTITIONERS, load_source
 from tfpfl.data.catalog import AUGMENT
+from tfpfl.engines.rounds import COHORTS
 from tfpfl.models.networks import NETWORKS
 from tfpfl.models.split import HEAD_INITS
-from tfpfl.run import RunConfig
-from tfpfl.run_options import OPTIONS, SECTIONS
-from tfpfl.screening import ON_BROKEN
-from tfpfl.simulate import COHORTS
-from tfpfl.training import ENGINES
+from tfpfl.runs.options import OPTIONS, SECTIONS
+from tfpfl.runs.run import RunConfig
+from tfpfl.runs.training import ENGINES
 
 COMMANDS = [
     pytest.param(command, id=f"{program} {name}")

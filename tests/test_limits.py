@@ -6,8 +6,8 @@ A row: (method, knobs), (method, knobs), who takes part, and what of every clien
 import pytest
 
 from helpers.toys import distance, run, toy
-from tfpfl.algorithm import Weights
 from tfpfl.algorithms import build_algorithm
+from tfpfl.algorithms.contract import Weights
 
 EVERYONE, SOME = None, [0, 2, 3]
 BATCHES = {"epochs": 2, "batch_size": 4, "momentum": 0.5}

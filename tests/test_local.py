@@ -7,9 +7,15 @@ import tensorflow as tf
 
 from helpers.toys import client_loss as reference_loss
 from helpers.toys import distance, gradient, identical, toy
-from tfpfl.algorithm import ClientData, ClientInfo, Weights
+from tfpfl.algorithms.contract import ClientData, ClientInfo, Weights
+from tfpfl.algorithms.parts.local_training import (
+    client_loss,
+    local_solver,
+    shuffled,
+    value_and_gradient,
+    whole_gradient,
+)
 from tfpfl.data.randomness import client_key
-from tfpfl.local import client_loss, local_solver, shuffled, value_and_gradient, whole_gradient
 
 
 def client(n, key=(3, 4)) -> ClientData:

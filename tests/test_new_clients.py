@@ -14,17 +14,18 @@ from click.testing import CliRunner
 from helpers import small_runs as runs
 from helpers.marks import slow_but
 from helpers.toys import backbone, distance, initial_states, on_disk, visits_by_id
-from tfpfl import Sampling, Simulation, SplitModel, build_algorithm, new_clients
-from tfpfl.adaptation import adaptation
-from tfpfl.algorithm import ClientData
+from tfpfl import Sampling, Simulation, SplitModel, build_algorithm
 from tfpfl.algorithms import ALGORITHMS
+from tfpfl.algorithms.contract import ClientData
+from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.local_training import client_loss
+from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.cli import main
 from tfpfl.data.randomness import client_key
-from tfpfl.local import client_loss
-from tfpfl.new_clients import CannotAdapt, adapt_clients, adapt_new_clients, fine_tuning
-from tfpfl.optimizer import sgd
-from tfpfl.run import Run
-from tfpfl.simulate import Evaluation
+from tfpfl.engines.rounds import Evaluation
+from tfpfl.runs.run import Run
+from tfpfl.studies import new_clients
+from tfpfl.studies.new_clients import CannotAdapt, adapt_clients, adapt_new_clients, fine_tuning
 
 EXAMPLES, CLASSES = (9, 14, 6, 12, 8, 11, 10, 13), (2, 3, 2, 4, 3, 4, 2, 3)
 OLD, NEW = [0, 2, 3, 6, 7], [1, 4, 5]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfpfl.optimizer import OPTIMIZERS, adam, optimizer, sgd
+from tfpfl.algorithms.parts.optimizers import OPTIMIZERS, adam, optimizer, sgd
 
 KERAS = {
     "sgd": (sgd(0.25), keras.optimizers.SGD(0.25)),

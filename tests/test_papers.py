@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tfpfl import papers
-from tfpfl.papers import EXPERIMENTS, Size, run_folder
-from tfpfl.papers import ledger as ledgers
-from tfpfl.papers.experiments import (
+from tfpfl.runs.run import RunConfig
+from tfpfl.studies import papers
+from tfpfl.studies.papers import EXPERIMENTS, Size, run_folder
+from tfpfl.studies.papers import ledger as ledgers
+from tfpfl.studies.papers.experiments import (
     Cell,
     Experiment,
     Ordering,
@@ -19,9 +20,8 @@ from tfpfl.papers.experiments import (
     highest,
     lowest,
 )
-from tfpfl.papers.published import PFLEGO_TABLE1, PGFED_TABLE1, PGFED_TABLES3_4, Published, read
-from tfpfl.record import Record
-from tfpfl.run import RunConfig
+from tfpfl.studies.papers.published import PFLEGO_TABLE1, PGFED_TABLE1, PGFED_TABLES3_4, Published, read
+from tfpfl.studies.records import Record
 
 DIGITS = {"dataset": "digits", "clients": 5, "participation": 0.4, "evaluate_every": 2}
 

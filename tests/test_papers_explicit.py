@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfpfl.algorithm import Weights
-from tfpfl.local import client_loss
-from tfpfl.new_clients import CannotAdapt
-from tfpfl.papers import explicit
-from tfpfl.run import Run, RunConfig
+from tfpfl.algorithms.contract import Weights
+from tfpfl.algorithms.parts.local_training import client_loss
+from tfpfl.runs.run import Run, RunConfig
+from tfpfl.studies.new_clients import CannotAdapt
+from tfpfl.studies.papers import explicit
 
 DIGITS = {
     "dataset": "digits",

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tfpfl import papers
 from tfpfl.cli import main
-from tfpfl.data import partition
-from tfpfl.data.partition import Group
-from tfpfl.new_clients import adapt_new_clients
-from tfpfl.papers import EXPERIMENTS, FIGURES, Size, attention, newcomers, run_folder, weights_of_risks
-from tfpfl.papers import ledger as ledgers
-from tfpfl.papers.experiments import Cell
-from tfpfl.papers.pictures import Claim
-from tfpfl.record import Record
-from tfpfl.run import Run, RunConfig
+from tfpfl.data import partitioners
+from tfpfl.data.partitioners import Group
+from tfpfl.runs.run import Run, RunConfig
+from tfpfl.studies import papers
+from tfpfl.studies.new_clients import adapt_new_clients
+from tfpfl.studies.papers import EXPERIMENTS, FIGURES, Size, attention, newcomers, run_folder, weights_of_risks
+from tfpfl.studies.papers import ledger as ledgers
+from tfpfl.studies.papers.experiments import Cell
+from tfpfl.studies.papers.pictures import Claim
+from tfpfl.studies.records import Record
 
 DIGITS = {
     "dataset": "digits",
@@ -152,7 +152,7 @@ def test_new_clients_of_several_methods(tmp_path, monkeypatch):
 @pytest.fixture
 def groups(monkeypatch):
     two = [Group(2, range(5), 60), Group(3, range(5, 10), 50)]
-    for module in (partition, attention):
+    for module in (partitioners, attention):
         monkeypatch.setitem(module.GROUP_PRESETS, "mnist", two)
     return two
 

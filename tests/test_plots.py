@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from helpers.made_records import CLIENTS, COHORT, PASSES, ROUNDS, made
-from tfpfl import plots, statistics
 from tfpfl.algorithms import ALGORITHMS
-from tfpfl.evaluation import EV_ALL, EV_LOCAL, LOCAL_COPY
-from tfpfl.series import clients, paired, series
+from tfpfl.runs import statistics
+from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, LOCAL_COPY
+from tfpfl.studies import plots
+from tfpfl.studies.run_groups import clients, paired, series
 
 
 @pytest.fixture(scope="module")
@@ -319,7 +320,7 @@ def test_without_pyplot_and_without_changing_the_users_defaults(records):
     plots.curves(records)
     assert dict(matplotlib.rcParams) == before
     code = (  # newer Keras imports it on its own
-        "import sys, tfpfl.record; before = 'matplotlib.pyplot' in sys.modules; "
-        "import tfpfl.plots; print('matplotlib.pyplot' in sys.modules and not before)"
+        "import sys, tfpfl.studies.records; before = 'matplotlib.pyplot' in sys.modules; "
+        "import tfpfl.studies.plots; print('matplotlib.pyplot' in sys.modules and not before)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

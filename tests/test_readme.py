@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tfpfl.evaluation import PROTOCOLS, Protocol
+from tfpfl.runs.protocols import PROTOCOLS, Protocol
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

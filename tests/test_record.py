@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from helpers import small_runs as runs
-from tfpfl.client_store import ClientStore, StoreError
-from tfpfl.evaluation import EV_ALL, EV_LOCAL
-from tfpfl.record import Record, by_setting, check_comparable
-from tfpfl.run import Run, RunError
+from tfpfl.runs.protocols import EV_ALL, EV_LOCAL
+from tfpfl.runs.run import Run, RunError
+from tfpfl.runs.store import ClientStore, StoreError
+from tfpfl.studies.records import Record, by_setting, check_comparable
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from helpers.made_records import CLIENTS, ROUNDS, made, stored
-from tfpfl import statistics
 from tfpfl.cli import main
-from tfpfl.command import command
-from tfpfl.evaluation import EV_ALL, EV_LOCAL, PROTOCOLS
-from tfpfl.report import ReportError, render, write_report
-from tfpfl.run import Run, RunConfig
-from tfpfl.series import clients, paired
+from tfpfl.runs import statistics
+from tfpfl.runs.command import command
+from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, PROTOCOLS
+from tfpfl.runs.run import Run, RunConfig
+from tfpfl.studies.report import ReportError, render, write_report
+from tfpfl.studies.run_groups import clients, paired
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -207,7 +207,7 @@ def test_eight_algorithms_of_two_seeds():
 
 
 def test_many_clients_are_drawn_as_shares(records, monkeypatch):
-    monkeypatch.setattr("tfpfl.report.sections._DOTS", 5)
+    monkeypatch.setattr("tfpfl.studies.report.sections._DOTS", 5)
     assert "The share of the clients that have at most so much" in render(records)
 
 
@@ -316,7 +316,7 @@ def test_the_command_makes_the_same_run(asked, tmp_path, monkeypatch):
         """Instead of training."""
 
     def create(config, folder, *_, **__):
-        from tfpfl.run import open_federation
+        from tfpfl.runs.run import open_federation
 
         made_by.append((config.resolved(open_federation(config)), folder))
         raise Made

@@ -8,12 +8,12 @@ import pytest
 
 from helpers import small_runs as runs
 from helpers.marks import slow_but
-from tfpfl.client_store import StoreError
-from tfpfl.run import Run, RunError
+from tfpfl.runs.run import Run, RunError
+from tfpfl.runs.store import StoreError
 
 # Processes to be killed come from a server that has imported everything once.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["tfpfl.run", "helpers.small_runs"])
+processes.set_forkserver_preload(["tfpfl.runs.run", "helpers.small_runs"])
 
 CASES = {
     "pflego": {"algorithm": "pflego"},

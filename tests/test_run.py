@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from helpers import small_runs as runs
-from tfpfl.evaluation import results
-from tfpfl.run import Run, RunConfig, RunError, open_federation
-from tfpfl.tables import comparison
+from tfpfl.runs.protocols import results
+from tfpfl.runs.run import Run, RunConfig, RunError, open_federation
+from tfpfl.studies.tables import comparison
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ from helpers.marks import slow_but
 from helpers.one_broken import BROKEN, build, only
 from helpers.quick import QUICK
 from helpers.toys import distance, identical, initial_states, on_disk, visits_by_id
-from tfpfl import faults
 from tfpfl.algorithms import ALGORITHMS
-from tfpfl.battery import CLASSES, EXAMPLES
+from tfpfl.algorithms.transforms import faults
+from tfpfl.algorithms.transforms.screening import REASONS, screened
 from tfpfl.data.randomness import client_key
-from tfpfl.federated import federate
-from tfpfl.screening import REASONS, screened
-from tfpfl.simulate import Simulation
+from tfpfl.engines.rounds import Simulation
+from tfpfl.engines.tff.process import federate
+from tfpfl.studies.battery import CLASSES, EXAMPLES
 
 COHORT = [0, 2, 5]
 # One pass, local steps, two sums, rows, messages of their own and sums, nothing that is sent.

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tfpfl import statistics
+from tfpfl.runs import statistics
 
 NAN = math.nan
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from helpers import small_runs as runs
-from tfpfl import sweep
-from tfpfl.record import Record
-from tfpfl.run import RunConfig
-from tfpfl.sweep import VALIDATION
+from tfpfl.runs.run import RunConfig
+from tfpfl.studies import search
+from tfpfl.studies.records import Record
+from tfpfl.studies.search import VALIDATION
 
 
 @pytest.fixture
@@ -20,36 +20,36 @@ def config(tmp_path):
 
 
 def test_a_grid_is_every_combination():
-    found = sweep.grid({"beta": [0.1, 0.2], "tau": [1, 2, 3]})
+    found = search.grid({"beta": [0.1, 0.2], "tau": [1, 2, 3]})
     assert {(s["beta"], s["tau"]) for s in found} == {(b, t) for b in (0.1, 0.2) for t in (1, 2, 3)}
 
 
 def test_draws_lie_in_their_range_evenly_on_the_log_scale_and_follow_the_seed():
     ranges = {"beta": (1e-4, 1e-1), "tau": [1, 5]}
-    found = sweep.draws(ranges, 400, seed=3)
-    assert found == sweep.draws(ranges, 400, seed=3) != sweep.draws(ranges, 400, seed=4)
+    found = search.draws(ranges, 400, seed=3)
+    assert found == search.draws(ranges, 400, seed=3) != search.draws(ranges, 400, seed=4)
     logs = np.log10([s["beta"] for s in found])
     assert -4 <= logs.min() and logs.max() <= -1
     counts = np.histogram(logs, bins=[-4, -3, -2, -1])[0]
     assert (np.abs(counts - 400 / 3) < 4 * math.sqrt(400 * 2 / 9)).all()  # four standard deviations of a count
     assert all(type(s["beta"]) is float and type(s["tau"]) is int for s in found)
     with pytest.raises(ValueError, match="beta: a range needs 0 < low < high, found 0 and 1"):
-        sweep.draws({"beta": (0, 1)}, 2, seed=0)
+        search.draws({"beta": (0, 1)}, 2, seed=0)
 
 
 def test_rungs_of_successive_halving():
-    assert sweep.rungs(9, 90, 3) == [(9, 10), (3, 30), (1, 90)]
-    assert sweep.rungs(4, 100, 2) == [(4, 25), (2, 50), (1, 100)]
-    assert sweep.rungs(5, 7, 1) == [(5, 7)]
-    assert sweep.rungs(1, 7, 3) == [(1, 7)]
-    assert [n for n, _ in sweep.rungs(10, 81, 3)] == [10, 4, 2, 1]
+    assert search.rungs(9, 90, 3) == [(9, 10), (3, 30), (1, 90)]
+    assert search.rungs(4, 100, 2) == [(4, 25), (2, 50), (1, 100)]
+    assert search.rungs(5, 7, 1) == [(5, 7)]
+    assert search.rungs(1, 7, 3) == [(1, 7)]
+    assert [n for n, _ in search.rungs(10, 81, 3)] == [10, 4, 2, 1]
     with pytest.raises(ValueError, match="found 0"):
-        sweep.rungs(3, 3, 0)
+        search.rungs(3, 3, 0)
 
 
 def test_settings_are_ranked_by_validation_and_halving_only_adds_rounds(config, tmp_path):
-    settings = sweep.grid({"beta": [1e-6, 0.05, 0.02, 0.01]})
-    found = sweep.sweep(config, settings, tmp_path / "out", factor=2)
+    settings = search.grid({"beta": [1e-6, 0.05, 0.02, 0.01]})
+    found = search.sweep(config, settings, tmp_path / "out", factor=2)
     assert [(len(rung), rung[0].rounds) for rung in found] == [(4, 1), (2, 2), (1, 4)]
     for rung in found[:-1]:
         assert [c.accuracy for c in rung] == sorted((c.accuracy for c in rung), reverse=True)
@@ -59,24 +59,24 @@ def test_settings_are_ranked_by_validation_and_halving_only_adds_rounds(config, 
     (winner,) = found[-1]
     assert Record.read(winner.folder).rounds == 4
     assert winner.accuracy == Record.read(winner.folder).result(VALIDATION).accuracy
-    again = sweep.sweep(config, settings, tmp_path / "out", factor=2)  # nothing is left to run
+    again = search.sweep(config, settings, tmp_path / "out", factor=2)  # nothing is left to run
     assert again[-1][0].folder == winner.folder
 
 
 def test_one_that_diverges_is_last_and_goes_no_further(config, tmp_path):
-    found = sweep.sweep(config, [{"rho": 1e30}, {"rho": 0.001}], tmp_path / "out", factor=2)
+    found = search.sweep(config, [{"rho": 1e30}, {"rho": 0.001}], tmp_path / "out", factor=2)
     assert math.isnan(found[0][1].accuracy) and found[0][1].hyperparameters == {"rho": 1e30}
     assert found[-1][0].hyperparameters == {"rho": 0.001}
 
 
 def test_searches_that_cannot_be(config, tmp_path):
     with pytest.raises(ValueError, match="nothing to search"):
-        sweep.sweep(config, [], tmp_path / "out")
+        search.sweep(config, [], tmp_path / "out")
     with pytest.raises(ValueError, match="a setting is there twice"):
-        sweep.sweep(config, [{"beta": 0.1}, {"beta": 0.1}], tmp_path / "out")
+        search.sweep(config, [{"beta": 0.1}, {"beta": 0.1}], tmp_path / "out")
     with pytest.raises(ValueError, match="did you mean 'beta'"):
-        sweep.sweep(config, [{"bet": 0.1}], tmp_path / "out")
+        search.sweep(config, [{"bet": 0.1}], tmp_path / "out")
     without = runs.federation(tmp_path / "without", validation=0.0)
     with pytest.raises(ValueError, match="the federation has none: raise --validation"):
-        sweep.sweep(RunConfig(federation=str(without.path)), [{"beta": 0.1}], tmp_path / "out")
+        search.sweep(RunConfig(federation=str(without.path)), [{"beta": 0.1}], tmp_path / "out")
     assert not (tmp_path / "out").exists()

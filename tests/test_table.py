@@ -9,14 +9,14 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.small_runs import Interrupt, federation, saved, train
 from helpers.toys import Toy, backbone, clients, distance, identical, initial_states, run
-from tfpfl import table
-from tfpfl.algorithm import Population, Sampling
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
-from tfpfl.client_store import ClientStore, StoreError
+from tfpfl.algorithms.contract import Population, Sampling
+from tfpfl.algorithms.parts import server_rows
+from tfpfl.engines.rounds import Simulation
 from tfpfl.models import SplitModel
-from tfpfl.run import Run
-from tfpfl.simulate import Simulation
-from tfpfl.training import Training
+from tfpfl.runs.run import Run
+from tfpfl.runs.store import ClientStore, StoreError
+from tfpfl.runs.training import Training
 
 PER_CLIENT = [name for name, row in ALGORITHMS.items() if row.message == "per client"]
 OF_EACH_KIND = slow_but(PER_CLIENT, "fedamp", "fedfomo", "pgfed")  # HeurFedAMP and PGFedMo are theirs with an option
@@ -38,19 +38,19 @@ def test_available_memory_is_that_of_this_machine():
     import os
 
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert 1e8 < table.available_memory() <= physical
+    assert 1e8 < server_rows.available_memory() <= physical
 
 
 def test_a_table_that_does_not_fit_is_refused_with_its_size(monkeypatch):
-    monkeypatch.setattr(table, "available_memory", lambda: 3 * 2 * 1000 * 50 * 4)
+    monkeypatch.setattr(server_rows, "available_memory", lambda: 3 * 2 * 1000 * 50 * 4)
     population = Population([5] * 1000, [2] * 1000)
-    assert table.check_table(population, 50, np.float32, tables=2) == 2 * 1000 * 50 * 4
+    assert server_rows.check_table(population, 50, np.float32, tables=2) == 2 * 1000 * 50 * 4
     for scalars, tables, dtype in ((51, 2, np.float32), (50, 3, np.float32), (50, 2, np.float64)):
         with pytest.raises(ValueError, match="1,000 clients"):
-            table.check_table(population, scalars, dtype, tables=tables)
-    monkeypatch.setattr(table, "available_memory", lambda: 8_000_000_000)
+            server_rows.check_table(population, scalars, dtype, tables=tables)
+    monkeypatch.setattr(server_rows, "available_memory", lambda: 8_000_000_000)
     with pytest.raises(ValueError) as refusal:
-        table.check_table(population, 1_000_000, np.float32)
+        server_rows.check_table(population, 1_000_000, np.float32)
     assert "1 row of 1,000,000 numbers for each of 1,000 clients: 4 GB, and 12 GB during a round" in str(refusal.value)
     assert "8 GB of memory are available" in str(refusal.value)
 
@@ -63,19 +63,19 @@ def test_builders_refuse_it(name, monkeypatch):
     state = build_algorithm(name, model, population).init_server()
     size = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(state))
     assert 300 * d * 4 <= size
-    monkeypatch.setattr(table, "available_memory", lambda: int(1.01 * table.COPIES * 300 * (d + 300) * 4))
+    monkeypatch.setattr(server_rows, "available_memory", lambda: int(1.01 * server_rows.COPIES * 300 * (d + 300) * 4))
     build_algorithm(name, model, population)
-    monkeypatch.setattr(table, "available_memory", lambda: int(0.99 * table.COPIES * 300 * (d + 300) * 4))
+    monkeypatch.setattr(server_rows, "available_memory", lambda: int(0.99 * server_rows.COPIES * 300 * (d + 300) * 4))
     with pytest.raises(ValueError, match=rf"{d + 300} numbers for each of 300 clients.*memory"):
         build_algorithm(name, model, population)
 
 
 def test_rows_of_clients_whose_ids_have_gaps():
     population = Population([5] * 4, [2] * 4, client_ids=[1, 3, 4, 7])
-    rows, known = table.row_of(population, tf.constant([7, 1, 4, 3, 0, 5, 9]))
+    rows, known = server_rows.row_of(population, tf.constant([7, 1, 4, 3, 0, 5, 9]))
     assert rows.numpy()[:4].tolist() == [3, 0, 2, 1] and ((0 <= rows.numpy()) & (rows.numpy() < 4)).all()
     assert known.numpy().tolist() == [True] * 4 + [False] * 3
-    row, known = table.row_of(population, tf.constant(4))
+    row, known = server_rows.row_of(population, tf.constant(4))
     assert (int(row), bool(known)) == (2, True) and row.shape == ()
 
 

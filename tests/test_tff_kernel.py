@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfpfl import tff_kernel
+from tfpfl.engines.tff import notebook_kernel
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
@@ -51,19 +51,19 @@ def test_cells_run_in_the_other_kernel():
 
 
 def test_nothing_happens_where_tff_is(tff):
-    tff_kernel.continue_with_tff()
+    notebook_kernel.continue_with_tff()
 
 
 def test_outside_of_a_notebook(monkeypatch):
-    monkeypatch.setattr(tff_kernel, "find_spec", lambda name: None)
+    monkeypatch.setattr(notebook_kernel, "find_spec", lambda name: None)
     with pytest.raises(RuntimeError, match="for notebooks"):
-        tff_kernel.continue_with_tff()
+        notebook_kernel.continue_with_tff()
 
 
 def test_a_source_without_a_lock_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("TFPFL_SOURCE", str(tmp_path))
     with pytest.raises(RuntimeError, match="requirements.lock"):
-        tff_kernel.checkout()
+        notebook_kernel.checkout()
 
 
 def test_an_address_is_cloned(monkeypatch, tmp_path):
@@ -76,7 +76,7 @@ def test_an_address_is_cloned(monkeypatch, tmp_path):
         Path(command[-1]).mkdir()
         (Path(command[-1]) / "requirements.lock").touch()
 
-    monkeypatch.setattr(tff_kernel, "_run", clone)
-    assert tff_kernel.checkout() == tmp_path / "checkout"
-    assert tff_kernel.checkout() == tmp_path / "checkout"  # it is there
+    monkeypatch.setattr(notebook_kernel, "_run", clone)
+    assert notebook_kernel.checkout() == tmp_path / "checkout"
+    assert notebook_kernel.checkout() == tmp_path / "checkout"  # it is there
     assert len(calls) == 1 and calls[0][-2] == "https://example.org/tfpfl"

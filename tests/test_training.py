@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from helpers import small_runs as runs
 from helpers import toys
-from tfpfl import Sampling, SplitModel, Training, build_algorithm, training
-from tfpfl.client_store import ClientStore, StoreError
+from tfpfl import Sampling, SplitModel, Training, build_algorithm
 from tfpfl.data import Federation
-from tfpfl.sampling import cohort
-from tfpfl.training import DivergedError
+from tfpfl.data.cohorts import cohort
+from tfpfl.runs import training
+from tfpfl.runs.store import ClientStore, StoreError
+from tfpfl.runs.training import DivergedError
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfpfl import tree
+from tfpfl.models import tree
 
 A = {"w": tf.constant([1.0, -2.0], tf.float64), "b": (tf.constant(3.0, tf.float64),)}
 B = {"w": tf.constant([0.5, 4.0], tf.float64), "b": (tf.constant(-1.0, tf.float64),)}

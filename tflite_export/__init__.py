@@ -5,33 +5,51 @@ interpreter and NumPy only, and are imported without TensorFlow).
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from tflite_export.convert.backbone import convert_backbone as convert_backbone
+    from tflite_export.convert.backbone import convert_predict as convert_predict
+    from tflite_export.convert.bundle import export as export
+    from tflite_export.convert.gradients import UnsupportedLayerError as UnsupportedLayerError
+    from tflite_export.convert.personal import ExportError as ExportError
+    from tflite_export.convert.program import convert_program as convert_program
+    from tflite_export.device.client import DeviceClient as DeviceClient
+    from tflite_export.device.client import Update as Update
+    from tflite_export.device.runtime import Bundle as Bundle
+    from tflite_export.device.runtime import BundleError as BundleError
+    from tflite_export.device.runtime import Runtime as Runtime
+    from tflite_export.device.verification import verify as verify
+    from tflite_export.rounds import simulate_round as simulate_round
+    from tflite_export.web import write_site as write_site
+
+# name -> the module that defines it; a test holds this against the imports above
 _HOME = {
-    "export": "bundle",
-    "ExportError": "bundle",
-    "UnsupportedLayerError": "gradients",
-    "convert_program": "program",
-    "convert_backbone": "backbone",
-    "convert_predict": "backbone",
-    "simulate_round": "device_rounds",
+    "export": "convert.bundle",
+    "ExportError": "convert.personal",
+    "UnsupportedLayerError": "convert.gradients",
+    "convert_program": "convert.program",
+    "convert_backbone": "convert.backbone",
+    "convert_predict": "convert.backbone",
+    "simulate_round": "rounds",
     "write_site": "web",
-    "Bundle": "runtime",
-    "BundleError": "runtime",
-    "Runtime": "runtime",
-    "DeviceClient": "device",
-    "Update": "device",
-    "verify": "verification",
+    "Bundle": "device.runtime",
+    "BundleError": "device.runtime",
+    "Runtime": "device.runtime",
+    "DeviceClient": "device.client",
+    "Update": "device.client",
+    "verify": "device.verification",
 }
 __all__ = list(_HOME)
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'tflite_export' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
     value = getattr(import_module(f"tflite_export.{_HOME[name]}"), name)
-    globals()[name] = value  # once
+    globals()[name] = value
     return value
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted({*globals(), *_HOME})

@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 from absl import logging
 
-from tflite_export.errors import InvalidInput
-from tflite_export.layout import MODEL_CARD
+from tflite_export.device.errors import InvalidInput
+from tflite_export.device.layout import MODEL_CARD
 from tfpfl.checks import TfpflError
 from tfpfl.cli.group import Group
 
@@ -74,7 +74,7 @@ def main():
 )
 def export(run, client, out, rounds, inference, browser):
     """Export the model of one client of RUN. RUN is a run folder; the bundle is written to a new folder."""
-    from tflite_export.bundle import export as write
+    from tflite_export.convert.bundle import export as write
 
     bundle = write(run, client, out, rounds=rounds, inference=inference, browser=browser)
     click.echo((out / MODEL_CARD).read_text(encoding="utf-8"))
@@ -90,9 +90,9 @@ def verify(bundle, python):
     Every file is compared by its hash, and every signature by running it. The exit code is 1 if a number differs.
     """
     if python is not None:
-        sys.exit(_elsewhere(python, "tflite_export.verification", str(bundle)))
-    from tflite_export.bench import any_interpreter
-    from tflite_export.verification import verify as check
+        sys.exit(_elsewhere(python, "tflite_export.device.verification", str(bundle)))
+    from tflite_export.device.bench import any_interpreter
+    from tflite_export.device.verification import verify as check
 
     result = check(bundle, interpreter=any_interpreter())
     click.echo(f"{'output':32} {'max relative':>12} {'L2':>9}")
@@ -106,7 +106,7 @@ def verify(bundle, python):
 @click.argument("bundle", type=_folder)
 def inspect(bundle):
     """Print what is in BUNDLE. These are the model, signatures, files and the operations that they need."""
-    from tflite_export.runtime import Bundle
+    from tflite_export.device.runtime import Bundle
 
     manifest = Bundle(bundle).manifest
     for key in ("algorithm", "dataset", "client", "round", "model", "training", "preprocessing", "labels", "runtimes"):
@@ -145,8 +145,8 @@ def inspect(bundle):
 @_python
 def bench(bundle, examples, threads, repeat, chunk, record, python):
     """Measure BUNDLE on this machine. Prints time, memory, file sizes and bytes sent in a round, as Markdown."""
-    from tflite_export import bench as measuring
-    from tflite_export.runtime import Bundle, write_manifest
+    from tflite_export.device import bench as measuring
+    from tflite_export.device.runtime import Bundle, write_manifest
 
     opened = Bundle(bundle)
     sizes = {"examples": _numbers(examples), "threads": _numbers(threads)}
@@ -192,8 +192,8 @@ def simulate_round(run, rounds, engine, payload, chunk, static):
     RUN is a run folder, whose first rounds are computed again. The devices are simulated, but each of them runs the
     exported program, as a phone would.
     """
-    from tflite_export.device_rounds import simulate_round as simulate
-    from tfpfl.run import Run
+    from tflite_export.rounds import simulate_round as simulate
+    from tfpfl.runs.run import Run
 
     with Run.open(run) as opened:
         rows = simulate(opened, rounds, engine=engine, payload=payload, chunk=chunk, static=static)

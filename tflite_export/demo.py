@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tflite_export.bench import any_interpreter
-from tflite_export.bundle import export
-from tflite_export.device import DeviceClient
-from tflite_export.head_file import SavedHead, theta_sha256
-from tflite_export.layout import HEAD, PROGRAM, THETA
-from tflite_export.scores import Score
-from tflite_export.verification import Verification, verify
-from tfpfl.algorithm import ClientInfo
+from tflite_export.convert.bundle import export
+from tflite_export.device.bench import any_interpreter
+from tflite_export.device.client import DeviceClient
+from tflite_export.device.head_file import SavedHead, theta_sha256
+from tflite_export.device.layout import HEAD, PROGRAM, THETA
+from tflite_export.device.scores import Score
+from tflite_export.device.verification import Verification, verify
+from tfpfl.algorithms.contract import ClientInfo
 
 
 class Demonstration(NamedTuple):
@@ -42,13 +42,13 @@ def demonstrate(run, client: int, out, steps: int = 20) -> Demonstration:
     """Exports, verifies, and personalizes a new head on the client's training examples.
 
     Args:
-        run: an open `tfpfl.run.Run`, or its folder.
+        run: an open `tfpfl.runs.run.Run`, or its folder.
         client: its id.
         out: the folder of the bundle; must not exist.
         steps: of the head, at the run's rate beta.
     """
     if not hasattr(run, "federation"):
-        from tfpfl.run import Run
+        from tfpfl.runs.run import Run
 
         with Run.open(run, engine="local") as opened:
             return demonstrate(opened, client, out, steps)

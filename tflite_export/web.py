@@ -15,8 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from tflite_export.layout import BROWSER_PROGRAM, CLIENT, HEAD, MANIFEST, THETA
-from tflite_export.runtime import Bundle, BundleError
+from tflite_export.device.layout import BROWSER_PROGRAM, CLIENT, HEAD, MANIFEST, THETA
+from tflite_export.device.runtime import Bundle, BundleError
 
 SITE_FORMAT = 1
 PAGE = Path(__file__).resolve().parents[1] / "web" / "dist"
@@ -81,8 +81,8 @@ def _bundle(source, client, temporary) -> Bundle:
         if client is not None and client != bundle.manifest["client"]:
             raise BundleError(f"{source} is a bundle of client {bundle.manifest['client']}; only a run has others")
     else:
-        from tflite_export.bundle import export  # needs TensorFlow
-        from tfpfl.run import Run
+        from tflite_export.convert.bundle import export  # needs TensorFlow
+        from tfpfl.runs.run import Run
 
         with Run.open(source, engine="local") as run:
             client = int(run.population.client_ids[0]) if client is None else client

@@ -13,7 +13,7 @@ import tensorflow as tf
 from job import Turns, load_job
 
 import tfpfl
-from tfpfl.algorithm import Head, Weights
+from tfpfl.algorithms.contract import Head, Weights
 from tfpfl.data.randomness import client_key
 
 

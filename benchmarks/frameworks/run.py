@@ -42,10 +42,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tfpfl import Federation, Sampling
+from tfpfl.algorithms.parts.local_training import shuffled
 from tfpfl.data import load_source
+from tfpfl.data.cohorts import cohort
 from tfpfl.data.randomness import client_key
-from tfpfl.local import shuffled
-from tfpfl.sampling import cohort
 
 HERE = Path(__file__).parent
 OURS = "tfpfl"

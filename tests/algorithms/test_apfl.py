@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from helpers.rounds import COHORTS, loss_of, nothing_arrives, play, shared
 from helpers.toys import distance, gradient, identical, initial_states, toy
-from tfpfl import tree
 from tfpfl.algorithms import apfl, fedavg, local
 from tfpfl.algorithms.apfl import Personal
+from tfpfl.models import tree
 
 SOLVER = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}
 SOME = [(0, 2, 3), (2, 3), (0, 2), (3,), (2, 3)]  # 1 and 4 never come, 0 leaves

@@ -4,8 +4,8 @@ import pytest
 
 from helpers.rounds import by_hand, loss_of, play, shared
 from helpers.toys import distance, identical, initial_states, toy
-from tfpfl import tree
 from tfpfl.algorithms import ditto, fedavg, local
+from tfpfl.models import tree
 
 SOLVER = {"epochs": 2, "batch_size": 2, "momentum": 0.5}
 

@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from helpers.rounds import by_hand, loss_of, play, shared
 from helpers.toys import distance, identical, initial_states, toy
-from tfpfl import tree
 from tfpfl.algorithms import fedamp, heurfedamp, local
 from tfpfl.algorithms.fedamp import attention, heuristic_attention
+from tfpfl.models import tree
 
 SOLVER = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}
 ALL = tf.fill([6], True)

@@ -4,11 +4,11 @@ import pytest
 import tensorflow as tf
 
 from helpers.toys import client_loss, clients, distance, gradient, identical, run, toy
-from tfpfl import tree
-from tfpfl.algorithm import Weights
 from tfpfl.algorithms import fedavg
-from tfpfl.local import client_loss as split_loss
-from tfpfl.local import local_solver
+from tfpfl.algorithms.contract import Weights
+from tfpfl.algorithms.parts.local_training import client_loss as split_loss
+from tfpfl.algorithms.parts.local_training import local_solver
+from tfpfl.models import tree
 
 
 def start(data) -> Weights:

@@ -6,10 +6,10 @@ from scipy.linalg import polar
 
 from helpers.rounds import by_hand, loss_of, play
 from helpers.toys import distance, gradient, identical, objective, toy
-from tfpfl import tree
-from tfpfl.algorithm import Weights
 from tfpfl.algorithms import fedbabu
+from tfpfl.algorithms.contract import Weights
 from tfpfl.algorithms.fedbabu import orthogonal_head
+from tfpfl.models import tree
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from helpers.marks import slow_but
 from helpers.quadratics import flat, optimum, quadratic, use
 from helpers.rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
 from helpers.toys import distance, identical, initial_states, toy
-from tfpfl import tree
-from tfpfl.algorithm import Sampling
 from tfpfl.algorithms import fedavg, feddyn, fedprox
-from tfpfl.simulate import Simulation
+from tfpfl.algorithms.contract import Sampling
+from tfpfl.engines.rounds import Simulation
+from tfpfl.models import tree
 
 BATCHES = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}
 SOME = [(0, 2, 3), (2, 3), (0, 2), (3,), (2,)]  # 1 and 4 never come, 0 leaves

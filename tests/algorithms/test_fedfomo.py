@@ -7,12 +7,12 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.rounds import loss_of, play, shared
 from helpers.toys import distance, identical, initial_states, toy
-from tfpfl import tree
-from tfpfl.algorithm import Sampling
 from tfpfl.algorithms import fedfomo, local
+from tfpfl.algorithms.contract import Sampling
 from tfpfl.algorithms.fedfomo import EPSILON, Message
+from tfpfl.algorithms.parts.local_training import client_loss, local_solver, support_and_query
 from tfpfl.data.randomness import client_key
-from tfpfl.local import client_loss, local_solver, support_and_query
+from tfpfl.models import tree
 
 SOLVER = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}
 FULL = {"eta": 0.1, "steps": 3, "validation_fraction": 0.0}  # all examples for both, so that losses are `loss_of`

@@ -6,10 +6,10 @@ import pytest
 
 from helpers.rounds import by_hand, loss_of, play
 from helpers.toys import distance, identical, initial_states, toy
-from tfpfl import tree
-from tfpfl.algorithm import Weights
 from tfpfl.algorithms import fedrep, pflego
-from tfpfl.cost import count_passes
+from tfpfl.algorithms.contract import Weights
+from tfpfl.models import tree
+from tfpfl.runs.cost import count_passes
 
 ETA_H, ETA_B = 0.2, 0.1
 

@@ -4,9 +4,9 @@ import pytest
 
 from helpers.rounds import COHORTS, play, shared
 from helpers.toys import distance, gradient, identical, objective, toy
-from tfpfl import tree
-from tfpfl.algorithm import Weights
 from tfpfl.algorithms import fedavg, fedsgd
+from tfpfl.algorithms.contract import Weights
+from tfpfl.models import tree
 
 ETA = 0.2
 

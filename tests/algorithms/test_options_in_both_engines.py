@@ -8,8 +8,8 @@ import pytest
 from helpers.marks import slow_but
 from helpers.toys import backbone, distance, initial_states, on_disk, visits_by_id
 from tfpfl.algorithms import build_algorithm
+from tfpfl.engines.rounds import Evaluation, Simulation
 from tfpfl.models import SplitModel
-from tfpfl.simulate import Evaluation, Simulation
 
 BATCHES = {"epochs": 2, "batch_size": 4, "momentum": 0.5}
 OPTIONS = {
@@ -46,7 +46,7 @@ def rounds(engine, algorithm):
 
 @pytest.mark.parametrize("name", slow_but(OPTIONS, "fedprox"))
 def test_both_engines_agree(tff, federation, name):
-    from tfpfl.federated import federate, federated_evaluation
+    from tfpfl.engines.tff.process import federate, federated_evaluation
 
     algorithm = build_algorithm(
         name, SplitModel(backbone("float32")), federation.population(shared_slots=True), **OPTIONS[name]

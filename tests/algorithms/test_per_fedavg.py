@@ -7,9 +7,9 @@ import tensorflow as tf
 from helpers.quadratics import flat, quadratic, use
 from helpers.rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
 from helpers.toys import client_loss, distance, gradient, identical, toy
-from tfpfl import tree
 from tfpfl.algorithms import fedavg, per_fedavg
-from tfpfl.local import shuffled
+from tfpfl.algorithms.parts.local_training import shuffled
+from tfpfl.models import tree
 
 QUICK = {"eta_inner": 0.1, "beta": 0.2, "epochs": 2, "batch_size": 2}
 VARIANTS = ("fo", "hf")

@@ -7,11 +7,10 @@ import pytest
 import tensorflow as tf
 
 from helpers.toys import client_loss, distance, gradient, identical, initial_states, objective, run, toy
-from tfpfl import tree
-from tfpfl.algorithm import Head, Sampling
 from tfpfl.algorithms import build_algorithm, pflego, pflego_code, pflego_exact, pflego_paper
-from tfpfl.models import SplitModel
-from tfpfl.simulate import Simulation
+from tfpfl.algorithms.contract import Head, Sampling
+from tfpfl.engines.rounds import Simulation
+from tfpfl.models import SplitModel, tree
 
 RHO = 0.3
 

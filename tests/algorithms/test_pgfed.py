@@ -7,10 +7,10 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.rounds import COHORTS, loss_of, play
 from helpers.toys import distance, gradient, identical, initial_states, toy
-from tfpfl import tree
-from tfpfl.algorithm import Sampling
 from tfpfl.algorithms import fedavg, pgfed, pgfedmo
-from tfpfl.simulate import Simulation
+from tfpfl.algorithms.contract import Sampling
+from tfpfl.engines.rounds import Simulation
+from tfpfl.models import tree
 
 SOLVER = {"epochs": 2, "batch_size": 2, "momentum": 0.5}
 FULL = {"steps": 4, "momentum": 0.5}  # full batches, which can be written out

@@ -6,11 +6,11 @@ import tensorflow as tf
 from helpers.quadratics import flat, optimum, use
 from helpers.rounds import COHORTS, loss_of, nothing_arrives, play, shared
 from helpers.toys import distance, gradient, identical, initial_states, toy
-from tfpfl import tree
-from tfpfl.algorithm import Sampling
 from tfpfl.algorithms import ALGORITHMS, fedavg, scaffold
+from tfpfl.algorithms.contract import Sampling
 from tfpfl.algorithms.scaffold import Control, Server
-from tfpfl.simulate import Simulation
+from tfpfl.engines.rounds import Simulation
+from tfpfl.models import tree
 
 BATCHES = {"eta": 0.1, "epochs": 2, "batch_size": 2}
 SOME = [(0, 2, 3), (2, 3), (0, 2), (3,), (2,)]  # 1 and 4 never come, 0 leaves

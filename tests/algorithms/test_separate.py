@@ -3,10 +3,10 @@
 import tensorflow as tf
 
 from helpers.toys import clients, distance, identical, run, toy
-from tfpfl.algorithm import Weights
 from tfpfl.algorithms import local
-from tfpfl.local import client_loss, local_solver
-from tfpfl.simulate import Simulation
+from tfpfl.algorithms.contract import Weights
+from tfpfl.algorithms.parts.local_training import client_loss, local_solver
+from tfpfl.engines.rounds import Simulation
 
 WORK = {"eta": 0.3, "epochs": 2, "batch_size": 4, "momentum": 0.5}
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfpfl.algorithm import Sampling
+from tfpfl.algorithms.contract import Sampling
 from tfpfl.data import Federation, FederationError, Partition, Source, blobs, load_source
 from tfpfl.data.federation import SPLITS
-from tfpfl.runtime.worker import use_local_worker
+from tfpfl.engines.tff.worker import use_local_worker
 
 
 def numbered(num_examples=400, num_classes=5, dtype=np.uint8):

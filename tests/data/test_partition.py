@@ -5,7 +5,7 @@ import inspect
 import numpy as np
 import pytest
 
-from tfpfl.data.partition import GROUP_PRESETS, PARTITIONERS, Group, Labels, Partition, pathological, round_robin
+from tfpfl.data.partitioners import GROUP_PRESETS, PARTITIONERS, Group, Labels, Partition, pathological, round_robin
 
 
 def labels(num_train=2_000, num_test=500, num_classes=10, seed=3):

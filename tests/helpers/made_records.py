@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 
 from tfpfl.algorithms import ALGORITHMS
-from tfpfl.client_store import ClientStore, Evaluation
-from tfpfl.evaluation import LOCAL_COPY, summarize
-from tfpfl.record import Record
-from tfpfl.run import RunConfig
+from tfpfl.runs.protocols import LOCAL_COPY, summarize
+from tfpfl.runs.run import RunConfig
+from tfpfl.runs.store import ClientStore, Evaluation
+from tfpfl.studies.records import Record
 
 ROUNDS, CLIENTS, COHORT = 12, 8, 3
 PASSES = {"forward": 2.5, "backward": 1.5}

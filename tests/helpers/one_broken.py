@@ -4,9 +4,9 @@ import tensorflow as tf
 
 from helpers.quick import quick
 from helpers.toys import backbone
-from tfpfl import faults
-from tfpfl.algorithm import Algorithm, Sampling
 from tfpfl.algorithms import build_algorithm
+from tfpfl.algorithms.contract import Algorithm, Sampling
+from tfpfl.algorithms.transforms import faults
 from tfpfl.models import SplitModel
 
 BROKEN = 2

@@ -3,10 +3,11 @@
 import tensorflow as tf
 
 from helpers.toys import Toy, client_loss, gradient, initial_states
-from tfpfl import aggregate, tree
-from tfpfl.algorithm import Weights
-from tfpfl.simulate import Simulation
-from tfpfl.visit import server_step
+from tfpfl.algorithms.contract import Weights
+from tfpfl.engines import aggregation
+from tfpfl.engines.rounds import Simulation
+from tfpfl.engines.visit import server_step
+from tfpfl.models import tree
 
 COHORTS = [(0, 2, 3), (1, 2), (0, 1, 2, 3, 4), (2, 4)]  # somebody skips rounds, somebody starts late
 
@@ -49,6 +50,6 @@ def nothing_arrives(algorithm, data: Toy, server, client_id=0):
     """The server's state after a round whose only update has weight 0."""
     message, state = algorithm.message(server), algorithm.init_client(data.population.info(client_id))
     output = algorithm.client_update(message, state, data.visit(client_id))
-    total = aggregate.contribution(algorithm, output._replace(weight=tf.zeros_like(output.weight)))
-    arrived = aggregate.finish(algorithm, total, tf.constant([client_id]))
+    total = aggregation.contribution(algorithm, output._replace(weight=tf.zeros_like(output.weight)))
+    arrived = aggregation.finish(algorithm, total, tf.constant([client_id]))
     return server_step(algorithm)(server, arrived, total.weight)

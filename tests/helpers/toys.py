@@ -5,8 +5,12 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.algorithm import ClientData, Head, Population, Sampling
-from tfpfl.battery import (  # noqa: F401 - the tests' own names for what the battery has
+from tfpfl.algorithms.contract import ClientData, Head, Population, Sampling
+from tfpfl.data import Federation
+from tfpfl.data.randomness import client_key
+from tfpfl.engines.rounds import Simulation
+from tfpfl.models import SplitModel
+from tfpfl.studies.battery import (  # noqa: F401 - the tests' own names for what the battery has
     backbone,
     clouds,
     distance,
@@ -15,10 +19,6 @@ from tfpfl.battery import (  # noqa: F401 - the tests' own names for what the ba
     small_federation,
     visits_by_id,
 )
-from tfpfl.data import Federation
-from tfpfl.data.randomness import client_key
-from tfpfl.models import SplitModel
-from tfpfl.simulate import Simulation
 
 EXAMPLES = (6, 9, 4, 7, 5)
 CLASSES = (2, 3, 2, 4, 3)

@@ -3,9 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from tflite_export.program import flatten
-from tfpfl.algorithm import Head
-from tfpfl.local import cross_entropy
+from tflite_export.convert.program import flatten
+from tfpfl.algorithms.contract import Head
+from tfpfl.algorithms.parts.local_training import cross_entropy
 
 
 def varied(model, seed=0):

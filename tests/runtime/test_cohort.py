@@ -8,16 +8,18 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.toys import arrays_of_states, backbone, distance, identical, on_disk, visits
-from tfpfl import aggregators, battery, faults
-from tfpfl.algorithm import Sampling
 from tfpfl.algorithms import ALGORITHMS, build_algorithm, finetuned
-from tfpfl.cost import Counter
+from tfpfl.algorithms.contract import Sampling
+from tfpfl.algorithms.transforms import faults
+from tfpfl.algorithms.transforms.screening import screened
+from tfpfl.engines.local import grouping
+from tfpfl.engines.local.grouping import groups, shared_theta
+from tfpfl.engines.packed import Packed, one_pass_of
+from tfpfl.engines.rounds import Evaluation, Simulation
 from tfpfl.models import SplitModel, build
-from tfpfl.runtime import cohort
-from tfpfl.runtime.cohort import groups, shared_theta
-from tfpfl.runtime.packed import Packed, one_pass_of
-from tfpfl.screening import screened
-from tfpfl.simulate import Evaluation, Simulation
+from tfpfl.runs import aggregators
+from tfpfl.runs.cost import Counter
+from tfpfl.studies import battery
 
 # Two clients like each other, twice, and one like no other.
 EXAMPLES, CLASSES = (6, 9, 6, 7, 9), (2, 3, 2, 4, 3)
@@ -91,7 +93,7 @@ def test_a_group_is_as_large_as_its_memory(federation, plain, monkeypatch):
     assert groups([1, 1, 2, 3, 1], 2**27) == [[0, 1], [2], [3], [4]]
     assert groups([1, 1, 1], 1) == [[0, 1, 2]] and groups([], 1) == []
     algorithm = make("pflego", federation)
-    monkeypatch.setattr(cohort, "GROUP_BYTES", 16 * algorithm.model.activation_bytes)
+    monkeypatch.setattr(grouping, "GROUP_BYTES", 16 * algorithm.model.activation_bytes)
     assert len(groups(EXAMPLES, algorithm.model.activation_bytes)) == 3
     assert distance(rounds(algorithm, federation, cohort="fused"), plain("pflego", "float64")) < 1e-9
 

@@ -22,14 +22,15 @@ from click.testing import CliRunner
 
 from helpers import small_runs as runs
 from helpers import toys
-from tfpfl import SplitModel, Training, build_algorithm, training
+from tfpfl import SplitModel, Training, build_algorithm
 from tfpfl.checks import Unavailable
 from tfpfl.cli import main
 from tfpfl.data.federation import FILES, FederationError
-from tfpfl.run import Run
-from tfpfl.runtime.machines import Machines, MachinesError
-from tfpfl.runtime.ray_engine import RayEngine, Tasks, connect, federation_on_node, shards
-from tfpfl.simulate import Rounds, Simulation
+from tfpfl.engines.machines import Machines, MachinesError
+from tfpfl.engines.ray.engine import RayEngine, Tasks, connect, federation_on_node, shards
+from tfpfl.engines.rounds import Rounds, Simulation
+from tfpfl.runs import training
+from tfpfl.runs.run import Run
 
 EXAMPLES, CLASSES = (12, 9, 8, 7, 10, 6, 11, 9), (2, 3, 2, 4, 3, 2, 3, 2)
 ORDER = [5, 2, 7, 0, 3, 6, 1]

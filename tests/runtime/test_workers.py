@@ -24,22 +24,22 @@ from helpers import small_runs as runs
 from helpers.marks import slow_but
 from helpers.processes import alive, descendants
 from helpers.toys import distance, identical, initial_states, visits_by_id
-from tfpfl import faults
 from tfpfl.algorithms import build_algorithm
-from tfpfl.callbacks import Callback
+from tfpfl.algorithms.transforms import faults
+from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.checks import Unavailable
 from tfpfl.cli import main
 from tfpfl.data import Federation
+from tfpfl.engines.machines import Machines, MachinesError
+from tfpfl.engines.rounds import Simulation
+from tfpfl.engines.tff import isolated
+from tfpfl.engines.tff import worker as worker_module
+from tfpfl.engines.tff import workers as runtime
+from tfpfl.engines.tff.worker import Worker, answers, context_on
+from tfpfl.engines.tff.workers import OtherFederation, Remote, ShardedProcess, shards
 from tfpfl.models import SplitModel
-from tfpfl.run import Run
-from tfpfl.runtime import isolated
-from tfpfl.runtime import worker as worker_module
-from tfpfl.runtime import workers as runtime
-from tfpfl.runtime.machines import Machines, MachinesError
-from tfpfl.runtime.worker import Worker, answers, context_on
-from tfpfl.runtime.workers import OtherFederation, Remote, ShardedProcess, shards
-from tfpfl.screening import screened
-from tfpfl.simulate import Simulation
+from tfpfl.runs.callbacks import Callback
+from tfpfl.runs.run import Run
 
 NO_TFF = "TensorFlow Federated is not installed (requirements.lock has it)"
 portpicker = pytest.importorskip("portpicker", reason=NO_TFF)  # which TFF brings
@@ -253,7 +253,7 @@ def test_a_worker_killed_in_a_round(federation, machines, started, given, caplog
     given.clear()
     timer = Timer(0.0, kill)
     timer.start()
-    with caplog.at_level(logging.WARNING, "tfpfl.runtime.workers"):
+    with caplog.at_level(logging.WARNING, "tfpfl.engines.tff.workers"):
         found = train(process, algorithm, 1)
         assert killed and time.monotonic() - killed[0] < 60
         assert f"worker {victim.name} is left out: the connection broke" in caplog.text
@@ -285,7 +285,7 @@ def test_a_worker_that_hangs(federation, machines, started, given, monkeypatch, 
     timer.start()
     began = time.monotonic()
     try:
-        with caplog.at_level(logging.WARNING, "tfpfl.runtime.workers"):
+        with caplog.at_level(logging.WARNING, "tfpfl.engines.tff.workers"):
             found = train(process, algorithm, 1)
         timer.join()
     finally:
@@ -485,7 +485,7 @@ def test_a_worker_that_ends_at_once(tff, code, message, monkeypatch):
 def test_an_isolated_worker_is_reached_by_its_user_alone(tff, federation):
     from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
 
-    from tfpfl.federated import federate
+    from tfpfl.engines.tff.process import federate
 
     plain, isolated = Worker(2), isolated_worker()
     try:

@@ -12,11 +12,12 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.truth import examples, random_head, relative, relative_l2, varied
-from tflite_export import Bundle, BundleError, DeviceClient, ExportError, Runtime, export, layout, verify
-from tflite_export.head_file import HeadError, SavedHead, head_bytes, load_head, theta_sha256
-from tflite_export.ops import operations
+from tflite_export import Bundle, BundleError, DeviceClient, ExportError, Runtime, export, verify
+from tflite_export.device import layout
+from tflite_export.device.head_file import HeadError, SavedHead, head_bytes, load_head, theta_sha256
+from tflite_export.device.ops import operations
 from tfpfl.models import SplitModel, build
-from tfpfl.run import Run
+from tfpfl.runs.run import Run
 
 INTERPRETER = tf.lite.Interpreter
 
@@ -96,7 +97,7 @@ def test_precisions_get_smaller_and_stay_close(bundle):
 
 def test_quality_tells_a_wrong_backbone(bundle, federation):
     """The plain cosine of features would not."""
-    from tflite_export.backbone import quality
+    from tflite_export.convert.backbone import quality
 
     x, _ = federation.arrays(4, "test")
     reference = DeviceClient(bundle, interpreter=INTERPRETER).features(x)
@@ -166,7 +167,7 @@ def test_what_cannot_take_part_in_rounds_is_refused_by_its_reason(make_run, tmp_
 
 
 def test_a_run_without_rounds_is_refused(federation, tmp_path):
-    from tfpfl.run import RunConfig
+    from tfpfl.runs.run import RunConfig
 
     config = RunConfig(federation=str(federation.path), network="mlp200")
     with Run.create(config, tmp_path / "run", federation) as run, pytest.raises(ExportError, match="no rounds yet"):
@@ -237,7 +238,7 @@ def test_snippets_have_this_clients_numbers(bundle):
 
 def test_the_device_side_imports_no_tensorflow():
     code = (
-        "import sys, tflite_export.device, tflite_export.verification, tflite_export.bench;"
+        "import sys, tflite_export.device.client, tflite_export.device.verification, tflite_export.device.bench;"
         "print([m for m in ('tensorflow', 'tfpfl', 'keras', 'click') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

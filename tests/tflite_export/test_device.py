@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from helpers.truth import true_gradient, true_steps
 from tflite_export import BundleError, DeviceClient, Runtime
-from tflite_export import payload as payloads
-from tflite_export.head_file import HeadError, SavedHead, load_head, save_head, theta_sha256
-from tflite_export.payload import PayloadError, decode, encode
-from tflite_export.program import unflatten
-from tfpfl.algorithm import Head
-from tfpfl.run import Run
+from tflite_export.convert.program import unflatten
+from tflite_export.device import payload as payloads
+from tflite_export.device.head_file import HeadError, SavedHead, load_head, save_head, theta_sha256
+from tflite_export.device.payload import PayloadError, decode, encode
+from tfpfl.algorithms.contract import Head
+from tfpfl.runs.run import Run
 
 INTERPRETER = tf.lite.Interpreter
 
@@ -102,7 +102,7 @@ def test_personalization_keeps_a_better_head_and_no_other(bundle, split_model, d
 
 
 def test_held_out_examples_are_set_aside_from_every_class(data):
-    from tflite_export.scores import cut
+    from tflite_export.device.scores import cut
 
     (x, y), (x_out, y_out) = cut(*data, 0.25)
     assert len(x) + len(x_out) == len(data[0]) and set(y) == set(y_out) == {0, 1, 2}
@@ -182,7 +182,7 @@ def test_a_runtime_that_is_too_old_is_named(bundle, data):
 
 
 def test_a_runtime_known_to_crash_in_while_takes_the_other_signatures(bundle, data, monkeypatch):
-    monkeypatch.setattr("tflite_export.runtime.runtime_version", lambda _: ("ai-edge-litert", "1.0.1"))
+    monkeypatch.setattr("tflite_export.device.runtime.runtime_version", lambda _: ("ai-edge-litert", "1.0.1"))
     client = device(bundle, chunk=1000)
     monkeypatch.undo()
     with pytest.raises(BundleError, match="1.0.1 is too old for signature 'round'.*head_step"):
@@ -253,7 +253,7 @@ def test_a_damaged_head_file_is_refused(bundle, tmp_path):
 SAVE_FOREVER = """
 import sys
 import numpy as np
-from tflite_export.head_file import SavedHead, save_head
+from tflite_export.device.head_file import SavedHead, save_head
 value = 0
 while True:
     value += 1

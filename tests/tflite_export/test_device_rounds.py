@@ -5,10 +5,10 @@ import pytest
 
 from helpers.marks import slow_but
 from tflite_export import ExportError, simulate_round
-from tflite_export.device_rounds import Devices
+from tflite_export.rounds import Devices
 from tfpfl.algorithms import build_algorithm
 from tfpfl.models import SplitModel, build
-from tfpfl.run import RunConfig
+from tfpfl.runs.run import RunConfig
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,11 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from tflite_export import Bundle, BundleError, ExportError, bench, verify
+from tflite_export import Bundle, BundleError, ExportError, verify
 from tflite_export.cli import main
-from tflite_export.head_file import HeadError
-from tflite_export.payload import PayloadError
+from tflite_export.device import bench
+from tflite_export.device.head_file import HeadError
+from tflite_export.device.payload import PayloadError
 from tfpfl.checks import InvalidArgument
 
 
@@ -54,7 +55,7 @@ def test_a_bug_is_not_taken_for_an_error_of_ours(tmp_path, monkeypatch):
 
         return broken
 
-    for place in ("tflite_export.runtime.Bundle.__init__", "tfpfl.run.Run.open"):
+    for place in ("tflite_export.device.runtime.Bundle.__init__", "tfpfl.runs.run.Run.open"):
         arguments = ["inspect", "b"] if "Bundle" in place else ["simulate-round", "r"]
         for kind in (ValueError, RuntimeError, TypeError):
             monkeypatch.setattr(place, raises(bug := kind("shapes differ")))

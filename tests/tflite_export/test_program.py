@@ -9,9 +9,9 @@ from keras import layers
 from helpers.marks import slow_but
 from helpers.networks import OWN, PAPERS
 from helpers.truth import examples, random_head, relative, relative_l2, runner, true_gradient, true_steps, varied
-from tflite_export.gradients import UnsupportedLayerError
-from tflite_export.ops import check_builtin, operations
-from tflite_export.program import convert_program, flatten, unflatten
+from tflite_export.convert.gradients import UnsupportedLayerError
+from tflite_export.convert.program import convert_program, flatten, unflatten
+from tflite_export.device.ops import check_builtin, operations
 from tfpfl.models import SplitModel, build
 
 L2 = {"cifar_2conv": 1e-3}  # near-ties of overlapping windows: a pixel's gradient may go to the neighbour

@@ -21,7 +21,7 @@ from helpers.marks import slow_but
 from helpers.networks import OWN, PAPERS
 from helpers.truth import random_head, varied
 from tflite_export import DeviceClient, export, verify
-from tflite_export.payload import decode
+from tflite_export.device.payload import decode
 from tfpfl.models import SplitModel, build
 
 VERSIONS = os.environ.get("TFPFL_LITERT", "").split()
@@ -91,7 +91,7 @@ def test_the_pinned_runtime(bundle):
 @pytest.mark.litert
 def test_every_signature(bundle, litert):
     version, python = litert
-    done = run(python, "-m", "tflite_export.verification", bundle.folder)
+    done = run(python, "-m", "tflite_export.device.verification", bundle.folder)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert version in ("newest", found["runtime"].split()[1])
@@ -102,7 +102,7 @@ def test_every_signature(bundle, litert):
 ROUND = """
 import importlib.util, sys
 import numpy as np
-from tflite_export.device import DeviceClient
+from tflite_export.device.client import DeviceClient
 assert importlib.util.find_spec("tensorflow") is None
 bundle, folder = sys.argv[1:]
 with np.load(folder + "/examples.npz") as file:
@@ -141,7 +141,7 @@ def test_inference_files(bundle, litert):
     if not quality:
         pytest.skip("this bundle was exported without them")
     code = (
-        "import sys, numpy as np; from pathlib import Path; from tflite_export.runtime import Runtime;"
+        "import sys, numpy as np; from pathlib import Path; from tflite_export.device.runtime import Runtime;"
         "x = np.random.default_rng(0).random((8, *map(int, sys.argv[2].split(','))), np.float32);"
         "phi = [Runtime(Path(sys.argv[1]) / n)('features', x=x)['phi'] for n in sys.argv[3:]];"
         "print(*[np.linalg.norm(p - phi[0]) / np.linalg.norm(phi[0]) for p in phi])"

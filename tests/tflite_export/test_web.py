@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 from helpers.truth import relative
 from tflite_export import Bundle, BundleError, DeviceClient, ExportError, Runtime, export, verify, write_site
 from tflite_export.cli import main
-from tflite_export.drawing import drawing_settings, example_of_drawing
-from tflite_export.payload import decode
-from tflite_export.wide_head import CLOSED, widened
+from tflite_export.device.drawing import drawing_settings, example_of_drawing
+from tflite_export.device.payload import decode
+from tflite_export.device.wide_head import CLOSED, widened
 
 INTERPRETER = tf.lite.Interpreter
 

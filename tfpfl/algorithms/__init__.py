@@ -27,8 +27,7 @@ from tfpfl.algorithms.pflego import pflego, pflego_code, pflego_exact, pflego_pa
 from tfpfl.algorithms.pgfed import pgfed, pgfedmo
 from tfpfl.algorithms.scaffold import scaffold
 from tfpfl.algorithms.separate import local
-from tfpfl.checks import InvalidArgument
-from tfpfl.names import unknown
+from tfpfl.checks import InvalidArgument, unknown
 
 
 @dataclass(frozen=True)

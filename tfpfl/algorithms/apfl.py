@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl import tree
-from tfpfl.algorithm import Adaptation, Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput, Weights
 from tfpfl.algorithms.fedavg import fedavg
-from tfpfl.local import (
+from tfpfl.algorithms.parts.local_training import (
     batch_loop,
     check_choice,
     check_fractions,
@@ -27,7 +26,8 @@ from tfpfl.local import (
     example_weight,
     value_and_gradient,
 )
-from tfpfl.optimizer import sgd
+from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.models import tree
 
 
 class Personal(NamedTuple):

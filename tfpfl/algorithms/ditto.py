@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl import tree
-from tfpfl.adaptation import adaptation, near
-from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
 from tfpfl.algorithms.fedavg import fedavg
-from tfpfl.local import check_choice, check_penalty, client_loss, local_solver
-from tfpfl.optimizer import sgd
+from tfpfl.algorithms.parts.adaptation import adaptation, near
+from tfpfl.algorithms.parts.local_training import check_choice, check_penalty, client_loss, local_solver
+from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.models import tree
 
 
 class Personal(NamedTuple):

@@ -22,11 +22,18 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl import tree
-from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.parts.local_training import (
+    check_choice,
+    check_fractions,
+    check_penalty,
+    check_rates,
+    client_loss,
+    local_solver,
+)
+from tfpfl.algorithms.parts.server_rows import check_table, row_of
 from tfpfl.checks import InvalidArgument
-from tfpfl.local import check_choice, check_fractions, check_penalty, check_rates, client_loss, local_solver
-from tfpfl.table import check_table, row_of
+from tfpfl.models import tree
 
 EPSILON = 1e-12  # of the norms in a cosine
 

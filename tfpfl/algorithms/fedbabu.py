@@ -14,10 +14,10 @@ is the work of one visit.
 import numpy as np
 import tensorflow as tf
 
-from tfpfl import tree
-from tfpfl.algorithm import Algorithm, ClientOutput, Head, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, Head, Weights
 from tfpfl.algorithms.finetune import finetuned, tuning_work
-from tfpfl.local import body_solver, example_weight
+from tfpfl.algorithms.parts.local_training import body_solver, example_weight
+from tfpfl.models import tree
 
 
 def orthogonal_head(model, num_labels: int) -> Head:

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl import tree
-from tfpfl.adaptation import adaptation
-from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.local_training import check_penalty, client_loss, local_solver
+from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.checks import InvalidArgument
-from tfpfl.local import check_penalty, client_loss, local_solver
-from tfpfl.optimizer import sgd
+from tfpfl.models import tree
 
 
 class Server(NamedTuple):

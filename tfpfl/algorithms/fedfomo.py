@@ -16,13 +16,19 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl import tree
-from tfpfl.adaptation import adaptation
-from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.local_training import (
+    check_choice,
+    check_fractions,
+    client_loss,
+    local_solver,
+    support_and_query,
+)
+from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.server_rows import check_table, row_of
 from tfpfl.checks import InvalidArgument
-from tfpfl.local import check_choice, check_fractions, client_loss, local_solver, support_and_query
-from tfpfl.optimizer import sgd
-from tfpfl.table import check_table, row_of
+from tfpfl.models import tree
 
 EPSILON = 1e-5  # added to the distance between two models, by which the difference of their losses is divided
 

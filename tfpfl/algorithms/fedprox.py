@@ -15,10 +15,17 @@ paper samples by N_i and averages uniformly; here cohorts are uniform and the av
 
 import tensorflow as tf
 
-from tfpfl import tree
-from tfpfl.algorithm import Algorithm, ClientOutput
+from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
-from tfpfl.local import check_choice, check_penalty, client_loss, example_weight, local_solver, straggles
+from tfpfl.algorithms.parts.local_training import (
+    check_choice,
+    check_penalty,
+    client_loss,
+    example_weight,
+    local_solver,
+    straggles,
+)
+from tfpfl.models import tree
 
 
 def fedprox(

@@ -18,12 +18,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfpfl import head as heads
-from tfpfl import tree
-from tfpfl.adaptation import adaptation
-from tfpfl.algorithm import Algorithm, ClientOutput, OnePass, Weights
-from tfpfl.checks import InvalidArgument
-from tfpfl.local import (
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, OnePass, Weights
+from tfpfl.algorithms.parts import linear_head as heads
+from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.local_training import (
     body_solver,
     check_choice,
     check_fractions,
@@ -32,8 +30,10 @@ from tfpfl.local import (
     one_pass_update,
     support_and_query,
 )
+from tfpfl.algorithms.parts.optimizers import OPTIMIZERS, optimizer, sgd
+from tfpfl.checks import InvalidArgument
+from tfpfl.models import tree
 from tfpfl.models.split import HEAD_INITS
-from tfpfl.optimizer import OPTIMIZERS, optimizer, sgd
 
 
 class Server(NamedTuple):

@@ -14,11 +14,10 @@ paper's hypernetwork. Both steps see the same batches. The loss that is reported
 
 import tensorflow as tf
 
-from tfpfl import tree
-from tfpfl.adaptation import adaptation
-from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
 from tfpfl.algorithms.fedavg import fedavg
-from tfpfl.local import (
+from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.local_training import (
     batch_loop,
     check_choice,
     check_rates,
@@ -27,7 +26,8 @@ from tfpfl.local import (
     logits,
     value_and_gradient,
 )
-from tfpfl.optimizer import sgd
+from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.models import tree
 
 NEVER = -1e9  # log n of a class that a client does not have
 

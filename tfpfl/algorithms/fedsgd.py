@@ -10,12 +10,12 @@ The paper's q_i is written n_k / n; with a part of the clients, n is read as the
 
 import tensorflow as tf
 
-from tfpfl import head as heads
-from tfpfl import tree
-from tfpfl.adaptation import adaptation
-from tfpfl.algorithm import Algorithm, ClientOutput, OnePass, Weights
-from tfpfl.local import check_rates, example_weight, one_pass_update
-from tfpfl.optimizer import sgd
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, OnePass, Weights
+from tfpfl.algorithms.parts import linear_head as heads
+from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.local_training import check_rates, example_weight, one_pass_update
+from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.models import tree
 
 
 def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") -> Algorithm:

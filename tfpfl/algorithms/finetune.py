@@ -12,12 +12,19 @@ given in the papers that use this baseline; the default is the work of one visit
 
 from collections.abc import Callable
 
-from tfpfl.adaptation import adaptation
-from tfpfl.algorithm import Algorithm, Weights
+from tfpfl.algorithms.contract import Algorithm, Weights
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedprox import fedprox
-from tfpfl.local import PARTS, body_solver, check_choice, client_loss, head_solver, local_solver
-from tfpfl.optimizer import sgd
+from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.local_training import (
+    PARTS,
+    body_solver,
+    check_choice,
+    client_loss,
+    head_solver,
+    local_solver,
+)
+from tfpfl.algorithms.parts.optimizers import sgd
 
 
 def finetuned(

@@ -21,12 +21,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl import tree
-from tfpfl.adaptation import adaptation, near
-from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
 from tfpfl.algorithms.fedavg import fedavg
-from tfpfl.checks import InvalidArgument
-from tfpfl.local import (
+from tfpfl.algorithms.parts.adaptation import adaptation, near
+from tfpfl.algorithms.parts.local_training import (
     check_choice,
     check_fractions,
     check_penalty,
@@ -35,7 +33,9 @@ from tfpfl.local import (
     example_weight,
     local_solver,
 )
-from tfpfl.optimizer import sgd
+from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.checks import InvalidArgument
+from tfpfl.models import tree
 
 EPSILON = 1e-12
 

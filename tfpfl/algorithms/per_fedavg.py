@@ -13,12 +13,18 @@ batch instead of all examples. eta_inner = 0 is FedAvg with rate beta on the D'.
 
 import tensorflow as tf
 
-from tfpfl import tree
-from tfpfl.algorithm import Algorithm, ClientOutput
+from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.finetune import finetuned
+from tfpfl.algorithms.parts.local_training import (
+    batch_loop,
+    check_choice,
+    check_rates,
+    client_loss,
+    value_and_gradient,
+)
 from tfpfl.checks import InvalidArgument
-from tfpfl.local import batch_loop, check_choice, check_rates, client_loss, value_and_gradient
+from tfpfl.models import tree
 
 
 def per_fedavg(

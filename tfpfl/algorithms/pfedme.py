@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl import tree
-from tfpfl.adaptation import adaptation, near
-from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.parts.adaptation import adaptation, near
+from tfpfl.algorithms.parts.local_training import batch_loop, check_penalty, check_rates, client_loss, local_solver
+from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.checks import InvalidArgument
-from tfpfl.local import batch_loop, check_penalty, check_rates, client_loss, local_solver
-from tfpfl.optimizer import sgd
+from tfpfl.models import tree
 
 
 class Personal(NamedTuple):

@@ -22,14 +22,14 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfpfl import head as heads
-from tfpfl import tree
-from tfpfl.adaptation import adaptation
-from tfpfl.algorithm import Adaptation, Algorithm, ClientOutput, OnePass, Weights
+from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput, OnePass, Weights
+from tfpfl.algorithms.parts import linear_head as heads
+from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.local_training import arrival_of, check_choice, check_rates, one_pass_update
+from tfpfl.algorithms.parts.optimizers import OPTIMIZERS, optimizer
 from tfpfl.checks import InvalidArgument
-from tfpfl.local import arrival_of, check_choice, check_rates, one_pass_update
+from tfpfl.models import tree
 from tfpfl.models.split import HEAD_INITS
-from tfpfl.optimizer import OPTIMIZERS, optimizer
 
 
 class Server(NamedTuple):

@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl import tree
-from tfpfl.adaptation import adaptation
-from tfpfl.algorithm import Algorithm, ClientOutput, Weights
-from tfpfl.local import (
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.local_training import (
     batch_loop,
     check_fractions,
     check_rates,
@@ -32,8 +31,9 @@ from tfpfl.local import (
     value_and_gradient,
     whole_gradient,
 )
-from tfpfl.optimizer import sgd
-from tfpfl.table import check_table, row_of
+from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.server_rows import check_table, row_of
+from tfpfl.models import tree
 
 
 class Server(NamedTuple):

@@ -15,12 +15,19 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl import tree
-from tfpfl.adaptation import adaptation
-from tfpfl.algorithm import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.local_training import (
+    batch_loop,
+    check_choice,
+    check_rates,
+    client_loss,
+    value_and_gradient,
+    whole_gradient,
+)
+from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.checks import InvalidArgument
-from tfpfl.local import batch_loop, check_choice, check_rates, client_loss, value_and_gradient, whole_gradient
-from tfpfl.optimizer import sgd
+from tfpfl.models import tree
 
 
 class Server(NamedTuple):

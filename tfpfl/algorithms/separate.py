@@ -9,10 +9,10 @@ new client starts from there as well. Clients train only when they are sampled, 
 
 import tensorflow as tf
 
-from tfpfl.adaptation import adaptation
-from tfpfl.algorithm import Algorithm, ClientOutput, Weights
-from tfpfl.local import client_loss, local_solver
-from tfpfl.optimizer import sgd
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.local_training import client_loss, local_solver
+from tfpfl.algorithms.parts.optimizers import sgd
 
 
 def local(

@@ -111,7 +111,7 @@ def cite(names, folder):
 
     NAMES are names of algorithms, data sets and partitions, or tfpfl. Without a name, all names are listed.
     """
-    from tfpfl import cite
+    from tfpfl.studies import cite
 
     if names and folder:
         raise click.UsageError("give names or --run, not both: --run finds the names by itself")

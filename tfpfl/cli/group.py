@@ -2,8 +2,7 @@
 
 import click
 
-from tfpfl.checks import TfpflError
-from tfpfl.names import unknown
+from tfpfl.checks import TfpflError, unknown
 
 
 class Group(click.Group):

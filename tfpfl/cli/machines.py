@@ -53,7 +53,7 @@ def worker(port, concurrency, isolate, log):
 
     The worker reads the federation itself: its folder must have the same path here as on the other machine.
     """
-    from tfpfl.runtime.worker import answers, last_line, start_worker, worker_binary
+    from tfpfl.engines.tff.worker import answers, last_line, start_worker, worker_binary
 
     worker_binary()  # is TFF installed?
     _check_free(port)

@@ -9,9 +9,8 @@ from typing import get_args
 
 import click
 
-from tfpfl.checks import InvalidArgument
-from tfpfl.names import unknown
-from tfpfl.run_options import DATA_NAMES, OPTIONS, SECTIONS
+from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.runs.options import DATA_NAMES, OPTIONS, SECTIONS
 
 
 class Picture(click.Path):
@@ -84,7 +83,7 @@ class ConfigOption(SectionOption):
 
 
 def config_option(name: str):
-    """The decorator that adds an entry of the table in `tfpfl.run_options` to a command."""
+    """The decorator that adds an entry of the table in `tfpfl.runs.options` to a command."""
     option = OPTIONS[name]
     kind = click.Choice(option.choices) if option.choices else option.type
     return click.option(
@@ -290,7 +289,7 @@ def machines_of(engine: str, workers: str | None, address: str | None, deadline:
     Raises:
         ValueError: an option that the engine does not have, or a value out of range.
     """
-    from tfpfl.runtime.machines import Machines
+    from tfpfl.engines.machines import Machines
 
     for flag, given, whose in (
         ("--workers", workers, "tff"),

@@ -19,7 +19,7 @@ from tfpfl.cli.options import (
     machines_of,
     with_options,
 )
-from tfpfl.run_options import DATA_NAMES, OPTIONS
+from tfpfl.runs.options import DATA_NAMES, OPTIONS
 
 
 @main.command(cls=RunCommand)
@@ -35,7 +35,7 @@ def run(out, allow_download, federation, workers, address, deadline, isolate, **
     The hyperparameters of the method and the arguments of the partition are options too. They stand at the end of
     this help: `tfpfl run --algorithm fedavg --help` shows those of FedAvg.
     """
-    from tfpfl.run import Run, RunConfig, open_federation
+    from tfpfl.runs.run import Run, RunConfig, open_federation
 
     machines = machines_of(kw["engine"], workers, address, deadline, isolate)
     if federation is None:
@@ -61,7 +61,7 @@ def run(out, allow_download, federation, workers, address, deadline, isolate, **
         opened = open_federation(config, allow_download=allow_download)
         _require_workers(machines, opened)
     if machines.address:
-        from tfpfl.runtime.ray_engine import connect
+        from tfpfl.engines.ray.engine import connect
 
         connect(machines)
     with Run.create(config, out, opened, allow_download=allow_download) as run:
@@ -70,8 +70,8 @@ def run(out, allow_download, federation, workers, address, deadline, isolate, **
 
 
 def _require_workers(machines, federation):
-    from tfpfl.runtime.worker import require_tff
-    from tfpfl.runtime.workers import workers_of
+    from tfpfl.engines.tff.worker import require_tff
+    from tfpfl.engines.tff.workers import workers_of
 
     require_tff()
     workers_of(machines).require(federation)
@@ -81,7 +81,7 @@ def _train_and_print(run):
     from rich.console import Console
 
     from tfpfl.algorithms import algorithm_row
-    from tfpfl.callbacks import Progress
+    from tfpfl.runs.callbacks import Progress
 
     console = Console()
     try:
@@ -94,7 +94,7 @@ def _train_and_print(run):
 
 
 def _print_run(run, console):
-    from tfpfl.tables import protocols
+    from tfpfl.studies.tables import protocols
 
     console.print(protocols([r for r in run.results() if r.when != "last"], f"{run.folder}"))
     _print_stop(run)
@@ -119,7 +119,7 @@ def _print_stop(run):
 @with_options(machine_options)
 def resume(folder, rounds, **where):
     """Continue the run in FOLDER as if it had never stopped."""
-    from tfpfl.run import Run
+    from tfpfl.runs.run import Run
 
     with Run.open(folder, rounds=rounds) as run:
         run.machines = machines_of(run.engine, **where)
@@ -137,9 +137,9 @@ def evaluate(folder):
     """Evaluate all clients of the run in FOLDER. Prints this, then the results from during the run."""
     from rich.console import Console
 
-    from tfpfl import evaluation
-    from tfpfl.run import Run
-    from tfpfl.tables import protocols
+    from tfpfl.runs import protocols as evaluation
+    from tfpfl.runs.run import Run
+    from tfpfl.studies.tables import protocols
 
     with Run.open(folder, engine="local") as run:
         done = run.store.round_num
@@ -199,8 +199,8 @@ def new_clients(runs, csv_file, picture, **how):
     """
     from rich.console import Console
 
-    from tfpfl import new_clients
-    from tfpfl.run import Run
+    from tfpfl.runs.run import Run
+    from tfpfl.studies import new_clients
 
     done = []
     for folder in runs:
@@ -246,9 +246,9 @@ def demo(out, rounds, seed, engine):
     from rich.console import Console
 
     from tfpfl.algorithms import algorithm_row
-    from tfpfl.callbacks import Progress
-    from tfpfl.run import Run, RunConfig
-    from tfpfl.tables import comparison
+    from tfpfl.runs.callbacks import Progress
+    from tfpfl.runs.run import Run, RunConfig
+    from tfpfl.studies.tables import comparison
 
     console = Console()
     done = []

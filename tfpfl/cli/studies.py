@@ -72,15 +72,15 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
     """
     from rich.console import Console
 
-    from tfpfl import compare as comparing
-    from tfpfl import evaluation
     from tfpfl.algorithms import check_names
-    from tfpfl.callbacks import Progress
-    from tfpfl.record import Record
-    from tfpfl.run import RunConfig
-    from tfpfl.tables import comparison_over_clients
+    from tfpfl.runs import protocols
+    from tfpfl.runs.callbacks import Progress
+    from tfpfl.runs.run import RunConfig
+    from tfpfl.studies import comparison as comparing
+    from tfpfl.studies.records import Record
+    from tfpfl.studies.tables import comparison_over_clients
 
-    wanted, console = evaluation.protocol(protocol), Console()
+    wanted, console = protocols.protocol(protocol), Console()
     for path in write:
         if path.suffix[1:] not in comparing.FORMATS:
             endings = ", .".join(comparing.FORMATS)
@@ -115,7 +115,7 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
     for path in write:
         path.write_text(comparing.text(table, path.suffix[1:], wanted))
     if plot:
-        from tfpfl.plots import curves
+        from tfpfl.studies.plots import curves
 
         curves(records).savefig(plot)
 
@@ -161,10 +161,10 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_download, **
     """
     from rich.console import Console
 
-    from tfpfl import sweep as searching
-    from tfpfl.callbacks import Progress
-    from tfpfl.run import RunConfig
-    from tfpfl.tables import rungs
+    from tfpfl.runs.callbacks import Progress
+    from tfpfl.runs.run import RunConfig
+    from tfpfl.studies import search as searching
+    from tfpfl.studies.tables import rungs
 
     values, ranges = {}, {}
     for text, into in [(t, values) for t in grid] + [(t, ranges) for t in random]:
@@ -250,9 +250,9 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
     from rich.console import Console
     from rich.table import Column, Table
 
-    from tfpfl import papers
-    from tfpfl.callbacks import Progress
-    from tfpfl.papers import ledger as ledgers
+    from tfpfl.runs.callbacks import Progress
+    from tfpfl.studies import papers
+    from tfpfl.studies.papers import ledger as ledgers
 
     console, ledger = Console(), ledger or out / "ledger.json"
     if name is not None:
@@ -321,8 +321,8 @@ def report(folders, out, title, baselines, allow_different_data):
     nothing from a network.
     """
     from tfpfl.algorithms import algorithm_row
-    from tfpfl.record import Record
-    from tfpfl.report import BASELINES, write_report
+    from tfpfl.studies.records import Record
+    from tfpfl.studies.report import BASELINES, write_report
 
     for name in baselines:
         algorithm_row(name)  # refuses an unknown one

@@ -2,7 +2,7 @@
 
 from tfpfl.data.catalog import Source, list_datasets, load_source
 from tfpfl.data.federation import Federation, FederationError
-from tfpfl.data.partition import PARTITIONERS, Group, Labels, Partition
+from tfpfl.data.partitioners import PARTITIONERS, Group, Labels, Partition
 from tfpfl.data.synthetic import blobs
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpfl.checks import InvalidArgument
-from tfpfl.data.partition import check_seed
+from tfpfl.data.partitioners import check_seed
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.data.synthetic import blobs
 

@@ -22,12 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from tfpfl.algorithm import Population, Sampling
-from tfpfl.checks import InvalidArgument
+from tfpfl.algorithms.contract import Population, Sampling
+from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.data.catalog import Source, client_arrays, load_source
-from tfpfl.data.partition import PARTITIONERS, Labels, check_seed
+from tfpfl.data.partitioners import PARTITIONERS, Labels, check_seed
 from tfpfl.data.randomness import Stream, generator
-from tfpfl.names import unknown
 
 FORMAT = 1
 SPLITS = ("train", "validation", "test")

@@ -8,9 +8,8 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.data.randomness import ModelKey
-from tfpfl.names import unknown
 
 
 def mlp200():

@@ -5,10 +5,10 @@ from functools import cached_property
 import numpy as np
 import tensorflow as tf
 
-from tfpfl import tree
-from tfpfl.algorithm import ClientInfo, Head, Weights
+from tfpfl.algorithms.contract import ClientInfo, Head, Weights
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import ModelKey
+from tfpfl.models import tree
 from tfpfl.models.functional import functional
 
 HEAD_INITS = ("glorot", "uniform01", "zeros")

@@ -1,5 +1,5 @@
 /**
- * What a client computes, with the signatures of the exported program: tflite_export/device.py in a browser.
+ * What a client computes, with the signatures of the exported program: tflite_export/device/client.py in a browser.
  *
  * The program has fixed shapes. Fewer examples are filled up with examples of weight 0, more come in chunks whose sums
  * are exact, and a head of fewer classes has closed columns (see head.ts).

@@ -1,4 +1,4 @@
-/** A head, its file (the head.bin of a bundle, see tflite_export/head_file.py), and heads of more or fewer classes. */
+/** A head, its file (the head.bin of a bundle, see tflite_export/device/head_file.py), and heads of more or fewer classes. */
 import { bytesOf, floatsOf } from './bytes'
 import { crc32 } from './crc32'
 

@@ -1,4 +1,4 @@
-/** What leaves the device in a round, as bytes: the format of tflite_export/payload.py. */
+/** What leaves the device in a round, as bytes: the format of tflite_export/device/payload.py. */
 import { bytesOf } from './bytes'
 import { crc32 } from './crc32'
 import { halfToEven } from './rounding'

@@ -1,4 +1,4 @@
-/** From a drawing to an example: the definition, and the numbers, of tflite_export/drawing.py. */
+/** From a drawing to an example: the definition, and the numbers, of tflite_export/device/drawing.py. */
 import { halfToEven } from './rounding'
 
 export interface DrawingSettings {

@@ -15,20 +15,20 @@ import tensorflow as tf
 from safetensors.numpy import save_file
 
 from tflite_export import export, write_site
-from tflite_export.drawing import drawing_settings, example_of_drawing
-from tflite_export.head_file import SavedHead, head_bytes, load_head, theta_sha256
-from tflite_export.payload import encode
-from tflite_export.program import flatten
+from tflite_export.convert.program import flatten
+from tflite_export.device.drawing import drawing_settings, example_of_drawing
+from tflite_export.device.head_file import SavedHead, head_bytes, load_head, theta_sha256
+from tflite_export.device.payload import encode
 from tfpfl import Population, SplitModel, build_algorithm, federate
-from tfpfl import head as heads
-from tfpfl.algorithm import ClientData, ClientInfo, Head
+from tfpfl.algorithms.contract import ClientData, ClientInfo, Head
+from tfpfl.algorithms.parts import linear_head as heads
+from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.data import Federation, load_source
+from tfpfl.engines.tff.worker import require_tff
 from tfpfl.models import build
-from tfpfl.optimizer import sgd
-from tfpfl.record import Record
-from tfpfl.report import write_report
-from tfpfl.run import Run, RunConfig
-from tfpfl.runtime.worker import require_tff
+from tfpfl.runs.run import Run, RunConfig
+from tfpfl.studies.records import Record
+from tfpfl.studies.report import write_report
 
 STEPS = 49
 BIG = (

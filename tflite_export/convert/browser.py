@@ -1,0 +1,117 @@
+"""What a page in a browser needs besides theta and head: a program of fixed shapes, and one client to try it with.
+
+LiteRT.js runs signatures of fixed shapes only. `program_browser.tflite` has those of program.tflite, with 32 examples
+where the backbone is computed and 128 where only the head is, with `room` columns in the head (see wide_head.py), and
+`features_one`, `features` of a single example.
+
+`client.safetensors` holds examples of the client and TensorFlow's results of a round on the first n of them:
+
+    x [N, ...] as the federation stores it, labels int32 [N]
+    round_<n>.dtheta [P], .kernel [M, K], .bias [K], .loss []; round_<n>.losses [tau]: the loss before every step on the
+    head, and at the joint point
+
+It is for showing a round to people: it makes a client's examples public, so a bundle has it only when it is asked for.
+"""
+
+import numpy as np
+import tensorflow as tf
+from safetensors.numpy import save
+
+from tflite_export.convert.check import fit, gradient
+from tflite_export.convert.program import SIGNATURES, STATIC_BATCH, check_float32, convert, program_functions
+from tflite_export.device.drawing import drawing_settings
+from tflite_export.device.layout import BROWSER_PROGRAM, CLIENT
+from tfpfl.algorithms.contract import Head
+from tfpfl.algorithms.parts import linear_head as heads
+from tfpfl.checks import InvalidArgument
+from tfpfl.models import tree
+
+ROOM = 16  # classes at least
+HEAD_BATCH = 128
+EXAMPLES = 128  # of the client, at most
+
+
+def convert_browser_program(model, room: int, *, safeguard=True, signatures=SIGNATURES) -> bytes:
+    """The device program in fixed shapes, with a head of `room` columns. The arguments are `convert_program`'s.
+
+    Raises:
+        UnsupportedLayerError: a layer of the backbone has no gradient in builtin operations.
+        ValueError: the model is not float32.
+    """
+    check_float32(model)
+    batches = {name: HEAD_BATCH if name in ("personalize", "head_step") else STATIC_BATCH for name in signatures}
+    of_batch = {n: program_functions(model, n, room, safeguard) for n in {1, *batches.values()}}
+    functions = {name: of_batch[n][name] for name, n in batches.items()}
+    return convert({**functions, "features_one": of_batch[1]["features"]})
+
+
+def browser_files(model, weights, personal) -> tuple[dict, dict]:
+    """({file name: content}, what the manifest says about them)."""
+    k = weights.head.bias.shape[0]
+    signatures = [s for s in SIGNATURES if personal.rounds or s not in ("joint_gradient", "round")]
+    room = max(ROOM, k)
+    options = {"safeguard": personal.training["safeguard"], "signatures": signatures}
+    files = {BROWSER_PROGRAM: convert_browser_program(model, room, **options)}
+    about = {
+        "room": room,
+        "batch": STATIC_BATCH,
+        "head_batch": HEAD_BATCH,
+        "drawing": drawing_settings(
+            personal.about.get("dataset"), model.input_shape, personal.preprocessing, personal.antialias
+        ),
+        "client": None,
+    }
+    if personal.train is not None and len(personal.train[0]) and personal.train[1] is not None:
+        files[CLIENT], about["client"] = _client(model, weights, personal)
+    return files, about
+
+
+def _client(model, weights, personal):
+    x, y = _in_turn(*personal.train, EXAMPLES)
+    tensors = {"x": _stored(x, personal.preprocessing), "labels": y.astype(np.int32)}
+    sizes = sorted({min(STATIC_BATCH, len(x)), len(x)}) if personal.rounds else []
+    for n in sizes:
+        found = reference_round(model, weights, x[:n], y[:n], personal.training)
+        tensors |= {f"round_{n}.{name}": np.asarray(value, np.float32) for name, value in found.items()}
+    # safetensors writes the memory as it lies, whatever its strides are.
+    return save({name: np.ascontiguousarray(a) for name, a in tensors.items()}), {
+        "examples": len(x),
+        "of": len(personal.train[0]),
+        "rounds": sizes,
+    }
+
+
+def reference_round(model, weights, x, y, training) -> dict:
+    """A client's visit by TensorFlow: GradientTape and tfpfl's steps on the head."""
+    theta, head = tf.nest.map_structure(tf.constant, (tuple(weights.theta), Head(*weights.head)))
+    targets, steps = tf.one_hot(y, head.bias.shape[0]), training["tau"] - 1
+    phi = model.features(theta, x)
+    fitted = fit(head, phi, targets, steps, training["beta"], training["safeguard"])
+    loss, dtheta, dhead = gradient(model, theta, fitted, x, targets)
+    losses, stepped = [], head
+    for _ in range(steps):
+        losses.append(heads.loss(stepped, phi, targets))
+        stepped = fit(stepped, phi, targets, 1, training["beta"])
+    kernel, bias = tree.add_scaled(fitted, -training["head_rate"], dhead)
+    return {"dtheta": dtheta, "kernel": kernel, "bias": bias, "loss": loss, "losses": [*losses, loss]}
+
+
+def _in_turn(x, y, count):
+    """At most `count` examples, of every class in turn."""
+    turn = np.zeros(len(y), int)  # an example's rank within its class
+    for label in np.unique(y):
+        rows = np.flatnonzero(y == label)
+        turn[rows] = np.arange(len(rows))
+    rows = np.lexsort((y, turn))[:count]
+    return np.ascontiguousarray(x[rows], np.float32), np.asarray(y)[rows]
+
+
+def _stored(x, preprocessing):
+    """Examples as the federation stores them: uint8, if they are decoded from it to the same numbers."""
+    if preprocessing.get("stored_dtype") == "uint8":
+        scale, shift = np.float32(preprocessing["scale"]), np.float32(preprocessing["shift"])
+        raw = np.rint((x - shift) / scale).astype(np.uint8)
+        if np.array_equal(raw.astype(np.float32) * scale + shift, x):
+            return raw
+        raise InvalidArgument("the examples are not what the preprocessing makes of uint8")
+    return x

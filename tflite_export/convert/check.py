@@ -1,0 +1,77 @@
+"""Inputs and what must come out of every signature, computed by TensorFlow and GradientTape when a bundle is made.
+
+Any runtime on any machine can then say whether it computes the same: see verification.py. The inputs are
+drawn, not taken from the client: half of them noise, half drawings with constant regions, in which windows of a pooling
+layer have several equal maxima.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tflite_export.convert.program import flatten
+from tflite_export.device.layout import CHECK
+from tfpfl.algorithms.contract import Head
+from tfpfl.algorithms.parts import linear_head as heads
+from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.models import tree
+
+EXAMPLES = 12
+STEPS = 50
+BETA, RATE = 0.01, 0.1
+
+
+def write_check(folder, model, theta, head, personal) -> dict:
+    """Writes check.npz, and returns for the manifest what `verify` compares and how exact it must be."""
+    rng = np.random.default_rng(0)
+    k = head.bias.shape[0]
+    x = rng.random((EXAMPLES, *model.input_shape), np.float32)
+    x[: EXAMPLES // 2] = x[: EXAMPLES // 2].round()
+    labels = rng.integers(0, k, EXAMPLES).astype(np.int32)
+    values = {"x": x, "labels": labels, "kernel": head.kernel, "bias": head.bias}
+    values |= {"steps": np.int32(STEPS), "beta": np.float32(BETA), "rate": np.float32(RATE)}
+
+    theta, head = tf.nest.map_structure(tf.constant, (tuple(theta), Head(*head)))
+    phi = model.features(theta, x)
+    targets = tf.one_hot(labels, k)
+    values["features.phi"] = phi
+    values["predict.probabilities"] = tf.nn.softmax(tf.matmul(phi, head.kernel) + head.bias)
+    values["head_step.kernel"], values["head_step.bias"] = fit(head, phi, targets, 1)
+    fitted = fit(head, phi, targets, STEPS, safeguard=personal.training["safeguard"])
+    values["personalize.kernel"], values["personalize.bias"] = fitted
+    values["personalize.loss"] = heads.loss(fitted, phi, targets)
+    if personal.rounds:
+        loss, dtheta, dhead = gradient(model, theta, head, x, targets)
+        values["joint_gradient.dtheta"], values["joint_gradient.loss"] = dtheta, loss
+        values["joint_gradient.dkernel"], values["joint_gradient.dbias"] = dhead
+        loss, dtheta, dhead = gradient(model, theta, fitted, x, targets)
+        values["round.dtheta"], values["round.loss"] = dtheta, loss
+        values["round.kernel"], values["round.bias"] = tree.add_scaled(fitted, -RATE, dhead)
+    np.savez(folder / CHECK, **{name: np.asarray(value) for name, value in values.items()})
+    # In overlapping pooling windows, two pixels may differ by less than runtimes round: the gradient then goes to one
+    # or to the other, and only a norm over all weights is comparable.
+    overlapping = any(_overlaps(layer) for layer in getattr(model.backbone, "layers", ()))
+    return {"max_relative": None if overlapping else 1e-5, "l2_relative": 1e-3 if overlapping else 1e-5}
+
+
+def fit(head, phi, targets, steps, beta=BETA, safeguard=False):
+    """`steps` gradient steps on the head; taken back where they raised the loss, if `safeguard`."""
+    found = heads.fit(head, phi, targets, steps, sgd(beta))
+    if not safeguard:
+        return found
+    return tree.where(heads.loss(found, phi, targets) <= heads.loss(head, phi, targets), found, head)
+
+
+def gradient(model, theta, head, x, targets):
+    """(loss, dtheta flat, dhead) of the whole objective."""
+    with tf.GradientTape() as tape:
+        tape.watch((theta, head))
+        loss = heads.loss(head, model.features(theta, x), targets)
+    dtheta, dhead = tape.gradient(loss, (theta, head), unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return loss, flatten(dtheta), dhead
+
+
+def _overlaps(layer):
+    size, strides = getattr(layer, "pool_size", None), getattr(layer, "strides", None)
+    if size is None or strides is None or "Max" not in type(layer).__name__:
+        return False
+    return any(a > b for a, b in zip(np.broadcast_to(size, 2), np.broadcast_to(strides, 2), strict=True))

@@ -1,0 +1,174 @@
+"""What is exported: one client's model, taken from a run folder or given by hand."""
+
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tflite_export.convert.program import flatten
+from tfpfl.algorithms.contract import ClientData, Head, Weights
+from tfpfl.checks import InvalidArgument
+
+
+class ExportError(InvalidArgument):
+    """What cannot be exported, and why."""
+
+
+class Personal(NamedTuple):
+    """One client's model and what the bundle says about it."""
+
+    model: Any  # SplitModel
+    weights: Weights
+    rounds: bool  # whether the client can take part in rounds on the device
+    training: dict  # tau, beta, rho, head_rate, safeguard
+    about: dict  # for the manifest and the model card
+    preprocessing: dict
+    antialias: bool  # whether the data set's images were made smaller by averaging
+    labels: list  # names of the K classes
+    class_ids: list  # their ids in the data set
+    train: tuple | None  # (x, y) for calibration
+    test: tuple | None  # (x, y) for quality
+
+
+TRAINING = {"tau": 50, "beta": 0.007, "rho": 0.001, "head_rate": 0.001, "safeguard": True}
+
+
+def personal_model(source, client: int | None, rounds: bool | None = None, **given) -> Personal:
+    """Client `client`'s model.
+
+    Args:
+        source: a run folder, an open `tfpfl.runs.run.Run`, or (SplitModel, theta, head).
+        client: its id; for a run.
+        rounds: whether the bundle shall take part in rounds; None: where the run's algorithm does so on a device.
+        **given: for (SplitModel, theta, head): `training`, `labels`, `train`, `test`, `preprocessing`, `dataset`.
+
+    Raises:
+        ExportError: an unknown client, a run without rounds, or one that cannot do what is asked.
+    """
+    if isinstance(source, tuple):
+        return _given(*source, rounds=rounds, **given)
+    if given:
+        raise ExportError(f"{', '.join(given)}: a run has its own")
+    if isinstance(source, (str, os.PathLike)):
+        from tfpfl.runs.run import Run
+
+        with Run.open(source, engine="local") as run:
+            return _of_run(run, client, rounds)
+    return _of_run(source, client, rounds)
+
+
+def _of_run(run, client, rounds) -> Personal:
+    algorithm, population = run.algorithm, run.population
+    ids = [int(i) for i in population.client_ids]
+    if client is None or int(client) not in ids:
+        raise ExportError(
+            f"there is no client {client} in {run.folder}: it has {len(ids)} clients, {ids[0]} to {ids[-1]}"
+        )
+    client = int(client)
+    if run.store.round_num == 0:
+        raise ExportError(f"{run.folder} has no rounds yet: there is nothing to export")
+    training = device_training(run.config, population, client)
+    if rounds and isinstance(training, str):
+        raise ExportError(f"{run.folder} cannot go on with rounds on a device: {training}")
+    rounds = not isinstance(training, str) if rounds is None else rounds
+
+    loop = run.training()
+    server, t = loop.server_state(), run.store.round_num
+    (state,), (visit,) = loop.client_states([client]), loop.visits(t, [client])
+    x, y = run.federation.arrays(client, "train", population.labels)
+    message = algorithm.message(server, client) if algorithm.message_per_client else algorithm.message(server)
+    weights = tf.function(algorithm.personal_model, autograph=False)(
+        message, state, ClientData(tf.constant(x), tf.constant(y), visit.info, visit.key)
+    )
+    weights = tf.nest.map_structure(np.asarray, weights)
+    local = population.labels == "local"
+    class_ids = [int(c) for c in (run.federation.classes(client) if local else range(run.federation.num_labels))]
+    # A head that clients share has an output for every class, and with local labels it may be wider than this client's.
+    names = [run.federation.class_names[c] for c in class_ids]
+    names += [f"unused {i}" for i in range(len(names), weights.head.bias.shape[0])]
+    return Personal(
+        model=run.model,
+        weights=Weights(tuple(weights.theta), weights.head),
+        rounds=rounds,
+        training=TRAINING if isinstance(training, str) else training,
+        about={
+            "algorithm": run.config.algorithm,
+            "client": client,
+            "client_name": run.federation.client_names[client],
+            "took_part": bool(np.isin(client, run.store.client_ids())),
+            "round": t,
+            "network": run.config.network,
+            "dataset": run.config.dataset,
+            "federation_hash": run.federation.hash,
+            "run_id": run.config.run_id,
+            "num_examples": int(len(x)),
+        },
+        preprocessing={**run.federation.manifest["preprocessing"], "stored_dtype": run.federation.manifest["dtype"]},
+        antialias=bool(run.federation.manifest["source"].get("options", {}).get("antialias", False)),
+        labels=names,
+        class_ids=class_ids,
+        train=(x, y),
+        test=run.federation.arrays(client, "test", population.labels),
+    )
+
+
+def device_training(config, population, client: int) -> dict | str:
+    """The client's part of PFLEGO as the device does it; or in words why it cannot."""
+    if config.algorithm != "pflego":
+        return (
+            f"{config.algorithm} has no program for the device, which computes PFLEGO's rounds; export without rounds"
+        )
+    hyper = config.hyperparameters
+    if hyper["inner_opt"] != "gd":
+        return f"its inner_opt is {hyper['inner_opt']!r}; the device's steps on the head are gradient descent (gd)"
+    c = float(population.info(client).alpha) if hyper["rule"] == "exact" else 1.0
+    scale = population.num_clients / population.clients_per_round
+    training = {name: hyper[name] for name in ("tau", "beta", "rho", "safeguard")}
+    return {**training, "head_rate": hyper["rho"] * scale * c}
+
+
+def _given(
+    model,
+    theta,
+    head,
+    *,
+    rounds=None,
+    training=None,
+    labels=None,
+    train=None,
+    test=None,
+    preprocessing=None,
+    dataset=None,
+) -> Personal:
+    theta, head = tuple(np.asarray(w) for w in theta), Head(*map(np.asarray, head))
+    shapes = [w.shape for w in model.initial_theta]
+    if [w.shape for w in theta] != shapes:
+        raise ExportError(f"theta must have the shapes {shapes}, found {[w.shape for w in theta]}")
+    if head.kernel.shape[:1] != (model.num_features,) or head.bias.shape != head.kernel.shape[1:]:
+        raise ExportError(
+            f"a head on {model.num_features} features has a kernel [{model.num_features}, K] and a bias [K], found "
+            f"{list(head.kernel.shape)} and {list(head.bias.shape)}"
+        )
+    if not all(np.isfinite(a).all() for a in (flatten(theta), *head)):
+        raise ExportError("theta or the head holds NaN or infinity")
+    unknown = set(training or {}) - set(TRAINING)
+    if unknown:
+        raise ExportError(f"unknown in training: {', '.join(sorted(unknown))}; there are {', '.join(TRAINING)}")
+    k = head.bias.shape[0]
+    labels = [str(i) for i in range(k)] if labels is None else [str(name) for name in labels]
+    if len(labels) != k:
+        raise ExportError(f"the head has {k} classes, but there are {len(labels)} labels")
+    return Personal(
+        model=model,
+        weights=Weights(theta, head),
+        rounds=True if rounds is None else rounds,
+        training={**TRAINING, **(training or {})},
+        about={"algorithm": None, "client": None} | ({} if dataset is None else {"dataset": dataset}),
+        preprocessing=preprocessing or {},
+        antialias=False,
+        labels=labels,
+        class_ids=list(range(k)),
+        train=train,
+        test=test,
+    )

@@ -1,0 +1,294 @@
+"""The device program: a TensorFlow Lite file without weights, which computes what a PFLEGO client computes.
+
+theta comes in as one flat float32[P] and its gradient goes out as one, so that a new theta needs no new file. An
+example has a weight: 1 / N_i, or 0 for one that only fills up a batch. So a client's examples may come in chunks of any
+size, and the gradients of the chunks add up to exactly that of the whole. Signatures (N examples, M features, K
+classes):
+
+    features        theta [P], x [N, ...] -> phi [N, M]
+    predict         theta, x, kernel [M, K], bias [K] -> probabilities [N, K]
+    personalize     phi, labels int32 [N], weights [N], kernel, bias, steps int32 [], beta []
+                    -> kernel, bias after so many gradient steps on the head, loss there, loss_before
+    head_step       phi, labels, weights, kernel, bias, beta -> kernel, bias, loss_before; one step, without WHILE
+    joint_gradient  theta, x, labels, weights, kernel, bias -> dtheta [P], dkernel, dbias, loss
+    round           theta, x, labels, weights, kernel, bias, steps, beta, rate
+                    -> dtheta, kernel, bias, loss: a client's whole visit, with one forward and one backward pass
+"""
+
+import os
+import re
+import sys
+import tempfile
+import weakref
+from contextlib import contextmanager
+
+import absl.logging
+import numpy as np
+import tensorflow as tf
+
+from tflite_export.convert.gradients import GRADIENTS, PLAIN, UnsupportedLayerError, builtin_gradients
+from tflite_export.device.ops import check_builtin
+from tflite_export.device.runtime import no_news_of_the_interpreter
+from tfpfl.checks import InvalidArgument
+
+SIGNATURES = ("features", "predict", "personalize", "head_step", "joint_gradient", "round")
+NEED_GRADIENT = ("joint_gradient", "round")
+STATIC_BATCH = 32
+_CONVERTED = weakref.WeakKeyDictionary()  # model -> its programs: without weights, they are those of all its clients
+_ADVICE = {
+    "DepthwiseConv2D": "take Conv2D",
+    "SeparableConv2D": "take Conv2D",
+    "Conv2DTranspose": "take Conv2D",
+}
+
+
+def convert_program(model, *, batch=None, num_classes=None, safeguard=True, signatures=SIGNATURES) -> bytes:
+    """The device program of a split model as the content of a .tflite file; builtin operations only.
+
+    Args:
+        model: a float32 `SplitModel`. Its weights are not in the file.
+        batch: N, for the static variant; None leaves it open.
+        num_classes: K, likewise.
+        safeguard: take the head back to where it was if the steps raised its loss (PFLEGO's `safeguard`).
+        signatures: which.
+
+    Raises:
+        UnsupportedLayerError: a layer of the backbone has no gradient in builtin operations.
+        ValueError: the model is not float32.
+    """
+    check_float32(model)
+    converted = _CONVERTED.setdefault(model, {})
+    key = batch, num_classes, safeguard, tuple(signatures)
+    if key not in converted:
+        functions = program_functions(model, batch, num_classes, safeguard)
+        converted[key] = convert({name: functions[name] for name in signatures})
+    return converted[key]
+
+
+def program_functions(model, batch, num_classes, safeguard) -> dict:
+    """Signature -> tf.function."""
+    m, k = model.num_features, num_classes
+
+    def spec(name, shape, dtype=tf.float32):
+        return tf.TensorSpec(shape, dtype, name)
+
+    theta = spec("theta", [model.num_backbone_weights])
+    x, phi = spec("x", [batch, *model.input_shape]), spec("phi", [batch, m])
+    examples = [spec("labels", [batch], tf.int32), spec("weights", [batch])]
+    head = [spec("kernel", [m, k]), spec("bias", [k])]
+    steps, beta, rate = spec("steps", [], tf.int32), spec("beta", []), spec("rate", [])
+
+    def features(theta, x):
+        return {"phi": _record(model, theta, x)[0]}
+
+    def predict(theta, x, kernel, bias):
+        return {"probabilities": tf.nn.softmax(tf.matmul(_record(model, theta, x)[0], kernel) + bias)}
+
+    def personalize(phi, labels, weights, kernel, bias, steps, beta):
+        targets = _one_hot(labels, bias)
+        kernel, bias, before, after = _fit_head(phi, targets, weights, kernel, bias, steps, beta, safeguard)
+        return {"kernel": kernel, "bias": bias, "loss_before": before, "loss": after}
+
+    def head_step(phi, labels, weights, kernel, bias, beta):
+        targets = _one_hot(labels, bias)
+        dkernel, dbias = _head_gradient(phi, _errors(phi, targets, weights, kernel, bias))
+        before = _loss(phi, targets, weights, kernel, bias)
+        return {"kernel": kernel - beta * dkernel, "bias": bias - beta * dbias, "loss_before": before}
+
+    def joint_gradient(theta, x, labels, weights, kernel, bias):
+        phi, pull_back = _record(model, theta, x)
+        dtheta, dkernel, dbias, loss = _joint(phi, pull_back, _one_hot(labels, bias), weights, kernel, bias)
+        return {"dtheta": dtheta, "dkernel": dkernel, "dbias": dbias, "loss": loss}
+
+    def round_(theta, x, labels, weights, kernel, bias, steps, beta, rate):
+        phi, pull_back = _record(model, theta, x)
+        targets = _one_hot(labels, bias)
+        kernel, bias, _, _ = _fit_head(phi, targets, weights, kernel, bias, steps, beta, safeguard)
+        dtheta, dkernel, dbias, loss = _joint(phi, pull_back, targets, weights, kernel, bias)
+        return {"dtheta": dtheta, "kernel": kernel - rate * dkernel, "bias": bias - rate * dbias, "loss": loss}
+
+    specs = {
+        "features": (features, [theta, x]),
+        "predict": (predict, [theta, x, *head]),
+        "personalize": (personalize, [phi, *examples, *head, steps, beta]),
+        "head_step": (head_step, [phi, *examples, *head, beta]),
+        "joint_gradient": (joint_gradient, [theta, x, *examples, *head]),
+        "round": (round_, [theta, x, *examples, *head, steps, beta, rate]),
+    }
+    return {n: tf.function(f, input_signature=s, autograph=False) for n, (f, s) in specs.items()}
+
+
+def _record(model, theta, x):
+    """One forward pass and the way back: (phi [N, M], pull_back), pull_back(phi's gradient) -> theta's, flat [P]."""
+    parts = _unflatten(theta, model)
+    with builtin_gradients():
+        phi = model.features(parts, x)
+
+    def pull_back(dphi):
+        check_differentiable(phi, parts, model.backbone)
+        gradients = tf.gradients(phi, list(parts), grad_ys=dphi)
+        flat = [tf.reshape(tf.zeros_like(p) if g is None else g, [-1]) for p, g in zip(parts, gradients, strict=True)]
+        return tf.concat(flat, 0)
+
+    return phi, pull_back
+
+
+def _fit_head(phi, targets, weights, kernel, bias, steps, beta, safeguard):
+    """`steps` gradient steps on the head: (kernel, bias, the loss before, the loss after)."""
+    before = _loss(phi, targets, weights, kernel, bias)
+
+    def body(step, new_kernel, new_bias):
+        dkernel, dbias = _head_gradient(phi, _errors(phi, targets, weights, new_kernel, new_bias))
+        new_kernel = tf.ensure_shape(new_kernel - beta * dkernel, kernel.shape)
+        return step + 1, new_kernel, tf.ensure_shape(new_bias - beta * dbias, bias.shape)
+
+    start = (tf.constant(0), kernel, bias)
+    _, new_kernel, new_bias = tf.while_loop(lambda step, *_: step < steps, body, start, parallel_iterations=1)
+    after = _loss(phi, targets, weights, new_kernel, new_bias)
+    if safeguard:  # also where the loss is no number any more
+        keep = after <= before
+        new_kernel, new_bias = tf.where(keep, new_kernel, kernel), tf.where(keep, new_bias, bias)
+        after = tf.where(keep, after, before)
+    return new_kernel, new_bias, before, after
+
+
+def _joint(phi, pull_back, targets, weights, kernel, bias):
+    """The gradient of theta and head at one point, and the loss there: (dtheta [P], dkernel, dbias, loss)."""
+    errors = _errors(phi, targets, weights, kernel, bias)
+    dtheta = pull_back(tf.matmul(errors, kernel, transpose_b=True))
+    return dtheta, *_head_gradient(phi, errors), _loss(phi, targets, weights, kernel, bias)
+
+
+def convert(functions: dict, configure=None) -> bytes:
+    """Functions with input signatures -> one .tflite file with a signature for each, builtin operations only.
+
+    Args:
+        functions: name -> tf.function.
+        configure: called with the `tf.lite.TFLiteConverter`, to choose a quantization.
+
+    Raises:
+        ValueError: the file would need operations that are not builtin.
+    """
+    module = tf.Module()
+    module.functions = functions  # keeps the constants of the functions alive
+    with tempfile.TemporaryDirectory() as folder, _quiet_converter():
+        signatures = {name: f.get_concrete_function() for name, f in functions.items()}
+        # Without this option the overridden gradients would be looked for among TensorFlow's when it is loaded again.
+        options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+        tf.saved_model.save(module, folder, signatures=signatures, options=options)
+        # From a SavedModel: `from_concrete_functions` loses the names of the signatures' outputs.
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(signatures))
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+        if configure is not None:
+            configure(converter)
+        content = converter.convert()
+    check_builtin(content)
+    return content
+
+
+@contextmanager
+def _quiet_converter():
+    """Without what TensorFlow says while it converts, also from C++: gradients that a device does not take, options.
+
+    What matters of it is raised.
+    """
+    verbosity = absl.logging.get_verbosity()
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    try:
+        absl.logging.set_verbosity(absl.logging.ERROR)
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        with no_news_of_the_interpreter():  # with which it calibrates int8
+            yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        absl.logging.set_verbosity(verbosity)
+
+
+def check_float32(model) -> None:
+    """Raises ValueError where a model computes in another precision than float32."""
+    if model.dtype != np.float32:
+        raise InvalidArgument(f"a device computes in float32, but this model is {model.dtype}")
+
+
+def check_differentiable(phi, parts, backbone) -> None:
+    """Every operation between theta and phi needs a gradient that the device has.
+
+    Raises:
+        UnsupportedLayerError: names the layer.
+    """
+    moving = {id(p) for p in parts}
+    needed = _ancestors(phi.op)
+    for op in phi.graph.get_operations():
+        if op not in needed or not any(id(t) in moving for t in op.inputs):
+            continue
+        if not any(t.dtype.is_floating for t in op.outputs):
+            continue  # a shape: nothing is differentiated through it
+        moving.update(id(t) for t in op.outputs)
+        if op.type not in GRADIENTS and op.type not in PLAIN:
+            raise UnsupportedLayerError(_unsupported(op, backbone))
+
+
+def _ancestors(op):
+    found, open_ops = set(), [op]
+    while open_ops:
+        op = open_ops.pop()
+        if op not in found:
+            found.add(op)
+            open_ops.extend(t.op for t in op.inputs)
+    return found
+
+
+def _unsupported(op, backbone):
+    layers = {layer.name: layer for layer in getattr(backbone, "_flatten_layers", lambda: [])()}
+    # A layer's operations are named after it; when it is called again, Keras 3 appends a number to the scope.
+    scopes = [name for scope in reversed(op.name.split("/")) for name in (scope, re.sub(r"_\d+$", "", scope))]
+    layer = next((layers[name] for name in scopes if name in layers), None)
+    kind = type(layer).__name__ if layer is not None and layer is not backbone else None
+    what = f"layer {layer.name!r} ({kind})" if kind else f"operation {op.name!r}"
+    advice = _ADVICE.get(kind, "take layers whose gradient the device has")
+    return (
+        f"{what} cannot be trained on a device: {op.type} has no gradient in builtin operations. For rounds on the "
+        f"device {advice} (there are Dense, Conv2D, MaxPooling2D, AveragePooling2D, GlobalAveragePooling2D, Flatten, "
+        "Reshape, ZeroPadding2D, frozen BatchNormalization, Add, Multiply, Concatenate, and ReLU, LeakyReLU, tanh, "
+        "sigmoid); for inference and personalization of the head alone, export with rounds=False"
+    )
+
+
+def _unflatten(theta, model):
+    shapes = [w.shape for w in model.initial_theta]
+    parts = tf.split(theta, [int(np.prod(s)) for s in shapes])
+    return tuple(tf.reshape(p, s) for p, s in zip(parts, shapes, strict=True))
+
+
+def flatten(theta) -> np.ndarray:
+    """theta as one float32 [P], in the order of the backbone's weights, each row-major."""
+    return np.concatenate([np.asarray(w, np.float32).reshape(-1) for w in theta])
+
+
+def unflatten(flat, model) -> tuple:
+    """The inverse of `flatten`, as arrays."""
+    shapes = [w.shape for w in model.initial_theta]
+    ends = np.cumsum([int(np.prod(s)) for s in shapes])
+    return tuple(p.reshape(s) for p, s in zip(np.split(np.asarray(flat), ends[:-1]), shapes, strict=True))
+
+
+def _one_hot(labels, bias):
+    return tf.one_hot(labels, tf.shape(bias)[0], dtype=tf.float32)
+
+
+def _errors(phi, targets, weights, kernel, bias):
+    """The loss's gradient with respect to the logits [N, K]."""
+    return (tf.nn.softmax(tf.matmul(phi, kernel) + bias) - targets) * weights[:, tf.newaxis]
+
+
+def _head_gradient(phi, errors):
+    return tf.matmul(phi, errors, transpose_a=True), tf.reduce_sum(errors, 0)
+
+
+def _loss(phi, targets, weights, kernel, bias):
+    """The weighted sum of cross-entropies; with weights 1 / N their mean."""
+    log_p = tf.nn.log_softmax(tf.matmul(phi, kernel) + bias)
+    return -tf.reduce_sum(weights * tf.reduce_sum(targets * log_p, 1))

@@ -1,0 +1,89 @@
+"""What a person reads in a bundle: the model card, and the snippets for an app with this client's numbers filled in."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from tflite_export.device.layout import MODEL_CARD, SNIPPETS
+
+_SNIPPETS = Path(__file__).parent / "snippets"
+
+
+def texts(manifest: dict, personal) -> dict:
+    """File name -> text."""
+    return {MODEL_CARD: _model_card(manifest, personal)} | {
+        name: _snippet((_SNIPPETS / name).read_text(encoding="utf-8"), manifest) for name in SNIPPETS
+    }
+
+
+def _snippet(text, manifest):
+    model, training = manifest["model"], manifest["training"]
+    shape = model["example_shape"]
+    values = {
+        "CLIENT": manifest["client"],
+        "RUNTIMES": ", ".join(manifest["runtimes"]["tested"]),
+        "N": model["static_batch"],
+        "P": model["num_backbone_weights"],
+        "M": model["num_features"],
+        "K": model["num_classes"],
+        "PIXELS": int(np.prod(shape)),
+        "SHAPE": " x ".join(map(str, shape)),
+        "TAU": training["tau"],
+        "BETA": _decimal(training["beta"]),
+        "HEAD_RATE": _decimal(training["head_rate"]),
+    }
+    if not training["rounds"]:
+        text = re.sub(r"\n *// begin round.*?// end round", "", text, flags=re.DOTALL)
+        text = text.replace(" and a PFLEGO round", "")
+    text = re.sub(r"\n *// (begin|end) round", "", text)
+    return re.sub(r"@@(\w+)@@", lambda match: str(values[match[1]]), text)
+
+
+def _decimal(number):
+    return np.format_float_positional(np.float32(number), trim="0")
+
+
+def _model_card(manifest, personal) -> str:
+    model, training, about = manifest["model"], manifest["training"], personal.about
+    shape = " x ".join(map(str, model["example_shape"]))
+    lines = [f"# Model of client {about['client']}", ""]
+    if about.get("algorithm"):
+        took = "took part in training" if about["took_part"] else "never took part: its head is the initial one"
+        lines += [
+            f"* Trained by {about['algorithm']} on {about['dataset']} (federation {about['federation_hash'][:12]}), as "
+            f"it is after round {about['round']}; this client has {about['num_examples']} training examples and {took}."
+        ]
+    pre = manifest["preprocessing"]
+    lines += [
+        f"* Input: float32 {shape}"
+        + (f", x = raw * {pre['scale']} + {pre['shift']} of {pre['stored_dtype']}" if pre else "")
+        + f". Output: {model['num_classes']} classes, in the order of labels.txt: {', '.join(personal.labels)}.",
+        f"* {model['num_backbone_weights']:,} weights in the backbone, which clients share; {model['num_features']} "
+        f"features; {(model['num_features'] + 1) * model['num_classes']:,} in the head, which is this client's own.",
+        "* On the device it can predict and fit its head"
+        + (
+            f", and take part in PFLEGO rounds (tau {training['tau']}, beta {training['beta']}, rho {training['rho']})."
+            if training["rounds"]
+            else "; it was exported without rounds."
+        ),
+        "* What leaves the device in a round: the gradient of theta and the number of examples. A gradient can tell "
+        "about the examples that it was computed on: it is not anonymous, and no differential privacy is applied.",
+        "* The head was fitted to one client's examples: it knows that client's classes only, and is not for others.",
+        "",
+        "| file | precision | centred cosine | head agreement | accuracy | measured on |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, q in manifest["quality"].items():
+        accuracy = "-" if q["accuracy"] is None else f"{100 * q['accuracy']:.1f} %"
+        lines.append(
+            f"| {name} | {q['precision']} | {q['centred_cosine']:.5f} | {100 * q['head_agreement']:.1f} % | {accuracy} "
+            f"| {q['examples']} examples: {q['on']} |"
+        )
+    tested = ", ".join(manifest["runtimes"]["tested"])
+    lines += [
+        "",
+        f"Runtimes whose numbers are tested against TensorFlow: {tested}, on x86-64; no phone was used. The Kotlin and "
+        "Swift snippets were not compiled.",
+    ]
+    return "\n".join(lines) + "\n"

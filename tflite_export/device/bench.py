@@ -1,0 +1,201 @@
+"""Time, memory and bytes of a bundle on this machine. NumPy and an interpreter only.
+
+    python -m tflite_export.device.bench BUNDLE [--examples 32,100,300,600] [--threads 1,2] [--repeat 20]
+
+Every row is measured in a process of its own. `features`, `personalize` (tau - 1 steps on features that are there) and
+`round` are the reference client's, in chunks. Time is the median; memory is the peak of resident memory above what the
+process held, with the bundle loaded and the examples in place, before the first call. A full step is one forward and
+backward pass over all examples, as joint_gradient does it in the same process: the ratio is what tau full steps (local
+training by FedAvg) take, in units of a round.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tflite_export.device import payload
+from tflite_export.device.client import CHUNK, DeviceClient
+from tflite_export.device.runtime import Bundle, BundleError, runtime_version
+
+EXAMPLES, THREADS, REPEAT = (32, 100, 300, 600), (1, 2), 20
+WORK = ("features", "personalize", "round")
+
+
+def bench(bundle, *, examples=EXAMPLES, threads=THREADS, repeat=REPEAT, chunk=CHUNK, python=None) -> dict:
+    """Measures a bundle.
+
+    Args:
+        bundle: the folder, or an open `Bundle`.
+        examples, threads: which N, and how many threads of the interpreter.
+        repeat: calls of which the median is taken; fewer where one takes long.
+        chunk: examples at a time.
+        python: the interpreter (of Python) of an environment that has ai-edge-litert; default: this one.
+
+    Returns:
+        {'runtime', 'tau', 'chunk', 'rows': [{work, examples, threads, milliseconds, calls, megabytes,
+        full_step_milliseconds, ratio}], 'files': {name: bytes}, 'wire': {what: {down, up}}}.
+
+    Raises:
+        BundleError: the bundle cannot be used.
+    """
+    bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
+    rounds = bundle.manifest["training"]["rounds"]
+    rows, runtime = [], None
+    for work in WORK if rounds else WORK[:2]:
+        for n in examples:
+            for t in threads:
+                measured = _in_own_process(bundle.folder, work, n, t, repeat, chunk, python)
+                runtime = measured.pop("runtime")
+                rows.append({"work": work, "examples": n, "threads": t, **measured})
+    return {
+        "runtime": runtime,
+        "tau": bundle.manifest["training"]["tau"],
+        "chunk": chunk,
+        "rows": rows,
+        "files": {n: f["bytes"] for n, f in bundle.manifest["files"].items() if n.endswith((".tflite", ".bin"))},
+        "wire": wire(bundle) if rounds else {},
+    }
+
+
+def wire(bundle: Bundle) -> dict:
+    """Bytes of a client and round, down and up."""
+    p, head = bundle.num_backbone_weights, (bundle.num_features + 1) * bundle.num_classes
+    return {
+        "PFLEGO, float32": {"down": 4 * p, "up": payload.num_bytes(p, "float32")},
+        "PFLEGO, int8 up": {"down": 4 * p, "up": payload.num_bytes(p, "int8")},
+        "FedAvg, float32": {"down": 4 * (p + head), "up": 4 * (p + head)},
+    }
+
+
+def table(result: dict) -> str:
+    """The result of `bench` as Markdown."""
+    lines = [
+        f"{result['runtime']}, chunks of {result['chunk']}, tau {result['tau']}, {os.cpu_count()} processors",
+        "",
+        "| work | N | threads | ms | peak MB | tau full steps / this |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in result["rows"]:
+        ratio = f"{r['ratio']:.1f}" if r.get("ratio") else ""
+        memory = "-" if r["megabytes"] is None else f"{r['megabytes']:.1f}"
+        lines.append(
+            f"| {r['work']} | {r['examples']} | {r['threads']} | {r['milliseconds']:.2f} | {memory} | {ratio} |"
+        )
+    lines += ["", "| file | bytes |", "|---|---|"]
+    lines += [f"| {name} | {size:,} |" for name, size in sorted(result["files"].items())]
+    if result["wire"]:
+        lines += ["", "| a client's round | bytes down | bytes up |", "|---|---|---|"]
+        lines += [f"| {name} | {b['down']:,} | {b['up']:,} |" for name, b in result["wire"].items()]
+    return "\n".join(lines)
+
+
+def _in_own_process(folder, work, n, threads, repeat, chunk, python):
+    package = str(Path(__file__).resolve().parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([package, *filter(None, [os.getenv("PYTHONPATH")])])}
+    arguments = [str(folder), "--measure", work, str(n), str(threads), str(repeat), str(chunk)]
+    command = [python or sys.executable, "-m", "tflite_export.device.bench", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode != 0:
+        raise BundleError(f"measuring {work} failed: {done.stderr.strip().splitlines()[-1:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def measure(folder, work: str, n: int, threads: int, repeat: int, chunk: int, interpreter=None) -> dict:
+    """One row, in this process."""
+    client = DeviceClient(folder, interpreter=interpreter or any_interpreter(), num_threads=threads, chunk=chunk)
+    rng = np.random.default_rng(0)
+    x = rng.random((n, *client.bundle.example_shape), np.float32)
+    y = rng.integers(0, client.bundle.num_classes, n).astype(np.int32)
+    phi = rng.random((n, client.bundle.num_features), np.float32)
+    steps, beta = client.settings["tau"] - 1, client.settings["beta"]
+    calls = {
+        "features": lambda: client.features(x),
+        "personalize": lambda: client.fit_head(phi, y, steps, beta),
+        "round": lambda: client.round(client.theta, x, y),
+    }
+    before = _reset_peak()
+    calls[work]()
+    peak = _status("VmHWM")
+    milliseconds, times = _median(calls[work], repeat)
+    row = {
+        "milliseconds": milliseconds,
+        "calls": times,
+        "megabytes": None if before is None or peak is None else max(peak - before, 0) / 1000,
+        "runtime": " ".join(runtime_version(client.runtime.interpreter_class)),
+    }
+    if work == "round":
+        full, _ = _median(lambda: client.joint_gradient(x, y, *client.head), repeat)
+        row |= {"full_step_milliseconds": full, "ratio": client.settings["tau"] * full / milliseconds}
+    return row
+
+
+def any_interpreter():
+    """ai-edge-litert's, or where that is not installed TensorFlow's."""
+    from tflite_export.device.runtime import default_interpreter
+
+    try:
+        return default_interpreter()
+    except BundleError:
+        import tensorflow as tf
+
+        return tf.lite.Interpreter
+
+
+def _median(call, repeat, at_most_seconds=5.0):
+    call()
+    times, started = [], time.perf_counter()
+    while len(times) < repeat and (len(times) < 3 or time.perf_counter() - started < at_most_seconds):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return 1000 * float(np.median(times)), len(times)
+
+
+def _reset_peak():
+    """Resident kB now, with the peak set back to it; None where the system does not tell (Linux does)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return None
+    return _status("VmRSS")
+
+
+def _status(field):
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith(field + ":")), None)
+
+
+def main(arguments=None) -> int:
+    """The command line of this module; prints Markdown."""
+    parser = argparse.ArgumentParser(prog="python -m tflite_export.device.bench")
+    parser.add_argument("bundle")
+    parser.add_argument("--examples", default=",".join(map(str, EXAMPLES)))
+    parser.add_argument("--threads", default=",".join(map(str, THREADS)))
+    parser.add_argument("--repeat", type=int, default=REPEAT)
+    parser.add_argument("--chunk", type=int, default=CHUNK)
+    parser.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    try:
+        if given.measure:
+            work, *numbers = given.measure
+            print(json.dumps(measure(given.bundle, work, *map(int, numbers))))
+            return 0
+        numbers = {name: [int(n) for n in getattr(given, name).split(",")] for name in ("examples", "threads")}
+        print(table(bench(given.bundle, **numbers, repeat=given.repeat, chunk=given.chunk)))
+    except BundleError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""From a drawing to an example: what a page or an app does with a canvas, defined once and exactly. NumPy only.
+
+A drawing is a square grey image of black ink on white paper, uint8. `web/src/preprocess.ts` computes the same numbers.
+
+    ink     255 - grey
+    size    to the example's height and width: 'area', the mean of a block of pixels; or 'bilinear', as Omniglot was
+            made (tf.image.resize without antialiasing: each pixel is interpolated between 2 x 2 of the drawing)
+    raw     in `levels` steps, rounded half to even: the numbers as the federation stores them
+    x       raw * scale + shift, float32, as for every example (the manifest's preprocessing)
+"""
+
+import numpy as np
+
+from tflite_export.device.errors import InvalidInput
+
+
+def drawing_settings(dataset: str | None, example_shape, preprocessing: dict, antialias: bool = False) -> dict | None:
+    """How a drawing becomes an example of a data set; None where examples are not square grey images of uint8.
+
+    Returns:
+        `size` of the drawing in pixels, width of the `pen` in the same, `resample`, and `levels`.
+    """
+    grey = len(example_shape) in (2, 3) and tuple(example_shape[2:]) in ((), (1,))
+    if not grey or example_shape[0] != example_shape[1] or preprocessing.get("stored_dtype") != "uint8":
+        return None
+    levels = round((1 - preprocessing["shift"]) / preprocessing["scale"])  # full ink is x = 1
+    if dataset == "omniglot" and not antialias:
+        return {"size": 105, "pen": 3, "resample": "bilinear", "levels": levels}
+    size = example_shape[0] * max(1, round(280 / example_shape[0]))
+    return {"size": size, "pen": round(0.08 * size), "resample": "area", "levels": levels}
+
+
+def example_of_drawing(grey: np.ndarray, settings: dict, example_shape) -> np.ndarray:
+    """The raw example, uint8 `example_shape`, of a drawing uint8 [size, size]; black is ink."""
+    size, (height, width) = settings["size"], example_shape[:2]
+    if grey.shape != (size, size) or grey.dtype != np.uint8:
+        raise InvalidInput(f"a drawing must be uint8 [{size}, {size}], found {grey.dtype} {list(grey.shape)}")
+    ink = 255.0 - grey.astype(np.float64)
+    if settings["resample"] == "area":
+        block = size // height
+        small = ink.reshape(height, block, width, block).sum((1, 3)) / (block * block)
+    else:
+        top, bottom, down = _neighbours(height, size)
+        left, right, across = _neighbours(width, size)
+        rows = ink[top] * (1 - down)[:, np.newaxis] + ink[bottom] * down[:, np.newaxis]
+        small = rows[:, left] * (1 - across) + rows[:, right] * across
+    return np.rint(small * settings["levels"] / 255).astype(np.uint8, order="C").reshape(example_shape)
+
+
+def _neighbours(pixels, size):
+    """Of every pixel of the example: the two of the drawing around its centre, and the weight of the second."""
+    centre = (np.arange(pixels) + 0.5) * (size / pixels) - 0.5
+    first = np.floor(centre)
+    weight = centre - first
+    return np.maximum(first, 0).astype(int), np.minimum(first + 1, size - 1).astype(int), weight

@@ -1,0 +1,54 @@
+"""Which operations a .tflite file needs: read from the file itself, with TensorFlow's or LiteRT's schema."""
+
+from pathlib import Path
+
+from tflite_export.device.errors import InvalidInput
+
+
+def operations(content: bytes | Path) -> dict:
+    """Every operation of every subgraph -> the newest version of it that the file needs.
+
+    Builtin ones have their schema name (CONV_2D), others are 'custom:NAME' (Flex operations are 'custom:Flex...').
+    """
+    schema = _schema()
+    names = {v: k for k, v in vars(schema.BuiltinOperator).items() if not k.startswith("_")}
+    found = {}
+    model = _model(schema, content)
+    for i in range(model.OperatorCodesLength()):
+        code = model.OperatorCodes(i)
+        builtin = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
+        custom = code.CustomCode()
+        name = f"custom:{custom.decode()}" if custom else names.get(builtin, f"builtin {builtin}")
+        found[name] = max(code.Version(), found.get(name, 0))
+    return dict(sorted(found.items()))
+
+
+def minimum_runtime(content: bytes | Path) -> str | None:
+    """The oldest TensorFlow Lite that has all operations in these versions, as the converter wrote it; or None."""
+    model = _model(_schema(), content)
+    for i in range(model.MetadataLength()):
+        entry = model.Metadata(i)
+        if entry.Name() == b"min_runtime_version":
+            return model.Buffers(entry.Buffer()).DataAsNumpy().tobytes().rstrip(b"\0").decode()
+    return None
+
+
+def check_builtin(content: bytes | Path) -> None:
+    """Raises InvalidInput where a file needs an operation that is not builtin: a Flex or a custom one."""
+    custom = [name for name in operations(content) if name.startswith("custom:")]
+    if custom:
+        raise InvalidInput(f"the file needs operations that runtimes do not have: {', '.join(custom)}")
+
+
+def _model(schema, content):
+    if isinstance(content, Path):
+        content = content.read_bytes()
+    return schema.Model.GetRootAsModel(content, 0)
+
+
+def _schema():
+    try:
+        from ai_edge_litert import schema_py_generated
+    except ImportError:
+        from tensorflow.lite.python import schema_py_generated
+    return schema_py_generated

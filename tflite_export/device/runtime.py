@@ -1,0 +1,211 @@
+"""A bundle's files, checked, and a runtime that runs their signatures. NumPy and an interpreter only: no TensorFlow.
+
+The interpreter is ai-edge-litert's, or any class with its interface, such as `tf.lite.Interpreter`.
+"""
+
+import hashlib
+import json
+import os
+import re
+import warnings
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+from tflite_export.device.errors import InvalidInput
+from tflite_export.device.layout import MANIFEST, THETA
+
+FORMAT = 1
+WHILE_SINCE = "1.1"  # ai-edge-litert before this version ends the process in any WHILE operation
+USE_WHILE = ("personalize", "round")
+
+
+class BundleError(InvalidInput):
+    """A bundle that cannot be used as asked. The message says what was found."""
+
+
+def manifest_hash(manifest: dict) -> str:
+    """sha256 of the manifest without its own hash, written canonically."""
+    content = {k: v for k, v in manifest.items() if k != "hash"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def write_manifest(folder: Path, manifest: dict) -> None:
+    """manifest.json, with its own hash."""
+    manifest = {**manifest, "hash": manifest_hash(manifest)}
+    temporary = folder / f"{MANIFEST}.new"
+    temporary.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, folder / MANIFEST)
+
+
+class Bundle:
+    """A bundle's folder, with its manifest and every file as it was exported.
+
+    Args:
+        folder: as `tflite_export.export` wrote it.
+        check: hash all files.
+
+    Raises:
+        BundleError: not a bundle, incomplete, changed, or from a newer version.
+    """
+
+    def __init__(self, folder: str | os.PathLike, check: bool = True):
+        self.folder = Path(folder)
+        path = self.folder / MANIFEST
+        try:
+            self.manifest = json.loads(path.read_text(encoding="utf-8"))
+            found_format, found_hash = self.manifest["format"], self.manifest["hash"]
+        except FileNotFoundError:
+            raise BundleError(f"{self.folder} is not a bundle: it has no {MANIFEST}") from None
+        except (NotADirectoryError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+            raise BundleError(f"{self.folder} is not a bundle: its {MANIFEST} cannot be read ({error!r})") from None
+        if found_format != FORMAT:
+            raise BundleError(f"{self.folder} has bundle format {found_format}; this version reads format {FORMAT}")
+        if manifest_hash(self.manifest) != found_hash:
+            raise BundleError(f"{path} was changed: its content does not have the hash that it names")
+        if check:
+            for name in self.manifest["files"]:
+                self.check(name)
+        model = self.manifest["model"]
+        self.example_shape = tuple(model["example_shape"])
+        self.num_features, self.num_classes = model["num_features"], model["num_classes"]
+        self.num_backbone_weights = model["num_backbone_weights"]
+
+    def check(self, name: str) -> None:
+        """Raises BundleError where a file is missing or was changed."""
+        expected, path = self.manifest["files"][name], self.folder / name
+        if not path.is_file():
+            raise BundleError(f"{self.folder} is incomplete: {name} is missing")
+        content = path.read_bytes()
+        if len(content) != expected["bytes"] or hashlib.sha256(content).hexdigest() != expected["sha256"]:
+            raise BundleError(f"{path} is damaged: its sha256 is not the one in the manifest")
+
+    def path(self, name: str) -> Path:
+        """The place of a file of the manifest.
+
+        Raises:
+            BundleError: the bundle has no such file.
+        """
+        if name not in self.manifest["files"]:
+            raise BundleError(f"{self.folder} has no {name}; it has {', '.join(sorted(self.manifest['files']))}")
+        return self.folder / name
+
+    def theta(self) -> np.ndarray:
+        """float32 [P], at export."""
+        return np.fromfile(self.path(THETA), "<f4").astype(np.float32)
+
+
+@contextmanager
+def no_news_of_the_interpreter():
+    """Without TensorFlow's warning that its own interpreter is to go: it may be all that is installed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"\s*Warning: tf\.lite\.Interpreter is deprecated")
+        yield
+
+
+class Runtime:
+    """Runs the signatures of one .tflite file.
+
+    Args:
+        path: the file.
+        interpreter: a class like ai-edge-litert's `Interpreter`, which is the default.
+        num_threads: of the interpreter.
+
+    Raises:
+        BundleError: there is no interpreter, or it cannot read the file.
+    """
+
+    def __init__(self, path: Path, interpreter=None, num_threads: int = 1):
+        self.path = Path(path)
+        self.interpreter_class = interpreter or default_interpreter()
+        self.name, self.version = runtime_version(self.interpreter_class)
+        try:
+            with no_news_of_the_interpreter():
+                self._interpreter = self.interpreter_class(model_path=str(path), num_threads=num_threads)
+        except (ValueError, RuntimeError) as error:
+            raise self._too_old(f"open {self.path.name}", error) from error
+        self.signatures = self._interpreter.get_signature_list()
+        self._runners = {}
+
+    def can(self, signature: str) -> bool:
+        """Whether the file has a signature and the runtime is known not to crash in it."""
+        return signature in self.signatures and not (signature in USE_WHILE and self._crashes_in_while())
+
+    def __call__(self, signature: str, **inputs) -> dict:
+        """Runs a signature. Inputs and outputs are arrays; scalars have the shape [].
+
+        Raises:
+            BundleError: the file has no such signature, or the runtime cannot run it.
+        """
+        if signature not in self.signatures:
+            found = ", ".join(self.signatures)
+            raise BundleError(f"{self.path.name} has no signature {signature!r}; it has {found}")
+        if not self.can(signature):
+            raise BundleError(
+                f"{self.name} {self.version} is too old for signature {signature!r}: before {WHILE_SINCE} it ends the "
+                "process in a WHILE operation. Update it, or take head_step and joint_gradient"
+            )
+        arrays = {name: np.asarray(value) for name, value in inputs.items()}
+        try:
+            if signature not in self._runners:
+                self._runners[signature] = self._interpreter.get_signature_runner(signature)
+            runner = self._runners[signature]
+            wanted = runner.get_input_details()
+        except (ValueError, RuntimeError) as error:
+            raise self._too_old(f"run signature {signature!r} of {self.path.name}", error) from error
+        self._check_inputs(signature, arrays, wanted)  # what goes wrong after that is not the caller's mistake
+        try:
+            return runner(**arrays)
+        except (ValueError, RuntimeError) as error:
+            raise self._too_old(f"run signature {signature!r} of {self.path.name}", error) from error
+
+    def _check_inputs(self, signature, arrays, wanted):
+        where = f"signature {signature!r} of {self.path.name}"
+        if set(arrays) != set(wanted):
+            raise BundleError(f"{where} takes {', '.join(sorted(wanted))}; found {', '.join(sorted(arrays)) or 'none'}")
+        for name, array in arrays.items():
+            dtype, shape = np.dtype(wanted[name]["dtype"]), [int(n) for n in wanted[name]["shape_signature"]]
+            fits = len(shape) == array.ndim and all(n in (-1, m) for n, m in zip(shape, array.shape, strict=True))
+            if array.dtype != dtype or not fits:
+                raise BundleError(
+                    f"{where}: {name} must be {dtype} {shape}, where -1 is any number; found {array.dtype} "
+                    f"{list(array.shape)}"
+                )
+
+    def _crashes_in_while(self) -> bool:
+        found = _numbers(self.version)
+        return self.name == "ai-edge-litert" and bool(found) and found < _numbers(WHILE_SINCE)
+
+    def _too_old(self, what, error) -> BundleError:
+        return BundleError(f"{self.name} {self.version} cannot {what}; it may be too old for it: {error}")
+
+
+def default_interpreter():
+    """ai-edge-litert's `Interpreter`.
+
+    Raises:
+        BundleError: it is not installed.
+    """
+    try:
+        from ai_edge_litert.interpreter import Interpreter
+    except ImportError as error:
+        raise BundleError(
+            "ai-edge-litert is not installed here; install it (pip install ai-edge-litert), or give an interpreter, "
+            "such as tf.lite.Interpreter"
+        ) from error
+    return Interpreter
+
+
+def runtime_version(interpreter_class) -> tuple[str, str]:
+    """('ai-edge-litert', '2.3.0'): the package that an interpreter comes from, and its version."""
+    package = interpreter_class.__module__.partition(".")[0].replace("_", "-")
+    try:
+        return package, version(package)
+    except PackageNotFoundError:
+        return package, "of unknown version"
+
+
+def _numbers(text: str) -> tuple:
+    return tuple(int(n) for n in re.findall(r"\d+", text)[:3])

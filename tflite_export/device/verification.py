@@ -1,0 +1,139 @@
+"""Does this runtime compute what TensorFlow computed? Every signature of a bundle against its check.npz.
+
+Needs NumPy and an interpreter: `python -m tflite_export.device.verification BUNDLE` runs where there is no TensorFlow.
+"""
+
+import json
+import sys
+from typing import NamedTuple
+
+import numpy as np
+
+from tflite_export.device.errors import InvalidInput
+from tflite_export.device.layout import BROWSER_PROGRAM, CHECK, PROGRAM, STATIC_PROGRAM
+from tflite_export.device.ops import check_builtin
+from tflite_export.device.runtime import Bundle, BundleError, Runtime
+from tflite_export.device.wide_head import widened
+
+PROGRAMS = (PROGRAM, STATIC_PROGRAM, BROWSER_PROGRAM)
+_SMALL = 1e-6  # an output whose largest number is below this is compared absolutely, in units of it
+
+
+class Comparison(NamedTuple):
+    """One output of one signature against TensorFlow."""
+
+    file: str
+    signature: str
+    output: str
+    max_relative: float  # largest error, in units of the largest number expected
+    l2_relative: float
+    ok: bool
+
+
+class Verification(NamedTuple):
+    """The result of `verify`."""
+
+    runtime: str  # 'ai-edge-litert 2.3.0'
+    comparisons: list
+
+    @property
+    def ok(self) -> bool:
+        """Whether every output is as exact as the manifest asks."""
+        return bool(self.comparisons) and all(c.ok for c in self.comparisons)
+
+    def worst(self) -> dict:
+        """(largest max_relative, largest l2_relative) by 'signature.output'."""
+        table = {}
+        for c in self.comparisons:
+            name = f"{c.signature}.{c.output}"
+            old = table.get(name, (0.0, 0.0))
+            table[name] = (max(old[0], c.max_relative), max(old[1], c.l2_relative))
+        return table
+
+
+def verify(bundle, *, interpreter=None, num_threads: int = 1) -> Verification:
+    """Hashes every file, looks for operations that are not builtin, and runs every signature of every program.
+
+    Args:
+        bundle: the folder, or an open `Bundle`.
+        interpreter: see `Runtime`.
+        num_threads: of the interpreter.
+
+    Raises:
+        BundleError: a file is damaged, needs an operation that is not builtin, or the runtime cannot run it. Numbers
+            that differ are no error but in the result.
+    """
+    bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
+    for name in bundle.manifest["files"]:
+        if name.endswith(".tflite"):
+            try:
+                check_builtin(bundle.path(name))
+            except InvalidInput as error:
+                raise BundleError(f"{bundle.folder}/{name}: {error}") from error
+    with np.load(bundle.path(CHECK)) as file:
+        values = {name: file[name] for name in file.files}
+    bounds, comparisons = bundle.manifest["check"], []
+    for name in (n for n in PROGRAMS if n in bundle.manifest["files"]):
+        runtime = Runtime(bundle.path(name), interpreter, num_threads)
+        for signature in bundle.manifest["signatures"]:
+            if not runtime.can(signature):
+                continue
+            out = runtime(signature, **_inputs(bundle, values, signature, name))
+            for output in sorted(out):
+                if f"{signature}.{output}" in values:
+                    expected = values[f"{signature}.{output}"]
+                    found = out[output][tuple(slice(n) for n in expected.shape)]
+                    comparisons.append(_compare(name, signature, output, found, expected, bounds))
+    label = f"{runtime.name} {runtime.version}"
+    return Verification(label, comparisons)
+
+
+def _inputs(bundle, values, signature, program):
+    """The inputs of a signature; for a program of fixed shapes filled up with examples of weight 0, closed classes."""
+    n = len(values["x"])
+    table = {**values, "theta": bundle.theta(), "phi": values["features.phi"]}
+    table["weights"] = np.full(n, 1 / n, np.float32)
+    wanted = {name: table[name] for name in bundle.manifest["signatures"][signature]["inputs"]}
+    batch = None
+    if program == STATIC_PROGRAM:
+        batch = bundle.manifest["model"]["static_batch"]
+    elif program == BROWSER_PROGRAM:
+        about = bundle.manifest["browser"]
+        batch = about["head_batch" if signature in ("personalize", "head_step") else "batch"]
+        if "kernel" in wanted:
+            wanted["kernel"], wanted["bias"] = widened(wanted["kernel"], wanted["bias"], about["room"])
+    if batch is not None:
+        for name in {"x", "phi", "labels", "weights"} & set(wanted):
+            a = wanted[name]
+            wanted[name] = np.pad(a, [(0, batch - n)] + [(0, 0)] * (a.ndim - 1))
+    return wanted
+
+
+def _compare(file, signature, output, found, expected, bounds):
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    if found.shape != expected.shape or not np.isfinite(found).all():
+        return Comparison(file, signature, output, np.inf, np.inf, False)
+    difference = found - expected
+    largest = max(float(np.abs(expected).max()), _SMALL)
+    relative = float(np.abs(difference).max()) / largest
+    l2 = float(np.linalg.norm(difference)) / max(float(np.linalg.norm(expected)), _SMALL)
+    # Where windows overlap, that concerns the gradient with respect to theta alone.
+    bound = 1e-5 if output != "dtheta" else bounds["max_relative"]
+    ok = (bound is None or relative <= bound) and l2 <= bounds["l2_relative"]
+    return Comparison(file, signature, output, relative, l2, ok)
+
+
+def main(arguments=None) -> int:
+    """Prints the result as JSON; 0 if all is well, 1 if numbers differ, 2 if the bundle cannot be used."""
+    (folder,) = sys.argv[1:] if arguments is None else arguments
+    try:
+        found = verify(folder)
+    except BundleError as error:
+        print(json.dumps({"ok": False, "error": str(error)}))
+        return 2
+    print(json.dumps({"ok": found.ok, "runtime": found.runtime, "worst": found.worst()}))
+    return 0 if found.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

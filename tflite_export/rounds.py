@@ -1,0 +1,210 @@
+"""A federated run whose clients compute with the exported program: the proof that simulation and device are the same.
+
+Every client of a round's cohort runs the .tflite file through an interpreter, by the reference client, and sends bytes;
+the server, the cohorts and the initial heads are tfpfl's. Beside it runs one of tfpfl's engines.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tflite_export.convert.bundle import export
+from tflite_export.convert.personal import ExportError, device_training
+from tflite_export.convert.program import flatten, unflatten
+from tflite_export.device import payload as payloads
+from tflite_export.device.client import CHUNK, DeviceClient
+from tflite_export.device.head_file import SavedHead, theta_sha256
+from tfpfl.algorithms.contract import ClientOutput, Head
+from tfpfl.data.cohorts import cohort
+from tfpfl.engines import aggregation
+from tfpfl.engines.rounds import Evaluation, Simulation
+from tfpfl.engines.visit import server_step
+from tfpfl.runs.training import Training
+
+
+class RoundComparison(NamedTuple):
+    """Devices against the engine after a round."""
+
+    round_num: int
+    clients: int
+    theta: float  # the largest difference of a weight of theta
+    heads: float  # and of any client's head
+    device_accuracy: float  # mean over clients, on test examples
+    engine_accuracy: float
+    bytes_up: int  # sent by the devices in this round
+
+
+class Devices:
+    """All clients of a run as devices, and the server.
+
+    Args:
+        algorithm: PFLEGO, built for the population.
+        config: of the run: algorithm, hyperparameters, seed.
+        federation: the data.
+        payload: 'float32' or 'int8'.
+        chunk, static, interpreter: of the `DeviceClient`s.
+
+    Raises:
+        ExportError: the run is not one that devices can do.
+    """
+
+    def __init__(
+        self, algorithm, config, federation, *, payload="float32", chunk=CHUNK, static=False, interpreter=None
+    ):
+        self.algorithm, self.federation, self.payload = algorithm, federation, payload
+        self.population, self.model, self.seed = algorithm.population, algorithm.model, config.seed
+        self._config = config
+        self._settings(int(self.population.client_ids[0]))  # refuses before anything is converted
+        self._device = {"chunk": chunk, "static": static, "interpreter": interpreter or tf.lite.Interpreter}
+        self._folder = tempfile.TemporaryDirectory()
+        self._clients = {}
+        self._bundles = {}
+        self.server = algorithm.init_server()
+        self.round_num = 0
+        self.bytes_up = 0
+        self._step = server_step(algorithm)
+
+    def client(self, client_id: int) -> DeviceClient:
+        """The device of a client; made at its first visit, with the initial head that every engine gives it."""
+        if client_id not in self._clients:
+            settings = self._settings(client_id)
+            initial = self.algorithm.init_client(self.population.info(client_id))
+            head = Head(*map(np.asarray, initial))
+            k = len(head.bias)
+            if k not in self._bundles:  # one program does for all clients; the static one is made for a K
+                self._bundles[k] = export(
+                    (self.model, self.model.initial_theta, head),
+                    out=Path(self._folder.name) / f"k{k}",
+                    training=settings,
+                    inference=False,
+                )
+            device = DeviceClient(self._bundles[k], **self._device)
+            device.settings = {**settings, "rounds": True}
+            device.start_from(SavedHead(*head, theta_sha256(device.theta)))
+            self._clients[client_id] = device
+        return self._clients[client_id]
+
+    def _settings(self, client_id):
+        settings = device_training(self._config, self.population, client_id)
+        if isinstance(settings, str):
+            raise ExportError(f"devices cannot take part: {settings}")
+        return settings
+
+    def next(self) -> list[int]:
+        """One round; returns the cohort."""
+        self.round_num += 1
+        ids = [int(i) for i in cohort(self.seed, self.round_num, self.population)]
+        theta = flatten(self.algorithm.message(self.server))
+        contributions, self.bytes_up = [], 0
+        for client_id in ids:
+            x, y = self.federation.arrays(client_id, "train", self.population.labels)
+            update = self.client(client_id).round(theta, x, y, payload=self.payload)
+            self.bytes_up += len(update.payload)
+            contributions.append(self._contribution(client_id, update))
+        if ids:
+            total = tf.nest.map_structure(lambda *parts: tf.add_n(parts), *contributions)
+            self.server = self._step(self.server, aggregation.finish(self.algorithm, total, ids), total.weight)
+        return ids
+
+    def _contribution(self, client_id, update):
+        """What the server makes of the bytes and N_i: as after a visit in an engine."""
+        gradient = payloads.decode(update.payload, self.model.num_backbone_weights)
+        alpha = update.num_examples / self.population.num_examples.sum()
+        weight = alpha if self.algorithm.aggregate == "sum" else update.num_examples
+        gradient = tuple(tf.constant(g) for g in unflatten(gradient, self.model))
+        output = ClientOutput(gradient, tf.constant(weight, tf.float32), (), {})
+        return aggregation.contribution(self.algorithm, output)
+
+    def accuracy(self) -> float:
+        """Mean over clients on their test examples, all heads with the newest theta."""
+        theta = flatten(self.algorithm.message(self.server))
+        scores = []
+        for client_id in map(int, self.population.client_ids):
+            x, y = self.federation.arrays(client_id, "test", self.population.labels)
+            if len(x):
+                device = self.client(client_id)
+                device.receive(theta)
+                scores.append(device.score(x, y).accuracy)
+        return float(np.mean(scores)) if scores else float("nan")
+
+    def close(self) -> None:
+        """Removes the bundles."""
+        self._folder.cleanup()
+
+
+def simulate_round(
+    run,
+    rounds: int = 5,
+    *,
+    engine: str = "local",
+    payload: str = "float32",
+    chunk: int = CHUNK,
+    static: bool = False,
+    interpreter=None,
+    accuracy_every: int = 1,
+) -> list[RoundComparison]:
+    """Runs the first rounds of a run anew, on devices and in an engine, and compares.
+
+    Args:
+        run: an open `tfpfl.runs.run.Run`, for its configuration; nothing of it is changed. Or (algorithm, config,
+            federation).
+        rounds: how many, from the initial state.
+        engine: 'local' or 'tff'.
+        payload, chunk, static, interpreter: see `Devices`.
+        accuracy_every: score all clients every so many rounds, and after the last; NaN in between.
+    """
+    algorithm, config, federation = run if isinstance(run, tuple) else (run.algorithm, run.config, run.federation)
+    devices = Devices(
+        algorithm, config, federation, payload=payload, chunk=chunk, static=static, interpreter=interpreter
+    )
+    process, evaluation = _process(engine, algorithm, federation), Evaluation(algorithm, federation, ("test",))
+    visits = Training(algorithm, federation, seed=config.seed).visits
+    ids = algorithm.population.client_ids.tolist()
+    server = process.initialize()
+    states = {i: algorithm.init_client(algorithm.population.info(i)) for i in ids}
+    found = []
+    try:
+        for t in range(1, rounds + 1):
+            took_part = devices.next()
+            if took_part:
+                out = process.next(server, [states[i] for i in took_part], visits(t, took_part))
+                server, states = out.server, states | dict(zip(took_part, out.client_states, strict=True))
+            scored = t == rounds or (accuracy_every and t % accuracy_every == 0)
+            difference = np.abs(flatten(algorithm.message(devices.server)) - flatten(algorithm.message(server)))
+            heads = [_difference(devices.client(i).head, states[i]) for i in ids]
+            scores = evaluation(server, [states[i] for i in ids], visits(t, ids)) if scored else []
+            row = RoundComparison(
+                round_num=t,
+                clients=len(took_part),
+                theta=float(difference.max()),
+                heads=max(heads),
+                device_accuracy=devices.accuracy() if scored else float("nan"),
+                engine_accuracy=_mean_accuracy(scores),
+                bytes_up=devices.bytes_up,
+            )
+            found.append(row)
+    finally:
+        devices.close()
+    return found
+
+
+def _process(engine, algorithm, federation):
+    if engine == "local":
+        return Simulation(algorithm, federation)
+    if engine == "tff":
+        from tfpfl import federate  # needs TensorFlow Federated
+
+        return federate(algorithm, federation)
+    raise ExportError(f"unknown engine {engine!r}: local or tff")
+
+
+def _difference(head, other):
+    return max(float(np.abs(a - np.asarray(b)).max()) for a, b in zip(head, other, strict=True))
+
+
+def _mean_accuracy(scores):
+    each = [int(s["test_correct"]) / int(s["test_examples"]) for s in scores if int(s["test_examples"])]
+    return float(np.mean(each)) if each else float("nan")

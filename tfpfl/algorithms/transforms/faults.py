@@ -1,0 +1,86 @@
+"""Clients that are broken on purpose, to see what becomes of a run: `broken_work` and `broken_data`.
+
+Which client of which round is broken is a function of the visit's key alone, hence of (seed, round, client).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tfpfl.algorithms.contract import Algorithm, ClientData
+from tfpfl.checks import InvalidArgument
+from tfpfl.data.randomness import Fold
+
+# What is broken, by number; 0 is nothing. The first two are faults of a client's work, the others of its data.
+KINDS = ("", "not finite", "huge", "no examples", "examples not finite", "label outside")
+HUGE = 1e6
+
+
+def drawn(**probabilities: float) -> Callable:
+    """(ClientData) -> the number of a fault in `KINDS`, drawn from the visit's key.
+
+    Args:
+        probabilities: of the kinds, with underscores for spaces: not_finite=0.1, huge=0.1, ...
+
+    Raises:
+        ValueError: an unknown kind, or probabilities that are negative or add up to more than 1.
+    """
+    names = [kind.replace(" ", "_") for kind in KINDS]
+    for name in probabilities:
+        if name not in names[1:]:
+            raise InvalidArgument(f"unknown fault {name!r}: one of {', '.join(names[1:])}")
+    chances = np.array([probabilities.get(name, 0.0) for name in names[1:]])
+    if (chances < 0).any() or chances.sum() > 1 + 1e-12:
+        raise InvalidArgument(
+            f"probabilities of faults are not negative and add up to at most 1, found {probabilities}"
+        )
+    ends = np.cumsum(chances)  # not a tensor: TFF's graphs do not take eager ones
+
+    def which(data: ClientData):
+        seed = tf.random.experimental.stateless_fold_in(data.key, Fold.FAULT)
+        draw = tf.random.stateless_uniform([], seed, dtype=tf.float64, alg="philox")
+        kind = tf.reduce_sum(tf.cast(draw >= ends, tf.int32)) + 1
+        return tf.where(kind < len(KINDS), kind, 0)
+
+    return which
+
+
+def broken_work(algorithm: Algorithm, which: Callable) -> Algorithm:
+    """What some clients send is NaN, or `HUGE` times what it should be; of the first, the state is NaN too."""
+
+    def client_update(message, state, data):
+        output, kind = algorithm.client_update(message, state, data), which(data)
+
+        def spoil(part, *kinds_and_factors):
+            for number, factor in kinds_and_factors:
+                times = tf.where(tf.equal(kind, number), tf.constant(factor, tf.float64), 1.0)
+                part = tf.nest.map_structure(
+                    lambda x: x * tf.cast(times, x.dtype) if x.dtype.is_floating else x,  # noqa: B023
+                    part,
+                )
+            return part
+
+        update = spoil(output.update, (1, np.nan), (2, HUGE))
+        return output._replace(update=update, state=spoil(output.state, (1, np.nan)))
+
+    return algorithm._replace(client_update=client_update, one_pass=None)
+
+
+def broken_data(algorithm: Algorithm, which: Callable) -> Algorithm:
+    """Some clients find no examples, NaN among them, or a label that is none of their classes."""
+
+    def client_update(message, state, data: ClientData):
+        kind, shape = which(data), data.x.shape
+        found = tf.where(tf.equal(kind, 3), 0, tf.shape(data.y)[0])
+        x, y = tf.ensure_shape(data.x[:found], [None, *shape[1:]]), data.y[:found]
+        first = tf.equal(tf.range(found), 0)
+        nan = tf.reshape(first & tf.equal(kind, 4), tf.concat([[found], tf.ones([len(shape) - 1], tf.int32)], 0))
+        x = tf.where(nan, tf.constant(np.nan, x.dtype), x)
+        y = tf.where(first & tf.equal(kind, 5), data.info.num_classes, y)
+        return algorithm.client_update(message, state, data._replace(x=x, y=y))
+
+    return algorithm._replace(client_update=client_update, one_pass=None)
+
+
+__all__ = ["HUGE", "KINDS", "broken_data", "broken_work", "drawn"]

@@ -1,0 +1,128 @@
+"""Clients whose work is broken: `screened(algorithm)` is the algorithm with what they send left out.
+
+A client's work is broken where it has no examples, an example that is not finite, a label outside its classes, where
+its own result is not finite, or where its update is longer than is allowed. It then counts as if it had not come: its
+update has weight 0 (and no row), its state stays at its last good value, and the round's metrics name the reason. What
+the server receives is finite, whatever a client does.
+
+All of it is a part of the client's work and of the server's step, so that both engines, and several machines, have it
+without knowing. A cohort is not fused then: from the sum of all gradients the broken one could no longer be taken out.
+"""
+
+import tensorflow as tf
+
+from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, Rows
+from tfpfl.checks import InvalidArgument
+from tfpfl.engines.aggregation import AlongWith, kinds
+from tfpfl.models import tree
+
+# In the metric 'rejected', by number; 0 is a client that was not.
+REASONS = (
+    "",
+    "it has no examples",
+    "its examples are not finite",
+    "it has a label outside its classes",
+    "its work is not finite",
+    "its update is too large",
+)
+ON_BROKEN = ("stop", "reject")
+
+
+def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: float | None = None) -> Algorithm:
+    """The algorithm with broken clients' work left out.
+
+    Args:
+        algorithm: any.
+        max_norm: the largest L2 norm that an update may have, over all of its numbers; None: any that is finite.
+        clip_norm: a longer update is scaled down to this norm. It is applied after `max_norm`.
+
+    Returns:
+        The algorithm. Its clients' metrics also have 'rejected', the number of the reason in `REASONS`, and
+        'update_norm' before clipping.
+
+    Raises:
+        ValueError: a norm that is not positive; clipping that changes nothing, or of what is not added up.
+    """
+    check_norms(max_norm, clip_norm)
+    flag = AlongWith(algorithm.aggregate, "accepted") if "rows" in kinds(algorithm) else None
+    if flag and clip_norm is not None:
+        raise InvalidArgument("clip_norm scales updates that are added up; here the server sees every client's own")
+
+    def client_update(message, state, data: ClientData) -> ClientOutput:
+        data, reason = _usable(data)
+        output = algorithm.client_update(message, state, data)
+        finite = tree.all_finite((output.update, output.state, output.metrics, output.weight))
+        norm = tf.linalg.global_norm(
+            [tf.cast(x, tf.float64) for x in tf.nest.flatten(output.update) if x.dtype.is_floating]
+        )
+        reason = _first(reason, ~finite, 4)
+        if max_norm is not None:
+            reason = _first(reason, norm > max_norm, 5)
+        accepted = tf.equal(reason, 0)
+        update = output.update
+        if clip_norm is not None:
+            factor = tf.minimum(tf.cast(1, norm.dtype), clip_norm / tf.maximum(norm, clip_norm))
+            update = tf.nest.map_structure(lambda x: tf.cast(factor, x.dtype) * x if x.dtype.is_floating else x, update)
+        update = tree.where(accepted, update, tree.zeros_like(update))
+        metrics = {k: tf.where(accepted, v, tf.zeros_like(v)) for k, v in output.metrics.items()}
+        metrics |= {"rejected": reason, "update_norm": tf.where(finite, norm, tf.zeros_like(norm))}
+        return ClientOutput(
+            update=flag.put_on(update, accepted) if flag else update,
+            weight=tf.where(accepted, output.weight, tf.zeros_like(output.weight)),
+            state=tree.where(accepted, output.state, state),
+            metrics=metrics,
+        )
+
+    screening = algorithm._replace(client_update=client_update, one_pass=None)
+    if flag is None:
+        return screening
+    return screening._replace(
+        aggregate=flag.put_on(algorithm.aggregate, "rows"),
+        server_update=lambda server, aggregated: algorithm.server_update(server, flag.take_off(_accepted(aggregated))),
+        local_model=lambda message, out: algorithm.local_model(message, out._replace(update=flag.take_off(out.update))),
+    )
+
+
+def _accepted(aggregated):
+    """The aggregate without the rows of the rejected."""
+    kept = tf.where(aggregated.accepted.values)[:, 0]
+
+    def of(part):
+        return tf.nest.map_structure(lambda leaf: tf.gather(leaf, kept), part) if isinstance(part, Rows) else part
+
+    return type(aggregated)(*map(of, aggregated))
+
+
+def check_norms(max_norm: float | None, clip_norm: float | None) -> None:
+    """Whether the limits make sense.
+
+    Raises:
+        ValueError: names the argument, and says what it may be.
+    """
+    for name, value in (("max_norm", max_norm), ("clip_norm", clip_norm)):
+        if value is not None and not value > 0:
+            raise InvalidArgument(f"{name} must be positive, found {value}")
+    if max_norm is not None and clip_norm is not None and clip_norm > max_norm:
+        raise InvalidArgument(f"clip_norm={clip_norm} clips nothing: updates above max_norm={max_norm} are rejected")
+
+
+def _usable(data: ClientData):
+    """(data on which any algorithm can be run, the number of the reason why they are not the client's; 0: they are)."""
+    reason, y = tf.zeros([], tf.int32), data.y
+    x, found = data.x, tf.shape(data.y)[0]
+    classes = data.info.num_classes
+    outside = tf.reduce_any((y < 0) | (y >= classes))
+    reason = _first(reason, tf.equal(found, 0), 1)
+    reason = _first(reason, ~tf.reduce_all(tf.math.is_finite(x)), 2)
+    reason = _first(reason, outside, 3)
+    missing = tf.where(tf.equal(found, 0), 1, 0)
+    x = tf.where(tf.math.is_finite(x), x, tf.zeros_like(x))
+    x = tf.concat([x, tf.zeros(tf.concat([missing[None], tf.shape(x)[1:]], 0), x.dtype)], 0)
+    x = tf.ensure_shape(x, [None, *data.x.shape[1:]])
+    y = tf.concat([tf.clip_by_value(y, 0, classes - 1), tf.zeros([missing], y.dtype)], 0)
+    return data._replace(x=x, y=y), reason
+
+
+def _first(reason, broken, number):
+    """The reason that was found before, else `number` where it is broken."""
+    return tf.where(tf.equal(reason, 0) & broken, number, reason)

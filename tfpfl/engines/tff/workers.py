@@ -1,0 +1,398 @@
+"""Rounds on several TFF workers: each does the clients' side for shards of the cohort, this process the server's.
+
+The shards are a function of the cohort alone, and their sums are added in the cohort's order: how many workers there
+are, and which of them did what, changes no bit of the result. A shard whose worker goes, or takes too long, is done by
+another; a worker that is back is used again.
+
+TFF itself waits for ever for a worker that is gone. Here every call to a worker has a time by which it must end, and
+whoever works is asked once a second whether it is alive.
+"""
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import lru_cache
+from pathlib import Path
+from threading import Event, Thread
+
+import numpy as np
+import tensorflow as tf
+
+from tfpfl.algorithms.contract import Algorithm
+from tfpfl.checks import InvalidArgument
+from tfpfl.data.federation import FILES
+from tfpfl.engines import aggregation
+from tfpfl.engines.local.grouping import Part
+from tfpfl.engines.machines import Machines, MachinesError
+from tfpfl.engines.packed import side_by_side
+from tfpfl.engines.rounds import Rounds
+from tfpfl.engines.tff.process import federated_part
+from tfpfl.engines.tff.worker import CHANNEL_OPTIONS, answers, context_on, require_tff
+
+# Shards of a cohort: 1, 2, 3 or 6 workers share 6 equally, 4 too 12. A shard costs some 25 ms beside its clients' work,
+# and a worker takes its clients side by side: so not too few clients in one.
+FEWEST, MOST, CLIENTS = 6, 12, 4
+ATTEMPTS = 4  # how often a shard may be lost: it may be the shard that ends its workers
+SILENCE = 20.0  # seconds after which a worker that does not answer is lost
+TICK = 1.0  # seconds between looks at a worker
+SILENT = "does not answer"
+log = logging.getLogger(__name__)
+
+
+class WorkerLost(RuntimeError):
+    """A worker cannot go on with what it was asked for; another may."""
+
+
+class WorkFailed(WorkerLost):
+    """The worker says that the work failed there."""
+
+
+class OtherFederation(InvalidArgument):
+    """A worker has not the federation that this process has."""
+
+
+class ShardedProcess(Rounds):
+    """Rounds on TFF workers; `initialize` and `next` as those of `Simulation`.
+
+    Args:
+        algorithm, federation, held_out: as in `tfpfl.federate`.
+        machines: `workers` and `deadline`.
+
+    Raises:
+        RuntimeError: TFF is not installed.
+        MachinesError: no worker answers. From `next`: no worker was left for as long as the deadline, or workers were
+            lost with one shard again and again.
+        OtherFederation: a worker has not this federation under its path.
+    """
+
+    def __init__(self, algorithm: Algorithm, federation, machines: Machines, *, held_out: Sequence[str] = ()):
+        require_tff()
+        self.workers = workers_of(machines)
+        self.workers.require(federation)
+        self._federation, self._computation = federation, federated_part(algorithm, federation, held_out)
+        super().__init__(algorithm, self._parts)
+
+    def _parts(self, message_for: Callable, states: list, visits: list):
+        """Yields a `Part` for every shard, in order."""
+        own, found = self.algorithm.message_per_client, shards(len(visits))
+        work = [
+            ([message_for(i) for i in range(len(visits))[s]] if own else message_for(0), states[s], visits[s])
+            for s in found
+        ]
+        for shard, part in zip(found, self.workers.each(self._computation, work, self._federation), strict=True):
+            contribution = aggregation.Contribution(part.sums, part.weight, side_by_side(part.rows))
+            clients = list(range(len(visits)))[shard], list(part.client_states), list(part.client_metrics)
+            yield Part(*clients, contribution, part.metric_sums)
+
+
+def shards(clients: int) -> list[slice]:
+    """Neighbours of a cohort together, in 6 to 12 parts, or as many as they are; sizes differ by one at most."""
+    number = min(clients, max(FEWEST, min(MOST, clients // CLIENTS)))
+    ends = [clients * n // number for n in range(number + 1)]
+    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+
+@lru_cache
+def workers_of(machines: Machines) -> "Workers":
+    """The workers of a run, which its processes share."""
+    return Workers(machines.workers, machines.deadline)
+
+
+class Workers:
+    """Several workers, to which parts of some work are given.
+
+    Args:
+        names: 'host:port'.
+        deadline: seconds for one part.
+    """
+
+    def __init__(self, names: Sequence[str], deadline: float):
+        self.deadline = deadline
+        self.remotes = [Remote(name, deadline) for name in names]
+
+    def require(self, federation) -> None:
+        """Whether the workers are there, and have this federation.
+
+        Those that do not answer are told of, and may come later.
+
+        Raises:
+            MachinesError: none answers.
+            OtherFederation: says which worker, and what it has.
+        """
+        for remote in self.remotes:
+            remote.begin(remote.enter, federation)
+        wait([remote.job for remote in self.remotes])
+        for remote in self.remotes:
+            if isinstance(remote.job.exception(), OtherFederation):
+                raise remote.job.exception()
+        for remote in self.remotes:
+            remote.end()
+        if not any(remote.is_in for remote in self.remotes):
+            raise MachinesError(f"no worker answers ({self._why()}). `tfpfl worker` starts one")
+
+    def each(self, computation, work: list, federation) -> list:
+        """computation(*arguments) for all of `work`, in its order.
+
+        Raises:
+            MachinesError: see `ShardedProcess`.
+        """
+        results, waiting, losses = [None] * len(work), deque(range(len(work))), [0] * len(work)
+        last_seen = time.monotonic()
+        given = {}  # remote -> which of the work it does
+        try:
+            while waiting or given:
+                for remote in self.remotes:
+                    if remote.job is None and remote.is_in and waiting:
+                        given[remote] = waiting.popleft()
+                        remote.begin(remote.run, computation, work[given[remote]])
+                    elif remote.job is None and not remote.is_in and remote.may_be_tried():
+                        remote.begin(remote.enter, federation)
+                if any(remote.is_in for remote in self.remotes):
+                    last_seen = time.monotonic()
+                elif time.monotonic() - last_seen > self.deadline:
+                    raise MachinesError(
+                        f"no worker was left for {self.deadline:g} s ({self._why()}). The rounds before are saved: "
+                        "start workers, and `tfpfl resume` goes on"
+                    )
+                jobs = [remote.job for remote in self.remotes if remote.job is not None]
+                wait(jobs, TICK / 5, FIRST_COMPLETED)
+                for remote in self.remotes:
+                    if remote.job is None or not remote.job.done():
+                        if remote in given and remote.is_silent():
+                            remote.leave(f"{SILENT} for {SILENCE:g} s")
+                        continue
+                    place = given.pop(remote, None)
+                    result = remote.end()
+                    if place is None:
+                        continue
+                    if remote.is_in:
+                        results[place] = result
+                        continue
+                    losses[place] += 1
+                    if losses[place] >= ATTEMPTS:
+                        raise MachinesError(
+                            f"a part of the round was lost {ATTEMPTS} times, the last time with {remote.name} "
+                            f"({remote.why}). The rounds before are saved, and `tfpfl resume` goes on. A part that "
+                            f"needs more than {self.deadline:g} s needs a larger --deadline"
+                        )
+                    waiting.appendleft(place)
+        finally:
+            for remote in given:  # after an error: or their threads would hold this process until the deadline
+                remote.leave("the round was given up")
+        return results
+
+    def _why(self) -> str:
+        return "; ".join(f"{remote.name}: {remote.why or 'working'}" for remote in self.remotes)
+
+
+class Remote:
+    """One worker, with a thread of its own, since TFF's context is one of the thread that installed it.
+
+    `job` is what the thread does now. All methods but `enter` and `run` are called by the thread that gives the jobs.
+    """
+
+    def __init__(self, name: str, deadline: float):
+        self.name, self.deadline = name, deadline
+        self.is_in, self.why, self.job = False, None, None
+        self._link, self._federation, self._seen, self._tried = None, None, 0.0, 0.0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tfpfl-{name}")
+
+    def begin(self, function: Callable, *arguments) -> None:
+        """Gives the thread something to do."""
+        self._tried = self._seen = time.monotonic()
+        self.job = self._thread.submit(function, *arguments)
+        if self.is_in:
+            Thread(target=self._watch, args=(self.job,), daemon=True).start()
+
+    def end(self):
+        """What the job gave; None where it lost the worker. Other errors are raised."""
+        job, self.job = self.job, None
+        try:
+            result = job.result()
+        except (WorkerLost, OtherFederation) as error:
+            self._lost(str(error))
+            return None
+        if not self.is_in:
+            self.is_in = True
+            if self.why is not None:
+                log.warning("worker %s is there", self.name)
+            self.why = None
+        return result
+
+    def leave(self, why: str) -> None:
+        """Gives the worker up; its job then ends at once."""
+        self._link.close(why)
+
+    def may_be_tried(self) -> bool:
+        """Not more often than once a second."""
+        return time.monotonic() - self._tried > TICK
+
+    def is_silent(self) -> bool:
+        """Whether a working worker has not answered for long."""
+        return time.monotonic() - self._seen > SILENCE
+
+    def enter(self, federation) -> None:
+        """Connects, and compares federations; nothing to do where that was done.
+
+        Raises:
+            WorkerLost: it does not answer.
+            OtherFederation: it has not this one.
+        """
+        if self.is_in and self._federation is federation:
+            return
+        if not answers(self.name):
+            raise WorkerLost(SILENT)
+        if self._link is not None:
+            self._link.close("a new connection was made")
+        self._link = Link(self.name)
+        check_federation(self._link, self.name, federation, self.deadline)
+        self._federation = federation
+
+    def run(self, computation, arguments):
+        """A computation on the worker.
+
+        Raises:
+            WorkerLost: it did not come to its end there.
+        """
+        return self._link.run(computation, arguments, self.deadline)
+
+    def _lost(self, why: str) -> None:
+        if self._link is not None:
+            self._link.close(why)
+        self.is_in = False
+        if self.why is None or why not in (self.why, SILENT):
+            log.warning("worker %s is left out: %s", self.name, why)
+        self.why = why
+
+    def _watch(self, job: Future) -> None:
+        done = Event()
+        job.add_done_callback(lambda _: done.set())
+        while not done.wait(TICK):
+            if answers(self.name, SILENCE / 2):
+                self._seen = time.monotonic()
+
+
+class Link:
+    """A connection to a worker, and the TFF context on it. Once it is closed, it stays so."""
+
+    def __init__(self, name: str):
+        import grpc
+        from tensorflow_federated.proto.v0 import executor_pb2_grpc
+
+        # A pool of its own: a connection to the worker that was at this address before is not taken for this one's.
+        options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.insecure_channel(name, options)
+        self._context = context_on(lambda: Stub(executor_pb2_grpc.ExecutorGroupStub(self._channel), self))
+        self.until, self.closed = 0.0, None
+
+    def run(self, computation, arguments, seconds: float):
+        """computation(*arguments) on the worker.
+
+        Raises:
+            WorkerLost: it is gone, or took longer than this.
+        """
+        from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
+
+        self.until = time.monotonic() + seconds
+        with context_stack_impl.context_stack.install(self._context):
+            return computation(*arguments)
+
+    def close(self, why: str) -> None:
+        """Ends what runs on it."""
+        self.closed = self.closed or why
+        self._channel.close()
+
+
+class Stub:
+    """What a TFF executor calls a worker by; unlike TFF's own, calls end, and what is lost is not tried again."""
+
+    def __init__(self, calls, link: Link):
+        self._calls, self._link = calls, link
+
+    def __getattr__(self, name):
+        call = getattr(self._calls, name.title().replace("_", ""))  # create_value is CreateValue of the service
+        link, tidying = self._link, name.startswith("dispose")
+
+        def asked(request):
+            import grpc
+
+            if tidying and link.closed is not None:
+                return None  # it went with the worker
+            seconds = max(link.until - time.monotonic(), 0.001)
+            try:
+                return call(request, timeout=min(seconds, SILENCE) if tidying else seconds)
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed
+                if tidying:
+                    return None
+                raise _as_ours(error, link) from error
+
+        return asked
+
+
+def _as_ours(error, link: Link) -> Exception:
+    import grpc
+
+    if link.closed is not None:
+        return WorkerLost(link.closed)
+    if not isinstance(error, grpc.RpcError):
+        return error
+    code, lines = error.code(), (error.details() or "").splitlines()
+    said = f"{code.name}: {lines[0] if lines else ''}"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return WorkerLost("took longer than the deadline")
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return WorkerLost(f"the connection broke ({said})")
+    if code is grpc.StatusCode.CANCELLED:
+        return WorkerLost("its connection was given up")
+    return WorkFailed(said)
+
+
+def check_federation(link: Link, name: str, federation, seconds: float) -> None:
+    """Whether a worker reads from the federation's path what this process does: its manifest, and every file's bytes.
+
+    Raises:
+        WorkerLost: it went away meanwhile.
+        OtherFederation: names the worker, and says what it found.
+    """
+    tff, path = require_tff(), Path(federation.path)
+    read_manifest = tff.tensorflow.computation(lambda: tf.io.read_file(str(path / "manifest.json")))
+    read_files = tff.tensorflow.computation(lambda: _fingerprints(federation))
+    try:
+        manifest = link.run(read_manifest, (), seconds)
+    except WorkFailed as error:
+        raise OtherFederation(
+            f"worker {name} cannot read {path}/manifest.json ({error}). Every worker reads clients' examples there: "
+            "copy the folder to the same path on its machine"
+        ) from error
+    try:
+        found = str(json.loads(manifest)["hash"])
+    except (ValueError, TypeError, KeyError):
+        found = "a manifest.json that cannot be read"
+    if found != federation.hash:
+        raise OtherFederation(f"worker {name} has {found[:64]} at {path}, this process has {federation.hash}")
+    try:
+        there = np.asarray(link.run(read_files, (), seconds))
+    except WorkFailed as error:
+        raise OtherFederation(f"worker {name} cannot read all files of {path} ({error})") from error
+    for file, ours, theirs in zip(FILES, _fingerprints_here(federation), there, strict=True):
+        if not np.array_equal(ours, theirs):
+            raise OtherFederation(f"worker {name} has another {file} at {path} than the manifest and this process")
+
+
+def _fingerprints(federation):
+    """uint8 [files, 8]: FarmHash of every file, mapped and not copied; SHA-256 is not among TensorFlow's operations."""
+
+    def of(file):
+        size, path = federation.manifest["files"][file]["bytes"], str(federation.path / file)
+        return tf.fingerprint(tf.raw_ops.ImmutableConst(dtype=tf.uint8, shape=[1, size], memory_region_name=path))
+
+    with tf.device("CPU"):
+        return tf.concat([of(file) for file in FILES], 0)
+
+
+@lru_cache
+def _fingerprints_here(federation) -> np.ndarray:
+    return tf.function(_fingerprints)(federation).numpy()

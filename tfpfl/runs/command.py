@@ -1,0 +1,70 @@
+"""The command that makes a run again, written with the table in `tfpfl.runs.options`."""
+
+import re
+import shlex
+from pathlib import Path
+
+from tfpfl.algorithms import algorithm_row
+from tfpfl.data import PARTITIONERS
+from tfpfl.runs.options import DATA_NAMES, OPTIONS
+from tfpfl.runs.run import RunConfig
+
+
+def command(config: RunConfig, folder: str | Path) -> str:
+    """`tfpfl run` with the options that make this run: those that differ from their defaults.
+
+    A federation or a network that the user made is named by its folder or file.
+
+    Args:
+        config: of a run folder, where every default is filled in.
+        folder: the run folder.
+    """
+    own_data = not _made_by_the_command(config)
+    words, given = ["tfpfl", "run"], vars(config) | config.source
+    if config.network_hash is not None:
+        given["network"] = str(Path(folder) / config.network)
+    for name, option in OPTIONS.items():
+        value = given.get(name)
+        if name == "federation" or (own_data and name in DATA_NAMES):
+            continue
+        if name == "data_seed" and value == config.seed:
+            continue
+        if value is None or (value == option.default and name not in ("algorithm", "dataset", "clients")):
+            continue
+        if option.multiple:
+            words += [word for each in value for word in (option.flag, str(each))]
+            continue
+        words += [option.flag, *map(str, value if isinstance(value, tuple) else (value,))]
+    row = algorithm_row(config.algorithm)
+    defaults = {name: p.default for name, p in row.hyperparameters.items()} | row.presets.get(config.preset, {})
+    words += _flags({k: v for k, v in config.hyperparameters.items() if v != defaults[k]})
+    if own_data:
+        words += ["--federation", str(config.federation)]
+    else:
+        arguments = {"classes_per_client" if k == "K" else f"partition_{k}": v for k, v in _asked(config).items()}
+        words += _flags(arguments)
+    return shlex.join([*words, "--out", str(folder)])
+
+
+def _made_by_the_command(config) -> bool:
+    """Whether the federation is one of the cache, whose folders are named by data set and 16 digits of a hash."""
+    name = f"{re.escape(config.dataset.replace('/', '-'))}-[0-9a-f]{{16}}"
+    plain = all(isinstance(v, bool | int | float | str) for v in _asked(config).values())
+    plain = plain and set(config.source) <= {"pixels", "augment"}
+    return plain and config.partition in PARTITIONERS and bool(re.fullmatch(name, Path(config.federation).name))
+
+
+def _asked(config) -> dict:
+    defaults = PARTITIONERS[config.partition].__kwdefaults__ or {} if config.partition in PARTITIONERS else {}
+    return {k: v for k, v in config.partition_args.items() if v != defaults.get(k)}
+
+
+def _flags(values: dict) -> list[str]:
+    words = []
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{flag}")
+        elif value is not None:
+            words += ["--" + flag, str(value)]
+    return words

@@ -1,0 +1,148 @@
+"""What a visit costs a client: passes through the backbone, counted while it runs, and not by reading the code.
+
+And floating point operations, of which a multiplication and an addition are two: those of a pass through the backbone
+as TensorFlow's profiler counts them in its graph, those of the head, a product of matrices, by formula.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfpfl.algorithms.contract import Algorithm, ClientData
+from tfpfl.checks import Unavailable
+
+
+class Passes(NamedTuple):
+    """Passes of a client's training set through the backbone in one visit; a mini-batch of N_i / 10 is a tenth."""
+
+    forward: float
+    backward: float
+
+
+class Flops(NamedTuple):
+    """Floating point operations of one example: its way forward, and the way back of its gradient."""
+
+    forward: int
+    backward: int
+
+
+class Counter:
+    """Counts the examples that go forward through a model's backbone, and those whose gradient comes back."""
+
+    def __init__(self, model):
+        self.forward = self.backward = 0
+        self.model = copy.copy(model)
+        apply = model._apply
+
+        def counted_apply(weights, x):
+            return self._counted(apply(weights, x))
+
+        self.model._apply = counted_apply
+
+    def _counted(self, phi):
+        @tf.custom_gradient
+        def identity(phi):
+            with tf.control_dependencies([tf.numpy_function(self._add_forward, [tf.shape(phi)[0]], tf.int32)]):
+                out = tf.identity(phi)
+
+            def gradient(dphi):
+                with tf.control_dependencies([tf.numpy_function(self._add_backward, [tf.shape(phi)[0]], tf.int32)]):
+                    return tf.identity(dphi)
+
+            return out, gradient
+
+        return identity(phi)
+
+    def _add_forward(self, examples):
+        self.forward += int(examples)
+        return np.int32(0)
+
+    def _add_backward(self, examples):
+        self.backward += int(examples)
+        return np.int32(0)
+
+
+def count_passes(build: Callable[..., Algorithm], model, data: ClientData) -> Passes:
+    """Runs one first visit of a client and counts.
+
+    Args:
+        build: model -> Algorithm.
+        model: the SplitModel.
+        data: the client's examples.
+    """
+    counter = Counter(model)
+    algorithm = build(counter.model)
+    server = algorithm.init_server()
+    per_client = algorithm.message_per_client
+    message = algorithm.message(server, data.info.client_id) if per_client else algorithm.message(server)
+    state = algorithm.init_client(data.info)
+    tf.function(algorithm.client_update, autograph=False)(message, state, data)
+    examples = int(data.info.num_examples)
+    return Passes(counter.forward / examples, counter.backward / examples)
+
+
+def backbone_flops(model) -> Flops:
+    """Operations of one example's pass through the backbone, with the gradient of theta (not that of the input).
+
+    As TensorFlow's profiler counts them: products, convolutions, biases, pooling; activation functions and reshapes are
+    free. It takes a convolution's gradients for as dear at every stride-th pixel of the input, as the forward pass is
+    for a pixel of the output: a little too much without padding.
+
+    Raises:
+        RuntimeError: this TensorFlow has no such profiler.
+    """
+    theta = tuple(tf.TensorSpec(w.shape, w.dtype) for w in model.initial_theta)
+    x, dphi = tf.TensorSpec([1, *model.input_shape], model.dtype), tf.TensorSpec([1, model.num_features], model.dtype)
+
+    def there_and_back(theta, x, dphi):
+        with tf.GradientTape() as tape:
+            tape.watch(theta)
+            phi = model._apply(theta, x)
+        return phi, tape.gradient(phi, theta, dphi, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    forward = _profiled(model._apply, theta, x)
+    return Flops(forward, _profiled(there_and_back, theta, x, dphi) - forward)
+
+
+def head_flops(num_features: int, num_classes: int) -> Flops:
+    """Operations of the head for one example: logits; the gradients of kernel, bias and features. Without softmax."""
+    products = 2 * num_features * num_classes
+    return Flops(products + num_classes, 2 * products + num_classes)
+
+
+def visit_flops(passes: Passes, model, num_examples: int, num_classes: int, *, head_steps: int = 0) -> float:
+    """Operations of a client's visit.
+
+    Args:
+        passes: counted by `count_passes`. Each goes through the head as well.
+        model: the SplitModel.
+        num_examples, num_classes: N_i and K_i.
+        head_steps: full-batch steps on the head alone, on features that are there already, such as PFLEGO's tau - 1:
+            nothing of them is in `passes`. Of each counts the way forward and the gradient of the head.
+    """
+    backbone, head = backbone_flops(model), head_flops(model.num_features, num_classes)
+    forward, backward = (passes[k] * (backbone[k] + head[k]) for k in (0, 1))
+    return num_examples * (forward + backward + head_steps * 2 * head.forward)
+
+
+def _profiled(function, *specs) -> int:
+    """What the profiler counts in the graph of a function, of which it sees also what nothing depends on."""
+    profiler = getattr(tf.compat.v1, "profiler", None)
+    if profiler is None:
+        raise Unavailable(f"TensorFlow {tf.__version__} has no tf.compat.v1.profiler, which counts operations")
+    traced = tf.function(function, autograph=False).get_concrete_function(*specs)
+    needed, left = set(), [output.op for output in traced.outputs]
+    while left:
+        op = left.pop()
+        if op.name not in needed:
+            needed.add(op.name)
+            left += [*(i.op for i in op.inputs), *op.control_inputs]
+    whole = traced.graph.as_graph_def()
+    with tf.Graph().as_default() as graph:
+        pruned = type(whole)(node=[n for n in whole.node if n.name in needed], library=whole.library)
+        tf.graph_util.import_graph_def(pruned, name="")
+        options = {**profiler.ProfileOptionBuilder.float_operation(), "output": "none"}
+        return int(profiler.profile(graph, cmd="op", options=options).total_float_ops)

@@ -1,0 +1,221 @@
+"""The options of a run: how each entry of `RunConfig` is given at the command line, and what its help says.
+
+`tfpfl.cli.options` makes the options of the command line from this table, `tfpfl.runs.command` writes the command of a run
+with it. Defaults are not in it: they are those of `RunConfig`.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class RunOption(NamedTuple):
+    """One option.
+
+    Its name is an entry of `RunConfig`, or, with `of_source`, a key of the entry `source`.
+    """
+
+    name: str
+    help: str  # whole sentences; the default is added where they are shown
+    type: type | tuple = str  # a tuple: one value of each type
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+    multiple: bool = False  # the option may be given several times
+    of_source: bool = False
+
+    @property
+    def flag(self) -> str:
+        """As it is written, such as --data-seed."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def default(self) -> Any:
+        """The value that a run has without the option; None where it depends on other entries."""
+        return _defaults()[self.name]
+
+
+@cache
+def _defaults() -> dict:
+    from tfpfl.data import load_source  # both import TensorFlow, which `tfpfl --help` does not wait for
+    from tfpfl.runs.run import RunConfig
+
+    return load_source.__kwdefaults__ | vars(RunConfig())
+
+
+# The sections are the headings in `tfpfl run --help`.
+SECTIONS = {
+    "Method": (
+        RunOption("algorithm", "The method that is trained; `tfpfl algorithms` lists all of them."),
+        RunOption(
+            "preset",
+            "A named set of hyperparameters, such as exact, paper or code of pflego. `tfpfl algorithms NAME` lists "
+            "those of a method. Default: none.",
+        ),
+    ),
+    "Data": (
+        RunOption("dataset", "The data set; `tfpfl datasets` lists all of them."),
+        RunOption(
+            "clients",
+            "Number of clients. Default: 20 for digits and 100 for other data sets; natural and grouped_dominant have "
+            "a number of their own.",
+            int,
+        ),
+        RunOption(
+            "partition",
+            "How the examples are divided among the clients: iid, round_robin, dirichlet, pathological, "
+            "grouped_dominant, natural or quantity_skew.",
+        ),
+        RunOption("validation", "Fraction of each client's training examples that is set aside for validation.", float),
+        RunOption("data_seed", "Seed of the partition of the data. Default: the value of --seed.", int),
+        RunOption(
+            "pixels",
+            "Range of the pixel values: unit is [0, 1], signed is [-1, 1].",
+            choices=("unit", "signed"),
+            of_source=True,
+        ),
+        RunOption(
+            "augment",
+            "For omniglot: which drawings are also used rotated by 90, 180 and 270 degrees. before_split: all, before "
+            "they are split into train and test; train_only; after_split: all, after the split; none.",
+            of_source=True,
+        ),
+        RunOption(
+            "federation",
+            "Folder of a federation, for example one that `tfpfl partition` wrote. It replaces all other options about "
+            "the data. Default: none.",
+            Path,
+        ),
+    ),
+    "Model": (
+        RunOption(
+            "network",
+            "The backbone: mlp200, cifar_2conv, omniglot_4conv, fedavg_cnn, or a Keras file of your own, FILE.keras. "
+            "Default: cifar_2conv for images with three colours, otherwise mlp200.",
+        ),
+        RunOption("head_init", "How the weights of the head are initialized: glorot, uniform01 or zeros."),
+        RunOption(
+            "labels",
+            "What the outputs of a head stand for. local: the classes that the client has. global: all classes of the "
+            "data set. Default: local for a method with personal heads, otherwise global.",
+            choices=("local", "global"),
+        ),
+    ),
+    "Rounds": (
+        RunOption("participation", "Fraction of the clients that take part in a round.", float),
+        RunOption(
+            "sampling",
+            "How the clients of a round are drawn. fixed: the same number in every round. binomial: each client with "
+            "probability --participation. range: a random number from --sampling-range.",
+            choices=("fixed", "binomial", "range"),
+        ),
+        RunOption(
+            "sampling_range",
+            "Smallest and largest number of clients in a round, for --sampling range.",
+            (int, int),
+            metavar="LOW HIGH",
+        ),
+        RunOption("rounds", "Number of communication rounds to train.", int),
+        RunOption(
+            "seed", "Seed of the initial weights, of the clients in each round and of the order of their examples.", int
+        ),
+        RunOption(
+            "engine",
+            "What computes the rounds. local: this process. tff: TensorFlow Federated. ray: Ray, on one machine or a "
+            "cluster.",
+            choices=("local", "tff", "ray"),
+        ),
+        RunOption(
+            "cohort",
+            "How the local engine computes the clients of a round. plain: each by itself. fused: one pass through "
+            "the backbone for many clients, if the method allows it. stacked: clients of equal size as one batch. "
+            "auto: fused if possible, else plain. All give equal results up to rounding.",
+            choices=("auto", "plain", "fused", "stacked"),
+        ),
+        RunOption(
+            "evaluate_every",
+            "Number of rounds from one evaluation to the next; 0: none. The last ten rounds are evaluated in any case.",
+            int,
+        ),
+        RunOption(
+            "patience",
+            "Stop the run after this many evaluated rounds without a better validation accuracy. Default: never.",
+            int,
+        ),
+        RunOption(
+            "new_clients",
+            "Number of clients that are kept out of training, for `tfpfl new-clients`. The data seed draws them.",
+            int,
+        ),
+    ),
+    "Unreliable clients": (
+        RunOption("dropout", "Probability that the work of a sampled client is lost.", float),
+        RunOption(
+            "dropout_spread",
+            "How much clients differ in dropout: each client's probability is drawn uniformly from DROPOUT - SPREAD to "
+            "DROPOUT + SPREAD.",
+            float,
+        ),
+        RunOption(
+            "client_seconds",
+            "Virtual seconds the median client needs per example and pass; 0 turns the virtual clock off.",
+            float,
+        ),
+        RunOption(
+            "client_seconds_spread",
+            "How much clients differ in speed: standard deviation of log(seconds).",
+            float,
+        ),
+        RunOption(
+            "jitter",
+            "How much one client's speed varies between rounds: standard deviation of log(seconds).",
+            float,
+        ),
+        RunOption(
+            "round_deadline",
+            "Clients that take longer than this many virtual seconds are dropped from the round. Needs "
+            "--client-seconds. Default: the round waits for all.",
+            float,
+        ),
+        RunOption(
+            "joins",
+            "Clients that take part from this round on and not before, such as 20:3,4; may be repeated.",
+            metavar="ROUND:ID,...",
+            multiple=True,
+        ),
+        RunOption(
+            "leaves",
+            "Clients that no longer take part from this round on, such as 40:0; may be repeated.",
+            metavar="ROUND:ID,...",
+            multiple=True,
+        ),
+        RunOption(
+            "on_broken",
+            "What happens when a client's work is broken: its update is not finite or too large, or its data are bad. "
+            "stop: the run ends. reject: the round goes on without this client.",
+            choices=("stop", "reject"),
+        ),
+        RunOption(
+            "max_norm", "With --on-broken reject: reject updates with a larger L2 norm. Default: no limit.", float
+        ),
+        RunOption(
+            "clip_norm",
+            "With --on-broken reject: scale updates with a larger L2 norm down to this norm. Default: no limit.",
+            float,
+        ),
+    ),
+    "Aggregation": (
+        RunOption(
+            "aggregator",
+            "How the server combines the clients' updates. On all engines: median or trimmed_mean. With --engine tff: "
+            "clip, zero, robust, compress, dp or dp_adaptive. Default: the method's own sum or mean.",
+        ),
+        RunOption(
+            "aggregator_args",
+            "An argument of the aggregator, such as noise=1.0; may be repeated.",
+            metavar="NAME=NUMBER",
+            multiple=True,
+        ),
+    ),
+}
+OPTIONS = {option.name: option for section in SECTIONS.values() for option in section}
+DATA_NAMES = tuple(option.name for option in SECTIONS["Data"] if option.name != "federation")

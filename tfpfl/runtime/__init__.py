@@ -1,1 +1,0 @@
-"""Where rounds run: TFF workers that belong to us."""

@@ -1,0 +1,93 @@
+"""BibTeX for what a run is made of: algorithms, data sets, partitions, and the software under it (references.bib)."""
+
+import json
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+from tfpfl.checks import InvalidArgument, unknown
+
+_NAMES = re.compile(r"^\s*tfpfl\s*=\s*\{([^}]*)\},?\s*$\n?", re.MULTILINE)
+
+
+class Entry(NamedTuple):
+    """One work."""
+
+    key: str
+    names: tuple  # what it is found by
+    text: str  # as BibTeX reads it
+
+
+@lru_cache
+def entries() -> tuple[Entry, ...]:
+    """All works, in the order of the file.
+
+    Raises:
+        ValueError: the file has an entry that is none.
+    """
+    text = files("tfpfl.studies").joinpath("references.bib").read_text(encoding="utf-8")
+    found = []
+    for block in re.split(r"^(?=@)", text, flags=re.MULTILINE)[1:]:
+        key, names = re.match(r"@\w+\{([\w-]+),\n", block), _NAMES.search(block)
+        if not key or not names:
+            raise InvalidArgument(f"references.bib has an entry without a key or without names: {block[:60]!r}")
+        shown = re.sub(r",\s*\}\s*$", "\n}", _NAMES.sub("", block).strip())
+        found.append(Entry(key[1], tuple(name.strip() for name in names[1].split(",")), shown))
+    return tuple(found)
+
+
+def names() -> dict[str, list[str]]:
+    """{name: the keys of its works}."""
+    found = {}
+    for entry in entries():
+        for name in entry.names:
+            found.setdefault(name, []).append(entry.key)
+    return found
+
+
+def bibtex(wanted: Iterable[str]) -> str:
+    """The works behind these names, each once.
+
+    Raises:
+        ValueError: an unknown name, with the nearest one.
+
+    Examples:
+        >>> bibtex(["keras"]).splitlines()[0]
+        '@misc{chollet2015keras,'
+    """
+    wanted, known = list(wanted), names()
+    for name in wanted:
+        if name not in known:
+            raise InvalidArgument(unknown("name to cite", name, known))
+    return "\n\n".join(entry.text for entry in entries() if set(entry.names) & set(wanted))
+
+
+def listing() -> str:
+    """Every name, with the keys of its works."""
+    known = names()
+    width = max(map(len, known))
+    return "\n".join(f"{name.ljust(width)}  {', '.join(keys)}" for name, keys in sorted(known.items()))
+
+
+def names_of_run(folder: str | Path) -> list[str]:
+    """What the run in this folder is made of; the user's own data and partition have no work here.
+
+    Raises:
+        ValueError: it is no run folder.
+    """
+    from tfpfl.data.catalog import TFDS_IMAGES
+
+    path = Path(folder) / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        algorithm, dataset, partition = (config[name] for name in ("algorithm", "dataset", "partition"))
+        engine = config["engine"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidArgument(f"{folder} is not a run folder: {path} cannot be read ({error})") from error
+    software = ["tfpfl", "tensorflow", "keras", *(["tff"] if engine == "tff" else [])]
+    software += ["tfds"] if dataset in TFDS_IMAGES else []
+    known = names()
+    return [name for name in (algorithm, dataset, partition, *software) if name in known]

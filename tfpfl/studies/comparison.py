@@ -1,0 +1,177 @@
+"""Several algorithms on one federation, with the same cohorts, batches and initial weights: one row each.
+
+Numbers over clients are taken for every seed and averaged; the interval beside the accuracy is over seeds where there
+are several, else over clients. Paired tests put the clients of all seeds side by side.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from tabulate import tabulate
+
+from tfpfl.algorithms import algorithm_row
+from tfpfl.checks import InvalidArgument
+from tfpfl.runs import statistics
+from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, Protocol
+from tfpfl.runs.run import Run, RunConfig, RunError, open_federation, read_config
+from tfpfl.studies.records import Record, check_comparable
+from tfpfl.studies.run_groups import Series, measured, paired, series
+
+FORMATS = {"csv": "csv", "md": "github", "tex": "latex_booktabs"}
+
+
+def run_all(
+    configs: Iterable[RunConfig],
+    out: Path,
+    *,
+    callbacks: Callable = lambda label: (),
+    allow_download: bool = False,
+) -> list[Path]:
+    """Runs what is missing, a folder each in OUT; what is there is continued.
+
+    Args:
+        configs: of algorithms and seeds.
+        out: where the run folders are.
+        callbacks: (label) -> callbacks of its run.
+        allow_download: of data sets.
+
+    Returns:
+        The run folders.
+
+    Raises:
+        RunError: a folder holds a run with another configuration.
+    """
+    folders = []
+    for config in configs:
+        folder = Path(out) / f"{config.algorithm}-s{config.seed}"
+        folders.append(folder)
+        label = f"{algorithm_row(config.algorithm).title}, seed {config.seed}"
+        federation = open_federation(config, allow_download=allow_download)
+        if (folder / "config.json").exists():
+            before = read_config(folder)
+            config.rounds = max(config.rounds, before.rounds)
+            asked = config.resolved(federation)
+            asked.versions, asked.format = before.versions, before.format
+            if asked.run_id != before.run_id:
+                raise RunError(f"{folder} is a run with another configuration; take another --out")
+        with Run.begun(config, folder, federation) as run:
+            if run.store.round_num < run.config.rounds or not (folder / "summary.json").exists():
+                run.train(callbacks(label))
+    return folders
+
+
+def rows(
+    records: Sequence[Record], protocol: Protocol = EV_ALL, baselines: Sequence[str] = ("local", "fedavg_ft")
+) -> list[dict]:
+    """A dict for every algorithm, or setting of one, in order of appearance; accuracies in %.
+
+    Args:
+        records: runs that can be compared.
+        protocol: of the accuracy and of all numbers over clients.
+        baselines: algorithms; of each that is there, every row has the share of clients that are worse off, and of the
+            first that is there the individual gain and Wilcoxon's one-sided p-value that clients have more than with
+            it.
+
+    Raises:
+        ValueError: the runs cannot be compared.
+    """
+    check_comparable(records)
+    found = series(records)
+    references = [s for name in baselines for s in found if s.algorithm == name]
+    return [_row(s, protocol, references) for s in found]
+
+
+def _row(s: Series, protocol: Protocol, references: list[Series]) -> dict:
+    def over_clients(function, times=100):
+        return times * measured(s.records, function, protocol)[0]
+
+    history = [row for record in s.records for row in record.history]
+    visits = sum(row["clients"] for row in history)
+    sent = sum(row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in history)
+    passes, flops = (s.records[0].summary.get(name) for name in ("passes", "flops"))
+    (score, half), (local, local_half) = _accuracy(s, protocol), _accuracy(s, EV_LOCAL)
+    row = {
+        "algorithm": s.label,
+        "seeds": len(s.records),
+        "rounds": min(record.rounds for record in s.records),
+        "accuracy": score,
+        "accuracy ±": half,
+        "EV-local": local,
+        "EV-local ±": local_half,
+        "std": over_clients(statistics.std),
+        "worst 5 %": over_clients(lambda values: statistics.worst(values, 0.05)),
+        "worst 10 %": over_clients(lambda values: statistics.worst(values, 0.1)),
+        "worst 25 %": over_clients(lambda values: statistics.worst(values, 0.25)),
+        "Jain": over_clients(statistics.jain, 1),
+        "Gini": over_clients(statistics.gini, 1),
+    }
+    for i, reference in enumerate(references):
+        mine, theirs = paired(s.records, reference.records, protocol)
+        if i == 0:
+            gains = 100 * statistics.gains(mine, theirs)
+            row |= {
+                f"gain over {reference.label}": statistics.mean_over_clients(gains),
+                "gain std": statistics.std(gains),
+                f"p ({reference.label})": statistics.wilcoxon(mine, theirs).p_value,
+            }
+        row[f"worse than {reference.label} %"] = 100 * statistics.share_worse(mine, theirs)
+    return row | {
+        "bytes a visit": sent / max(visits, 1),
+        "passes": sum(passes.values()) if passes else math.nan,
+        "GFLOP a visit": flops / 1e9 if flops else math.nan,
+        "s a round": float(np.median([h["seconds"] for h in history if h["clients"]])),
+    }
+
+
+def _accuracy(s: Series, protocol: Protocol) -> tuple[float, float]:
+    """In %, with half the interval: over seeds, or over clients where there is one seed."""
+    results = [record.result(protocol) for record in s.records]
+    if None in results:
+        return math.nan, math.nan
+    if len(results) == 1:
+        return 100 * results[0].accuracy, 100 * results[0].accuracy_ci95
+    mean, half = statistics.over_seeds([result.accuracy for result in results])
+    return 100 * mean, 100 * half
+
+
+def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL) -> str:
+    """The rows as CSV, Markdown or LaTeX.
+
+    Args:
+        table: from `rows`.
+        kind: 'csv' (all digits), 'md' or 'tex' (rounded, the protocol below).
+        protocol: of the accuracies.
+
+    Raises:
+        ValueError: another kind.
+    """
+    if kind not in FORMATS:
+        raise InvalidArgument(f"a table is written as {', '.join(FORMATS)}; found {kind!r}")
+    if kind == "csv":
+        out = io.StringIO()
+        writer = csv.DictWriter(out, list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
+        return out.getvalue()
+    rounded = [{name: shown(name, value) for name, value in row.items()} for row in table]
+    comment = "% " if kind == "tex" else "\n"
+    return (
+        tabulate(rounded, headers="keys", tablefmt=FORMATS[kind], disable_numparse=True)
+        + f"\n{comment}accuracy: {protocol}\n"
+    )
+
+
+def shown(name: str, value) -> str:
+    """A cell, rounded as its column wants it."""
+    if isinstance(value, str | int):
+        return str(value)
+    if np.isnan(value):
+        return "-"
+    if name.startswith("p ("):
+        return f"{value:.1e}" if value < 1e-3 else f"{value:.3f}"
+    digits = {"Jain": 4, "Gini": 4, "s a round": 3, "bytes a visit": 0, "passes": 3, "GFLOP a visit": 3}
+    return f"{value:.{digits.get(name, 2)}f}"

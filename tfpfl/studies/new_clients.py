@@ -1,0 +1,310 @@
+"""Clients that never took part in training: what a finished run is worth to them, epoch after epoch of adapting alone.
+
+PGFed's experiment (Luo et al., ICCV 2023): 80 of 100 clients train; each of the others then fine-tunes for 20 epochs,
+and the mean accuracy of these 20 is drawn over the epochs 0..20. Two protocols:
+
+own     every method in its own way (`Algorithm.adapt`): PFLEGO fits a head under the frozen backbone, Ditto a model
+        near the global one, FedAvg all of the global one. Rates, momentum and mini-batches are those of the run.
+global  every method in the same way (PGFed's): SGD with momentum 0.9 on all weights, from its global model; with a
+        personal head, from the shared backbone and a new head; Local, which shares nothing, from w^0.
+
+An epoch is a pass over the client's training examples; in full batch, a step. Nothing of the run is changed.
+"""
+
+import csv
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from rich import box
+from rich.table import Table
+
+from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData, ClientInfo
+from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.local_training import check_rates
+from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.data.randomness import client_key
+from tfpfl.engines.local.grouping import in_order, relaxed
+from tfpfl.engines.rounds import Messages, check_threads, federation_readers
+from tfpfl.engines.visit import Visit, evaluate
+from tfpfl.runs import statistics
+from tfpfl.studies.tables import percent
+
+PROTOCOLS = ("own", "global")
+SHOWN = (0, 1, 5)  # epochs in a table, besides the last
+
+
+class CannotAdapt(InvalidArgument):
+    """A new client of this algorithm cannot adapt by itself under this protocol."""
+
+
+class Adapted(NamedTuple):
+    """What new clients scored while they adapted; column e is after e epochs, 0 before the first."""
+
+    name: str  # of the run, or whatever it is to be called
+    protocol: str  # own or global
+    split: str
+    client_ids: np.ndarray  # int [n]
+    num_examples: np.ndarray  # int [n], in the split
+    accuracy: np.ndarray  # float [n, epochs + 1]; NaN for a client without examples
+    loss: np.ndarray  # float [n, epochs + 1]
+
+    @property
+    def means(self) -> np.ndarray:
+        """[epochs + 1]: mean accuracy, every client counts the same."""
+        return np.array([statistics.mean_over_clients(column) for column in self.accuracy.T])
+
+    @property
+    def intervals(self) -> np.ndarray:
+        """[epochs + 1]: half the 95 % interval of the mean."""
+        return np.array([statistics.ci95(column) for column in self.accuracy.T])
+
+
+def fine_tuning(
+    algorithm: Algorithm,
+    *,
+    eta: float,
+    momentum: float = 0.9,
+    batch_size: int | None = None,
+    name: str = "this method",
+) -> Adaptation:
+    """The protocol 'global' as an `Adaptation`.
+
+    Args:
+        algorithm: of the run.
+        eta, momentum: of the SGD on all weights.
+        batch_size: examples a step; None for all.
+        name: what errors call the algorithm.
+
+    Raises:
+        CannotAdapt: when it starts: the method gives clients neither a common model nor a common backbone.
+        ValueError: a rate out of range.
+    """
+    check_rates(eta=eta, momentum=momentum)
+
+    def start(message, state, data):
+        if algorithm.global_model is not None:
+            return algorithm.global_model(message)
+        nothing_is_sent = not tf.nest.flatten(message)  # Local: a new client starts from w^0, as all did
+        if algorithm.shares_backbone or nothing_is_sent:
+            if algorithm.adapt is None:
+                return algorithm.personal_model(message, state, data)
+            return algorithm.adapt.model(algorithm.adapt.start(message, state, data))
+        raise CannotAdapt(
+            f"{name} cannot be fine-tuned with --protocol global: it gives clients neither a common model nor a common "
+            f"backbone.{'' if algorithm.adapt is None else ' Use --protocol own.'}"
+        )
+
+    return adaptation(algorithm.model, start, sgd(eta, momentum), batch_size=batch_size)
+
+
+def adapt_clients(
+    algorithm: Algorithm,
+    federation,
+    server,
+    client_ids: Sequence[int] | None = None,
+    *,
+    epochs: int = 20,
+    adapt: Adaptation | None = None,
+    split: str = "test",
+    seed: int = 0,
+    round_num: int = 0,
+    threads: int | None = None,
+    name: str = "",
+    protocol: str = "own",
+) -> Adapted:
+    """Lets clients adapt that are not in `algorithm.population`, and scores them before every epoch and after the last.
+
+    Args:
+        algorithm, federation: of the run; the federation has clients that the population has not.
+        server: the server's state.
+        client_ids: who; default: all that are not in the population.
+        epochs: so many each.
+        adapt: how; default `algorithm.adapt`.
+        split: what is scored.
+        seed, round_num: shuffles are functions of (seed, round, client, epoch).
+        threads: clients at a time.
+        name, protocol: how the result is called.
+
+    Raises:
+        CannotAdapt: the algorithm has no way.
+        ValueError: nobody is new; a client is not new, or not in the federation; a client has more classes than a head
+            that is shared; an argument is out of range.
+    """
+    adapt = adapt or algorithm.adapt
+    if adapt is None:
+        raise CannotAdapt(
+            "a client of this method becomes personal only by taking part in rounds (its `adapt` is None; its file in "
+            "tfpfl/algorithms says why)"
+        )
+    if epochs < 0:
+        raise InvalidArgument(f"epochs must not be negative, found {epochs}")
+    ids, threads = _new_ids(algorithm.population, federation, client_ids), check_threads(threads)
+    readers = federation_readers(algorithm, federation, [split])
+    visits = _visits(algorithm, federation, ids, seed, round_num)
+    message_for = Messages(algorithm)(server, visits)
+
+    def work(message, visit):
+        data = ClientData(*readers.train(visit), visit.info, visit.key)
+        held_out = readers.held_out[split](visit)
+
+        def write(arrays, n, carry):
+            scores = evaluate(algorithm.model, adapt.model(carry), *held_out)
+            return tuple(array.write(n, scores[name]) for array, name in zip(arrays, ("correct", "loss"), strict=True))
+
+        def one_epoch(n, carry, arrays):
+            new = adapt.epoch(carry, data, n)
+            # What is known of a shape must not be lost from one epoch to the next.
+            carry = tf.nest.map_structure(lambda now, before: tf.ensure_shape(now, before.shape), new, carry)
+            return n + 1, carry, write(arrays, n + 1, carry)
+
+        carry = adapt.start(message, algorithm.init_client(visit.info), data)
+        arrays = tuple(tf.TensorArray(dtype, epochs + 1) for dtype in (tf.int32, algorithm.model.dtype))
+        arrays = tf.while_loop(
+            lambda n, *_: n < epochs, one_epoch, (0, carry, write(arrays, 0, carry)), parallel_iterations=1
+        )[2]
+        return tuple(array.stack() for array in arrays)
+
+    work = relaxed(work)
+    found = list(in_order(lambda i: work(message_for(i), visits[i]), range(len(ids)), threads))
+    examples = federation.num_examples(split)[ids]
+    correct, loss = (np.stack([np.asarray(each[k], float) for each in found]) for k in (0, 1))
+    untested = examples[:, None] == 0
+    accuracy = np.where(untested, np.nan, correct / np.maximum(examples, 1)[:, None])
+    return Adapted(name, protocol, split, ids, examples, accuracy, np.where(untested, np.nan, loss))
+
+
+def adapt_new_clients(
+    run,
+    *,
+    epochs: int = 20,
+    protocol: str = "own",
+    eta: float | None = None,
+    batch_size: int | None = None,
+    split: str = "test",
+) -> Adapted:
+    """The clients of a run's federation that the run did not train on.
+
+    Args:
+        run: an open `Run`, with rounds; only read.
+        epochs, split: as in `adapt_clients`.
+        protocol: 'own' or 'global'.
+        eta, batch_size: of the protocol 'global'; default: the run's hyperparameters of these names.
+
+    Raises:
+        CannotAdapt, ValueError: see `adapt_clients`; and the run has no rounds, or no rate.
+    """
+    if protocol not in PROTOCOLS:
+        raise InvalidArgument(unknown("protocol", protocol, PROTOCOLS))
+    if run.store.round_num == 0:
+        raise InvalidArgument(f"{run.folder} has no rounds yet")
+    adapt = None
+    if protocol == "global":
+        known = run.config.hyperparameters
+        eta = known.get("eta") if eta is None else eta
+        if eta is None:
+            raise InvalidArgument(f"{run.config.algorithm} has no hyperparameter eta: say with which rate to fine-tune")
+        batch_size = known.get("batch_size") if batch_size is None else batch_size
+        adapt = fine_tuning(run.algorithm, eta=eta, batch_size=batch_size, name=run.config.algorithm)
+    elif eta is not None or batch_size is not None:
+        raise InvalidArgument("eta and batch_size are for the protocol 'global'; 'own' takes what the run trained with")
+    return adapt_clients(
+        run.algorithm,
+        run.federation,
+        run.training().server_state(),
+        epochs=epochs,
+        adapt=adapt,
+        split=split,
+        seed=run.config.seed,
+        round_num=run.store.round_num + 1,
+        name=str(run.folder),
+        protocol=protocol,
+    )
+
+
+def table(results: Sequence[Adapted]) -> Table:
+    """Mean accuracy over the new clients after some epochs, a row a run."""
+    last = max(r.accuracy.shape[1] - 1 for r in results)
+    epochs = [e for e in SHOWN if e < last] + [last]
+    title = f"New clients, {results[0].split} accuracy after so many epochs, protocol '{results[0].protocol}'"
+    caption = "%, mean over the new clients ± 1.96 std / sqrt(n); n: those with examples in this split."
+    rows = Table(title=title, caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    rows.add_column("run", overflow="fold")
+    for column in ("n", *map(str, epochs)):
+        rows.add_column(column, justify="right", no_wrap=True)
+    for r in results:
+        cells = [percent(r.means[e], r.intervals[e]) if e < len(r.means) else "-" for e in epochs]
+        rows.add_row(r.name, str(statistics.num_tested(r.accuracy[:, 0])), *cells)
+    return rows
+
+
+def write_csv(results: Sequence[Adapted], path) -> None:
+    """A row for every run, client and epoch."""
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["run", "protocol", "split", "client", "num_examples", "epoch", "accuracy", "loss"])
+        for r in results:
+            for i, client_id in enumerate(r.client_ids.tolist()):
+                for e, (accuracy, loss) in enumerate(zip(r.accuracy[i].tolist(), r.loss[i].tolist(), strict=True)):
+                    row = [r.name, r.protocol, r.split, client_id, int(r.num_examples[i]), e, accuracy, loss]
+                    writer.writerow(row)
+
+
+def plot(results: Sequence[Adapted], path) -> None:
+    """Mean accuracy over epochs with its 95 % interval, a line a run."""
+    from matplotlib.figure import Figure  # not pyplot: no window, no global state
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for r in results:
+        epochs, mean, half = np.arange(len(r.means)), 100 * r.means, 100 * r.intervals
+        (line,) = axes.plot(epochs, mean, marker="o", markersize=3, label=r.name)
+        low, high = np.clip([mean - half, mean + half], 0, 100)
+        axes.fill_between(epochs, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    people = statistics.num_tested(results[0].accuracy[:, 0])
+    axes.set(xlabel="epochs of adapting", ylabel=f"{results[0].split} accuracy in %, {people} new clients")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.25)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def _new_ids(population, federation, client_ids) -> np.ndarray:
+    """int64 [n]: who is new.
+
+    Raises:
+        ValueError: nobody, or not all of them.
+    """
+    everyone = np.arange(federation.num_clients)
+    new = np.setdiff1d(everyone, population.client_ids)
+    ids = new if client_ids is None else np.asarray(client_ids, np.int64)
+    if not len(ids):
+        raise InvalidArgument(
+            f"no client is new: all {federation.num_clients} of the federation were trained on. Keep some out of the "
+            "population (new_clients of a run's configuration), or take a larger federation"
+        )
+    if not np.isin(ids, everyone).all():
+        raise InvalidArgument(f"client {ids[~np.isin(ids, everyone)][0]} is not in the federation")
+    if not np.isin(ids, new).all():
+        raise InvalidArgument(f"client {ids[~np.isin(ids, new)][0]} is not new: it is one of the population")
+    if population.labels == "local" and population.num_labels is not None:
+        classes = federation.num_classes[ids]
+        if classes.max() > population.num_labels:
+            raise InvalidArgument(
+                f"client {ids[classes.argmax()]} has {classes.max()} classes, but a head that clients share has "
+                f"{population.num_labels} outputs"
+            )
+    return ids
+
+
+def _visits(algorithm, federation, ids, seed, round_num) -> list[Visit]:
+    """A new client's share of the training examples, alpha, is 0."""
+    local, dtype = algorithm.population.labels == "local", algorithm.model.dtype
+    classes = federation.num_classes if local else np.full(federation.num_clients, federation.num_labels)
+    examples, keys = federation.num_examples("train"), client_key(seed, round_num, ids)
+    return [
+        Visit(ClientInfo(np.int32(i), np.int32(examples[i]), np.int32(classes[i]), np.zeros([], dtype)), key)
+        for i, key in zip(ids, keys, strict=True)
+    ]

@@ -1,0 +1,125 @@
+"""FedAMP's practical split in pictures (arXiv 2007.03797): how single clients do, and whether clients find their group.
+
+For each data set the accuracies of the single clients by method, and for every method that knows who listens to whom
+its weights between the clients, which are ordered by group: blocks on the diagonal are groups that were found.
+"""
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from tfpfl.algorithms import algorithm_row
+from tfpfl.data.partitioners import GROUP_PRESETS
+from tfpfl.runs import statistics
+from tfpfl.runs.protocols import protocol
+from tfpfl.studies.plots import STYLE, TICKS, style
+from tfpfl.studies.records import Record
+from tfpfl.studies.run_groups import clients
+
+PROTOCOL = protocol("fedamp")
+
+
+def measure(runs: dict, **_) -> dict:
+    """What the runs saved.
+
+    Args:
+        runs: {'column | method': the folder}, on `grouped_dominant` splits.
+
+    Returns:
+        {column: {"sizes": clients of each group, "accuracy": {method: [n] in [0, 1]}, "attention": {method: [I, I]},
+        "rounds": {method: after how many}}}.
+    """
+    data = {}
+    for name, folder in runs.items():
+        column, record = name.split(" | ")[0], Record.read(folder)
+        groups = GROUP_PRESETS[record.config.partition_args["groups"]]
+        sizes = [group.num_clients for group in groups]
+        found = data.setdefault(column, {"sizes": sizes, "accuracy": {}, "attention": {}, "rounds": {}})
+        method = record.config.algorithm
+        found["accuracy"][method] = clients(record, PROTOCOL).tolist()
+        found["rounds"][method] = record.rounds
+        if weights := record.matrices():
+            (matrix,) = weights.values()
+            found["attention"][method] = np.asarray(matrix, np.float64).round(8).tolist()
+    return data
+
+
+def share(matrix, sizes) -> float:
+    """How much of the weight that clients give to others stays in their group, in [0, 1].
+
+    Args:
+        matrix: [I, I], row i is what client i takes from others; the diagonal is not looked at.
+        sizes: how many clients the groups have, in order.
+    """
+    matrix, group = np.array(matrix, np.float64), np.repeat(np.arange(len(sizes)), sizes)
+    np.fill_diagonal(matrix, 0)
+    return float(matrix[group[:, None] == group].sum() / matrix.sum())
+
+
+def numbers(data: dict) -> dict:
+    """Mean accuracies, and shares of the weight that stays in the group beside that of equal weights; all in %."""
+    told = {}
+    for column, found in data.items():
+        for method, values in found["accuracy"].items():
+            mean, half = statistics.mean_over_clients(values), statistics.ci95(values)
+            told[f"{column}: {algorithm_row(method).title} (%)"] = {"value": 100 * mean, "half": 100 * half}
+        for method, matrix in found["attention"].items():
+            title = algorithm_row(method).title
+            told[f"{column}: weight in the group, {title} (%)"] = {"value": 100 * share(matrix, found["sizes"])}
+        if found["attention"]:
+            equal = share(np.ones((sum(found["sizes"]),) * 2), found["sizes"])
+            told[f"{column}: weight in the group, equal weights (%)"] = {"value": 100 * equal}
+    return told
+
+
+def draw(data: dict) -> Figure:
+    """A column of panels for each data set: boxes of the clients' accuracies, and below them the heat maps."""
+    methods = max(len(found["accuracy"]) for found in data.values())
+    maps = list(dict.fromkeys(m for found in data.values() for m in found["attention"]))
+    heights = [1.3 + 0.3 * methods, *([3.4] * len(maps))]
+    width = STYLE["figure.figsize"][0]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width * len(data), sum(heights)), layout="constrained")
+        panels = figure.subplots(len(heights), len(data), squeeze=False, height_ratios=heights)
+        for place, (column, found) in enumerate(data.items()):
+            _boxes(panels[0, place], found["accuracy"])
+            panels[0, place].set_title(column)
+            for axes, method in zip(panels[1:, place], maps, strict=True):
+                if method not in found["attention"]:
+                    axes.set_axis_off()
+                    continue
+                image = _weights(axes, found["attention"][method], found["sizes"])
+                rounds = found["rounds"][method]
+                axes.set_title(f"{algorithm_row(method).title}, after {rounds} round{'s' * (rounds > 1)}")
+                figure.colorbar(image, ax=axes, label="weight of j's model for i").ax.tick_params(labelsize=TICKS)
+    return figure
+
+
+def _boxes(axes, accuracy: dict) -> None:
+    """A row a method: the middle half, the median, and whiskers to the worst and the best client."""
+    for place, (method, values) in enumerate(accuracy.items()):
+        color = style(method).color
+        low, first, median, third, high = np.quantile(100 * np.asarray(values), [0, 0.25, 0.5, 0.75, 1])
+        axes.hlines(place, low, high, color=color, linewidth=1)
+        axes.barh(place, third - first, left=first, height=0.6, facecolor="white", edgecolor=color, linewidth=1.1)
+        axes.vlines(median, place - 0.3, place + 0.3, color=color, linewidth=2.4, zorder=3)
+    axes.set_yticks(range(len(accuracy)), [algorithm_row(method).title for method in accuracy])
+    axes.set_ylim(len(accuracy) - 0.5, -0.5)
+    axes.tick_params(labelsize=TICKS)
+    axes.grid(False, axis="y")
+    axes.set_xlabel("test accuracy of single clients (%), best round on test")
+
+
+def _weights(axes, matrix, sizes):
+    """A client's own weight is left out: it is often so large that all others would look the same."""
+    matrix = np.asarray(matrix, np.float64)
+    shown = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
+    colors = matplotlib.colormaps["cividis"].with_extremes(bad="#e4e4e4")
+    image = axes.imshow(shown, cmap=colors, interpolation="none")
+    for edge in np.cumsum(sizes)[:-1]:
+        axes.axhline(edge - 0.5, color="white", linewidth=0.8)
+        axes.axvline(edge - 0.5, color="white", linewidth=0.8)
+    axes.grid(False)
+    axes.tick_params(labelsize=TICKS)
+    axes.set(xlabel="client j, by group", ylabel="client i, by group")
+    return image

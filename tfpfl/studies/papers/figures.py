@@ -1,0 +1,86 @@
+"""An experiment's curves: a panel for every column of the table, the training loss above the accuracy."""
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from tfpfl.algorithms import algorithm_row
+from tfpfl.checks import InvalidArgument
+from tfpfl.runs import statistics
+from tfpfl.runs.protocols import protocol
+from tfpfl.studies.papers.experiments import Experiment
+from tfpfl.studies.plots import LINES, PALETTE, STYLE, style
+from tfpfl.studies.records import Record
+
+WIDTH = 2.6  # inches a panel
+
+
+def draw(experiment: Experiment, records: dict[tuple[str, str, str], list[Record]]) -> Figure:
+    """The curves of what was run.
+
+    Args:
+        experiment: whose columns and protocol.
+        records: of the seeds, by (column, method, label).
+
+    Raises:
+        ValueError: nothing was run.
+    """
+    columns = [c for c in dict.fromkeys(cell.column for cell in experiment.cells) if any(k[0] == c for k in records)]
+    if not columns:
+        raise InvalidArgument(f"there is nothing to draw: nothing of {experiment.title} was run")
+    labels = list(dict.fromkeys(key[2] for key in records))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH * len(columns) + 0.6, 5.2), layout="constrained")
+        axes = figure.subplots(2, len(columns), sharex="col", sharey="row", squeeze=False)
+        lines = {}
+        for (column, method, label), seeds in records.items():
+            loss_axes, axes_below = axes[:, columns.index(column)]
+            look = style(method)
+            color, line = look.color, look.linestyle
+            if label:  # one method in several settings: a colour for each
+                color, line = PALETTE[labels.index(label) % len(PALETTE)], LINES[labels.index(label) // len(PALETTE)]
+            name = algorithm_row(method).title + (f", {label}" if label else "")
+            how = {"color": color, "linestyle": line, "label": name}
+            losses = [{r["round"]: r["loss"] for r in seed.history if "loss" in r} for seed in seeds]
+            _line(loss_axes, losses, 1, how)
+            lines[name] = _line(axes_below, [seed.curve(protocol(experiment.protocol)) for seed in seeds], 100, how)
+        for place, column in enumerate(columns):
+            axes[0, place].set(title=column, yscale="log")
+            axes[1, place].set(xlabel="round")
+        axes[0, 0].set(ylabel="training loss (nats)")
+        axes[1, 0].set(ylabel="test accuracy (%)")
+        figure.legend(
+            lines.values(), lines, loc="outside lower center", ncols=max(1, min(len(lines), 2 * len(columns)))
+        )
+        words = str(protocol(experiment.protocol)).split("; ")
+        figure.suptitle(f"{experiment.title} ({experiment.source})\naccuracy: {words[0]}; {words[2]}", fontsize=9)
+    return figure
+
+
+def _line(axes, seeds: list[dict], times: float, how: dict):
+    """The mean over seeds of the rounds that all have, with the 95 % band where there are several."""
+    rounds = sorted(set.intersection(*(set(found) for found in seeds)))
+    mean, half = np.array([statistics.over_seeds([found[t] for found in seeds]) for t in rounds]).reshape(-1, 2).T
+    (line,) = axes.plot(rounds, times * mean, **how)
+    if len(seeds) > 1:
+        axes.fill_between(rounds, times * (mean - half), times * (mean + half), color=how["color"], alpha=0.15, lw=0)
+    return line
+
+
+def records_of(experiment: Experiment, folder_of, seeds: int) -> dict[tuple[str, str, str], list[Record]]:
+    """What there is of an experiment.
+
+    Args:
+        experiment: whose cells.
+        folder_of: (cell, seed) -> its run folder.
+        seeds: how many to look for.
+    """
+    found = {}
+    for cell in experiment.cells:
+        folders = [Path(folder_of(cell, seed)) for seed in range(seeds)]
+        there = [Record.read(folder) for folder in folders if (folder / "summary.json").exists()]
+        if there:
+            found[cell.column, cell.method, cell.label] = there
+    return found

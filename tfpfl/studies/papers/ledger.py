@@ -1,0 +1,395 @@
+"""The ledger: what a paper has, what we found, how, and whether what must hold does.
+
+A JSON file that every `tfpfl reproduce` adds to, and the Markdown and the tables made from it. Cells that were not run,
+stopped, or disagree are in it as such.
+"""
+
+import json
+import os
+import tomllib
+from pathlib import Path
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from tfpfl.algorithms import algorithm_row
+from tfpfl.checks import InvalidArgument
+from tfpfl.runs import statistics
+from tfpfl.runs.protocols import PROTOCOLS, find, protocol, rounds_to
+from tfpfl.runs.run import write_whole
+from tfpfl.studies.papers.experiments import EXPERIMENTS, Cell, Experiment
+from tfpfl.studies.papers.pictures import FIGURES, Picture
+from tfpfl.studies.records import Record
+from tfpfl.studies.run_groups import paired
+
+FORMAT = 1
+DECIMALS = {"accuracy": 2, "seconds": 3, "rounds to 70 %": 0, "gain over Local": 2}
+
+
+class LedgerError(InvalidArgument):
+    """A file that is not a ledger, or from a newer version."""
+
+
+def load(path: str | os.PathLike) -> dict:
+    """{experiment: {cell: entry}}; {} where there is no file yet. A figure is one such cell.
+
+    Raises:
+        LedgerError: the file is not a ledger.
+    """
+    path = Path(path)
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise LedgerError(f"{path} cannot be read as a ledger: {error}") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise LedgerError(f"{path} is not a ledger of format {FORMAT}")
+    return found["experiments"]
+
+
+def save(path: str | os.PathLike, ledger: dict) -> None:
+    """Writes all of it: the old file or the new one, never half of one."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps({"format": FORMAT, "experiments": ledger}, indent=1, sort_keys=True) + "\n")
+
+
+def key(cell: Cell) -> str:
+    """The cell's name in its experiment."""
+    return " | ".join(part for part in (cell.column, cell.method, cell.label) if part)
+
+
+def entry(record: Record, scale: str, asked: int, command: str, local: Record | None = None) -> dict:
+    """What the ledger keeps of a run.
+
+    Args:
+        record: the run.
+        scale, asked: how many rounds it should have had.
+        command: that ran it.
+        local: the run of Local on the same federation, for gains.
+    """
+    found = {
+        "scale": scale,
+        "rounds": record.rounds,
+        "asked": asked,
+        "stopped": record.summary.get("stopped"),
+        "seconds": round(float(sum(row["seconds"] for row in record.history)), 1),
+        "seconds a round": float(np.median([row["seconds"] for row in record.history if row["clients"]])),
+        "accuracy": {},
+        "rounds to 70 %": rounds_to(record.evaluations, 0.7),
+        "run": record.summary.get("run_id", "")[:12],
+        "federation": record.config.federation_hash[:12],
+        "versions": {name: record.config.versions.get(name) for name in ("tfpfl", "tensorflow")},
+        "command": command,
+    }
+    for name in PROTOCOLS:
+        result = find(record.results, protocol(name))
+        if result is not None:
+            found["accuracy"][name] = [round(100 * result.accuracy, 3), round(100 * result.accuracy_ci95, 3)]
+    if local is not None:
+        gains = 100 * statistics.gains(*paired([record], [local], protocol("pgfed")))
+        found["gain over Local"] = [statistics.mean_over_clients(gains), statistics.std(gains)]
+    return found
+
+
+def value(experiment: Experiment, cell: dict | None, name: str | None = None) -> tuple[float, float] | None:
+    """(the cell's number over its seeds, half an interval); None where it was not run.
+
+    Of one seed the interval of an accuracy is that over clients; of several that over seeds. A gain's is the standard
+    deviation over clients, as PGFed prints it.
+
+    Args:
+        experiment: says what is measured.
+        cell: the ledger's.
+        name: of a protocol; default: the experiment's.
+    """
+    seeds = [e for e in (cell or {}).get("seeds", {}).values()]
+    if experiment.measures == "accuracy":
+        pairs = [
+            e["accuracy"][name or experiment.protocol] for e in seeds if (name or experiment.protocol) in e["accuracy"]
+        ]
+    elif experiment.measures == "seconds":
+        pairs = [(e["seconds a round"], float("nan")) for e in seeds]
+    elif experiment.measures == "gain over Local":
+        pairs = [e["gain over Local"] for e in seeds if "gain over Local" in e]
+    else:
+        pairs = [(e["rounds to 70 %"], float("nan")) for e in seeds if e["rounds to 70 %"] is not None]
+    if not pairs:
+        return None
+    if len(pairs) == 1 or experiment.measures == "gain over Local":
+        return tuple(float(np.mean(column)) for column in zip(*pairs, strict=True))
+    return statistics.over_seeds([a for a, _ in pairs])
+
+
+def agreement(experiment: Experiment, cell: Cell, found: dict | None) -> str:
+    """'agrees', 'above', 'below', 'not run' or '-' (nothing published, or nothing that compares).
+
+    A value agrees where it is within both intervals of the paper's; one point stands in for an interval that the paper
+    does not give.
+    """
+    ours = value(experiment, found)
+    if ours is None:
+        return "not run" if not (found or {}).get("seeds") else "not reached"
+    if cell.published is None or experiment.measures in ("seconds", "rounds to 70 %"):
+        return "-"
+    allowed = (1.0 if cell.published.spread is None else cell.published.spread) + (
+        0.0 if np.isnan(ours[1]) else ours[1]
+    )
+    gap = ours[0] - cell.published.value
+    return "agrees" if abs(gap) <= allowed else "above" if gap > 0 else "below"
+
+
+def verdicts(experiment: Experiment, cells: dict) -> list[tuple[str, str, str]]:
+    """(what must hold, column, 'holds' | 'fails' | 'open') of every ordering; open where a value is missing."""
+    found = []
+    for ordering in experiment.orderings:
+        for column in ordering.columns:
+            values = {}
+            for cell in experiment.cells:
+                if cell.column == column and (number := value(experiment, cells.get(key(cell)))) is not None:
+                    values[cell.label or cell.method] = number
+            held = ordering.holds(values)
+            found.append((ordering.text, column, "open" if held is None else "holds" if held else "fails"))
+    return found
+
+
+def table(name: str, cells: dict, title: str = "") -> Table:
+    """One experiment for the terminal: the cells that were run."""
+    experiment = EXPERIMENTS[name]
+    out = Table(title=title or f"{name}: {experiment.title}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    out.add_column("method", overflow="fold")
+    for column in ("published", "ours", "gap", "EV-all", "rounds"):
+        out.add_column(column, justify="right", no_wrap=True)
+    out.add_column("", no_wrap=True)
+    column = None
+    for row in _rows(experiment, cells):
+        if row["seeds"]:
+            if row["column"] != column:
+                column = row["column"]
+                out.add_section()
+                out.add_row(f"[bold]{column}[/]")
+            rounds = row["rounds"] + (f" x {row['seeds']}" if row["seeds"] != "1" else "")
+            out.add_row(
+                row["method"], row["published"], row["ours"], row["gap"], row["EV-all"], rounds, row["agreement"]
+            )
+    return out
+
+
+def picture_rows(picture: Picture, found: dict) -> list[tuple[str, str, str, str]]:
+    """(what, published, ours, 'holds' | 'fails' | '-') of every number of a figure: the mean over its seeds.
+
+    Of one seed the interval is that over clients and p is shown; of several the interval is over seeds.
+    """
+    seeds, rows = [entry["numbers"] for entry in found.get("seeds", {}).values()], []
+    for what in dict.fromkeys(what for numbers in seeds for what in numbers):
+        there = [numbers[what] for numbers in seeds if what in numbers]
+        number, half = there[0]["value"], there[0].get("half", np.nan)
+        if len(there) > 1:
+            number, half = statistics.over_seeds([each["value"] for each in there])
+        ours = f"{number:.3g}" if "p" in there[0] else str(number) if isinstance(number, int) else f"{number:.2f}"
+        ours += "" if np.isnan(half) else f" ± {half:.2g}" if "p" in there[0] else f" ± {half:.2f}"
+        ours += f" (p = {there[0]['p']:.2g})" if "p" in there[0] and len(there) == 1 else ""
+        claim = picture.published.get(what)
+        held = "-" if claim is None else "holds" if claim.holds(number) else "fails"
+        rows.append((what, claim.text if claim else "-", ours, held))
+    return rows
+
+
+def picture_table(name: str, found: dict) -> Table:
+    """The numbers of one figure for the terminal."""
+    picture = FIGURES[name]
+    out = Table(title=f"{name}: {picture.title}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    out.add_column("", overflow="fold")
+    for column in ("published", "ours"):
+        out.add_column(column, justify="right", no_wrap=True)
+    out.add_column("", no_wrap=True)
+    for row in picture_rows(picture, found):
+        out.add_row(*row)
+    return out
+
+
+def markdown(ledger: dict, notes: dict | None = None) -> str:
+    """All experiments; what docs/reproduction.md is.
+
+    Args:
+        ledger: see `load`.
+        notes: {experiment: {cell: why it may disagree}}, and under 'about' {experiment: a paragraph}.
+    """
+    notes = notes or {}
+    parts = [_HEAD]
+    for name, experiment in EXPERIMENTS.items():
+        cells = ledger.get(name, {})
+        parts.append(f"## {name}: {experiment.title}\n{experiment.source}. {experiment.note}".rstrip())
+        parts.append(f"Measured as the paper does: {protocol(experiment.protocol)}.")
+        if name in notes.get("about", {}):
+            parts.append(notes["about"][name].strip())
+        scales = {e["scale"] for c in cells.values() for e in c.get("seeds", {}).values()}
+        parts += [f"At {s} scale {size.said}." for s, size in experiment.sizes.items() if s in scales and size.said]
+        rows = _rows(experiment, cells)
+        done = [row for row in rows if row["seeds"]]
+        if done:
+            names = (
+                "column",
+                "method",
+                "published",
+                "ours",
+                "gap",
+                "EV-all",
+                "rounds",
+                "seeds",
+                "seconds",
+                "agreement",
+            )
+            lines = ["| " + " | ".join(names) + " |", "|---|---|" + "---:|" * 7 + "---|"]
+            lines += ["| " + " | ".join(row[n] for n in names) + " |" for row in done]
+            parts.append("\n".join(lines))
+        held = [(text, column, verdict) for text, column, verdict in verdicts(experiment, cells) if verdict != "open"]
+        if held:
+            lines = [f"* {column}: {text}: **{v}**{_lengths(experiment, cells, column)}" for text, column, v in held]
+            parts.append("\n".join(lines))
+        why = [f"* {cell}: {text}" for cell, text in notes.get(name, {}).items()]
+        if why:
+            parts.append("Suspected causes, and what was tried:\n\n" + "\n".join(why))
+        if len(done) < len(rows):
+            parts.append("Not run: " + "; ".join(_missing(rows)) + ".")
+        if done:
+            commands = sorted({e["command"] for c in cells.values() for e in c.get("seeds", {}).values()})
+            runs = sorted(
+                f"{cell}: " + ", ".join(f"seed {seed} {e['run']}" for seed, e in c["seeds"].items())
+                for cell, c in cells.items()
+                if c.get("seeds")
+            )
+            listed = "\n".join(f"    {line}" for line in [*commands, "", *runs])
+            parts.append(f"<details><summary>Commands, and the runs' hashes</summary>\n\n{listed}\n\n</details>")
+    for name, picture in FIGURES.items():
+        if name in ledger:
+            parts += _picture(name, picture, ledger[name], notes.get("about", {}).get(name))
+    return "\n\n".join(parts) + "\n"
+
+
+def _picture(name: str, picture: Picture, found: dict, about: str | None) -> list[str]:
+    """A figure's paragraphs: its numbers, of which runs, and what it is without."""
+    parts = [f"## {name}: {picture.title}\n{picture.source}. {picture.note}".rstrip()]
+    if about:
+        parts.append(about.strip())
+    rows = picture_rows(picture, found)
+    if rows:
+        lines = ["| number | published | ours | |", "|---|---:|---:|---|"]
+        parts.append("\n".join(lines + [f"| {' | '.join(row)} |" for row in rows]))
+    if "not run" in found:
+        parts.append(f"Not run: {found['not run']}.")
+    seeds = found.get("seeds", {})
+    rounds = sorted({n for entry in seeds.values() for n in entry["rounds"].values()})
+    if rounds:
+        parts.append(f"Rounds: {', '.join(map(str, rounds))}; seeds: {len(seeds)}.")
+    without = {cell: why for entry in seeds.values() for cell, why in entry["without"].items()}
+    if without:
+        parts.append("Without: " + "; ".join(f"{cell}: {why.rstrip('.')}" for cell, why in without.items()) + ".")
+    if seeds:
+        listed = sorted({entry["command"] for entry in seeds.values()}) + [""]
+        listed += [f"{cell}: seed {s} {run}" for s, entry in seeds.items() for cell, run in entry["runs"].items()]
+        body = "\n".join(f"    {line}" for line in listed).rstrip()
+        parts.append(f"<details><summary>Commands, and the runs' hashes</summary>\n\n{body}\n\n</details>")
+    return parts
+
+
+def notes(path: str | os.PathLike) -> dict:
+    """What was written by hand, beside a ledger.
+
+    Raises:
+        LedgerError: not TOML, or about an experiment or a cell that there is not.
+    """
+    path = Path(path)
+    if not path.exists():
+        return {}
+    try:
+        found = tomllib.loads(path.read_text())
+    except ValueError as error:
+        raise LedgerError(f"{path} cannot be read: {error}") from error
+    for name, cells in found.items():
+        if name == "about":
+            known = {*EXPERIMENTS, *FIGURES}
+        elif name in EXPERIMENTS:
+            known = {key(cell) for cell in EXPERIMENTS[name].cells} | {c.column for c in EXPERIMENTS[name].cells}
+        else:
+            raise LedgerError(f"{path} is about an experiment {name!r} that there is not")
+        for cell in cells:
+            if cell not in known:
+                raise LedgerError(f"{path} is about {cell!r}, which {name} does not have")
+    return found
+
+
+_HEAD = """# Reproduction: what the papers have, and what we found
+Made from reproduction.json and reproduction_notes.toml by `tfpfl reproduce --write docs/reproduction.md`; not edited by
+hand. *ours* is measured by the paper's own protocol, which stands above each table, *EV-all* by ours: mean over all
+clients of the model that each predicts with after the server's step, mean of the last ten evaluated rounds, test
+examples. ± is the 95 % interval over clients for one seed, over seeds for several. *agrees*: within both intervals of
+the paper's value (1 point where the paper gives none). Fewer rounds than the paper's are in the table as such: read
+orders there, not decimals. *seconds* are those of all rounds' work, on a shared machine."""
+
+
+def _rows(experiment: Experiment, cells: dict) -> list[dict]:
+    decimals, rows = DECIMALS[experiment.measures], []
+    for cell in experiment.cells:
+        found = cells.get(key(cell), {})
+        seeds = found.get("seeds", {})
+        ours, after = value(experiment, found), None
+        if experiment.measures == "accuracy":
+            after = value(experiment, found, "EV-all")
+        comparable = cell.published is not None and ours is not None
+        rounds = sorted({e["rounds"] for e in seeds.values()})
+        stopped = ", stopped" if any(e["stopped"] for e in seeds.values()) else ""
+        rows.append(
+            {
+                "column": cell.column,
+                "method": algorithm_row(cell.method).title + (f", {cell.label}" if cell.label else ""),
+                "published": _text(cell.published, decimals),
+                "ours": _text(ours, decimals),
+                "gap": f"{ours[0] - cell.published.value:+.{decimals}f}" if comparable else "-",
+                "EV-all": _text(after, decimals),
+                "rounds": "-".join(map(str, rounds)) + stopped,
+                "seeds": str(len(seeds)) if seeds else "",
+                "seconds": f"{sum(e['seconds'] for e in seeds.values()):.0f}",
+                "agreement": agreement(experiment, cell, found),
+                "why": f": {found['not run']}" if "not run" in found else "",
+            }
+        )
+    return rows
+
+
+def _lengths(experiment: Experiment, cells: dict, column: str) -> str:
+    """Says where the methods of a column did not have the same number of rounds."""
+    rounds = {}
+    for cell in experiment.cells:
+        for e in cells.get(key(cell), {}).get("seeds", {}).values() if cell.column == column else ():
+            rounds.setdefault(e["rounds"], []).append(cell.label or algorithm_row(cell.method).title)
+    if len(rounds) < 2:
+        return ""
+    return f" (rounds: {'; '.join(f'{n} of {_listed(names)}' for n, names in sorted(rounds.items()))})"
+
+
+def _listed(names: list) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+def _missing(rows: list[dict]) -> list[str]:
+    """What was not run: columns that have nothing, then methods of others, with the reason where there is one."""
+    columns, parts = {}, []
+    for row in rows:
+        columns.setdefault(row["column"], []).append(row)
+    for column, its_rows in columns.items():
+        missing = [row for row in its_rows if not row["seeds"]]
+        if missing:
+            why = next((row["why"] for row in missing if row["why"]), "")
+            which = "" if len(missing) == len(its_rows) else f" ({', '.join(row['method'] for row in missing)})"
+            parts.append(column + which + why)
+    return parts
+
+
+def _text(pair, decimals: int) -> str:
+    if pair is None:
+        return "-"
+    number, half = pair
+    return f"{number:.{decimals}f}" + (f" ± {half:.{decimals}f}" if half is not None and not np.isnan(half) else "")

@@ -1,0 +1,113 @@
+"""What methods are worth to clients that never trained: PGFed's Figure 9 (arXiv 2212.01448).
+
+80 of 100 clients train; each of the others then fine-tunes for 20 epochs, by `tfpfl.studies.new_clients` under the protocol
+'global'; a method that gives no whole model to all adapts in its own way, and is marked so.
+"""
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from tfpfl.algorithms import algorithm_row
+from tfpfl.checks import InvalidArgument
+from tfpfl.runs import statistics
+from tfpfl.runs.run import Run
+from tfpfl.studies.new_clients import CannotAdapt, adapt_new_clients
+from tfpfl.studies.plots import STYLE, TICKS, style
+
+EPOCHS = {"smoke": 2, "laptop": 20, "full": 20}
+ETA, BATCH_SIZE = 0.005, 10  # of the authors' examples, the same for all
+
+
+def measure(runs: dict, *, scale: str = "full", kept=None, save=lambda data: None, tell=print, **_) -> dict:
+    """Lets the new clients of every run adapt.
+
+    Args:
+        runs: {a name: the folder}, each with `new_clients`.
+        scale: how many epochs.
+        kept: what an interrupted call had saved; what is of the same run, rounds and epochs is taken.
+        save: called with what there is after every run.
+        tell: of progress, in words.
+
+    Returns:
+        {name: {"algorithm", "run", "rounds", "epochs", "protocol": 'global' | 'own' | None, "accuracy": [n, epochs + 1]
+        in [0, 1], None without test examples}}; protocol None: this method has no way, and no accuracy.
+    """
+    data = {}
+    for name, folder in runs.items():
+        with Run.open(folder) as run:
+            how = {"run": run.config.run_id, "rounds": run.store.round_num, "epochs": EPOCHS[scale]}
+            before = (kept or {}).get(name, {})
+            if all(before.get(k) == value for k, value in how.items()):
+                data[name] = before
+                continue
+            data[name] = how | {"algorithm": run.config.algorithm, **_adapted(run, EPOCHS[scale])}
+        save((kept or {}) | data)
+        tell(f"new clients adapted: {name}")
+    return data
+
+
+def _adapted(run, epochs: int) -> dict:
+    for protocol, rates in (("global", {"eta": ETA, "batch_size": BATCH_SIZE}), ("own", {})):
+        try:
+            found = adapt_new_clients(run, epochs=epochs, protocol=protocol, **rates)
+        except CannotAdapt:
+            continue
+        rows = [[None if np.isnan(value) else value for value in row] for row in found.accuracy.tolist()]
+        return {"protocol": protocol, "accuracy": rows}
+    return {"protocol": None, "accuracy": []}
+
+
+def numbers(data: dict) -> dict:
+    """Mean test accuracy over the new clients after the last epoch, in %, with half the 95 % interval."""
+    last = {f"{label}, after {values.shape[1] - 1} epochs (%)": values[:, -1] for label, _, values in _rows(data)}
+    return {
+        what: {"value": statistics.mean_over_clients(values), "half": statistics.ci95(values)}
+        for what, values in last.items()
+    }
+
+
+def draw(data: dict) -> Figure:
+    """Bars of the mean accuracy after the last epoch, the best on top, above the curves over epochs.
+
+    Raises:
+        ValueError: no method has a way for new clients.
+    """
+    rows = _rows(data)
+    if not rows:
+        raise InvalidArgument("there is nothing to draw: no method that was run lets new clients adapt")
+    rows.sort(key=lambda row: -statistics.mean_over_clients(row[2][:, -1]))
+    epochs = max(values.shape[1] for *_, values in rows) - 1
+    people = statistics.num_tested(rows[0][2][:, -1])
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(STYLE["figure.figsize"][0], 3.6 + 0.27 * len(rows)), layout="constrained")
+        bars, lines = figure.subplots(2, 1, height_ratios=[0.5 + 0.27 * len(rows), 2.4])
+        for place, (label, algorithm, values) in enumerate(rows):
+            look = style(algorithm)
+            mean = np.array([statistics.mean_over_clients(column) for column in values.T])
+            half = statistics.ci95(values[:, -1])
+            bars.barh(place, mean[-1], xerr=half, color=look.color, alpha=0.75, error_kw={"elinewidth": 1})
+            every = max(1, len(mean) // 5)
+            lines.plot(range(len(mean)), mean, label=label, markevery=every, **look._asdict())
+        bars.set_yticks(range(len(rows)), [label for label, *_ in rows])
+        bars.set_ylim(len(rows) - 0.5, -0.5)
+        bars.grid(False, axis="y")
+        bars.set(xlabel=f"test accuracy after {epochs} epochs (%)")
+        bars.set_title(f"{people} clients that never trained")
+        lines.set(xlabel="epochs of adapting", ylabel="test accuracy (%)")
+        lines.xaxis.get_major_locator().set_params(integer=True)
+        for axes in (bars, lines):
+            axes.tick_params(labelsize=TICKS)
+        handles, labels = lines.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, handlelength=2.8)
+    return figure
+
+
+def _rows(data: dict) -> list[tuple[str, str, np.ndarray]]:
+    """(label, algorithm, accuracies [n, epochs + 1] in %), of those that have a way."""
+    found = []
+    for row in data.values():
+        if row["protocol"] is not None:
+            label = algorithm_row(row["algorithm"]).title + (", own way" if row["protocol"] == "own" else "")
+            found.append((label, row["algorithm"], 100 * np.array(row["accuracy"], np.float64)))
+    return found

@@ -1,0 +1,92 @@
+"""Whose risks clients learn to mind: how PGFed's A changes in a run, and by how much data (arXiv 2212.01448).
+
+The paper: a client with much data is minded more by the others (the mean of its column of A rises with its number of
+examples), and minds the others less (the mean of its row falls).
+"""
+
+import csv
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from scipy import stats
+
+from tfpfl.checks import InvalidArgument
+from tfpfl.studies.plots import PALETTE, STYLE, TICKS
+from tfpfl.studies.records import Record
+
+# The axis that the mean is over: column j is how all others weigh client j, row i how client i weighs the others.
+MEANS = {"column": (0, "column mean by n_j", "o"), "row": (1, "row mean by n_i", "s")}
+
+
+def measure(runs: dict, **_) -> dict:
+    """A after the last evaluated round of a run less A after the first.
+
+    Args:
+        runs: {a name: the folder}, one run that has matrices called 'A'.
+
+    Returns:
+        {"rounds": [first, last], "change": [I, I], "num_examples": [I]}.
+
+    Raises:
+        ValueError: the run has no A, or it was saved once only.
+    """
+    (folder,) = runs.values()
+    record = Record.read(folder)
+    rounds = record.matrix_rounds
+    if len(rounds) < 2:
+        raise InvalidArgument(f"{folder}: how A changes needs two evaluated rounds that have it, found {len(rounds)}")
+    first, last = (record.matrices(t).get("A") for t in (rounds[0], rounds[-1]))
+    if first is None:
+        raise InvalidArgument(f"{folder}: {record.title} has no matrix A")
+    with open(Path(folder) / "clients.csv", newline="") as file:
+        examples = [int(row["num_examples"]) for row in csv.DictReader(file)]
+    change = np.asarray(last, np.float64) - first
+    return {"rounds": [rounds[0], rounds[-1]], "change": change.tolist(), "num_examples": examples}
+
+
+def regressions(data: dict) -> dict:
+    """'column' | 'row' -> scipy's linear regression of that mean of the change on the number of examples.
+
+    Raises:
+        ValueError: all clients have the same number of examples, so that there is no slope.
+    """
+    examples, change = data["num_examples"], np.asarray(data["change"], np.float64)
+    if len(set(examples)) < 2:
+        raise InvalidArgument(f"all clients have {examples[0]} examples: what A has to do with it cannot be told")
+    return {name: stats.linregress(examples, change.mean(axis)) for name, (axis, _, _) in MEANS.items()}
+
+
+def numbers(data: dict) -> dict:
+    """The slopes, as change for each thousand examples more, with the p-values of slope 0."""
+    return {
+        f"slope of the {MEANS[name][1]} (per 1000 examples)": {"value": 1000 * line.slope, "p": line.pvalue}
+        for name, line in regressions(data).items()
+    }
+
+
+def draw(data: dict) -> Figure:
+    """The change of A as a heat map, and the means of its columns and rows by the clients' numbers of examples."""
+    examples, change = np.array(data["num_examples"]), np.asarray(data["change"], np.float64)
+    first, last = data["rounds"]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(STYLE["figure.figsize"][0], 5.8), layout="constrained")
+        axes = figure.subplot_mosaic([["map", "map"], ["column", "row"]], height_ratios=[1.7, 1])
+        limit = float(np.abs(change).max()) or 1.0
+        image = axes["map"].imshow(change, cmap="PuOr", vmin=-limit, vmax=limit, interpolation="none")
+        axes["map"].grid(False)
+        axes["map"].set(xlabel="client j", ylabel="client i", title=f"Change of A, rounds {first} to {last}")
+        figure.colorbar(image, ax=axes["map"], label="change of A_ij").ax.tick_params(labelsize=TICKS)
+        for name, line in regressions(data).items():
+            axis, told, marker = MEANS[name]
+            at = np.array([examples.min(), examples.max()])
+            axes[name].scatter(examples, change.mean(axis), s=14, marker=marker, color=PALETTE[2], linewidth=0)
+            axes[name].plot(at, line.intercept + line.slope * at, color=PALETTE[1])
+            axes[name].set_title(f"{told}\n{1000 * line.slope:+.2g} / 1000, p = {line.pvalue:.2g}", fontsize=8.5)
+            axes[name].set_xlabel("training examples")
+            axes[name].locator_params(nbins=4)
+        axes["column"].set_ylabel("mean change")
+        for each in axes.values():
+            each.tick_params(labelsize=TICKS)
+    return figure

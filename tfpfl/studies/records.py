@@ -1,0 +1,188 @@
+"""What a run left behind, read without building its model or asking for its data: for tables, plots and reports."""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from tfpfl.algorithms import algorithm_row
+from tfpfl.checks import InvalidArgument
+from tfpfl.runs import protocols
+from tfpfl.runs.protocols import EV_ALL, Protocol, Result
+from tfpfl.runs.run import RunConfig, RunError, read_config
+from tfpfl.runs.store import ClientStore
+from tfpfl.runs.store import Evaluation as Score
+
+SPENT = ("rounds", "bytes", "passes", "seconds", "virtual seconds")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as its folder tells of it, finished or still running.
+
+    Attributes:
+        folder: of the run.
+        config: what was asked for.
+        history: a dict a round, as in history.csv.
+        evaluations: every client's score in every evaluated round.
+        summary: summary.json; {} where the run has not come to an end yet.
+    """
+
+    folder: Path
+    config: RunConfig
+    history: list[dict]
+    evaluations: list[Score]
+    summary: dict
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike) -> "Record":
+        """Reads a run folder.
+
+        Raises:
+            RunError: it is none, or has no rounds yet.
+            StoreError: its state is damaged.
+        """
+        folder = Path(folder)
+        config, state = read_config(folder), folder / "state.sqlite"
+        if not state.exists():
+            raise RunError(f"{state} is missing: the run's state is lost")
+        with ClientStore(state, read_only=True) as store:
+            history, evaluations = store.history(), store.evaluations()
+        if not history:
+            raise RunError(f"{folder} has no rounds yet")
+        try:
+            summary = json.loads((folder / "summary.json").read_text())
+        except (OSError, ValueError):
+            summary = {}
+        return cls(folder, config, history, evaluations, summary if isinstance(summary, dict) else {})
+
+    @property
+    def title(self) -> str:
+        """The algorithm's name as one writes it."""
+        return algorithm_row(self.config.algorithm).title
+
+    @property
+    def rounds(self) -> int:
+        """How many there are."""
+        return self.history[-1]["round"]
+
+    @cached_property
+    def results(self) -> list[Result]:
+        """Every number of the run with its protocol."""
+        return protocols.results(self.evaluations)
+
+    @property
+    def predicts(self) -> str:
+        """What its clients predict with after the server's step: personal, fine-tuned or global."""
+        return protocols.predicts(self.evaluations)
+
+    def result(self, protocol: Protocol = EV_ALL) -> Result | None:
+        """The number measured so; None where the run has none."""
+        return protocols.find(self.results, protocol)
+
+    def per_client(self, split: str = "test", model: str | None = None, when: str = "last10") -> dict[int, float]:
+        """{client id: accuracy}; see `tfpfl.runs.protocols.per_client`."""
+        wanted = EV_ALL._replace(split=split, when=when, model=model or EV_ALL.model)
+        return protocols.per_client(self.evaluations, wanted)
+
+    def curve(self, protocol: Protocol = EV_ALL, what: str = "accuracy") -> dict[int, float]:
+        """{evaluated round: mean accuracy or loss}."""
+        return protocols.curve(self.evaluations, protocol, what)
+
+    def spent(self, what: str) -> np.ndarray:
+        """[rounds], what the run had spent after each round.
+
+        Args:
+            what: 'rounds'; 'bytes', down and up, of all clients; 'passes', forward and backward, of all clients' visits
+                through the backbone; 'seconds' of the rounds' work, without evaluation; 'virtual seconds' of the clock
+                of `Availability`.
+
+        Raises:
+            ValueError: another word, passes of a run without a summary, or virtual seconds of one without a clock.
+        """
+        if what not in SPENT:
+            raise InvalidArgument(f"what a run spends is one of {', '.join(SPENT)}; found {what!r}")
+        if what == "passes" and "passes" not in self.summary:
+            raise InvalidArgument(
+                f"{self.folder} has no summary.json, which has the passes; `tfpfl evaluate` writes it"
+            )
+        if what == "virtual seconds" and not self.config.client_seconds:
+            raise InvalidArgument(f"{self.folder} has no virtual clock: it was run without client_seconds")
+        of = {
+            "rounds": lambda row: 1,
+            "bytes": lambda row: row.get("bytes_down", 0) + row.get("bytes_up", 0),
+            "passes": lambda row: row["clients"] * sum(self.summary["passes"].values()),
+            "seconds": lambda row: row["seconds"],
+            "virtual seconds": lambda row: row["virtual_seconds"],
+        }[what]
+        return np.cumsum([of(row) for row in self.history])
+
+    @cached_property
+    def matrix_rounds(self) -> list[int]:
+        """The rounds after which the algorithm's matrices were saved; [] where it has none."""
+        with ClientStore(self.folder / "state.sqlite", read_only=True) as store:
+            return store.matrix_rounds()
+
+    def matrices(self, round_num: int | None = None) -> dict[str, np.ndarray]:
+        """Who listens to whom, [I, I] by name, after that round; by default the last that has them."""
+        rounds = self.matrix_rounds
+        if not rounds:
+            return {}
+        with ClientStore(self.folder / "state.sqlite", read_only=True) as store:
+            return store.matrices(rounds[-1] if round_num is None else round_num)
+
+
+_DATA = ("dataset", "source", "partition", "partition_args", "clients", "validation", "new_clients")
+
+
+def check_comparable(records: Sequence[Record]) -> None:
+    """Whether numbers of these runs may stand side by side: data made alike, and the same split for the same seed.
+
+    Raises:
+        ValueError: says which runs differ in what.
+    """
+    for r in records:
+        for what in _DATA:
+            mine, first = getattr(r.config, what), getattr(records[0].config, what)
+            if mine != first:
+                raise InvalidArgument(
+                    f"{records[0].folder} and {r.folder} cannot be compared: {what} is {first!r} and {mine!r}"
+                )
+        same_seed = next(other for other in records if other.config.seed == r.config.seed)
+        if same_seed.config.federation_hash != r.config.federation_hash:
+            hashes = (x.config.federation_hash[:12] for x in (same_seed, r))
+            raise InvalidArgument(
+                f"{same_seed.folder} and {r.folder} cannot be compared: their federations are {' and '.join(hashes)}"
+            )
+
+
+def by_setting(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Records that differ in nothing but seed, rounds and folder, in order of appearance, by a name for each setting.
+
+    The name is the algorithm's title, with the hyperparameters that tell settings of one algorithm apart.
+    """
+    groups = {}
+    for record in records:
+        c = record.config
+        hyper = tuple(sorted(c.hyperparameters.items()))
+        setting = (c.algorithm, hyper, c.network, c.head_init, c.labels, c.participation, c.sampling, c.sampling_range)
+        groups.setdefault(setting, []).append(record)
+    named = {}
+    for setting, members in groups.items():
+        name = members[0].title
+        others = [s for s in groups if s[0] == setting[0] and s != setting]
+        if others:
+            mine, theirs = dict(setting[1]), [dict(s[1]) for s in others]
+            differ = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in mine.items()
+                      if any(t.get(k) != v for t in theirs)]  # fmt: skip
+            rest = ("network", "head_init", "labels", "participation", "sampling", "sampling_range")
+            for i, what in enumerate(rest, 2):
+                if any(s[i] != setting[i] for s in others):
+                    differ.append(f"{what}={setting[i]}")
+            name += f" ({', '.join(differ)})"
+        named[name] = members
+    return named

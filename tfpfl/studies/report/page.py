@@ -1,0 +1,139 @@
+"""The page: what is compared, what a reader must know before the numbers, and the sections."""
+
+import datetime
+import os
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from tfpfl.checks import InvalidArgument
+from tfpfl.studies.records import Record, check_comparable
+from tfpfl.studies.report import sections
+from tfpfl.studies.report.blocks import Pictures, Section
+from tfpfl.studies.run_groups import Series, series
+
+BASELINES = ("local", "fedavg_ft")  # what a personalized model has to beat: nobody's help, and a plain fine-tuning
+
+
+class ReportError(InvalidArgument):
+    """These runs do not belong into one report. The message says why."""
+
+
+def write_report(records: Sequence[Record], out: str | os.PathLike, **options) -> Path:
+    """Writes `render(records, **options)` to the file `out`; an older one is replaced.
+
+    Raises:
+        ReportError: see `render`; or `out` is a folder.
+    """
+    out = Path(out)
+    if out.is_dir():
+        raise ReportError(f"{out} is a folder; name the file, for example {out / 'report.html'}")
+    page = render(records, **options)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page, encoding="utf-8")
+    return out
+
+
+def render(
+    records: Sequence[Record],
+    *,
+    title: str | None = None,
+    baselines: Sequence[str] = BASELINES,
+    allow_different_data: bool = False,
+) -> str:
+    """The report as HTML.
+
+    Args:
+        records: runs to compare, of `Record.read`. Those that differ in their seed alone are one row.
+        title: default: algorithms and data set.
+        baselines: algorithms that the others are compared with client by client, where they are among the runs.
+        allow_different_data: compare runs on different federations anyway, and say so at the top.
+
+    Raises:
+        ReportError: no runs, one of them twice, or runs on different data.
+    """
+    rows, warnings = _comparable(records, allow_different_data)
+    against = [s for s in rows if s.algorithm in baselines]
+    pictures = Pictures()
+    parts = [
+        Section("results", "Results", sections.results(rows)),
+        Section("curves", "Over rounds and cost", sections.curves(pictures, rows, records)),
+        Section("clients", "Client by client", sections.single_clients(pictures, rows, records, against)),
+        Section("costs", "What it cost", sections.costs(rows)),
+        Section("matrices", "Who listens to whom", sections.matrices(pictures, rows)),
+        Section("runs", "Configurations and commands", sections.runs(rows)),
+    ]
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(
+        title=title or _title(records),
+        facts=_facts(records, rows),
+        warnings=warnings + _warnings(records),
+        sections=[part for part in parts if part.blocks],
+        made=f"tfpfl {version('tfpfl')}, {datetime.date.today().isoformat()}",
+    )
+
+
+def _comparable(records, allow_different_data) -> tuple[list[Series], list[str]]:
+    """The rows, and a warning where their data differ."""
+    try:
+        rows = series(records)
+    except InvalidArgument as error:
+        raise ReportError(str(error)) from error
+    try:
+        check_comparable(records)
+    except InvalidArgument as error:
+        if not allow_different_data:
+            raise ReportError(f"{error}. --allow-different-data puts them side by side anyway") from error
+        return rows, [f"These runs are not on the same data, so their numbers do not compare: {error}."]
+    return rows, []
+
+
+def _title(records) -> str:
+    titles = list(dict.fromkeys(r.title for r in records))
+    who = ", ".join(titles) if len(titles) <= 3 else f"{len(titles)} algorithms"
+    return f"{who} on {', '.join(dict.fromkeys(r.config.dataset for r in records))}"
+
+
+def _facts(records, rows) -> dict:
+    """What is compared, in a few lines."""
+    c = records[0].config
+    arguments = ", ".join(f"{name} {value}" for name, value in c.partition_args.items())
+    sizes = {r.rounds for r in records}
+    facts = {
+        "data": f"{c.dataset}; {c.partition}{f' ({arguments})' if arguments else ''}; {c.clients} clients",
+        "a round": f"{c.sampling} cohorts, participation {c.participation:g}",
+        "rounds": " to ".join(str(n) for n in sorted({min(sizes), max(sizes)})),
+        "network": c.network,
+        "compared": f"{len(rows)} settings in {len(records)} runs, "
+        f"seeds {', '.join(str(seed) for seed in sorted({r.config.seed for r in records}))}",
+        "federation": ", ".join(dict.fromkeys(r.config.federation_hash[:16] for r in records)),
+    }
+    if c.new_clients:
+        facts["new clients"] = f"{c.new_clients} clients never train"
+    return facts
+
+
+def _warnings(records) -> list[str]:
+    """What a reader must know before the numbers."""
+    told = []
+    for r in records:
+        if stopped := r.summary.get("stopped"):
+            told.append(f"{r.title}, seed {r.config.seed}, stopped after round {r.rounds}: {stopped}.")
+        elif r.rounds < r.config.rounds:
+            told.append(f"{r.title}, seed {r.config.seed}, has {r.rounds} of its {r.config.rounds} rounds.")
+    for what in ("rounds", "participation", "sampling", "network", "head_init", "engine", "evaluate_every"):
+        by_value = {}
+        for r in records:
+            by_value.setdefault(str(getattr(r.config, what)), []).append(r.title)
+        if len(by_value) > 1:
+            found = "; ".join(f"{v} ({', '.join(dict.fromkeys(titles))})" for v, titles in by_value.items())
+            told.append(f"The runs differ in {what.replace('_', ' ')}: {found}.")
+    return told

@@ -1,0 +1,257 @@
+"""The sections of a report, each a list of blocks: every number with how it was measured."""
+
+import numpy as np
+
+from tfpfl.runs import statistics
+from tfpfl.runs.command import command
+from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, PROTOCOLS
+from tfpfl.studies import plots
+from tfpfl.studies.report.blocks import Commands, Folded, Note, Pictures, Table
+from tfpfl.studies.run_groups import Series, clients, measured, paired
+from tfpfl.studies.tables import bytes_text, percent
+
+_DOTS = 400  # of one row; above, a distribution is drawn as a curve
+_ALL = f"{str(EV_ALL)[:1].upper()}{str(EV_ALL)[1:]}."
+_INTERVAL = (
+    "±: half the 95 % interval, over the seeds (Student's t) where a row has several of them, otherwise over the "
+    "clients of the one run (1.96 std / √n)."
+)
+_TOLD_BY_RUN = ("hyperparameters", "versions", "format", "seed", "data_seed", "federation", "federation_hash")
+
+
+def results(rows: list[Series]) -> list:
+    """EV-all, the worst clients and EV-local; and the same runs as others measure."""
+    table = [
+        [
+            s.label,
+            _accuracy(s, EV_ALL),
+            _over_seeds([_of(r, EV_ALL, "worst_decile") for r in s.records]),
+            _accuracy(s, EV_LOCAL),
+            s.records[0].predicts or "-",
+            len(s.records),
+        ]
+        for s in rows
+    ]
+    head = ["algorithm", "EV-all", "worst decile", "EV-local", "predicts with", "seeds"]
+    caption = (
+        f"Accuracy in %. EV-all: {EV_ALL}. Worst decile: EV-all's mean over the worst tenth of the clients. "
+        f"EV-local: {EV_LOCAL}. {_INTERVAL}"
+    )
+    others = [[s.label, *(_accuracy(s, wanted) for wanted in PROTOCOLS.values())] for s in rows]
+    words = " ".join(f"{name}: {wanted}{_star(wanted)}." for name, wanted in PROTOCOLS.items())
+    names = ["algorithm", *(name + _star(wanted) for name, wanted in PROTOCOLS.items())]
+    selected = "* selected on test, as several papers do: it says nothing about new data."
+    return [
+        Table(caption, head, table),
+        Folded(
+            "The same by other protocols",
+            [Table(f"Accuracy in %, by protocol. {words} {selected} {_INTERVAL}", names, others)],
+        ),
+    ]
+
+
+def _star(protocol) -> str:
+    return " *" if protocol.selects_on_test else ""
+
+
+def _of(record, protocol, field="accuracy") -> float:
+    result = record.result(protocol)
+    return np.nan if result is None else getattr(result, field)
+
+
+def _accuracy(s: Series, protocol) -> str:
+    mean, half = statistics.over_seeds([_of(r, protocol) for r in s.records])
+    return percent(mean, half if len(s.records) > 1 else _of(s.records[0], protocol, "accuracy_ci95"))
+
+
+def _over_seeds(values, text=percent) -> str:
+    mean, half = statistics.over_seeds(values)
+    return text(mean) if np.isnan(half) else text(mean, half)
+
+
+def _number(digits: int):
+    """(value, half) -> '0.123 ± 0.004'."""
+
+    def text(value: float, half: float | None = None) -> str:
+        if np.isnan(value):
+            return "-"
+        return f"{value:.{digits}f}" + (f" ± {half:.{digits}f}" if half is not None else "")
+
+    return text
+
+
+def curves(pictures: Pictures, rows: list[Series], records) -> list:
+    """Accuracy and loss by rounds, and accuracy by what it cost."""
+    said = f"{plots.words(EV_ALL, 'every evaluated round')}. "
+    bands = "Bands: 95 % interval over seeds. " if len(rows) < len(records) else ""
+    added = "Added up over all clients and rounds so far"
+    passes = "passes through the backbone of a client's examples, forward and backward"
+    seconds = "The rounds' work on the machine that ran them, without evaluation. "
+    training = "Mean over the round's clients, as they train. "
+    cases = [
+        ("Test accuracy by rounds", "rounds", "accuracy", said),
+        ("Test loss by rounds", "rounds", "loss", said),
+        ("Training loss by rounds", "rounds", "training loss", training),
+        ("Test accuracy by bytes", "bytes", "accuracy", f"{said}{added}, down and up; level: nothing is sent. "),
+        ("Test accuracy by passes", "passes", "accuracy", f"{said}{added}: {passes}. "),
+        ("Test accuracy by seconds", "seconds", "accuracy", said + seconds),
+    ]
+    return [
+        pictures.draw(title, caption[:1].upper() + caption[1:] + bands, plots.curves, records, x, y, caption=False)
+        for title, x, y, caption in cases
+    ]
+
+
+def single_clients(pictures: Pictures, rows: list[Series], records, against: list[Series]) -> list:
+    """How accuracy is spread over the clients, and who wins and loses against the baselines `against`."""
+    comparable = [other for other in against if all(_on_one_federation(s, other) for s in rows)]
+    baselines = [r for other in comparable for r in other.records]
+    kind, shown = "box", "A dot for every client and seed, a box over the middle half, a line at the median."
+    if max(sum(len(clients(r)) for r in s.records) for s in rows) > _DOTS:
+        kind, shown = "ecdf", "The share of the clients that have at most so much."
+    even = "The deciles of the clients' accuracies; the mean of the worst clients; how even it is."
+    blocks = [
+        pictures.draw(
+            "Accuracy of single clients", f"{shown} {_ALL}", plots.distribution, records, kind=kind, caption=False
+        ),
+        pictures.draw("How evenly clients do", f"{even} {_ALL}", plots.fairness, records, baselines, caption=False),
+        _fairness(rows, comparable),
+        Folded("Deciles as numbers", [_deciles(rows)]),
+    ]
+    rest = {other.label: [s for s in rows if not s.shares(other)] for other in against}
+    for other in against:
+        if rest[other.label]:
+            title = f"Gains against {other.label}"
+            said = f"Every client's accuracy less its accuracy with {other.label}, each the mean over the seeds. {_ALL}"
+            blocks.append(pictures.draw(title, said, plots.gains, records, other.records, caption=False))
+    return blocks + [_tests(rest[other.label], other) for other in comparable if rest[other.label]]
+
+
+def _on_one_federation(s: Series, other: Series) -> bool:
+    hashes = ({r.config.federation_hash for r in each.records} for each in (s, other))
+    return bool(set.intersection(*hashes))
+
+
+def _fairness(rows, against) -> Table:
+    head = ["algorithm", "mean", "std", "worst 5 %", "worst 10 %", "worst 25 %", "Jain", "Gini"]
+    head += [f"worse than {s.label}" for s in against]
+    table = []
+    for s in rows:
+        worst = [lambda v, f=fraction: statistics.worst(v, f) for fraction, _ in plots.WORST.values()]
+        cells = [percent(measured(s.records, of)[0]) for of in (statistics.mean_over_clients, statistics.std)]
+        cells += [_over_seeds([of(clients(r)) for r in s.records]) for of in worst]
+        cells += [
+            _over_seeds([of(clients(r)) for r in s.records], _number(4)) for of in (statistics.jain, statistics.gini)
+        ]
+        for other in against:
+            share = np.nan if s.shares(other) else statistics.share_worse(*paired(s.records, other.records))
+            cells.append("-" if np.isnan(share) else f"{100 * share:.1f} %")
+        table.append([s.label, *cells])
+    caption = (
+        "Accuracy in %, how it is spread over the clients; a client's is its mean over the rounds, so that the "
+        "worst are those that stay behind (the worst decile above is taken in every round, and then averaged). Worst: "
+        "their mean. Jain's index is 1 and the Gini coefficient 0 where all clients have the same. "
+        + ("Worse than: the share of the clients, their accuracies averaged over the seeds. " if against else "")
+        + f"{_ALL} ±: half the 95 % interval over seeds, where there are several."
+    )
+    return Table(caption, head, table)
+
+
+def _deciles(rows) -> Table:
+    table = []
+    for s in rows:
+        deciles = np.transpose([statistics.deciles(clients(r)) for r in s.records])
+        table.append([s.label, *(percent(statistics.over_seeds(column)[0]) for column in deciles)])
+    caption = f"The accuracy in % that so many of the clients do not exceed, the mean over the seeds. {_ALL}"
+    return Table(caption, ["algorithm", *(f"{p} %" for p in range(10, 100, 10))], table)
+
+
+def _tests(rows, other) -> Table:
+    table = []
+    for s in rows:
+        pair = paired(s.records, other.records)
+        gains, test = statistics.gains(*pair), statistics.wilcoxon(*pair)
+        w, p = ("-", "-") if np.isnan(test.p_value) else (f"{test.statistic:g}", f"{test.p_value:.2g}")
+        mean, worse = 100 * statistics.mean_over_clients(gains), 100 * statistics.share_worse(*pair)
+        table.append([s.label, f"{mean:+.2f}", f"{worse:.1f} %", test.pairs, test.zeros, w, p])
+    head = ["algorithm", "mean gain", "clients worse", "pairs", "equal", "W+", "p"]
+    caption = (
+        f"Against {other.label}, client by client (accuracies averaged over the seeds), gains in points. Wilcoxon's "
+        "signed-rank test that clients have more: one-sided, equal pairs dropped. Many tests on one page: small p come "
+        f"by chance too. {_ALL}"
+    )
+    return Table(caption, head, table)
+
+
+def costs(rows: list[Series]) -> list:
+    """Bytes, passes, seconds."""
+    table = []
+    for s in rows:
+        visits = np.array([max(sum(row["clients"] for row in r.history), 1) for r in s.records])
+        down, up = (
+            np.mean([sum(row.get(way, 0) for row in r.history) for r in s.records] / visits)
+            for way in ("bytes_down", "bytes_up")
+        )
+        passes = [r.summary["passes"] for r in s.records if "passes" in r.summary]
+        told, total = "-", "-"
+        if len(passes) == len(s.records):
+            told = " + ".join(f"{np.mean([p[way] for p in passes]):.3g}" for way in ("forward", "backward"))
+            total = f"{np.mean([r.spent('passes')[-1] for r in s.records]):,.0f}"
+        seconds = [np.median([row["seconds"] for row in r.history if row["clients"]] or [np.nan]) for r in s.records]
+        all_seconds = np.mean([r.spent("seconds")[-1] for r in s.records])
+        all_bytes = bytes_text(np.mean([r.spent("bytes")[-1] for r in s.records]))
+        cells = [bytes_text(down), bytes_text(up), told, f"{np.mean(seconds):.3g}"]
+        table.append([s.label, *cells, s.records[0].rounds, all_bytes, total, f"{all_seconds:.3g}"])
+    head = ["algorithm", "down", "up", "passes", "s a round", "rounds", "all bytes", "all passes", "all seconds"]
+    caption = (
+        "Per client and round: bytes down and up; passes of the client's examples through the backbone, forward + "
+        "backward. Seconds: median of the rounds, without evaluation, on the machine that ran them. All: added up over "
+        "clients and rounds. Means over the seeds."
+    )
+    return [Table(caption, head, table)]
+
+
+def matrices(pictures: Pictures, rows: list[Series]) -> list:
+    """Who listens to whom, of the first seed of every algorithm that knows it."""
+    blocks = []
+    for s in rows:
+        record = s.records[0]
+        for name, matrix in record.matrices().items():
+            caption = (
+                f"Row i: how much client i takes from each client j; clients in the order of their ids, their own "
+                f"weights left out. After round {record.matrix_rounds[-1]}, seed {record.config.seed}."
+            )
+            label = f"{name} of j for i"
+            blocks.append(pictures.draw(f"{s.label}: {name}", caption, plots.heatmap, matrix, label=label))
+    return blocks
+
+
+def runs(rows: list[Series]) -> list:
+    """Versions, run ids, configurations, and the commands to do it again."""
+    records = [r for s in rows for r in s.records]
+    packages = dict.fromkeys(name for r in records for name in r.config.versions)
+    found = [[name, ", ".join(dict.fromkeys(str(r.config.versions.get(name)) for r in records))] for name in packages]
+    blocks = [Table("Versions that the runs were started with.", ["package", "version"], found)]
+    for s in rows:
+        ids = [
+            [str(r.folder), r.config.seed, r.config.data_seed, r.rounds, r.config.run_id, r.config.federation_hash]
+            for r in s.records
+        ]
+        head = ["folder", "seed", "seed of the data", "rounds", "run id", "federation"]
+        where = Table(f"Runs of {s.label}: where they are, and what decides every number of them.", head, ids)
+        what = Table(f"Configuration of {s.label}, the same for all its seeds.", ["entry", "value"],
+                     _entries(s.records[0].config))  # fmt: skip
+        blocks.append(Folded(f"{s.label}: runs and configuration", [where, what]))
+    blocks.append(Note("The commands that make these runs again:"))
+    blocks.append(Commands([command(r.config, r.folder) for r in records]))
+    return blocks
+
+
+def _entries(config) -> list:
+    """What all seeds have in common; hyperparameters first."""
+    found = [[f"hyperparameter {name}", value] for name, value in config.hyperparameters.items()]
+    for name, value in vars(config).items():
+        if name not in _TOLD_BY_RUN:
+            shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+            found.append([name.replace("_", " "), shown])
+    return [[name, "-" if value in (None, "") else str(value)] for name, value in found]

@@ -1,0 +1,133 @@
+"""Runs that differ in their seed alone, together: a line of a picture, a row of a table; and numbers of them."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tfpfl.checks import InvalidArgument
+from tfpfl.runs import protocols, statistics
+from tfpfl.runs.protocols import EV_ALL, Protocol
+from tfpfl.studies.records import Record, by_setting
+
+
+class Series(NamedTuple):
+    """Runs that differ in their seed alone.
+
+    Attributes:
+        label: the algorithm's title, with what tells it from others where that is needed.
+        records: of the seeds.
+        variant: which of the settings of this algorithm, from 0.
+    """
+
+    label: str
+    records: list[Record]
+    variant: int = 0
+
+    @property
+    def algorithm(self) -> str:
+        """Its name in `ALGORITHMS`."""
+        return self.records[0].config.algorithm
+
+    def shares(self, other: "Series") -> bool:
+        """Whether some run is in both."""
+        return not {r.config.run_id for r in self.records}.isdisjoint(r.config.run_id for r in other.records)
+
+
+def series(records: Sequence[Record]) -> list[Series]:
+    """The runs, those that differ in their seed alone together, in the order in which they come first.
+
+    Raises:
+        ValueError: no runs, or one of them twice.
+    """
+    if not records:
+        raise InvalidArgument("there is nothing to compare: no runs were given")
+    place = {}
+    for i, record in enumerate(records):
+        other = records[place.setdefault(record.config.run_id, i)]
+        if other is not record:
+            raise InvalidArgument(
+                f"{other.folder} and {record.folder} are the same run: algorithm, configuration, data and seed"
+            )
+    found, variants, kinds = [], Counter(), by_data(records)
+    for told, on_it in kinds.items():
+        for name, together in by_setting(on_it).items():
+            algorithm = together[0].config.algorithm
+            label = f"{name}, {told}" if len(kinds) > 1 else name
+            found.append(Series(label, together, variants[algorithm]))
+            variants[algorithm] += 1
+    return sorted(found, key=lambda s: place[s.records[0].config.run_id])
+
+
+def by_data(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Runs by what their data are. Those that made them alike, each with the split of its seed, belong together."""
+    found = {}
+    for record in records:
+        c = record.config
+        arguments = ", ".join(f"{name}={value}" for name, value in c.partition_args.items())
+        told = f"{c.dataset} {c.partition}({arguments}), {c.clients} clients"
+        found.setdefault((told, str(c.source), c.validation, c.new_clients), []).append(record)
+    same_words = Counter(told for told, *_ in found)
+    named = {}
+    for (told, *_), alike in found.items():
+        splits = {(r.config.seed, r.config.federation_hash) for r in alike}
+        clear = same_words[told] == 1 and len(splits) == len({seed for seed, _ in splits})
+        for record in alike:
+            name = told if clear else f"{told}, federation {record.config.federation_hash[:8]}"
+            named.setdefault(name, []).append(record)
+    return named
+
+
+def clients(record: Record, protocol: Protocol = EV_ALL) -> np.ndarray:
+    """[n], in [0, 1]: the accuracies of the clients that have examples, in the order of their ids."""
+    values = np.array(list(protocols.per_client(record.evaluations, protocol).values()), np.float64)
+    return values[~np.isnan(values)]
+
+
+def measured(records: Sequence[Record], of: Callable, protocol: Protocol = EV_ALL) -> tuple[float, float]:
+    """A number over clients, of runs that differ in their seed alone.
+
+    Args:
+        of: [n] accuracies of a run's clients -> a number.
+
+    Returns:
+        The mean over the runs and half the 95 % interval, NaN for a single run.
+    """
+    return statistics.over_seeds([of(clients(record, protocol)) for record in records])
+
+
+def paired(
+    records: Sequence[Record], baseline: Sequence[Record], protocol: Protocol = EV_ALL
+) -> tuple[np.ndarray, np.ndarray]:
+    """Clients of a federation in pairs: the accuracy that a client has, and the one that it has in the baseline.
+
+    Several runs on one federation, of several seeds, count by their mean: a client is one pair. A client is another on
+    another federation.
+
+    Returns:
+        two [n], by federation and client id; NaN where a client has no examples, or is in one of the two alone.
+
+    Raises:
+        ValueError: no federation is in both: then client 3 of one is not client 3 of the other.
+    """
+    sides = [_by_client(runs, protocol) for runs in (records, baseline)]
+    hashes = [{r.config.federation_hash for r in runs} for runs in (records, baseline)]
+    both = hashes[0] & hashes[1]
+    if not both:
+        mine, other = (", ".join(sorted(h[:12] for h in found)) for found in hashes)
+        raise InvalidArgument(
+            f"{records[0].title} and {baseline[0].title} cannot be compared client by client: their federations are "
+            f"{mine} and {other}"
+        )
+    keys = sorted(key for key in {*sides[0], *sides[1]} if key[0] in both)
+    return tuple(np.array([side.get(key, np.nan) for key in keys], np.float64) for side in sides)
+
+
+def _by_client(records, protocol) -> dict:
+    """{(federation, client id): the mean accuracy over the runs}."""
+    found = {}
+    for record in records:
+        for client, accuracy in protocols.per_client(record.evaluations, protocol).items():
+            found.setdefault((record.config.federation_hash, client), []).append(accuracy)
+    return {key: statistics.mean_over_clients(values) for key, values in found.items()}

@@ -1,0 +1,142 @@
+"""Results as tables for the terminal."""
+
+import math
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from tfpfl.algorithms import algorithm_row
+from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, find
+from tfpfl.studies.comparison import shown
+
+
+def bytes_text(amount: float) -> str:
+    """1234567 -> '1.23 MB' (powers of 1000)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000 or unit == "GB":
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.3g} {unit}"
+        amount /= 1000
+
+
+def percent(accuracy: float, interval: float | None = None) -> str:
+    """0.9634, 0.0043 -> '96.34 ± 0.43'."""
+    if accuracy != accuracy:
+        return "-"
+    return f"{100 * accuracy:.2f}" + (f" ± {100 * interval:.2f}" if interval is not None else "")
+
+
+def comparison(runs: list[tuple[dict, list]], title: str) -> Table:
+    """Runs side by side.
+
+    Args:
+        runs: (summary, results) of each.
+        title: above the table.
+    """
+    table = Table(title=title, caption=CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("algorithm", no_wrap=True)
+    for column in ("EV-all", "worst", "EV-local", "bytes", "passes", "s/round"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for summary, results in runs:
+        row = algorithm_row(summary["algorithm"])
+        after, local = find(results, EV_ALL), find(results, EV_LOCAL)
+        sent = (summary["bytes_down"] + summary["bytes_up"]) / max(summary["client_visits"], 1)
+        seconds = summary["seconds_per_round_median"]
+        table.add_row(
+            row.title,
+            percent(after.accuracy, after.accuracy_ci95) if after else "-",
+            percent(after.worst_decile) if after else "-",
+            percent(local.accuracy, local.accuracy_ci95) if local else "-",
+            bytes_text(sent),
+            " + ".join(f"{n:.3g}" for n in summary["passes"].values()),
+            f"{seconds:.3f}" if seconds is not None else "-",
+        )
+    return table
+
+
+CAPTION = (
+    "Test accuracy in %, mean over clients ± 1.96 std / sqrt(n), mean of the last ten rounds. EV-all: all clients, the "
+    "model that a client predicts with after the server's step; worst: its mean over the worst tenth of them. "
+    "EV-local: the round's clients, the model that each holds right after its local work (the PFLEGO paper's "
+    "protocol). bytes: down and up; passes: of its examples through the backbone, forward + backward; both per client "
+    "and round."
+)
+
+
+def protocols(results: list, title: str) -> Table:
+    """All results of one run, with their protocols; 80 columns wide."""
+    table = Table(title=escape(title), caption=PROTOCOLS, caption_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    for column in ("model", "clients", "when", "split"):
+        table.add_column(column, no_wrap=True)
+    for column in ("accuracy", "pooled", "worst", "loss", "n"):
+        table.add_column(column, justify="right", no_wrap=True)
+    pooled = {(r.model, r.when, r.split): r.accuracy for r in results if r.mean == "examples"}
+    for r in results:
+        if r.mean == "clients":
+            accuracy, examples = percent(r.accuracy, r.accuracy_ci95), percent(pooled[r.model, r.when, r.split])
+            cells = (
+                accuracy,
+                examples,
+                percent(r.worst_decile),
+                f"{r.loss:.4f}" if r.loss < 1e4 else f"{r.loss:.1e}",
+                str(r.num_clients),
+            )
+            when, split = (name.replace("validation", "val.").replace("_", " ") for name in (r.when, r.split))
+            when += " *" if r.protocol.selects_on_test else ""
+            table.add_row(r.model, r.clients, when, split, *cells)
+    return table
+
+
+PROTOCOLS = (
+    "accuracy: % over clients ± 1.96 std / sqrt(n); pooled: over examples; worst: mean of the worst tenth of the "
+    "clients; n: clients with examples. local copy: right after a client's own work. last10: mean of the last ten "
+    "evaluated rounds; best val.: the round with the best mean validation accuracy. * selected on test, as several "
+    "papers do: it says nothing about new data."
+)
+
+
+def comparison_over_clients(rows: list[dict], protocol) -> Table:
+    """`tfpfl.studies.comparison.rows` for the terminal: what 80 columns have room for; written tables have all.
+
+    Args:
+        rows: of `tfpfl.studies.comparison.rows`.
+        protocol: of the accuracies.
+    """
+    gain = next((name for name in rows[0] if name.startswith("gain over")), None)
+    p = next((name for name in rows[0] if name.startswith("p (")), None)
+    than = f" gain: individual {gain.removeprefix('gain ')}, p: Wilcoxon's, one-sided." if gain else ""
+    caption = f"accuracy, %: {protocol}.{than} ±: over seeds, or clients where there is one. bytes, passes: a visit."
+    table = Table(caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("algorithm", overflow="fold")
+    names = {"accuracy": "accuracy", "EV-local": "EV-local", "worst 10 %": "worst 10 %", gain: "gain", p: "p"}
+    names |= {"bytes a visit": "bytes", "passes": "passes", "s a round": "s/round"}
+    shown_names = {name: title for name, title in names.items() if name in rows[0]}
+    for title in shown_names.values():
+        table.add_column(title, justify="right", no_wrap=title in ("accuracy", "EV-local"))
+    for row in rows:
+        cells = []
+        for name in shown_names:
+            half = row.get(f"{name} ±", math.nan)
+            text = bytes_text(row[name]) if name == "bytes a visit" else shown(name, row[name])
+            cells.append(text + (f" ± {half:.2f}" if half == half else ""))
+        table.add_row(row["algorithm"], *cells)
+    return table
+
+
+def rungs(found: list, config) -> Table:
+    """What `tfpfl.studies.search.sweep` found: the rungs, the last one on top."""
+    title = (
+        f"{algorithm_row(config.algorithm).title}: validation accuracy, EV-all, mean of the last ten evaluated rounds"
+    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    names = list(found[0][0].hyperparameters)
+    for name in ("rounds", *names, "accuracy, %"):
+        table.add_column(name, justify="right")
+    for rung in reversed(found):
+        for candidate in rung:
+            values = (str(candidate.hyperparameters[name]) for name in names)
+            diverged = candidate.accuracy != candidate.accuracy
+            score = "diverged" if diverged else percent(candidate.accuracy)
+            table.add_row(str(candidate.rounds), *values, score)
+        table.add_section()
+    return table
