@@ -30,8 +30,8 @@ import portpicker
 import tensorflow as tf
 
 from tfpfl.algorithms import build_algorithm
-from tfpfl.algorithms.contract import Sampling
 from tfpfl.data import Federation
+from tfpfl.data.population import Sampling
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.tff.worker import answers, start_worker
 from tfpfl.engines.tff.workers import Remote, ShardedProcess, shards

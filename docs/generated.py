@@ -15,8 +15,9 @@ import numpy as np
 import tflite_export
 import tfpfl
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
-from tfpfl.algorithms.contract import ClientData, Population
+from tfpfl.algorithms.contract import ClientData
 from tfpfl.cli.options import hyperparameter_texts
+from tfpfl.data.population import Population
 from tfpfl.runs.cost import count_passes
 from tfpfl.studies import cite
 

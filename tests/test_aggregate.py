@@ -7,11 +7,12 @@ import pytest
 import tensorflow as tf
 
 from helpers.toys import backbone, distance, identical
-from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, Population, Rows, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, Rows, kinds
+from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
-from tfpfl.engines import aggregation
 from tfpfl.engines.rounds import Simulation
 from tfpfl.models import SplitModel
+from tfpfl.models.weights import Weights
 
 IDS = [1, 3, 4, 7]  # with gaps
 SPECS = (tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.int32))
@@ -167,9 +168,9 @@ def test_a_client_that_is_not_finite_is_counted(start_engine):
 
 def test_unknown_kinds_and_kinds_that_do_not_fit_the_update():
     with pytest.raises(ValueError, match="unknown aggregate 'median': one of mean, sum, rows"):
-        aggregation.kinds(toy_amp(aggregate="median"))
+        kinds(toy_amp(aggregate="median"))
     with pytest.raises(ValueError, match="unknown aggregate 'median'"):
-        aggregation.kinds(toy_amp(aggregate=Update("rows", "median", "mean")))
+        kinds(toy_amp(aggregate=Update("rows", "median", "mean")))
 
 
 def test_a_round_needs_a_state_for_every_visit():

@@ -7,9 +7,9 @@ import tensorflow as tf
 from helpers import small_runs
 from helpers.one_broken import build, only
 from helpers.toys import distance, identical, initial_states, on_disk, visits_by_id
-from tfpfl.algorithms.contract import Population, Sampling
 from tfpfl.algorithms.transforms import faults
 from tfpfl.algorithms.transforms.screening import screened
+from tfpfl.data.population import Population, Sampling
 from tfpfl.engines.rounds import Simulation
 from tfpfl.engines.tff.process import federate
 from tfpfl.models import tree

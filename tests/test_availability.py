@@ -10,7 +10,7 @@ import pytest
 from helpers import small_runs
 from helpers.toys import distance, gradient, initial_states, objective, run, toy
 from tfpfl.algorithms import pflego_exact
-from tfpfl.algorithms.contract import Population, Sampling
+from tfpfl.data.population import Population, Sampling
 from tfpfl.engines.rounds import Simulation
 from tfpfl.models import tree
 from tfpfl.runs.availability import Availability

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tfpfl.algorithms import ditto, fedper, lg_fedavg, pflego
-from tfpfl.algorithms.contract import Weights
 from tfpfl.models import tree
+from tfpfl.models.weights import Weights
 from tfpfl.studies import battery
 
 

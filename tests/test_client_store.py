@@ -13,7 +13,7 @@ from collections import namedtuple
 import numpy as np
 import pytest
 
-from tfpfl.algorithms.contract import Head
+from tfpfl.models.weights import Head
 from tfpfl.runs.store import FORMAT_VERSION, ClientStore, Evaluation, StoreError
 
 Server = namedtuple("Server", ["theta", "momentum", "steps"])

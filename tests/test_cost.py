@@ -6,7 +6,8 @@ import pytest
 
 from helpers.toys import backbone
 from tfpfl.algorithms import build_algorithm
-from tfpfl.algorithms.contract import ClientData, Population
+from tfpfl.algorithms.contract import ClientData
+from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
 from tfpfl.models import SplitModel, build
 from tfpfl.runs.cost import Flops, Passes, backbone_flops, count_passes, head_flops, visit_flops

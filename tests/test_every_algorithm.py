@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from helpers.quick import SPECIAL, quick
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
-from tfpfl.algorithms.contract import Algorithm, Population
+from tfpfl.algorithms.contract import Algorithm
 from tfpfl.data.cohorts import cohort
+from tfpfl.data.population import Population
 from tfpfl.models import SplitModel
 from tfpfl.studies import battery
 

@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 
 from helpers.toys import distance, gradient
-from tfpfl.algorithms.contract import Head
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.models import tree
+from tfpfl.models.weights import Head
 
 
 def problem(n=7, m=3, k=4, seed=0):

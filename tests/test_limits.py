@@ -7,7 +7,7 @@ import pytest
 
 from helpers.toys import distance, run, toy
 from tfpfl.algorithms import build_algorithm
-from tfpfl.algorithms.contract import Weights
+from tfpfl.models.weights import Weights
 
 EVERYONE, SOME = None, [0, 2, 3]
 BATCHES = {"epochs": 2, "batch_size": 4, "momentum": 0.5}

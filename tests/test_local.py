@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from helpers.toys import client_loss as reference_loss
 from helpers.toys import distance, gradient, identical, toy
-from tfpfl.algorithms.contract import ClientData, ClientInfo, Weights
+from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.parts.local_training import (
     client_loss,
     local_solver,
@@ -15,7 +15,9 @@ from tfpfl.algorithms.parts.local_training import (
     value_and_gradient,
     whole_gradient,
 )
+from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
+from tfpfl.models.weights import Weights
 
 
 def client(n, key=(3, 4)) -> ClientData:

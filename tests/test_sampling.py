@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfpfl.algorithms.contract import Population, Sampling
 from tfpfl.data.cohorts import cohort
+from tfpfl.data.population import Population, Sampling
 from tfpfl.data.randomness import client_key
 
 

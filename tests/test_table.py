@@ -10,8 +10,8 @@ from helpers.marks import slow_but
 from helpers.small_runs import Interrupt, federation, saved, train
 from helpers.toys import Toy, backbone, clients, distance, identical, initial_states, run
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
-from tfpfl.algorithms.contract import Population, Sampling
 from tfpfl.algorithms.parts import server_rows
+from tfpfl.data.population import Population, Sampling
 from tfpfl.engines.rounds import Simulation
 from tfpfl.models import SplitModel
 from tfpfl.runs.run import Run

@@ -12,7 +12,7 @@ from tflite_export.device.head_file import SavedHead, theta_sha256
 from tflite_export.device.layout import HEAD, PROGRAM, THETA
 from tflite_export.device.scores import Score
 from tflite_export.device.verification import Verification, verify
-from tfpfl.algorithms.contract import ClientInfo
+from tfpfl.data.population import ClientInfo
 
 
 class Demonstration(NamedTuple):

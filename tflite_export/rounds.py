@@ -17,11 +17,12 @@ from tflite_export.convert.program import flatten, unflatten
 from tflite_export.device import payload as payloads
 from tflite_export.device.client import CHUNK, DeviceClient
 from tflite_export.device.head_file import SavedHead, theta_sha256
-from tfpfl.algorithms.contract import ClientOutput, Head
+from tfpfl.algorithms.contract import ClientOutput
 from tfpfl.data.cohorts import cohort
 from tfpfl.engines import aggregation
 from tfpfl.engines.rounds import Evaluation, Simulation
 from tfpfl.engines.visit import server_step
+from tfpfl.models.weights import Head
 from tfpfl.runs.training import Training
 
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 from job import Turns, load_job
 
 import tfpfl
-from tfpfl.algorithms.contract import Head, Weights
 from tfpfl.data.randomness import client_key
+from tfpfl.models.weights import Head, Weights
 
 
 def main():

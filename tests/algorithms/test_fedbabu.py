@@ -7,9 +7,9 @@ from scipy.linalg import polar
 from helpers.rounds import by_hand, loss_of, play
 from helpers.toys import distance, gradient, identical, objective, toy
 from tfpfl.algorithms import fedbabu
-from tfpfl.algorithms.contract import Weights
 from tfpfl.algorithms.fedbabu import orthogonal_head
 from tfpfl.models import tree
+from tfpfl.models.weights import Weights
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from helpers.quadratics import flat, optimum, quadratic, use
 from helpers.rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
 from helpers.toys import distance, identical, initial_states, toy
 from tfpfl.algorithms import fedavg, feddyn, fedprox
-from tfpfl.algorithms.contract import Sampling
+from tfpfl.data.population import Sampling
 from tfpfl.engines.rounds import Simulation
 from tfpfl.models import tree
 

@@ -8,9 +8,9 @@ from helpers.marks import slow_but
 from helpers.rounds import loss_of, play, shared
 from helpers.toys import distance, identical, initial_states, toy
 from tfpfl.algorithms import fedfomo, local
-from tfpfl.algorithms.contract import Sampling
 from tfpfl.algorithms.fedfomo import EPSILON, Message
 from tfpfl.algorithms.parts.local_training import client_loss, local_solver, support_and_query
+from tfpfl.data.population import Sampling
 from tfpfl.data.randomness import client_key
 from tfpfl.models import tree
 

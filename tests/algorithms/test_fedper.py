@@ -5,8 +5,8 @@ import pytest
 from helpers.rounds import play, shared
 from helpers.toys import client_loss, distance, gradient, initial_states, objective, toy
 from tfpfl.algorithms import fedavg, fedper, pflego
-from tfpfl.algorithms.contract import Weights
 from tfpfl.models import tree
+from tfpfl.models.weights import Weights
 
 ETA = 0.3
 SOLVER = {"eta": 0.1, "epochs": 2, "batch_size": 3, "momentum": 0.9}

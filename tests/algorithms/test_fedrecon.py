@@ -7,9 +7,9 @@ import pytest
 from helpers.rounds import by_hand, loss_of, play
 from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl.algorithms import fedrecon, fedrep, pflego
-from tfpfl.algorithms.contract import Weights
 from tfpfl.algorithms.parts.local_training import cross_entropy, support_and_query
 from tfpfl.models import tree
+from tfpfl.models.weights import Weights
 from tfpfl.runs.cost import count_passes
 
 TAU, BETA, RHO = 5, 0.2, 0.15

@@ -7,8 +7,8 @@ import pytest
 from helpers.rounds import by_hand, loss_of, play
 from helpers.toys import distance, identical, initial_states, toy
 from tfpfl.algorithms import fedrep, pflego
-from tfpfl.algorithms.contract import Weights
 from tfpfl.models import tree
+from tfpfl.models.weights import Weights
 from tfpfl.runs.cost import count_passes
 
 ETA_H, ETA_B = 0.2, 0.1

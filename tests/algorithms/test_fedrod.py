@@ -7,9 +7,9 @@ import tensorflow as tf
 from helpers.rounds import COHORTS, by_hand, nothing_arrives, play, shared
 from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl.algorithms import fedavg, fedrod
-from tfpfl.algorithms.contract import Weights
 from tfpfl.algorithms.fedrod import NEVER, log_frequencies
 from tfpfl.models import tree
+from tfpfl.models.weights import Weights
 
 SOLVER = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}
 SOME = [(0, 2, 3), (2, 3), (0, 2), (3,), (2, 3)]  # 1 and 4 never come, 0 leaves

@@ -5,8 +5,8 @@ import pytest
 from helpers.rounds import COHORTS, play, shared
 from helpers.toys import distance, gradient, identical, objective, toy
 from tfpfl.algorithms import fedavg, fedsgd
-from tfpfl.algorithms.contract import Weights
 from tfpfl.models import tree
+from tfpfl.models.weights import Weights
 
 ETA = 0.2
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 from helpers.rounds import COHORTS, by_hand, loss_of, play, shared
 from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl.algorithms import ditto, fedavg, fedprox, layerwise
-from tfpfl.algorithms.contract import Head, Weights
 from tfpfl.algorithms.layerwise import neurons, penalty
 from tfpfl.models import tree
+from tfpfl.models.weights import Head, Weights
 
 KINDS = ("additive", "gated")
 COEFFICIENTS = {"l_cos": 0.7, "l_2": 0.3, "layer_weights": "sum"}

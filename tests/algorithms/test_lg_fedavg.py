@@ -7,9 +7,9 @@ import tensorflow as tf
 from helpers.rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
 from helpers.toys import distance, identical, initial_states, toy
 from tfpfl.algorithms import fedavg, lg_fedavg
-from tfpfl.algorithms.contract import Weights
 from tfpfl.algorithms.lg_fedavg import Body, Shared
 from tfpfl.models import SplitModel, tree
+from tfpfl.models.weights import Weights
 
 SOLVER = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}
 SOME = [(0, 2, 3), (2, 3), (0, 2), (3,), (2, 3)]  # 1 and 4 never come, 0 leaves

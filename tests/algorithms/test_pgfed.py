@@ -8,7 +8,7 @@ from helpers.marks import slow_but
 from helpers.rounds import COHORTS, loss_of, play
 from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl.algorithms import fedavg, pgfed, pgfedmo
-from tfpfl.algorithms.contract import Sampling
+from tfpfl.data.population import Sampling
 from tfpfl.engines.rounds import Simulation
 from tfpfl.models import tree
 

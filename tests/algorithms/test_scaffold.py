@@ -7,8 +7,8 @@ from helpers.quadratics import flat, optimum, use
 from helpers.rounds import COHORTS, loss_of, nothing_arrives, play, shared
 from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl.algorithms import ALGORITHMS, fedavg, scaffold
-from tfpfl.algorithms.contract import Sampling
 from tfpfl.algorithms.scaffold import Control, Server
+from tfpfl.data.population import Sampling
 from tfpfl.engines.rounds import Simulation
 from tfpfl.models import tree
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Sampling
 from tfpfl.data import Federation, FederationError, Partition, Source, blobs, load_source
 from tfpfl.data.federation import SPLITS
+from tfpfl.data.population import Sampling
 from tfpfl.engines.tff.worker import use_local_worker
 
 

@@ -5,8 +5,9 @@ import tensorflow as tf
 from helpers.quick import quick
 from helpers.toys import backbone
 from tfpfl.algorithms import build_algorithm
-from tfpfl.algorithms.contract import Algorithm, Sampling
+from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.transforms import faults
+from tfpfl.data.population import Sampling
 from tfpfl.models import SplitModel
 
 BROKEN = 2

@@ -3,11 +3,11 @@
 import tensorflow as tf
 
 from helpers.toys import Toy, client_loss, gradient, initial_states
-from tfpfl.algorithms.contract import Weights
 from tfpfl.engines import aggregation
 from tfpfl.engines.rounds import Simulation
 from tfpfl.engines.visit import server_step
 from tfpfl.models import tree
+from tfpfl.models.weights import Weights
 
 COHORTS = [(0, 2, 3), (1, 2), (0, 1, 2, 3, 4), (2, 4)]  # somebody skips rounds, somebody starts late
 

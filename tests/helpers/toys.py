@@ -5,11 +5,13 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import ClientData, Head, Population, Sampling
+from tfpfl.algorithms.contract import ClientData
 from tfpfl.data import Federation
+from tfpfl.data.population import Population, Sampling
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.rounds import Simulation
 from tfpfl.models import SplitModel
+from tfpfl.models.weights import Head
 from tfpfl.studies.battery import (  # noqa: F401 - the tests' own names for what the battery has
     backbone,
     clouds,

@@ -4,8 +4,8 @@ import numpy as np
 import tensorflow as tf
 
 from tflite_export.convert.program import flatten
-from tfpfl.algorithms.contract import Head
 from tfpfl.algorithms.parts.local_training import cross_entropy
+from tfpfl.models.weights import Head
 
 
 def varied(model, seed=0):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Population
+from tfpfl.data.population import Population
 from tfpfl.models import NETWORKS, SplitModel, build
 from tfpfl.models.networks import default_network
 

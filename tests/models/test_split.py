@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from helpers.toys import backbone, distance, gradient, identical, run, toy
 from tfpfl.algorithms import pflego
-from tfpfl.algorithms.contract import Population
+from tfpfl.data.population import Population
 from tfpfl.models import SplitModel
 
 PEOPLE = Population([5, 5, 5], [2, 3, 2])

@@ -9,9 +9,9 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.toys import arrays_of_states, backbone, distance, identical, on_disk, visits
 from tfpfl.algorithms import ALGORITHMS, build_algorithm, finetuned
-from tfpfl.algorithms.contract import Sampling
 from tfpfl.algorithms.transforms import faults
 from tfpfl.algorithms.transforms.screening import screened
+from tfpfl.data.population import Sampling
 from tfpfl.engines.local import grouping
 from tfpfl.engines.local.grouping import groups, shared_theta
 from tfpfl.engines.packed import Packed, one_pass_of

@@ -15,7 +15,7 @@ from tflite_export.convert.program import unflatten
 from tflite_export.device import payload as payloads
 from tflite_export.device.head_file import HeadError, SavedHead, load_head, save_head, theta_sha256
 from tflite_export.device.payload import PayloadError, decode, encode
-from tfpfl.algorithms.contract import Head
+from tfpfl.models.weights import Head
 from tfpfl.runs.run import Run
 
 INTERPRETER = tf.lite.Interpreter

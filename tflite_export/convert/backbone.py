@@ -11,8 +11,8 @@ import tensorflow as tf
 from tflite_export.convert.program import check_float32, convert
 from tflite_export.device import layout
 from tflite_export.device.runtime import Runtime
-from tfpfl.algorithms.contract import Weights
 from tfpfl.checks import InvalidArgument
+from tfpfl.models.weights import Weights
 
 BACKBONES = {
     layout.BACKBONE: "float32",

@@ -21,10 +21,10 @@ from tflite_export.convert.check import fit, gradient
 from tflite_export.convert.program import SIGNATURES, STATIC_BATCH, check_float32, convert, program_functions
 from tflite_export.device.drawing import drawing_settings
 from tflite_export.device.layout import BROWSER_PROGRAM, CLIENT
-from tfpfl.algorithms.contract import Head
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import tree
+from tfpfl.models.weights import Head
 
 ROOM = 16  # classes at least
 HEAD_BATCH = 128

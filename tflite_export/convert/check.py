@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from tflite_export.convert.program import flatten
 from tflite_export.device.layout import CHECK
-from tfpfl.algorithms.contract import Head
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.models import tree
+from tfpfl.models.weights import Head
 
 EXAMPLES = 12
 STEPS = 50

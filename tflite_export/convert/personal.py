@@ -7,8 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from tflite_export.convert.program import flatten
-from tfpfl.algorithms.contract import ClientData, Head, Weights
+from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument
+from tfpfl.models.weights import Head, Weights
 
 
 class ExportError(InvalidArgument):

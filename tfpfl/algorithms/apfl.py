@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.parts.local_training import (
     batch_loop,
@@ -28,6 +28,7 @@ from tfpfl.algorithms.parts.local_training import (
 )
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.models import tree
+from tfpfl.models.weights import Weights
 
 
 class Personal(NamedTuple):

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.parts.adaptation import adaptation, near
 from tfpfl.algorithms.parts.local_training import check_choice, check_penalty, client_loss, local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.models import tree
+from tfpfl.models.weights import Weights
 
 
 class Personal(NamedTuple):

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.parts.local_training import (
     check_choice,
     check_fractions,
@@ -34,6 +34,7 @@ from tfpfl.algorithms.parts.local_training import (
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import tree
+from tfpfl.models.weights import Weights
 
 EPSILON = 1e-12  # of the norms in a cosine
 

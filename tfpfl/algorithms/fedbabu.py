@@ -14,10 +14,11 @@ is the work of one visit.
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientOutput, Head, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.finetune import finetuned, tuning_work
 from tfpfl.algorithms.parts.local_training import body_solver, example_weight
 from tfpfl.models import tree
+from tfpfl.models.weights import Head, Weights
 
 
 def orthogonal_head(model, num_labels: int) -> Head:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import (
     check_choice,
@@ -29,6 +29,7 @@ from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import tree
+from tfpfl.models.weights import Weights
 
 EPSILON = 1e-5  # added to the distance between two models, by which the difference of their losses is divided
 

@@ -9,12 +9,13 @@ It is FedAvg whose head stays at home. The paper's private part may be several l
 PFLEGO's and PGFed's comparisons. One full-batch step with everyone is PFLEGO's rule 'eq3' with tau = 1 and rho = eta.
 """
 
-from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import check_choice, client_loss, example_weight, local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.models import tree
 from tfpfl.models.split import HEAD_INITS
+from tfpfl.models.weights import Weights
 
 
 def fedper(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientOutput, OnePass, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, OnePass
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import (
@@ -34,6 +34,7 @@ from tfpfl.algorithms.parts.optimizers import OPTIMIZERS, optimizer, sgd
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import tree
 from tfpfl.models.split import HEAD_INITS
+from tfpfl.models.weights import Weights
 
 
 class Server(NamedTuple):

@@ -14,7 +14,7 @@ paper's hypernetwork. Both steps see the same batches. The loss that is reported
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import (
@@ -28,6 +28,7 @@ from tfpfl.algorithms.parts.local_training import (
 )
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.models import tree
+from tfpfl.models.weights import Weights
 
 NEVER = -1e9  # log n of a class that a client does not have
 

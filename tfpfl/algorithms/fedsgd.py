@@ -10,12 +10,13 @@ The paper's q_i is written n_k / n; with a part of the clients, n is read as the
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientOutput, OnePass, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, OnePass
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import check_rates, example_weight, one_pass_update
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.models import tree
+from tfpfl.models.weights import Weights
 
 
 def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") -> Algorithm:

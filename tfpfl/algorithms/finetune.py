@@ -12,7 +12,7 @@ given in the papers that use this baseline; the default is the work of one visit
 
 from collections.abc import Callable
 
-from tfpfl.algorithms.contract import Algorithm, Weights
+from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedprox import fedprox
 from tfpfl.algorithms.parts.adaptation import adaptation
@@ -25,6 +25,7 @@ from tfpfl.algorithms.parts.local_training import (
     local_solver,
 )
 from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.models.weights import Weights
 
 
 def finetuned(

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.parts.adaptation import adaptation, near
 from tfpfl.algorithms.parts.local_training import (
@@ -36,6 +36,7 @@ from tfpfl.algorithms.parts.local_training import (
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import tree
+from tfpfl.models.weights import Weights
 
 EPSILON = 1e-12
 

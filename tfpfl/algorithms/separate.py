@@ -9,10 +9,11 @@ new client starts from there as well. Clients train only when they are sampled, 
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientOutput, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import client_loss, local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.models.weights import Weights
 
 
 def local(

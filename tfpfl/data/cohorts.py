@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tfpfl.algorithms.contract import Population
+from tfpfl.data.population import Population
 from tfpfl.data.randomness import COHORT_SIZE_UNTIL_FORMAT_4, Stream, random_bits, uniform
 
 

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from tfpfl.algorithms.contract import Population, Sampling
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.data.catalog import Source, client_arrays, load_source
 from tfpfl.data.partitioners import PARTITIONERS, Labels, check_seed
+from tfpfl.data.population import Population, Sampling
 from tfpfl.data.randomness import Stream, generator
 
 FORMAT = 1

@@ -1,15 +1,11 @@
 """How the updates of a cohort become one: a weighted mean, a weighted sum, or the rows themselves."""
 
-from collections import namedtuple
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientOutput, Rows
-from tfpfl.checks import InvalidArgument
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, Rows, kinds
 from tfpfl.models import tree
-
-KINDS = ("mean", "sum", "rows")
 
 
 class Contribution(NamedTuple):
@@ -18,43 +14,6 @@ class Contribution(NamedTuple):
     sums: tuple  # weight * part, for every part of kind 'mean' or 'sum'
     weight: Any  # float []
     rows: tuple  # the parts of kind 'rows', unweighted
-
-
-def kinds(algorithm: Algorithm) -> list:
-    """The kind of every part of the update: one, or one a top-level field.
-
-    Raises:
-        ValueError: an unknown kind.
-    """
-    spec = algorithm.aggregate
-    found = [spec] if isinstance(spec, str) else list(spec)
-    for kind in found:
-        if kind not in KINDS:
-            raise InvalidArgument(f"unknown aggregate {kind!r}: one of {', '.join(KINDS)}")
-    return found
-
-
-class AlongWith:
-    """A field that is sent along with an update, whole or with fields of its own; for what wraps an algorithm.
-
-    Args:
-        own: the algorithm's `aggregate`, or any other structure with the update's top-level fields.
-        name: of the field, which comes last.
-    """
-
-    def __init__(self, own, name: str):
-        self._whole, self._own = isinstance(own, str), own
-        fields = ("update",) if self._whole else type(own)._fields
-        self._type = namedtuple("AlongWith", (*fields, name))
-
-    def put_on(self, update, value):
-        """The update with the field."""
-        return self._type(*((update,) if self._whole else update), value)
-
-    def take_off(self, sent):
-        """The update."""
-        parts = sent[:-1]
-        return parts[0] if self._whole else type(self._own)(*parts)
 
 
 def contribution(algorithm: Algorithm, output: ClientOutput) -> Contribution:

@@ -5,11 +5,12 @@ from functools import cached_property
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import ClientInfo, Head, Weights
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import ModelKey
 from tfpfl.models import tree
 from tfpfl.models.functional import functional
+from tfpfl.models.weights import Head, Weights
 
 HEAD_INITS = ("glorot", "uniform01", "zeros")
 _SHARED_HEAD = 2**31 - 1  # the "client id" that draws the head which clients share

@@ -18,9 +18,9 @@ import numpy as np
 import tensorflow as tf
 from safetensors.numpy import load, save
 
-from tfpfl.algorithms.contract import Algorithm
+from tfpfl.algorithms.contract import Algorithm, kinds
+from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.checks import InvalidArgument, Unavailable, unknown
-from tfpfl.engines.aggregation import AlongWith, kinds
 from tfpfl.engines.tff.worker import require_tff
 from tfpfl.models import tree
 

@@ -18,15 +18,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientData, Population, Sampling, Weights
+from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.algorithms.parts.local_training import client_loss
 from tfpfl.data import Federation
 from tfpfl.data.cohorts import cohort
+from tfpfl.data.population import Population, Sampling
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.local.grouping import shared_theta
 from tfpfl.engines.rounds import Evaluation, Simulation
 from tfpfl.engines.visit import Visit
 from tfpfl.models import SplitModel
+from tfpfl.models.weights import Weights
 from tfpfl.runs.store import ClientStore
 
 EXAMPLES = (9, 14, 6, 12, 8, 11, 10)

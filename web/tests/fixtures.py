@@ -20,12 +20,14 @@ from tflite_export.device.drawing import drawing_settings, example_of_drawing
 from tflite_export.device.head_file import SavedHead, head_bytes, load_head, theta_sha256
 from tflite_export.device.payload import encode
 from tfpfl import Population, SplitModel, build_algorithm, federate
-from tfpfl.algorithms.contract import ClientData, ClientInfo, Head
+from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.data import Federation, load_source
+from tfpfl.data.population import ClientInfo
 from tfpfl.engines.tff.worker import require_tff
 from tfpfl.models import build
+from tfpfl.models.weights import Head
 from tfpfl.runs.run import Run, RunConfig
 from tfpfl.studies.records import Record
 from tfpfl.studies.report import write_report

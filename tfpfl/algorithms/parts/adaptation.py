@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from tfpfl.algorithms.contract import Adaptation, ClientData, Weights
+from tfpfl.algorithms.contract import Adaptation, ClientData
 from tfpfl.algorithms.parts.local_training import (
     PARTS,
     batch_loop,
@@ -14,6 +14,7 @@ from tfpfl.algorithms.parts.local_training import (
 )
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.models import tree
+from tfpfl.models.weights import Weights
 
 FEATURES_CHUNK = 512  # examples at a time where features need no gradient
 

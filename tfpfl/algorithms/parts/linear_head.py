@@ -10,9 +10,9 @@ between its two passes.
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Head
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.models import tree
+from tfpfl.models.weights import Head
 
 CONJUGATE_GRADIENT_STEPS = 10
 DAMPING = 1e-3  # the softmax Hessian is singular: adding a constant to every class changes nothing

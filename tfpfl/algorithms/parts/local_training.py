@@ -5,12 +5,14 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import ClientData, ClientOutput, Head, OnePass, Population, Weights
+from tfpfl.algorithms.contract import ClientData, ClientOutput, OnePass
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.population import Population
 from tfpfl.data.randomness import Fold
 from tfpfl.models import tree
+from tfpfl.models.weights import Head, Weights
 
 PARTS = ("full", "head", "body")  # of a model that is fitted: all weights, the head, the backbone
 

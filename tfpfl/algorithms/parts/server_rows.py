@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Population
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.population import Population
 
 COPIES = 3  # of every table at a time: before a round, after it, and as it is saved
 

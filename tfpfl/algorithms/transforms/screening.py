@@ -11,9 +11,9 @@ without knowing. A cohort is not fused then: from the sum of all gradients the b
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, Rows
+from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, Rows, kinds
+from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.checks import InvalidArgument
-from tfpfl.engines.aggregation import AlongWith, kinds
 from tfpfl.models import tree
 
 # In the metric 'rejected', by number; 0 is a client that was not.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientData
+from tfpfl.algorithms.contract import Algorithm, ClientData, kinds
 from tfpfl.checks import InvalidArgument
 from tfpfl.engines import aggregation
 from tfpfl.engines.packed import Packed, fused_work, looped_work, one_each, one_pass_of, side_by_side
@@ -146,7 +146,7 @@ def _adding(algorithm, aggregator, contribution_type):
         return None, add
 
     weighted = isinstance(aggregator, tff.aggregators.WeightedAggregationFactory)
-    averaged = [kind == "mean" for kind in aggregation.kinds(algorithm) if kind != "rows"]
+    averaged = [kind == "mean" for kind in kinds(algorithm) if kind != "rows"]
     expected = algorithm.population.clients_per_round
 
     @tff.tensorflow.computation(contribution_type.sums, contribution_type.weight)
@@ -270,7 +270,7 @@ def _work_of_a_pack(algorithm, data, readers, held_out, pack):
     """
     if not hasattr(data, "reader"):
         raise InvalidArgument(f"pack={pack} needs a Federation: the clients of a pack are read by id")
-    if algorithm.message_per_client or "rows" in aggregation.kinds(algorithm):
+    if algorithm.message_per_client or "rows" in kinds(algorithm):
         raise InvalidArgument(
             f"pack={pack} is for algorithms whose clients get the same message and whose updates are added; this one "
             "has messages or rows for single clients"
