@@ -9,9 +9,10 @@ from helpers.toys import distance, gradient, identical, initial_states, run, toy
 from tfpfl import algorithms
 from tfpfl.algorithms import apfl, build_algorithm, ditto, fedavg_ft, fedfomo, fedrecon, fedrod, pfedme, pflego
 from tfpfl.algorithms.parts.adaptation import adaptation, near, squared_distance
-from tfpfl.algorithms.parts.local_training import client_loss, local_solver
+from tfpfl.algorithms.parts.local_training import local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.models import tree
+from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
 BATCHES = {"eta": 0.1, "batch_size": 2, "momentum": 0.5}

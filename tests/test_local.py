@@ -8,15 +8,10 @@ import tensorflow as tf
 from helpers.toys import client_loss as reference_loss
 from helpers.toys import distance, gradient, identical, toy
 from tfpfl.algorithms.contract import ClientData
-from tfpfl.algorithms.parts.local_training import (
-    client_loss,
-    local_solver,
-    shuffled,
-    value_and_gradient,
-    whole_gradient,
-)
+from tfpfl.algorithms.parts.local_training import local_solver, shuffled, value_and_gradient, whole_gradient
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
+from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
 

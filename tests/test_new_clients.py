@@ -18,11 +18,11 @@ from tfpfl import Sampling, Simulation, SplitModel, build_algorithm
 from tfpfl.algorithms import ALGORITHMS
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import client_loss
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.cli import main
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.rounds import Evaluation
+from tfpfl.models.losses import client_loss
 from tfpfl.runs.run import Run
 from tfpfl.studies import new_clients
 from tfpfl.studies.new_clients import CannotAdapt, adapt_clients, adapt_new_clients, fine_tuning

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfpfl.algorithms.parts.local_training import client_loss
+from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 from tfpfl.runs.run import Run, RunConfig
 from tfpfl.studies.new_clients import CannotAdapt

@@ -5,9 +5,9 @@ import tensorflow as tf
 
 from helpers.toys import client_loss, clients, distance, gradient, identical, run, toy
 from tfpfl.algorithms import fedavg
-from tfpfl.algorithms.parts.local_training import client_loss as split_loss
 from tfpfl.algorithms.parts.local_training import local_solver
 from tfpfl.models import tree
+from tfpfl.models.losses import client_loss as split_loss
 from tfpfl.models.weights import Weights
 
 

@@ -9,10 +9,11 @@ from helpers.rounds import loss_of, play, shared
 from helpers.toys import distance, identical, initial_states, toy
 from tfpfl.algorithms import fedfomo, local
 from tfpfl.algorithms.fedfomo import EPSILON, Message
-from tfpfl.algorithms.parts.local_training import client_loss, local_solver, support_and_query
+from tfpfl.algorithms.parts.local_training import local_solver, support_and_query
 from tfpfl.data.population import Sampling
 from tfpfl.data.randomness import client_key
 from tfpfl.models import tree
+from tfpfl.models.losses import client_loss
 
 SOLVER = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}
 FULL = {"eta": 0.1, "steps": 3, "validation_fraction": 0.0}  # all examples for both, so that losses are `loss_of`

@@ -7,8 +7,9 @@ import pytest
 from helpers.rounds import by_hand, loss_of, play
 from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl.algorithms import fedrecon, fedrep, pflego
-from tfpfl.algorithms.parts.local_training import cross_entropy, support_and_query
+from tfpfl.algorithms.parts.local_training import support_and_query
 from tfpfl.models import tree
+from tfpfl.models.losses import cross_entropy
 from tfpfl.models.weights import Weights
 from tfpfl.runs.cost import count_passes
 

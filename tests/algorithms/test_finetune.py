@@ -9,7 +9,8 @@ from helpers.marks import slow_but
 from helpers.rounds import COHORTS, by_hand, loss_of, play, shared
 from helpers.toys import distance, identical, initial_states, toy
 from tfpfl.algorithms import fedavg, fedavg_ft, fedbabu, fedprox, fedprox_ft, finetuned, pflego
-from tfpfl.algorithms.parts.local_training import cross_entropy, local_solver
+from tfpfl.algorithms.parts.local_training import local_solver
+from tfpfl.models.losses import cross_entropy
 from tfpfl.models.weights import Weights
 
 SOLVER = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}

@@ -4,8 +4,9 @@ import tensorflow as tf
 
 from helpers.toys import clients, distance, identical, run, toy
 from tfpfl.algorithms import local
-from tfpfl.algorithms.parts.local_training import client_loss, local_solver
+from tfpfl.algorithms.parts.local_training import local_solver
 from tfpfl.engines.rounds import Simulation
+from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
 WORK = {"eta": 0.3, "epochs": 2, "batch_size": 4, "momentum": 0.5}

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflite_export.convert.program import flatten
-from tfpfl.algorithms.parts.local_training import cross_entropy
+from tfpfl.models.losses import cross_entropy
 from tfpfl.models.weights import Head
 
 

@@ -17,17 +17,11 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
-from tfpfl.algorithms.parts.local_training import (
-    batch_loop,
-    check_choice,
-    check_fractions,
-    check_rates,
-    client_loss,
-    example_weight,
-    value_and_gradient,
-)
+from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.checks import check_choice, check_fractions, check_rates
 from tfpfl.models import tree
+from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
 

@@ -23,17 +23,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
-from tfpfl.algorithms.parts.local_training import (
-    check_choice,
-    check_fractions,
-    check_penalty,
-    check_rates,
-    client_loss,
-    local_solver,
-)
+from tfpfl.algorithms.parts.local_training import local_solver
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_penalty, check_rates
 from tfpfl.models import tree
+from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
 EPSILON = 1e-12  # of the norms in a cosine

@@ -18,17 +18,12 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import (
-    check_choice,
-    check_fractions,
-    client_loss,
-    local_solver,
-    support_and_query,
-)
+from tfpfl.algorithms.parts.local_training import local_solver, support_and_query
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_choice, check_fractions
 from tfpfl.models import tree
+from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
 EPSILON = 1e-5  # added to the distance between two models, by which the difference of their losses is divided

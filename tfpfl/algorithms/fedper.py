@@ -11,9 +11,11 @@ PFLEGO's and PGFed's comparisons. One full-batch step with everyone is PFLEGO's 
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import check_choice, client_loss, example_weight, local_solver
+from tfpfl.algorithms.parts.local_training import example_weight, local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.checks import check_choice
 from tfpfl.models import tree
+from tfpfl.models.losses import client_loss
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.models.weights import Weights
 

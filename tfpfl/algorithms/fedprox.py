@@ -17,15 +17,10 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
-from tfpfl.algorithms.parts.local_training import (
-    check_choice,
-    check_penalty,
-    client_loss,
-    example_weight,
-    local_solver,
-    straggles,
-)
+from tfpfl.algorithms.parts.local_training import example_weight, local_solver, straggles
+from tfpfl.checks import check_choice, check_penalty
 from tfpfl.models import tree
+from tfpfl.models.losses import client_loss
 
 
 def fedprox(

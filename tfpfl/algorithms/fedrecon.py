@@ -21,17 +21,9 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput, OnePass
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import (
-    body_solver,
-    check_choice,
-    check_fractions,
-    check_rates,
-    example_weight,
-    one_pass_update,
-    support_and_query,
-)
+from tfpfl.algorithms.parts.local_training import body_solver, example_weight, one_pass_update, support_and_query
 from tfpfl.algorithms.parts.optimizers import OPTIMIZERS, optimizer, sgd
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_rates
 from tfpfl.models import tree
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.models.weights import Weights

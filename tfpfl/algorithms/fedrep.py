@@ -13,9 +13,9 @@ says momentum 0.999 and 5 body steps but attributes both to FedBABU; its code ha
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import body_solver, check_choice, example_weight, head_solver
+from tfpfl.algorithms.parts.local_training import body_solver, example_weight, head_solver
 from tfpfl.algorithms.parts.optimizers import sgd
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_choice
 from tfpfl.models import tree
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.models.weights import Weights

@@ -17,17 +17,11 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import (
-    batch_loop,
-    check_choice,
-    check_rates,
-    cross_entropy,
-    example_weight,
-    logits,
-    value_and_gradient,
-)
+from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.checks import check_choice, check_rates
 from tfpfl.models import tree
+from tfpfl.models.losses import cross_entropy, logits
 from tfpfl.models.weights import Weights
 
 NEVER = -1e9  # log n of a class that a client does not have

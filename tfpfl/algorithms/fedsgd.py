@@ -13,8 +13,9 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput, OnePass
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import check_rates, example_weight, one_pass_update
+from tfpfl.algorithms.parts.local_training import example_weight, one_pass_update
 from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.checks import check_rates
 from tfpfl.models import tree
 from tfpfl.models.weights import Weights
 

@@ -16,15 +16,10 @@ from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedprox import fedprox
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import (
-    PARTS,
-    body_solver,
-    check_choice,
-    client_loss,
-    head_solver,
-    local_solver,
-)
+from tfpfl.algorithms.parts.local_training import PARTS, body_solver, head_solver, local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.checks import check_choice
+from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
 

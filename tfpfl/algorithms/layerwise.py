@@ -24,18 +24,11 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.parts.adaptation import adaptation, near
-from tfpfl.algorithms.parts.local_training import (
-    check_choice,
-    check_fractions,
-    check_penalty,
-    check_rates,
-    client_loss,
-    example_weight,
-    local_solver,
-)
+from tfpfl.algorithms.parts.local_training import example_weight, local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_penalty, check_rates
 from tfpfl.models import tree
+from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
 EPSILON = 1e-12

@@ -16,15 +16,10 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.finetune import finetuned
-from tfpfl.algorithms.parts.local_training import (
-    batch_loop,
-    check_choice,
-    check_rates,
-    client_loss,
-    value_and_gradient,
-)
-from tfpfl.checks import InvalidArgument
+from tfpfl.algorithms.parts.local_training import batch_loop, value_and_gradient
+from tfpfl.checks import InvalidArgument, check_choice, check_rates
 from tfpfl.models import tree
+from tfpfl.models.losses import client_loss
 
 
 def per_fedavg(

@@ -18,10 +18,11 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.parts.adaptation import adaptation, near
-from tfpfl.algorithms.parts.local_training import batch_loop, check_penalty, check_rates, client_loss, local_solver
+from tfpfl.algorithms.parts.local_training import batch_loop, local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_penalty, check_rates
 from tfpfl.models import tree
+from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
 

@@ -25,9 +25,9 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput, OnePass
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import arrival_of, check_choice, check_rates, one_pass_update
+from tfpfl.algorithms.parts.local_training import arrival_of, one_pass_update
 from tfpfl.algorithms.parts.optimizers import OPTIMIZERS, optimizer
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_choice, check_rates
 from tfpfl.models import tree
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.models.weights import Weights

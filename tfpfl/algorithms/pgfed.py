@@ -22,18 +22,12 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import (
-    batch_loop,
-    check_fractions,
-    check_rates,
-    client_loss,
-    example_weight,
-    value_and_gradient,
-    whole_gradient,
-)
+from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, value_and_gradient, whole_gradient
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
+from tfpfl.checks import check_fractions, check_rates
 from tfpfl.models import tree
+from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
 

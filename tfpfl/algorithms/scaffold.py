@@ -17,17 +17,11 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import (
-    batch_loop,
-    check_choice,
-    check_rates,
-    client_loss,
-    value_and_gradient,
-    whole_gradient,
-)
+from tfpfl.algorithms.parts.local_training import batch_loop, value_and_gradient, whole_gradient
 from tfpfl.algorithms.parts.optimizers import sgd
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_choice, check_rates
 from tfpfl.models import tree
+from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
 

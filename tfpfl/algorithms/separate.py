@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import client_loss, local_solver
+from tfpfl.algorithms.parts.local_training import local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
 

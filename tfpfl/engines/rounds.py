@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData
-from tfpfl.algorithms.parts.local_training import check_choice
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_choice
 from tfpfl.engines import aggregation
 from tfpfl.engines.local.grouping import (
     EvaluationOneByOne,

@@ -8,10 +8,10 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput
-from tfpfl.algorithms.parts.local_training import cross_entropy, logits
 from tfpfl.data.population import ClientInfo
 from tfpfl.engines import aggregation
 from tfpfl.models import tree
+from tfpfl.models.losses import cross_entropy, logits
 from tfpfl.models.weights import Head, Weights
 
 GLOBAL = "global"  # what `Algorithm.global_model` is called in evaluations

@@ -31,9 +31,8 @@ import numpy as np
 
 from tfpfl.algorithms import algorithm_row, build_algorithm, check_names
 from tfpfl.algorithms.contract import Algorithm, ClientData
-from tfpfl.algorithms.parts.local_training import check_choice
 from tfpfl.algorithms.transforms.screening import ON_BROKEN, check_norms, screened
-from tfpfl.checks import InvalidArgument, Unavailable
+from tfpfl.checks import InvalidArgument, Unavailable, check_choice
 from tfpfl.data import Federation, load_source
 from tfpfl.data.federation import FederationError
 from tfpfl.data.population import Population, Sampling

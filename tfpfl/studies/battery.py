@@ -19,7 +19,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData
-from tfpfl.algorithms.parts.local_training import client_loss
 from tfpfl.data import Federation
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.population import Population, Sampling
@@ -28,6 +27,7 @@ from tfpfl.engines.local.grouping import shared_theta
 from tfpfl.engines.rounds import Evaluation, Simulation
 from tfpfl.engines.visit import Visit
 from tfpfl.models import SplitModel
+from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 from tfpfl.runs.store import ClientStore
 

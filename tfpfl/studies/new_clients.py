@@ -22,9 +22,8 @@ from rich.table import Table
 
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import check_rates
 from tfpfl.algorithms.parts.optimizers import sgd
-from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.checks import InvalidArgument, check_rates, unknown
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.local.grouping import in_order, relaxed

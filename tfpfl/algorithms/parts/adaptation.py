@@ -3,17 +3,11 @@
 from typing import Any, NamedTuple
 
 from tfpfl.algorithms.contract import Adaptation, ClientData
-from tfpfl.algorithms.parts.local_training import (
-    PARTS,
-    batch_loop,
-    check_choice,
-    client_loss,
-    cross_entropy,
-    logits,
-    value_and_gradient,
-)
+from tfpfl.algorithms.parts.local_training import PARTS, batch_loop, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
+from tfpfl.checks import check_choice
 from tfpfl.models import tree
+from tfpfl.models.losses import client_loss, cross_entropy, logits
 from tfpfl.models.weights import Weights
 
 FEATURES_CHUNK = 512  # examples at a time where features need no gradient

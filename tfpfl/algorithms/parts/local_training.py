@@ -1,39 +1,19 @@
 """What a client does alone: losses, gradients, and SGD on its own examples."""
 
-import warnings
-
 import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import ClientData, ClientOutput, OnePass
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.optimizers import sgd
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_rates
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import Fold
 from tfpfl.models import tree
+from tfpfl.models.losses import client_loss, cross_entropy, logits
 from tfpfl.models.weights import Head, Weights
 
 PARTS = ("full", "head", "body")  # of a model that is fitted: all weights, the head, the backbone
-
-
-def cross_entropy(logits, y):
-    """Mean cross-entropy over examples: float []."""
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
-
-
-def logits(head: Head, phi):
-    """[N, K]."""
-    return tf.matmul(phi, head.kernel) + head.bias
-
-
-def client_loss(model):
-    """l_i as a function of (weights, x, y): the mean cross-entropy of the split model (PFLEGO, eq. 2)."""
-
-    def objective(weights: Weights, x, y):
-        return cross_entropy(model.logits(weights, x), y)
-
-    return objective
 
 
 def arrival_of(population: Population, dtype):
@@ -287,52 +267,3 @@ def example_weight(model, weighting):
     if weighting == "uniform":
         return lambda data: tf.ones([], model.dtype)
     return lambda data: tf.cast(data.info.num_examples, model.dtype)
-
-
-def check_choice(**choices) -> None:
-    """name=(value, allowed): the value must be among the allowed ones.
-
-    Raises:
-        ValueError: names the argument, and what it may be.
-    """
-    for name, (value, allowed) in choices.items():
-        if value not in allowed:
-            raise InvalidArgument(f"{name} must be one of {', '.join(allowed)}; found {value!r}")
-
-
-def check_fractions(**fractions) -> None:
-    """Probabilities and fractions must lie in [0, 1].
-
-    Raises:
-        ValueError: names the fraction.
-    """
-    for name, value in fractions.items():
-        if not 0 <= value <= 1:
-            raise InvalidArgument(f"{name} must lie in [0, 1], found {value}")
-
-
-def check_penalty(eta, implicit_prox=False, **coefficients) -> None:
-    """A coefficient must not be negative, and explicit steps on (c / 2) |w - anchor|^2 shrink it only if eta c < 2.
-
-    Raises:
-        ValueError: names the coefficient. One that is too stiff only gets a warning: the loss may hold it for a while.
-    """
-    check_rates(**coefficients)
-    for name, value in coefficients.items():
-        if eta * value >= 2 and not implicit_prox:
-            warnings.warn(
-                f"{name}={value} with a rate of {eta} is stiff: explicit steps on the penalty diverge where rate * "
-                f"{name} >= 2, here {eta * value:g}; take implicit_prox=True, or a smaller rate",
-                stacklevel=3,
-            )
-
-
-def check_rates(**rates) -> None:
-    """Rates, momenta and coefficients must be finite and not negative.
-
-    Raises:
-        ValueError: names the rate.
-    """
-    for name, value in rates.items():
-        if not 0 <= value < float("inf"):
-            raise InvalidArgument(f"{name} must be a finite number >= 0, found {value}")

@@ -13,11 +13,12 @@ import tensorflow as tf
 from matplotlib.figure import Figure
 
 from tfpfl.algorithms.contract import ClientData
-from tfpfl.algorithms.parts.local_training import client_loss, whole_gradient
+from tfpfl.algorithms.parts.local_training import whole_gradient
 from tfpfl.engines.local.grouping import relaxed
 from tfpfl.engines.rounds import Messages, federation_readers
 from tfpfl.engines.visit import evaluate
 from tfpfl.models import tree
+from tfpfl.models.losses import client_loss
 from tfpfl.runs import statistics
 from tfpfl.runs.run import Run
 from tfpfl.studies.new_clients import fine_tuning
