@@ -49,7 +49,8 @@ def work(folder: str, asked: dict, fault: str | None, workers: tuple = ()) -> No
     from tfpfl.algorithms.transforms import faults
     from tfpfl.algorithms.transforms.screening import screened
     from tfpfl.engines.machines import Machines
-    from tfpfl.runs.run import Run, RunConfig
+    from tfpfl.runs.config import RunConfig
+    from tfpfl.runs.run import Run
     from tfpfl.runs.store import StoreError
 
     sys.stderr = open(os.devnull, "w")

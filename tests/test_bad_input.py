@@ -15,7 +15,9 @@ from tfpfl.data import Federation, load_source
 from tfpfl.data.catalog import Source
 from tfpfl.data.federation import FederationError
 from tfpfl.runs import training
-from tfpfl.runs.run import Run, RunConfig, RunError, open_federation
+from tfpfl.runs.config import RunConfig, RunError
+from tfpfl.runs.federations import open_federation
+from tfpfl.runs.run import Run
 from tfpfl.runs.store import StoreError
 
 

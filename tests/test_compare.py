@@ -9,8 +9,8 @@ import pytest
 
 from helpers import small_runs as runs
 from tfpfl.runs import statistics
+from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.protocols import EV_LOCAL, protocol
-from tfpfl.runs.run import RunConfig, RunError
 from tfpfl.studies import comparison
 from tfpfl.studies.records import Record
 

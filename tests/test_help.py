@@ -18,8 +18,8 @@ from tfpfl.data.catalog import AUGMENT
 from tfpfl.engines.rounds import COHORTS
 from tfpfl.models.networks import NETWORKS
 from tfpfl.models.split import HEAD_INITS
+from tfpfl.runs.config import RunConfig
 from tfpfl.runs.options import OPTIONS, SECTIONS
-from tfpfl.runs.run import RunConfig
 from tfpfl.runs.training import ENGINES
 
 COMMANDS = [

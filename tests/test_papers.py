@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfpfl.runs.run import RunConfig
+from tfpfl.runs.config import RunConfig
 from tfpfl.studies import papers
 from tfpfl.studies.papers import EXPERIMENTS, Size, run_folder
 from tfpfl.studies.papers import ledger as ledgers

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
-from tfpfl.runs.run import Run, RunConfig
+from tfpfl.runs.config import RunConfig
+from tfpfl.runs.run import Run
 from tfpfl.studies.new_clients import CannotAdapt
 from tfpfl.studies.papers import explicit
 

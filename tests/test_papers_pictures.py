@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from tfpfl.cli import main
 from tfpfl.data import partitioners
 from tfpfl.data.partitioners import Group
-from tfpfl.runs.run import Run, RunConfig
+from tfpfl.runs.config import RunConfig
+from tfpfl.runs.run import Run
 from tfpfl.studies import papers
 from tfpfl.studies.new_clients import adapt_new_clients
 from tfpfl.studies.papers import EXPERIMENTS, FIGURES, Size, attention, newcomers, run_folder, weights_of_risks

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from helpers import small_runs as runs
+from tfpfl.runs.config import RunError
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL
-from tfpfl.runs.run import Run, RunError
+from tfpfl.runs.run import Run
 from tfpfl.runs.store import ClientStore, StoreError
 from tfpfl.studies.records import Record, by_setting, check_comparable
 

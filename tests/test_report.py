@@ -13,8 +13,9 @@ from helpers.made_records import CLIENTS, ROUNDS, made, stored
 from tfpfl.cli import main
 from tfpfl.runs import statistics
 from tfpfl.runs.command import command
+from tfpfl.runs.config import RunConfig
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, PROTOCOLS
-from tfpfl.runs.run import Run, RunConfig
+from tfpfl.runs.run import Run
 from tfpfl.studies.report import ReportError, render, write_report
 from tfpfl.studies.run_groups import clients, paired
 
@@ -316,7 +317,7 @@ def test_the_command_makes_the_same_run(asked, tmp_path, monkeypatch):
         """Instead of training."""
 
     def create(config, folder, *_, **__):
-        from tfpfl.runs.run import open_federation
+        from tfpfl.runs.federations import open_federation
 
         made_by.append((config.resolved(open_federation(config)), folder))
         raise Made

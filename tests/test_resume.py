@@ -8,7 +8,8 @@ import pytest
 
 from helpers import small_runs as runs
 from helpers.marks import slow_but
-from tfpfl.runs.run import Run, RunError
+from tfpfl.runs.config import RunError
+from tfpfl.runs.run import Run
 from tfpfl.runs.store import StoreError
 
 # Processes to be killed come from a server that has imported everything once.

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from helpers import small_runs as runs
+from tfpfl.runs.config import RunConfig, RunError
+from tfpfl.runs.federations import open_federation
 from tfpfl.runs.protocols import results
-from tfpfl.runs.run import Run, RunConfig, RunError, open_federation
+from tfpfl.runs.run import Run
 from tfpfl.studies.tables import comparison
 
 

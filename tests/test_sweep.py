@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from helpers import small_runs as runs
-from tfpfl.runs.run import RunConfig
+from tfpfl.runs.config import RunConfig
 from tfpfl.studies import search
 from tfpfl.studies.records import Record
 from tfpfl.studies.search import VALIDATION

@@ -23,7 +23,7 @@ _HOME = {
     "Evaluation": "engines.rounds",
     "RoundOutput": "engines.visit",
     "Run": "runs.run",
-    "RunConfig": "runs.run",
+    "RunConfig": "runs.config",
     "Simulation": "engines.rounds",
     "SplitModel": "models.split",
     "Training": "runs.training",

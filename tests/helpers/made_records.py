@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from tfpfl.algorithms import ALGORITHMS
+from tfpfl.runs.config import RunConfig
 from tfpfl.runs.protocols import LOCAL_COPY, summarize
-from tfpfl.runs.run import RunConfig
 from tfpfl.runs.store import ClientStore, Evaluation
 from tfpfl.studies.records import Record
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from helpers import toys
 from tfpfl.data import Federation
 from tfpfl.runs.callbacks import Callback
-from tfpfl.runs.run import Run, RunConfig
+from tfpfl.runs.config import RunConfig
+from tfpfl.runs.run import Run
 
 SHORT_END = 2  # of the last rounds, all of which are evaluated
 EXAMPLES, CLASSES = (20, 31, 24, 27, 22, 25), (2, 3, 2, 4, 3, 2)

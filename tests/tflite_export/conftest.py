@@ -24,7 +24,8 @@ def make_run(federation, tmp_path_factory):
     """make_run(algorithm, rounds, **hyperparameters) -> the folder of a finished run, half of the clients a round."""
 
     def make(algorithm="pflego", rounds=3, network="mlp200", **hyper):
-        from tfpfl.runs.run import Run, RunConfig
+        from tfpfl.runs.config import RunConfig
+        from tfpfl.runs.run import Run
 
         config = RunConfig(
             algorithm=algorithm,

@@ -167,7 +167,7 @@ def test_what_cannot_take_part_in_rounds_is_refused_by_its_reason(make_run, tmp_
 
 
 def test_a_run_without_rounds_is_refused(federation, tmp_path):
-    from tfpfl.runs.run import RunConfig
+    from tfpfl.runs.config import RunConfig
 
     config = RunConfig(federation=str(federation.path), network="mlp200")
     with Run.create(config, tmp_path / "run", federation) as run, pytest.raises(ExportError, match="no rounds yet"):

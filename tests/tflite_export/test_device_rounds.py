@@ -8,7 +8,7 @@ from tflite_export import ExportError, simulate_round
 from tflite_export.rounds import Devices
 from tfpfl.algorithms import build_algorithm
 from tfpfl.models import SplitModel, build
-from tfpfl.runs.run import RunConfig
+from tfpfl.runs.config import RunConfig
 
 
 @pytest.fixture(scope="module")

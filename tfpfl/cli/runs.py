@@ -35,7 +35,9 @@ def run(out, allow_download, federation, workers, address, deadline, isolate, **
     The hyperparameters of the method and the arguments of the partition are options too. They stand at the end of
     this help: `tfpfl run --algorithm fedavg --help` shows those of FedAvg.
     """
-    from tfpfl.runs.run import Run, RunConfig, open_federation
+    from tfpfl.runs.config import RunConfig
+    from tfpfl.runs.federations import open_federation
+    from tfpfl.runs.run import Run
 
     machines = machines_of(kw["engine"], workers, address, deadline, isolate)
     if federation is None:
@@ -247,7 +249,8 @@ def demo(out, rounds, seed, engine):
 
     from tfpfl.algorithms import algorithm_row
     from tfpfl.runs.callbacks import Progress
-    from tfpfl.runs.run import Run, RunConfig
+    from tfpfl.runs.config import RunConfig
+    from tfpfl.runs.run import Run
     from tfpfl.studies.tables import comparison
 
     console = Console()

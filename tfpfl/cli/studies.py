@@ -75,7 +75,7 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
     from tfpfl.algorithms import check_names
     from tfpfl.runs import protocols
     from tfpfl.runs.callbacks import Progress
-    from tfpfl.runs.run import RunConfig
+    from tfpfl.runs.config import RunConfig
     from tfpfl.studies import comparison as comparing
     from tfpfl.studies.records import Record
     from tfpfl.studies.tables import comparison_over_clients
@@ -162,7 +162,7 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_download, **
     from rich.console import Console
 
     from tfpfl.runs.callbacks import Progress
-    from tfpfl.runs.run import RunConfig
+    from tfpfl.runs.config import RunConfig
     from tfpfl.studies import search as searching
     from tfpfl.studies.tables import rungs
 

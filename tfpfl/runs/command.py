@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tfpfl.algorithms import algorithm_row
 from tfpfl.data import PARTITIONERS
+from tfpfl.runs.config import RunConfig
 from tfpfl.runs.options import DATA_NAMES, OPTIONS
-from tfpfl.runs.run import RunConfig
 
 
 def command(config: RunConfig, folder: str | Path) -> str:

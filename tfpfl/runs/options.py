@@ -37,7 +37,7 @@ class RunOption(NamedTuple):
 @cache
 def _defaults() -> dict:
     from tfpfl.data import load_source  # both import TensorFlow, which `tfpfl --help` does not wait for
-    from tfpfl.runs.run import RunConfig
+    from tfpfl.runs.config import RunConfig
 
     return load_source.__kwdefaults__ | vars(RunConfig())
 

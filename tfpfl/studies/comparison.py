@@ -16,8 +16,10 @@ from tabulate import tabulate
 from tfpfl.algorithms import algorithm_row
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs import statistics
+from tfpfl.runs.config import RunConfig, RunError, read_config
+from tfpfl.runs.federations import open_federation
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, Protocol
-from tfpfl.runs.run import Run, RunConfig, RunError, open_federation, read_config
+from tfpfl.runs.run import Run
 from tfpfl.studies.records import Record, check_comparable
 from tfpfl.studies.run_groups import Series, measured, paired, series
 

@@ -12,8 +12,8 @@ import numpy as np
 from tfpfl.algorithms import algorithm_row
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs import protocols
+from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.protocols import EV_ALL, Protocol, Result
-from tfpfl.runs.run import RunConfig, RunError, read_config
 from tfpfl.runs.store import ClientStore
 from tfpfl.runs.store import Evaluation as Score
 

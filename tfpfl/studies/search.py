@@ -18,8 +18,10 @@ from sklearn.model_selection import ParameterGrid, ParameterSampler
 
 from tfpfl.algorithms import check_names
 from tfpfl.checks import InvalidArgument
+from tfpfl.runs.config import RunConfig
+from tfpfl.runs.federations import open_federation
 from tfpfl.runs.protocols import Protocol
-from tfpfl.runs.run import Run, RunConfig, open_federation
+from tfpfl.runs.run import Run
 from tfpfl.runs.training import DivergedError
 from tfpfl.studies.records import Record
 

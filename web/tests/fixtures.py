@@ -28,7 +28,8 @@ from tfpfl.data.population import ClientInfo
 from tfpfl.engines.tff.worker import require_tff
 from tfpfl.models import build
 from tfpfl.models.weights import Head
-from tfpfl.runs.run import Run, RunConfig
+from tfpfl.runs.config import RunConfig
+from tfpfl.runs.run import Run
 from tfpfl.studies.records import Record
 from tfpfl.studies.report import write_report
 

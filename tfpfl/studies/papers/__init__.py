@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfpfl.checks import InvalidArgument, unknown
-from tfpfl.runs.run import Run, RunConfig, RunError, write_whole
+from tfpfl.runs.config import RunConfig, RunError
+from tfpfl.runs.files import write_whole
+from tfpfl.runs.run import Run
 from tfpfl.runs.training import DivergedError
 from tfpfl.studies.papers import ledger as ledgers
 from tfpfl.studies.papers.experiments import EXPERIMENTS, SCALES, Cell, Experiment, Size

@@ -16,8 +16,8 @@ from rich.table import Table
 from tfpfl.algorithms import algorithm_row
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs import statistics
+from tfpfl.runs.files import write_whole
 from tfpfl.runs.protocols import PROTOCOLS, find, protocol, rounds_to
-from tfpfl.runs.run import write_whole
 from tfpfl.studies.papers.experiments import EXPERIMENTS, Cell, Experiment
 from tfpfl.studies.papers.pictures import FIGURES, Picture
 from tfpfl.studies.records import Record
