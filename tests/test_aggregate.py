@@ -10,7 +10,7 @@ from helpers.toys import backbone, distance, identical
 from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, Rows, kinds
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
-from tfpfl.engines.rounds import Simulation
+from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import SplitModel
 from tfpfl.models.weights import Weights
 

@@ -10,7 +10,7 @@ from helpers.toys import distance, identical, initial_states, on_disk, visits_by
 from tfpfl.algorithms.transforms import faults
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.data.population import Population, Sampling
-from tfpfl.engines.rounds import Simulation
+from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.tff.process import federate
 from tfpfl.models import tree
 from tfpfl.runs import aggregators

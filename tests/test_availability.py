@@ -11,7 +11,7 @@ from helpers import small_runs
 from helpers.toys import distance, gradient, initial_states, objective, run, toy
 from tfpfl.algorithms import pflego_exact
 from tfpfl.data.population import Population, Sampling
-from tfpfl.engines.rounds import Simulation
+from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import tree
 from tfpfl.runs.availability import Availability
 from tfpfl.runs.protocols import LOCAL_COPY

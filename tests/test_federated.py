@@ -14,7 +14,8 @@ from helpers.processes import alive, children_of
 from helpers.toys import CLASSES, backbone, distance, initial_states, on_disk, run, toy, visits_by_id
 from tfpfl.algorithms import build_algorithm, fedavg, local, pflego
 from tfpfl.algorithms.contract import ClientData
-from tfpfl.engines.rounds import Evaluation, Simulation
+from tfpfl.engines.local.simulation import Simulation
+from tfpfl.engines.scoring import Evaluation
 from tfpfl.engines.tff.process import federate, federated_evaluation
 from tfpfl.models import SplitModel
 

@@ -15,12 +15,12 @@ from tfpfl.cli import main
 from tfpfl.cli.options import hyperparameter_texts
 from tfpfl.data import PARTITIONERS, load_source
 from tfpfl.data.catalog import AUGMENT
-from tfpfl.engines.rounds import COHORTS
+from tfpfl.engines.engine import ENGINES
+from tfpfl.engines.local.simulation import COHORTS
 from tfpfl.models.networks import NETWORKS
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.options import OPTIONS, SECTIONS
-from tfpfl.runs.training import ENGINES
 
 COMMANDS = [
     pytest.param(command, id=f"{program} {name}")

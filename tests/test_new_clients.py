@@ -21,7 +21,7 @@ from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.cli import main
 from tfpfl.data.randomness import client_key
-from tfpfl.engines.rounds import Evaluation
+from tfpfl.engines.scoring import Evaluation
 from tfpfl.models.losses import client_loss
 from tfpfl.runs.run import Run
 from tfpfl.studies import new_clients

@@ -14,7 +14,7 @@ from tfpfl.algorithms import ALGORITHMS
 from tfpfl.algorithms.transforms import faults
 from tfpfl.algorithms.transforms.screening import REASONS, screened
 from tfpfl.data.randomness import client_key
-from tfpfl.engines.rounds import Simulation
+from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.tff.process import federate
 from tfpfl.studies.battery import CLASSES, EXAMPLES
 

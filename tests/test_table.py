@@ -12,7 +12,7 @@ from helpers.toys import Toy, backbone, clients, distance, identical, initial_st
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.parts import server_rows
 from tfpfl.data.population import Population, Sampling
-from tfpfl.engines.rounds import Simulation
+from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import SplitModel
 from tfpfl.runs.run import Run
 from tfpfl.runs.store import ClientStore, StoreError

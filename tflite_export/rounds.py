@@ -20,7 +20,8 @@ from tflite_export.device.head_file import SavedHead, theta_sha256
 from tfpfl.algorithms.contract import ClientOutput
 from tfpfl.data.cohorts import cohort
 from tfpfl.engines import aggregation
-from tfpfl.engines.rounds import Evaluation, Simulation
+from tfpfl.engines.local.simulation import Simulation
+from tfpfl.engines.scoring import Evaluation
 from tfpfl.engines.visit import server_step
 from tfpfl.models.weights import Head
 from tfpfl.runs.training import Training

@@ -10,7 +10,7 @@ from helpers.rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, sha
 from helpers.toys import distance, identical, initial_states, toy
 from tfpfl.algorithms import fedavg, feddyn, fedprox
 from tfpfl.data.population import Sampling
-from tfpfl.engines.rounds import Simulation
+from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import tree
 
 BATCHES = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}

@@ -8,7 +8,8 @@ import pytest
 from helpers.marks import slow_but
 from helpers.toys import backbone, distance, initial_states, on_disk, visits_by_id
 from tfpfl.algorithms import build_algorithm
-from tfpfl.engines.rounds import Evaluation, Simulation
+from tfpfl.engines.local.simulation import Simulation
+from tfpfl.engines.scoring import Evaluation
 from tfpfl.models import SplitModel
 
 BATCHES = {"epochs": 2, "batch_size": 4, "momentum": 0.5}

@@ -9,7 +9,7 @@ import tensorflow as tf
 from helpers.toys import client_loss, distance, gradient, identical, initial_states, objective, run, toy
 from tfpfl.algorithms import build_algorithm, pflego, pflego_code, pflego_exact, pflego_paper
 from tfpfl.data.population import Sampling
-from tfpfl.engines.rounds import Simulation
+from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import SplitModel, tree
 from tfpfl.models.weights import Head
 

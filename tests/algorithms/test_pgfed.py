@@ -9,7 +9,7 @@ from helpers.rounds import COHORTS, loss_of, play
 from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl.algorithms import fedavg, pgfed, pgfedmo
 from tfpfl.data.population import Sampling
-from tfpfl.engines.rounds import Simulation
+from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import tree
 
 SOLVER = {"epochs": 2, "batch_size": 2, "momentum": 0.5}

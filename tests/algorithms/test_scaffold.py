@@ -9,7 +9,7 @@ from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl.algorithms import ALGORITHMS, fedavg, scaffold
 from tfpfl.algorithms.scaffold import Control, Server
 from tfpfl.data.population import Sampling
-from tfpfl.engines.rounds import Simulation
+from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import tree
 
 BATCHES = {"eta": 0.1, "epochs": 2, "batch_size": 2}

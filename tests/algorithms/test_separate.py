@@ -5,7 +5,7 @@ import tensorflow as tf
 from helpers.toys import clients, distance, identical, run, toy
 from tfpfl.algorithms import local
 from tfpfl.algorithms.parts.local_training import local_solver
-from tfpfl.engines.rounds import Simulation
+from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from helpers.toys import Toy, client_loss, gradient, initial_states
 from tfpfl.engines import aggregation
-from tfpfl.engines.rounds import Simulation
+from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.visit import server_step
 from tfpfl.models import tree
 from tfpfl.models.weights import Weights

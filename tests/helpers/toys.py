@@ -9,7 +9,7 @@ from tfpfl.algorithms.contract import ClientData
 from tfpfl.data import Federation
 from tfpfl.data.population import Population, Sampling
 from tfpfl.data.randomness import client_key
-from tfpfl.engines.rounds import Simulation
+from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import SplitModel
 from tfpfl.models.weights import Head
 from tfpfl.studies.battery import (  # noqa: F401 - the tests' own names for what the battery has

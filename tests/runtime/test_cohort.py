@@ -13,9 +13,9 @@ from tfpfl.algorithms.transforms import faults
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.data.population import Sampling
 from tfpfl.engines.local import grouping
-from tfpfl.engines.local.grouping import groups, shared_theta
-from tfpfl.engines.packed import Packed, one_pass_of
-from tfpfl.engines.rounds import Evaluation, Simulation
+from tfpfl.engines.local.simulation import Simulation
+from tfpfl.engines.packed import Packed, groups, one_pass_of
+from tfpfl.engines.scoring import Evaluation, shared_theta
 from tfpfl.models import SplitModel, build
 from tfpfl.runs import aggregators
 from tfpfl.runs.cost import Counter

@@ -26,9 +26,10 @@ from tfpfl import SplitModel, Training, build_algorithm
 from tfpfl.checks import Unavailable
 from tfpfl.cli import main
 from tfpfl.data.federation import FILES, FederationError
+from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.machines import Machines, MachinesError
 from tfpfl.engines.ray.engine import RayEngine, Tasks, connect, federation_on_node, shards
-from tfpfl.engines.rounds import Rounds, Simulation
+from tfpfl.engines.rounds import Rounds
 from tfpfl.runs import training
 from tfpfl.runs.run import Run
 

@@ -30,8 +30,8 @@ from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.checks import Unavailable
 from tfpfl.cli import main
 from tfpfl.data import Federation
+from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.machines import Machines, MachinesError
-from tfpfl.engines.rounds import Simulation
 from tfpfl.engines.tff import isolated
 from tfpfl.engines.tff import worker as worker_module
 from tfpfl.engines.tff import workers as runtime

@@ -220,3 +220,24 @@ def features_of_splits(model, federation, splits: Sequence[str], labels: str):
         return found
 
     return features
+
+
+GROUP_BYTES = 2**28  # the activations of a group of clients that go through the backbone together
+
+
+def groups(sizes: Sequence[int], bytes_an_example: int) -> list[list[int]]:
+    """Neighbours together, as long as their examples' activations fit into `GROUP_BYTES`; at least one a group."""
+    found, room = [], 0
+    for i, size in enumerate(sizes):
+        room -= size * bytes_an_example
+        if room < 0 or not found:
+            found.append([])
+            room = GROUP_BYTES - size * bytes_an_example
+        found[-1].append(i)
+    return found
+
+
+def any_state_spec(algorithm: Algorithm) -> Callable | None:
+    """For `relaxed`: a client's state for every K_i; None where all clients have the same K_i."""
+    classes, spec = algorithm.population.num_classes, client_state_spec(algorithm)
+    return None if classes.min() == classes.max() else lambda state: spec

@@ -1,7 +1,7 @@
 """One client's visit in one round: what both engines run for a client, around the algorithm's own functions."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -217,3 +217,21 @@ def finish_metrics(summed: dict) -> OrderedDict:
     """The cohort's metrics from the summed contributions."""
     examples = tf.cast(summed["examples"], tf.float64)
     return OrderedDict((name, v / examples if v.dtype.is_floating else v) for name, v in summed.items())
+
+
+def federation_readers(algorithm: Algorithm, federation, held_out: Sequence[str] = ()) -> Readers:
+    """Reads a visit's examples from the federation's files, by client id and inside the graph."""
+
+    def read(split):
+        reader = federation.reader(split, labels=algorithm.population.labels)
+
+        def from_file(visit):
+            x, y = reader(visit.info.client_id)
+            return tf.cast(x, algorithm.model.dtype), y
+
+        return from_file
+
+    return Readers(read("train"), {split: read(split) for split in held_out})
+
+
+ARRAYS = Readers(lambda data: (data.x, data.y), {})  # the visit is a ClientData, and carries its examples

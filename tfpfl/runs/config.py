@@ -17,10 +17,10 @@ from tfpfl.checks import InvalidArgument, check_choice
 from tfpfl.data import Federation
 from tfpfl.data.population import Sampling
 from tfpfl.data.randomness import Stream, generator
+from tfpfl.engines.engine import check_grouping
 from tfpfl.models.networks import default_network
 from tfpfl.runs.aggregators import check_aggregator
 from tfpfl.runs.availability import Availability
-from tfpfl.runs.training import check_cohort
 
 # 1 had no `cohort`; what later formats added has the default in an older file. Since 5 the sizes of 'range' cohorts are
 # drawn from a stream of their own; older runs go on with theirs.
@@ -130,7 +130,7 @@ class RunConfig:
         check_aggregator(self.aggregator, self.aggregator_arguments(), self.engine)
         if self.on_broken == "stop" and (self.max_norm or self.clip_norm) is not None:
             raise InvalidArgument("max_norm and clip_norm are limits of on_broken='reject', found on_broken='stop'")
-        check_cohort(self.cohort, self.engine)
+        check_grouping(self.cohort, self.engine)
 
     def resolved(self, federation: Federation) -> "RunConfig":
         """With every default filled in, so that a later version's defaults do not change what this run is."""

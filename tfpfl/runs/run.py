@@ -27,7 +27,9 @@ from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.data import Federation
 from tfpfl.data.randomness import client_key
+from tfpfl.engines.engine import check_engine
 from tfpfl.engines.machines import Machines
+from tfpfl.engines.rounds import check_fits
 from tfpfl.runs import protocols
 from tfpfl.runs.aggregators import OF_TFF, PRIVATE, Privacy, factory, privacy, require_accounting
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
@@ -37,7 +39,7 @@ from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import write_csv, write_whole
 from tfpfl.runs.recipe import Recipe, read_network
 from tfpfl.runs.store import ClientStore, OtherRun, StoreError
-from tfpfl.runs.training import DivergedError, Training, check_engine, check_fits
+from tfpfl.runs.training import DivergedError, Training
 
 
 class Run:

@@ -14,22 +14,23 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.transforms.screening import REASONS
-from tfpfl.checks import InvalidArgument, TfpflError, unknown
+from tfpfl.checks import InvalidArgument, TfpflError
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.randomness import client_key
+from tfpfl.engines.engine import check_engine, check_grouping
+from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.packed import initial_states, side_by_side
-from tfpfl.engines.ray.engine import RayEngine, check_recipe, require_ray
-from tfpfl.engines.rounds import COHORTS, Evaluation, Simulation
-from tfpfl.engines.tff.worker import require_tff, use_local_worker
+from tfpfl.engines.ray.engine import RayEngine, check_recipe
+from tfpfl.engines.rounds import check_fits
+from tfpfl.engines.scoring import Evaluation
+from tfpfl.engines.tff.worker import use_local_worker
 from tfpfl.engines.visit import GLOBAL, Visit, client_state_spec, of_global
 from tfpfl.models import tree
 from tfpfl.runs import protocols
 from tfpfl.runs.aggregators import Aggregated, WithState
 from tfpfl.runs.availability import Availability
 from tfpfl.runs.store import ClientStore
-
-ENGINES = ("local", "tff", "ray")
 
 
 class DivergedError(TfpflError, RuntimeError):
@@ -81,7 +82,7 @@ class Training:
 
     def __post_init__(self):
         check_engine(self.engine)
-        check_cohort(self.cohort, self.engine)
+        check_grouping(self.cohort, self.engine)
         if self.engine == "ray":
             check_recipe(self.recipe)
         check_fits(self.algorithm, self.federation)
@@ -285,64 +286,3 @@ class Training:
         info, dtype = self.algorithm.population.info, self.algorithm.model.dtype
         infos = side_by_side([info(int(i), dtype) for i in client_ids])
         return self._initial_states(infos).each(self._spec)
-
-
-def check_engine(engine: str) -> None:
-    """Whether rounds can run in it here.
-
-    Raises:
-        ValueError: an unknown name.
-        RuntimeError: TFF, or Ray, is not installed.
-    """
-    if engine not in ENGINES:
-        raise InvalidArgument(unknown("engine", engine, ENGINES))
-    if engine == "tff":
-        require_tff()
-    if engine == "ray":
-        require_ray()
-
-
-def check_cohort(cohort: str, engine: str) -> None:
-    """Whether the engine knows this way through a round.
-
-    Raises:
-        ValueError: an unknown name, or one that only the local engine knows.
-    """
-    if cohort not in COHORTS:
-        raise InvalidArgument(unknown("cohort", cohort, COHORTS))
-    if engine == "tff" and cohort != "auto":
-        raise InvalidArgument(
-            f"cohort={cohort!r} is for the local engine; TFF runs one client after the other on every core"
-        )
-
-
-def check_fits(algorithm: Algorithm, federation) -> None:
-    """Whether the algorithm was built for these data: the examples' shape, the clients, N_i and K_i.
-
-    Raises:
-        ValueError: says what differs.
-    """
-    population, shape = algorithm.population, tuple(algorithm.model.input_shape)
-    if shape != tuple(federation.example_shape):
-        raise InvalidArgument(
-            f"the model takes examples of shape {shape}, the federation's are {federation.example_shape}"
-        )
-    ids = population.client_ids
-    if ids[-1] >= federation.num_clients:
-        raise InvalidArgument(
-            f"the population has a client {ids[-1]}, but the federation has clients 0..{federation.num_clients - 1}"
-        )
-    examples = federation.num_examples("train")[ids]
-    local = population.labels == "local"
-    needed = federation.num_classes[ids] if local else np.full(len(ids), federation.num_labels)
-    for what, found, bad in (
-        ("training examples", examples, population.num_examples != examples),
-        ("classes", needed, population.num_classes < needed),
-    ):
-        if bad.any():
-            i = int(np.argmax(bad))
-            given = (population.num_examples if what != "classes" else population.num_classes)[i]
-            raise InvalidArgument(
-                f"client {ids[i]} has {found[i]} {what} in the federation ({population.labels} labels), but {given} in "
-                "the population: take `federation.population(...)`"
-            )

@@ -23,8 +23,8 @@ from tfpfl.data import Federation
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.population import Population, Sampling
 from tfpfl.data.randomness import client_key
-from tfpfl.engines.local.grouping import shared_theta
-from tfpfl.engines.rounds import Evaluation, Simulation
+from tfpfl.engines.local.simulation import Simulation
+from tfpfl.engines.scoring import Evaluation, shared_theta
 from tfpfl.engines.visit import Visit
 from tfpfl.models import SplitModel
 from tfpfl.models.losses import client_loss

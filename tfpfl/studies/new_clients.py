@@ -26,9 +26,9 @@ from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.checks import InvalidArgument, check_rates, unknown
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
-from tfpfl.engines.local.grouping import in_order, relaxed
-from tfpfl.engines.rounds import Messages, check_threads, federation_readers
-from tfpfl.engines.visit import Visit, evaluate
+from tfpfl.engines.graphs import check_threads, in_order, relaxed
+from tfpfl.engines.rounds import Messages
+from tfpfl.engines.visit import Visit, evaluate, federation_readers
 from tfpfl.runs import statistics
 from tfpfl.studies.tables import percent
 

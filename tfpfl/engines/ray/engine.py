@@ -27,9 +27,10 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.data.federation import FILES, Federation, FederationError
-from tfpfl.engines.local.grouping import default_threads
+from tfpfl.engines.graphs import default_threads
+from tfpfl.engines.local.simulation import clients_of
 from tfpfl.engines.machines import Machines, MachinesError
-from tfpfl.engines.rounds import Rounds, clients_of, joined
+from tfpfl.engines.rounds import Rounds, joined
 from tfpfl.models import tree
 
 SHARDS, MOST = 16, 8  # of a cohort: so many shards, but none of more clients than this

@@ -17,9 +17,10 @@ from tfpfl.algorithms.contract import Algorithm, ClientData, kinds
 from tfpfl.checks import InvalidArgument
 from tfpfl.engines import aggregation
 from tfpfl.engines.packed import Packed, fused_work, looped_work, one_each, one_pass_of, side_by_side
-from tfpfl.engines.rounds import ARRAYS, check_cohort, federation_readers
+from tfpfl.engines.rounds import check_visits
 from tfpfl.engines.tff.worker import require_tff, use_local_worker
 from tfpfl.engines.visit import (
+    ARRAYS,
     ClientResult,
     Readers,
     RoundOutput,
@@ -27,6 +28,7 @@ from tfpfl.engines.visit import (
     client_state_spec,
     client_work,
     evaluation_work,
+    federation_readers,
     finish_metrics,
     info_spec,
     server_state_spec,
@@ -253,7 +255,7 @@ class PackedProcess:
 
     def next(self, server, client_states: list, visits: list) -> RoundOutput:
         """One round, as that of `Simulation`."""
-        check_cohort(client_states, visits)
+        check_visits(client_states, visits)
         packs = [slice(i, i + self.pack) for i in range(0, len(visits), self.pack)]
         states = [Packed.made(client_states[some]) for some in packs]
         output = self.process.next(server, states, [side_by_side(visits[some]) for some in packs])

@@ -25,10 +25,9 @@ from tfpfl.algorithms.contract import Algorithm
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.federation import FILES
 from tfpfl.engines import aggregation
-from tfpfl.engines.local.grouping import Part
 from tfpfl.engines.machines import Machines, MachinesError
 from tfpfl.engines.packed import side_by_side
-from tfpfl.engines.rounds import Rounds
+from tfpfl.engines.rounds import Part, Rounds
 from tfpfl.engines.tff.process import federated_part
 from tfpfl.engines.tff.worker import CHANNEL_OPTIONS, answers, context_on, require_tff
 

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.parts.local_training import whole_gradient
-from tfpfl.engines.local.grouping import relaxed
-from tfpfl.engines.rounds import Messages, federation_readers
-from tfpfl.engines.visit import evaluate
+from tfpfl.engines.graphs import relaxed
+from tfpfl.engines.rounds import Messages
+from tfpfl.engines.visit import evaluate, federation_readers
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
 from tfpfl.runs import statistics

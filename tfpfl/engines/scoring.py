@@ -1,0 +1,165 @@
+"""Scores of clients' models on held-out examples."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfpfl.algorithms.contract import Algorithm, ClientData
+from tfpfl.engines.graphs import any_number, check_threads, in_order, relaxed
+from tfpfl.engines.packed import (
+    Packed,
+    any_state_spec,
+    features_of_splits,
+    for_each,
+    groups,
+    one_each,
+    side_by_side,
+    stacked,
+)
+from tfpfl.engines.rounds import Messages, check_visits
+from tfpfl.engines.visit import (
+    GLOBAL,
+    Readers,
+    by_split,
+    client_state_spec,
+    evaluation_work,
+    federation_readers,
+    scores,
+)
+
+
+class FusedEvaluation:
+    """Scores models of one backbone: many clients' held-out examples in one pass.
+
+    Args:
+        theta_of: (message) -> that backbone's weights.
+        personal, globally: which models have it: the personal ones, the global one, or both.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, federation, readers: Readers, theta_of: Callable, *, personal=True, globally=False
+    ):
+        self._spec, self._bytes = client_state_spec(algorithm), algorithm.model.activation_bytes
+        self._sizes = sum(federation.num_examples(split) for split in readers.held_out)
+        self._personal = personal
+        features_of = features_of_splits(algorithm.model, federation, readers.held_out, algorithm.population.labels)
+
+        def heads(i, message, packed, visits) -> dict:
+            found = {}
+            if personal:
+                state, visit = packed.of(i, self._spec), tf.nest.map_structure(lambda leaf: leaf[i], visits)
+                x, y = readers.train(visit)
+                data = ClientData(x, y, visit.info, visit.key)
+                found[""] = algorithm.personal_model(message, state, data).head
+            if globally:
+                found[f"{GLOBAL}_"] = algorithm.global_model(message).head
+            return found
+
+        def score(message, packed, visits):
+            def one(i, message, packed, visits, held_out):
+                found = {}
+                for prefix, head in heads(i, message, packed, visits).items():
+                    found |= by_split({split: scores(head, *part.of(i)) for split, part in held_out.items()}, prefix)
+                return found
+
+            held_out = features_of(theta_of(message), visits.info.client_id)
+            arrays = for_each(one, tf.size(visits.info.client_id), message, packed, visits, held_out)
+            return stacked(arrays)
+
+        self._score = relaxed(score, None, Packed.type_of, any_number)
+
+    def __call__(self, message_for: Callable, states: list, visits: list):
+        """Yields every client's scores, in order."""
+        message = message_for(0)  # the global model is the same in everybody's
+        for group in groups([int(self._sizes[int(v.info.client_id)]) for v in visits], self._bytes):
+            packed = Packed.made([states[i] if self._personal else () for i in group])
+            yield from one_each(self._score(message, packed, side_by_side([visits[i] for i in group])), group)
+
+
+class EvaluationOneByOne:
+    """Scores any models, one client after the other on threads."""
+
+    def __init__(self, algorithm: Algorithm, readers: Readers, threads: int):
+        self._work = relaxed(evaluation_work(algorithm, readers), None, any_state_spec(algorithm), None)
+        self._threads = threads
+
+    def __call__(self, message_for: Callable, states: list, visits: list):
+        """Yields every client's scores, in order."""
+        return in_order(lambda i: self._work(message_for(i), states[i], visits[i]), range(len(visits)), self._threads)
+
+
+def shared_theta(algorithm: Algorithm) -> Callable | None:
+    """(message) -> theta, the backbone of all personal models; None where `algorithm.shares` has no backbone.
+
+    It is the theta of `personal_model` for a client of the population with its initial state and one example of zeros:
+    what is shared depends on the message only. A graph computes no more of that model than its theta needs.
+    """
+    if not algorithm.shares_backbone:
+        return None
+    model, population = algorithm.model, algorithm.population
+    info = population.info(population.client_ids[0], model.dtype)._replace(num_examples=np.int32(1))
+
+    def theta_of(message):
+        data = ClientData(
+            tf.zeros([1, *model.input_shape], model.dtype), tf.zeros([1], tf.int32), info, tf.zeros([2], tf.int32)
+        )
+        return algorithm.personal_model(message, algorithm.init_client(info), data).theta
+
+    return theta_of
+
+
+class Evaluation:
+    """Scores clients' personal models on held-out splits: `personal_model` with the newest message.
+
+    It scores the global model too, where the method has one. Models with the same backbone (`Algorithm.shares`; and the
+    global model, which is the same for all) are evaluated in one forward pass for many clients.
+
+    Args:
+        algorithm, federation, threads: as in `Simulation`.
+        splits: which parts of every client's data.
+        cohort: 'plain' or 'auto'.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation,
+        splits: Sequence[str] = ("validation", "test"),
+        *,
+        cohort: str = "auto",
+        threads: int | None = None,
+    ):
+        self._readers = federation_readers(algorithm, federation, splits)
+        self._arguments = algorithm, federation, cohort, check_threads(threads)
+        self._messages, self._parts = Messages(algorithm), None
+
+    def __call__(self, server, client_states: list, visits: list) -> list:
+        """Every client's scores, in the order given: a dict '{split}_{loss|correct|examples}' -> scalar.
+
+        With a global model also 'global_{split}_{...}'; `tfpfl.engines.visit.of_global` tells them apart.
+        """
+        check_visits(client_states, visits)
+        message_for = self._messages(server, visits)
+        if self._parts is None:
+            self._parts = self._make()
+        scores = [part(message_for, client_states, visits) for part in self._parts]
+        return [{k: v for some in all_of for k, v in some.items()} for all_of in zip(*scores, strict=True)]
+
+    def _make(self) -> list:
+        algorithm, federation, cohort, threads = self._arguments
+        if cohort == "plain":
+            return [EvaluationOneByOne(algorithm, self._readers, threads)]
+
+        def fused(theta_of, **models):
+            return FusedEvaluation(algorithm, federation, self._readers, theta_of, **models)
+
+        # One pass takes one message: where every client has its own, only the global model is the same in all of them.
+        theta_of = None if algorithm.message_per_client else shared_theta(algorithm)
+        if theta_of is not None:
+            return [fused(theta_of, globally=algorithm.global_model is not None)]
+        alone = algorithm._replace(global_model=None)
+        parts = [EvaluationOneByOne(alone, self._readers, threads)]
+        if algorithm.global_model is not None:
+            parts.append(fused(lambda message: algorithm.global_model(message).theta, personal=False, globally=True))
+        return parts
