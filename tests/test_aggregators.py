@@ -8,13 +8,15 @@ from helpers import small_runs
 from helpers.one_broken import build, only
 from helpers.toys import distance, identical, initial_states, on_disk, visits_by_id
 from tfpfl.algorithms.transforms import faults
+from tfpfl.algorithms.transforms.robust import median, trimmed_mean
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.data.population import Population, Sampling
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.tff.process import federate
 from tfpfl.models import tree
 from tfpfl.runs import aggregators
-from tfpfl.runs.aggregators import factory, median, privacy, trimmed_mean
+from tfpfl.runs.aggregators import factory
+from tfpfl.runs.privacy import privacy
 from tfpfl.runs.run import Run
 from tfpfl.studies.battery import CLASSES, EXAMPLES
 from tfpfl.studies.records import Record

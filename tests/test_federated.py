@@ -16,7 +16,8 @@ from tfpfl.algorithms import build_algorithm, fedavg, local, pflego
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.scoring import Evaluation
-from tfpfl.engines.tff.process import federate, federated_evaluation
+from tfpfl.engines.tff.evaluation import federated_evaluation
+from tfpfl.engines.tff.process import federate
 from tfpfl.models import SplitModel
 
 IDS = list(range(len(CLASSES)))

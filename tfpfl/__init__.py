@@ -29,7 +29,7 @@ _HOME = {
     "Training": "runs.training",
     "Visit": "engines.visit",
     "federate": "engines.tff.process",
-    "federated_evaluation": "engines.tff.process",
+    "federated_evaluation": "engines.tff.evaluation",
 }
 __all__ = list(_HOME)
 

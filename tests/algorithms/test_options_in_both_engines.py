@@ -47,7 +47,8 @@ def rounds(engine, algorithm):
 
 @pytest.mark.parametrize("name", slow_but(OPTIONS, "fedprox"))
 def test_both_engines_agree(tff, federation, name):
-    from tfpfl.engines.tff.process import federate, federated_evaluation
+    from tfpfl.engines.tff.evaluation import federated_evaluation
+    from tfpfl.engines.tff.process import federate
 
     algorithm = build_algorithm(
         name, SplitModel(backbone("float32")), federation.population(shared_slots=True), **OPTIONS[name]

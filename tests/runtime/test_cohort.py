@@ -10,6 +10,8 @@ from helpers.marks import slow_but
 from helpers.toys import arrays_of_states, backbone, distance, identical, on_disk, visits
 from tfpfl.algorithms import ALGORITHMS, build_algorithm, finetuned
 from tfpfl.algorithms.transforms import faults
+from tfpfl.algorithms.transforms.compression import compressed
+from tfpfl.algorithms.transforms.robust import median, trimmed_mean
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.data.population import Sampling
 from tfpfl.engines.local import grouping
@@ -17,7 +19,6 @@ from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.packed import Packed, groups, one_pass_of
 from tfpfl.engines.scoring import Evaluation, shared_theta
 from tfpfl.models import SplitModel, build
-from tfpfl.runs import aggregators
 from tfpfl.runs.cost import Counter
 from tfpfl.studies import battery
 
@@ -195,8 +196,8 @@ def test_fine_tuning_leaves_the_rest_shared(federation, base, part, shares):
 
 @pytest.mark.parametrize("wrap", [
     screened, partial(faults.broken_work, which=faults.drawn(huge=0.5)),
-    partial(faults.broken_data, which=faults.drawn(no_examples=0.5)), aggregators.compressed, aggregators.median,
-    aggregators.trimmed_mean,
+    partial(faults.broken_data, which=faults.drawn(no_examples=0.5)), compressed, median,
+    trimmed_mean,
 ])  # fmt: skip
 def test_who_changes_a_clients_work_is_not_fused(federation, wrap):
     """What the personal models have in common stays."""

@@ -30,13 +30,15 @@ from tfpfl.data.randomness import client_key
 from tfpfl.engines.engine import check_engine
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.rounds import check_fits
+from tfpfl.engines.tff.aggregators import OF_TFF
 from tfpfl.runs import protocols
-from tfpfl.runs.aggregators import OF_TFF, PRIVATE, Privacy, factory, privacy, require_accounting
+from tfpfl.runs.aggregators import PRIVATE, factory
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
 from tfpfl.runs.config import NETWORK, RunConfig, RunError, package_versions, read_config
 from tfpfl.runs.cost import Passes, count_passes, visit_flops
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import write_csv, write_whole
+from tfpfl.runs.privacy import Privacy, privacy, require_accounting
 from tfpfl.runs.recipe import Recipe, read_network
 from tfpfl.runs.store import ClientStore, OtherRun, StoreError
 from tfpfl.runs.training import DivergedError, Training

@@ -24,11 +24,11 @@ from tfpfl.engines.packed import initial_states, side_by_side
 from tfpfl.engines.ray.engine import RayEngine, check_recipe
 from tfpfl.engines.rounds import check_fits
 from tfpfl.engines.scoring import Evaluation
+from tfpfl.engines.tff.aggregators import Aggregated, WithState
 from tfpfl.engines.tff.worker import use_local_worker
 from tfpfl.engines.visit import GLOBAL, Visit, client_state_spec, of_global
 from tfpfl.models import tree
 from tfpfl.runs import protocols
-from tfpfl.runs.aggregators import Aggregated, WithState
 from tfpfl.runs.availability import Availability
 from tfpfl.runs.store import ClientStore
 

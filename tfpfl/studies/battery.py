@@ -216,7 +216,8 @@ class Subject:
 
 def both_engines_agree(subject):
     """TFF's federated computation and the local engine: states, metrics and scores after ten rounds."""
-    from tfpfl.engines.tff.process import federate, federated_evaluation
+    from tfpfl.engines.tff.evaluation import federated_evaluation
+    from tfpfl.engines.tff.process import federate
 
     algorithm, federation, trained = subject.algorithm, subject.federation, subject.trained
     other = Trained(algorithm, federate(algorithm, federation, held_out=["test"])).rounds(ROUNDS)

@@ -1,0 +1,68 @@
+"""Robust statistics of a cohort's updates instead of their mean: the median and the trimmed mean, coordinate by coordinate."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfpfl.algorithms.contract import Algorithm, kinds
+from tfpfl.algorithms.transforms.along import AlongWith
+from tfpfl.checks import InvalidArgument
+from tfpfl.models import tree
+
+
+def median(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with the coordinate-wise median of the cohort's updates instead of their weighted mean."""
+    return _with_statistic(algorithm, lambda rows: _trimmed(rows, 0.5))
+
+
+def trimmed_mean(algorithm: Algorithm, *, trim: float = 0.1) -> Algorithm:
+    """With the mean over the cohort, of every coordinate, without its `trim` smallest and largest part.
+
+    Raises:
+        ValueError: trim outside [0, 0.5).
+    """
+    if not 0 <= trim < 0.5:
+        raise InvalidArgument(f"trim lies in [0, 0.5), found {trim}")
+    return _with_statistic(algorithm, lambda rows: _trimmed(rows, trim))
+
+
+def _trimmed(rows, trim: float):
+    """[r, ...] -> [...]: the mean of what is left of every coordinate; 0.5 leaves one or two in the middle."""
+    number = tf.shape(rows)[0]
+    cut = tf.minimum(tf.cast(tf.floor(trim * tf.cast(number, tf.float64)), tf.int32), (number - 1) // 2)
+    return tf.reduce_mean(tf.sort(rows, axis=0)[cut : number - cut], axis=0)
+
+
+def _with_statistic(algorithm: Algorithm, statistic: Callable) -> Algorithm:
+    sent = kinds(algorithm)
+    if "rows" in sent:
+        raise InvalidArgument(
+            "a robust statistic is for updates that are added up; here the server sees every client's own"
+        )
+    weighed = AlongWith(algorithm.aggregate, "weight")
+    rows = "rows" if isinstance(algorithm.aggregate, str) else ("rows",) * len(sent)
+
+    def client_update(message, state, data):
+        output = algorithm.client_update(message, state, data)
+        return output._replace(update=weighed.put_on(output.update, output.weight))
+
+    def server_update(server, aggregated):
+        total = tf.reduce_sum(aggregated.weight.values)
+
+        def of(kind, part):
+            value = tf.nest.map_structure(statistic, part.values)
+            return tree.scale(total, value) if kind == "sum" else value
+
+        values = aggregated._make([*map(of, sent, aggregated[:-1]), total])
+        return algorithm.server_update(server, weighed.take_off(values))
+
+    def local_model(message, output):
+        return algorithm.local_model(message, output._replace(update=weighed.take_off(output.update)))
+
+    return algorithm._replace(
+        client_update=client_update,
+        server_update=server_update,
+        local_model=local_model,
+        aggregate=weighed.put_on(rows, "rows"),
+        one_pass=None,
+    )

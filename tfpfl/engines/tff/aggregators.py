@@ -1,0 +1,147 @@
+"""TFF's aggregators for the TFF engine: clipping, zeroing, compression, privacy."""
+
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from safetensors.numpy import load, save
+
+from tfpfl.algorithms.contract import kinds
+from tfpfl.algorithms.transforms.compression import QUANTIZED_ABOVE
+from tfpfl.engines.tff.worker import require_tff
+from tfpfl.models import tree
+
+
+def make_adder(algorithm, aggregator, contribution_type):
+    """(() -> the aggregator's state, (state, contributions) -> (new state, (their sums, the sum of their weights)))."""
+    tff = require_tff()
+    if aggregator is None:
+
+        def add(state, contribution):
+            sums = tff.federated_sum(contribution.sums), tff.federated_sum(contribution.weight)
+            return state, tff.federated_zip(sums)
+
+        return None, add
+
+    weighted = isinstance(aggregator, tff.aggregators.WeightedAggregationFactory)
+    averaged = [kind == "mean" for kind in kinds(algorithm) if kind != "rows"]
+    expected = algorithm.population.clients_per_round
+
+    @tff.tensorflow.computation(contribution_type.sums, contribution_type.weight)
+    def value(sums, weight):
+        def update(part):
+            return tf.nest.map_structure(lambda x: tf.math.divide_no_nan(x, tf.cast(weight, x.dtype)), part)
+
+        return tuple(update(part) if weighted or mean else part for part, mean in zip(sums, averaged, strict=True))
+
+    @tff.tensorflow.computation(value.type_signature.result, contribution_type.weight)
+    def as_sums(mean, weight):
+        weight = weight if weighted else tf.constant(expected, weight.dtype)
+        return tree.scale(weight, mean), weight
+
+    as_float = tff.tensorflow.computation(lambda weight: tf.cast(weight, tf.float32), contribution_type.weight)
+    more = (as_float.type_signature.result,) if weighted else ()
+    process = aggregator.create(value.type_signature.result, *more)
+
+    def add(state, contribution):
+        values = tff.federated_map(value, (contribution.sums, contribution.weight))
+        more = (tff.federated_map(as_float, contribution.weight),) if weighted else ()
+        output = process.next(state, values, *more)
+        return output.state, tff.federated_map(as_sums, (output.result, tff.federated_sum(contribution.weight)))
+
+    return process.initialize, add
+
+
+class Aggregated(NamedTuple):
+    """The server's state of a run whose aggregator has one."""
+
+    own: Any
+    aggregator: Any
+
+
+class WithState:
+    """A process whose server's state is an `Aggregated`, with the aggregator's part in bytes.
+
+    What it is made of only TFF knows; so a run can be read without.
+    """
+
+    def __init__(self, process):
+        self._process = process
+
+    @cached_property
+    def _first(self):
+        return self._process.initialize().aggregator
+
+    def next(self, server: Aggregated, *arguments):
+        """As that of the process."""
+        state = _from_bytes(server.aggregator, self._first) if len(server.aggregator) else self._first
+        output = self._process.next(Aggregated(server.own, state), *arguments)
+        return output._replace(server=Aggregated(output.server.own, _to_bytes(output.server.aggregator)))
+
+
+def _to_bytes(state):
+    """A structure's leaves as safetensors: uint8 [n]. A leaf may be text (TFF's private queries keep records so)."""
+    leaves = [np.asarray(leaf, order="C") for leaf in tf.nest.flatten(state)]
+    leaves = [np.frombuffer(leaf.item(), np.uint8) if leaf.dtype.kind in "SO" else leaf for leaf in leaves]
+    return np.frombuffer(save({str(i): leaf for i, leaf in enumerate(leaves)}), np.uint8)
+
+
+def _from_bytes(saved, like):
+    held, wanted = load(saved.tobytes()), tf.nest.flatten(like)
+    leaves = [
+        held[str(i)].tobytes() if np.asarray(leaf).dtype.kind in "SO" else held[str(i)] for i, leaf in enumerate(wanted)
+    ]
+    return tf.nest.pack_sequence_as(like, leaves)
+
+
+def clip(*, norm: float | None = None):
+    """Updates longer than `norm` are scaled down to it; without one, to the 0.8-quantile of the norms, estimated."""
+    tff = require_tff()
+    bound = norm or tff.aggregators.PrivateQuantileEstimationProcess.no_noise(
+        initial_estimate=1.0, target_quantile=0.8, learning_rate=0.2
+    )
+    return tff.aggregators.clipping_factory(bound, tff.aggregators.MeanFactory())
+
+
+def zero(*, norm: float | None = None):
+    """Updates with a number above `norm` count as 0; without one, above 2 m + 1, m the 0.98-quantile, estimated."""
+    tff = require_tff()
+    if norm is not None:
+        return tff.aggregators.zeroing_factory(norm, tff.aggregators.MeanFactory(), norm_order=np.inf)
+    return tff.learning.robust_aggregator(zeroing=True, clipping=False, weighted=True)
+
+
+def robust():
+    """TFF's `robust_aggregator`: adaptive zeroing, then adaptive clipping."""
+    return require_tff().learning.robust_aggregator(zeroing=True, clipping=True, weighted=True)
+
+
+def compress(*, bits: int = 8, threshold: int = QUANTIZED_ABOVE):
+    """Tensors of more than `threshold` numbers are sent in `bits` bits a number, uniformly quantized."""
+    tff = require_tff()
+    encoded = tff.aggregators.EncodedSumFactory.quantize_above_threshold(bits, threshold)
+    return tff.aggregators.MeanFactory(encoded)
+
+
+def dp(*, noise: float, clip: float, clients: float):
+    """Gaussian noise of standard deviation noise * clip on the sum of updates clipped to the L2 norm `clip`."""
+    tff = require_tff()
+    return tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(noise, clients, clip)
+
+
+def dp_adaptive(*, noise: float, clients: float, clip: float = 0.1):
+    """As dp, the norm following the median of the updates' (Andrew et al., 2021); `clip` is where it starts."""
+    tff = require_tff()
+    counts = max(0.05 * clients, noise)  # it must exceed noise / 2, which TFF's default for few clients does not
+    return tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
+        noise,
+        clients,
+        initial_l2_norm_clip=clip,
+        target_unclipped_quantile=0.5,
+        learning_rate=0.2,
+        clipped_count_stddev=counts,
+    )
+
+
+OF_TFF = {f.__name__: f for f in (clip, zero, robust, compress, dp, dp_adaptive)}

@@ -1,0 +1,167 @@
+"""The pieces that federated computations are made of: types, messages, rows, visits."""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfpfl.algorithms.contract import ClientData
+from tfpfl.checks import InvalidArgument
+from tfpfl.engines.tff.worker import require_tff
+from tfpfl.engines.visit import (
+    ARRAYS,
+    Readers,
+    client_result,
+    client_work,
+    federation_readers,
+    info_spec,
+    server_state_spec,
+    structure_of,
+    visit_spec,
+)
+
+
+class CollectedRows(NamedTuple):
+    """Updates side by side while they are collected."""
+
+    client_ids: Any
+    parts: tuple
+
+
+def work_of_one(algorithm, readers):
+    """(message, client state, visit) -> ClientResult"""
+    work = client_work(algorithm, readers)
+    return lambda message, state, visit: client_result(algorithm, work(message, state, visit), visit)
+
+
+def client_computation(work, message_type, state_type, visit_type, unpack=lambda message: message):
+    """What one of TFF's clients runs, as a computation."""
+    tff = require_tff()
+
+    @tff.tensorflow.computation(message_type, state_type, visit_type)
+    def run_client(message, state, visit):
+        return as_graph(lambda message, state, visit: work(unpack(message), state, visit))(message, state, visit)
+
+    return run_client
+
+
+def tff_type(spec):
+    """A TFF type from a structure of TensorSpec and DatasetSpec."""
+    tff = require_tff()
+
+    def leaf(s):
+        if isinstance(s, tf.data.DatasetSpec):
+            return tff.SequenceType(tff_type(s.element_spec))
+        return tff.TensorType(s.dtype.as_numpy_dtype, s.shape.as_list())
+
+    return tff.types.to_type(tf.nest.map_structure(leaf, spec))
+
+
+def as_graph(function):
+    """TFF does not convert Python control flow and neither do we; a tf.function gives its graph a scope of its own."""
+    return tf.function(function, autograph=False)
+
+
+def messenger(algorithm):
+    """(how the server's state becomes messages at the clients, the type that arrives, how to unpack it)."""
+    tff = require_tff()
+    server_spec = server_state_spec(algorithm)
+    server_type = tff_type(server_spec)
+    if not algorithm.message_per_client:
+        make = tff.tensorflow.computation(lambda server: as_graph(algorithm.message)(server), server_type)
+
+        def broadcast(server, visits):
+            return tff.federated_broadcast(tff.federated_map(make, server))
+
+        return broadcast, make.type_signature.result, lambda message: message
+
+    spec = structure_of(algorithm.message, server_spec, tf.TensorSpec([], tf.int32))
+    largest = int(algorithm.population.client_ids[-1]) + 1
+
+    @tff.tensorflow.computation(server_type, tff.TensorType(tf.int32.as_numpy_dtype))
+    def choose(server, client_id):
+        return tuple(tf.nest.flatten(as_graph(algorithm.message)(server, client_id)))
+
+    as_key = tff.tensorflow.computation(lambda i: tf.reshape(i, [1]), tff.TensorType(tf.int32.as_numpy_dtype))
+
+    def select(server, visits):
+        keys = tff.federated_map(as_key, visits.info.client_id)
+        return tff.federated_select(keys, tff.federated_value(largest, tff.SERVER), server, choose)
+
+    def unpack(messages):
+        return tf.nest.pack_sequence_as(spec, tf.nest.flatten(messages.get_single_element()))
+
+    return select, tff.SequenceType(choose.type_signature.result), unpack
+
+
+def collector(parts_type):
+    """(the type of the cohort's rows side by side, how to get there); with no rows, nothing is collected."""
+    tff = require_tff()
+    if not len(parts_type):
+        empty = tff.types.to_type(CollectedRows((), ()))
+        none = tff.tensorflow.computation(lambda: CollectedRows((), ()))
+        return empty, lambda client_ids, parts: tff.federated_eval(none, tff.SERVER)
+
+    value_type = tff.types.to_type(CollectedRows(tff.TensorType(tf.int32.as_numpy_dtype), parts_type))
+    value_spec = tff.types.type_to_tf_tensor_specs(value_type)
+    stacked_spec = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), value_spec)
+    stacked_type = tff_type(stacked_spec)
+
+    @tff.tensorflow.computation
+    def zero():
+        return tf.nest.map_structure(
+            lambda s: tf.compat.v1.placeholder_with_default(tf.zeros([0, *s.shape], s.dtype), [None, *s.shape]),
+            value_spec,
+        )
+
+    def stack(a, b):
+        return tf.nest.map_structure(lambda x, y: tf.concat([x, y], 0), a, b)
+
+    accumulate = tff.tensorflow.computation(
+        lambda rows, value: stack(rows, tf.nest.map_structure(lambda x: x[None], value)), (stacked_type, value_type)
+    )
+    merge = tff.tensorflow.computation(stack, (stacked_type, stacked_type))
+    report = tff.tensorflow.computation(lambda rows: rows, stacked_type)
+
+    def collect(client_ids, parts):
+        value = tff.federated_zip(CollectedRows(client_ids, parts))
+        return tff.federated_aggregate(value, zero(), accumulate, merge, report)
+
+    return stacked_type, collect
+
+
+def visit_type_and_readers(algorithm, data, held_out):
+    """(the type of a visit, how its examples are read)."""
+    dtype = algorithm.model.dtype
+    if hasattr(data, "reader"):
+        return tff_type(visit_spec(dtype)), federation_readers(algorithm, data, held_out)
+    if held_out:
+        raise InvalidArgument(
+            "held-out splits are read from a Federation; this process was built for the type of examples"
+        )
+    key = tf.TensorSpec([2], tf.int32)
+    if isinstance(data, tf.data.DatasetSpec):
+        return tff_type(ClientData(data, (), info_spec(dtype), key)), Readers(_read_dataset(algorithm.model), {})
+    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(s, tf.TensorSpec) for s in data):
+        return tff_type(ClientData(*data, info_spec(dtype), key)), ARRAYS
+    raise InvalidArgument(
+        "data must be a Federation, a pair of tf.TensorSpec for (x, y), or a tf.data.DatasetSpec; "
+        f"found {type(data).__name__}"
+    )
+
+
+def _read_dataset(model):
+    def read(visit):
+        dataset = visit.x
+        spec = dataset.element_spec
+        if isinstance(spec, dict):
+            if set(spec) != {"x", "y"}:
+                raise InvalidArgument(
+                    f"a client's dataset must have elements (x, y) or {{'x', 'y'}}; found the keys {sorted(spec)}"
+                )
+            dataset, spec = dataset.map(lambda e: (e["x"], e["y"])), (spec["x"], spec["y"])
+        if spec[0].shape.rank == len(model.input_shape) + 1:
+            dataset = dataset.unbatch()
+        x, y = dataset.batch(2**30).get_single_element()
+        return tf.cast(x, model.dtype), tf.cast(tf.reshape(y, [-1]), tf.int32)
+
+    return read

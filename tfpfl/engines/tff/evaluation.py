@@ -1,0 +1,29 @@
+"""Evaluation of clients' models as a federated computation."""
+
+from collections.abc import Sequence
+
+from tfpfl.algorithms.contract import Algorithm
+from tfpfl.engines.tff.computations import client_computation, messenger, tff_type, visit_type_and_readers
+from tfpfl.engines.tff.worker import require_tff, use_local_worker
+from tfpfl.engines.visit import client_state_spec, evaluation_work, server_state_spec
+
+
+def federated_evaluation(algorithm: Algorithm, federation, splits: Sequence[str] = ("validation", "test")):
+    """(server@SERVER, state@CLIENTS, visit@CLIENTS) -> scores@CLIENTS: `Evaluation` as a federated computation."""
+    tff = require_tff()
+    use_local_worker()
+    visit_type, readers = visit_type_and_readers(algorithm, federation, splits)
+    server_type, state_type = tff_type(server_state_spec(algorithm)), tff_type(client_state_spec(algorithm))
+    to_clients, message_type, unpack = messenger(algorithm)
+    work = evaluation_work(algorithm, readers)
+    run_client = client_computation(work, message_type, state_type, visit_type, unpack)
+
+    @tff.federated_computation(
+        tff.FederatedType(server_type, tff.SERVER),
+        tff.FederatedType(state_type, tff.CLIENTS),
+        tff.FederatedType(visit_type, tff.CLIENTS),
+    )
+    def evaluate(server, states, visits):
+        return tff.federated_map(run_client, (to_clients(server, visits), states, visits))
+
+    return evaluate
