@@ -12,8 +12,8 @@ from helpers import toys
 from tfpfl import Simulation, SplitModel, build_algorithm
 from tfpfl.checks import Unavailable
 from tfpfl.data import Federation, load_source
-from tfpfl.data.catalog import Source
 from tfpfl.data.federation import FederationError
+from tfpfl.data.source import Source
 from tfpfl.runs import training
 from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.federations import open_federation

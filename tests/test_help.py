@@ -14,7 +14,7 @@ from tfpfl.algorithms.transforms.screening import ON_BROKEN
 from tfpfl.cli import main
 from tfpfl.cli.options import hyperparameter_texts
 from tfpfl.data import PARTITIONERS, load_source
-from tfpfl.data.catalog import AUGMENT
+from tfpfl.data.omniglot import AUGMENT
 from tfpfl.engines.engine import ENGINES
 from tfpfl.engines.local.simulation import COHORTS
 from tfpfl.models.networks import NETWORKS

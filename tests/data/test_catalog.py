@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from helpers.marks import slow_but
-from tfpfl.data.catalog import AUGMENT, Source, _rotated, _rotations, client_arrays, list_datasets, load_source
+from tfpfl.data.catalog import list_datasets, load_source
+from tfpfl.data.client_arrays import client_arrays
+from tfpfl.data.omniglot import AUGMENT, _rotated, _rotations
+from tfpfl.data.source import Source
 from tfpfl.data.synthetic import blobs
 
 

@@ -23,10 +23,12 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, unknown
-from tfpfl.data.catalog import Source, client_arrays, load_source
+from tfpfl.data.catalog import load_source
+from tfpfl.data.client_arrays import client_arrays
 from tfpfl.data.partitioners import PARTITIONERS, Labels, check_seed
 from tfpfl.data.population import Population, Sampling
 from tfpfl.data.randomness import Stream, generator
+from tfpfl.data.source import Source
 
 FORMAT = 1
 SPLITS = ("train", "validation", "test")

@@ -78,7 +78,7 @@ def names_of_run(folder: str | Path) -> list[str]:
     Raises:
         ValueError: it is no run folder.
     """
-    from tfpfl.data.catalog import TFDS_IMAGES
+    from tfpfl.data.tfds import TFDS_IMAGES
 
     path = Path(folder) / "config.json"
     try:

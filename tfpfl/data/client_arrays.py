@@ -1,0 +1,67 @@
+"""Data that come per client, as arrays."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tfpfl.checks import InvalidArgument
+from tfpfl.data.source import as_examples, as_labels, check_same_length
+
+
+def client_arrays(clients: Any, test: Any = None) -> dict[Any, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """Data that come per client, as {id: {split: (x, y)}}; see `Federation.from_clients` for what may come.
+
+    A ClientData of TFF is told by its methods, so that TFF is imported by those who use it only.
+    """
+    if hasattr(clients, "client_ids") and hasattr(clients, "create_tf_dataset_for_client"):
+        absent = [] if test is None else sorted(set(clients.client_ids) - set(test.client_ids))
+        if absent:
+            raise InvalidArgument(f"{len(absent)} clients have no test data, the first is {absent[0]!r}")
+        found = {}
+        for client in clients.client_ids:
+            found[client] = {"train": _dataset_arrays(clients.create_tf_dataset_for_client(client), client)}
+            if test is not None:
+                found[client]["test"] = _dataset_arrays(test.create_tf_dataset_for_client(client), client)
+        return found
+    if test is not None:
+        raise InvalidArgument(
+            "test= goes with a ClientData; give arrays as {'train': (x, y), 'test': (x, y)} per client"
+        )
+    found = {}
+    for client, data in clients.items() if isinstance(clients, Mapping) else enumerate(clients):
+        parts = dict(data) if isinstance(data, Mapping) else {"train": data}
+        unknown = set(parts) - {"train", "validation", "test"}
+        if unknown or "train" not in parts:
+            raise InvalidArgument(f"client {client!r} has parts {sorted(parts)}: train, perhaps validation, test")
+        found[client] = {}
+        for split, pair in parts.items():
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise InvalidArgument(f"client {client!r}: {split} must be a pair (x, y), found {type(pair).__name__}")
+            what = f"client {client!r}: {split}"
+            x, y = np.asarray(pair[0]), np.asarray(pair[1])
+            if split == "train" and not len(x):
+                raise InvalidArgument(f"client {client!r} has no training examples")
+            found[client][split] = (as_examples(x, what), as_labels(y, what)) if len(x) else (x, y)
+            check_same_length(x, y, what)
+    return found
+
+
+def _dataset_arrays(dataset, client) -> tuple[np.ndarray, np.ndarray]:
+    """A client's tf.data.Dataset of (x, y), or of a dict of a label and one other feature."""
+    xs, ys = [], []
+    for element in dataset.as_numpy_iterator():
+        if isinstance(element, Mapping):
+            label = [k for k in ("label", "labels", "y") if k in element]
+            others = [k for k in element if k not in label]
+            if len(label) != 1 or len(others) != 1:
+                raise InvalidArgument(
+                    f"client {client!r} has features {sorted(element)}: a label and one other are needed; "
+                    "map the ClientData to pairs (x, y) with preprocess()"
+                )
+            element = element[others[0]], element[label[0]]
+        xs.append(element[0])
+        ys.append(element[1])
+    if not xs:
+        raise InvalidArgument(f"client {client!r} has no examples")
+    return as_examples(np.stack(xs), f"client {client!r}:"), as_labels(np.stack(ys), f"client {client!r}:")

@@ -1,0 +1,131 @@
+"""A source of examples: arrays that were checked once."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpfl.checks import InvalidArgument
+
+
+class Source(NamedTuple):
+    """Examples and global labels. Make one with `load_source` or `Source.from_arrays`, which check them."""
+
+    name: str
+    version: str
+    x_train: np.ndarray  # uint8 or float32 [N, ...]
+    y_train: np.ndarray  # int32 [N], in [0, C)
+    x_test: np.ndarray
+    y_test: np.ndarray
+    class_names: Sequence[str]  # [C]
+    scale: float = 1.0  # x as floats is raw * scale + shift
+    shift: float = 0.0
+    key_train: np.ndarray | None = None  # [N]: the natural owner of every example, for the partitioner `natural`
+    key_test: np.ndarray | None = None
+    group_train: np.ndarray | None = None  # int [N], >= 0: examples of one group stay together in a validation cut
+    options: Mapping[str, Any] = {}  # what else made this source, for the manifest
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x,
+        y,
+        x_test=None,
+        y_test=None,
+        *,
+        name: str = "arrays",
+        version: str = "",
+        class_names: Sequence[str] | None = None,
+        scale: float | None = None,
+        shift: float = 0.0,
+        key=None,
+        key_test=None,
+        options: Mapping[str, Any] | None = None,
+    ) -> "Source":
+        """A source of arrays in memory.
+
+        Args:
+            x, y: training examples [N, ...] and integer labels [N]. uint8 stays as it is; other numbers become float32.
+            x_test, y_test: the test set; by default every fourth example of each class is set aside for it.
+            name, version: for the manifest.
+            class_names: of all C classes; default the numbers 0..C-1 up to the largest label.
+            scale, shift: x as floats is raw * scale + shift; scale defaults to 1/255 for uint8 and to 1 otherwise.
+            key, key_test: the natural owner of every example, if there is one.
+            options: what else to write into the manifest.
+
+        Raises:
+            ValueError: nothing there, x and y of different length, not numbers, not finite, or labels that are not
+                integers in [0, C).
+        """
+        x, y = as_examples(x, "training"), as_labels(y, "training")
+        check_same_length(x, y, "training")
+        if not len(x):
+            raise InvalidArgument("there are no training examples")
+        if (x_test is None) != (y_test is None):
+            raise InvalidArgument("x_test and y_test come together: one of them is missing")
+        key = None if key is None else np.asarray(key)
+        if key is not None and len(key) != len(x):
+            raise InvalidArgument(f"key must have one entry per training example: {len(key)} for {len(x)}")
+        if x_test is None:
+            test = every_nth(y, 4)
+            x, y, x_test, y_test = x[~test], y[~test], x[test], y[test]
+            if key is not None:
+                key, key_test = key[~test], key[test]
+        x_test, y_test = as_examples(x_test, "test"), as_labels(y_test, "test")
+        check_same_length(x_test, y_test, "test")
+        if x.shape[1:] != x_test.shape[1:] or (len(x_test) and x.dtype != x_test.dtype):
+            raise InvalidArgument(
+                f"training and test examples must be alike: {x.dtype} {x.shape[1:]}, {x_test.dtype} {x_test.shape[1:]}"
+            )
+        key_test = None if key_test is None else np.asarray(key_test)
+        if (key is None) != (key_test is None) or (key_test is not None and len(key_test) != len(x_test)):
+            raise InvalidArgument("key and key_test come together, one entry per example")
+        top = int(max(y.max(initial=-1), y_test.max(initial=-1)))
+        class_names = [str(c) for c in (range(top + 1) if class_names is None else class_names)]
+        if top >= len(class_names):
+            raise InvalidArgument(f"labels go up to {top}, but there are only {len(class_names)} class names")
+        scale = (1 / 255 if x.dtype == np.uint8 else 1.0) if scale is None else float(scale)
+        if not (np.isfinite(scale) and np.isfinite(shift)):
+            raise InvalidArgument(f"scale and shift must be finite, found {scale} and {shift}")
+        return cls(name, version, x, y, x_test.astype(x.dtype), y_test, class_names, scale, float(shift), key, key_test,
+                   None, dict(options or {}))  # fmt: skip
+
+
+def as_examples(x, what: str) -> np.ndarray:
+    x = np.asarray(x)
+    if x.ndim < 1 or x.dtype.kind not in "biuf":
+        raise InvalidArgument(
+            f"{what} examples must be an array of numbers [N, ...], found {x.dtype} of shape {x.shape}"
+        )
+    if x.ndim == 1:
+        x = x[:, None]  # one feature
+    if x.dtype == np.uint8:
+        return x
+    bad = ~np.isfinite(x).reshape(len(x), -1).all(1) if len(x) else np.zeros(0, bool)
+    if bad.any():
+        raise InvalidArgument(f"{what} examples must be finite: {bad.sum()} are not, first number {int(bad.argmax())}")
+    return x.astype(np.float32)
+
+
+def as_labels(y, what: str) -> np.ndarray:
+    y = np.asarray(y)
+    if y.ndim != 1:
+        raise InvalidArgument(f"{what} labels must be a vector of class ids, found shape {y.shape}")
+    if y.dtype.kind not in "iu" and len(y):
+        raise InvalidArgument(f"{what} labels must be integers, found {y.dtype}")
+    if len(y) and (y.min() < 0 or y.max() > np.iinfo(np.int32).max):
+        raise InvalidArgument(f"{what} labels must be class ids >= 0, found {y.min()}..{y.max()}")
+    return y.astype(np.int32)
+
+
+def check_same_length(x, y, what: str) -> None:
+    if len(x) != len(y):
+        raise InvalidArgument(f"{what} examples and labels differ in number: {len(x)} and {len(y)}")
+
+
+def every_nth(y: np.ndarray, n: int) -> np.ndarray:
+    """bool [N]: every n-th example of each class, in the order they come. Stratified, and without a random number."""
+    chosen = np.zeros(len(y), bool)
+    for c in np.unique(y):
+        chosen[np.flatnonzero(y == c)[n - 1 :: n]] = True
+    return chosen

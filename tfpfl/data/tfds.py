@@ -1,0 +1,87 @@
+"""Image data sets of TensorFlow Datasets, read from prepared files."""
+
+import difflib
+import os
+from pathlib import Path
+
+import numpy as np
+
+from tfpfl.checks import InvalidArgument
+from tfpfl.data.source import Source
+
+# What `list_datasets` shows; any other image classification data set of TFDS works by its name too.
+TFDS_IMAGES = {
+    "mnist": ((28, 28, 1), 10),
+    "fashion_mnist": ((28, 28, 1), 10),
+    "kmnist": ((28, 28, 1), 10),
+    "emnist/byclass": ((28, 28, 1), 62),
+    "emnist/balanced": ((28, 28, 1), 47),
+    "cifar10": ((32, 32, 3), 10),
+    "cifar100": ((32, 32, 3), 100),
+    "svhn_cropped": ((32, 32, 3), 10),
+    "omniglot": ((28, 28, 1), 1623),
+}
+
+
+def data_folder(data_dir) -> Path:
+    return Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+
+
+def prepared_folder(name: str, data_dir: Path) -> Path | None:
+    """The folder of the newest version of a prepared TFDS data set."""
+    versions = [p.parent for p in (data_dir / name).glob("*/dataset_info.json")]
+    numbers = {p: [int(n) for n in p.name.split(".")] for p in versions if p.name.replace(".", "").isdigit()}
+    return max(numbers, key=numbers.get, default=None)
+
+
+def tfds_folder(name: str, data_dir, allow_download: bool) -> Path:
+    if not name or not all(part.isidentifier() for part in name.replace("-", "_").split("/")):
+        raise InvalidArgument(f"{name!r} is not the name of a data set")
+    where = data_folder(data_dir)
+    folder = prepared_folder(name, where)
+    if folder:
+        return folder
+    if name not in TFDS_IMAGES:
+        import tensorflow_datasets as tfds
+
+        known = tfds.list_builders(with_community_datasets=False)
+        if name.split("/")[0] not in known:
+            near = difflib.get_close_matches(name, ["digits", "synthetic", *TFDS_IMAGES, *known], cutoff=0.5)
+            raise InvalidArgument(f"unknown data set {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+    if not allow_download:
+        raise FileNotFoundError(
+            f"data set {name!r} is not in {where}. Set TFDS_DATA_DIR or data_dir to where it is, or allow the "
+            "download: load_source(..., allow_download=True), on the command line --allow-download"
+        )
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder(name, data_dir=where)
+    builder.download_and_prepare()
+    return Path(builder.data_dir)
+
+
+def tfds_builder(folder: Path):
+    """From the folder alone: `tfds.builder(name)` would ask the network for news of the data set first."""
+    import tensorflow_datasets as tfds
+
+    return tfds.builder_from_directory(folder)
+
+
+def load_tfds_images(name: str, folder: Path) -> Source:
+    builder = tfds_builder(folder)
+    features, splits = builder.info.features, builder.info.splits
+    if "image" not in features or "label" not in features or not hasattr(features["label"], "names"):
+        raise InvalidArgument(f"{name} is not image classification: its features are {sorted(features)}")
+    if None in features["image"].shape or features["image"].dtype != np.uint8:
+        raise InvalidArgument(f"the images of {name} are {features['image'].dtype} of shape {features['image'].shape}; "
+                         "uint8 images of one size are needed")  # fmt: skip
+    test = "test" if "test" in splits else "validation"
+    if "train" not in splits or test not in splits:
+        raise InvalidArgument(f"{name} has no train and test split: its splits are {sorted(splits)}")
+    arrays = []
+    for split in ("train", test):
+        data = builder.as_dataset(split, batch_size=-1)
+        arrays += [np.asarray(data["image"]), np.asarray(data["label"])]
+    return Source.from_arrays(
+        *arrays, name=name, version=str(builder.info.version), class_names=features["label"].names
+    )
