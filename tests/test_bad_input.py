@@ -12,7 +12,7 @@ from helpers import toys
 from tfpfl import Simulation, SplitModel, build_algorithm
 from tfpfl.checks import Unavailable
 from tfpfl.data import Federation, load_source
-from tfpfl.data.federation import FederationError
+from tfpfl.data.manifest import FederationError
 from tfpfl.data.source import Source
 from tfpfl.runs import training
 from tfpfl.runs.config import RunConfig, RunError

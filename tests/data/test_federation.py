@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfpfl.data import Federation, FederationError, Partition, Source, blobs, load_source
-from tfpfl.data.federation import SPLITS
+from tfpfl.data.manifest import SPLITS
 from tfpfl.data.population import Sampling
 from tfpfl.engines.tff.worker import use_local_worker
 

@@ -25,7 +25,7 @@ from helpers import toys
 from tfpfl import SplitModel, Training, build_algorithm
 from tfpfl.checks import Unavailable
 from tfpfl.cli import main
-from tfpfl.data.federation import FILES, FederationError
+from tfpfl.data.manifest import FILES, FederationError
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.machines import Machines, MachinesError
 from tfpfl.engines.ray.engine import RayEngine, Tasks, connect, federation_on_node, shards

@@ -14,8 +14,6 @@ more than training on them.
 import hashlib
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,18 +23,12 @@ import numpy as np
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.data.catalog import load_source
 from tfpfl.data.client_arrays import client_arrays
+from tfpfl.data.manifest import FILES, FORMAT, SPLITS, FederationError, manifest_hash, plain_values
 from tfpfl.data.partitioners import PARTITIONERS, Labels, check_seed
 from tfpfl.data.population import Population, Sampling
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.data.source import Source
-
-FORMAT = 1
-SPLITS = ("train", "validation", "test")
-FILES = ("x.raw", "labels.raw", "labels_local.raw", "index.raw")
-
-
-class FederationError(InvalidArgument):
-    """The folder is not a federation, or one that is incomplete, changed, or made by a newer version."""
+from tfpfl.data.writing import absent, cut_validation, describe_source, write_federation
 
 
 class Federation:
@@ -105,7 +97,7 @@ class Federation:
             ValueError: the request cannot be met, or a client would keep fewer than 2 training examples.
             FederationError: `out` exists already.
         """
-        out = _absent(out)
+        out = absent(out)
         if isinstance(source, str):
             source = load_source(source, seed=seed)
         if isinstance(partitioner, str):
@@ -124,13 +116,13 @@ class Federation:
             group = np.concatenate([source.group_train, -1 - np.arange(len(source.y_test))])
         y = np.concatenate([source.y_train, source.y_test])
         names = part.names or [str(i) for i in range(len(rows))]
-        _cut_validation(rows, y, group, validation, seed, names)
-        manifest = _describe_source(source) | {
-            "partitioner": {"name": name, "arguments": _plain(defaults | partition_args)},
+        cut_validation(rows, y, group, validation, seed, names)
+        manifest = describe_source(source) | {
+            "partitioner": {"name": name, "arguments": plain_values(defaults | partition_args)},
             "seed": int(seed),
             "validation": float(validation),
         }
-        return _write(out, (source.x_train, source.x_test), y, rows, manifest, part.names)
+        return cls.load(write_federation(out, (source.x_train, source.x_test), y, rows, manifest, part.names), verify=False)
 
     @classmethod
     def from_clients(
@@ -176,7 +168,7 @@ class Federation:
             >>> federation.classes(1).tolist(), federation.client_names
             ([1, 2], ['ann', 'bob'])
         """
-        out = _absent(out)
+        out = absent(out)
         check_seed(seed)
         data = client_arrays(clients, test)
         if not data:
@@ -218,13 +210,13 @@ class Federation:
                 mixed = generator(seed, Stream.CLIENT_TEST, i).permutation(row[0])
                 cut = int(test_fraction * len(mixed) + 1e-9)
                 row[2], row[0] = mixed[:cut], np.sort(mixed[cut:])
-        _cut_validation(rows, source.y_train, None, validation, seed, names, ["validation" in p for p in data.values()])
-        manifest = _describe_source(source) | {
+        cut_validation(rows, source.y_train, None, validation, seed, names, ["validation" in p for p in data.values()])
+        manifest = describe_source(source) | {
             "partitioner": {"name": "from_clients", "arguments": {"test_fraction": float(test_fraction)}},
             "seed": int(seed),
             "validation": float(validation),
         }
-        return _write(out, (source.x_train, source.x_test), source.y_train, rows, manifest, names)
+        return cls.load(write_federation(out, (source.x_train, source.x_test), source.y_train, rows, manifest, names), verify=False)
 
     @classmethod
     def load(cls, path: str | os.PathLike, verify: bool = True) -> "Federation":
@@ -252,7 +244,7 @@ class Federation:
                 "update tfpfl, or build the federation again"
             )
         try:
-            found = _hash(manifest)
+            found = manifest_hash(manifest)
         except ValueError as error:  # Python reads Infinity and NaN, which are not JSON
             raise FederationError(f"{path}/manifest.json was changed: {error}") from error
         if found != manifest["hash"]:
@@ -491,190 +483,3 @@ def _label_space(labels: str) -> str:
 def _range(values: np.ndarray) -> str:
     low, high = values.min(), values.max()
     return str(low) if low == high else f"{low} to {high}"
-
-
-def _absent(out: str | os.PathLike) -> Path:
-    out = Path(os.path.abspath(out))
-    if out.exists():
-        raise FederationError(f"{out} exists already: Federation.load opens it; build into another folder")
-    return out
-
-
-def _plain(value: Any) -> Any:
-    """Arguments as JSON holds them, so that a manifest read back equals the one written."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | range | np.ndarray):
-        return [_plain(v) for v in value]
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _hash(manifest: dict) -> str:
-    content = {k: v for k, v in manifest.items() if k != "hash"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _describe_source(source: Source) -> dict:
-    return {
-        "source": {"name": source.name, "version": source.version, "options": _plain(source.options)},
-        "preprocessing": {"scale": float(source.scale), "shift": float(source.shift)},
-        "class_names": list(source.class_names),
-        "example_shape": list(source.x_train.shape[1:]),
-        "dtype": source.x_train.dtype.name,
-    }
-
-
-def _cut_validation(rows, y, group, fraction, seed, names, given=None) -> None:
-    """Moves floor(fraction * N_i) of every client's training examples to its validation part, spread over its classes.
-
-    The examples are shuffled, sorted by class and taken at even distances from a random start, so that each class gives
-    its share to within one example. Examples of one group, such as the rotations of one drawing, stay together.
-    """
-    if not 0 <= fraction < 1:
-        raise InvalidArgument(f"validation must lie in [0, 1), found {fraction}")
-    for i, row in enumerate(rows):
-        train = row[0]
-        if not (given and given[i]) and fraction:
-            rng = generator(seed, Stream.VALIDATION, i)
-            unit = train if group is None else np.unique(group[train])
-            count = int(fraction * len(unit) + 1e-9)
-            if count:
-                of_unit = y[unit] if group is None else y[train][np.unique(group[train], return_index=True)[1]]
-                mixed = rng.permutation(len(unit))
-                ordered = mixed[np.argsort(of_unit[mixed], kind="stable")]
-                taken = ordered[((np.arange(count) + rng.random()) * len(unit) / count).astype(np.int64)]
-                out = np.isin(train if group is None else group[train], unit[taken])
-                row[0], row[1] = train[~out], train[out]
-        if len(row[0]) < 2:
-            raise InvalidArgument(
-                f"client {names[i]} has {len(row[0])} training examples left of {len(row[0]) + len(row[1])}, with "
-                f"{len(row[1])} set aside for validation and {len(row[2])} for test; every client needs at least 2: "
-                "take fewer clients, or fill or leave out this one"
-            )
-
-
-def _write(out: Path, pools, y, rows, manifest: dict, names) -> Federation:
-    """Writes the folder beside its place, makes it durable, and moves it there in one step.
-
-    Args:
-        out: the folder.
-        pools: arrays of examples, indexed as if concatenated.
-        y: int [N], the global class of every pooled example.
-        rows: per client (train, validation, test) indices into the pool.
-        manifest: what is known about the source and the split.
-        names: of the clients, or None.
-    """
-    num_labels = len(manifest["class_names"])
-    if y.min() < 0 or y.max() >= num_labels:
-        raise InvalidArgument(f"labels must be class ids 0..{num_labels - 1}, found {y.min()}..{y.max()}")
-    counts = np.array([[len(part) for part in row] for row in rows], np.int64)
-    order = np.concatenate([part for row in rows for part in row]).astype(np.int64)
-    client_of = np.repeat(np.arange(len(rows)), counts.sum(1))
-    is_test = np.repeat(np.tile([False, False, True], len(rows)), counts.ravel())
-    _check_order(order, is_test, len(y))
-
-    # K_i is the size of the union of the parts' classes; a local label is the rank of its class in that union.
-    labels = y[order].astype(np.int64)
-    pairs, place = np.unique(client_of * num_labels + labels, return_inverse=True)
-    num_classes = np.bincount(pairs // num_labels, minlength=len(rows))
-    first = np.cumsum(num_classes) - num_classes
-    local = place.reshape(-1) - first[client_of]
-    start = np.cumsum(counts.sum(1)) - counts.sum(1)
-    index = np.column_stack([start, counts, num_classes])
-    classes = [part.tolist() for part in np.split(pairs % num_labels, first[1:])]
-
-    contents = {
-        "x.raw": _examples(pools, order, client_of),
-        "labels.raw": [labels.astype("<i4")],
-        "labels_local.raw": [local.astype("<i4")],
-        "index.raw": [index.astype("<i8")],
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.partial")
-    partial.mkdir()
-    try:
-        files = {name: _write_blocks(partial / name, blocks) for name, blocks in contents.items()}
-        client_rows = {split: counts[:, i].tolist() for i, split in enumerate(SPLITS)} | {"classes": classes}
-        if names:
-            client_rows["names"] = list(names)
-        manifest = {"format": FORMAT} | manifest
-        manifest |= {"num_examples": len(order), "clients": client_rows, "files": files}
-        manifest["hash"] = _hash(manifest)
-        with open(partial / "manifest.json", "w", encoding="utf-8") as file:
-            json.dump(manifest, file, ensure_ascii=True, allow_nan=False)
-            _sync(file)
-        _sync_folder(partial)
-        try:
-            os.rename(partial, out)  # fails where another process has filled `out` meanwhile
-        except OSError as error:
-            raise FederationError(f"cannot move the finished federation to {out}: {error}") from None
-        _sync_folder(out.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    return Federation.load(out, verify=False)
-
-
-def _check_order(order, is_test, num_examples: int) -> None:
-    """Every example that a partition gives out exists, is trained on once at most, and is not tested on as well.
-
-    Args:
-        order: int [n], the examples given out.
-        is_test: bool [n], whether for test.
-        num_examples: in the pool.
-    """
-    if not len(order) or order.min() < 0 or order.max() >= num_examples:
-        raise InvalidArgument(f"the partition names examples outside 0..{num_examples - 1}")
-    trained, tested = np.zeros((2, num_examples), np.int64)
-    np.add.at(trained, order[~is_test], 1)
-    np.add.at(tested, order[is_test], 1)
-    if (trained > 1).any():
-        bad = int(np.argmax(trained > 1))
-        raise InvalidArgument(f"the partition gives example {bad} out for training {trained[bad]} times, not once")
-    if (trained & (tested > 0)).any():
-        bad = int(np.argmax(trained & (tested > 0)))
-        raise InvalidArgument(f"the partition gives example {bad} out for training and for test")
-
-
-def _examples(pools, order, client_of):
-    """The examples `order` of two pools, which are indexed as if concatenated, in blocks of about 16 MB."""
-    edge, chunk = len(pools[0]), max(1, 2**24 // max(pools[0][:1].nbytes, 1))
-    for begin in range(0, len(order), chunk):
-        part = order[begin : begin + chunk]
-        block = np.empty((len(part), *pools[0].shape[1:]), pools[0].dtype)
-        inside = part < edge
-        block[inside] = pools[0][part[inside]]
-        block[~inside] = pools[1][part[~inside] - edge]
-        if block.dtype.kind == "f" and not np.isfinite(block).all():  # a Source made by hand was never checked
-            bad = np.flatnonzero(~np.isfinite(block).reshape(len(part), -1).all(1))
-            raise InvalidArgument(
-                f"examples must be finite: {len(bad)} are not, the first is of client {client_of[begin + bad[0]]}"
-            )
-        yield block
-
-
-def _write_blocks(path: Path, blocks) -> dict:
-    """Writes the arrays one after the other and makes the file durable: its {'bytes', 'sha256'} for the manifest."""
-    digest, size = hashlib.sha256(), 0
-    with open(path, "wb") as file:
-        for block in blocks:
-            data = memoryview(np.ascontiguousarray(block)).cast("B")
-            file.write(data)
-            digest.update(data)
-            size += data.nbytes
-        _sync(file)
-    return {"bytes": size, "sha256": digest.hexdigest()}
-
-
-def _sync(file) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

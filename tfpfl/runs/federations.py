@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation, load_source
-from tfpfl.data.federation import FederationError
+from tfpfl.data.manifest import FederationError
 from tfpfl.runs.config import RunConfig, RunError
 
 

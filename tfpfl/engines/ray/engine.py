@@ -26,7 +26,8 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.checks import InvalidArgument, Unavailable
-from tfpfl.data.federation import FILES, Federation, FederationError
+from tfpfl.data.federation import Federation
+from tfpfl.data.manifest import FILES, FederationError
 from tfpfl.engines.graphs import default_threads
 from tfpfl.engines.local.simulation import clients_of
 from tfpfl.engines.machines import Machines, MachinesError

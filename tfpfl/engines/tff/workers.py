@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.checks import InvalidArgument
-from tfpfl.data.federation import FILES
+from tfpfl.data.manifest import FILES
 from tfpfl.engines import aggregation
 from tfpfl.engines.machines import Machines, MachinesError
 from tfpfl.engines.packed import side_by_side
