@@ -13,6 +13,7 @@ from tfpfl.algorithms import ALGORITHMS
 from tfpfl.runs import statistics
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, LOCAL_COPY
 from tfpfl.studies import plots
+from tfpfl.studies.plots.style import PALETTE
 from tfpfl.studies.run_groups import clients, paired, series
 
 
@@ -241,11 +242,11 @@ def lab(rgb):
 
 @pytest.mark.parametrize("sight", [np.eye(3), NO_RED, NO_GREEN], ids=["usual", "no red", "no green"])
 def test_colours_differ_for_every_sight_and_stand_out_from_white(sight):
-    seen = [lab(np.asarray(sight) @ linear(color)) for color in plots.PALETTE]
+    seen = [lab(np.asarray(sight) @ linear(color)) for color in PALETTE]
     for i, a in enumerate(seen):
         for j in range(i):
-            assert np.linalg.norm(a - seen[j]) > 30, (plots.PALETTE[i], plots.PALETTE[j])
-    for color in plots.PALETTE:
+            assert np.linalg.norm(a - seen[j]) > 30, (PALETTE[i], PALETTE[j])
+    for color in PALETTE:
         luminance = np.array([0.2126, 0.7152, 0.0722]) @ linear(color)
         assert 1.05 / (luminance + 0.05) >= 3, color  # what WCAG asks of graphical objects
 

@@ -12,7 +12,8 @@ from tfpfl.algorithms import algorithm_row
 from tfpfl.data.partitioners import GROUP_PRESETS
 from tfpfl.runs import statistics
 from tfpfl.runs.protocols import protocol
-from tfpfl.studies.plots import STYLE, TICKS, style
+from tfpfl.studies.plots import style
+from tfpfl.studies.plots.style import STYLE, TICKS
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import clients
 

@@ -22,7 +22,7 @@ from tfpfl.models.losses import client_loss
 from tfpfl.runs import statistics
 from tfpfl.runs.run import Run
 from tfpfl.studies.new_clients import fine_tuning
-from tfpfl.studies.plots import PALETTE, STYLE, TICKS
+from tfpfl.studies.plots.style import PALETTE, STYLE, TICKS
 
 STEPS = 6
 # The paper does not say. mu is that of the authors' examples for PGFed. The rate: on the training examples of five

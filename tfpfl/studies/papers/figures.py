@@ -11,7 +11,8 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.runs import statistics
 from tfpfl.runs.protocols import protocol
 from tfpfl.studies.papers.experiments import Experiment
-from tfpfl.studies.plots import LINES, PALETTE, STYLE, style
+from tfpfl.studies.plots import style
+from tfpfl.studies.plots.style import LINES, PALETTE, STYLE
 from tfpfl.studies.records import Record
 
 WIDTH = 2.6  # inches a panel

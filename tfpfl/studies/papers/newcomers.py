@@ -13,7 +13,8 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.runs import statistics
 from tfpfl.runs.run import Run
 from tfpfl.studies.new_clients import CannotAdapt, adapt_new_clients
-from tfpfl.studies.plots import STYLE, TICKS, style
+from tfpfl.studies.plots import style
+from tfpfl.studies.plots.style import STYLE, TICKS
 
 EPOCHS = {"smoke": 2, "laptop": 20, "full": 20}
 ETA, BATCH_SIZE = 0.005, 10  # of the authors' examples, the same for all

@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tfpfl.data.partitioners import Labels, round_robin
-from tfpfl.studies.plots import PALETTE, STYLE
+from tfpfl.studies.plots.style import PALETTE, STYLE
 
 EXAMPLES, CLIENTS = 7, 3
 _NUMBER = "examples of client {}"

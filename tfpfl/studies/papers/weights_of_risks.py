@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from tfpfl.checks import InvalidArgument
-from tfpfl.studies.plots import PALETTE, STYLE, TICKS
+from tfpfl.studies.plots.style import PALETTE, STYLE, TICKS
 from tfpfl.studies.records import Record
 
 # The axis that the mean is over: column j is how all others weigh client j, row i how client i weighs the others.

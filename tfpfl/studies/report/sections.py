@@ -6,6 +6,7 @@ from tfpfl.runs import statistics
 from tfpfl.runs.command import command
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, PROTOCOLS
 from tfpfl.studies import plots
+from tfpfl.studies.plots.clients import WORST
 from tfpfl.studies.report.blocks import Commands, Folded, Note, Pictures, Table
 from tfpfl.studies.run_groups import Series, clients, measured, paired
 from tfpfl.studies.tables import bytes_text, percent
@@ -137,7 +138,7 @@ def _fairness(rows, against) -> Table:
     head += [f"worse than {s.label}" for s in against]
     table = []
     for s in rows:
-        worst = [lambda v, f=fraction: statistics.worst(v, f) for fraction, _ in plots.WORST.values()]
+        worst = [lambda v, f=fraction: statistics.worst(v, f) for fraction, _ in WORST.values()]
         cells = [percent(measured(s.records, of)[0]) for of in (statistics.mean_over_clients, statistics.std)]
         cells += [_over_seeds([of(clients(r)) for r in s.records]) for of in worst]
         cells += [

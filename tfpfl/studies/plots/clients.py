@@ -1,0 +1,202 @@
+"""Plots over clients: distribution, fairness, and gains over a baseline."""
+
+import textwrap
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.runs import statistics
+from tfpfl.runs.protocols import EV_ALL, Protocol
+from tfpfl.studies.plots.style import (
+    GLYPHS,
+    MARKERS,
+    STYLE,
+    TICKS,
+    bar,
+    fill,
+    in_style,
+    literal,
+    make_figure,
+    put_legend,
+    put_rows,
+    put_title,
+    style,
+    words,
+)
+from tfpfl.studies.records import Record
+from tfpfl.studies.run_groups import clients, measured, paired, series
+
+
+@in_style
+def distribution(
+    records: Sequence[Record], protocol: Protocol = EV_ALL, kind: str = "box", *, caption: bool = True
+) -> Figure:
+    """The accuracies of the single clients.
+
+    Args:
+        records: of `Record.read`.
+        protocol: how they were measured.
+        kind: 'box': a row for every algorithm, a dot for every client and seed, a box over the middle half, a line at
+            the median; 'ecdf': the share of the clients that have at most so much, for many clients.
+        caption: write the protocol under the title.
+
+    Raises:
+        ValueError: an unknown kind, or no client was scored.
+    """
+    if kind not in ("box", "ecdf"):
+        raise InvalidArgument(unknown("kind of picture", kind, ("box", "ecdf")))
+    rows = [(s, 100 * np.concatenate([clients(r, protocol) for r in s.records])) for s in series(records)]
+    _check_scored(rows, protocol)
+    figure, axes = make_figure(height=1.5 + 0.36 * len(rows) if kind == "box" else None)
+    for i, (s, values) in enumerate(rows):
+        if not len(values):
+            continue
+        look = style(s.algorithm, s.variant)
+        if kind == "ecdf":
+            axes.ecdf(values, label=s.label, color=look.color, linestyle=look.linestyle)
+            continue
+        low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
+        # A fixed spread of the dots: the multiples of the golden ratio are as even as points can be.
+        spread = (np.arange(len(values)) * 0.618034) % 1 - 0.5
+        alpha = float(np.clip(30 / len(values), 0.15, 0.6))
+        axes.scatter(values, i + 0.62 * spread, s=9, color=look.color, alpha=alpha, linewidth=0, zorder=2)
+        axes.barh(i, high - low, left=low, height=0.62, facecolor="none", edgecolor=look.color, linewidth=1.1)
+        axes.vlines(median, i - 0.31, i + 0.31, color=look.color, linewidth=2.4, zorder=3)
+    if kind == "ecdf":
+        axes.set(xlabel="accuracy of a client (%)", ylabel="share of the clients with at most so much")
+        put_legend(figure, axes)
+    else:
+        put_rows(axes, [s.label for s, _ in rows])
+        axes.set(xlabel="accuracy (%): a dot for every client" + (" and seed" if len(records) > len(rows) else ""))
+    put_title(axes, "Accuracy of single clients", words(protocol) if caption else "")
+    return figure
+
+
+WORST = {"5 %": (0.05, "^"), "10 %": (0.1, "o"), "25 %": (0.25, "s")}
+
+
+@in_style
+def fairness(
+    records: Sequence[Record], baselines: Sequence[Record] = (), protocol: Protocol = EV_ALL, *, caption: bool = True
+) -> Figure:
+    """How evenly accuracy is spread over the clients.
+
+    Panels: the deciles; the mean of the worst 5, 10 and 25 % of the clients; Jain's index and the Gini coefficient
+    (see `statistics`); and, where baselines are given, the share of the clients that have less than with each of them.
+
+    Args:
+        records: of `Record.read`.
+        baselines: runs among or beside them on the same federation, such as Local's.
+        protocol: how accuracies were measured.
+        caption: write the protocol under the title.
+
+    Raises:
+        ValueError: no client was scored, or a baseline is on another federation.
+    """
+    rows = series(records)
+    _check_scored([(s, np.concatenate([clients(r, protocol) for r in s.records])) for s in rows], protocol)
+    against = series(baselines) if baselines else []
+    lower = 0.55 + 0.2 * len(rows)
+    figure = Figure(figsize=(STYLE["figure.figsize"][0], 2.9 + 2 * lower), layout="constrained")
+    layout = [["deciles", "deciles"], ["worst", "worse" if against else "."], ["jain", "gini"]]
+    axes = figure.subplot_mosaic(layout, height_ratios=[2.1, lower, lower])
+    for each in axes.values():
+        each.tick_params(labelsize=TICKS)
+
+    tenths = np.arange(10, 100, 10)
+    for i, s in enumerate(rows):
+        look = style(s.algorithm, s.variant)
+        color = look.color
+        deciles = [statistics.deciles(clients(r, protocol)) for r in s.records]
+        mean = 100 * np.array([statistics.over_seeds(column)[0] for column in np.transpose(deciles)])
+        axes["deciles"].plot(tenths, mean, label=s.label, **look._asdict())
+        for fraction, marker in WORST.values():
+            value, half = measured(s.records, lambda v, f=fraction: statistics.worst(v, f), protocol)
+            axes["worst"].errorbar(100 * value, i, xerr=bar(100 * half), fmt=marker, color=color, elinewidth=0.8)
+        for of in (statistics.jain, statistics.gini):
+            value, half = measured(s.records, of, protocol)
+            axes[of.__name__].errorbar(value, i, xerr=bar(half), fmt="o", color=color, elinewidth=0.8)
+        for marker, other in zip(MARKERS, against, strict=False):
+            if not s.shares(other):
+                share = statistics.share_worse(*paired(s.records, other.records, protocol))
+                axes["worse"].plot(100 * share, i, marker=marker, color=color)
+    axes["deciles"].set(xlabel="clients, from the worst (%)", ylabel="accuracy (%)", xticks=tenths)
+    low, high = axes["worst"].get_xlim()
+    axes["worst"].set_xlim(max(low, -2), min(high, 102))
+    axes["worst"].set_xlabel("accuracy (%) of the worst\n5 % ▲, 10 % ●, 25 % ■", fontsize=8)
+    for name, told in (("jain", "Jain's index"), ("gini", "Gini coefficient")):
+        low, high = axes[name].get_xlim()
+        axes[name].set_xlim(max(low, -0.02), min(high, 1.02))
+        axes[name].locator_params(axis="x", nbins=4)
+        axes[name].set_xlabel(told, fontsize=8)
+    if against:
+        shown = ", ".join(f"{s.label} {GLYPHS[m]}" for m, s in zip(MARKERS, against, strict=False))
+        axes["worse"].set_xlabel(textwrap.fill(literal(f"% of clients worse than with {shown}"), 30), fontsize=8)
+        axes["worse"].set_xlim(-4, 104)
+    for name in axes.keys() - {"deciles"}:
+        put_rows(axes[name], [s.label if name in ("worst", "jain") else "" for s in rows])
+    put_title(axes["deciles"], "How evenly clients do", words(protocol) if caption else "")
+    put_legend(figure, axes["deciles"])
+    return figure
+
+
+@in_style
+def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, caption: bool = True) -> Figure:
+    """What single clients win and lose against a baseline: a histogram for every algorithm.
+
+    A client's gain is the difference of its accuracies, each the mean over the seeds. Bars have one width, and the one
+    at zero is centred on it.
+
+    Args:
+        records: of `Record.read`; those of the baseline itself are left out.
+        baseline: a record, or those of several seeds.
+        protocol: how accuracies were measured.
+        caption: write the protocol under the title.
+
+    Raises:
+        ValueError: the runs are not on one federation, the baseline is of several algorithms or configurations, or
+            there is nothing to compare.
+    """
+    other = series(baseline if isinstance(baseline, Sequence) else [baseline])
+    if len(other) > 1:
+        raise InvalidArgument("the baseline must be one algorithm; found " + ", ".join(s.label for s in other))
+    own = {r.config.run_id for r in other[0].records}
+    rest = [r for r in records if r.config.run_id not in own]
+    if not rest:
+        raise InvalidArgument(f"there is nothing to compare {other[0].label} with: no other run was given")
+    rows = [(s, paired(s.records, other[0].records, protocol)) for s in series(rest)]
+    found = [(s, 100 * statistics.gains(*pair)) for s, pair in rows]
+    found = [(s, np.round(values[~np.isnan(values)], 9)) for s, values in found]  # 0.9 - 0.8 is not 0.1
+    _check_scored(found, protocol)
+    everything = np.concatenate([values for _, values in found])
+    width = next(w for w in (0.5, 1, 2, 5, 10) if np.ptp(everything) <= 25 * w or w == 10)
+    ends = (min(everything.min(), -2 * width) / width, max(everything.max(), 2 * width) / width)
+    edges = width * (np.arange(np.floor(ends[0] + 0.5), np.floor(ends[1] + 0.5) + 2) - 0.5)
+    columns = min(2, len(found))
+    lines = -(-len(found) // columns)
+    size = (STYLE["figure.figsize"][0], 1.1 + 1.15 * lines)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
+    for axes, (s, values) in zip(grid.flat, found, strict=False):
+        axes.hist(values, edges, color=style(s.algorithm).color, alpha=0.75)
+        axes.axvline(0, color="black", linewidth=0.8)
+        worse = 100 * statistics.mean_over_clients(values < 0)
+        axes.set_title(literal(f"{s.label}: {worse:.0f} % worse"), fontsize=8.5)
+        axes.tick_params(labelsize=TICKS)
+        axes.yaxis.get_major_locator().set_params(integer=True)
+    for i, axes in enumerate(grid.flat):
+        axes.tick_params(labelbottom=i + columns >= len(found))  # the lowest of its column
+        if i >= len(found):
+            axes.set_axis_off()
+    figure.supxlabel(literal(f"accuracy gained against {other[0].label} (points)"), fontsize=9)
+    figure.supylabel("clients", fontsize=9)
+    if caption:
+        figure.suptitle(fill(words(protocol)), fontsize=7.5, x=0.01, ha="left", color="#555555")
+    return figure
+
+
+def _check_scored(rows, protocol) -> None:
+    if not any(len(values) for _, values in rows):
+        raise InvalidArgument(f"there is nothing to draw: no client was scored by this protocol: {protocol}")

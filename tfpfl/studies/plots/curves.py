@@ -1,0 +1,119 @@
+"""Learning curves: accuracy or loss by rounds, bytes, passes or seconds."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.runs import statistics
+from tfpfl.runs.protocols import EV_ALL, Protocol
+from tfpfl.studies.plots.style import byte_unit, in_style, make_figure, put_legend, put_title, style, thousands, words
+from tfpfl.studies.records import SPENT, Record
+from tfpfl.studies.run_groups import series
+
+
+@in_style
+def curves(
+    records: Sequence[Record],
+    x: str = "rounds",
+    y: str = "accuracy",
+    protocol: Protocol = EV_ALL,
+    *,
+    caption: bool = True,
+) -> Figure:
+    """How runs come along, with a band of the 95 % interval where there are several seeds.
+
+    Args:
+        records: of `Record.read`.
+        x: 'rounds'; or, added up over all rounds so far and all clients: 'bytes' (down and up), 'passes' (of clients'
+            examples through the backbone, forward and backward), 'seconds' (of the rounds' work). A run without
+            bytes is a level line.
+        y: 'accuracy' or 'loss' by the protocol in every evaluated round, or 'training loss', the mean over the round's
+            clients in every round.
+        protocol: which model, clients, mean and split; `when` is not looked at.
+        caption: write the protocol under the title.
+
+    Raises:
+        ValueError: an unknown axis, one that a run has nothing of, or no points at all.
+    """
+    if x not in SPENT:
+        raise InvalidArgument(unknown("x axis", x, SPENT))
+    if y not in _VALUES:
+        raise InvalidArgument(unknown("y axis", y, _VALUES))
+    y_label, factor = _VALUES[y]
+    protocol.check()
+    lines = [(s, *_points(s.records, x, y, protocol)) for s in series(records)]
+    lines = [line for line in lines if len(line[1])]
+    if not lines:
+        raise InvalidArgument(f"there is nothing to draw: no round of these runs has {y} by this protocol: {protocol}")
+    unit, divisor = byte_unit(max(xs.max() for _, xs, _, _ in lines)) if x == "bytes" else ("", 1)
+    figure, axes = make_figure()
+    faint = 0.15 if len(lines) <= 4 else 0.08  # bands over bands
+    for s, xs, mean, half in lines:
+        xs, mean, half = xs / divisor, factor * mean, factor * half
+        look = style(s.algorithm, s.variant)
+        line = {"color": look.color, "linestyle": look.linestyle}
+        if x != "rounds" and not xs.any():  # it costs nothing: at 0 it would be a wall, so its level is drawn
+            axes.axhline(mean[-1], linewidth=1, alpha=0.7, label="_level", **line)
+            xs, mean, half = xs[-1:], mean[-1:], half[-1:]
+        every = max(1, len(xs) // 12)  # and the last
+        axes.plot(xs, mean, label=s.label, marker=look.marker, markevery=((len(xs) - 1) % every, every), **line)
+        if not np.isnan(half).any():
+            axes.fill_between(xs, mean - half, mean + half, color=look.color, alpha=faint, linewidth=0)
+    if x in _LOGARITHMIC and all((xs > 0).all() for _, xs, _, _ in lines):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(thousands))
+        few = max(xs.max() for _, xs, _, _ in lines) < 10 * min(xs.min() for _, xs, _, _ in lines)
+        axes.xaxis.set_minor_formatter(FuncFormatter(thousands) if few else NullFormatter())
+    # A band of two seeds is 12.7 standard errors wide to each side: it must not push the lines together.
+    means = np.concatenate([mean for _, _, mean, _ in lines])
+    bottom, top = axes.get_ylim()
+    if y == "accuracy":  # the first rounds may leave the picture: what comes after them is what is compared
+        least = min(np.nanquantile(factor * mean, 0.25) for _, _, mean, _ in lines)
+        axes.set_ylim(max(bottom, -2, least - 5), min(top, 102))
+    elif means.min() > 0 and means.max() > 20 * means.min():
+        axes.set(yscale="log", ylim=(means.min() / 2, 2 * means.max()))
+    elif np.isfinite(means).all():
+        axes.set_ylim(max(bottom, -0.02 * means.max()), min(top, 1.5 * means.max()))
+    axes.set(xlabel=_LABELS[x] + (f" ({unit})" if unit else ""), ylabel=y_label)
+    rounds = "every round" if y == "training loss" else "every evaluated round"
+    said = "mean over the round's clients, as they train" if y == "training loss" else words(protocol, rounds)
+    seeds = max(len(s.records) for s, *_ in lines)
+    band = "; bands: 95 % interval over seeds" if seeds > 1 else ""
+    kind = "Training loss" if y == "training loss" else f"{protocol.split.capitalize()} {y}"
+    put_title(axes, f"{kind} by {x}", said + band if caption else "")
+    put_legend(figure, axes)
+    return figure
+
+
+def _points(records, x: str, y: str, protocol: Protocol) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x, mean y and half the interval, at the rounds for which every seed has a value."""
+    values, positions = [], []
+    for record in records:
+        if y == "training loss":
+            values.append({row["round"]: row["loss"] for row in record.history if row["clients"] and "loss" in row})
+        else:
+            values.append(record.curve(protocol, y))
+        positions.append({row["round"]: spent for row, spent in zip(record.history, record.spent(x), strict=True)})
+    rounds = sorted(set.intersection(*(set(found) for found in values)))
+    xs = [np.mean([found[t] for found in positions]) for t in rounds]
+    ys = [statistics.over_seeds([found[t] for found in values]) for t in rounds]
+    mean, half = np.array(ys, np.float64).reshape(-1, 2).T
+    return np.array(xs, np.float64), mean, half
+
+
+_LABELS = {
+    "rounds": "round",
+    "bytes": "sent and received by all clients so far",
+    "passes": "clients' passes so far, forward + backward",
+    "seconds": "seconds of the rounds so far",
+    "virtual seconds": "virtual seconds so far: the clients' clock",
+}
+
+
+_LOGARITHMIC = ("passes", "seconds")  # methods differ by factors in them
+
+
+_VALUES = {"accuracy": ("accuracy (%)", 100), "loss": ("loss (nats)", 1), "training loss": ("loss (nats)", 1)}
