@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from tfpfl.models.weights import Head
-from tfpfl.runs.store import FORMAT_VERSION, ClientStore, Evaluation, StoreError
+from tfpfl.runs.protocols import Evaluation
+from tfpfl.runs.store import FORMAT_VERSION, ClientStore, StoreError
 
 Server = namedtuple("Server", ["theta", "momentum", "steps"])
 NUM_CLIENTS = 20

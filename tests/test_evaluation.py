@@ -10,6 +10,7 @@ from tfpfl.runs.protocols import (
     EV_LOCAL,
     LOCAL_COPY,
     PROTOCOLS,
+    Evaluation,
     Protocol,
     curve,
     evaluation_rows,
@@ -21,7 +22,6 @@ from tfpfl.runs.protocols import (
     rounds_to,
     summarize,
 )
-from tfpfl.runs.store import Evaluation
 
 NAN = math.nan
 

@@ -8,7 +8,8 @@ from tfpfl.runs.config import RunError
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL
 from tfpfl.runs.run import Run
 from tfpfl.runs.store import ClientStore, StoreError
-from tfpfl.studies.records import Record, by_setting, check_comparable
+from tfpfl.studies.records import Record
+from tfpfl.studies.run_groups import by_setting, check_comparable
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import numpy as np
 
 from tfpfl.algorithms import ALGORITHMS
 from tfpfl.runs.config import RunConfig
-from tfpfl.runs.protocols import LOCAL_COPY, summarize
-from tfpfl.runs.store import ClientStore, Evaluation
+from tfpfl.runs.protocols import LOCAL_COPY, Evaluation, summarize
+from tfpfl.runs.store import ClientStore
 from tfpfl.studies.records import Record
 
 ROUNDS, CLIENTS, COHORT = 12, 8, 3

@@ -12,7 +12,19 @@ import numpy as np
 
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.runs import statistics
-from tfpfl.runs.store import Evaluation
+
+
+class Evaluation(NamedTuple):
+    """One client's result with one model on one split; NaN where it has no examples there."""
+
+    round_num: int
+    client_id: int
+    model: str  # global, local, personal, ...
+    split: str  # train, validation or test
+    num_examples: int
+    loss: float
+    accuracy: float
+
 
 LOCAL_COPY = "local copy"
 PREDICTS = "predicts"

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -23,9 +23,14 @@ from safetensors.numpy import load, save
 from tensorflow import nest
 
 from tfpfl.checks import InvalidArgument
+from tfpfl.runs.protocols import Evaluation
 
 FORMAT_VERSION = 2  # 1 had no matrices
+
+
 _APPLICATION_ID = int.from_bytes(b"tfpf", "big")  # in the file's header: this SQLite file is one of ours
+
+
 _SCHEMA = """
 CREATE TABLE run (run_id TEXT NOT NULL);
 CREATE TABLE server (round INTEGER PRIMARY KEY, state BLOB NOT NULL, crc INTEGER NOT NULL);
@@ -36,6 +41,8 @@ CREATE TABLE evaluation (
     PRIMARY KEY (round, client, model, split)
 ) WITHOUT ROWID;
 """
+
+
 _MATRICES = """
 CREATE TABLE IF NOT EXISTS matrix (
     round INTEGER, name TEXT, value BLOB NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (round, name)
@@ -49,18 +56,6 @@ class StoreError(InvalidArgument):
 
 class OtherRun(StoreError):
     """The file holds the rounds of another run."""
-
-
-class Evaluation(NamedTuple):
-    """One client's result with one model on one split; NaN where it has no examples there."""
-
-    round_num: int
-    client_id: int
-    model: str  # global, local, personal, ...
-    split: str  # train, validation or test
-    num_examples: int
-    loss: float
-    accuracy: float
 
 
 class ClientStore:

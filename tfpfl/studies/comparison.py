@@ -20,8 +20,8 @@ from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, Protocol
 from tfpfl.runs.run import Run
-from tfpfl.studies.records import Record, check_comparable
-from tfpfl.studies.run_groups import Series, measured, paired, series
+from tfpfl.studies.records import Record
+from tfpfl.studies.run_groups import Series, check_comparable, measured, paired, series
 
 FORMATS = {"csv": "csv", "md": "github", "tex": "latex_booktabs"}
 

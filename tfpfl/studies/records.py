@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +13,8 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.runs import protocols
 from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.protocols import EV_ALL, Protocol, Result
+from tfpfl.runs.protocols import Evaluation as Score
 from tfpfl.runs.store import ClientStore
-from tfpfl.runs.store import Evaluation as Score
 
 SPENT = ("rounds", "bytes", "passes", "seconds", "virtual seconds")
 
@@ -134,55 +133,3 @@ class Record:
             return {}
         with ClientStore(self.folder / "state.sqlite", read_only=True) as store:
             return store.matrices(rounds[-1] if round_num is None else round_num)
-
-
-_DATA = ("dataset", "source", "partition", "partition_args", "clients", "validation", "new_clients")
-
-
-def check_comparable(records: Sequence[Record]) -> None:
-    """Whether numbers of these runs may stand side by side: data made alike, and the same split for the same seed.
-
-    Raises:
-        ValueError: says which runs differ in what.
-    """
-    for r in records:
-        for what in _DATA:
-            mine, first = getattr(r.config, what), getattr(records[0].config, what)
-            if mine != first:
-                raise InvalidArgument(
-                    f"{records[0].folder} and {r.folder} cannot be compared: {what} is {first!r} and {mine!r}"
-                )
-        same_seed = next(other for other in records if other.config.seed == r.config.seed)
-        if same_seed.config.federation_hash != r.config.federation_hash:
-            hashes = (x.config.federation_hash[:12] for x in (same_seed, r))
-            raise InvalidArgument(
-                f"{same_seed.folder} and {r.folder} cannot be compared: their federations are {' and '.join(hashes)}"
-            )
-
-
-def by_setting(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Records that differ in nothing but seed, rounds and folder, in order of appearance, by a name for each setting.
-
-    The name is the algorithm's title, with the hyperparameters that tell settings of one algorithm apart.
-    """
-    groups = {}
-    for record in records:
-        c = record.config
-        hyper = tuple(sorted(c.hyperparameters.items()))
-        setting = (c.algorithm, hyper, c.network, c.head_init, c.labels, c.participation, c.sampling, c.sampling_range)
-        groups.setdefault(setting, []).append(record)
-    named = {}
-    for setting, members in groups.items():
-        name = members[0].title
-        others = [s for s in groups if s[0] == setting[0] and s != setting]
-        if others:
-            mine, theirs = dict(setting[1]), [dict(s[1]) for s in others]
-            differ = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in mine.items()
-                      if any(t.get(k) != v for t in theirs)]  # fmt: skip
-            rest = ("network", "head_init", "labels", "participation", "sampling", "sampling_range")
-            for i, what in enumerate(rest, 2):
-                if any(s[i] != setting[i] for s in others):
-                    differ.append(f"{what}={setting[i]}")
-            name += f" ({', '.join(differ)})"
-        named[name] = members
-    return named

@@ -9,10 +9,10 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tfpfl.checks import InvalidArgument
-from tfpfl.studies.records import Record, check_comparable
+from tfpfl.studies.records import Record
 from tfpfl.studies.report import sections
 from tfpfl.studies.report.blocks import Pictures, Section
-from tfpfl.studies.run_groups import Series, series
+from tfpfl.studies.run_groups import Series, check_comparable, series
 
 BASELINES = ("local", "fedavg_ft")  # what a personalized model has to beat: nobody's help, and a plain fine-tuning
 
