@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfpfl import Federation, Simulation, SplitModel, Visit, build_algorithm
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.tff.process import federate
-from tfpfl.models import build
+from tfpfl.models import build_network
 
 
 def synthetic(clients: int, examples: int, folder: Path) -> Federation:
@@ -49,7 +49,7 @@ def main(clients, examples, rounds, tau, json_path):
     with tempfile.TemporaryDirectory() as folder:
         federation = synthetic(clients, examples, Path(folder) / "federation")
         population = federation.population()
-        model = SplitModel(build("mlp200", federation.example_shape))
+        model = SplitModel(build_network("mlp200", federation.example_shape))
         # Plain gradient steps: Adam would turn rounding errors of vanishing gradients into whole steps.
         algorithm = build_algorithm("pflego", model, population, tau=tau, server_opt="sgd")
         engines = {

@@ -55,7 +55,7 @@ def work(folder: str, asked: dict, fault: str | None, workers: tuple = ()) -> No
 
     sys.stderr = open(os.devnull, "w")
     try:
-        with Run.begun(RunConfig(**asked), folder) as run:
+        with Run.create_or_resume(RunConfig(**asked), folder) as run:
             if fault in CLIENT_FAULTS:
                 which = faults.drawn(**{fault.replace(" ", "_"): CHANCE})
                 own = build_algorithm(run.config.algorithm, run.model, run.population, **run.config.hyperparameters)

@@ -31,7 +31,7 @@ import tensorflow as tf
 from tfpfl import Federation, Simulation, SplitModel, Visit, build_algorithm
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.ray.engine import RayEngine
-from tfpfl.models import build
+from tfpfl.models import build_network
 
 
 def synthetic(clients: int, examples: int, shape: tuple, folder: Path) -> Federation:
@@ -47,7 +47,7 @@ def synthetic(clients: int, examples: int, shape: tuple, folder: Path) -> Federa
 
 def make(federation, network: str, tau: int):
     """PFLEGO with plain gradient steps: Adam would turn rounding errors of vanishing gradients into whole steps."""
-    model = SplitModel(build(network, federation.example_shape))
+    model = SplitModel(build_network(network, federation.example_shape))
     return build_algorithm("pflego", model, federation.population(), tau=tau, server_opt="sgd")
 
 
@@ -91,7 +91,7 @@ def difference(a: Course, b: Course) -> float:
 
 
 def in_turn(courses: dict, rounds: int) -> dict:
-    """Seconds a round: {name: [rounds]}; the first two rounds, which build and trace, do not count."""
+    """Seconds a round: {name: [rounds]}; the first two rounds, which build_network and trace, do not count."""
     for t in range(rounds + 2):
         for name in courses if t % 2 else reversed(courses):
             courses[name].round()

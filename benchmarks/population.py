@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from tfpfl import Federation, Sampling, SplitModel, Training, build_algorithm
-from tfpfl.runs.store import ClientStore
+from tfpfl.runs.store import RunStore
 
 EXAMPLES, FEATURES = 8, 16
 
@@ -46,7 +46,7 @@ def training(folder: Path, cohort: int) -> Training:
     backbone = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(32, activation="relu")])
     population = federation.population(Sampling("range", low=cohort, high=cohort))
     algorithm = build_algorithm("pflego", SplitModel(backbone), population, tau=10)
-    return Training(algorithm, federation, store=ClientStore(folder.with_suffix(".sqlite")), evaluate_every=0)
+    return Training(algorithm, federation, store=RunStore(folder.with_suffix(".sqlite")), evaluate_every=0)
 
 
 @click.command(help=__doc__)

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from tfpfl import Federation, Simulation, SplitModel, Visit, build_algorithm
 from tfpfl.data.randomness import client_key
-from tfpfl.models import build
+from tfpfl.models import build_network
 
 CASES = {  # network: (clients, examples, classes, shape)
     "mlp200": (20, 540, 2, (28, 28, 1)),
@@ -59,7 +59,7 @@ class Case:
             part["test"] = tuple(a[:classes] for a in part["train"])
         self.federation = Federation.from_clients(data, out=Path(folder) / "federation", validation=0.0)
         self.population = self.federation.population()
-        self.model = SplitModel(build(network, self.federation.example_shape))
+        self.model = SplitModel(build_network(network, self.federation.example_shape))
         self.ids = self.population.client_ids
 
     def floor(self):

@@ -35,9 +35,9 @@ from tfpfl.data.population import Sampling
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.tff.worker import answers, start_worker
 from tfpfl.engines.tff.workers import Remote, ShardedProcess, shards
-from tfpfl.models import SplitModel, build
+from tfpfl.models import SplitModel, build_network
 from tfpfl.runs.callbacks import Callback
-from tfpfl.runs.store import ClientStore
+from tfpfl.runs.store import RunStore
 from tfpfl.runs.training import Training
 
 
@@ -135,7 +135,7 @@ def kill(number, rounds, kills, seed):
         given, parts = Given(workers), len(shards(24))
 
         def run(due=None):
-            clock, store = Clock(due), ClientStore()
+            clock, store = Clock(due), RunStore()
             how = {"engine": "tff", "machines": machines, "splits": ("test",), "evaluate_every": 0}
             training = Training(algorithm, federation, store=store, callbacks=[clock], **how)
             training.run(rounds)
@@ -188,7 +188,7 @@ def throughput(rounds, clients, examples, steps):
             (rng.integers(0, 256, (examples, 32, 32, 3), np.uint8), np.arange(examples) % 2) for _ in range(clients)
         ]
         federation = Federation.from_clients(data, out=Path(root) / "federation", validation=0, test_fraction=0)
-        model = SplitModel(build("cifar_2conv", federation.example_shape, seed=0), seed=0)
+        model = SplitModel(build_network("cifar_2conv", federation.example_shape, seed=0), seed=0)
         algorithm = build_algorithm("fedavg", model, federation.population(labels="global"), steps=steps, batch_size=50)
         for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
             os.environ[name] = "1"  # inherited by the workers; this process has its threads already

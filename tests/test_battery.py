@@ -158,7 +158,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("build", "check"), MISTAKES)
 def test_a_mistake_is_found(build, check):
-    [finding] = battery.check(build, checks=[check])
+    [finding] = battery.check_algorithm(build, checks=[check])
     assert finding.status == "FAILED" and finding.why
 
 
@@ -170,13 +170,13 @@ def test_what_is_said_of_a_wrong_declaration():
         (claims(fedper, "theta", **SMALL), "shares is 'theta'; it may be 'model', 'backbone', 'head' or None"),
         (its_global_model_has_another_backbone, "the global model has another backbone than the personal models"),
     ):
-        [finding] = battery.check(build, checks=checks)
+        [finding] = battery.check_algorithm(build, checks=checks)
         assert re.search(why, finding.why), finding.why
 
 
 def test_a_good_one_passes_and_tff_is_asked_for_only_where_it_is(monkeypatch):
     monkeypatch.setattr(battery, "find_spec", lambda name: None)
-    found = battery.check(good)
+    found = battery.check_algorithm(good)
     assert [finding.status for finding in found] == ["ok"] * (len(battery.CHECKS) - 1) + ["skipped"]
     assert str(found[0]) == "ok      rounds change something"
     assert "not installed" in str(found[-1])

@@ -10,7 +10,7 @@ from rich.console import Console
 from helpers import small_runs as runs
 from tfpfl.runs.callbacks import Callback, EarlyStopping, Progress, TensorBoard
 from tfpfl.runs.run import Run
-from tfpfl.runs.store import ClientStore
+from tfpfl.runs.store import RunStore
 from tfpfl.runs.training import Training
 
 
@@ -110,7 +110,7 @@ def test_tensorboard_has_the_history_after_interruptions_too(federation, tmp_pat
 
 def test_tensorboard_that_cannot_write_does_not_end_a_run(tmp_path):
     board = TensorBoard(tmp_path)
-    board.start(SimpleNamespace(store=ClientStore()), 1)
+    board.start(SimpleNamespace(store=RunStore()), 1)
 
     class Full:
         def as_default(self, step):
@@ -133,7 +133,7 @@ def test_tensorboard_that_cannot_write_does_not_end_a_run(tmp_path):
 )
 def test_early_stopping(scores, patience, stops_after):
     stopping = EarlyStopping(patience)
-    training = SimpleNamespace(stop_reason=None, model_name="personal", store=ClientStore())
+    training = SimpleNamespace(stop_reason=None, model_name="personal", store=RunStore())
     stopping.start(training, 10)
     stopped = None
     for t, score in enumerate(scores, 1):

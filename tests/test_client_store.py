@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from tfpfl.models.weights import Head
-from tfpfl.runs.protocols import Evaluation
-from tfpfl.runs.store import FORMAT_VERSION, ClientStore, StoreError
+from tfpfl.runs.protocols import Score
+from tfpfl.runs.store import FORMAT_VERSION, RunStore, StoreError
 
 Server = namedtuple("Server", ["theta", "momentum", "steps"])
 NUM_CLIENTS = 20
@@ -40,7 +40,7 @@ def commit(store, round_num, width=1000):
         np.full(width, round_num),
         {i: (np.full(width, round_num),) for i in range(NUM_CLIENTS)},
         {"round": round_num},
-        [Evaluation(round_num, i, "personal", "test", 7, float(round_num), 0.5) for i in range(NUM_CLIENTS)],
+        [Score(round_num, i, "personal", "test", 7, float(round_num), 0.5) for i in range(NUM_CLIENTS)],
     )
 
 
@@ -69,9 +69,9 @@ def folder(path):
 def test_everything_comes_back_from_the_file_as_it_was_put_in(path):
     server = Server((np.arange(6.0).reshape(2, 3).T, np.zeros((0, 4), np.int8)), {"b": np.float64(0.1), "a": True}, 7)
     states = {3: head(1 / 3, 2), 10**6: head(np.nan, 7)}
-    with ClientStore(path, "this run") as store:
+    with RunStore(path, "this run") as store:
         store.commit_round(1, server, states, {})
-    with ClientStore(path, "this run") as store:
+    with RunStore(path, "this run") as store:
         assert store.round_num == 1 and store.client_ids().tolist() == [3, 10**6]
         found = store.server_state(server)
         three, new, million = store.client_states([3, 4, 10**6], lambda i: ("new", i), like=head(0))
@@ -92,7 +92,7 @@ def test_everything_comes_back_from_the_file_as_it_was_put_in(path):
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (2, 3, 4)])
 def test_dtypes_and_shapes(dtype, shape):
     true = np.random.default_rng(0).integers(0, 2, shape).astype(dtype) if shape else np.ones((), dtype)
-    with ClientStore() as store:
+    with RunStore() as store:
         store.commit_round(1, (true,), {}, {})
         (found,) = store.server_state((np.zeros_like(true),))
     assert (found.dtype, found.shape) == (true.dtype, true.shape)
@@ -100,7 +100,7 @@ def test_dtypes_and_shapes(dtype, shape):
 
 
 def test_only_the_clients_of_a_round_change():
-    with ClientStore() as store:
+    with RunStore() as store:
         store.commit_round(1, (), {1: head(1), 2: head(1)}, {})
         store.commit_round(2, (), {2: head(2), 3: head(2)}, {})
         values = [float(state.bias[0]) for state in store.client_states([3, 1, 2], no_default, like=head(0))]
@@ -108,7 +108,7 @@ def test_only_the_clients_of_a_round_change():
 
 
 def test_a_client_without_state_stores_nothing():
-    with ClientStore() as store:
+    with RunStore() as store:
         store.commit_round(1, np.zeros(3), {i: () for i in range(5)}, {})
         assert len(store.client_ids()) == 0
         assert store.client_states([0, 9], lambda i: ()) == [(), ()]
@@ -116,7 +116,7 @@ def test_a_client_without_state_stores_nothing():
 
 def test_before_the_first_round_the_initial_state_holds():
     initial = object()
-    with ClientStore() as store:
+    with RunStore() as store:
         assert (store.round_num, store.history(), store.evaluations()) == (0, [], [])
         assert store.server_state(initial) is initial
 
@@ -125,23 +125,23 @@ def test_numbers_of_history_and_evaluations_are_exact(path):
     row = {"loss": 1 / 3, "tiny": 5e-324, "zero": -0.0, "nan": math.nan, "inf": -math.inf, "é": [1, 0.1]}
     given = row | {"single": np.float32(0.1), "array": np.arange(3), "count": np.int64(7)}
     rows = [
-        Evaluation(1, np.int64(4), "personal", "test", np.int32(9), np.float32(0.1), 1 / 3),
-        Evaluation(1, 5, "personal", "test", 0, math.nan, np.nan),
-        Evaluation(1, 6, "global", "test", 1, math.inf, 0.0),
+        Score(1, np.int64(4), "personal", "test", np.int32(9), np.float32(0.1), 1 / 3),
+        Score(1, 5, "personal", "test", 0, math.nan, np.nan),
+        Score(1, 6, "global", "test", 1, math.inf, 0.0),
     ]
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         store.commit_round(1, (), {}, given, rows)
         store.commit_round(2, (), {}, {}, [])
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         (found, _), evaluations = store.history(), store.evaluations(1)
         assert repr(store.evaluations()) == repr(evaluations) and store.evaluations(2) == []
     expected = row | {"single": float(np.float32(0.1)), "array": [0, 1, 2], "count": 7}
     assert repr(found) == repr(expected)  # repr tells -0.0 from 0.0, and NaN is itself
     assert repr(evaluations) == repr(
         [
-            Evaluation(1, 4, "personal", "test", 9, float(np.float32(0.1)), 1 / 3),
-            Evaluation(1, 5, "personal", "test", 0, math.nan, math.nan),
-            Evaluation(1, 6, "global", "test", 1, math.inf, 0.0),
+            Score(1, 4, "personal", "test", 9, float(np.float32(0.1)), 1 / 3),
+            Score(1, 5, "personal", "test", 0, math.nan, math.nan),
+            Score(1, 6, "global", "test", 1, math.inf, 0.0),
         ]
     )
 
@@ -155,7 +155,7 @@ def test_numbers_of_history_and_evaluations_are_exact(path):
     ],
 )
 def test_a_state_of_another_structure_is_refused(like, found):
-    with ClientStore() as store:
+    with RunStore() as store:
         store.commit_round(1, head(1), {8: head(1)}, {})
         with pytest.raises(StoreError, match=f"server state has .*{found}"):
             store.server_state(like)
@@ -164,7 +164,7 @@ def test_a_state_of_another_structure_is_refused(like, found):
 
 
 def test_rounds_come_in_order_and_once():
-    with ClientStore() as store:
+    with RunStore() as store:
         for wrong in (0, 2):
             with pytest.raises(StoreError, match=f"the next is 1, not {wrong}"):
                 commit(store, wrong)
@@ -175,13 +175,13 @@ def test_rounds_come_in_order_and_once():
 
 
 def test_what_cannot_be_saved_leaves_the_round_out():
-    with ClientStore() as store:
+    with RunStore() as store:
         commit(store, 1)
         with pytest.raises(TypeError, match="found set"):
             store.commit_round(2, np.zeros(1000, int), {}, {"x": {1}})
         with pytest.raises(ValueError, match="another round"):
-            store.commit_round(2, np.zeros(1000, int), {}, {}, [Evaluation(1, 0, "personal", "test", 1, 0.0, 0.0)])
-        twice = [Evaluation(2, 0, "personal", "test", 1, 0.0, 0.0)] * 2
+            store.commit_round(2, np.zeros(1000, int), {}, {}, [Score(1, 0, "personal", "test", 1, 0.0, 0.0)])
+        twice = [Score(2, 0, "personal", "test", 1, 0.0, 0.0)] * 2
         with pytest.raises(StoreError, match="round 2 was not saved, round 1 is the last whole one.*UNIQUE"):
             store.commit_round(2, np.zeros(1000, int), {0: (np.zeros(1000, int),)}, {}, twice)
         assert whole_rounds(store) == 1
@@ -195,13 +195,13 @@ def test_what_cannot_be_saved_leaves_the_round_out():
 def refused(path, match, run_id=None):
     before = path.read_bytes()
     with pytest.raises(StoreError, match=match) as error:
-        ClientStore(path, run_id)
+        RunStore(path, run_id)
     assert str(path) in str(error.value)
     assert path.read_bytes() == before
 
 
 def saved(path, rounds=3):
-    with ClientStore(path, "first run") as store:
+    with RunStore(path, "first run") as store:
         for t in range(1, rounds + 1):
             commit(store, t)
 
@@ -209,7 +209,7 @@ def saved(path, rounds=3):
 def test_another_run_is_refused(path):
     saved(path)
     refused(path, "belongs to run 'first run', not to 'second run'", run_id="second run")
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         assert (store.run_id, whole_rounds(store)) == ("first run", 3)
 
 
@@ -241,13 +241,13 @@ def test_a_file_cut_off_is_refused(path, part):
 
 
 def test_a_changed_byte_in_a_state_is_found(path):
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         store.commit_round(1, np.arange(1000.0), {5: np.full(3000, 1.25)}, {})
     data = bytearray(path.read_bytes())
     where = data.index(np.full(10, 1.25).tobytes())
     data[where + 1] ^= 1
     path.write_bytes(data)
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         np.testing.assert_array_equal(store.server_state(np.zeros(1)), np.arange(1000.0))
         with pytest.raises(StoreError, match="client 5 is damaged: its checksum is wrong"):
             store.client_states([5], no_default, like=np.zeros(1))
@@ -255,29 +255,29 @@ def test_a_changed_byte_in_a_state_is_found(path):
 
 def test_a_folder_that_is_not_there_is_named(path):
     with pytest.raises(StoreError, match="nowhere.*No such file"):
-        ClientStore(path.parent / "nowhere" / "state.sqlite")
+        RunStore(path.parent / "nowhere" / "state.sqlite")
 
 
 def test_a_file_that_cannot_be_opened_is_named_and_not_kept_locked(path):
     path.mkdir()
     for _ in range(2):
         with pytest.raises(StoreError, match="state.sqlite: unable to open"):
-            ClientStore(path)
+            RunStore(path)
     path.rmdir()
-    ClientStore(path).close()
+    RunStore(path).close()
 
 
 def test_a_second_writer_is_refused_until_the_first_closes(path):
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         with pytest.raises(StoreError, match="being written by another process"):
-            ClientStore(path)
+            RunStore(path)
         commit(store, 1)
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         assert whole_rounds(store) == 1
 
 
 def test_a_reader_from_outside_that_locks_the_file_is_named_and_nothing_is_lost(path):
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         store._db.execute("PRAGMA busy_timeout = 50")
         commit(store, 1)
         other = sqlite3.connect(path)
@@ -290,7 +290,7 @@ def test_a_reader_from_outside_that_locks_the_file_is_named_and_nothing_is_lost(
 
 
 def test_a_full_file_keeps_the_rounds_before_and_takes_the_round_later(path):
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         commit(store, 1)
         (pages,) = store._db.execute("PRAGMA page_count").fetchone()
         store._db.execute(f"PRAGMA max_page_count = {pages}")
@@ -299,14 +299,14 @@ def test_a_full_file_keeps_the_rounds_before_and_takes_the_round_later(path):
         assert whole_rounds(store) == 1
         store._db.execute("PRAGMA max_page_count = 1000000")
         commit(store, 2)
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         assert whole_rounds(store) == 2
 
 
 def write_until_refused(path, pipe):
     """In a process that may not write files of more than 2 MB: the kernel refuses, as a full disk does."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         for round_num in range(1, 1000):
             try:
                 commit(store, round_num)
@@ -324,7 +324,7 @@ def test_a_kernel_that_refuses_to_write_loses_no_whole_round(path):
     child.join()
     assert last_whole == refused_round - 1 > 0
     assert f"round {refused_round} was not saved, round {last_whole} is the last whole one" in message
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         assert whole_rounds(store) == last_whole
 
 
@@ -340,7 +340,7 @@ def commit_and_die(path, statement):
         if left[0] < 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    store = ClientStore(path)
+    store = RunStore(path)
     round_num = store.round_num + 1
     store._db.execute("PRAGMA cache_size = 5")  # pages reach the file before the commit, as in a large round
     store._db.set_trace_callback(die)
@@ -355,7 +355,7 @@ def run_and_join(target, *args):
 
 
 def test_killed_before_any_statement_of_a_round(path):
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         commit(store, 1)
         traced = []
         store._db.set_trace_callback(traced.append)
@@ -364,15 +364,15 @@ def test_killed_before_any_statement_of_a_round(path):
     assert last > 2 * NUM_CLIENTS
     for statement in [1, 2, 3, 4, 10, last - NUM_CLIENTS, last - 1, last]:
         assert run_and_join(commit_and_die, path, statement) == -signal.SIGKILL
-        with ClientStore(path) as store:
+        with RunStore(path) as store:
             assert whole_rounds(store) == 2
     assert run_and_join(commit_and_die, path, last + 1) == 0
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         assert whole_rounds(store) == 3
 
 
 def commit_for_ever(path, pipe):
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         while True:
             round_num = store.round_num + 1
             commit(store, round_num, width=20_000)
@@ -398,7 +398,7 @@ def test_killed_at_any_moment(path):
                 told = receive.recv()
             except EOFError:
                 break
-        with ClientStore(path) as store:
+        with RunStore(path) as store:
             found = whole_rounds(store, width=20_000)
         assert told > done and found in (told, told + 1)
         done = found

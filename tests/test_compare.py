@@ -26,8 +26,8 @@ def records(tmp_path_factory):
         for seed in (0, 1)
         for name, hyper in (("pflego", {"tau": 4}), ("local", {"steps": 2}), ("fedavg_ft", {"steps": 2}))
     ]
-    folders = comparison.run_all(configs, folder / "out")
-    assert comparison.run_all(configs, folder / "out") == folders  # nothing is left to run
+    folders = comparison.compare_runs(configs, folder / "out")
+    assert comparison.compare_runs(configs, folder / "out") == folders  # nothing is left to run
     return [Record.read(f) for f in folders]
 
 
@@ -94,5 +94,5 @@ def test_a_folder_with_another_run_is_not_touched(records):
     )
     before = runs.saved(records[0].folder)
     with pytest.raises(RunError, match="is a run with another configuration; take another --out"):
-        comparison.run_all([changed], out)
+        comparison.compare_runs([changed], out)
     assert runs.saved(records[0].folder) == before

@@ -9,7 +9,7 @@ from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
-from tfpfl.models import SplitModel, build
+from tfpfl.models import SplitModel, build_network
 from tfpfl.runs.cost import Flops, Passes, backbone_flops, count_passes, head_flops, visit_flops
 
 N = 24
@@ -78,7 +78,7 @@ def test_fedrecon_takes_one_pass_each_way(model):
 
 def test_operations_of_a_dense_backbone():
     """mlp200: a product with 784 x 200 and a bias; back, the outer product of the input and the gradient."""
-    assert backbone_flops(SplitModel(build("mlp200", (28, 28, 1)))) == Flops(2 * 784 * 200 + 200, 2 * 784 * 200)
+    assert backbone_flops(SplitModel(build_network("mlp200", (28, 28, 1)))) == Flops(2 * 784 * 200 + 200, 2 * 784 * 200)
 
 
 def test_a_deeper_layer_also_passes_the_gradient_on(model):

@@ -10,8 +10,8 @@ from tfpfl.runs.protocols import (
     EV_LOCAL,
     LOCAL_COPY,
     PROTOCOLS,
-    Evaluation,
     Protocol,
+    Score,
     curve,
     evaluation_rows,
     find,
@@ -29,7 +29,7 @@ NAN = math.nan
 def rows(round_num, model, split, accuracies, examples, losses=None):
     losses = accuracies if losses is None else losses
     return [
-        Evaluation(round_num, i, model, split, n, loss, a)
+        Score(round_num, i, model, split, n, loss, a)
         for i, (a, n, loss) in enumerate(zip(accuracies, examples, losses, strict=True))
     ]
 
@@ -142,9 +142,9 @@ def test_rows_from_counts():
     ]  # fmt: skip
     found = evaluation_rows(scores, [7, 9], 3, "personal")
     assert found[:3] == [
-        Evaluation(3, 7, "personal", "train", 2, 0.7, 0.5),
-        Evaluation(3, 7, "personal", "test", 4, 0.5, 0.75),
-        Evaluation(3, 9, "personal", "train", 2, 0.1, 1.0),
+        Score(3, 7, "personal", "train", 2, 0.7, 0.5),
+        Score(3, 7, "personal", "test", 4, 0.5, 0.75),
+        Score(3, 9, "personal", "train", 2, 0.1, 1.0),
     ]
     assert found[3][:5] == (3, 9, "personal", "test", 0)
     assert math.isnan(found[3].loss) and math.isnan(found[3].accuracy)

@@ -15,7 +15,7 @@ from helpers.toys import CLASSES, backbone, distance, initial_states, on_disk, r
 from tfpfl.algorithms import build_algorithm, fedavg, local, pflego
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.engines.local.simulation import Simulation
-from tfpfl.engines.scoring import Evaluation
+from tfpfl.engines.scoring import Scorer
 from tfpfl.engines.tff.evaluation import federated_evaluation
 from tfpfl.engines.tff.process import federate
 from tfpfl.models import SplitModel
@@ -149,7 +149,7 @@ def test_evaluation_in_both_engines(tff, algorithm, federation, read_by_id):
     splits = ("train", "validation", "test")
     scores = federated_evaluation(algorithm, federation, splits)(server, states, visits)
     for i, (theirs, ours) in enumerate(
-        zip(scores, Evaluation(algorithm, federation, splits)(server, states, visits), strict=True)
+        zip(scores, Scorer(algorithm, federation, splits)(server, states, visits), strict=True)
     ):
         assert all(distance(theirs[name], ours[name]) < 1e-5 for name in ours)
         x, y = federation.arrays(i, "test")

@@ -21,7 +21,7 @@ from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.cli import main
 from tfpfl.data.randomness import client_key
-from tfpfl.engines.scoring import Evaluation
+from tfpfl.engines.scoring import Scorer
 from tfpfl.models.losses import client_loss
 from tfpfl.runs.run import Run
 from tfpfl.studies import new_clients
@@ -109,7 +109,7 @@ def test_before_the_first_epoch_it_is_the_personal_model_of_who_never_came(feder
     found = adapt_clients(algorithm, federation, server, epochs=0)
     states = initial_states(everyone, everyone.population)
     visits = visits_by_id(everyone.population, NEW, 1)
-    scores = Evaluation(everyone, federation, ["test"])(server, [states[i] for i in NEW], visits)
+    scores = Scorer(everyone, federation, ["test"])(server, [states[i] for i in NEW], visits)
     np.testing.assert_allclose(found.loss[:, 0], [s["test_loss"] for s in scores], atol=1e-5)
     np.testing.assert_allclose(found.accuracy[:, 0] * found.num_examples, [s["test_correct"] for s in scores])
 

@@ -14,7 +14,7 @@ from tfpfl.runs import statistics
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, LOCAL_COPY
 from tfpfl.studies import plots
 from tfpfl.studies.plots.style import PALETTE
-from tfpfl.studies.run_groups import clients, paired, series
+from tfpfl.studies.run_groups import clients, group_runs, paired
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def text(figure) -> str:
 @pytest.mark.parametrize("y, name, factor", [("accuracy", "test accuracy", 100), ("loss", "test loss", 1)])
 def test_curves_are_the_history_over_seeds(records, y, name, factor):
     figure = plots.curves(records, "rounds", y)
-    for s in series(records):
+    for s in group_runs(records):
         rounds, drawn = line(figure, s.label)
         assert rounds.tolist() == list(range(2, ROUNDS + 1))
         tables = [column(r, f"{r.predicts} {name}") for r in s.records]
@@ -55,7 +55,7 @@ def test_curves_are_the_history_over_seeds(records, y, name, factor):
 def test_bands_are_the_interval_over_seeds(records):
     figure = plots.curves(records)
     bands = figure.axes[0].collections
-    with_seeds = [s for s in series(records) if len(s.records) > 1]
+    with_seeds = [s for s in group_runs(records) if len(s.records) > 1]
     assert len(bands) == len(with_seeds) == 2  # a single seed has none
     for band, s in zip(bands, with_seeds, strict=True):
         corners = band.get_paths()[0].vertices
@@ -85,7 +85,7 @@ def test_curves_of_another_protocol_and_of_training(records):
 )
 def test_costs_are_added_up_over_all_rounds(records, x, amount, divisor):
     figure = plots.curves(records, x)
-    group = series(records)[0].records
+    group = group_runs(records)[0].records
     added = np.mean([np.cumsum([amount(row) for row in r.history]) for r in group], axis=0)
     drawn, _ = line(figure, "PFLEGO")
     np.testing.assert_allclose(drawn, added[1:] / divisor, rtol=1e-12)  # round 1 is not evaluated, but it cost
@@ -111,7 +111,7 @@ def test_only_rounds_that_all_seeds_have(records):
 def test_boxes_and_dots_are_the_clients(records):
     figure = plots.distribution(records)
     axes = figure.axes[0]
-    for i, s in enumerate(series(records)):
+    for i, s in enumerate(group_runs(records)):
         values = 100 * np.concatenate([clients(r) for r in s.records])
         assert len(values) == CLIENTS * len(s.records)
         dots, median = axes.collections[2 * i : 2 * i + 2]
@@ -135,7 +135,7 @@ def test_fairness(records):
     figure = plots.fairness(records, [records[-1]])
     axes = {each.get_label(): each for each in figure.axes}
     worst, worse = axes["worst"], axes["worse"]
-    group = series(records)[0].records
+    group = group_runs(records)[0].records
     _, drawn = line(figure, "PFLEGO")
     expected = np.mean([statistics.deciles(clients(r)) for r in group], axis=0)
     np.testing.assert_allclose(drawn, 100 * expected)
@@ -144,13 +144,13 @@ def test_fairness(records):
         value = 100 * np.mean([statistics.worst(clients(r), fraction) for r in group])
         assert any(abs(x - value) < 1e-9 for x in points), (fraction, value)
         assert marker in {each.get_marker() for each in worst.lines}
-    fedavg = series(records)[1].records
+    fedavg = group_runs(records)[1].records
     for of in (statistics.jain, statistics.gini):
         drawn = [each.get_xdata()[0] for each in axes[of.__name__].lines if each.get_ydata()[0] == 1]
         assert drawn == pytest.approx([np.mean([of(clients(r)) for r in fedavg])])
     shares = {int(each.get_ydata()[0]): each.get_xdata()[0] for each in worse.lines}
     assert set(shares) == {0, 1}  # Local is not compared with itself
-    for i, s in enumerate(series(records)[:2]):
+    for i, s in enumerate(group_runs(records)[:2]):
         assert shares[i] == pytest.approx(100 * statistics.share_worse(*paired(s.records, [records[-1]])))
     assert len(plots.fairness(records).axes) == len(axes) - 1  # without a baseline
 
@@ -158,7 +158,7 @@ def test_fairness(records):
 def test_gains(records):
     figure = plots.gains(records, records[-1])
     assert len(figure.axes) == 2
-    for axes, s in zip(figure.axes, series(records[:-1]), strict=True):
+    for axes, s in zip(figure.axes, group_runs(records[:-1]), strict=True):
         own, base = (100 * values for values in paired(s.records, [records[-1]]))
         gained = np.round(own - base, 9)
         bars = [(round(b.get_x(), 9), round(b.get_x() + b.get_width(), 9), b.get_height()) for b in axes.patches]
@@ -253,7 +253,7 @@ def test_colours_differ_for_every_sight_and_stand_out_from_white(sight):
 
 def test_settings_of_one_algorithm_are_told_apart():
     slow, fast = made(hyperparameters={"tau": 5}), made(hyperparameters={"tau": 50})
-    labels = [s.label for s in series([slow, fast])]
+    labels = [s.label for s in group_runs([slow, fast])]
     assert len(set(labels)) == 2 and all("tau" in label and "PFLEGO" in label for label in labels)
     markers = {each.get_marker() for each in plots.curves([slow, fast]).axes[0].lines}
     assert len(markers) == 2
@@ -261,11 +261,11 @@ def test_settings_of_one_algorithm_are_told_apart():
 
 def test_runs_on_different_data_are_not_seeds_of_each_other():
     here, there = made("pflego", 0), made("pflego", 1, dataset="mnist")
-    assert [len(s.records) for s in series([here, there])] == [1, 1]
+    assert [len(s.records) for s in group_runs([here, there])] == [1, 1]
     same_recipe = made("pflego", 0, federation_hash="e" * 64)
-    assert [len(s.records) for s in series([here, same_recipe])] == [1, 1]
+    assert [len(s.records) for s in group_runs([here, same_recipe])] == [1, 1]
     other_seed = made("pflego", 1, federation_hash="e" * 64, data_seed=1)  # made alike, with the split of its seed
-    assert [len(s.records) for s in series([here, other_seed])] == [2]
+    assert [len(s.records) for s in group_runs([here, other_seed])] == [2]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from helpers import small_runs as runs
 from tfpfl.runs.config import RunError
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL
 from tfpfl.runs.run import Run
-from tfpfl.runs.store import ClientStore, StoreError
+from tfpfl.runs.store import RunStore, StoreError
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import by_setting, check_comparable
 
@@ -64,7 +64,7 @@ def test_reading_changes_nothing_and_needs_a_store(a_run, tmp_path):
     Record.read(a_run)
     assert runs.saved(a_run) == before
     with (
-        ClientStore(a_run / "state.sqlite", read_only=True) as store,
+        RunStore(a_run / "state.sqlite", read_only=True) as store,
         pytest.raises(StoreError, match="readonly"),
     ):
         store.commit_round(8, (), {}, {"round": 8})

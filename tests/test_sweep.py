@@ -49,7 +49,7 @@ def test_rungs_of_successive_halving():
 
 def test_settings_are_ranked_by_validation_and_halving_only_adds_rounds(config, tmp_path):
     settings = search.grid({"beta": [1e-6, 0.05, 0.02, 0.01]})
-    found = search.sweep(config, settings, tmp_path / "out", factor=2)
+    found = search.search_hyperparameters(config, settings, tmp_path / "out", factor=2)
     assert [(len(rung), rung[0].rounds) for rung in found] == [(4, 1), (2, 2), (1, 4)]
     for rung in found[:-1]:
         assert [c.accuracy for c in rung] == sorted((c.accuracy for c in rung), reverse=True)
@@ -59,24 +59,24 @@ def test_settings_are_ranked_by_validation_and_halving_only_adds_rounds(config, 
     (winner,) = found[-1]
     assert Record.read(winner.folder).rounds == 4
     assert winner.accuracy == Record.read(winner.folder).result(VALIDATION).accuracy
-    again = search.sweep(config, settings, tmp_path / "out", factor=2)  # nothing is left to run
+    again = search.search_hyperparameters(config, settings, tmp_path / "out", factor=2)  # nothing is left to run
     assert again[-1][0].folder == winner.folder
 
 
 def test_one_that_diverges_is_last_and_goes_no_further(config, tmp_path):
-    found = search.sweep(config, [{"rho": 1e30}, {"rho": 0.001}], tmp_path / "out", factor=2)
+    found = search.search_hyperparameters(config, [{"rho": 1e30}, {"rho": 0.001}], tmp_path / "out", factor=2)
     assert math.isnan(found[0][1].accuracy) and found[0][1].hyperparameters == {"rho": 1e30}
     assert found[-1][0].hyperparameters == {"rho": 0.001}
 
 
 def test_searches_that_cannot_be(config, tmp_path):
     with pytest.raises(ValueError, match="nothing to search"):
-        search.sweep(config, [], tmp_path / "out")
+        search.search_hyperparameters(config, [], tmp_path / "out")
     with pytest.raises(ValueError, match="a setting is there twice"):
-        search.sweep(config, [{"beta": 0.1}, {"beta": 0.1}], tmp_path / "out")
+        search.search_hyperparameters(config, [{"beta": 0.1}, {"beta": 0.1}], tmp_path / "out")
     with pytest.raises(ValueError, match="did you mean 'beta'"):
-        search.sweep(config, [{"bet": 0.1}], tmp_path / "out")
+        search.search_hyperparameters(config, [{"bet": 0.1}], tmp_path / "out")
     without = runs.federation(tmp_path / "without", validation=0.0)
     with pytest.raises(ValueError, match="the federation has none: raise --validation"):
-        search.sweep(RunConfig(federation=str(without.path)), [{"beta": 0.1}], tmp_path / "out")
+        search.search_hyperparameters(RunConfig(federation=str(without.path)), [{"beta": 0.1}], tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -15,7 +15,7 @@ from tfpfl.data.population import Population, Sampling
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import SplitModel
 from tfpfl.runs.run import Run
-from tfpfl.runs.store import ClientStore, StoreError
+from tfpfl.runs.store import RunStore, StoreError
 from tfpfl.runs.training import Training
 
 PER_CLIENT = [name for name, row in ALGORITHMS.items() if row.message == "per client"]
@@ -181,14 +181,14 @@ def test_an_algorithm_without_matrices_saves_none(a_run):
 def test_matrices_are_part_of_the_round(tmp_path):
     """All of a round or nothing; damage is seen."""
     path = tmp_path / "state.sqlite"
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         store.commit_round(1, (), {}, {}, matrices={"A": np.eye(3), "B": np.float32([[1, 2]])})
         store.commit_round(2, (), {}, {})
         with pytest.raises(StoreError):
             store.commit_round(4, (), {}, {}, matrices={"A": np.eye(3)})
         with pytest.raises(TypeError):
             store.commit_round(3, (), {}, {"x": object()}, matrices={"A": np.eye(3)})
-    with ClientStore(path) as store:
+    with RunStore(path) as store:
         assert store.matrix_rounds() == [1] and store.matrices(2) == {}
         assert identical(store.matrices(1), {"A": np.eye(3), "B": np.float32([[1, 2]])})
         store._db.execute("UPDATE matrix SET crc = crc + 1 WHERE name = 'B'")
@@ -199,11 +199,11 @@ def test_matrices_are_part_of_the_round(tmp_path):
 def test_a_store_without_matrices_goes_on(tmp_path):
     """One of format 1."""
     path = tmp_path / "state.sqlite"
-    with ClientStore(path, "run") as store:
+    with RunStore(path, "run") as store:
         store.commit_round(1, (np.ones(2),), {}, {})
         store._db.execute("DROP TABLE matrix")
         store._db.execute("PRAGMA user_version = 1")
-    with ClientStore(path, "run") as store:
+    with RunStore(path, "run") as store:
         assert store.round_num == 1 and store.matrix_rounds() == []
         store.commit_round(2, (np.ones(2),), {}, {}, matrices={"A": np.eye(2)})
         assert identical(store.matrices(2)["A"], np.eye(2))

@@ -14,7 +14,7 @@ from tfpfl import Sampling, SplitModel, Training, build_algorithm
 from tfpfl.data import Federation
 from tfpfl.data.cohorts import cohort
 from tfpfl.runs import training
-from tfpfl.runs.store import ClientStore, StoreError
+from tfpfl.runs.store import RunStore, StoreError
 from tfpfl.runs.training import DivergedError
 
 
@@ -221,7 +221,7 @@ def test_bad_arguments(federation):
 
 
 def test_a_store_of_another_algorithm_is_refused(federation):
-    store = ClientStore()
+    store = RunStore()
     Training(make("pflego", federation, tau=2), federation, store=store).run(1)
     with pytest.raises(StoreError, match="server state has .* arrays"):
         Training(make("local", federation), federation, store=store).run(2)

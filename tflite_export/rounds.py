@@ -21,7 +21,7 @@ from tfpfl.algorithms.contract import ClientOutput
 from tfpfl.data.cohorts import cohort
 from tfpfl.engines import aggregation
 from tfpfl.engines.local.simulation import Simulation
-from tfpfl.engines.scoring import Evaluation
+from tfpfl.engines.scoring import Scorer
 from tfpfl.engines.visit import server_step
 from tfpfl.models.weights import Head
 from tfpfl.runs.training import Training
@@ -162,7 +162,7 @@ def simulate_round(
     devices = Devices(
         algorithm, config, federation, payload=payload, chunk=chunk, static=static, interpreter=interpreter
     )
-    process, evaluation = _process(engine, algorithm, federation), Evaluation(algorithm, federation, ("test",))
+    process, evaluation = _process(engine, algorithm, federation), Scorer(algorithm, federation, ("test",))
     visits = Training(algorithm, federation, seed=config.seed).visits
     ids = algorithm.population.client_ids.tolist()
     server = process.initialize()

@@ -20,7 +20,7 @@ _HOME = {
     "ALGORITHMS": "algorithms",
     "build_algorithm": "algorithms",
     "Federation": "data.federation",
-    "Evaluation": "engines.scoring",
+    "Scorer": "engines.scoring",
     "RoundOutput": "engines.visit",
     "Run": "runs.run",
     "RunConfig": "runs.config",

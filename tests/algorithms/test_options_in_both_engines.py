@@ -9,7 +9,7 @@ from helpers.marks import slow_but
 from helpers.toys import backbone, distance, initial_states, on_disk, visits_by_id
 from tfpfl.algorithms import build_algorithm
 from tfpfl.engines.local.simulation import Simulation
-from tfpfl.engines.scoring import Evaluation
+from tfpfl.engines.scoring import Scorer
 from tfpfl.models import SplitModel
 
 BATCHES = {"epochs": 2, "batch_size": 4, "momentum": 0.5}
@@ -57,7 +57,7 @@ def test_both_engines_agree(tff, federation, name):
     assert distance(rounds(federate(algorithm, federation), algorithm), (server, states)) < 1e-5
     ids = COHORTS[-1]
     visits, heads = visits_by_id(algorithm.population, ids, 9), [states[i] for i in ids]
-    expected = Evaluation(algorithm, federation, ["test"])(server, heads, visits)
+    expected = Scorer(algorithm, federation, ["test"])(server, heads, visits)
     for found, wanted in zip(
         federated_evaluation(algorithm, federation, ["test"])(server, heads, visits), expected, strict=True
     ):

@@ -6,8 +6,8 @@ import numpy as np
 
 from tfpfl.algorithms import ALGORITHMS
 from tfpfl.runs.config import RunConfig
-from tfpfl.runs.protocols import LOCAL_COPY, Evaluation, summarize
-from tfpfl.runs.store import ClientStore
+from tfpfl.runs.protocols import LOCAL_COPY, Score, summarize
+from tfpfl.runs.store import RunStore
 from tfpfl.studies.records import Record
 
 ROUNDS, CLIENTS, COHORT = 12, 8, 3
@@ -61,15 +61,15 @@ def made(algorithm="pflego", seed=0, *, good=0.5, silent=False, rounds=ROUNDS, f
     return record
 
 
-def _score(t, i, model, good, rng) -> Evaluation:
+def _score(t, i, model, good, rng) -> Score:
     accuracy = round(20 * min(1, good + 0.03 * t + 0.04 * i * rng.random())) / 20
-    return Evaluation(t, i, model, "test", 20, float(1.5 - accuracy), accuracy)
+    return Score(t, i, model, "test", 20, float(1.5 - accuracy), accuracy)
 
 
 def stored(record: Record, folder: Path, matrices=None) -> Record:
     """The same, with a store that has these matrices after the last round."""
     folder.mkdir(parents=True)
-    with ClientStore(folder / "state.sqlite", record.config.run_id) as store:
+    with RunStore(folder / "state.sqlite", record.config.run_id) as store:
         last = len(record.history)
         for row in record.history:
             t = row["round"]

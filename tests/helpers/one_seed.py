@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfpfl
 from helpers.quick import quick
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
-from tfpfl.models import build
+from tfpfl.models import build_network
 
 ROUNDS = 5
 
@@ -21,7 +21,7 @@ def ends(folder: str) -> dict:
     population = federation.population(tfpfl.Sampling("fixed", rate=0.5))
     found = {}
     for name in ALGORITHMS:
-        model = tfpfl.SplitModel(build("mlp200", federation.example_shape))
+        model = tfpfl.SplitModel(build_network("mlp200", federation.example_shape))
         training = tfpfl.Training(build_algorithm(name, model, population, **quick(name)), federation, evaluate_every=0)
         training.run(ROUNDS)
         clients = training.client_states(population.client_ids.tolist())

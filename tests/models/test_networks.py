@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfpfl.data.population import Population
-from tfpfl.models import NETWORKS, SplitModel, build
+from tfpfl.models import NETWORKS, SplitModel, build_network
 from tfpfl.models.networks import default_network
 
 COUNTS = [  # PFLEGO's and PGFed's tables: name, image, body b, M, classes, head h
@@ -21,7 +21,7 @@ COUNTS = [  # PFLEGO's and PGFed's tables: name, image, body b, M, classes, head
 
 @pytest.mark.parametrize(("name", "image", "body", "features", "classes", "head"), COUNTS)
 def test_parameter_counts_are_those_of_the_papers(name, image, body, features, classes, head):
-    model = SplitModel(build(name, image))
+    model = SplitModel(build_network(name, image))
     info = Population([5], [classes]).info(0)
     assert model.num_backbone_weights == body and model.num_features == features
     assert sum(int(tf.size(w)) for w in model.head(info)) == head
@@ -33,21 +33,21 @@ def test_every_network_is_counted():
 
 
 def test_weights_are_a_function_of_the_seed_and_layers_differ():
-    first, again, other = (build("fedavg_cnn", (28, 28, 1), seed=s).get_weights() for s in (3, 3, 4))
+    first, again, other = (build_network("fedavg_cnn", (28, 28, 1), seed=s).get_weights() for s in (3, 3, 4))
     for a, b, c in zip(first, again, other, strict=True):
         assert a.tobytes() == b.tobytes()
         if a.ndim == 1:
             assert not a.any()  # biases are zero
         else:
             assert np.abs(a - c).max() > 0
-    dense = build("mlp200", (28, 28, 1), seed=3).get_weights()[0]
+    dense = build_network("mlp200", (28, 28, 1), seed=3).get_weights()[0]
     assert dense.shape == (784, 200)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_kernels_are_glorot_uniform(name):
     """Uniform in +- sqrt(6 / (fan in + fan out)): the bound, and the variance within five standard errors."""
-    for kernel in build(name, (32, 32, 3) if name != "omniglot_4conv" else (28, 28, 1)).get_weights()[::2]:
+    for kernel in build_network(name, (32, 32, 3) if name != "omniglot_4conv" else (28, 28, 1)).get_weights()[::2]:
         field = int(np.prod(kernel.shape[:-2]))
         limit = np.sqrt(6 / (field * kernel.shape[-2] + field * kernel.shape[-1]))
         assert np.abs(kernel).max() <= limit and np.abs(kernel).max() > 0.98 * limit
@@ -56,13 +56,13 @@ def test_kernels_are_glorot_uniform(name):
 
 
 def test_double_precision_networks():
-    model = SplitModel(build("mlp200", (8, 8, 1), dtype="float64"))
+    model = SplitModel(build_network("mlp200", (8, 8, 1), dtype="float64"))
     assert model.dtype == np.float64 and all(w.dtype == tf.float64 for w in model.theta())
 
 
 def test_default_networks_and_bad_requests():
     assert default_network((32, 32, 3)) == "cifar_2conv" and default_network((28, 28, 1)) == "mlp200"
     with pytest.raises(ValueError, match="unknown network 'lenet'.*mlp200, cifar_2conv"):
-        build("lenet", (28, 28, 1))
+        build_network("lenet", (28, 28, 1))
     with pytest.raises(ValueError, match=r"fedavg_cnn needs larger images than \(8, 8, 1\)"):
-        build("fedavg_cnn", (8, 8, 1))
+        build_network("fedavg_cnn", (8, 8, 1))

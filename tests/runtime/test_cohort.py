@@ -17,8 +17,8 @@ from tfpfl.data.population import Sampling
 from tfpfl.engines.local import grouping
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.packed import Packed, groups, one_pass_of
-from tfpfl.engines.scoring import Evaluation, shared_theta
-from tfpfl.models import SplitModel, build
+from tfpfl.engines.scoring import Scorer, shared_theta
+from tfpfl.models import SplitModel, build_network
 from tfpfl.runs.cost import Counter
 from tfpfl.studies import battery
 
@@ -146,7 +146,7 @@ def test_a_copy_of_the_weights_changes_nothing(federation):
     algorithm = make("pflego", federation, "float32")
     wrapped, ids = copied(algorithm), [4, 0, 1, 3, 2]
     states = [arrays_of_states(algorithm)[i] for i in ids]
-    evaluations = [Evaluation(a, federation, ["test"]) for a in (algorithm, wrapped)]
+    evaluations = [Scorer(a, federation, ["test"]) for a in (algorithm, wrapped)]
     scores = [each(algorithm.init_server(), states, visits(algorithm, ids, 1)) for each in evaluations]
     assert identical(*scores)
     assert [type(part).__name__ for part in evaluations[1]._parts] == ["FusedEvaluation"]
@@ -161,9 +161,9 @@ def test_who_shares_a_backbone_is_evaluated_together(federation, name):
     ids = [4, 0, 1, 3, 2]
     own, cohort_visits = [states[i] for i in ids], visits(algorithm, ids, 1)
     assert (shared_theta(algorithm) is not None) == SHARE[name]
-    together = Evaluation(algorithm, federation, ["test", "train"])
+    together = Scorer(algorithm, federation, ["test", "train"])
     found = together(server, own, cohort_visits)
-    plain = Evaluation(algorithm, federation, ["test", "train"], cohort="plain")(server, own, cohort_visits)
+    plain = Scorer(algorithm, federation, ["test", "train"], cohort="plain")(server, own, cohort_visits)
     assert distance(found, plain) < 1e-9
     # A global model goes through the backbone with the personal ones where it has theirs, else by itself.
     assert len(together._parts) == 1 + (algorithm.global_model is not None and not SHARE[name])
@@ -218,7 +218,7 @@ def test_packed_states_are_the_states(federation):
 
 def test_activations_are_counted():
     """28 x 28 inputs flattened, then a product, a sum and a ReLU of 200."""
-    model = SplitModel(build("mlp200", (28, 28, 1)))
+    model = SplitModel(build_network("mlp200", (28, 28, 1)))
     assert 4 * (784 + 3 * 200) <= model.activation_bytes <= 4 * (2 * 784 + 4 * 200)
 
 

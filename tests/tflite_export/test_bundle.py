@@ -16,7 +16,7 @@ from tflite_export import Bundle, BundleError, DeviceClient, ExportError, Runtim
 from tflite_export.device import layout
 from tflite_export.device.head_file import HeadError, SavedHead, head_bytes, load_head, theta_sha256
 from tflite_export.device.ops import operations
-from tfpfl.models import SplitModel, build
+from tfpfl.models import SplitModel, build_network
 from tfpfl.runs.run import Run
 
 INTERPRETER = tf.lite.Interpreter
@@ -194,7 +194,7 @@ def test_other_algorithms_export_for_inference(make_run, federation, tmp_path, a
 
 @pytest.mark.slow
 def test_a_model_by_hand(tmp_path):
-    model = SplitModel(build("omniglot_4conv", (28, 28, 1)))
+    model = SplitModel(build_network("omniglot_4conv", (28, 28, 1)))
     theta, head = varied(model), random_head(model, 7)
     x, _ = examples(model, 20, 7)
     bundle = export((model, theta, head), out=tmp_path / "b", training={"tau": 5}, labels="abcdefg", train=(x, None))

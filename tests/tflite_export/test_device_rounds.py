@@ -7,14 +7,14 @@ from helpers.marks import slow_but
 from tflite_export import ExportError, simulate_round
 from tflite_export.rounds import Devices
 from tfpfl.algorithms import build_algorithm
-from tfpfl.models import SplitModel, build
+from tfpfl.models import SplitModel, build_network
 from tfpfl.runs.config import RunConfig
 
 
 @pytest.fixture(scope="module")
 def asked(federation):
     """asked(**hyperparameters) -> (algorithm, config, federation); half of the clients a round."""
-    model = SplitModel(build("mlp200", federation.example_shape))  # one for all: it is converted once
+    model = SplitModel(build_network("mlp200", federation.example_shape))  # one for all: it is converted once
 
     def make(algorithm="pflego", **hyper):
         hyper = {"rho": 0.01, "beta": 0.05} | hyper if algorithm == "pflego" else {}

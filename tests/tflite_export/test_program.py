@@ -12,14 +12,14 @@ from helpers.truth import examples, random_head, relative, relative_l2, runner, 
 from tflite_export.convert.gradients import UnsupportedLayerError
 from tflite_export.convert.program import convert_program, flatten, unflatten
 from tflite_export.device.ops import check_builtin, operations
-from tfpfl.models import SplitModel, build
+from tfpfl.models import SplitModel, build_network
 
 L2 = {"cifar_2conv": 1e-3}  # near-ties of overlapping windows: a pixel's gradient may go to the neighbour
 
 
 @pytest.fixture(scope="module", params=slow_but(PAPERS, "mlp200", "omniglot_4conv"))
 def paper(request):
-    model = SplitModel(build(request.param, PAPERS[request.param]))
+    model = SplitModel(build_network(request.param, PAPERS[request.param]))
     return request.param, model, convert_program(model)
 
 
@@ -118,7 +118,7 @@ def test_padding_of_the_static_variant_changes_nothing(paper):
 
 
 def test_the_safeguard_takes_back_steps_that_raise_the_loss():
-    model = SplitModel(build("mlp200", (4, 4)))
+    model = SplitModel(build_network("mlp200", (4, 4)))
     rng = np.random.default_rng(0)
     phi = np.repeat(rng.random((3, 200), np.float32), 2, 0)  # the same features twice, with both labels
     y = np.array([0, 1, 0, 1, 1, 0], np.int32)
@@ -168,11 +168,11 @@ def test_a_layer_without_builtin_gradient_is_refused_by_name(layer, reason):
 
 def test_a_model_in_double_precision_is_refused():
     with pytest.raises(ValueError, match="float64"):
-        convert_program(SplitModel(build("mlp200", (4, 4), dtype="float64")))
+        convert_program(SplitModel(build_network("mlp200", (4, 4), dtype="float64")))
 
 
 def test_flatten_and_unflatten_are_inverse():
-    model = SplitModel(build("omniglot_4conv", (28, 28, 1)))
+    model = SplitModel(build_network("omniglot_4conv", (28, 28, 1)))
     theta = varied(model)
     assert all(np.array_equal(a, b) for a, b in zip(unflatten(flatten(theta), model), theta, strict=True))
     assert flatten(theta).shape == (model.num_backbone_weights,)

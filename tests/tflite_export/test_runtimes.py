@@ -22,7 +22,7 @@ from helpers.networks import OWN, PAPERS
 from helpers.truth import random_head, varied
 from tflite_export import DeviceClient, export, verify
 from tflite_export.device.payload import decode
-from tfpfl.models import SplitModel, build
+from tfpfl.models import SplitModel, build_network
 
 VERSIONS = os.environ.get("TFPFL_LITERT", "").split()
 NONE = "no LiteRT runtime is asked for (set TFPFL_LITERT)"
@@ -34,7 +34,7 @@ NETWORKS = [*PAPERS, "strided convolutions", "average pools", "max pools", "resi
 def bundle(request, tmp_path_factory):
     """A bundle with weights that are not the initial ones."""
     own = OWN.get(request.param)
-    model = SplitModel(own() if own else build(request.param, PAPERS[request.param]))
+    model = SplitModel(own() if own else build_network(request.param, PAPERS[request.param]))
     source = (model, varied(model), random_head(model, 4))
     return export(source, out=tmp_path_factory.mktemp("bundles") / "b", inference=request.param in PAPERS)
 

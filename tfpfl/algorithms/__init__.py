@@ -358,8 +358,8 @@ def build_algorithm(name: str, model, population, *, preset: str | None = None, 
 
     Examples:
         >>> from tfpfl import Population, SplitModel
-        >>> from tfpfl.models import build
-        >>> model, population = SplitModel(build("mlp200", (8, 8, 1))), Population([30] * 10, [2] * 10)
+        >>> from tfpfl.models import build_network
+        >>> model, population = SplitModel(build_network("mlp200", (8, 8, 1))), Population([30] * 10, [2] * 10)
         >>> build_algorithm("pflego", model, population, preset="exact", tau=20).aggregate
         'sum'
         >>> build_algorithm("pflego", model, population, tua=20)

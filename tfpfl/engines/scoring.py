@@ -109,7 +109,7 @@ def shared_theta(algorithm: Algorithm) -> Callable | None:
     return theta_of
 
 
-class Evaluation:
+class Scorer:
     """Scores clients' personal models on held-out splits: `personal_model` with the newest message.
 
     It scores the global model too, where the method has one. Models with the same backbone (`Algorithm.shares`; and the

@@ -59,7 +59,7 @@ def default_network(example_shape: tuple) -> str:
     return "cifar_2conv" if len(example_shape) == 3 and example_shape[-1] == 3 else "mlp200"
 
 
-def build(name: str, input_shape: tuple, *, seed: int = 0, dtype: str = "float32"):
+def build_network(name: str, input_shape: tuple, *, seed: int = 0, dtype: str = "float32"):
     """A backbone by name: Glorot uniform kernels drawn from (seed, position of the weight), zero biases.
 
     Raises:

@@ -31,8 +31,8 @@ class SplitModel:
         ValueError: the output is not [N, M]; a layer is not a pure function of weights and input; an unknown head_init.
 
     Examples:
-        >>> from tfpfl.models import build
-        >>> model = SplitModel(build("mlp200", (8, 8, 1)))
+        >>> from tfpfl.models import build_network
+        >>> model = SplitModel(build_network("mlp200", (8, 8, 1)))
         >>> model.num_features, model.num_backbone_weights, model.num_weights(num_labels=2)
         (200, 13000, 13402)
     """

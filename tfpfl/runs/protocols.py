@@ -14,7 +14,7 @@ from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.runs import statistics
 
 
-class Evaluation(NamedTuple):
+class Score(NamedTuple):
     """One client's result with one model on one split; NaN where it has no examples there."""
 
     round_num: int
@@ -127,7 +127,7 @@ class Result(NamedTuple):
         return Protocol(*self[: len(Protocol._fields)])
 
 
-def evaluation_rows(scores: Iterable[dict], client_ids, round_num: int, model: str) -> list[Evaluation]:
+def evaluation_rows(scores: Iterable[dict], client_ids, round_num: int, model: str) -> list[Score]:
     """Rows for the store from '{split}_{correct|examples|loss}' of every client; NaN where there are no examples."""
     rows = []
     for client_id, score in zip(client_ids, scores, strict=True):
@@ -138,11 +138,11 @@ def evaluation_rows(scores: Iterable[dict], client_ids, round_num: int, model: s
             loss, accuracy = np.nan, np.nan
             if examples:
                 loss, accuracy = float(score[f"{split}_loss"]), int(score[f"{split}_correct"]) / examples
-            rows.append(Evaluation(round_num, int(client_id), model, split, examples, loss, accuracy))
+            rows.append(Score(round_num, int(client_id), model, split, examples, loss, accuracy))
     return rows
 
 
-def summarize(rows: list[Evaluation]) -> dict:
+def summarize(rows: list[Score]) -> dict:
     """{(model, split): {accuracy, loss}} over clients, of one round's rows: what history.csv shows of it."""
     summary = {}
     for model, split in sorted({(e.model, e.split) for e in rows}):
@@ -174,7 +174,7 @@ def protocol(name: str) -> Protocol:
     return PROTOCOLS[name]
 
 
-def results(evaluations: list[Evaluation]) -> list[Result]:
+def results(evaluations: list[Score]) -> list[Result]:
     """Every combination of protocol that the evaluations of a run allow.
 
     A round in which no client of the cohort has examples of the split is not an evaluated one.
@@ -207,7 +207,7 @@ def predicts(rows) -> str | None:
     """What clients predict with after the server's step: personal or fine-tuned where there is one, else global.
 
     Args:
-        rows: `Result`s or `Evaluation`s of one run.
+        rows: `Result`s or `Score`s of one run.
     """
     return _predicts({r.model for r in rows})
 
@@ -216,7 +216,7 @@ def _predicts(models) -> str | None:
     return next((m for m in ("personal", "fine-tuned", "global") if m in models), None)
 
 
-def rows_of(evaluations: list[Evaluation], wanted: Protocol) -> dict[int, list[Evaluation]]:
+def rows_of(evaluations: list[Score], wanted: Protocol) -> dict[int, list[Score]]:
     """The evaluations that a number of this protocol is made of, by round; {} where there are none.
 
     A round counts where some client has examples of the split. The best round is the first one with the highest mean,
@@ -241,7 +241,7 @@ def _chosen(table: dict, wanted: Protocol) -> dict:
     return {} if best is None else {best: by_round[best]}
 
 
-def per_client(evaluations: list[Evaluation], wanted: Protocol = EV_ALL) -> dict[int, float]:
+def per_client(evaluations: list[Score], wanted: Protocol = EV_ALL) -> dict[int, float]:
     """{client id: its accuracy}, the mean over those of the protocol's rounds that scored it; NaN without examples."""
     by_client = {}
     for rows in rows_of(evaluations, wanted).values():
@@ -250,14 +250,14 @@ def per_client(evaluations: list[Evaluation], wanted: Protocol = EV_ALL) -> dict
     return {i: statistics.mean_over_clients(values) for i, values in sorted(by_client.items())}
 
 
-def curve(evaluations: list[Evaluation], wanted: Protocol = EV_ALL, what: str = "accuracy") -> dict[int, float]:
+def curve(evaluations: list[Score], wanted: Protocol = EV_ALL, what: str = "accuracy") -> dict[int, float]:
     """{round: mean accuracy or loss} of all evaluated rounds; `when` is not looked at."""
     by_round = _by_round(_table(evaluations), wanted)
     means = {t: _mean(rows, wanted.mean, what) for t, rows in sorted(by_round.items())}
     return {t: value for t, value in means.items() if not np.isnan(value)}
 
 
-def rounds_to(evaluations: list[Evaluation], accuracy: float, wanted: Protocol = EV_ALL) -> int | None:
+def rounds_to(evaluations: list[Score], accuracy: float, wanted: Protocol = EV_ALL) -> int | None:
     """The first evaluated round whose mean is at least `accuracy` (PGFed's Table 2: 0.70); None if there is none."""
     return next((t for t, value in curve(evaluations, wanted).items() if value >= accuracy), None)
 

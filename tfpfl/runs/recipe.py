@@ -12,7 +12,7 @@ from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation
 from tfpfl.data.population import Population
-from tfpfl.models import SplitModel, build
+from tfpfl.models import SplitModel, build_network
 from tfpfl.runs.aggregators import with_aggregator
 from tfpfl.runs.config import NETWORK, RunConfig, RunError, file_hash
 
@@ -43,7 +43,7 @@ class Recipe:
         if self.arrival is not None:
             population = replace(population, arrival=self.arrival)
         if self.network is None:
-            backbone = build(config.network, federation.example_shape, seed=config.seed)
+            backbone = build_network(config.network, federation.example_shape, seed=config.seed)
         else:
             backbone = _load_network(*self.network)
         return SplitModel(backbone, seed=config.seed, head_init=config.head_init), population

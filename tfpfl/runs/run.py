@@ -40,7 +40,7 @@ from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import write_csv, write_whole
 from tfpfl.runs.privacy import Privacy, privacy, require_accounting
 from tfpfl.runs.recipe import Recipe, read_network
-from tfpfl.runs.store import ClientStore, OtherRun, StoreError
+from tfpfl.runs.store import OtherRun, RunStore, StoreError
 from tfpfl.runs.training import DivergedError, Training
 
 
@@ -127,7 +127,7 @@ class Run:
             if network_file is not None:
                 shutil.copyfile(network_file, folder / NETWORK)
             write_whole(folder / "config.json", json.dumps(asdict(config), indent=2) + "\n")
-            run.store = ClientStore(folder / "state.sqlite", config.run_id)
+            run.store = RunStore(folder / "state.sqlite", config.run_id)
         except (OSError, StoreError):
             if made:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -157,7 +157,7 @@ class Run:
         network_file = folder / NETWORK if config.network_hash else None
         run = cls(folder, config, open_federation(config), network_file, engine or config.engine)
         try:
-            run.store = ClientStore(state, config.run_id)
+            run.store = RunStore(state, config.run_id)
         except OtherRun as error:
             raise RunError(
                 f"config.json and state.sqlite in {folder} are not of one run: one of them was changed or replaced. "
@@ -173,7 +173,7 @@ class Run:
         return run
 
     @classmethod
-    def begun(
+    def create_or_resume(
         cls,
         config: RunConfig,
         folder: str | os.PathLike,
@@ -240,11 +240,11 @@ class Run:
             callbacks=callbacks,
         )
 
-    def evaluate(self) -> list[protocols.Evaluation]:
+    def evaluate(self) -> list[protocols.Score]:
         """Scores every client's personal model as it is now on all its data; writes the tables and the summary."""
         return self._evaluate(self.training())
 
-    def _evaluate(self, training: Training) -> list[protocols.Evaluation]:
+    def _evaluate(self, training: Training) -> list[protocols.Score]:
         scores = training.evaluate(training.server_state(), splits=("train", "validation", "test"))
         self.write_history()
         self.write_clients(scores)
@@ -257,7 +257,7 @@ class Run:
         columns = list(dict.fromkeys(name for row in rows for name in row))
         write_csv(self.folder / "history.csv", columns, rows)
 
-    def write_clients(self, scores: Sequence[protocols.Evaluation]) -> None:
+    def write_clients(self, scores: Sequence[protocols.Score]) -> None:
         """clients.csv: every client's data, and the scores of the model that it predicts with."""
         own = protocols.predicts(scores)
         rows = {

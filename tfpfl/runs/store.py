@@ -23,7 +23,7 @@ from safetensors.numpy import load, save
 from tensorflow import nest
 
 from tfpfl.checks import InvalidArgument
-from tfpfl.runs.protocols import Evaluation
+from tfpfl.runs.protocols import Score
 
 FORMAT_VERSION = 2  # 1 had no matrices
 
@@ -58,7 +58,7 @@ class OtherRun(StoreError):
     """The file holds the rounds of another run."""
 
 
-class ClientStore:
+class RunStore:
     """State by client id, and the rounds so far; in memory, or in one file that one process at a time writes.
 
     A client that has never taken part has no row and costs nothing; neither does an algorithm without client state.
@@ -182,7 +182,7 @@ class ClientStore:
         server_state: Any,
         client_states: dict[int, Any],
         history_row: dict,
-        evaluation_rows: Iterable[Evaluation] = (),
+        evaluation_rows: Iterable[Score] = (),
         matrices: dict[str, Any] | None = None,
     ) -> None:
         """Save one round, all of it or nothing; when this returns, it is on disk.
@@ -201,7 +201,7 @@ class ClientStore:
         done = self.round_num
         if round_num != done + 1:
             raise StoreError(f"{self._name} holds rounds up to {done}: the next is {done + 1}, not {round_num}")
-        evaluation_rows = [Evaluation(*row) for row in evaluation_rows]
+        evaluation_rows = [Score(*row) for row in evaluation_rows]
         if any(row.round_num != round_num for row in evaluation_rows):
             raise InvalidArgument(f"evaluations of another round given to round {round_num}")
         # All that can fail for another reason than the file comes before the transaction.
@@ -241,11 +241,11 @@ class ClientStore:
         with self._errors():
             return [json.loads(row) for (row,) in self._db.execute("SELECT row FROM history ORDER BY round")]
 
-    def evaluations(self, round_num: int | None = None) -> list[Evaluation]:
+    def evaluations(self, round_num: int | None = None) -> list[Score]:
         """The evaluations of one round or of all, ordered by round, client, model and split."""
         query = "SELECT * FROM evaluation WHERE ? IS NULL OR round = ? ORDER BY round, client, model, split"
         with self._errors():
-            rows = [Evaluation(*row) for row in self._db.execute(query, (round_num, round_num))]
+            rows = [Score(*row) for row in self._db.execute(query, (round_num, round_num))]
         return [row._replace(loss=_nan(row.loss), accuracy=_nan(row.accuracy)) for row in rows]
 
     def matrix_rounds(self) -> list[int]:
@@ -273,7 +273,7 @@ class ClientStore:
             os.close(self._lock)
             self._lock = None
 
-    def __enter__(self) -> "ClientStore":
+    def __enter__(self) -> "RunStore":
         return self
 
     def __exit__(self, *_) -> None:

@@ -23,14 +23,14 @@ from tfpfl.engines.machines import Machines
 from tfpfl.engines.packed import initial_states, side_by_side
 from tfpfl.engines.ray.engine import RayEngine, check_recipe
 from tfpfl.engines.rounds import check_fits
-from tfpfl.engines.scoring import Evaluation
+from tfpfl.engines.scoring import Scorer
 from tfpfl.engines.tff.aggregators import Aggregated, WithState
 from tfpfl.engines.tff.worker import use_local_worker
 from tfpfl.engines.visit import GLOBAL, Visit, client_state_spec, of_global
 from tfpfl.models import tree
 from tfpfl.runs import protocols
 from tfpfl.runs.availability import Availability
-from tfpfl.runs.store import ClientStore
+from tfpfl.runs.store import RunStore
 
 
 class DivergedError(TfpflError, RuntimeError):
@@ -66,7 +66,7 @@ class Training:
     algorithm: Algorithm
     federation: object
     seed: int = 0
-    store: ClientStore | None = None
+    store: RunStore | None = None
     engine: str = "local"
     cohort: str = "auto"
     threads: int | None = None
@@ -93,7 +93,7 @@ class Training:
                 f"model_name={GLOBAL!r} is what the algorithm's global model is called, and its clients predict with "
                 "another: take a name for that"
             )
-        self.store = ClientStore() if self.store is None else self.store
+        self.store = RunStore() if self.store is None else self.store
         self.stop_reason = None
         self._init_server = tf.function(self.algorithm.init_server, autograph=False)
         self._initial_states = initial_states(self.algorithm)
@@ -168,7 +168,7 @@ class Training:
         ids = self.algorithm.population.client_ids.tolist()
         if splits not in self._evaluations:
             ways = {"cohort": "plain" if self.cohort == "plain" else "auto", "threads": self.threads}
-            self._evaluations[splits] = Evaluation(self.algorithm, self.federation, splits, **ways)
+            self._evaluations[splits] = Scorer(self.algorithm, self.federation, splits, **ways)
         others = [i for i in ids if i not in known]
         known = dict(zip(others, self.client_states(others), strict=True)) | known
         t = self.store.round_num + (new_states is not None)

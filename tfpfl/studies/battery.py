@@ -4,7 +4,7 @@
         print(finding)
 
 Seven clients with 6 to 14 examples of 2 to 8 classes, a backbone of 65 weights, three clients a round: all of it takes
-some seconds. A check is a function of a `Subject` that raises `Broken`; `CHECKS` has all.
+some seconds. A check_algorithm is a function of a `Subject` that raises `Broken`; `CHECKS` has all.
 """
 
 import tempfile
@@ -24,12 +24,12 @@ from tfpfl.data.cohorts import cohort
 from tfpfl.data.population import Population, Sampling
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.local.simulation import Simulation
-from tfpfl.engines.scoring import Evaluation, shared_theta
+from tfpfl.engines.scoring import Scorer, shared_theta
 from tfpfl.engines.visit import Visit
 from tfpfl.models import SplitModel
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
-from tfpfl.runs.store import ClientStore
+from tfpfl.runs.store import RunStore
 
 EXAMPLES = (9, 14, 6, 12, 8, 11, 10)
 CLASSES = (2, 3, 2, 4, 3, 8, 2)  # 8 is no width of the backbone: a tensor with an axis of 8 is a head
@@ -44,9 +44,9 @@ class Broken(AssertionError):
 
 
 class Finding(NamedTuple):
-    """What a check found."""
+    """What a check_algorithm found."""
 
-    check: str
+    check_algorithm: str
     status: str  # 'ok', 'FAILED' or 'skipped'
     why: str = ""
 
@@ -54,7 +54,7 @@ class Finding(NamedTuple):
         return f"{self.status:8}{self.check}" + (f": {self.why}" if self.why else "")
 
 
-def check(build: Callable, *, checks: Sequence[Callable] | None = None) -> list[Finding]:
+def check_algorithm(build: Callable, *, checks: Sequence[Callable] | None = None) -> list[Finding]:
     """Runs the battery on an algorithm.
 
     Args:
@@ -62,7 +62,7 @@ def check(build: Callable, *, checks: Sequence[Callable] | None = None) -> list[
         checks: of `CHECKS`; default all. Those in `NEED_TFF` are skipped where TFF is not installed.
 
     Returns:
-        A finding for every check, in order. Other errors than `Broken`, which the algorithm itself raises, are
+        A finding for every check_algorithm, in order. Other errors than `Broken`, which the algorithm itself raises, are
         findings too.
     """
     found = []
@@ -158,7 +158,7 @@ class Trained:
 
     def __init__(self, algorithm, engine, store=None, seed=0):
         self.algorithm, self.engine, self.seed = algorithm, engine, seed
-        self.population, self.store = algorithm.population, store or ClientStore()
+        self.population, self.store = algorithm.population, store or RunStore()
         self.initial = initial_states(algorithm, self.population)
         self.server = self.store.server_state(engine.initialize())
         self.outputs = []
@@ -230,7 +230,7 @@ def both_engines_agree(subject):
             _near_by_name(its, mine, "a client's metrics")
     visits = visits_by_id(algorithm.population, EVERYONE, 99)
     scores = federated_evaluation(algorithm, federation, ["test"])(trained.server, trained.states(EVERYONE), visits)
-    expected = Evaluation(algorithm, federation, ["test"])(trained.server, trained.states(EVERYONE), visits)
+    expected = Scorer(algorithm, federation, ["test"])(trained.server, trained.states(EVERYONE), visits)
     names = {"test_correct", "test_examples", "test_loss"}
     if algorithm.global_model is not None:
         names |= {f"global_{name}" for name in names}
@@ -283,9 +283,9 @@ def saved_loaded_and_continued_is_continued(subject):
     algorithm, engine, trained = subject.algorithm, subject.engine, subject.trained
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "state.sqlite"
-        with ClientStore(file, "run") as store:
+        with RunStore(file, "run") as store:
             Trained(algorithm, engine, store).rounds(4)
-        with ClientStore(file, "run") as store:
+        with RunStore(file, "run") as store:
             resumed = Trained(algorithm, engine, store).rounds(ROUNDS)
             _require(len(resumed.outputs) == ROUNDS - 4, "rounds were lost")
             same = identical(resumed.server, trained.server)
@@ -314,7 +314,7 @@ def a_round_is_a_function_of_what_it_is_given(subject):
 def the_loss_falls(subject):
     """On classes that are far apart; the model that every client predicts with, on its training examples."""
     algorithm = subject.algorithm
-    score = Evaluation(algorithm, subject.federation, ["train"])
+    score = Scorer(algorithm, subject.federation, ["train"])
 
     def loss(run):
         visits = visits_by_id(algorithm.population, EVERYONE, 99)

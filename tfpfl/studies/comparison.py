@@ -21,12 +21,12 @@ from tfpfl.runs.federations import open_federation
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, Protocol
 from tfpfl.runs.run import Run
 from tfpfl.studies.records import Record
-from tfpfl.studies.run_groups import Series, check_comparable, measured, paired, series
+from tfpfl.studies.run_groups import RunGroup, check_comparable, group_runs, measured, paired
 
 FORMATS = {"csv": "csv", "md": "github", "tex": "latex_booktabs"}
 
 
-def run_all(
+def compare_runs(
     configs: Iterable[RunConfig],
     out: Path,
     *,
@@ -60,7 +60,7 @@ def run_all(
             asked.versions, asked.format = before.versions, before.format
             if asked.run_id != before.run_id:
                 raise RunError(f"{folder} is a run with another configuration; take another --out")
-        with Run.begun(config, folder, federation) as run:
+        with Run.create_or_resume(config, folder, federation) as run:
             if run.store.round_num < run.config.rounds or not (folder / "summary.json").exists():
                 run.train(callbacks(label))
     return folders
@@ -82,12 +82,12 @@ def rows(
         ValueError: the runs cannot be compared.
     """
     check_comparable(records)
-    found = series(records)
+    found = group_runs(records)
     references = [s for name in baselines for s in found if s.algorithm == name]
     return [_row(s, protocol, references) for s in found]
 
 
-def _row(s: Series, protocol: Protocol, references: list[Series]) -> dict:
+def _row(s: RunGroup, protocol: Protocol, references: list[RunGroup]) -> dict:
     def over_clients(function, times=100):
         return times * measured(s.records, function, protocol)[0]
 
@@ -129,7 +129,7 @@ def _row(s: Series, protocol: Protocol, references: list[Series]) -> dict:
     }
 
 
-def _accuracy(s: Series, protocol: Protocol) -> tuple[float, float]:
+def _accuracy(s: RunGroup, protocol: Protocol) -> tuple[float, float]:
     """In %, with half the interval: over seeds, or over clients where there is one seed."""
     results = [record.result(protocol) for record in s.records]
     if None in results:

@@ -13,8 +13,8 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.runs import protocols
 from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.protocols import EV_ALL, Protocol, Result
-from tfpfl.runs.protocols import Evaluation as Score
-from tfpfl.runs.store import ClientStore
+from tfpfl.runs.protocols import Score as Score
+from tfpfl.runs.store import RunStore
 
 SPENT = ("rounds", "bytes", "passes", "seconds", "virtual seconds")
 
@@ -49,7 +49,7 @@ class Record:
         config, state = read_config(folder), folder / "state.sqlite"
         if not state.exists():
             raise RunError(f"{state} is missing: the run's state is lost")
-        with ClientStore(state, read_only=True) as store:
+        with RunStore(state, read_only=True) as store:
             history, evaluations = store.history(), store.evaluations()
         if not history:
             raise RunError(f"{folder} has no rounds yet")
@@ -123,7 +123,7 @@ class Record:
     @cached_property
     def matrix_rounds(self) -> list[int]:
         """The rounds after which the algorithm's matrices were saved; [] where it has none."""
-        with ClientStore(self.folder / "state.sqlite", read_only=True) as store:
+        with RunStore(self.folder / "state.sqlite", read_only=True) as store:
             return store.matrix_rounds()
 
     def matrices(self, round_num: int | None = None) -> dict[str, np.ndarray]:
@@ -131,5 +131,5 @@ class Record:
         rounds = self.matrix_rounds
         if not rounds:
             return {}
-        with ClientStore(self.folder / "state.sqlite", read_only=True) as store:
+        with RunStore(self.folder / "state.sqlite", read_only=True) as store:
             return store.matrices(rounds[-1] if round_num is None else round_num)

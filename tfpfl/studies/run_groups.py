@@ -12,7 +12,7 @@ from tfpfl.runs.protocols import EV_ALL, Protocol
 from tfpfl.studies.records import Record
 
 
-class Series(NamedTuple):
+class RunGroup(NamedTuple):
     """Runs that differ in their seed alone.
 
     Attributes:
@@ -30,12 +30,12 @@ class Series(NamedTuple):
         """Its name in `ALGORITHMS`."""
         return self.records[0].config.algorithm
 
-    def shares(self, other: "Series") -> bool:
+    def shares(self, other: "RunGroup") -> bool:
         """Whether some run is in both."""
         return not {r.config.run_id for r in self.records}.isdisjoint(r.config.run_id for r in other.records)
 
 
-def series(records: Sequence[Record]) -> list[Series]:
+def group_runs(records: Sequence[Record]) -> list[RunGroup]:
     """The runs, those that differ in their seed alone together, in the order in which they come first.
 
     Raises:
@@ -55,7 +55,7 @@ def series(records: Sequence[Record]) -> list[Series]:
         for name, together in by_setting(on_it).items():
             algorithm = together[0].config.algorithm
             label = f"{name}, {told}" if len(kinds) > 1 else name
-            found.append(Series(label, together, variants[algorithm]))
+            found.append(RunGroup(label, together, variants[algorithm]))
             variants[algorithm] += 1
     return sorted(found, key=lambda s: place[s.records[0].config.run_id])
 

@@ -86,7 +86,7 @@ def rungs(candidates: int, rounds: int, factor: int) -> list[tuple[int, int]]:
     return found
 
 
-def sweep(
+def search_hyperparameters(
     config: RunConfig,
     settings: Iterable[dict],
     out: Path,
@@ -141,7 +141,7 @@ def sweep(
 
 
 def _accuracy(folder: Path, config: RunConfig, federation, callbacks) -> float:
-    with Run.begun(config, folder, federation) as run:
+    with Run.create_or_resume(config, folder, federation) as run:
         if run.store.round_num < config.rounds:
             try:
                 run.train(callbacks(", ".join(f"{k}={v:g}" for k, v in config.hyperparameters.items())))

@@ -124,7 +124,7 @@ def comparison_over_clients(rows: list[dict], protocol) -> Table:
 
 
 def rungs(found: list, config) -> Table:
-    """What `tfpfl.studies.search.sweep` found: the rungs, the last one on top."""
+    """What `tfpfl.studies.search.search_hyperparameters` found: the rungs, the last one on top."""
     title = (
         f"{algorithm_row(config.algorithm).title}: validation accuracy, EV-all, mean of the last ten evaluated rounds"
     )

@@ -26,7 +26,7 @@ from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.data import Federation, load_source
 from tfpfl.data.population import ClientInfo
 from tfpfl.engines.tff.worker import require_tff
-from tfpfl.models import build
+from tfpfl.models import build_network
 from tfpfl.models.weights import Head
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.run import Run
@@ -59,7 +59,7 @@ def digits_bundle(folder):
 
 def omniglot_bundle(folder):
     """The Omniglot CNN, trained for some seconds, and a client with five kinds of strokes."""
-    model, rng = SplitModel(build("omniglot_4conv", (28, 28, 1))), np.random.default_rng(1)
+    model, rng = SplitModel(build_network("omniglot_4conv", (28, 28, 1))), np.random.default_rng(1)
     preprocessing = {"scale": 1 / 255, "shift": 0.0, "stored_dtype": "uint8"}
     settings = drawing_settings("omniglot", (28, 28, 1), preprocessing)
     labels = np.arange(100) % 5

@@ -141,7 +141,7 @@ class ShardResult(NamedTuple):
     metric_sums: dict
 
 
-def federated_part(algorithm: Algorithm, federation, held_out: Sequence[str] = ()):
+def federated_shard(algorithm: Algorithm, federation, held_out: Sequence[str] = ()):
     """The clients' side of a round: (message, state@CLIENTS, visit@CLIENTS) -> `ShardResult`, its sums @SERVER.
 
     The message is @SERVER where all clients get the same, @CLIENTS where each gets its own. The coordinator makes it,

@@ -28,7 +28,7 @@ from tfpfl.engines import aggregation
 from tfpfl.engines.machines import Machines, MachinesError
 from tfpfl.engines.packed import side_by_side
 from tfpfl.engines.rounds import Part, Rounds
-from tfpfl.engines.tff.process import federated_part
+from tfpfl.engines.tff.process import federated_shard
 from tfpfl.engines.tff.worker import CHANNEL_OPTIONS, answers, context_on, require_tff
 
 # Shards of a cohort: 1, 2, 3 or 6 workers share 6 equally, 4 too 12. A shard costs some 25 ms beside its clients' work,
@@ -71,7 +71,7 @@ class ShardedProcess(Rounds):
         require_tff()
         self.workers = workers_of(machines)
         self.workers.require(federation)
-        self._federation, self._computation = federation, federated_part(algorithm, federation, held_out)
+        self._federation, self._computation = federation, federated_shard(algorithm, federation, held_out)
         super().__init__(algorithm, self._parts)
 
     def _parts(self, message_for: Callable, states: list, visits: list):

@@ -142,7 +142,7 @@ def _run(out: Path, cell: Cell, seed: int, rounds: int, callbacks, allow_downloa
     if (folder / "summary.json").exists() and Record.read(folder).rounds >= rounds:
         return
     config = RunConfig(**cell.config, rounds=rounds, seed=seed)
-    with Run.begun(config, folder, allow_download=allow_download) as run:
+    with Run.create_or_resume(config, folder, allow_download=allow_download) as run:
         run.train(callbacks)
 
 

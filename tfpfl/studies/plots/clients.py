@@ -26,7 +26,7 @@ from tfpfl.studies.plots.style import (
     words,
 )
 from tfpfl.studies.records import Record
-from tfpfl.studies.run_groups import clients, measured, paired, series
+from tfpfl.studies.run_groups import clients, group_runs, measured, paired
 
 
 @in_style
@@ -47,7 +47,7 @@ def distribution(
     """
     if kind not in ("box", "ecdf"):
         raise InvalidArgument(unknown("kind of picture", kind, ("box", "ecdf")))
-    rows = [(s, 100 * np.concatenate([clients(r, protocol) for r in s.records])) for s in series(records)]
+    rows = [(s, 100 * np.concatenate([clients(r, protocol) for r in s.records])) for s in group_runs(records)]
     _check_scored(rows, protocol)
     figure, axes = make_figure(height=1.5 + 0.36 * len(rows) if kind == "box" else None)
     for i, (s, values) in enumerate(rows):
@@ -95,9 +95,9 @@ def fairness(
     Raises:
         ValueError: no client was scored, or a baseline is on another federation.
     """
-    rows = series(records)
+    rows = group_runs(records)
     _check_scored([(s, np.concatenate([clients(r, protocol) for r in s.records])) for s in rows], protocol)
-    against = series(baselines) if baselines else []
+    against = group_runs(baselines) if baselines else []
     lower = 0.55 + 0.2 * len(rows)
     figure = Figure(figsize=(STYLE["figure.figsize"][0], 2.9 + 2 * lower), layout="constrained")
     layout = [["deciles", "deciles"], ["worst", "worse" if against else "."], ["jain", "gini"]]
@@ -159,14 +159,14 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
         ValueError: the runs are not on one federation, the baseline is of several algorithms or configurations, or
             there is nothing to compare.
     """
-    other = series(baseline if isinstance(baseline, Sequence) else [baseline])
+    other = group_runs(baseline if isinstance(baseline, Sequence) else [baseline])
     if len(other) > 1:
         raise InvalidArgument("the baseline must be one algorithm; found " + ", ".join(s.label for s in other))
     own = {r.config.run_id for r in other[0].records}
     rest = [r for r in records if r.config.run_id not in own]
     if not rest:
         raise InvalidArgument(f"there is nothing to compare {other[0].label} with: no other run was given")
-    rows = [(s, paired(s.records, other[0].records, protocol)) for s in series(rest)]
+    rows = [(s, paired(s.records, other[0].records, protocol)) for s in group_runs(rest)]
     found = [(s, 100 * statistics.gains(*pair)) for s, pair in rows]
     found = [(s, np.round(values[~np.isnan(values)], 9)) for s, values in found]  # 0.9 - 0.8 is not 0.1
     _check_scored(found, protocol)

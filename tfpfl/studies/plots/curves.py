@@ -11,7 +11,7 @@ from tfpfl.runs import statistics
 from tfpfl.runs.protocols import EV_ALL, Protocol
 from tfpfl.studies.plots.style import byte_unit, in_style, make_figure, put_legend, put_title, style, thousands, words
 from tfpfl.studies.records import SPENT, Record
-from tfpfl.studies.run_groups import series
+from tfpfl.studies.run_groups import group_runs
 
 
 @in_style
@@ -44,7 +44,7 @@ def curves(
         raise InvalidArgument(unknown("y axis", y, _VALUES))
     y_label, factor = _VALUES[y]
     protocol.check()
-    lines = [(s, *_points(s.records, x, y, protocol)) for s in series(records)]
+    lines = [(s, *_points(s.records, x, y, protocol)) for s in group_runs(records)]
     lines = [line for line in lines if len(line[1])]
     if not lines:
         raise InvalidArgument(f"there is nothing to draw: no round of these runs has {y} by this protocol: {protocol}")

@@ -12,7 +12,7 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.studies.records import Record
 from tfpfl.studies.report import sections
 from tfpfl.studies.report.blocks import Pictures, Section
-from tfpfl.studies.run_groups import Series, check_comparable, series
+from tfpfl.studies.run_groups import RunGroup, check_comparable, group_runs
 
 BASELINES = ("local", "fedavg_ft")  # what a personalized model has to beat: nobody's help, and a plain fine-tuning
 
@@ -81,10 +81,10 @@ def render(
     )
 
 
-def _comparable(records, allow_different_data) -> tuple[list[Series], list[str]]:
+def _comparable(records, allow_different_data) -> tuple[list[RunGroup], list[str]]:
     """The rows, and a warning where their data differ."""
     try:
-        rows = series(records)
+        rows = group_runs(records)
     except InvalidArgument as error:
         raise ReportError(str(error)) from error
     try:

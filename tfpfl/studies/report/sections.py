@@ -8,7 +8,7 @@ from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, PROTOCOLS
 from tfpfl.studies import plots
 from tfpfl.studies.plots.clients import WORST
 from tfpfl.studies.report.blocks import Commands, Folded, Note, Pictures, Table
-from tfpfl.studies.run_groups import Series, clients, measured, paired
+from tfpfl.studies.run_groups import RunGroup, clients, measured, paired
 from tfpfl.studies.tables import bytes_text, percent
 
 _DOTS = 400  # of one row; above, a distribution is drawn as a curve
@@ -20,7 +20,7 @@ _INTERVAL = (
 _TOLD_BY_RUN = ("hyperparameters", "versions", "format", "seed", "data_seed", "federation", "federation_hash")
 
 
-def results(rows: list[Series]) -> list:
+def results(rows: list[RunGroup]) -> list:
     """EV-all, the worst clients and EV-local; and the same runs as others measure."""
     table = [
         [
@@ -60,7 +60,7 @@ def _of(record, protocol, field="accuracy") -> float:
     return np.nan if result is None else getattr(result, field)
 
 
-def _accuracy(s: Series, protocol) -> str:
+def _accuracy(s: RunGroup, protocol) -> str:
     mean, half = statistics.over_seeds([_of(r, protocol) for r in s.records])
     return percent(mean, half if len(s.records) > 1 else _of(s.records[0], protocol, "accuracy_ci95"))
 
@@ -81,7 +81,7 @@ def _number(digits: int):
     return text
 
 
-def curves(pictures: Pictures, rows: list[Series], records) -> list:
+def curves(pictures: Pictures, rows: list[RunGroup], records) -> list:
     """Accuracy and loss by rounds, and accuracy by what it cost."""
     said = f"{plots.words(EV_ALL, 'every evaluated round')}. "
     bands = "Bands: 95 % interval over seeds. " if len(rows) < len(records) else ""
@@ -103,7 +103,7 @@ def curves(pictures: Pictures, rows: list[Series], records) -> list:
     ]
 
 
-def single_clients(pictures: Pictures, rows: list[Series], records, against: list[Series]) -> list:
+def single_clients(pictures: Pictures, rows: list[RunGroup], records, against: list[RunGroup]) -> list:
     """How accuracy is spread over the clients, and who wins and loses against the baselines `against`."""
     comparable = [other for other in against if all(_on_one_federation(s, other) for s in rows)]
     baselines = [r for other in comparable for r in other.records]
@@ -128,7 +128,7 @@ def single_clients(pictures: Pictures, rows: list[Series], records, against: lis
     return blocks + [_tests(rest[other.label], other) for other in comparable if rest[other.label]]
 
 
-def _on_one_federation(s: Series, other: Series) -> bool:
+def _on_one_federation(s: RunGroup, other: RunGroup) -> bool:
     hashes = ({r.config.federation_hash for r in each.records} for each in (s, other))
     return bool(set.intersection(*hashes))
 
@@ -184,7 +184,7 @@ def _tests(rows, other) -> Table:
     return Table(caption, head, table)
 
 
-def costs(rows: list[Series]) -> list:
+def costs(rows: list[RunGroup]) -> list:
     """Bytes, passes, seconds."""
     table = []
     for s in rows:
@@ -212,7 +212,7 @@ def costs(rows: list[Series]) -> list:
     return [Table(caption, head, table)]
 
 
-def matrices(pictures: Pictures, rows: list[Series]) -> list:
+def matrices(pictures: Pictures, rows: list[RunGroup]) -> list:
     """Who listens to whom, of the first seed of every algorithm that knows it."""
     blocks = []
     for s in rows:
@@ -227,7 +227,7 @@ def matrices(pictures: Pictures, rows: list[Series]) -> list:
     return blocks
 
 
-def runs(rows: list[Series]) -> list:
+def runs(rows: list[RunGroup]) -> list:
     """Versions, run ids, configurations, and the commands to do it again."""
     records = [r for s in rows for r in s.records]
     packages = dict.fromkeys(name for r in records for name in r.config.versions)
