@@ -22,7 +22,7 @@ import tensorflow as tf
 from rich.console import Console
 
 from tfpfl import Run, RunConfig
-from tfpfl.algorithms import algorithm_row
+from tfpfl.algorithms import get_method
 from tfpfl.algorithms.fedamp import cosines, squared_distances
 from tfpfl.data.cohorts import cohort
 from tfpfl.runs.callbacks import Progress
@@ -114,7 +114,7 @@ def dirichlet(out, rounds, algorithms, seed):
         with trained(out / name, rounds, console, **config) as run:
             accuracy, parts = by_round(run), by_visit(run, rounds)
             results[name] = {"hyperparameters": run.config.hyperparameters, "test accuracy": accuracy} | parts
-        table.append([algorithm_row(name).title, *(f"{100 * accuracy[t]:.2f}" for t in range(1, rounds + 1))])
+        table.append([get_method(name).title, *(f"{100 * accuracy[t]:.2f}" for t in range(1, rounds + 1))])
         ends.append([table[-1][0], table[-1][-1], *(f"{100 * mean:.2f}" if n else "-" for mean, n in parts.values())])
     (out / "results.json").write_text(json.dumps({"seed": seed, "rounds": rounds, "methods": results}, indent=2) + "\n")
     print(markdown(["round", *range(1, rounds + 1)], table))
@@ -168,7 +168,7 @@ def grouped(out, rounds, search_rounds, network, seed):
             searched[algorithm].append((max(accuracy), what, f"{algorithm}-{i}", given))
         *_, folder, given = max(searched[algorithm], key=lambda found: found[0])
         chosen[algorithm] = folder, given
-        print(f"\n{algorithm_row(algorithm).title}, best validation accuracy of {search_rounds} rounds:\n")
+        print(f"\n{get_method(algorithm).title}, best validation accuracy of {search_rounds} rounds:\n")
         print(markdown(["", "%"], [[what, f"{100 * value:.2f}"] for value, what, *_ in searched[algorithm]]))
 
     table, results = [], {}
@@ -178,10 +178,10 @@ def grouped(out, rounds, search_rounds, network, seed):
             validation, test = by_round(done, "validation"), by_round(done)
             if name in candidates:
                 attention = {t: done.store.matrices(t)["attention"] for t in done.store.matrix_rounds()}
-                picture(out / f"{name}.png", attention[rounds], algorithm_row(name).title, rounds)
+                picture(out / f"{name}.png", attention[rounds], get_method(name).title, rounds)
                 print(f"{name}: " + shares(attention[rounds]))
         selected, best = max(validation, key=validation.get), max(test, key=test.get)
-        title = algorithm_row(name).title
+        title = get_method(name).title
         table.append([title, f"{100 * test[selected]:.2f}", selected, f"{100 * test[best]:.2f}", best])
         results[name] = {"hyperparameters": done.config.hyperparameters, "validation": validation, "test": test}
     found = {"seed": seed, "rounds": rounds, "median squared distance": median, "search": searched, "methods": results}

@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 
 from tfpfl import Run, RunConfig
-from tfpfl.algorithms import ALGORITHMS, algorithm_row
+from tfpfl.algorithms import ALGORITHMS, get_method
 from tfpfl.runs.callbacks import Progress
 from tfpfl.studies.tables import comparison
 
@@ -44,7 +44,7 @@ def main(out, algorithms, clients, **settings):
         else:
             run = Run.create(RunConfig(algorithm=name, **settings), folder)
         with run:
-            run.train([Progress(algorithm_row(name).title.ljust(26), console)])
+            run.train([Progress(get_method(name).title.ljust(26), console)])
             done.append((run.write_summary(), run.results()))
             losses = [round(row["loss"], 3) for row in run.store.history() if "loss" in row]
             console.print(f"training loss by round: {losses}", soft_wrap=True, highlight=False)

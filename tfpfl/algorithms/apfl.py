@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.checks import check_choice, check_fractions, check_rates
@@ -141,3 +142,16 @@ def apfl(
         adapt=adapt,
         shares=None,
     )
+
+
+APFL = Method(
+    name="apfl",
+    title="APFL",
+    builder=apfl,
+    head="shared",
+    message="broadcast",
+    state="whole model",
+    down="d",
+    up="d",
+    reference="Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, arXiv 2003.13461",
+)

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation, near
 from tfpfl.algorithms.parts.local_training import local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
@@ -128,3 +129,16 @@ def ditto(
         ),
         shares=None,
     )
+
+
+DITTO = Method(
+    name="ditto",
+    title="Ditto",
+    builder=ditto,
+    head="shared",
+    message="broadcast",
+    state="whole model",
+    down="d",
+    up="d",
+    reference="Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021",
+)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.local_training import local_solver
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
 from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_penalty, check_rates
@@ -274,3 +275,30 @@ def _attentive(model, population, weigh, pull, start, implicit_prox, solver) -> 
         matrices=lambda server: {"attention": server.attention},
         shares=None,
     )
+
+
+FEDAMP = Method(
+    name="fedamp",
+    title="FedAMP",
+    builder=fedamp,
+    head="shared",
+    message="per client",
+    state="whole model",
+    down="d",
+    up="d",
+    reference="Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID "
+    "Data, AAAI 2021",
+)
+
+HEURFEDAMP = Method(
+    name="heurfedamp",
+    title="HeurFedAMP",
+    builder=heurfedamp,
+    head="shared",
+    message="per client",
+    state="whole model",
+    down="d",
+    up="d",
+    reference="Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID "
+    "Data, AAAI 2021",
+)

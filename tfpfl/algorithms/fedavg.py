@@ -10,6 +10,7 @@ authors' code, is w_i.
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
@@ -85,3 +86,18 @@ def fedavg(
         adapt=adaptation(model, lambda w, state, data: w, sgd(eta, momentum), batch_size=batch_size),
         shares="model",
     )
+
+
+FEDAVG = Method(
+    name="fedavg",
+    title="FedAvg",
+    builder=fedavg,
+    head="shared",
+    message="broadcast",
+    state="nothing",
+    evaluates="global",
+    down="d",
+    up="d",
+    reference="McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks "
+    "from Decentralized Data, AISTATS 2017",
+)

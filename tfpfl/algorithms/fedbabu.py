@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.finetune import finetuned, tuning_work
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.local_training import body_solver, example_weight
 from tfpfl.models import tree
 from tfpfl.models.weights import Head, Weights
@@ -106,3 +107,17 @@ def fedbabu(
     work = tuning_work(steps, epochs, steps_ft, epochs_ft)
     work |= solver | {"eta_ft": eta if eta_ft is None else eta_ft}
     return finetuned(base, part=part, global_model=with_head, **work)
+
+
+FEDBABU = Method(
+    name="fedbabu",
+    title="FedBABU",
+    builder=fedbabu,
+    head="shared",
+    message="broadcast",
+    state="nothing",
+    evaluates="fine-tuned",
+    down="b",
+    up="b",
+    reference="Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022",
+)

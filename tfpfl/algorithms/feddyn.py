@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
@@ -120,3 +121,18 @@ def feddyn(
         adapt=adaptation(model, lambda w, g, data: w, sgd(eta, momentum), batch_size=batch_size),
         shares="model",
     )
+
+
+FEDDYN = Method(
+    name="feddyn",
+    title="FedDyn",
+    builder=feddyn,
+    head="shared",
+    message="broadcast",
+    state="gradient (d)",
+    evaluates="global",
+    down="d",
+    up="d",
+    reference="Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic "
+    "Regularization, ICLR 2021",
+)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import local_solver, support_and_query
 from tfpfl.algorithms.parts.optimizers import sgd
@@ -271,3 +272,17 @@ def fedfomo(
         adapt=mixing_first(alone, mix, validation_fraction),
         shares=None,
     )
+
+
+FEDFOMO = Method(
+    name="fedfomo",
+    title="FedFomo",
+    builder=fedfomo,
+    head="shared",
+    message="per client",
+    state="two whole models",
+    down="candidates*d",
+    up="d + candidates",
+    reference="Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order Model "
+    "Optimization, ICLR 2021",
+)

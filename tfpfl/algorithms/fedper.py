@@ -10,6 +10,7 @@ PFLEGO's and PGFed's comparisons. One full-batch step with everyone is PFLEGO's 
 """
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import example_weight, local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
@@ -85,3 +86,17 @@ def fedper(
         adapt=adaptation(model, personal_model, sgd(eta, momentum), part="head", batch_size=batch_size),
         shares="backbone",
     )
+
+
+FEDPER = Method(
+    name="fedper",
+    title="FedPer",
+    builder=fedper,
+    head="personal",
+    message="broadcast",
+    state="head",
+    down="b",
+    up="b",
+    reference="Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, "
+    "arXiv 1912.00818",
+)

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.local_training import example_weight, local_solver, straggles
 from tfpfl.checks import check_choice, check_penalty
 from tfpfl.models import tree
@@ -89,3 +90,18 @@ def fedprox(
         return ClientOutput(tree.subtract(w_i, w), q, state, {"loss": loss})
 
     return fedavg(model, population, **work, weighting=weighting)._replace(client_update=client_update)
+
+
+FEDPROX = Method(
+    name="fedprox",
+    title="FedProx",
+    builder=fedprox,
+    head="shared",
+    message="broadcast",
+    state="nothing",
+    evaluates="global",
+    down="d",
+    up="d",
+    reference="Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, "
+    "MLSys 2020",
+)

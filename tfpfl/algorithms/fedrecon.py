@@ -19,6 +19,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput, OnePass
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import body_solver, example_weight, one_pass_update, support_and_query
@@ -163,3 +164,18 @@ def fedrecon(
         shares="backbone",
         one_pass=one_pass if once else None,
     )
+
+
+FEDRECON = Method(
+    name="fedrecon",
+    title="FedRecon",
+    builder=fedrecon,
+    head="personal",
+    message="broadcast",
+    state="head",
+    down="b",
+    up="b",
+    reference="Singhal, Sidahmed, Garrett, Wu, Rush, Prakash: Federated Reconstruction: Partially Local Federated "
+    "Learning, NeurIPS 2021",
+    presets={"stateless": {"reset_head": True, "query_fraction": 0.5}},
+)

@@ -12,6 +12,7 @@ says momentum 0.999 and 5 body steps but attributes both to FedBABU; its code ha
 """
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import body_solver, example_weight, head_solver
 from tfpfl.algorithms.parts.optimizers import sgd
@@ -104,3 +105,17 @@ def fedrep(
         adapt=adaptation(model, personal_model, sgd(eta_h, momentum), part="head", batch_size=batch_size),
         shares="backbone",
     )
+
+
+FEDREP = Method(
+    name="fedrep",
+    title="FedRep",
+    builder=fedrep,
+    head="personal",
+    message="broadcast",
+    state="head",
+    down="b",
+    up="b",
+    reference="Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized "
+    "Federated Learning, ICML 2021",
+)

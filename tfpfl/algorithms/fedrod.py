@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import sgd
@@ -129,3 +130,16 @@ def fedrod(
         ),
         shares="backbone",
     )
+
+
+FEDROD = Method(
+    name="fedrod",
+    title="FedRoD",
+    builder=fedrod,
+    head="shared",
+    message="broadcast",
+    state="head",
+    down="d",
+    up="d",
+    reference="Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022",
+)

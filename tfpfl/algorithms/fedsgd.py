@@ -11,6 +11,7 @@ The paper's q_i is written n_k / n; with a part of the clients, n is read as the
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput, OnePass
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import example_weight, one_pass_update
@@ -73,3 +74,18 @@ def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") 
         shares="model",
         one_pass=one_pass,
     )
+
+
+FEDSGD = Method(
+    name="fedsgd",
+    title="FedSGD",
+    builder=fedsgd,
+    head="shared",
+    message="broadcast",
+    state="nothing",
+    evaluates="global",
+    down="d",
+    up="d",
+    reference="McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks "
+    "from Decentralized Data, AISTATS 2017",
+)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedprox import fedprox
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import PARTS, body_solver, head_solver, local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
@@ -220,3 +221,32 @@ def fedprox_ft(
     work = tuning_work(steps, epochs, steps_ft, epochs_ft)
     work |= solver | {"eta_ft": eta if eta_ft is None else eta_ft}
     return finetuned(base, part=part, global_model=lambda w: w, **work)
+
+
+FEDAVG_FT = Method(
+    name="fedavg_ft",
+    title="FedAvg-FT",
+    builder=fedavg_ft,
+    head="shared",
+    message="broadcast",
+    state="nothing",
+    evaluates="fine-tuned",
+    down="d",
+    up="d",
+    reference="FedAvg, fine-tuned by each client; a baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: "
+    "Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021",
+)
+
+FEDPROX_FT = Method(
+    name="fedprox_ft",
+    title="FedProx-FT",
+    builder=fedprox_ft,
+    head="shared",
+    message="broadcast",
+    state="nothing",
+    evaluates="fine-tuned",
+    down="d",
+    up="d",
+    reference="FedProx, fine-tuned by each client; a baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: "
+    "Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021",
+)

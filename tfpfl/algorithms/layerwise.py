@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation, near
 from tfpfl.algorithms.parts.local_training import example_weight, local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
@@ -196,3 +197,17 @@ def layerwise(
         ),
         shares=None,
     )
+
+
+LAYERWISE = Method(
+    name="layerwise",
+    title="Layer-wise regularization",
+    builder=layerwise,
+    head="shared",
+    message="broadcast",
+    state="whole model",
+    down="d",
+    up="d",
+    reference="the thesis on layer-wise regularization and personalized mixing, reconstructed",
+    presets={"pm_a": {"scheme": "pm_a"}, "pm_b": {"scheme": "pm_b"}},
+)

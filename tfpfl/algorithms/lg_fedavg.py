@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import example_weight, local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
@@ -130,3 +131,17 @@ def lg_fedavg(
         adapt=adaptation(model, personal_model, sgd(eta, momentum), part="body", batch_size=batch_size),
         shares="head",
     )
+
+
+LG_FEDAVG = Method(
+    name="lg_fedavg",
+    title="LG-FedAvg",
+    builder=lg_fedavg,
+    head="shared",
+    message="broadcast",
+    state="backbone",
+    down="h",
+    up="h",
+    reference="Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act Globally: "
+    "Federated Learning with Local and Global Representations, arXiv 2001.01523",
+)

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.finetune import finetuned
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.local_training import batch_loop, value_and_gradient
 from tfpfl.checks import InvalidArgument, check_choice, check_rates
 from tfpfl.models import tree
@@ -113,3 +114,19 @@ def per_fedavg(
     trained = base._replace(client_update=client_update)
     work = {"eta_ft": eta_inner, "steps_ft": adapt_steps, "batch_size": adapt_batch_size}
     return finetuned(trained, global_model=lambda w: w, **work)
+
+
+PER_FEDAVG = Method(
+    name="per_fedavg",
+    title="Per-FedAvg",
+    builder=per_fedavg,
+    head="shared",
+    message="broadcast",
+    state="nothing",
+    evaluates="fine-tuned",
+    down="d",
+    up="d",
+    reference="Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: A "
+    "Model-Agnostic Meta-Learning Approach, NeurIPS 2020",
+    presets={"fo": {"variant": "fo"}, "hf": {"variant": "hf"}},
+)

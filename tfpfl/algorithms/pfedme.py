@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation, near
 from tfpfl.algorithms.parts.local_training import batch_loop, local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
@@ -133,3 +134,16 @@ def pfedme(
         adapt=adaptation(model, personal_model, sgd(eta_p), batch_size=batch_size, **held),
         shares=None,
     )
+
+
+PFEDME = Method(
+    name="pfedme",
+    title="pFedMe",
+    builder=pfedme,
+    head="shared",
+    message="broadcast",
+    state="whole model",
+    down="d",
+    up="d",
+    reference="Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020",
+)

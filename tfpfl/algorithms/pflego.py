@@ -23,6 +23,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput, OnePass
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import arrival_of, one_pass_update
@@ -216,3 +217,18 @@ PRESETS = {
 pflego_exact = partial(pflego, **PRESETS["exact"])  # for theory: psi <- psi - rho * an unbiased gradient
 pflego_paper = partial(pflego, **PRESETS["paper"])
 pflego_code = partial(pflego, **PRESETS["code"])
+
+
+PFLEGO = Method(
+    name="pflego",
+    title="PFLEGO",
+    builder=pflego,
+    head="personal",
+    message="broadcast",
+    state="head",
+    down="b",
+    up="b",
+    reference="Nikoloutsopoulos, Koutsopoulos, Titsias: Personalized Federated Learning with Exact Stochastic "
+    "Gradient Descent, arXiv 2202.09848",
+    presets=PRESETS,
+)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, value_and_gradient, whole_gradient
 from tfpfl.algorithms.parts.optimizers import sgd
@@ -290,3 +291,30 @@ def _pgfed(model, population, beta, mu, eta, eta2, momentum, weighting, work) ->
         adapt=adaptation(model, lambda message, state, data: message.w, optimizer, batch_size=work["batch_size"]),
         shares=None,
     )
+
+
+PGFED = Method(
+    name="pgfed",
+    title="PGFed",
+    builder=pgfed,
+    head="shared",
+    message="per client",
+    state="whole model",
+    down="3d + 2I",
+    up="2d + I",
+    reference="Luo, Mendieta, Chen, Wu: PGFed: Personalize Each Client's Global Objective for Federated Learning, "
+    "ICCV 2023",
+)
+
+PGFEDMO = Method(
+    name="pgfedmo",
+    title="PGFedMo",
+    builder=pgfedmo,
+    head="shared",
+    message="per client",
+    state="whole model and a gradient",
+    down="3d + 2I",
+    up="2d + I",
+    reference="Luo, Mendieta, Chen, Wu: PGFed: Personalize Each Client's Global Objective for Federated Learning, "
+    "ICCV 2023",
+)

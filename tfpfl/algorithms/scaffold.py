@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import batch_loop, value_and_gradient, whole_gradient
 from tfpfl.algorithms.parts.optimizers import sgd
@@ -150,3 +151,19 @@ def scaffold(
         adapt=adaptation(model, lambda server, state, data: server.x, sgd(eta), batch_size=batch_size),
         shares=None if keeps_y else "model",
     )
+
+
+SCAFFOLD = Method(
+    name="scaffold",
+    title="SCAFFOLD",
+    builder=scaffold,
+    head="shared",
+    message="broadcast",
+    state="control variate (d)",
+    evaluates="global",
+    evaluates_if={("eval_model", "local"): "personal"},
+    down="2d",
+    up="2d",
+    reference="Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for "
+    "Federated Learning, ICML 2020",
+)

@@ -10,6 +10,7 @@ new client starts from there as well. Clients train only when they are sampled, 
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
+from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import local_solver
 from tfpfl.algorithms.parts.optimizers import sgd
@@ -72,3 +73,16 @@ def local(
         adapt=adaptation(model, lambda message, w, data: w, sgd(eta, momentum), batch_size=batch_size),
         shares=None,
     )
+
+
+LOCAL = Method(
+    name="local",
+    title="Local",
+    builder=local,
+    head="personal",
+    message="broadcast",
+    state="whole model",
+    down="0",
+    up="0",
+    reference="the baseline without communication; 'Separate' in FedAMP",
+)

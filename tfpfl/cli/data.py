@@ -73,7 +73,7 @@ def algorithms(name):
     from rich.console import Console
     from rich.table import Column, Table
 
-    from tfpfl.algorithms import ALGORITHMS, algorithm_row
+    from tfpfl.algorithms import ALGORITHMS, get_method
 
     console = Console()
     if name is None:
@@ -87,7 +87,7 @@ def algorithms(name):
             "of a head, d = b + h: of a whole model, I: clients."
         )
         return
-    row = algorithm_row(name)
+    row = get_method(name)
     console.print(f"[bold]{row.title}[/]: {row.reference}", soft_wrap=True)
     table = Table(Column("option", no_wrap=True), "type", "default", "meaning")
     texts = hyperparameter_texts(name)

@@ -109,9 +109,9 @@ def _given(args, name):
 
 
 def _hyperparameter_options(algorithm):
-    from tfpfl.algorithms import algorithm_row
+    from tfpfl.algorithms import get_method
 
-    row, section = algorithm_row(algorithm), f"Hyperparameters of {algorithm}"
+    row, section = get_method(algorithm), f"Hyperparameters of {algorithm}"
     texts = hyperparameter_texts(algorithm)
     return [
         _option(p, f"hyper_{name}", _flag(name), section, texts.get(name, ""))
@@ -153,9 +153,9 @@ def hyperparameter_texts(algorithm: str, named=None) -> dict[str, str]:
 
 def _builder_texts(algorithm):
     """With the texts of the other algorithms that the docstring's first paragraph, or an "as in `fedavg`", names."""
-    from tfpfl.algorithms import ALGORITHMS, algorithm_row
+    from tfpfl.algorithms import ALGORITHMS, get_method
 
-    builder, found = algorithm_row(algorithm).builder, {}
+    builder, found = get_method(algorithm).builder, {}
     for other in re.findall(r"`(\w+)`", (getdoc(builder) or "").split("\n\n")[0]):
         found |= _builder_texts(other) if other in ALGORITHMS else {}
     for name, text in argument_texts(builder).items():

@@ -82,12 +82,12 @@ def _require_workers(machines, federation):
 def _train_and_print(run):
     from rich.console import Console
 
-    from tfpfl.algorithms import algorithm_row
+    from tfpfl.algorithms import get_method
     from tfpfl.runs.callbacks import Progress
 
     console = Console()
     try:
-        run.train([Progress(algorithm_row(run.config.algorithm).title, console)])
+        run.train([Progress(get_method(run.config.algorithm).title, console)])
     except KeyboardInterrupt:
         done = run.store.round_num
         print(f"\nInterrupted; {done} rounds are saved. Continue with: tfpfl resume {run.folder}", file=sys.stderr)
@@ -247,7 +247,7 @@ def demo(out, rounds, seed, engine):
 
     from rich.console import Console
 
-    from tfpfl.algorithms import algorithm_row
+    from tfpfl.algorithms import get_method
     from tfpfl.runs.callbacks import Progress
     from tfpfl.runs.config import RunConfig
     from tfpfl.runs.run import Run
@@ -270,7 +270,7 @@ def demo(out, rounds, seed, engine):
         )
         with Run.create(config, folder) as run:
             (folder / "demo").touch()  # says to a later demo that this folder may go
-            run.train([Progress(algorithm_row(algorithm).title.ljust(8), console)])
+            run.train([Progress(get_method(algorithm).title.ljust(8), console)])
             done.append((run.write_summary(), run.results()))
     console.print(comparison(done, f"digits, 20 clients of 2 classes, {rounds} rounds, engine {engine}, seed {seed}"))
     click.echo(f"Written to {out}")

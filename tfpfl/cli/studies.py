@@ -320,11 +320,11 @@ def report(folders, out, title, baselines, allow_different_data):
     RUN... are run folders; those that differ only in their seed are one row, with intervals over seeds. The page loads
     nothing from a network.
     """
-    from tfpfl.algorithms import algorithm_row
+    from tfpfl.algorithms import get_method
     from tfpfl.studies.records import Record
     from tfpfl.studies.report import BASELINES, write_report
 
     for name in baselines:
-        algorithm_row(name)  # refuses an unknown one
+        get_method(name)  # refuses an unknown one
     options = {"title": title, "baselines": baselines or BASELINES, "allow_different_data": allow_different_data}
     click.echo(f"Written to {write_report([Record.read(folder) for folder in folders], out, **options)}")

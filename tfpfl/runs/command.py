@@ -4,7 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
-from tfpfl.algorithms import algorithm_row
+from tfpfl.algorithms import get_method
 from tfpfl.data import PARTITIONERS
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.options import DATA_NAMES, OPTIONS
@@ -35,7 +35,7 @@ def command(config: RunConfig, folder: str | Path) -> str:
             words += [word for each in value for word in (option.flag, str(each))]
             continue
         words += [option.flag, *map(str, value if isinstance(value, tuple) else (value,))]
-    row = algorithm_row(config.algorithm)
+    row = get_method(config.algorithm)
     defaults = {name: p.default for name, p in row.hyperparameters.items()} | row.presets.get(config.preset, {})
     words += _flags({k: v for k, v in config.hyperparameters.items() if v != defaults[k]})
     if own_data:

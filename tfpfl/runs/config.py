@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfpfl.algorithms import algorithm_row, check_names
+from tfpfl.algorithms import check_names, get_method
 from tfpfl.algorithms.transforms.screening import ON_BROKEN, check_norms
 from tfpfl.checks import InvalidArgument, check_choice
 from tfpfl.data import Federation
@@ -111,7 +111,7 @@ class RunConfig:
                 value = tuple(value)
             setattr(self, entry.name, typed(entry.name, value, entry.type))
         check_names(self.algorithm, self.preset, self.hyperparameters)
-        known = algorithm_row(self.algorithm).hyperparameters
+        known = get_method(self.algorithm).hyperparameters
         self.hyperparameters = {k: typed(k, v, known[k].annotation) for k, v in self.hyperparameters.items()}
         at_least = {"rounds": 1, "seed": 0, "data_seed": 0, "evaluate_every": 0, "patience": 1, "new_clients": 0}
         for name, least in at_least.items():
@@ -134,7 +134,7 @@ class RunConfig:
 
     def resolved(self, federation: Federation) -> "RunConfig":
         """With every default filled in, so that a later version's defaults do not change what this run is."""
-        row = algorithm_row(self.algorithm)
+        row = get_method(self.algorithm)
         preset = row.presets.get(self.preset, {})
         defaults = {name: p.default for name, p in row.hyperparameters.items()}
         manifest = federation.manifest

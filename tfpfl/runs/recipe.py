@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfpfl.algorithms import algorithm_row, build_algorithm
+from tfpfl.algorithms import build_algorithm, get_method
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.checks import InvalidArgument
@@ -37,7 +37,7 @@ class Recipe:
     def model_and_population(self, federation: Federation) -> tuple[SplitModel, Population]:
         """What the algorithm is built for."""
         config = self.config
-        slots = algorithm_row(config.algorithm).head == "shared"  # with local labels only where they were asked for
+        slots = get_method(config.algorithm).head == "shared"  # with local labels only where they were asked for
         clients = config.training_clients(federation)
         population = federation.population(config.sampling_plan(), config.labels, slots, clients)
         if self.arrival is not None:

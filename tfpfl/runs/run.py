@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfpfl.algorithms import algorithm_row, build_algorithm
+from tfpfl.algorithms import build_algorithm, get_method
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.data import Federation
@@ -235,7 +235,7 @@ class Run:
             passes=sum(self.passes) if self.availability.seconds else 1.0,
             aggregator=self._aggregator(),
             recipe=self.recipe,
-            model_name=algorithm_row(self.config.algorithm).evaluated(self.config.hyperparameters),
+            model_name=get_method(self.config.algorithm).evaluated(self.config.hyperparameters),
             evaluate_every=self.config.evaluate_every,
             callbacks=callbacks,
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
-from tfpfl.algorithms import algorithm_row
+from tfpfl.algorithms import get_method
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs import statistics
 from tfpfl.runs.config import RunConfig, RunError, read_config
@@ -51,7 +51,7 @@ def compare_runs(
     for config in configs:
         folder = Path(out) / f"{config.algorithm}-s{config.seed}"
         folders.append(folder)
-        label = f"{algorithm_row(config.algorithm).title}, seed {config.seed}"
+        label = f"{get_method(config.algorithm).title}, seed {config.seed}"
         federation = open_federation(config, allow_download=allow_download)
         if (folder / "config.json").exists():
             before = read_config(folder)

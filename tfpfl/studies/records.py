@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfpfl.algorithms import algorithm_row
+from tfpfl.algorithms import get_method
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs import protocols
 from tfpfl.runs.config import RunConfig, RunError, read_config
@@ -62,7 +62,7 @@ class Record:
     @property
     def title(self) -> str:
         """The algorithm's name as one writes it."""
-        return algorithm_row(self.config.algorithm).title
+        return get_method(self.config.algorithm).title
 
     @property
     def rounds(self) -> int:

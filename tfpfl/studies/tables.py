@@ -6,7 +6,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from tfpfl.algorithms import algorithm_row
+from tfpfl.algorithms import get_method
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, find
 from tfpfl.studies.comparison import shown
 
@@ -38,7 +38,7 @@ def comparison(runs: list[tuple[dict, list]], title: str) -> Table:
     for column in ("EV-all", "worst", "EV-local", "bytes", "passes", "s/round"):
         table.add_column(column, justify="right", no_wrap=True)
     for summary, results in runs:
-        row = algorithm_row(summary["algorithm"])
+        row = get_method(summary["algorithm"])
         after, local = find(results, EV_ALL), find(results, EV_LOCAL)
         sent = (summary["bytes_down"] + summary["bytes_up"]) / max(summary["client_visits"], 1)
         seconds = summary["seconds_per_round_median"]
@@ -126,7 +126,7 @@ def comparison_over_clients(rows: list[dict], protocol) -> Table:
 def rungs(found: list, config) -> Table:
     """What `tfpfl.studies.search.search_hyperparameters` found: the rungs, the last one on top."""
     title = (
-        f"{algorithm_row(config.algorithm).title}: validation accuracy, EV-all, mean of the last ten evaluated rounds"
+        f"{get_method(config.algorithm).title}: validation accuracy, EV-all, mean of the last ten evaluated rounds"
     )
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     names = list(found[0][0].hyperparameters)

@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfpfl.algorithms import algorithm_row
+from tfpfl.algorithms import get_method
 from tfpfl.data.partitioners import GROUP_PRESETS
 from tfpfl.runs import statistics
 from tfpfl.runs.protocols import protocol
@@ -63,9 +63,9 @@ def numbers(data: dict) -> dict:
     for column, found in data.items():
         for method, values in found["accuracy"].items():
             mean, half = statistics.mean_over_clients(values), statistics.ci95(values)
-            told[f"{column}: {algorithm_row(method).title} (%)"] = {"value": 100 * mean, "half": 100 * half}
+            told[f"{column}: {get_method(method).title} (%)"] = {"value": 100 * mean, "half": 100 * half}
         for method, matrix in found["attention"].items():
-            title = algorithm_row(method).title
+            title = get_method(method).title
             told[f"{column}: weight in the group, {title} (%)"] = {"value": 100 * share(matrix, found["sizes"])}
         if found["attention"]:
             equal = share(np.ones((sum(found["sizes"]),) * 2), found["sizes"])
@@ -91,7 +91,7 @@ def draw(data: dict) -> Figure:
                     continue
                 image = _weights(axes, found["attention"][method], found["sizes"])
                 rounds = found["rounds"][method]
-                axes.set_title(f"{algorithm_row(method).title}, after {rounds} round{'s' * (rounds > 1)}")
+                axes.set_title(f"{get_method(method).title}, after {rounds} round{'s' * (rounds > 1)}")
                 figure.colorbar(image, ax=axes, label="weight of j's model for i").ax.tick_params(labelsize=TICKS)
     return figure
 
@@ -104,7 +104,7 @@ def _boxes(axes, accuracy: dict) -> None:
         axes.hlines(place, low, high, color=color, linewidth=1)
         axes.barh(place, third - first, left=first, height=0.6, facecolor="white", edgecolor=color, linewidth=1.1)
         axes.vlines(median, place - 0.3, place + 0.3, color=color, linewidth=2.4, zorder=3)
-    axes.set_yticks(range(len(accuracy)), [algorithm_row(method).title for method in accuracy])
+    axes.set_yticks(range(len(accuracy)), [get_method(method).title for method in accuracy])
     axes.set_ylim(len(accuracy) - 0.5, -0.5)
     axes.tick_params(labelsize=TICKS)
     axes.grid(False, axis="y")

@@ -6,7 +6,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfpfl.algorithms import algorithm_row
+from tfpfl.algorithms import get_method
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs import statistics
 from tfpfl.runs.protocols import protocol
@@ -42,7 +42,7 @@ def draw(experiment: Experiment, records: dict[tuple[str, str, str], list[Record
             color, line = look.color, look.linestyle
             if label:  # one method in several settings: a colour for each
                 color, line = PALETTE[labels.index(label) % len(PALETTE)], LINES[labels.index(label) // len(PALETTE)]
-            name = algorithm_row(method).title + (f", {label}" if label else "")
+            name = get_method(method).title + (f", {label}" if label else "")
             how = {"color": color, "linestyle": line, "label": name}
             losses = [{r["round"]: r["loss"] for r in seed.history if "loss" in r} for seed in seeds]
             _line(loss_axes, losses, 1, how)

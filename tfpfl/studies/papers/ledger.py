@@ -13,7 +13,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from tfpfl.algorithms import algorithm_row
+from tfpfl.algorithms import get_method
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs import statistics
 from tfpfl.runs.files import write_whole
@@ -344,7 +344,7 @@ def _rows(experiment: Experiment, cells: dict) -> list[dict]:
         rows.append(
             {
                 "column": cell.column,
-                "method": algorithm_row(cell.method).title + (f", {cell.label}" if cell.label else ""),
+                "method": get_method(cell.method).title + (f", {cell.label}" if cell.label else ""),
                 "published": _text(cell.published, decimals),
                 "ours": _text(ours, decimals),
                 "gap": f"{ours[0] - cell.published.value:+.{decimals}f}" if comparable else "-",
@@ -364,7 +364,7 @@ def _lengths(experiment: Experiment, cells: dict, column: str) -> str:
     rounds = {}
     for cell in experiment.cells:
         for e in cells.get(key(cell), {}).get("seeds", {}).values() if cell.column == column else ():
-            rounds.setdefault(e["rounds"], []).append(cell.label or algorithm_row(cell.method).title)
+            rounds.setdefault(e["rounds"], []).append(cell.label or get_method(cell.method).title)
     if len(rounds) < 2:
         return ""
     return f" (rounds: {'; '.join(f'{n} of {_listed(names)}' for n, names in sorted(rounds.items()))})"

@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfpfl.algorithms import algorithm_row
+from tfpfl.algorithms import get_method
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs import statistics
 from tfpfl.runs.run import Run
@@ -109,6 +109,6 @@ def _rows(data: dict) -> list[tuple[str, str, np.ndarray]]:
     found = []
     for row in data.values():
         if row["protocol"] is not None:
-            label = algorithm_row(row["algorithm"]).title + (", own way" if row["protocol"] == "own" else "")
+            label = get_method(row["algorithm"]).title + (", own way" if row["protocol"] == "own" else "")
             found.append((label, row["algorithm"], 100 * np.array(row["accuracy"], np.float64)))
     return found

@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfpfl.algorithms import ALGORITHMS, algorithm_row
+from tfpfl.algorithms import ALGORITHMS, get_method
 from tfpfl.runs.protocols import Protocol
 
 # The defaults of all pictures. As wide as a column of text, so that a telephone shows them without making text small.
@@ -70,7 +70,7 @@ def style(algorithm: str, variant: int = 0) -> Style:
     Raises:
         ValueError: an unknown algorithm.
     """
-    algorithm_row(algorithm)
+    get_method(algorithm)
     block, place = divmod(list(ALGORITHMS).index(algorithm), len(PALETTE))
     color = PALETTE[(place + TURNS[block]) % len(PALETTE)]
     return Style(color, LINES[block], MARKERS[(block + variant) % len(MARKERS)])
