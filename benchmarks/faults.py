@@ -5,7 +5,8 @@
 Each run has a fault of one kind, drawn with its moment from (seed, number of the run):
 
     client faults   with probability 0.3 a visit: work that is not finite, an update 1e6 times too large, no examples,
-                    examples that are not finite, a label outside (`tfpfl.algorithms.transforms.faults`); the run has --on-broken reject
+                    examples that are not finite, a label outside (see
+                    `tfpfl.algorithms.transforms.faults`); the run has --on-broken reject
     dropout         half of all sampled clients do not come back
     kill            kill -9 of the run at a random moment, up to three times, and resumed
     disk full       the run folder is a tmpfs that is too small; it is made larger, and the run resumed (needs root)

@@ -34,7 +34,7 @@ from tfpfl.data import Federation
 from tfpfl.data.population import Sampling
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.tff.worker import answers, start_worker
-from tfpfl.engines.tff.workers import Remote, ShardedProcess, shards
+from tfpfl.engines.tff.workers import Remote, ShardedProcess, number_of_shards
 from tfpfl.models import SplitModel, build_network
 from tfpfl.runs.callbacks import Callback
 from tfpfl.runs.store import RunStore
@@ -132,7 +132,7 @@ def kill(number, rounds, kills, seed):
         workers = [Local(Path(root)) for _ in range(number)]
         machines = Machines(workers=tuple(w.name for w in workers), deadline=120)
 
-        given, parts = Given(workers), len(shards(24))
+        given, parts = Given(workers), number_of_shards(24)
 
         def run(due=None):
             clock, store = Clock(due), RunStore()

@@ -24,7 +24,7 @@ from tfpfl.data.randomness import client_key
 from tfpfl.engines.scoring import Scorer
 from tfpfl.models.losses import client_loss
 from tfpfl.runs.run import Run
-from tfpfl.studies import new_clients
+from tfpfl.studies import new_clients, tables
 from tfpfl.studies.new_clients import CannotAdapt, adapt_clients, adapt_new_clients, fine_tuning
 
 EXAMPLES, CLASSES = (9, 14, 6, 12, 8, 11, 10, 13), (2, 3, 2, 4, 3, 4, 2, 3)
@@ -177,7 +177,7 @@ def test_clients_without_examples_of_the_split(federation, tmp_path):
     found = adapt_clients(algorithm, federation, trained(algorithm, federation, 1), epochs=2, split="validation")
     assert np.isnan(found.accuracy).all() and np.isnan(found.loss).all() and np.isnan(found.means).all()
     new_clients.write_csv([found], tmp_path / "all.csv")
-    new_clients.table([found])
+    tables.new_clients([found])
 
 
 def test_refusals(federation, tmp_path):

@@ -104,7 +104,7 @@ def test_a_cohort_does_not_depend_on_what_was_asked_before():
 def test_another_process_draws_the_same():
     people = population(1000, kind="fixed", rate=0.01)
     program = (
-        "import numpy as np; from tfpfl.algorithms.contract import Population, Sampling; from tfpfl.data.cohorts import cohort;"
+        "import numpy as np; from tfpfl import Population, Sampling; from tfpfl.data.cohorts import cohort;"
         "from tfpfl.data.randomness import client_key;"
         "o = np.ones(1000, int); print(*cohort(4, 17, Population(o, o, sampling=Sampling(rate=0.01))),"
         "*client_key(4, 17, [3, 999]).ravel())"

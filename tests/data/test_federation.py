@@ -13,6 +13,7 @@ from tfpfl.data import Federation, FederationError, Partition, Source, blobs, lo
 from tfpfl.data.manifest import SPLITS
 from tfpfl.data.population import Sampling
 from tfpfl.engines.tff.worker import use_local_worker
+from tfpfl.studies import plots
 
 
 def numbered(num_examples=400, num_classes=5, dtype=np.uint8):
@@ -365,6 +366,6 @@ def test_plot_is_a_picture(tmp_path, clients):
     from matplotlib.image import imread
 
     fed = Federation.build(Source.from_arrays(*blobs(40_000)), clients=clients, out=tmp_path / "f")
-    fed.plot_classes(tmp_path / "classes.png")
+    plots.classes(fed).savefig(tmp_path / "classes.png")
     picture = imread(tmp_path / "classes.png")
     assert picture.shape[0] > 300 and picture.shape[1] > 300 and picture.std() > 0.05

@@ -28,8 +28,9 @@ from tfpfl.cli import main
 from tfpfl.data.manifest import FILES, FederationError
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.machines import Machines, MachinesError
-from tfpfl.engines.ray.engine import RayEngine, Tasks, connect, federation_on_node, shards
+from tfpfl.engines.ray.engine import RayEngine, Tasks, connect, federation_on_node, shard_size
 from tfpfl.engines.rounds import Rounds
+from tfpfl.engines.shards import shards
 from tfpfl.runs import training
 from tfpfl.runs.run import Run
 
@@ -240,7 +241,7 @@ def test_the_examples_in_the_documentation_are_yaml():
 
 def test_shards_are_the_cohort_in_order():
     for clients in (1, 5, 16, 17, 20, 100, 128, 129, 1000):
-        cut = shards(clients)
+        cut = shards(clients, size=shard_size(clients))
         assert [i for shard in cut for i in shard] == list(range(clients))
         assert max(map(len, cut)) <= 8 and len(cut) <= max(16, clients / 8 + 1)
 

@@ -32,11 +32,12 @@ from tfpfl.cli import main
 from tfpfl.data import Federation
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.machines import Machines, MachinesError
+from tfpfl.engines.shards import shards
 from tfpfl.engines.tff import isolated
 from tfpfl.engines.tff import worker as worker_module
 from tfpfl.engines.tff import workers as runtime
 from tfpfl.engines.tff.worker import Worker, answers, context_on
-from tfpfl.engines.tff.workers import OtherFederation, Remote, ShardedProcess, shards
+from tfpfl.engines.tff.workers import OtherFederation, Remote, ShardedProcess, number_of_shards
 from tfpfl.models import SplitModel
 from tfpfl.runs.callbacks import Callback
 from tfpfl.runs.run import Run
@@ -200,9 +201,9 @@ def test_heads_come_back_to_their_owner(federation, machines):
 
 @pytest.mark.parametrize("clients, parts", [(1, 1), (5, 5), (6, 6), (18, 6), (30, 7), (47, 11), (100, 12), (1000, 12)])
 def test_shards_are_a_function_of_the_cohort(clients, parts):
-    found = shards(clients)
-    sizes = [s.stop - s.start for s in found]
-    assert [i for s in found for i in range(clients)[s]] == list(range(clients))
+    found = shards(clients, number=number_of_shards(clients))
+    sizes = [len(s) for s in found]
+    assert [i for s in found for i in s] == list(range(clients))
     assert len(found) == parts and max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
 
 

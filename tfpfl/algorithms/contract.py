@@ -46,8 +46,8 @@ class OnePass(NamedTuple):
     """A client's work that takes the backbone forward and backward once, at the weights that came with the message.
 
     Where a whole cohort has the same weights, an engine may take it through the backbone together, for
-    sum_i w_i pull_back_i(dphi_i) is one pull-back of all w_i dphi_i. `tfpfl.algorithms.parts.local_training.one_pass_update` makes the
-    `client_update` of it; the algorithm has both, as `client_update` and as `one_pass`.
+    sum_i w_i pull_back_i(dphi_i) is one pull-back of all w_i dphi_i. `algorithms.parts.one_pass_update`
+    makes the `client_update` of it; the algorithm has both, as `client_update` and as `one_pass`.
     """
 
     theta: Callable  # (message) -> the backbone's weights
@@ -88,8 +88,8 @@ class Algorithm(NamedTuple):
     one forward pass, and a new client can start from the backbone that all have.
 
     `one_pass` is the work of `client_update` in another form, which an engine can do for a whole cohort at once. The
-    two must do the same: whoever replaces `client_update` replaces `one_pass` too, or sets it to None. `tfpfl.studies.battery`
-    checks both fields.
+    two must do the same: whoever replaces `client_update` replaces `one_pass` too, or sets it to None. The battery
+    (`tfpfl.studies.battery`) checks both fields.
     """
 
     model: Any  # the SplitModel, and

@@ -30,6 +30,7 @@ def partition(out, seed, allow_download, **kw):
     from rich.console import Console
 
     from tfpfl.data import Federation, load_source
+    from tfpfl.studies import plots
 
     data = data_arguments(kw)
     seed = seed if data["data_seed"] is None else data["data_seed"]
@@ -44,7 +45,7 @@ def partition(out, seed, allow_download, **kw):
         **data["partition_args"],
     )
     picture = out.with_name(out.name + "-classes.png")
-    federation.plot_classes(picture)
+    plots.classes(federation).savefig(picture, dpi=120)
     console = Console()
     for name, value in federation.describe().items():
         console.print(f"[bold]{name}[/]: {value}", soft_wrap=True)

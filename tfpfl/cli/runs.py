@@ -202,7 +202,7 @@ def new_clients(runs, csv_file, picture, **how):
     from rich.console import Console
 
     from tfpfl.runs.run import Run
-    from tfpfl.studies import new_clients
+    from tfpfl.studies import new_clients, plots, tables
 
     done = []
     for folder in runs:
@@ -215,11 +215,13 @@ def new_clients(runs, csv_file, picture, **how):
         raise InvalidArgument(
             "none of these runs has something for new clients to start from; above is why, for each of them"
         )
-    Console().print(new_clients.table(done))
-    for path, write in ((csv_file, new_clients.write_csv), (picture, new_clients.plot)):
-        if path:
-            write(done, path)
-            click.echo(f"Written to {path}")
+    Console().print(tables.new_clients(done))
+    if csv_file:
+        new_clients.write_csv(done, csv_file)
+        click.echo(f"Written to {csv_file}")
+    if picture:
+        plots.new_clients(done).savefig(picture, dpi=120)
+        click.echo(f"Written to {picture}")
 
 
 @main.command()

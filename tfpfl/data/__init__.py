@@ -1,21 +1,29 @@
-"""Data: a federation on disk, how it is shared out, and where the examples come from."""
+"""Data: which client has which examples, who takes part in a round, and the randomness of both."""
 
 from tfpfl.data.catalog import list_datasets, load_source
+from tfpfl.data.cohorts import cohort
 from tfpfl.data.federation import Federation
 from tfpfl.data.manifest import FederationError
 from tfpfl.data.partitioners import PARTITIONERS, Group, Labels, Partition
+from tfpfl.data.population import ClientInfo, Population, Sampling
+from tfpfl.data.randomness import client_key
 from tfpfl.data.source import Source
 from tfpfl.data.synthetic import blobs
 
 __all__ = [
     "PARTITIONERS",
+    "ClientInfo",
     "Federation",
     "FederationError",
     "Group",
     "Labels",
     "Partition",
+    "Population",
+    "Sampling",
     "Source",
     "blobs",
+    "client_key",
+    "cohort",
     "list_datasets",
     "load_source",
 ]

@@ -54,7 +54,9 @@ def load_source(
         source = _digits()
     else:
         folder = tfds_folder(name, data_dir, allow_download)
-        source = load_omniglot(folder, augment, antialias, seed) if name == "omniglot" else load_tfds_images(name, folder)
+        source = (
+            load_omniglot(folder, augment, antialias, seed) if name == "omniglot" else load_tfds_images(name, folder)
+        )
     return source._replace(scale=2 * source.scale, shift=-1.0) if pixels == "signed" else source
 
 

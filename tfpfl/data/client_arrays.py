@@ -1,11 +1,13 @@
 """Data that come per client, as arrays."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.manifest import SPLITS
+from tfpfl.data.randomness import Stream, generator
 from tfpfl.data.source import as_examples, as_labels, check_same_length
 
 
@@ -65,3 +67,47 @@ def _dataset_arrays(dataset, client) -> tuple[np.ndarray, np.ndarray]:
     if not xs:
         raise InvalidArgument(f"client {client!r} has no examples")
     return as_examples(np.stack(xs), f"client {client!r}:"), as_labels(np.stack(ys), f"client {client!r}:")
+
+
+def rows_of_clients(data: dict) -> tuple[list[np.ndarray], list[np.ndarray], list[list[np.ndarray]]]:
+    """The clients' arrays one after the other.
+
+    Args:
+        data: from `client_arrays`.
+
+    Returns:
+        (examples, labels, rows): lists of arrays to concatenate, and for every client the places of its train,
+        validation and test examples in them: int [n] each.
+
+    Raises:
+        InvalidArgument: there is no client, one has no training examples, or examples differ in shape.
+    """
+    if not data:
+        raise InvalidArgument("there are no clients")
+    xs, ys, rows, start = [], [], [], 0
+    for client, parts in data.items():
+        row = []
+        for split in SPLITS:
+            x, y = parts.get(split, (None, None))
+            count = 0 if x is None else len(x)
+            row.append(np.arange(start, start + count))
+            start += count
+            if count:
+                xs.append(x)
+                ys.append(y)
+        if not len(row[0]):
+            raise InvalidArgument(f"client {client!r} has no training examples")
+        rows.append(row)
+    shapes = {x.shape[1:] for x in xs}
+    if len(shapes) > 1:
+        raise InvalidArgument(f"examples must have one shape, found {sorted(shapes)}")
+    return xs, ys, rows
+
+
+def cut_test(rows: list[list[np.ndarray]], has_test: Sequence[bool], fraction: float, seed: int) -> None:
+    """Moves floor(fraction * N_i) random training examples of every client without a test part to its test part."""
+    for i, (row, given) in enumerate(zip(rows, has_test, strict=True)):
+        if not given:
+            mixed = generator(seed, Stream.CLIENT_TEST, i).permutation(row[0])
+            cut = int(fraction * len(mixed) + 1e-9)
+            row[2], row[0] = mixed[:cut], np.sort(mixed[cut:])

@@ -22,11 +22,10 @@ import numpy as np
 
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.data.catalog import load_source
-from tfpfl.data.client_arrays import client_arrays
+from tfpfl.data.client_arrays import client_arrays, cut_test, rows_of_clients
 from tfpfl.data.manifest import FILES, FORMAT, SPLITS, FederationError, manifest_hash, plain_values
 from tfpfl.data.partitioners import PARTITIONERS, Labels, check_seed
 from tfpfl.data.population import Population, Sampling
-from tfpfl.data.randomness import Stream, generator
 from tfpfl.data.source import Source
 from tfpfl.data.writing import absent, cut_validation, describe_source, write_federation
 
@@ -122,7 +121,9 @@ class Federation:
             "seed": int(seed),
             "validation": float(validation),
         }
-        return cls.load(write_federation(out, (source.x_train, source.x_test), y, rows, manifest, part.names), verify=False)
+        return cls.load(
+            write_federation(out, (source.x_train, source.x_test), y, rows, manifest, part.names), verify=False
+        )
 
     @classmethod
     def from_clients(
@@ -170,29 +171,11 @@ class Federation:
         """
         out = absent(out)
         check_seed(seed)
-        data = client_arrays(clients, test)
-        if not data:
-            raise InvalidArgument("there are no clients")
         for fraction, what in ((validation, "validation"), (test_fraction, "test_fraction")):
             if not 0 <= fraction < 1:
                 raise InvalidArgument(f"{what} must lie in [0, 1), found {fraction}")
-        xs, ys, rows, start = [], [], [], 0
-        for client, parts in data.items():
-            row = []
-            for split in SPLITS:
-                x, y = parts.get(split, (None, None))
-                count = 0 if x is None else len(x)
-                row.append(np.arange(start, start + count))
-                start += count
-                if count:
-                    xs.append(x)
-                    ys.append(y)
-            if not len(row[0]):
-                raise InvalidArgument(f"client {client!r} has no training examples")
-            rows.append(row)
-        shapes = {x.shape[1:] for x in xs}
-        if len(shapes) > 1:
-            raise InvalidArgument(f"examples must have one shape, found {sorted(shapes)}")
+        data = client_arrays(clients, test)
+        xs, ys, rows = rows_of_clients(data)
         source = Source.from_arrays(
             np.concatenate(xs),
             np.concatenate(ys),
@@ -201,22 +184,20 @@ class Federation:
             class_names=class_names,
             scale=scale,
             shift=shift,
-            x_test=np.empty((0, *shapes.pop()), xs[0].dtype),
+            x_test=np.empty((0, *xs[0].shape[1:]), xs[0].dtype),
             y_test=np.empty(0, np.int32),
         )
         names = [str(c) for c in data]
-        for i, (row, parts) in enumerate(zip(rows, data.values(), strict=True)):
-            if "test" not in parts:
-                mixed = generator(seed, Stream.CLIENT_TEST, i).permutation(row[0])
-                cut = int(test_fraction * len(mixed) + 1e-9)
-                row[2], row[0] = mixed[:cut], np.sort(mixed[cut:])
+        cut_test(rows, ["test" in parts for parts in data.values()], test_fraction, seed)
         cut_validation(rows, source.y_train, None, validation, seed, names, ["validation" in p for p in data.values()])
         manifest = describe_source(source) | {
             "partitioner": {"name": "from_clients", "arguments": {"test_fraction": float(test_fraction)}},
             "seed": int(seed),
             "validation": float(validation),
         }
-        return cls.load(write_federation(out, (source.x_train, source.x_test), source.y_train, rows, manifest, names), verify=False)
+        return cls.load(
+            write_federation(out, (source.x_train, source.x_test), source.y_train, rows, manifest, names), verify=False
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike, verify: bool = True) -> "Federation":
@@ -412,53 +393,6 @@ class Federation:
         """int64 [I, C], or a row for each of `client_ids`: how many examples of every class a client holds."""
         ids = range(self.num_clients) if client_ids is None else client_ids
         return np.stack([np.bincount(self.raw(i, split, "global")[1], minlength=self.num_labels) for i in ids])
-
-    def plot_classes(self, path: str | os.PathLike | None = None, split: str = "train"):
-        """A picture of who holds what: a dot per client and class, its area the count; a heat map where they are many.
-
-        Above 200 clients, the upper panel shows 200 at even distances; the lower one, sizes, always shows all.
-
-        Args:
-            path: the file to write; None: none.
-            split: whose examples are counted.
-
-        Returns:
-            The matplotlib Figure.
-        """
-        from matplotlib.figure import Figure  # not pyplot: no window, no global state
-
-        ids = np.unique(np.linspace(0, self.num_clients - 1, min(self.num_clients, 200)).astype(int))
-        counts = self.class_counts(split, ids)
-        figure = Figure(figsize=(min(max(7, 0.18 * len(ids)), 14), 6.5), layout="constrained")
-        top, bottom = figure.subplots(2, 1, height_ratios=[3, 1])
-        if np.count_nonzero(counts) <= 1_200:
-            client, label = np.nonzero(counts)
-            area = counts[client, label] / counts.max()
-            top.scatter(client, label, s=8 + 140 * area, c=counts[client, label], cmap="cividis_r", vmin=0)
-            top.grid(alpha=0.25)
-            top.set_axisbelow(True)
-            top.margins(0.03, 0.06)
-        else:
-            top.imshow(np.where(counts, counts, np.nan).T, aspect="auto", origin="lower", cmap="cividis_r", vmin=0,
-                       interpolation="nearest")  # fmt: skip
-        figure.colorbar(top.collections[0] if top.collections else top.images[0], ax=top, label=f"{split} examples")
-        if self.num_labels <= 20:
-            top.set_yticks(range(self.num_labels), self.class_names)
-        shown = "" if len(ids) == self.num_clients else f", {len(ids)} of {self.num_clients} clients shown"
-        top.set_title(f"{self.describe()['source']}{shown}\n{self.describe()['partitioner']}", fontsize=9, loc="left")
-        top.set_ylabel("class")
-        if len(ids) == self.num_clients:
-            bottom.bar(np.arange(len(ids)), self.num_examples(split), color="#33538c")
-            bottom.set(xlabel="client", ylabel=f"{split} examples", xlim=top.get_xlim())
-        else:
-            top.set(xlabel=f"client, from 0 to {self.num_clients - 1}", xticks=[])
-            sizes = self.num_examples(split)
-            edges = np.linspace(sizes.min() - 0.5, sizes.max() + 0.5, min(np.ptp(sizes) + 2, 41))
-            bottom.hist(sizes, bins=edges, color="#33538c")
-            bottom.set(xlabel=f"{split} examples of a client", ylabel="clients")
-        if path is not None:
-            figure.savefig(path, dpi=120)
-        return figure
 
     def _preprocessing(self) -> tuple[float, float]:
         return self.manifest["preprocessing"]["scale"], self.manifest["preprocessing"]["shift"]

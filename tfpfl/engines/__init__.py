@@ -1,0 +1,20 @@
+"""Engines: the same algorithm in this process, through TensorFlow Federated, or on a Ray cluster."""
+
+from tfpfl.engines.local.simulation import Simulation
+from tfpfl.engines.machines import Machines, MachinesError
+from tfpfl.engines.scoring import Scorer
+from tfpfl.engines.tff.evaluation import federated_evaluation
+from tfpfl.engines.tff.process import federate, federated_shard
+from tfpfl.engines.visit import RoundOutput, Visit
+
+__all__ = [
+    "Machines",
+    "MachinesError",
+    "RoundOutput",
+    "Scorer",
+    "Simulation",
+    "Visit",
+    "federate",
+    "federated_evaluation",
+    "federated_shard",
+]

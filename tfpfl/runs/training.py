@@ -17,15 +17,13 @@ from tfpfl.algorithms.transforms.screening import REASONS
 from tfpfl.checks import InvalidArgument, TfpflError
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.randomness import client_key
-from tfpfl.engines.engine import check_engine, check_grouping
-from tfpfl.engines.local.simulation import Simulation
+from tfpfl.engines.engine import check_engine, check_grouping, make_engine
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.packed import initial_states, side_by_side
-from tfpfl.engines.ray.engine import RayEngine, check_recipe
+from tfpfl.engines.ray.engine import check_recipe
 from tfpfl.engines.rounds import check_fits
 from tfpfl.engines.scoring import Scorer
-from tfpfl.engines.tff.aggregators import Aggregated, WithState
-from tfpfl.engines.tff.worker import use_local_worker
+from tfpfl.engines.tff.aggregators import Aggregated
 from tfpfl.engines.visit import GLOBAL, Visit, client_state_spec, of_global
 from tfpfl.models import tree
 from tfpfl.runs import protocols
@@ -50,8 +48,8 @@ class Training:
         machines: where else the work of rounds is done.
         availability: who comes back from a round, and when.
         passes: forward and backward through the backbone that an example makes in a visit, for the virtual clock.
-        aggregator: () -> a factory of TFF's aggregators, for 'tff'; see `tfpfl.runs.aggregators`. Other engines can look at
-            what was trained with one, and not go on.
+        aggregator: () -> a factory of TFF's aggregators, for 'tff'; see `tfpfl.runs.aggregators`. Other
+            engines can evaluate what was trained with one, but cannot continue it.
         recipe: for 'ray': (federation) -> the same algorithm; it must pickle, which an algorithm does not.
         model_name: what the algorithm's `personal_model` is called in evaluations.
         evaluate_every: rounds between evaluations; the last ten rounds are evaluated in any case. 0: only those.
@@ -100,7 +98,7 @@ class Training:
         self._spec = client_state_spec(self.algorithm)
         self._matrices = tf.function(self.algorithm.matrices or (lambda server: {}), autograph=False)
         self._like = None
-        self._processes = {}
+        self._engines = {}
         self._evaluations = {}
 
     def run(self, rounds: int) -> None:
@@ -198,8 +196,8 @@ class Training:
         states, evaluations = {}, []
         evaluated = self.is_evaluated(t, rounds)
         if len(ids):
-            process = self._process(tuple(self.splits) if evaluated else ())
-            out = process.next(server, self.client_states(ids), self.visits(t, ids))
+            engine = self._engine(tuple(self.splits) if evaluated else ())
+            out = engine.next(server, self.client_states(ids), self.visits(t, ids))
             server = out.server
             self._check(t, ids, out._replace(server=self._own(server)))
             states = dict(zip(ids.tolist(), out.client_states, strict=True))
@@ -257,27 +255,21 @@ class Training:
                     f"{', '.join(map(str, ids))}. Rounds up to {t - 1} are saved"
                 )
 
-    def _process(self, held_out: tuple):
-        if held_out not in self._processes:
-            if self.engine == "tff" and self.machines.workers:
-                from tfpfl.engines.tff.workers import ShardedProcess
-
-                made = ShardedProcess(self.algorithm, self.federation, self.machines, held_out=held_out)
-            elif self.engine == "tff":
-                from tfpfl.engines.tff.process import federate
-
-                use_local_worker(isolate=self.machines.isolate or None)
-                adding = self.aggregator and self.aggregator()
-                made = federate(self.algorithm, self.federation, held_out=held_out, aggregator=adding)
-                made = WithState(made) if adding else made
-            elif self.engine == "ray":
-                ways = {"cohort": self.cohort, "machines": self.machines}
-                made = RayEngine(self.algorithm, self.federation, self.recipe, held_out=held_out, **ways)
-            else:
-                ways = {"cohort": self.cohort, "threads": self.threads}
-                made = Simulation(self.algorithm, self.federation, held_out=held_out, **ways)
-            self._processes[held_out] = made
-        return self._processes[held_out]
+    def _engine(self, held_out: tuple):
+        """The engine of rounds that score these splits, made once."""
+        if held_out not in self._engines:
+            self._engines[held_out] = make_engine(
+                self.engine,
+                self.algorithm,
+                self.federation,
+                held_out=held_out,
+                cohort=self.cohort,
+                threads=self.threads,
+                machines=self.machines,
+                aggregator=self.aggregator,
+                recipe=self.recipe,
+            )
+        return self._engines[held_out]
 
     def _new_states(self, client_ids) -> list:
         """The states of clients that never took part."""

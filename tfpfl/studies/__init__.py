@@ -1,0 +1,46 @@
+"""Studies: several runs side by side, or one run looked at afterwards.
+
+Names are imported when they are first used, so that a comparison does not wait for what only a report needs.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfpfl.studies.battery import check_algorithm as check_algorithm
+    from tfpfl.studies.comparison import compare_runs as compare_runs
+    from tfpfl.studies.new_clients import adapt_clients as adapt_clients
+    from tfpfl.studies.new_clients import adapt_new_clients as adapt_new_clients
+    from tfpfl.studies.records import Record as Record
+    from tfpfl.studies.report import write_report as write_report
+    from tfpfl.studies.run_groups import RunGroup as RunGroup
+    from tfpfl.studies.run_groups import group_runs as group_runs
+    from tfpfl.studies.run_groups import paired as paired
+    from tfpfl.studies.search import search_hyperparameters as search_hyperparameters
+
+# name -> the module that defines it; a test holds this against the imports above
+_HOME = {
+    "check_algorithm": "battery",
+    "compare_runs": "comparison",
+    "adapt_clients": "new_clients",
+    "adapt_new_clients": "new_clients",
+    "Record": "records",
+    "write_report": "report",
+    "RunGroup": "run_groups",
+    "group_runs": "run_groups",
+    "paired": "run_groups",
+    "search_hyperparameters": "search",
+}
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tfpfl.studies' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
+    value = getattr(import_module(f"tfpfl.studies.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

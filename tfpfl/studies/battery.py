@@ -46,7 +46,7 @@ class Broken(AssertionError):
 class Finding(NamedTuple):
     """What a check_algorithm found."""
 
-    check_algorithm: str
+    check: str
     status: str  # 'ok', 'FAILED' or 'skipped'
     why: str = ""
 
@@ -62,8 +62,7 @@ def check_algorithm(build: Callable, *, checks: Sequence[Callable] | None = None
         checks: of `CHECKS`; default all. Those in `NEED_TFF` are skipped where TFF is not installed.
 
     Returns:
-        A finding for every check_algorithm, in order. Other errors than `Broken`, which the algorithm itself raises, are
-        findings too.
+        A finding for every check, in order. Errors that the algorithm itself raises are findings too.
     """
     found = []
     with tempfile.TemporaryDirectory() as folder:

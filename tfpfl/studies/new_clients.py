@@ -17,8 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from rich import box
-from rich.table import Table
 
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData
 from tfpfl.algorithms.parts.adaptation import adaptation
@@ -30,10 +28,8 @@ from tfpfl.engines.graphs import check_threads, in_order, relaxed
 from tfpfl.engines.rounds import Messages
 from tfpfl.engines.visit import Visit, evaluate, federation_readers
 from tfpfl.runs import statistics
-from tfpfl.studies.tables import percent
 
-PROTOCOLS = ("own", "global")
-SHOWN = (0, 1, 5)  # epochs in a table, besides the last
+WAYS = ("own", "global")
 
 
 class CannotAdapt(InvalidArgument):
@@ -196,8 +192,8 @@ def adapt_new_clients(
     Raises:
         CannotAdapt, ValueError: see `adapt_clients`; and the run has no rounds, or no rate.
     """
-    if protocol not in PROTOCOLS:
-        raise InvalidArgument(unknown("protocol", protocol, PROTOCOLS))
+    if protocol not in WAYS:
+        raise InvalidArgument(unknown("protocol", protocol, WAYS))
     if run.store.round_num == 0:
         raise InvalidArgument(f"{run.folder} has no rounds yet")
     adapt = None
@@ -224,22 +220,6 @@ def adapt_new_clients(
     )
 
 
-def table(results: Sequence[Adapted]) -> Table:
-    """Mean accuracy over the new clients after some epochs, a row a run."""
-    last = max(r.accuracy.shape[1] - 1 for r in results)
-    epochs = [e for e in SHOWN if e < last] + [last]
-    title = f"New clients, {results[0].split} accuracy after so many epochs, protocol '{results[0].protocol}'"
-    caption = "%, mean over the new clients ± 1.96 std / sqrt(n); n: those with examples in this split."
-    rows = Table(title=title, caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    rows.add_column("run", overflow="fold")
-    for column in ("n", *map(str, epochs)):
-        rows.add_column(column, justify="right", no_wrap=True)
-    for r in results:
-        cells = [percent(r.means[e], r.intervals[e]) if e < len(r.means) else "-" for e in epochs]
-        rows.add_row(r.name, str(statistics.num_tested(r.accuracy[:, 0])), *cells)
-    return rows
-
-
 def write_csv(results: Sequence[Adapted], path) -> None:
     """A row for every run, client and epoch."""
     with open(path, "w", newline="") as file:
@@ -250,25 +230,6 @@ def write_csv(results: Sequence[Adapted], path) -> None:
                 for e, (accuracy, loss) in enumerate(zip(r.accuracy[i].tolist(), r.loss[i].tolist(), strict=True)):
                     row = [r.name, r.protocol, r.split, client_id, int(r.num_examples[i]), e, accuracy, loss]
                     writer.writerow(row)
-
-
-def plot(results: Sequence[Adapted], path) -> None:
-    """Mean accuracy over epochs with its 95 % interval, a line a run."""
-    from matplotlib.figure import Figure  # not pyplot: no window, no global state
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for r in results:
-        epochs, mean, half = np.arange(len(r.means)), 100 * r.means, 100 * r.intervals
-        (line,) = axes.plot(epochs, mean, marker="o", markersize=3, label=r.name)
-        low, high = np.clip([mean - half, mean + half], 0, 100)
-        axes.fill_between(epochs, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-    people = statistics.num_tested(results[0].accuracy[:, 0])
-    axes.set(xlabel="epochs of adapting", ylabel=f"{results[0].split} accuracy in %, {people} new clients")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(alpha=0.25)
-    axes.legend()
-    figure.savefig(path, dpi=120)
 
 
 def _new_ids(population, federation, client_ids) -> np.ndarray:

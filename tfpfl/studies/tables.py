@@ -1,14 +1,17 @@
 """Results as tables for the terminal."""
 
 import math
+from collections.abc import Sequence
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from tfpfl.algorithms import get_method
+from tfpfl.runs import statistics
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, find
 from tfpfl.studies.comparison import shown
+from tfpfl.studies.new_clients import Adapted
 
 
 def bytes_text(amount: float) -> str:
@@ -65,7 +68,9 @@ CAPTION = (
 
 def protocols(results: list, title: str) -> Table:
     """All results of one run, with their protocols; 80 columns wide."""
-    table = Table(title=escape(title), caption=PROTOCOLS, caption_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    table = Table(
+        title=escape(title), caption=_PROTOCOLS_CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=0
+    )
     for column in ("model", "clients", "when", "split"):
         table.add_column(column, no_wrap=True)
     for column in ("accuracy", "pooled", "worst", "loss", "n"):
@@ -87,7 +92,7 @@ def protocols(results: list, title: str) -> Table:
     return table
 
 
-PROTOCOLS = (
+_PROTOCOLS_CAPTION = (
     "accuracy: % over clients ± 1.96 std / sqrt(n); pooled: over examples; worst: mean of the worst tenth of the "
     "clients; n: clients with examples. local copy: right after a client's own work. last10: mean of the last ten "
     "evaluated rounds; best val.: the round with the best mean validation accuracy. * selected on test, as several "
@@ -125,9 +130,7 @@ def comparison_over_clients(rows: list[dict], protocol) -> Table:
 
 def rungs(found: list, config) -> Table:
     """What `tfpfl.studies.search.search_hyperparameters` found: the rungs, the last one on top."""
-    title = (
-        f"{get_method(config.algorithm).title}: validation accuracy, EV-all, mean of the last ten evaluated rounds"
-    )
+    title = f"{get_method(config.algorithm).title}: validation accuracy, EV-all, mean of the last ten evaluated rounds"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     names = list(found[0][0].hyperparameters)
     for name in ("rounds", *names, "accuracy, %"):
@@ -140,3 +143,22 @@ def rungs(found: list, config) -> Table:
             table.add_row(str(candidate.rounds), *values, score)
         table.add_section()
     return table
+
+
+EPOCHS_SHOWN = (0, 1, 5)  # in the table of new clients, besides the last
+
+
+def new_clients(results: Sequence[Adapted]) -> Table:
+    """Mean accuracy over the new clients after some epochs, a row a run."""
+    last = max(r.accuracy.shape[1] - 1 for r in results)
+    epochs = [e for e in EPOCHS_SHOWN if e < last] + [last]
+    title = f"New clients, {results[0].split} accuracy after so many epochs, protocol '{results[0].protocol}'"
+    caption = "%, mean over the new clients ± 1.96 std / sqrt(n); n: those with examples in this split."
+    rows = Table(title=title, caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    rows.add_column("run", overflow="fold")
+    for column in ("n", *map(str, epochs)):
+        rows.add_column(column, justify="right", no_wrap=True)
+    for r in results:
+        cells = [percent(r.means[e], r.intervals[e]) if e < len(r.means) else "-" for e in epochs]
+        rows.add_row(r.name, str(statistics.num_tested(r.accuracy[:, 0])), *cells)
+    return rows

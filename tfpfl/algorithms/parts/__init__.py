@@ -1,0 +1,33 @@
+"""What methods are made of: local training, closed forms of the head, optimizers, adaptation, rows on the server."""
+
+from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.local_training import (
+    arrival_of,
+    batch_loop,
+    body_solver,
+    example_weight,
+    head_solver,
+    local_solver,
+    one_pass_update,
+    support_and_query,
+    value_and_gradient,
+)
+from tfpfl.algorithms.parts.optimizers import OPTIMIZERS, Optimizer, adam, optimizer, sgd
+
+__all__ = [
+    "OPTIMIZERS",
+    "Optimizer",
+    "adam",
+    "adaptation",
+    "arrival_of",
+    "batch_loop",
+    "body_solver",
+    "example_weight",
+    "head_solver",
+    "local_solver",
+    "one_pass_update",
+    "optimizer",
+    "sgd",
+    "support_and_query",
+    "value_and_gradient",
+]

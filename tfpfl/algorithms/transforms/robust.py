@@ -1,4 +1,4 @@
-"""Robust statistics of a cohort's updates instead of their mean: the median and the trimmed mean, coordinate by coordinate."""
+"""Robust statistics of a cohort's updates instead of their mean, for every coordinate: median and trimmed mean."""
 
 from collections.abc import Callable
 

@@ -32,6 +32,7 @@ from tfpfl.engines.graphs import default_threads
 from tfpfl.engines.local.simulation import clients_of
 from tfpfl.engines.machines import Machines, MachinesError
 from tfpfl.engines.rounds import Rounds, joined
+from tfpfl.engines.shards import shards
 from tfpfl.models import tree
 
 SHARDS, MOST = 16, 8  # of a cohort: so many shards, but none of more clients than this
@@ -152,7 +153,7 @@ class Tasks:
 
     def __call__(self, message_for: Callable, states: list, visits: list):
         """Yields a `Part` for every shard, in order."""
-        cut, waiting, done, yielded = shards(len(visits)), {}, {}, 0
+        cut, waiting, done, yielded = shards(len(visits), size=shard_size(len(visits))), {}, {}, 0
         shared = None if self._per_client else self._ray.put(tree.arrays(message_for(0)))
 
         def submit(number):
@@ -223,10 +224,9 @@ class Tasks:
             ask.shutdown(wait=False)
 
 
-def shards(clients: int) -> list[range]:
-    """Places in the cohort, neighbours together; a function of the cohort's size alone."""
-    size = min(-(-clients // SHARDS), MOST)
-    return [range(start, min(start + size, clients)) for start in range(0, clients, size)]
+def shard_size(clients: int) -> int:
+    """The clients of a shard: a function of the cohort's size alone, never of the cluster's."""
+    return min(-(-clients // SHARDS), MOST)
 
 
 _built = {}  # in a process of a node: what it takes clients through a round with, by the job's key

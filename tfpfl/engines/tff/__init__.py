@@ -1,0 +1,1 @@
+"""The TFF engine."""

@@ -54,8 +54,8 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
         pack: so many clients of the cohort are one of TFF's clients, which saves TFF's own work for each, and lets them
             share passes where `Simulation` would fuse them. For simulation: their sum is what leaves a worker. Needs a
             Federation, and an algorithm with one message for all and no rows.
-        aggregator: a factory of `tff.aggregators` whose result is a mean, weighted or not; see `tfpfl.runs.aggregators`. The
-            server's state is then an `Aggregated`.
+        aggregator: a factory of `tff.aggregators` whose result is a mean, weighted or not; see
+            `tfpfl.runs.aggregators`. The server's state is then an `Aggregated`.
 
     Returns:
         The process. Its `next` takes and gives client states in the order of the visits, in a `RoundOutput`. With

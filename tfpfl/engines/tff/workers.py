@@ -28,6 +28,7 @@ from tfpfl.engines import aggregation
 from tfpfl.engines.machines import Machines, MachinesError
 from tfpfl.engines.packed import side_by_side
 from tfpfl.engines.rounds import Part, Rounds
+from tfpfl.engines.shards import shards
 from tfpfl.engines.tff.process import federated_shard
 from tfpfl.engines.tff.worker import CHANNEL_OPTIONS, answers, context_on, require_tff
 
@@ -76,22 +77,24 @@ class ShardedProcess(Rounds):
 
     def _parts(self, message_for: Callable, states: list, visits: list):
         """Yields a `Part` for every shard, in order."""
-        own, found = self.algorithm.message_per_client, shards(len(visits))
+        own, cut = self.algorithm.message_per_client, shards(len(visits), number=number_of_shards(len(visits)))
         work = [
-            ([message_for(i) for i in range(len(visits))[s]] if own else message_for(0), states[s], visits[s])
-            for s in found
+            (
+                [message_for(i) for i in shard] if own else message_for(0),
+                [states[i] for i in shard],
+                [visits[i] for i in shard],
+            )
+            for shard in cut
         ]
-        for shard, part in zip(found, self.workers.each(self._computation, work, self._federation), strict=True):
+        for shard, part in zip(cut, self.workers.each(self._computation, work, self._federation), strict=True):
             contribution = aggregation.Contribution(part.sums, part.weight, side_by_side(part.rows))
-            clients = list(range(len(visits)))[shard], list(part.client_states), list(part.client_metrics)
+            clients = list(shard), list(part.client_states), list(part.client_metrics)
             yield Part(*clients, contribution, part.metric_sums)
 
 
-def shards(clients: int) -> list[slice]:
-    """Neighbours of a cohort together, in 6 to 12 parts, or as many as they are; sizes differ by one at most."""
-    number = min(clients, max(FEWEST, min(MOST, clients // CLIENTS)))
-    ends = [clients * n // number for n in range(number + 1)]
-    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+def number_of_shards(clients: int) -> int:
+    """6 to 12, or as many as there are clients."""
+    return min(clients, max(FEWEST, min(MOST, clients // CLIENTS)))
 
 
 @lru_cache

@@ -8,7 +8,20 @@ says how the numbers were measured; it is written under the title. An algorithm 
 
 from tfpfl.studies.plots.clients import distribution, fairness, gains
 from tfpfl.studies.plots.curves import curves
+from tfpfl.studies.plots.federation import classes
 from tfpfl.studies.plots.heatmap import heatmap
+from tfpfl.studies.plots.new_clients import new_clients
 from tfpfl.studies.plots.style import Style, style, words
 
-__all__ = ["Style", "curves", "distribution", "fairness", "gains", "heatmap", "style", "words"]
+__all__ = [
+    "Style",
+    "classes",
+    "curves",
+    "distribution",
+    "fairness",
+    "gains",
+    "heatmap",
+    "new_clients",
+    "style",
+    "words",
+]

@@ -1,0 +1,53 @@
+"""Who holds what: the classes and the number of examples of every client of a federation."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from tfpfl.data.federation import Federation
+
+
+def classes(federation: Federation, split: str = "train") -> Figure:
+    """A dot for every client and class, its area the number of examples; a heat map where there are many.
+
+    Above 200 clients the upper panel shows 200 of them at even distances. The lower panel, the number of examples of
+    each client, always counts all.
+
+    Args:
+        federation: whose clients are shown.
+        split: whose examples are counted: 'train', 'validation' or 'test'.
+
+    Raises:
+        ValueError: there is no such split.
+    """
+    ids = np.unique(np.linspace(0, federation.num_clients - 1, min(federation.num_clients, 200)).astype(int))
+    counts = federation.class_counts(split, ids)
+    figure = Figure(figsize=(min(max(7, 0.18 * len(ids)), 14), 6.5), layout="constrained")
+    top, bottom = figure.subplots(2, 1, height_ratios=[3, 1])
+    if np.count_nonzero(counts) <= 1_200:
+        client, label = np.nonzero(counts)
+        area = counts[client, label] / counts.max()
+        top.scatter(client, label, s=8 + 140 * area, c=counts[client, label], cmap="cividis_r", vmin=0)
+        top.grid(alpha=0.25)
+        top.set_axisbelow(True)
+        top.margins(0.03, 0.06)
+    else:
+        top.imshow(np.where(counts, counts, np.nan).T, aspect="auto", origin="lower", cmap="cividis_r", vmin=0,
+                   interpolation="nearest")  # fmt: skip
+    figure.colorbar(top.collections[0] if top.collections else top.images[0], ax=top, label=f"{split} examples")
+    if federation.num_labels <= 20:
+        top.set_yticks(range(federation.num_labels), federation.class_names)
+    shown = "" if len(ids) == federation.num_clients else f", {len(ids)} of {federation.num_clients} clients shown"
+    top.set_title(
+        f"{federation.describe()['source']}{shown}\n{federation.describe()['partitioner']}", fontsize=9, loc="left"
+    )
+    top.set_ylabel("class")
+    if len(ids) == federation.num_clients:
+        bottom.bar(np.arange(len(ids)), federation.num_examples(split), color="#33538c")
+        bottom.set(xlabel="client", ylabel=f"{split} examples", xlim=top.get_xlim())
+    else:
+        top.set(xlabel=f"client, from 0 to {federation.num_clients - 1}", xticks=[])
+        sizes = federation.num_examples(split)
+        edges = np.linspace(sizes.min() - 0.5, sizes.max() + 0.5, min(np.ptp(sizes) + 2, 41))
+        bottom.hist(sizes, bins=edges, color="#33538c")
+        bottom.set(xlabel=f"{split} examples of a client", ylabel="clients")
+    return figure
