@@ -197,7 +197,7 @@ def _process(engine, algorithm, federation):
     if engine == "local":
         return Simulation(algorithm, federation)
     if engine == "tff":
-        from tfpfl import federate  # needs TensorFlow Federated
+        from tfpfl.engines.tff.process import federate  # needs TensorFlow Federated
 
         return federate(algorithm, federation)
     raise ExportError(f"unknown engine {engine!r}: local or tff")

@@ -217,8 +217,6 @@ PRESETS = {
 pflego_exact = partial(pflego, **PRESETS["exact"])  # for theory: psi <- psi - rho * an unbiased gradient
 pflego_paper = partial(pflego, **PRESETS["paper"])
 pflego_code = partial(pflego, **PRESETS["code"])
-
-
 PFLEGO = Method(
     name="pflego",
     title="PFLEGO",

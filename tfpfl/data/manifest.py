@@ -10,11 +10,7 @@ import numpy as np
 from tfpfl.checks import InvalidArgument
 
 FORMAT = 1
-
-
 SPLITS = ("train", "validation", "test")
-
-
 FILES = ("x.raw", "labels.raw", "labels_local.raw", "index.raw")
 
 

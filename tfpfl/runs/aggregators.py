@@ -21,11 +21,7 @@ from tfpfl.engines.tff.aggregators import OF_TFF, Aggregated
 from tfpfl.runs.privacy import Privacy, privacy
 
 PRIVATE = ("dp", "dp_adaptive")
-
-
 OF_OURS = {f.__name__: f for f in (median, trimmed_mean)}
-
-
 AGGREGATORS = OF_TFF | OF_OURS
 
 

@@ -25,14 +25,8 @@ from tfpfl.runs.availability import Availability
 # 1 had no `cohort`; what later formats added has the default in an older file. Since 5 the sizes of 'range' cohorts are
 # drawn from a stream of their own; older runs go on with theirs.
 FORMAT = 5
-
-
 NETWORK = "network.keras"
-
-
 PACKAGES = ("tfpfl", "tensorflow", "keras", "tensorflow-federated", "numpy")
-
-
 _ADDED = {  # format -> entries that it brought
     3: ("new_clients",),
     4: (
@@ -41,8 +35,6 @@ _ADDED = {  # format -> entries that it brought
         *("aggregator", "aggregator_args"),
     ),
 }
-
-
 _NOT_IDENTITY = ("rounds", "versions", "federation")  # may differ between a run and its continuation
 
 

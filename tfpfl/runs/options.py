@@ -1,7 +1,7 @@
 """The options of a run: how each entry of `RunConfig` is given at the command line, and what its help says.
 
-`tfpfl.cli.options` makes the options of the command line from this table, `tfpfl.runs.command` writes the command of a run
-with it. Defaults are not in it: they are those of `RunConfig`.
+`tfpfl.cli.options` makes the options of the command line from this table, `tfpfl.runs.command` writes the command of
+a run with it. Defaults are not in it: they are those of `RunConfig`.
 """
 
 from functools import cache

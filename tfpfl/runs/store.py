@@ -26,11 +26,7 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.runs.protocols import Score
 
 FORMAT_VERSION = 2  # 1 had no matrices
-
-
 _APPLICATION_ID = int.from_bytes(b"tfpf", "big")  # in the file's header: this SQLite file is one of ours
-
-
 _SCHEMA = """
 CREATE TABLE run (run_id TEXT NOT NULL);
 CREATE TABLE server (round INTEGER PRIMARY KEY, state BLOB NOT NULL, crc INTEGER NOT NULL);
@@ -41,8 +37,6 @@ CREATE TABLE evaluation (
     PRIMARY KEY (round, client, model, split)
 ) WITHOUT ROWID;
 """
-
-
 _MATRICES = """
 CREATE TABLE IF NOT EXISTS matrix (
     round INTEGER, name TEXT, value BLOB NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (round, name)

@@ -1,50 +1,50 @@
 """What the contract promises, whatever the method: one battery of checks, for tfpfl's algorithms and for your own.
 
-    for finding in battery.check(lambda model, population: mine(model, population, eta=0.2)):
+    for finding in check_algorithm(lambda model, population: mine(model, population, eta=0.2)):
         print(finding)
 
 Seven clients with 6 to 14 examples of 2 to 8 classes, a backbone of 65 weights, three clients a round: all of it takes
-some seconds. A check_algorithm is a function of a `Subject` that raises `Broken`; `CHECKS` has all.
+some seconds. A check is a function of a `Subject` that raises `Broken`; `CHECKS` has all.
 """
 
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientData
-from tfpfl.data import Federation
-from tfpfl.data.cohorts import cohort
-from tfpfl.data.population import Population, Sampling
-from tfpfl.data.randomness import client_key
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.scoring import Scorer, shared_theta
-from tfpfl.engines.visit import Visit
 from tfpfl.models import SplitModel
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 from tfpfl.runs.store import RunStore
+from tfpfl.studies.battery_subject import (
+    CLASSES,
+    EVERYONE,
+    EXAMPLES,
+    ROUNDS,
+    WIDEST,
+    Broken,
+    Subject,
+    Trained,
+    backbone,
+    distance,
+    identical,
+    require,
+    small_federation,
+    small_population,
+    visits_by_id,
+)
 
-EXAMPLES = (9, 14, 6, 12, 8, 11, 10)
-CLASSES = (2, 3, 2, 4, 3, 8, 2)  # 8 is no width of the backbone: a tensor with an axis of 8 is a head
-EVERYONE = list(range(len(EXAMPLES)))
-WIDEST = CLASSES.index(max(CLASSES))
-ROUNDS = 10
 AGREE = 1e-5  # of float32 sums in another order, after `ROUNDS` rounds
 
 
-class Broken(AssertionError):
-    """An algorithm does not keep what the contract promises; the message says what was found."""
-
-
 class Finding(NamedTuple):
-    """What a check_algorithm found."""
+    """What one check found."""
 
     check: str
     status: str  # 'ok', 'FAILED' or 'skipped'
@@ -83,136 +83,6 @@ def check_algorithm(build: Callable, *, checks: Sequence[Callable] | None = None
     return found
 
 
-def backbone(dtype="float64", shape=(4,), width=5, seed=0):
-    """A smooth network with one hidden layer, drawn from a seed."""
-    model = keras.Sequential(
-        [
-            keras.Input(shape, dtype=dtype),
-            keras.layers.Dense(6, activation="tanh", dtype=dtype),
-            keras.layers.Dense(width, activation="tanh", dtype=dtype),
-        ]
-    )
-    rng = np.random.default_rng(seed)
-    model.set_weights([0.7 * rng.standard_normal(w.shape) for w in model.get_weights()])
-    return model
-
-
-def clouds(examples, classes, shape=(4,), dtype="float64", seed=1) -> list:
-    """(x, y) for every client: Gaussian clouds, and every class of a client present."""
-    rng = np.random.default_rng(seed)
-    means = rng.standard_normal((max(classes), *shape))
-    data = []
-    for n, k in zip(examples, classes, strict=True):
-        y = rng.permutation(np.arange(n) % k).astype(np.int32)
-        data.append(((means[y] + 0.5 * rng.standard_normal((n, *shape))).astype(dtype), y))
-    return data
-
-
-def small_federation(folder, examples=EXAMPLES, classes=CLASSES, seed=1) -> Federation:
-    """`clouds` in float32 as a folder that both engines read by id; with two test examples a class."""
-    train = clouds(examples, classes, dtype="float32", seed=seed)
-    test = clouds([2 * k for k in classes], classes, dtype="float32", seed=seed)
-    parts = [{"train": a, "test": b} for a, b in zip(train, test, strict=True)]
-    return Federation.from_clients(parts, out=folder, validation=0.0)
-
-
-def small_population(federation: Federation) -> Population:
-    """Everyone, three of seven a round; heads that clients share are as wide as the widest."""
-    return federation.population(Sampling("fixed", 0.5), shared_slots=True)
-
-
-def visits_by_id(population: Population, ids, round_num: int, seed: int = 0) -> list:
-    """Visits whose examples the worker reads."""
-    keys = client_key(seed, round_num, ids)
-    return [Visit(population.info(i), key) for i, key in zip(ids, keys, strict=True)]
-
-
-def initial_states(algorithm: Algorithm, population: Population) -> dict:
-    """Every client's state before its first visit, by client id."""
-    return {int(i): algorithm.init_client(population.info(i, algorithm.model.dtype)) for i in population.client_ids}
-
-
-def distance(a, b) -> float:
-    """The largest |a - b| over all numbers of two structures.
-
-    Raises:
-        Broken: they have other shapes.
-    """
-    pairs = list(zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True))
-    for x, y in pairs:
-        _require(np.shape(x) == np.shape(y), f"shapes differ: {np.shape(x)} and {np.shape(y)}")
-    return max(
-        [float(np.max(np.abs(np.asarray(x, float) - np.asarray(y, float)), initial=0)) for x, y in pairs] or [0.0]
-    )
-
-
-def identical(a, b) -> bool:
-    """Bit for bit."""
-    pairs = zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True)
-    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in pairs)
-
-
-class Trained:
-    """A run of some engine, kept in a store; client states live in it and nowhere else, as in training."""
-
-    def __init__(self, algorithm, engine, store=None, seed=0):
-        self.algorithm, self.engine, self.seed = algorithm, engine, seed
-        self.population, self.store = algorithm.population, store or RunStore()
-        self.initial = initial_states(algorithm, self.population)
-        self.server = self.store.server_state(engine.initialize())
-        self.outputs = []
-
-    def states(self, ids):
-        """Of these clients; the initial ones where they never took part."""
-        return self.store.client_states(ids, self.initial.get)
-
-    def rounds(self, last, cohorts=None):
-        """Runs up to round `last`; `cohorts` is a function of the round, default the population's sampling."""
-        for t in range(self.store.round_num + 1, last + 1):
-            ids = [int(i) for i in (cohorts(t) if cohorts else cohort(self.seed, t, self.population))]
-            output = self.engine.next(self.server, self.states(ids), visits_by_id(self.population, ids, t, self.seed))
-            self.server = output.server
-            self.store.commit_round(t, output.server, dict(zip(ids, output.client_states, strict=True)), {})
-            self.outputs.append(output)
-        return self
-
-
-class Subject:
-    """An algorithm that is checked, with what its checks share.
-
-    Args:
-        algorithm: built for `small_population(federation)`.
-        federation: a `small_federation`.
-    """
-
-    def __init__(self, algorithm: Algorithm, federation: Federation):
-        self.algorithm, self.federation = algorithm, federation
-
-    @cached_property
-    def engine(self) -> Simulation:
-        """The local engine."""
-        return Simulation(self.algorithm, self.federation, held_out=["test"])
-
-    @cached_property
-    def trained(self) -> Trained:
-        """After `ROUNDS` rounds; checks leave it as it is."""
-        return Trained(self.algorithm, self.engine).rounds(ROUNDS)
-
-    def head_width(self, client: int) -> int:
-        """How many outputs the model has that a client holds after its work."""
-        message, _, _, output = self.visit(client)
-        return int(self.algorithm.local_model(message, output).head.bias.shape[0])
-
-    def visit(self, client: int):
-        """(message, state, data, output) of one more visit of a client."""
-        algorithm, trained = self.algorithm, self.trained
-        x, y = self.federation.reader("train")(client)
-        [visit], [state] = visits_by_id(algorithm.population, [client], 11), trained.states([client])
-        message = algorithm.message(trained.server, *([tf.constant(client)] if algorithm.message_per_client else []))
-        data = ClientData(x, y, visit.info, tf.constant(visit.key))
-        return message, state, data, algorithm.client_update(message, tf.nest.map_structure(tf.constant, state), data)
-
-
 def both_engines_agree(subject):
     """TFF's federated computation and the local engine: states, metrics and scores after ten rounds."""
     from tfpfl.engines.tff.evaluation import federated_evaluation
@@ -234,7 +104,7 @@ def both_engines_agree(subject):
     if algorithm.global_model is not None:
         names |= {f"global_{name}" for name in names}
     for theirs, ours in zip(scores, expected, strict=True):
-        _require(set(ours) == names, f"scores are {sorted(ours)}, expected {sorted(names)}")
+        require(set(ours) == names, f"scores are {sorted(ours)}, expected {sorted(names)}")
         _near_by_name(theirs, ours, "scores")
 
 
@@ -242,7 +112,7 @@ def rounds_change_something(subject):
     """Ten of them."""
     new, trained = Trained(subject.algorithm, subject.engine), subject.trained
     moved = distance((trained.server, trained.states(EVERYONE)), (new.server, new.states(EVERYONE)))
-    _require(moved > 1e-3, f"{ROUNDS} rounds moved no number by more than {moved:.1e}")
+    require(moved > 1e-3, f"{ROUNDS} rounds moved no number by more than {moved:.1e}")
 
 
 def the_order_of_clients_is_irrelevant(subject):
@@ -252,11 +122,11 @@ def the_order_of_clients_is_irrelevant(subject):
     forward = engine.next(trained.server, states, visits)
     back = engine.next(trained.server, states[::-1], visits[::-1])
     away = distance(forward.server, back.server)
-    _require(away < 1e-6, f"with the cohort in reverse order, the server's state differs by {away:.1e}")
+    require(away < 1e-6, f"with the cohort in reverse order, the server's state differs by {away:.1e}")
     same = identical(forward.client_states, back.client_states[::-1])
-    _require(same, "with the cohort in reverse order, clients end with other states")
+    require(same, "with the cohort in reverse order, clients end with other states")
     same = identical(forward.client_metrics, back.client_metrics[::-1])
-    _require(same, "with the cohort in reverse order, clients have other metrics")
+    require(same, "with the cohort in reverse order, clients have other metrics")
 
 
 def structure_shapes_and_dtypes_stay(subject):
@@ -274,7 +144,7 @@ def structure_shapes_and_dtypes_stay(subject):
     pairs |= {f"the state of client {i}": (trained.initial[i], *trained.states([i])) for i in EVERYONE}
     for what, (first, now) in pairs.items():
         same = kinds(first) == kinds(now)
-        _require(same, f"{what} was {kinds(first)}, and is {kinds(now)} after {ROUNDS} rounds")
+        require(same, f"{what} was {kinds(first)}, and is {kinds(now)} after {ROUNDS} rounds")
 
 
 def saved_loaded_and_continued_is_continued(subject):
@@ -286,11 +156,11 @@ def saved_loaded_and_continued_is_continued(subject):
             Trained(algorithm, engine, store).rounds(4)
         with RunStore(file, "run") as store:
             resumed = Trained(algorithm, engine, store).rounds(ROUNDS)
-            _require(len(resumed.outputs) == ROUNDS - 4, "rounds were lost")
+            require(len(resumed.outputs) == ROUNDS - 4, "rounds were lost")
             same = identical(resumed.server, trained.server)
-            _require(same, "the server's state differs from that of an uninterrupted run")
+            require(same, "the server's state differs from that of an uninterrupted run")
             same = identical(resumed.states(EVERYONE), trained.states(EVERYONE))
-            _require(same, "clients' states differ from those of an uninterrupted run")
+            require(same, "clients' states differ from those of an uninterrupted run")
 
 
 def absent_clients_keep_their_state(subject):
@@ -307,7 +177,7 @@ def a_round_is_a_function_of_what_it_is_given(subject):
     trained, engine = subject.trained, subject.engine
     visits, states = visits_by_id(subject.algorithm.population, [1, 5], 7), trained.states([1, 5])
     first, second = (engine.next(trained.server, states, visits) for _ in range(2))
-    _require(identical(first, second), "the same round, run twice, gave two results")
+    require(identical(first, second), "the same round, run twice, gave two results")
 
 
 def the_loss_falls(subject):
@@ -322,7 +192,7 @@ def the_loss_falls(subject):
     run = Trained(algorithm, subject.engine)
     first = loss(run)
     last = loss(run.rounds(25, cohorts=lambda t: EVERYONE))
-    _require(last < 0.8 * first, f"the training loss was {first:.3g} and is {last:.3g} after 25 rounds of everyone")
+    require(last < 0.8 * first, f"the training loss was {first:.3g} and is {last:.3g} after 25 rounds of everyone")
 
 
 def no_graph_is_traced_again_for_other_clients(subject):
@@ -332,10 +202,10 @@ def no_graph_is_traced_again_for_other_clients(subject):
     run = Trained(subject.algorithm, engine).rounds(2, cohorts=lambda t: [[0, 1, 2], [2, 4]][t - 1])
     functions = (work, engine._messages._message, engine._finish, engine._initialize)
     traces = [f.experimental_get_tracing_count() for f in functions]
-    _require(traces[0] <= 2, f"a client's work was traced {traces[0]} times in 2 rounds")  # 2: any number of classes
+    require(traces[0] <= 2, f"a client's work was traced {traces[0]} times in 2 rounds")  # 2: any number of classes
     run.rounds(5, cohorts=lambda t: [[3, 4, 5], [5, 6, 0, 2], [1, 3, 6]][t - 3])
     now = [f.experimental_get_tracing_count() for f in functions]
-    _require(now == traces, f"graphs were traced {traces} times after 2 rounds and {now} after 5")
+    require(now == traces, f"graphs were traced {traces} times after 2 rounds and {now} after 5")
 
 
 def no_personal_weights_leave(subject):
@@ -344,20 +214,20 @@ def no_personal_weights_leave(subject):
     Where every client is sent a message of its own, the server has by its nature what every client has.
     """
     _, state, _, output = subject.visit(WIDEST)
-    _require("loss" in output.metrics, f"the metrics have no 'loss', but {sorted(output.metrics)}")
+    require("loss" in output.metrics, f"the metrics have no 'loss', but {sorted(output.metrics)}")
     scalars = {"weight": output.weight} | output.metrics
     wide = [name for name, value in scalars.items() if np.ndim(value)]
-    _require(not wide, f"weight and metrics are scalars, and {', '.join(wide)} is none")
+    require(not wide, f"weight and metrics are scalars, and {', '.join(wide)} is none")
     if subject.algorithm.message_per_client:
         return
     sent = [np.asarray(u) for u in tf.nest.flatten(output.update)]
     if subject.head_width(0) == CLASSES[0]:
         heads = [u.shape for u in sent if CLASSES[WIDEST] in u.shape]
-        _require(not heads, f"heads are personal, and an update of a client of {CLASSES[WIDEST]} classes has {heads}")
+        require(not heads, f"heads are personal, and an update of a client of {CLASSES[WIDEST]} classes has {heads}")
     kept = [np.asarray(s) for s in tf.nest.flatten((state, output.state)) if np.size(s) > 1 and np.any(s)]
     for u in sent:
         equal = any(u.shape == s.shape and np.allclose(u, s) for s in kept)
-        _require(not equal, f"a part of the update, {list(u.shape)}, is what the client keeps")
+        require(not equal, f"a part of the update, {list(u.shape)}, is what the client keeps")
 
 
 def models_are_whole(subject):
@@ -371,10 +241,10 @@ def models_are_whole(subject):
             "local_model": algorithm.local_model(message, output),
         }
         for name, weights in models.items():
-            _require(isinstance(weights, Weights), f"{name} gives {type(weights).__name__}, not Weights")
+            require(isinstance(weights, Weights), f"{name} gives {type(weights).__name__}, not Weights")
             found, expected = algorithm.model.logits(weights, data.x).shape, [(EXAMPLES[client], k) for k in widths]
             why = f"logits of client {client}'s {name} are {found}, expected {' or '.join(map(str, expected))}"
-            _require(any(found == shape for shape in expected), why)
+            require(any(found == shape for shape in expected), why)
             widths = {int(found[1])}  # the second model is as wide as the first
 
 
@@ -384,13 +254,13 @@ def the_global_model_is_everyones(subject):
     if algorithm.global_model is None:
         return
     models = [algorithm.global_model(subject.visit(client)[0]) for client in (0, WIDEST)]
-    _require(isinstance(models[0], Weights), f"global_model gives {type(models[0]).__name__}, not Weights")
-    _require(identical(*models), "two clients' messages hold two global models")
+    require(isinstance(models[0], Weights), f"global_model gives {type(models[0]).__name__}, not Weights")
+    require(identical(*models), "two clients' messages hold two global models")
     found = algorithm.model.logits(models[0], subject.federation.reader("train")(WIDEST)[0]).shape
     expected = (EXAMPLES[WIDEST], max(CLASSES))
-    _require(found == expected, f"its logits are {found}, expected {expected}")
+    require(found == expected, f"its logits are {found}, expected {expected}")
     shapes, theirs = ([w.shape for w in theta] for theta in (models[0].theta, algorithm.model.theta()))
-    _require(shapes == theirs, f"its theta is {shapes}, the model's {theirs}")
+    require(shapes == theirs, f"its theta is {shapes}, the model's {theirs}")
 
 
 def what_is_shared_is_declared(subject):
@@ -402,7 +272,7 @@ def what_is_shared_is_declared(subject):
     algorithm, models = subject.algorithm, []
     declared = algorithm.shares
     known = declared is None or declared in ("model", "backbone", "head")
-    _require(known, f"shares is {declared!r}; it may be 'model', 'backbone', 'head' or None")
+    require(known, f"shares is {declared!r}; it may be 'model', 'backbone', 'head' or None")
     for client in (0, WIDEST):
         message, state, data, output = subject.visit(client)
         for each in (algorithm.init_client(data.info), state, output.state):
@@ -410,7 +280,7 @@ def what_is_shared_is_declared(subject):
     backbone, head = (all(_same(part, parts[0]) for part in parts) for parts in zip(*models, strict=True))
     found = "model" if backbone and head else "backbone" if backbone else "head" if head else None
     common = {"model": "all weights", "backbone": "the backbone", "head": "the head", None: "no part"}[found]
-    _require(
+    require(
         found == declared,
         f"shares is {declared!r}, but {common} of the personal models of clients 0 and {WIDEST} is the same in all "
         f"states: shares={found!r}",
@@ -418,11 +288,11 @@ def what_is_shared_is_declared(subject):
     if not algorithm.shares_backbone:
         return
     same = _same(shared_theta(algorithm)(message), models[0].theta)
-    _require(same, "the backbone of personal_model is another one if the client has a single example, of zeros")
+    require(same, "the backbone of personal_model is another one if the client has a single example, of zeros")
     if algorithm.global_model is not None:
-        _require(declared != "model", "all personal models are the same: there is no global_model beside them")
+        require(declared != "model", "all personal models are the same: there is no global_model beside them")
         same = _same(algorithm.global_model(message).theta, models[0].theta)
-        _require(same, f"shares is {declared!r}, but the global model has another backbone than the personal models")
+        require(same, f"shares is {declared!r}, but the global model has another backbone than the personal models")
 
 
 def one_pass_is_the_work_of_a_client(subject):
@@ -440,7 +310,7 @@ def one_pass_is_the_work_of_a_client(subject):
     )
     for what, ours, theirs in pairs:
         away = distance(ours, theirs)
-        _require(away < AGREE, f"{what} differs by {away:.1e} between one_pass and client_update")
+        require(away < AGREE, f"{what} differs by {away:.1e} between one_pass and client_update")
 
 
 def a_new_client_adapts(subject):
@@ -456,15 +326,15 @@ def a_new_client_adapts(subject):
         losses.append(float(client_loss(algorithm.model)(model(carry), data.x, data.y)))
         carry = epoch(carry, data, tf.constant(n))
     falls = np.isfinite(losses).all() and losses[-1] < losses[0] - 1e-3
-    _require(falls, f"its loss over nine epochs is {', '.join(f'{loss:.4g}' for loss in losses)}")
+    require(falls, f"its loss over nine epochs is {', '.join(f'{loss:.4g}' for loss in losses)}")
     first = model(start(message, state, data))
     origins = [algorithm.personal_model(message, state, data)]
     if algorithm.global_model is not None:
         origins.append(algorithm.global_model(message))
     fits = [o for o in origins if kinds(o) == kinds(first)]
     away = min((distance(first, o) for o in fits), default=np.inf)
-    _require(away < 1e-6, f"it starts {away:.1e} away from what it would predict with, and from the global model")
-    _require(kinds(model(carry)) == kinds(first), "its model has other shapes after nine epochs")
+    require(away < 1e-6, f"it starts {away:.1e} away from what it would predict with, and from the global model")
+    require(kinds(model(carry)) == kinds(first), "its model has other shapes after nine epochs")
 
 
 CHECKS = (
@@ -499,20 +369,15 @@ def _same(a, b) -> bool:
 
 def _keep(now, before, clients):
     changed = [i for i in clients if not identical(now[i], before[i])]
-    _require(not changed, f"clients {changed} were absent, and their states changed")
+    require(not changed, f"clients {changed} were absent, and their states changed")
 
 
 def _near(theirs, ours, what):
     away = distance(theirs, ours)
-    _require(away < AGREE, f"{what} differs by {away:.1e} between TFF and the local engine")
+    require(away < AGREE, f"{what} differs by {away:.1e} between TFF and the local engine")
 
 
 def _near_by_name(theirs, ours, what):
-    _require(set(theirs) == set(ours), f"{what} are {sorted(theirs)} in TFF and {sorted(ours)} in the local engine")
+    require(set(theirs) == set(ours), f"{what} are {sorted(theirs)} in TFF and {sorted(ours)} in the local engine")
     for name in ours:
         _near(theirs[name], ours[name], f"{what}: {name}")
-
-
-def _require(holds, why: str) -> None:
-    if not holds:
-        raise Broken(why)

@@ -1,7 +1,7 @@
 """What methods are worth to clients that never trained: PGFed's Figure 9 (arXiv 2212.01448).
 
-80 of 100 clients train; each of the others then fine-tunes for 20 epochs, by
-`tfpfl.studies.new_clients` under the protocol 'global'; a method that gives no whole model to all adapts in its own way, and is marked so.
+80 of 100 clients train; each of the others then fine-tunes for 20 epochs, by `tfpfl.studies.new_clients` under the
+protocol 'global'; a method that gives no whole model to all adapts in its own way, and is marked so.
 """
 
 import matplotlib

@@ -111,9 +111,5 @@ _LABELS = {
     "seconds": "seconds of the rounds so far",
     "virtual seconds": "virtual seconds so far: the clients' clock",
 }
-
-
 _LOGARITHMIC = ("passes", "seconds")  # methods differ by factors in them
-
-
 _VALUES = {"accuracy": ("accuracy (%)", 100), "loss": ("loss (nats)", 1), "training loss": ("loss (nats)", 1)}

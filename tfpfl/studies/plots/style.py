@@ -31,8 +31,6 @@ STYLE = {
     "lines.linewidth": 1.6,
     "lines.markersize": 4,
 }
-
-
 TICKS = 8.5  # points
 
 
@@ -44,11 +42,7 @@ PALETTE = ("#000000", "#f76617", "#2a60ff", "#3fa66c", "#000095", "#910008", "#7
 # Where every further eight algorithms begin in it, so that eight that are often compared have eight colours: PFLEGO,
 # FedAvg, Local, FedAvg-FT, FedPer, FedRep, Ditto and FedAMP.
 TURNS = (0, 4, 7, 3)
-
-
 LINES = ("solid", "dashed", "dotted", "dashdot")
-
-
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 
