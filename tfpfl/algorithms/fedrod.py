@@ -44,6 +44,13 @@ def private_loss(p, phi, z, y):
     return cross_entropy(z + logits(p, phi), y)
 
 
+def moved(weights, move, momentum, velocity):
+    """A step of SGD by `move`, -eta times a gradient: (the weights, the velocity, () without momentum)."""
+    if momentum:
+        move = velocity = tree.add_scaled(move, momentum, velocity)
+    return tree.add(weights, move), velocity
+
+
 def fedrod(
     model,
     population,
@@ -96,24 +103,24 @@ def fedrod(
     check_rates(eta=eta, eta_p=eta_p)
     work = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
     base = fedavg(model, population, eta=eta, momentum=momentum, weighting=weighting, **work)
-    loop, generic_sgd, private_sgd = batch_loop(**work), sgd(eta, momentum), sgd(eta_p, momentum)
-    weight, num_labels = example_weight(model, weighting), population.shared_labels()
+    loop, weight, num_labels = batch_loop(**work), example_weight(model, weighting), population.shared_labels()
 
     def client_update(w, p, data):
         log_n = log_frequencies(data.y, num_labels, model.dtype)
 
         def step(carry, x, y):
-            w, p, slots_w, slots_p, _ = carry
+            w, p, velocity_w, velocity_p, _ = carry
             phi, pull_back = model.record(w.theta, x)  # the one forward pass, of both losses
             z = logits(w.head, phi)
-            _, (of_head, of_phi) = value_and_gradient(lambda at: generic_loss(*at, y, log_n), (w.head, phi))
-            loss, of_p = value_and_gradient(lambda p: private_loss(p, phi, z, y), p)
-            slots_w, w = generic_sgd.step(slots_w, w, Weights(pull_back(of_phi), of_head))
-            slots_p, p = private_sgd.step(slots_p, p, of_p)
-            return w, p, slots_w, slots_p, loss
+            # -eta times the gradient of the one, -eta_p times that of the other
+            _, (by_head, by_phi) = value_and_gradient(lambda at: generic_loss(*at, y, log_n), (w.head, phi), -eta)
+            loss, by_p = value_and_gradient(lambda p: private_loss(p, phi, z, y), p, -eta_p)
+            w, velocity_w = moved(w, Weights(pull_back(by_phi), by_head), momentum, velocity_w)
+            p, velocity_p = moved(p, by_p, momentum, velocity_p)
+            return w, p, velocity_w, velocity_p, loss
 
-        start = (w, p, generic_sgd.init(w), private_sgd.init(p), tf.zeros([], model.dtype))
-        w_i, p, _, _, loss = loop(step, start, data)
+        at_rest = (tree.zeros_like(w), tree.zeros_like(p)) if momentum else ((), ())
+        w_i, p, _, _, loss = loop(step, (w, p, *at_rest, tf.zeros([], model.dtype)), data)
         return ClientOutput(tree.subtract(w_i, w), weight(data), p, {"loss": loss})
 
     def personal(w, p):
