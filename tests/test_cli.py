@@ -149,11 +149,10 @@ def test_a_folder_where_nothing_can_be_written(federation, tmp_path):
     assert "file" in found and "Not a directory" in found
 
 
-def test_a_run_that_exists(federation):
-    tfpfl("run", "--federation", federation.path, "--rounds", 1, "--tau", 1, "--out", "run")
-    before = runs.saved("run")
-    found = error("run", "--federation", federation.path, "--rounds", 1, "--tau", 1, "--out", "run")
-    assert "continue it with `tfpfl resume run`" in found and runs.saved("run") == before
+def test_a_run_that_exists(federation, a_run):
+    before = runs.saved(a_run)
+    found = error("run", "--federation", federation.path, "--rounds", 1, "--tau", 1, "--out", "a_run")
+    assert "continue it with `tfpfl resume a_run`" in found and runs.saved(a_run) == before
 
 
 def test_trace_shows_where_an_error_comes_from():

@@ -62,6 +62,7 @@ def test_compare_refuses_before_it_trains(tmp_path, args, message):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_sweep_halves_and_keeps_to_validation(tmp_path):
     args = [
         "--grid",
