@@ -8,10 +8,11 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.rounds import COHORTS, by_hand, loss_of, play, shared
 from helpers.toys import distance, identical, initial_states, toy
-from tfpfl.algorithms import fedavg, fedavg_ft, fedbabu, fedprox, fedprox_ft, finetuned, pflego
+from tfpfl.algorithms import fedavg, fedavg_ft, fedbabu, fedper, fedprox, fedprox_ft, finetuned, lg_fedavg, pflego
 from tfpfl.algorithms.parts.local_training import local_solver
 from tfpfl.models.losses import cross_entropy
 from tfpfl.models.weights import Weights
+from tfpfl.studies import battery
 
 SOLVER = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}
 
@@ -111,6 +112,28 @@ def test_any_algorithm_can_be_fine_tuned(data):
     assert algorithm._replace(**changed) == base._replace(**changed)
     new = initial_states(base, data.population)[2]
     assert distance(personal(algorithm, data, server.theta, 2, new).head, new) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("base", "part", "shares"),
+    [
+        (fedavg, "full", None),
+        (fedavg, "head", "backbone"),
+        (fedavg, "body", "head"),
+        (fedper, "head", "backbone"),
+        (fedper, "body", None),
+        (lg_fedavg, "body", "head"),
+        (lg_fedavg, "head", None),
+    ],
+)
+def test_what_is_not_fine_tuned_stays_shared(data, base, part, shares):
+    def build(model, population):
+        return finetuned(base(model, population, eta=0.1, steps=2), eta_ft=0.1, steps_ft=2, part=part)
+
+    assert build(data.model, data.population).shares == shares
+    if base is fedavg:
+        [finding] = battery.check_algorithm(build, checks=[battery.what_is_shared_is_declared])
+        assert finding.status == "ok", finding.why
 
 
 def test_refusals(data):

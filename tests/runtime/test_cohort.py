@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.toys import arrays_of_states, backbone, distance, identical, on_disk, visits
-from tfpfl.algorithms import ALGORITHMS, build_algorithm, finetuned
+from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.transforms import faults
 from tfpfl.algorithms.transforms.compression import compressed
 from tfpfl.algorithms.transforms.robust import median, trimmed_mean
@@ -20,7 +20,6 @@ from tfpfl.engines.packed import Packed, groups, one_pass_of
 from tfpfl.engines.scoring import Scorer, shared_theta
 from tfpfl.models import SplitModel, build_network
 from tfpfl.runs.cost import Counter
-from tfpfl.studies import battery
 
 # Two clients like each other, twice, and one like no other.
 EXAMPLES, CLASSES = (6, 9, 6, 7, 9), (2, 3, 2, 4, 3)
@@ -174,24 +173,6 @@ def test_a_fine_tuned_head_has_the_shared_backbone(federation):
     algorithm = make("fedavg_ft", federation, part="head", steps=2)
     found = shared_theta(algorithm)
     assert identical(found(algorithm.init_server()), algorithm.init_server().theta)
-
-
-@pytest.mark.parametrize(
-    ("base", "part", "shares"),
-    [
-        ("fedavg", "full", None),
-        ("fedavg", "head", "backbone"),
-        ("fedavg", "body", "head"),
-        ("fedper", "head", "backbone"),
-        ("fedper", "body", None),
-        ("lg_fedavg", "body", "head"),
-        ("lg_fedavg", "head", None),
-    ],
-)
-def test_fine_tuning_leaves_the_rest_shared(federation, base, part, shares):
-    algorithm = finetuned(make(base, federation, **SMALL_STEPS), eta_ft=0.1, steps_ft=1, part=part)
-    assert algorithm.shares == shares
-    battery.what_is_shared_is_declared(battery.Subject(algorithm, federation))
 
 
 @pytest.mark.parametrize("wrap", [
