@@ -53,7 +53,7 @@ def main(clients, examples, rounds, tau, json_path):
         # Plain gradient steps: Adam would turn rounding errors of vanishing gradients into whole steps.
         algorithm = build_algorithm("pflego", model, population, tau=tau, server_opt="sgd")
         engines = {
-            "plain": Simulation(algorithm, federation, cohort="plain", threads=1),
+            "plain": Simulation(algorithm, federation, grouping="one_by_one", threads=1),
             "local": Simulation(algorithm, federation),
             "tff": federate(algorithm, federation),
             "packed": federate(algorithm, federation, pack=-(-clients // 2)),

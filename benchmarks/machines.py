@@ -194,7 +194,7 @@ def overhead(rounds, clients, examples, tau, json_path):
         algorithm = recipe(federation)
         courses = {
             "local": Course(Simulation(algorithm, federation)),
-            "plain": Course(Simulation(algorithm, federation, cohort="plain")),
+            "plain": Course(Simulation(algorithm, federation, grouping="one_by_one")),
             "ray": Course(RayEngine(algorithm, federation, recipe)),
         }
         seconds = in_turn(courses, rounds)

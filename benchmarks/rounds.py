@@ -35,7 +35,7 @@ CASES = {  # network: (clients, examples, classes, shape)
 }
 METHODS = {  # name: (algorithm, its options, those of the Simulation)
     "PFLEGO": ("pflego", {}, {}),
-    "PFLEGO, plain": ("pflego", {}, {"cohort": "plain", "threads": 1}),
+    "PFLEGO, plain": ("pflego", {}, {"grouping": "one_by_one", "threads": 1}),
     "FedRecon": ("fedrecon", {}, {}),
     "FedSGD": ("fedsgd", {}, {}),
     "FedRep": ("fedrep", {}, {}),

@@ -18,7 +18,7 @@ from tfpfl.runs import aggregators
 from tfpfl.runs.aggregators import factory
 from tfpfl.runs.privacy import privacy
 from tfpfl.runs.run import Run
-from tfpfl.studies.battery import CLASSES, EXAMPLES
+from tfpfl.studies.battery_subject import CLASSES, EXAMPLES
 from tfpfl.studies.records import Record
 
 COHORT = [0, 1, 2, 4, 5]

@@ -250,7 +250,7 @@ def test_packed_clients_are_the_same_clients(tff, federation, name, pack):
     """Five clients as 2 + 2 + 1, and as one; for algorithms that are fused, looped, and have sums of two kinds."""
     population = federation.population(shared_slots=True)
     algorithm = build_algorithm(name, SplitModel(backbone("float32")), population)
-    ours, packed = Simulation(algorithm, federation, held_out=["test"], cohort="plain"), federate(
+    ours, packed = Simulation(algorithm, federation, held_out=["test"], grouping="one_by_one"), federate(
         algorithm, federation, held_out=["test"], pack=pack
     )  # fmt: skip
     results = []

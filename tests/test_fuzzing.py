@@ -194,7 +194,7 @@ OPTIONS = {
     "--on-broken": st.sampled_from(["stop", "reject", "ignore"]),
     "--aggregator": st.sampled_from(["median", "clip", "mean", "trimmed_mean"]),
     "--aggregator-args": st.sampled_from(["trim=0.1", "trim=9", "trim", "=", "norm=nan"]),
-    "--cohort": st.sampled_from(["plain", "fused", "stacked", "all"]),
+    "--grouping": st.sampled_from(["one_by_one", "fused", "stacked", "all"]),
     "--engine": st.sampled_from(["local", "local", "jax"]),
     "--head-init": st.sampled_from(["glorot", "zeros", "ones"]),
     "--unknown": st.just("1"),

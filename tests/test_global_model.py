@@ -78,10 +78,10 @@ def of_tff(tff, federation):
     return cache(lambda name: evaluations(name, federation, "personal", engine="tff")[0])
 
 
-@pytest.mark.parametrize("cohort", ["plain", "auto"])
+@pytest.mark.parametrize("grouping", ["one_by_one", "auto"])
 @pytest.mark.parametrize("name", slow_but(["ditto", "fedrod", "pgfed"], "ditto"))
-def test_both_engines_score_it(of_tff, federation, name, cohort):
-    local, _ = evaluations(name, federation, "personal", cohort=cohort)
+def test_both_engines_score_it(of_tff, federation, name, grouping):
+    local, _ = evaluations(name, federation, "personal", grouping=grouping)
     for mine, its in zip(local, of_tff(name), strict=True):
         assert mine[:5] == its[:5]
         np.testing.assert_allclose(mine[5:], its[5:], atol=1e-4)

@@ -16,7 +16,7 @@ from tfpfl.cli.options import hyperparameter_texts
 from tfpfl.data import PARTITIONERS, load_source
 from tfpfl.data.omniglot import AUGMENT
 from tfpfl.engines.engine import ENGINES
-from tfpfl.engines.local.simulation import COHORTS
+from tfpfl.engines.local.simulation import GROUPINGS
 from tfpfl.models.networks import NETWORKS
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.runs.config import RunConfig
@@ -115,7 +115,7 @@ def test_every_row_of_the_table_is_an_option_of_run_with_the_default_of_the_conf
 
 def test_choices_are_those_of_the_code():
     assert OPTIONS["engine"].choices == ENGINES
-    assert OPTIONS["cohort"].choices == COHORTS
+    assert OPTIONS["grouping"].choices == GROUPINGS
     assert OPTIONS["on_broken"].choices == ON_BROKEN
     listed = {"partition": PARTITIONERS, "network": NETWORKS, "head_init": HEAD_INITS, "augment": AUGMENT}
     for name, known in listed.items():

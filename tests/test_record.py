@@ -109,19 +109,31 @@ def test_clients_that_are_kept_out_of_training(tmp_path, federation):
         Run.create(runs.config(new_clients=6), tmp_path / "none", federation)
 
 
+ENTRIES_OF_FORMAT_2 = (
+    "algorithm", "preset", "hyperparameters", "dataset", "source", "partition", "partition_args", "clients",
+    "validation", "data_seed", "federation", "federation_hash", "network", "network_hash", "head_init", "labels",
+    "participation", "sampling", "sampling_range", "rounds", "seed", "engine", "cohort", "evaluate_every", "patience",
+    "versions", "format",
+)  # fmt: skip
+
+
 def test_a_run_of_the_format_before_goes_on(tmp_path, federation):
-    """Format 2 had no entry `new_clients`; its run_id is that of then."""
+    """Format 2 had no entry `new_clients`, and called `grouping` `cohort`; its run_id is that of then."""
+    import hashlib
     import json
 
-    config = runs.config(rounds=1)
+    config = runs.config(rounds=1, grouping="one_by_one")
     config.format = 2
     with Run.create(config, tmp_path / "run", federation) as run:
         run.train()
         run_id = run.config.run_id
     path = tmp_path / "run" / "config.json"
     raw = json.loads(path.read_text())
-    del raw["new_clients"]
+    assert raw.pop("grouping") == "one_by_one"
+    raw = {name: raw[name] for name in ENTRIES_OF_FORMAT_2 if name != "cohort"} | {"cohort": "plain"}
     path.write_text(json.dumps(raw))
+    identity = {name: value for name, value in raw.items() if name not in ("rounds", "versions", "federation")}
+    assert run_id == hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     with Run.open(tmp_path / "run", rounds=2) as run:
         assert run.config.run_id == run_id
         run.train()

@@ -297,7 +297,7 @@ def test_the_command_line(tmp_path, monkeypatch):
     [
         ["--algorithm", "pflego", "--classes-per-client", 3, "--rounds", 5, "--tau", 7, "--beta", 0.05, "--seed", 3],
         ["--algorithm", "pflego", "--preset", "exact", "--participation", 0.5, "--data-seed", 9, "--validation", 0.2],
-        ["--algorithm", "fedrecon", "--reset-head", "--clients", 6, "--pixels", "signed", "--cohort", "plain"],
+        ["--algorithm", "fedrecon", "--reset-head", "--clients", 6, "--pixels", "signed", "--grouping", "one_by_one"],
         ["--algorithm", "local", "--partition", "dirichlet", "--partition-alpha", 0.7, "--sampling", "binomial"],
         ["--algorithm", "fedavg", "--sampling", "range", "--sampling-range", 2, 5, "--labels", "global"],
         ["--algorithm", "fedavg", "--federation", "OWN", "--evaluate-every", 3, "--patience", 2],

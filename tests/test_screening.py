@@ -16,7 +16,7 @@ from tfpfl.algorithms.transforms.screening import REASONS, screened
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.tff.process import federate
-from tfpfl.studies.battery import CLASSES, EXAMPLES
+from tfpfl.studies.battery_subject import CLASSES, EXAMPLES
 
 COHORT = [0, 2, 5]
 # One pass, local steps, two sums, rows, messages of their own and sums, nothing that is sent.
@@ -113,13 +113,13 @@ def test_tff_does_the_same(name, kind, federation, tff):
     assert int(there[2].metrics["rejected"]) == 1
 
 
-@pytest.mark.parametrize("cohort", ["plain", "stacked"])
+@pytest.mark.parametrize("grouping", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "fedamp", "pgfed", "local"], "pflego", "fedamp"))
-def test_where_everybody_is_broken_nothing_changes(name, cohort, federation):
+def test_where_everybody_is_broken_nothing_changes(name, grouping, federation):
     algorithm = build(name, federation)
     everybody = lambda data: tf.ones([], tf.int32)  # noqa: E731
     faulty = screened(faults.broken_work(algorithm, everybody))
-    process = Simulation(faulty, federation, cohort=cohort)
+    process = Simulation(faulty, federation, grouping=grouping)
     server, states, out = after(process, algorithm, COHORT)
     assert identical(server, algorithm.init_server())
     assert identical(states, initial_states(algorithm, algorithm.population))
@@ -129,7 +129,7 @@ def test_where_everybody_is_broken_nothing_changes(name, cohort, federation):
 @pytest.mark.parametrize("name", ["pflego", "fedavg", "fedamp"])
 def test_without_a_fault_screening_changes_no_bit_of_a_clients_work(name, federation):
     algorithm = build(name, federation)
-    plain = after(Simulation(algorithm, federation, cohort="plain"), algorithm, COHORT)
+    plain = after(Simulation(algorithm, federation, grouping="one_by_one"), algorithm, COHORT)
     checked = after(Simulation(screened(algorithm, max_norm=1e3), federation), algorithm, COHORT)
     assert identical(plain[:2], checked[:2])
 
@@ -152,8 +152,8 @@ def test_clipping_scales_the_update_to_the_norm(federation):
 
 
 def test_a_fused_cohort_cannot_be_screened(federation):
-    with pytest.raises(ValueError, match="cohort='fused' is for clients"):
-        Simulation(screened(build("pflego", federation)), federation, cohort="fused")
+    with pytest.raises(ValueError, match="grouping='fused' is for clients"):
+        Simulation(screened(build("pflego", federation)), federation, grouping="fused")
 
 
 def test_faults_are_drawn_by_seed_round_and_client():

@@ -63,13 +63,13 @@ def counted(algorithm, traces):
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [("pflego", "fused"), ("pflego", "plain"), ("fedper", "auto"), ("ditto", "auto"), ("fedamp", "auto")],
+    [("pflego", "fused"), ("pflego", "one_by_one"), ("fedper", "auto"), ("ditto", "auto"), ("fedamp", "auto")],
 )
 def test_every_function_is_traced_once_for_all_clients_and_cohorts(federation, monkeypatch, name, way):
     """`client_update` and `server_update` twice: rounds with scores on held-out splits are another graph."""
     monkeypatch.setattr(training.evaluation, "LAST_ROUNDS", 1)
     traces, algorithm = Counter(), make(name, federation, Sampling("binomial", 0.5))
-    loop = Training(counted(algorithm, traces), federation, cohort=way, evaluate_every=3, seed=1)
+    loop = Training(counted(algorithm, traces), federation, grouping=way, evaluate_every=3, seed=1)
     loop.run(8)
     assert len({row["clients"] for row in loop.store.history()} - {0}) > 2
     # init_client: its type, and the states of new clients. personal_model: who shares a backbone, and the scores.

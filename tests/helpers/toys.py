@@ -12,7 +12,7 @@ from tfpfl.data.randomness import client_key
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import SplitModel
 from tfpfl.models.weights import Head
-from tfpfl.studies.battery import (  # noqa: F401 - the tests' own names for what the battery has
+from tfpfl.studies.battery_subject import (  # noqa: F401 - the tests' own names for what the battery has
     backbone,
     clouds,
     distance,

@@ -57,7 +57,7 @@ def rounds(algorithm, federation, **how):
 @pytest.fixture(scope="module")
 def plain(federation):
     """plain(name, dtype) -> what `rounds` gives client after client; computed once."""
-    return cache(lambda name, dtype: rounds(make(name, federation, dtype), federation, cohort="plain"))
+    return cache(lambda name, dtype: rounds(make(name, federation, dtype), federation, grouping="one_by_one"))
 
 
 def one_in_float32(names, single):
@@ -69,23 +69,23 @@ def one_in_float32(names, single):
 def test_fused_is_plain(federation, name, dtype):
     algorithm = make(name, federation, dtype)
     assert one_pass_of(algorithm) is not None
-    plain = rounds(algorithm, federation, cohort="plain", held_out=["test"])
-    fused = rounds(algorithm, federation, cohort="fused", held_out=["test"])
+    plain = rounds(algorithm, federation, grouping="one_by_one", held_out=["test"])
+    fused = rounds(algorithm, federation, grouping="fused", held_out=["test"])
     assert distance(fused, plain) < {"float32": 1e-5, "float64": 1e-9}[dtype]
     assert {kind.__name__ for kind in map(type, [Simulation(algorithm, federation)._clients])} == {"Fused"}
 
 
 @pytest.mark.parametrize(("name", "dtype"), slow_but(one_in_float32([*ONE_PASS, *OTHERS], "fedavg"), *STACKED))
 def test_stacked_is_plain(federation, plain, name, dtype):
-    stacked = rounds(make(name, federation, dtype), federation, cohort="stacked")
+    stacked = rounds(make(name, federation, dtype), federation, grouping="stacked")
     assert distance(stacked, plain(name, dtype)) < {"float32": 1e-5, "float64": 1e-9}[dtype]
 
 
 @pytest.mark.parametrize("name", ["pflego", "fedavg", "fedamp"])
 def test_threads_change_no_bit(federation, name):
     algorithm = make(name, federation, "float32")
-    alone = rounds(algorithm, federation, cohort="plain", threads=1)
-    assert identical(rounds(algorithm, federation, cohort="plain", threads=4), alone)
+    alone = rounds(algorithm, federation, grouping="one_by_one", threads=1)
+    assert identical(rounds(algorithm, federation, grouping="one_by_one", threads=4), alone)
 
 
 def test_a_group_is_as_large_as_its_memory(federation, plain, monkeypatch):
@@ -95,27 +95,31 @@ def test_a_group_is_as_large_as_its_memory(federation, plain, monkeypatch):
     algorithm = make("pflego", federation)
     monkeypatch.setattr(grouping, "GROUP_BYTES", 16 * algorithm.model.activation_bytes)
     assert len(groups(EXAMPLES, algorithm.model.activation_bytes)) == 3
-    assert distance(rounds(algorithm, federation, cohort="fused"), plain("pflego", "float64")) < 1e-9
+    assert distance(rounds(algorithm, federation, grouping="fused"), plain("pflego", "float64")) < 1e-9
 
 
 def test_a_fused_cohort_takes_one_pass_each_way(federation, monkeypatch):
     counter = Counter(SplitModel(backbone("float32")))
     algorithm = make("pflego", federation, model=counter.model)
-    simulation, states, ids = Simulation(algorithm, federation, cohort="fused"), arrays_of_states(algorithm), [0, 1, 3]
+    simulation, states, ids = (
+        Simulation(algorithm, federation, grouping="fused"),
+        arrays_of_states(algorithm),
+        [0, 1, 3],
+    )
     calls = []
     monkeypatch.setattr(counter, "_add_forward", lambda n: calls.append(int(n)) or np.int32(0))
     simulation.next(simulation.initialize(), [states[i] for i in ids], visits(algorithm, ids, 1))
     assert calls == [6 + 9 + 7] and counter.backward == 6 + 9 + 7
 
 
-@pytest.mark.parametrize(("name", "way"), [("pflego", "fused"), ("fedavg", "stacked"), ("fedavg", "plain")])
+@pytest.mark.parametrize(("name", "way"), [("pflego", "fused"), ("fedavg", "stacked"), ("fedavg", "one_by_one")])
 def test_nothing_is_traced_again_for_other_clients(tmp_path, name, way):
     examples = (5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10)
     federation = on_disk(tmp_path / "federation", examples, [2, 2, 3, 3, 4, 4] * 2)
     algorithm = make(name, federation, "float32")
-    simulation, states = Simulation(algorithm, federation, cohort=way), arrays_of_states(algorithm)
+    simulation, states = Simulation(algorithm, federation, grouping=way), arrays_of_states(algorithm)
     server = simulation.initialize()
-    graph = simulation._clients._visit if way == "plain" else simulation._clients._work
+    graph = simulation._clients._visit if way == "one_by_one" else simulation._clients._work
 
     def traces(ids):
         simulation.next(server, [states[i] for i in ids], visits(algorithm, ids, 1))
@@ -162,7 +166,7 @@ def test_who_shares_a_backbone_is_evaluated_together(federation, name):
     assert (shared_theta(algorithm) is not None) == SHARE[name]
     together = Scorer(algorithm, federation, ["test", "train"])
     found = together(server, own, cohort_visits)
-    plain = Scorer(algorithm, federation, ["test", "train"], cohort="plain")(server, own, cohort_visits)
+    plain = Scorer(algorithm, federation, ["test", "train"], grouping="one_by_one")(server, own, cohort_visits)
     assert distance(found, plain) < 1e-9
     # A global model goes through the backbone with the personal ones where it has theirs, else by itself.
     assert len(together._parts) == 1 + (algorithm.global_model is not None and not SHARE[name])
@@ -206,10 +210,15 @@ def test_activations_are_counted():
 @pytest.mark.parametrize(
     ("name", "options", "how", "message"),
     [
-        ("fedavg", {}, {"cohort": "fused"}, "cohort='fused' is for clients"),
-        ("pflego", {"recompute": True}, {"cohort": "fused"}, "without recompute or chunk"),
-        ("pflego", {"chunk": 4}, {"cohort": "fused"}, "without recompute or chunk"),
-        ("pflego", {}, {"cohort": "fuzed"}, "cohort must be one of auto, plain, fused, stacked; found 'fuzed'"),
+        ("fedavg", {}, {"grouping": "fused"}, "grouping='fused' is for clients"),
+        ("pflego", {"recompute": True}, {"grouping": "fused"}, "without recompute or chunk"),
+        ("pflego", {"chunk": 4}, {"grouping": "fused"}, "without recompute or chunk"),
+        (
+            "pflego",
+            {},
+            {"grouping": "fuzed"},
+            "grouping must be one of auto, one_by_one, fused, stacked; found 'fuzed'",
+        ),
         ("pflego", {}, {"threads": 0}, "threads must be at least 1, found 0"),
     ],
 )
@@ -222,13 +231,13 @@ def test_what_cannot_be_is_refused(federation, name, options, how, message):
 def test_clients_that_bring_their_arrays_are_run_plainly(federation, way):
     algorithm = make("pflego", federation)
     with pytest.raises(ValueError, match="read by id from a federation"):
-        Simulation(algorithm, cohort=way)
+        Simulation(algorithm, grouping=way)
     assert type(Simulation(algorithm)._clients).__name__ == "OneByOne"
 
 
 def test_a_client_that_diverges_in_a_fused_cohort_is_named(federation):
     algorithm = make("pflego", federation, "float32")
-    simulation, states = Simulation(algorithm, federation, cohort="fused"), arrays_of_states(algorithm)
+    simulation, states = Simulation(algorithm, federation, grouping="fused"), arrays_of_states(algorithm)
     states[1] = tf.nest.map_structure(lambda leaf: leaf * np.float32("nan"), states[1])
     output = simulation.next(simulation.initialize(), [states[i] for i in (0, 1, 3)], visits(algorithm, [0, 1, 3], 1))
     assert [int(m["finite"]) for m in output.client_metrics] == [1, 0, 1]

@@ -179,8 +179,8 @@ def test_everyone_has_its_own_head_back(nodes, federation):
     algorithm = recipe(federation)
     start = toys.arrays_of_states(algorithm)
     own = {i: tf.nest.map_structure(lambda w: np.full_like(w, 100 + i), s) for i, s in start.items()}  # noqa: B023
-    for cohort in ("fused", "plain"):
-        engine = on_ray(nodes, federation, recipe, cohort=cohort)
+    for grouping in ("fused", "one_by_one"):
+        engine = on_ray(nodes, federation, recipe, grouping=grouping)
         for ids in (ORDER, ORDER[::-1], [3]):
             out = engine.next(engine.initialize(), [own[i] for i in ids], toys.visits(algorithm, ids, 1))
             assert toys.identical(out.client_states, [own[i] for i in ids])
@@ -250,8 +250,8 @@ def test_bad_input(nodes, federation):
     algorithm = build(federation)
     with pytest.raises(ValueError, match="engine 'ray' needs a recipe"):
         Training(algorithm, federation, engine="ray")
-    with pytest.raises(ValueError, match="cohort='fused' is for"):
-        on_ray(nodes, federation, partial(build, name="fedavg"), cohort="fused")
+    with pytest.raises(ValueError, match="grouping='fused' is for"):
+        on_ray(nodes, federation, partial(build, name="fedavg"), grouping="fused")
     with pytest.raises(ValueError, match=r"connected to Ray at .* already, not to 10\.0\.0\.1:6379"):
         connect(Machines("10.0.0.1:6379"))
 

@@ -181,7 +181,7 @@ def test_broken_clients_are_left_out_on_several_workers(name, federation, machin
 
     algorithm = screened(faults.broken_work(algorithm_of(name, federation), which))
     ours = train(ShardedProcess(algorithm, federation, machines), algorithm, 2)
-    one = train(Simulation(algorithm, federation, cohort="plain"), algorithm, 2)
+    one = train(Simulation(algorithm, federation, grouping="one_by_one"), algorithm, 2)
     assert distance(ours, one) < 1e-6
     assert int(ours[2][0][0]["rejected"]) > 0
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.checks import InvalidArgument, unknown
-from tfpfl.engines.local.simulation import COHORTS, Simulation
+from tfpfl.engines.local.simulation import GROUPINGS, Simulation
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.ray.engine import RayEngine, require_ray
 from tfpfl.engines.tff.aggregators import WithState
@@ -19,7 +19,7 @@ def make_engine(
     federation,
     *,
     held_out: Sequence[str] = (),
-    cohort: str = "auto",
+    grouping: str = "auto",
     threads: int | None = None,
     machines: Machines = Machines(),  # noqa: B008 - frozen
     aggregator: Callable | None = None,
@@ -30,7 +30,7 @@ def make_engine(
     Args:
         name: 'local', 'tff' or 'ray'.
         algorithm, federation, held_out: as in `Simulation`.
-        cohort, threads: of the local engine; 'ray' takes `cohort` too.
+        grouping, threads: of the local engine; 'ray' takes `grouping` too.
         machines: where the work is done: TFF's workers, or the Ray cluster.
         aggregator: () -> a factory of TFF's aggregators, for 'tff' on one worker.
         recipe: (federation) -> the same algorithm, for 'ray'; it must pickle, which an algorithm does not.
@@ -41,7 +41,7 @@ def make_engine(
         MachinesError: the machines do not answer.
     """
     check_engine(name)
-    check_grouping(cohort, name)
+    check_grouping(grouping, name)
     if name == "tff" and machines.workers:
         from tfpfl.engines.tff.workers import ShardedProcess
 
@@ -54,8 +54,8 @@ def make_engine(
         process = federate(algorithm, federation, held_out=held_out, aggregator=factory)
         return WithState(process) if factory else process
     if name == "ray":
-        return RayEngine(algorithm, federation, recipe, held_out=held_out, cohort=cohort, machines=machines)
-    return Simulation(algorithm, federation, held_out=held_out, cohort=cohort, threads=threads)
+        return RayEngine(algorithm, federation, recipe, held_out=held_out, grouping=grouping, machines=machines)
+    return Simulation(algorithm, federation, held_out=held_out, grouping=grouping, threads=threads)
 
 
 def check_engine(engine: str) -> None:
@@ -73,15 +73,15 @@ def check_engine(engine: str) -> None:
         require_ray()
 
 
-def check_grouping(cohort: str, engine: str) -> None:
+def check_grouping(grouping: str, engine: str) -> None:
     """Whether the engine knows this way through a round.
 
     Raises:
         ValueError: an unknown name, or one that only the local engine knows.
     """
-    if cohort not in COHORTS:
-        raise InvalidArgument(unknown("cohort", cohort, COHORTS))
-    if engine == "tff" and cohort != "auto":
+    if grouping not in GROUPINGS:
+        raise InvalidArgument(unknown("grouping", grouping, GROUPINGS))
+    if engine == "tff" and grouping != "auto":
         raise InvalidArgument(
-            f"cohort={cohort!r} is for the local engine; TFF runs one client after the other on every core"
+            f"grouping={grouping!r} is for the local engine; TFF runs one client after the other on every core"
         )

@@ -118,7 +118,7 @@ class Scorer:
     Args:
         algorithm, federation, threads: as in `Simulation`.
         splits: which parts of every client's data.
-        cohort: 'plain' or 'auto'.
+        grouping: 'one_by_one' or 'auto'.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class Scorer:
         federation,
         splits: Sequence[str] = ("validation", "test"),
         *,
-        cohort: str = "auto",
+        grouping: str = "auto",
         threads: int | None = None,
     ):
         self._readers = federation_readers(algorithm, federation, splits)
-        self._arguments = algorithm, federation, cohort, check_threads(threads)
+        self._arguments = algorithm, federation, grouping, check_threads(threads)
         self._messages, self._parts = Messages(algorithm), None
 
     def __call__(self, server, client_states: list, visits: list) -> list:
@@ -147,8 +147,8 @@ class Scorer:
         return [{k: v for some in all_of for k, v in some.items()} for all_of in zip(*scores, strict=True)]
 
     def _make(self) -> list:
-        algorithm, federation, cohort, threads = self._arguments
-        if cohort == "plain":
+        algorithm, federation, grouping, threads = self._arguments
+        if grouping == "one_by_one":
             return [EvaluationOneByOne(algorithm, self._readers, threads)]
 
         def fused(theta_of, **models):

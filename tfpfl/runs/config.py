@@ -22,8 +22,9 @@ from tfpfl.models.networks import default_network
 from tfpfl.runs.aggregators import check_aggregator
 from tfpfl.runs.availability import Availability
 
-# 1 had no `cohort`; what later formats added has the default in an older file. Since 5 the sizes of 'range' cohorts are
-# drawn from a stream of their own; older runs go on with theirs.
+# Older files are read: entries that a later format added have their defaults. Format 1 added up a cohort in another
+# order and is refused. Before format 5 `grouping` was called `cohort`, its value 'one_by_one' was called 'plain', and
+# the sizes of 'range' cohorts shared a stream of random numbers with the data; older runs go on with that stream.
 FORMAT = 5
 NETWORK = "network.keras"
 PACKAGES = ("tfpfl", "tensorflow", "keras", "tensorflow-federated", "numpy")
@@ -72,7 +73,7 @@ class RunConfig:
     rounds: int = 200
     seed: int = 0
     engine: str = "local"
-    cohort: str = "auto"  # see `Simulation`; kept, so that a resumed run adds up its numbers in the same order
+    grouping: str = "auto"  # see `Simulation`; kept, so that a resumed run adds up its numbers in the same order
     evaluate_every: int = 10
     patience: int | None = None
     new_clients: int = 0  # so many of the federation's clients, drawn by the data's seed, never train
@@ -122,7 +123,7 @@ class RunConfig:
         check_aggregator(self.aggregator, self.aggregator_arguments(), self.engine)
         if self.on_broken == "stop" and (self.max_norm or self.clip_norm) is not None:
             raise InvalidArgument("max_norm and clip_norm are limits of on_broken='reject', found on_broken='stop'")
-        check_grouping(self.cohort, self.engine)
+        check_grouping(self.grouping, self.engine)
 
     def resolved(self, federation: Federation) -> "RunConfig":
         """With every default filled in, so that a later version's defaults do not change what this run is."""
@@ -160,6 +161,9 @@ class RunConfig:
         identity = {k: v for k, v in asdict(self).items() if k not in _NOT_IDENTITY}
         for name in _added_after(self.format):
             del identity[name]
+        if self.format < 5:
+            grouping = identity.pop("grouping")
+            identity["cohort"] = "plain" if grouping == "one_by_one" else grouping
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def sampling_plan(self) -> Sampling:
@@ -232,6 +236,9 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
     if raw["format"] > 1:
         defaults = {f.name: f.default for f in fields(RunConfig)}
         raw = {name: defaults[name] for name in _added_after(raw["format"])} | raw
+        if raw["format"] < 5 and "cohort" in raw:
+            grouping = raw.pop("cohort")
+            raw["grouping"] = "one_by_one" if grouping == "plain" else grouping
     else:
         raise RunError(
             f"{path} has format {raw['format']}, from an older tfpfl that added up a cohort in another order; continue "

@@ -125,11 +125,11 @@ SECTIONS = {
             choices=("local", "tff", "ray"),
         ),
         RunOption(
-            "cohort",
-            "How the local engine computes the clients of a round. plain: each by itself. fused: one pass through "
+            "grouping",
+            "How the local engine computes the clients of a round. one_by_one: each by itself. fused: one pass through "
             "the backbone for many clients, if the method allows it. stacked: clients of equal size as one batch. "
-            "auto: fused if possible, else plain. All give equal results up to rounding.",
-            choices=("auto", "plain", "fused", "stacked"),
+            "auto: fused if possible, else one_by_one. All give equal results up to rounding.",
+            choices=("auto", "one_by_one", "fused", "stacked"),
         ),
         RunOption(
             "evaluate_every",

@@ -229,7 +229,7 @@ class Run:
             seed=self.config.seed,
             store=self.store,
             engine=self.engine,
-            cohort=self.config.cohort,
+            grouping=self.config.grouping,
             machines=self.machines,
             availability=self.availability,
             passes=sum(self.passes) if self.availability.seconds else 1.0,

@@ -44,7 +44,7 @@ class Training:
         seed: cohorts, shuffles and other draws are functions of (seed, round, client).
         store: where rounds are committed; a store that holds rounds is continued.
         engine: 'local', 'tff' or 'ray'.
-        cohort, threads: how the local engine takes clients through a round, see `Simulation`.
+        grouping, threads: how the local engine takes clients through a round, see `Simulation`.
         machines: where else the work of rounds is done.
         availability: who comes back from a round, and when.
         passes: forward and backward through the backbone that an example makes in a visit, for the virtual clock.
@@ -66,7 +66,7 @@ class Training:
     seed: int = 0
     store: RunStore | None = None
     engine: str = "local"
-    cohort: str = "auto"
+    grouping: str = "auto"
     threads: int | None = None
     machines: Machines = Machines()
     availability: Availability = Availability()
@@ -80,7 +80,7 @@ class Training:
 
     def __post_init__(self):
         check_engine(self.engine)
-        check_grouping(self.cohort, self.engine)
+        check_grouping(self.grouping, self.engine)
         if self.engine == "ray":
             check_recipe(self.recipe)
         check_fits(self.algorithm, self.federation)
@@ -165,7 +165,7 @@ class Training:
         splits, known = tuple(splits or self.splits), new_states or {}
         ids = self.algorithm.population.client_ids.tolist()
         if splits not in self._evaluations:
-            ways = {"cohort": "plain" if self.cohort == "plain" else "auto", "threads": self.threads}
+            ways = {"grouping": "one_by_one" if self.grouping == "one_by_one" else "auto", "threads": self.threads}
             self._evaluations[splits] = Scorer(self.algorithm, self.federation, splits, **ways)
         others = [i for i in ids if i not in known]
         known = dict(zip(others, self.client_states(others), strict=True)) | known
@@ -263,7 +263,7 @@ class Training:
                 self.algorithm,
                 self.federation,
                 held_out=held_out,
-                cohort=self.cohort,
+                grouping=self.grouping,
                 threads=self.threads,
                 machines=self.machines,
                 aggregator=self.aggregator,

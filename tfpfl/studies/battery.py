@@ -301,7 +301,7 @@ def one_pass_is_the_work_of_a_client(subject):
     if algorithm.one_pass is None:
         return
     visits, states = visits_by_id(algorithm.population, EVERYONE, 5), trained.states(EVERYONE)
-    engines = subject.engine, Simulation(algorithm, subject.federation, held_out=["test"], cohort="plain")
+    engines = subject.engine, Simulation(algorithm, subject.federation, held_out=["test"], grouping="one_by_one")
     fused, plain = (engine.next(trained.server, states, visits) for engine in engines)
     pairs = [("the server's state", fused.server, plain.server)]
     pairs.append(("a client's state", fused.client_states, plain.client_states))

@@ -10,7 +10,7 @@ from tfpfl.engines.packed import one_pass_of
 from tfpfl.engines.rounds import Rounds
 from tfpfl.engines.visit import ARRAYS, federation_readers
 
-COHORTS = ("auto", "plain", "fused", "stacked")
+GROUPINGS = ("auto", "one_by_one", "fused", "stacked")
 
 
 class Simulation(Rounds):
@@ -21,8 +21,9 @@ class Simulation(Rounds):
         federation: where clients' examples are read by id; None if the visits are `ClientData` that carry them.
         held_out: splits ('validation', 'test') on which every client of the cohort scores the model that it holds right
             after its local work.
-        cohort: 'plain', one client by itself; 'fused', where the algorithm allows it; 'stacked', equal clients as one
-            vectorized computation; 'auto', fused if the algorithm allows it, else plain. All give the same result up to
+        grouping: how the clients of a round are computed. 'one_by_one': each by itself. 'fused': many clients in one
+            pass through the backbone, if the algorithm allows it. 'stacked': clients of equal size as one vectorized
+            computation. 'auto': fused if the algorithm allows it, else one by one. All give the same result up to
             rounding; see `tfpfl.engines.local.grouping`.
         threads: clients at a time; default: as many as there are cores. It changes no bit of the result.
 
@@ -36,28 +37,28 @@ class Simulation(Rounds):
         federation=None,
         *,
         held_out: Sequence[str] = (),
-        cohort: str = "auto",
+        grouping: str = "auto",
         threads: int | None = None,
     ):
-        super().__init__(algorithm, clients_of(algorithm, federation, held_out, cohort, threads))
+        super().__init__(algorithm, clients_of(algorithm, federation, held_out, grouping, threads))
 
 
 def clients_of(
-    algorithm: Algorithm, federation, held_out: Sequence[str] = (), cohort: str = "auto", threads: int | None = None
+    algorithm: Algorithm, federation, held_out: Sequence[str] = (), grouping: str = "auto", threads: int | None = None
 ) -> Callable:
     """How clients are taken through a round in this process; arguments and errors as those of `Simulation`."""
-    check_choice(cohort=(cohort, COHORTS))
+    check_choice(grouping=(grouping, GROUPINGS))
     threads = check_threads(threads)
     fits = federation is not None and one_pass_of(algorithm) is not None
-    if cohort == "fused" and not fits:
+    if grouping == "fused" and not fits:
         raise InvalidArgument(
-            "cohort='fused' is for clients that are read by id from a federation, and for algorithms whose client "
+            "grouping='fused' is for clients that are read by id from a federation, and for algorithms whose client "
             "takes the backbone forward and backward once, at the message's weights, without recompute or chunk"
         )
-    if cohort == "stacked" and federation is None:
-        raise InvalidArgument("cohort='stacked' is for clients that are read by id from a federation")
+    if grouping == "stacked" and federation is None:
+        raise InvalidArgument("grouping='stacked' is for clients that are read by id from a federation")
     readers = ARRAYS if federation is None else federation_readers(algorithm, federation, held_out)
-    if cohort == "fused" or (cohort == "auto" and fits):
+    if grouping == "fused" or (grouping == "auto" and fits):
         return Fused(algorithm, federation, held_out)
     alone = OneByOne(algorithm, readers, threads)
-    return Stacked(algorithm, federation, alone) if cohort == "stacked" and not held_out else alone
+    return Stacked(algorithm, federation, alone) if grouping == "stacked" and not held_out else alone

@@ -97,7 +97,7 @@ class Job:
         key: names this, wherever it was sent.
         recipe: (federation) -> the algorithm, which holds closures and Keras models and cannot be sent itself.
         path, hash: of the federation; where a node has no such folder, the files come from the object store.
-        held_out, cohort: as in `Simulation`.
+        held_out, grouping: as in `Simulation`.
         versions: of what the numbers depend on.
     """
 
@@ -106,7 +106,7 @@ class Job:
     path: str
     hash: str
     held_out: tuple
-    cohort: str
+    grouping: str
     versions: dict
 
 
@@ -114,7 +114,7 @@ class RayEngine(Rounds):
     """Runs an algorithm's client work on a Ray cluster; the server's and evaluations stay in this process.
 
     Args:
-        algorithm, federation, held_out, cohort: as in `Simulation`.
+        algorithm, federation, held_out, grouping: as in `Simulation`.
         recipe: (federation) -> the same algorithm, built anew; it must pickle.
         machines: which cluster, and how long to wait for it.
 
@@ -131,13 +131,13 @@ class RayEngine(Rounds):
         recipe: Callable,
         *,
         held_out: Sequence[str] = (),
-        cohort: str = "auto",
+        grouping: str = "auto",
         machines: Machines | None = None,
     ):
         check_recipe(recipe)
-        clients_of(algorithm, federation, held_out, cohort)  # refuses what would be refused on every node
+        clients_of(algorithm, federation, held_out, grouping)  # refuses what would be refused on every node
         path, held_out = str(federation.path), tuple(held_out)
-        self.job = Job(uuid.uuid4().hex, recipe, path, federation.hash, held_out, cohort, versions())
+        self.job = Job(uuid.uuid4().hex, recipe, path, federation.hash, held_out, grouping, versions())
         super().__init__(algorithm, Tasks(self.job, federation, algorithm.message_per_client, machines or Machines()))
 
 
@@ -275,7 +275,7 @@ def _build(job: list, files: list | None):
     if federation is None:
         return None
     algorithm = job.recipe(federation)
-    return clients_of(algorithm, federation, job.held_out, job.cohort, threads=1), algorithm.message_per_client
+    return clients_of(algorithm, federation, job.held_out, job.grouping, threads=1), algorithm.message_per_client
 
 
 def federation_on_node(path: str, expected: str, files: dict | None = None) -> Federation | None:
