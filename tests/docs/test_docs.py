@@ -19,7 +19,7 @@ import pytest
 
 from tfpfl.algorithms import ALGORITHMS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
 NOT_RUN = "not run: "  # a block of Python with this in its title says why
 PYTHON = re.compile(r"^```python(?P<info>.*)\n(?P<code>(?:.*\n)*?)^```$", re.MULTILINE)

@@ -11,7 +11,7 @@ import pytest
 
 from tfpfl.runs.protocols import PROTOCOLS, Protocol
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 

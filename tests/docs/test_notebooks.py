@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent.parent / "notebooks"
+FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 NEED_TFF = ("05",)
 HAS_TFF = find_spec("tensorflow_federated") is not None

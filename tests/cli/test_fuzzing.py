@@ -1,6 +1,6 @@
 """Damaged files and strange values: an error of ours, or it works; never a stack trace, and nothing is written.
 
-`pytest tests/test_fuzzing.py --fuzz 10000` takes another number of cases.
+`pytest tests/cli/test_fuzzing.py --fuzz 10000` takes another number of cases.
 """
 
 import json

@@ -253,7 +253,7 @@ def test_bad_input(toy, tmp_path):
 
 
 def test_docs_are_made_from_the_ledger():
-    docs = Path(__file__).parents[1] / "docs"
+    docs = Path(__file__).parents[2] / "docs"
     ledger = ledgers.load(docs / "reproduction.json")
     assert ledger, "docs/reproduction.json is there"
     made = ledgers.markdown(ledger, ledgers.notes(docs / "reproduction_notes.toml"))
