@@ -1,4 +1,7 @@
-"""The errors of this package. What else is raised is a bug, or comes from the system or the user's own code."""
+"""The errors that this package raises, and checks of arguments.
+
+Any other exception is a bug of this package, or comes from the system or from the user's own code.
+"""
 
 import warnings
 from collections.abc import Iterable
@@ -6,19 +9,27 @@ from difflib import get_close_matches
 
 
 class TfpflError(Exception):
-    """An error of ours. Its message is for the user: the command line shows it in one line, without a stack trace."""
+    """The base class of this package's errors.
+
+    The command line shows the message in one line, without a stack trace.
+    """
 
 
 class InvalidArgument(TfpflError, ValueError):
-    """An argument, an option or a file that cannot be used. The message says what was found and what to do."""
+    """An argument, an option or a file cannot be used. The message says what was found and what to do."""
 
 
 class Unavailable(TfpflError, RuntimeError):
-    """Something that was asked for is not here, or did not start: TFF, Ray, a worker, an optional package."""
+    """TFF, Ray, a worker or an optional package is missing, or did not start."""
 
 
 def unknown(what: str, name, known: Iterable[str]) -> str:
-    """The message.
+    """The error message for an unknown name: with the closest known name, if one is close, and the list of all.
+
+    Args:
+        what: the kind of thing that has the name, for example 'network'.
+        name: the name that was found.
+        known: all valid names.
 
     Examples:
         >>> unknown("network", "mlp20", ["mlp200", "cifar_2conv"])
@@ -31,10 +42,13 @@ def unknown(what: str, name, known: Iterable[str]) -> str:
 
 
 def check_choice(**choices) -> None:
-    """name=(value, allowed): the value must be among the allowed ones.
+    """Checks arguments that have a fixed set of values.
+
+    Args:
+        choices: argument=(value, allowed values).
 
     Raises:
-        ValueError: names the argument, and what it may be.
+        InvalidArgument: a value is not among the allowed ones.
     """
     for name, (value, allowed) in choices.items():
         if value not in allowed:
@@ -42,10 +56,10 @@ def check_choice(**choices) -> None:
 
 
 def check_fractions(**fractions) -> None:
-    """Probabilities and fractions must lie in [0, 1].
+    """Checks probabilities and fractions, given as name=value.
 
     Raises:
-        ValueError: names the fraction.
+        InvalidArgument: a value is outside [0, 1], or NaN.
     """
     for name, value in fractions.items():
         if not 0 <= value <= 1:
@@ -53,26 +67,34 @@ def check_fractions(**fractions) -> None:
 
 
 def check_penalty(eta, implicit_prox=False, **coefficients) -> None:
-    """A coefficient must not be negative, and explicit steps on (c / 2) |w - anchor|^2 shrink it only if eta c < 2.
+    """Checks coefficients c of a penalty (c / 2) |w - anchor|^2, given as name=value.
+
+    Explicit gradient steps on the penalty converge only if eta c < 2. Otherwise there is a warning and no error,
+    because the loss may keep the iteration stable for a while.
+
+    Args:
+        eta: the learning rate of the steps.
+        implicit_prox: whether the steps on the penalty are implicit; these are stable for every c.
+        coefficients: name=c.
 
     Raises:
-        ValueError: names the coefficient. One that is too stiff only gets a warning: the loss may hold it for a while.
+        InvalidArgument: a coefficient is negative or not finite.
     """
     check_rates(**coefficients)
     for name, value in coefficients.items():
         if eta * value >= 2 and not implicit_prox:
             warnings.warn(
-                f"{name}={value} with a rate of {eta} is stiff: explicit steps on the penalty diverge where rate * "
-                f"{name} >= 2, here {eta * value:g}; take implicit_prox=True, or a smaller rate",
+                f"{name}={value} with a rate of {eta} is too large: explicit steps on the penalty diverge where rate * "
+                f"{name} >= 2, here {eta * value:g}. Use implicit_prox=True, or a smaller rate",
                 stacklevel=3,
             )
 
 
 def check_rates(**rates) -> None:
-    """Rates, momenta and coefficients must be finite and not negative.
+    """Checks rates, momenta and coefficients, given as name=value.
 
     Raises:
-        ValueError: names the rate.
+        InvalidArgument: a value is negative, infinite or NaN.
     """
     for name, value in rates.items():
         if not 0 <= value < float("inf"):

@@ -1,8 +1,8 @@
 """A Keras model as a pure function of its weights.
 
-Gradients, TFF and clients side by side all need `apply(weights, x)` with the weights as tensors and no variable in
-the graph. Keras 3 has `StatelessScope` for that. Keras 2 has nothing: there every layer finds its weights as
-attributes, so for the length of one call the attributes are pointed at the given tensors, and back.
+Gradients, TFF and cohorts that train in one graph need `apply(weights, x)`, with the weights as tensors and no variable
+in the graph. Keras 3 provides `StatelessScope` for this. Keras 2 provides nothing. But its layers read their weights
+from attributes, so `apply` replaces these attributes with the given tensors during one call, and then restores them.
 """
 
 import threading
@@ -14,33 +14,33 @@ import tensorflow as tf
 from tfpfl.checks import InvalidArgument
 
 _SWAP = threading.RLock()
-# Base classes of layers that may draw random numbers; the last two are Keras 3's, of recurrent cells and of images.
+# Base classes of layers that may draw random numbers. The last two are from Keras 3: recurrent cells, and images.
 _NOISE = ("BaseRandomLayer", "Dropout", "BaseDropout", "GaussianNoise", "GaussianDropout", "AlphaDropout",
           "DropoutRNNCell", "BaseImagePreprocessingLayer")  # fmt: skip
 
 
 def check_pure(model) -> None:
-    """Refuses layers whose output is not a function of weights and input alone.
+    """Checks that the model's output depends only on its weights and its input.
 
     Raises:
-        ValueError: a trainable BatchNormalization or a layer that draws random numbers, named, with what to do instead.
+        InvalidArgument: the model has a trainable BatchNormalization, or a layer that draws random numbers.
     """
     for layer in _flatten(model):
         names = {cls.__name__ for cls in type(layer).__mro__}
         if "BatchNormalization" in names and layer.trainable:
             raise InvalidArgument(
-                f"layer {layer.name!r} is a trainable BatchNormalization: its moving statistics are neither part of "
-                "the backbone's gradient nor personal, and its batch statistics make an example's features depend on "
-                "the other examples. Use GroupNormalization or LayerNormalization, or freeze it (trainable=False)"
+                f"layer {layer.name!r} is a trainable BatchNormalization. Its batch statistics make an example's "
+                "features depend on the other examples of the batch, and its moving statistics have no gradient. Use "
+                "GroupNormalization or LayerNormalization, or freeze it (trainable=False)"
             )
         config = layer.get_config() if names & set(_NOISE) else {}
         amount = max(float(config.get(name) or 0) for name in ("rate", "stddev", "dropout", "recurrent_dropout"))
         random_augmentation = names & set(_NOISE) and any(name.startswith("Random") for name in names)
         if amount > 0 or random_augmentation:
             raise InvalidArgument(
-                f"layer {layer.name!r} ({type(layer).__name__}) draws random numbers: features are computed once a "
-                "round and cached, and their gradient is exact only for a deterministic backbone. Remove it, or set "
-                "its rate to 0"
+                f"layer {layer.name!r} ({type(layer).__name__}) draws random numbers. A backbone must be "
+                "deterministic: its features are computed once per round and cached. Remove the layer, or set its rate "
+                "to 0"
             )
 
 
@@ -51,11 +51,12 @@ def functional(model):
         model: a built `keras.Model` (Sequential, functional or subclassed).
 
     Returns:
-        (weights, apply): the trainable weights as a tuple of arrays, and `apply(weights, x)`, which may be
-        differentiated with respect to `weights`. Frozen weights (trainable=False) are constants of `apply`.
+        (weights, apply): the trainable weights as a tuple of arrays, and the function `apply(weights, x)`, which can
+        be differentiated with respect to `weights`. Frozen weights (trainable=False) are constants of `apply`.
 
     Raises:
-        ValueError: see `check_pure`; or a layer whose weights cannot be found.
+        InvalidArgument: the model has a trainable BatchNormalization or a layer that draws random numbers; or, with
+            Keras 2, a layer keeps weights elsewhere than in its attributes.
     """
     check_pure(model)
     weights = tuple(np.asarray(v) for v in model.trainable_weights)
@@ -65,7 +66,7 @@ def functional(model):
     variables = [*model.trainable_weights, *model.non_trainable_weights]
 
     def apply(weights, x):
-        # As `model.stateless_call`, which fails where `call` takes no `training`.
+        # The same as `model.stateless_call`, which fails for models whose `call` has no argument `training`.
         with keras.StatelessScope(state_mapping=list(zip(variables, [*weights, *frozen], strict=True))):
             return model(x, training=False)
 
@@ -90,7 +91,9 @@ def _keras2(model, frozen):
     missing = set(range(len(variables))) - {i for _, _, i in slots}
     if missing:
         names = ", ".join(variables[i].name for i in sorted(missing))
-        raise InvalidArgument(f"weights {names} are not attributes of a layer (a list of weights, say); name each one")
+        raise InvalidArgument(
+            f"weights {names} are not attributes of a layer. Assign each weight to an attribute of its own, not to a list"
+        )
 
     def apply(weights, x):
         values = [*weights, *(tf.constant(f) for f in frozen)]

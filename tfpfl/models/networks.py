@@ -1,6 +1,7 @@
-"""The papers' backbones (without their heads), drawn from a seed so that every Keras gives the same numbers.
+"""The backbones of the papers, without their heads.
 
-Parameter counts follow PFLEGO-v2 (table of architectures, as its authors' code has it) and PGFed, section 5.
+Initial weights depend on a seed only and are the same with Keras 2 and Keras 3. The numbers of weights are those of
+PFLEGO-v2 (table of architectures, as in its authors' code) and of PGFed, section 5.
 """
 
 import keras
@@ -13,12 +14,12 @@ from tfpfl.data.randomness import ModelKey
 
 
 def mlp200():
-    """PFLEGO on MNIST, Fashion-MNIST, EMNIST: 200 hidden units; 157,000 weights for 28x28."""
+    """PFLEGO's network for MNIST, Fashion-MNIST and EMNIST: 200 hidden units; 157,000 weights for 28x28 images."""
     return [layers.Flatten(), layers.Dense(200, activation="relu")]
 
 
 def cifar_2conv():
-    """PFLEGO on CIFAR-10: two 5x5 convolutions and two dense layers; 1,754,496 weights."""
+    """PFLEGO's network for CIFAR-10: two 5x5 convolutions and two dense layers; 1,754,496 weights for 32x32x3."""
     convolutions = [
         layer
         for _ in range(2)
@@ -32,7 +33,7 @@ def cifar_2conv():
 
 
 def omniglot_4conv():
-    """PFLEGO on Omniglot: four 3x3 convolutions, each halving the image; 111,424 weights."""
+    """PFLEGO's network for Omniglot: four 3x3 convolutions, each followed by 2x2 pooling; 111,424 weights."""
     blocks = [
         layer
         for _ in range(4)
@@ -42,7 +43,7 @@ def omniglot_4conv():
 
 
 def fedavg_cnn():
-    """PGFed, after McMahan et al.: two 5x5 convolutions and a dense layer; 873,408 weights for 32x32x3."""
+    """PGFed's network, from McMahan et al.: two 5x5 convolutions and a dense layer; 873,408 weights for 32x32x3."""
     blocks = [
         layer
         for filters in (32, 64)
@@ -55,15 +56,23 @@ NETWORKS = {network.__name__: network for network in (mlp200, cifar_2conv, omnig
 
 
 def default_network(example_shape: tuple) -> str:
-    """The network that the PFLEGO paper takes for images of this shape: cifar_2conv for colour, else mlp200."""
+    """The name of the network that PFLEGO uses for such examples: 'cifar_2conv' for colour images, else 'mlp200'."""
     return "cifar_2conv" if len(example_shape) == 3 and example_shape[-1] == 3 else "mlp200"
 
 
 def build_network(name: str, input_shape: tuple, *, seed: int = 0, dtype: str = "float32"):
-    """A backbone by name: Glorot uniform kernels drawn from (seed, position of the weight), zero biases.
+    """A backbone by its name in `NETWORKS`: a built `keras.Sequential` from examples to features [N, M].
+
+    Kernels are Glorot uniform, a function of (seed, position of the weight). Biases are 0.
+
+    Args:
+        name: mlp200, cifar_2conv, omniglot_4conv or fedavg_cnn.
+        input_shape: the shape of one example, such as (28, 28, 1).
+        seed: the seed of the initial weights, >= 0.
+        dtype: 'float32' or 'float64'.
 
     Raises:
-        ValueError: an unknown name, or an input too small for the network.
+        InvalidArgument: the name is unknown, or examples of this shape are too small for the network.
     """
     if name not in NETWORKS:
         raise InvalidArgument(unknown("network", name, NETWORKS))
@@ -71,7 +80,9 @@ def build_network(name: str, input_shape: tuple, *, seed: int = 0, dtype: str = 
     try:
         model = keras.Sequential([keras.Input(tuple(input_shape), dtype=dtype), *stack], name=name)
     except ValueError as error:
-        raise InvalidArgument(f"{name} needs larger images than {tuple(input_shape)}: {error}") from error
+        raise InvalidArgument(
+            f"{name} needs larger images than {tuple(input_shape)}: {error}. Use mlp200 or another network"
+        ) from error
     model.set_weights([_draw(w.shape, seed, i, dtype) for i, w in enumerate(model.get_weights())])
     return model
 

@@ -1,4 +1,4 @@
-"""A model split in two: a Keras backbone that all clients share, and a linear head of the client's own width."""
+"""A model in two parts: a Keras backbone, and a linear head that may have another width for every client."""
 
 from functools import cached_property
 
@@ -13,22 +13,25 @@ from tfpfl.models.functional import functional
 from tfpfl.models.weights import Head, Weights
 
 HEAD_INITS = ("glorot", "uniform01", "zeros")
-_SHARED_HEAD = 2**31 - 1  # the "client id" that draws the head which clients share
+_SHARED_HEAD = 2**31 - 1  # a shared head is drawn with this number in place of a client id
 
 
 class SplitModel:
-    """phi(x; theta) in R^M, a Keras model, and logits = phi @ kernel + bias with a head [M, K_i] for every client.
+    """A classifier in two parts: a Keras backbone with features phi(x; theta) in R^M, and a linear head.
+
+    The logits are phi @ kernel + bias. Client i's head has a kernel [M, K_i] and a bias [K_i].
 
     Args:
-        backbone: a Keras model from [N, ...] to [N, M]. Its present trainable weights are theta's initial value; frozen
-            weights stay what they are. Its dtype (float32 or float64) is that of everything computed.
-        seed: heads are drawn from (seed, client id).
-        head_init: 'glorot' (uniform kernel, zero bias), 'uniform01' (kernel and bias uniform in [0, 1): what the PFLEGO
-            authors' code does) or 'zeros'.
-        input_shape: of one example; needed only where the backbone does not know it (a subclassed model).
+        backbone: a Keras model from [N, ...] to [N, M]. Its current trainable weights are the initial theta. Its frozen
+            weights never change. Its dtype, float32 or float64, is used for all computations.
+        seed: the seed of the initial heads, which are a function of (seed, client id).
+        head_init: 'glorot' (uniform kernel, zero bias), 'uniform01' (kernel and bias uniform in [0, 1), as in the
+            PFLEGO authors' code) or 'zeros'.
+        input_shape: the shape of one example; needed only for a subclassed model, which does not know it.
 
     Raises:
-        ValueError: the output is not [N, M]; a layer is not a pure function of weights and input; an unknown head_init.
+        InvalidArgument: head_init is unknown; the input shape is not fixed; the backbone's output is not [N, M]; a
+            layer draws random numbers or is a trainable BatchNormalization.
 
     Examples:
         >>> from tfpfl.models import build_network
@@ -44,7 +47,8 @@ class SplitModel:
         self.input_shape = tuple(input_shape or backbone.input_shape[1:])
         if None in self.input_shape:
             raise InvalidArgument(
-                f"the backbone's input shape {self.input_shape} is open: every example must have one shape"
+                f"the backbone's input shape {self.input_shape} is open: all examples must have one shape. Build the "
+                "backbone with a fixed input shape, or give input_shape"
             )
         output = backbone(np.zeros((2, *self.input_shape), "float32"))  # also builds a model that is not built yet
         if not tf.is_tensor(output) or output.shape.rank != 2 or output.shape[0] != 2:
@@ -58,16 +62,19 @@ class SplitModel:
 
     @property
     def num_backbone_weights(self) -> int:
-        """b, the number of scalars in theta."""
+        """The number of scalars in theta, b."""
         return sum(int(w.size) for w in self.initial_theta)
 
     def num_weights(self, num_labels: int) -> int:
-        """d, the number of scalars in the whole model with a head of this width."""
+        """The number of scalars in the whole model, d, with a head for `num_labels` classes."""
         return self.num_backbone_weights + (self.num_features + 1) * num_labels
 
     @cached_property
     def activation_bytes(self) -> int:
-        """What a forward pass keeps of one example for its gradient, at most: every number that it computes."""
+        """An upper bound on the bytes per example that a forward pass keeps for its gradient.
+
+        It is the size of all floating-point numbers that the forward pass computes.
+        """
         theta = tuple(tf.TensorSpec(w.shape, w.dtype) for w in self.initial_theta)
         x = tf.TensorSpec([1, *self.input_shape], self.dtype)
         graph = tf.function(self._apply, autograph=False).get_concrete_function(theta, x).graph
@@ -75,15 +82,25 @@ class SplitModel:
         return int(sum((t.shape.num_elements() or 0) * t.dtype.size for t in outputs if t.dtype.is_floating))
 
     def theta(self) -> tuple:
-        """theta of round 0."""
+        """The backbone's initial weights, theta of round 0: a tuple of tensors."""
         return tuple(tf.constant(w) for w in self.initial_theta)
 
     def head(self, info: ClientInfo, init: str | None = None) -> Head:
-        """The initial head of a client, a function of (seed, client id): kernel [M, K_i], bias [K_i]."""
+        """The initial head of a client, a function of (seed, client id): kernel [M, K_i], bias [K_i].
+
+        Args:
+            info: the client's `ClientInfo`.
+            init: one of 'glorot', 'uniform01' and 'zeros'; None for the model's `head_init`.
+        """
         return self._draw_head(info.client_id, info.num_classes, init or self.head_init)
 
     def shared_head(self, num_labels: int, init: str | None = None) -> Head:
-        """The initial head of methods whose clients share one: kernel [M, C], bias [C]."""
+        """The initial head of a method in which all clients share one head: kernel [M, C], bias [C].
+
+        Args:
+            num_labels: C.
+            init: one of 'glorot', 'uniform01' and 'zeros'; None for the model's `head_init`.
+        """
         return self._draw_head(_SHARED_HEAD, num_labels, init or self.head_init)
 
     def _draw_head(self, client_id, num_classes, init) -> Head:
@@ -103,15 +120,19 @@ class SplitModel:
         return Head(tf.ensure_shape(kernel, [m, None]), tf.ensure_shape(bias, [None]))
 
     def features(self, theta, x):
-        """phi(x; theta): [N, M]."""
+        """The features phi(x; theta) of examples x [N, ...]: float [N, M]."""
         return tf.ensure_shape(self._apply(theta, tf.cast(x, self.dtype)), [None, self.num_features])
 
     def record(self, theta, x, *, recompute: bool = False, chunk: int | None = None):
-        """One forward pass whose gradient is taken later.
+        """Runs one forward pass; its gradient can be computed later.
 
         Args:
-            recompute: run the forward pass again for the gradient, instead of keeping its activations.
-            chunk: do so for this many examples at a time: memory no longer grows with N, and the sum is the same.
+            theta: the backbone's weights.
+            x: examples [N, ...].
+            recompute: run the forward pass again for the gradient instead of keeping its activations: less memory,
+                more time.
+            chunk: as `recompute`, but for this many examples at a time, so that the memory does not grow with N. None
+                for all examples at once.
 
         Returns:
             (phi [N, M], pull_back): `pull_back(dphi [N, M])` is the gradient of sum(phi * dphi) with respect to theta.
@@ -137,7 +158,7 @@ class SplitModel:
         return self.features_in_chunks(theta, x, size), pull_back
 
     def features_in_chunks(self, theta, x, chunk):
-        """`features`, computed for `chunk` examples at a time: memory no longer grows with N."""
+        """The same as `features`, but for `chunk` examples at a time, to bound the memory; None: all at once."""
         if chunk is None:
             return self.features(theta, x)
         num_examples = tf.shape(x)[0]
@@ -152,7 +173,7 @@ class SplitModel:
         return tf.ensure_shape(parts.concat(), [None, self.num_features])
 
     def logits(self, weights: Weights, x):
-        """[N, K]."""
+        """The logits of examples x [N, ...] under `weights`: float [N, K]."""
         return tf.matmul(self.features(weights.theta, x), weights.head.kernel) + weights.head.bias
 
 

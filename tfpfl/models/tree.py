@@ -1,73 +1,79 @@
-"""Arithmetic on nested structures of tensors, as the papers write it for vectors."""
+"""Arithmetic on nested structures of tensors. With it, formulas for vectors apply to all weights of a model."""
 
 import numpy as np
 import tensorflow as tf
 
 
 def as_dtype(number, dtype):
-    """A number or tensor as a tensor of `dtype`. (`tf.cast` rounds Python numbers to float32 on the way to float64.)"""
+    """Converts a number or a tensor to a tensor of `dtype`.
+
+    `tf.cast` would round a Python number to float32 first, also if `dtype` is float64.
+    """
     return tf.cast(number, dtype) if tf.is_tensor(number) else tf.constant(number, dtype)
 
 
 def arrays(a):
-    """As NumPy arrays, outside of graphs."""
+    """Converts all tensors of a structure to NumPy arrays; not possible inside a graph."""
     return tf.nest.map_structure(np.asarray, a)
 
 
 def add(a, b):
-    """a + b."""
+    """The sum a + b of two structures."""
     return tf.nest.map_structure(tf.add, a, b)
 
 
 def subtract(a, b):
-    """a - b."""
+    """The difference a - b of two structures."""
     return tf.nest.map_structure(tf.subtract, a, b)
 
 
 def scale(factor, a):
-    """factor * a."""
+    """The structure a times the scalar `factor`."""
     return tf.nest.map_structure(lambda x: as_dtype(factor, x.dtype) * x, a)
 
 
 def add_scaled(a, factor, b):
-    """a + factor * b: a step of length `factor` along b."""
+    """The structure a + factor * b, with a scalar `factor`."""
     return tf.nest.map_structure(lambda x, y: x + as_dtype(factor, x.dtype) * y, a, b)
 
 
 def dot(a, b):
-    """<a, b>."""
+    """The inner product <a, b> of two structures: a scalar []."""
     return tf.add_n([tf.reduce_sum(x * y) for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True)])
 
 
 def zeros_like(a):
-    """0 in the shape of a."""
+    """A structure like a, filled with zeros."""
     return tf.nest.map_structure(tf.zeros_like, a)
 
 
 def where(condition, a, b):
-    """a where the scalar `condition` holds, else b."""
+    """The structure a if the scalar `condition` is true, else b."""
     return tf.nest.map_structure(lambda x, y: tf.where(condition, x, y), a, b)
 
 
 def to_vector(a):
-    """All numbers of a side by side: [d]."""
+    """All numbers of a structure in one vector: [d]."""
     return tf.concat([tf.reshape(x, [-1]) for x in tf.nest.flatten(a)], 0)
 
 
 def from_vector(vector, like):
-    """The inverse: numbers [d] in the structure and the shapes of `like`."""
+    """The inverse of `to_vector`: the numbers of a vector [d] in the structure and the shapes of `like`."""
     leaves = tf.nest.flatten(like)
     parts = tf.split(vector, [tf.size(x) for x in leaves])
     return tf.nest.pack_sequence_as(like, [tf.reshape(p, tf.shape(x)) for p, x in zip(parts, leaves, strict=True)])
 
 
 def all_finite(a):
-    """Whether no floating-point number in a is NaN, infinite, or so large that a sum overflows: bool []."""
+    """Whether all floating-point numbers of a structure are finite: bool [].
+
+    It is also false if the sum of one tensor overflows.
+    """
     checks = [tf.math.is_finite(tf.reduce_sum(x)) for x in tf.nest.flatten(a) if x.dtype.is_floating]
     return tf.reduce_all(tf.stack(checks)) if checks else tf.constant(True)
 
 
 def num_bytes(a):
-    """Bytes that a takes on the wire, without framing: int64 []."""
+    """The number of bytes that the tensors of a structure occupy: int64 []."""
     sizes = [tf.size(x, tf.int64) * x.dtype.size for x in tf.nest.flatten(a)]
     return tf.add_n(sizes) if sizes else tf.constant(0, tf.int64)

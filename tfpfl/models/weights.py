@@ -1,4 +1,4 @@
-"""The weights of a model that is split into a backbone and a head."""
+"""The weights of a model that is split into a backbone and a head: `Weights` and `Head`."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,14 @@ from tfpfl.data.population import Tensor
 
 
 class Head(NamedTuple):
-    """The last, linear layer: logits = phi @ kernel + bias. PFLEGO's W_i is this pair."""
+    """The last layer of the model: logits = phi @ kernel + bias. PFLEGO writes W_i for the pair."""
 
     kernel: Tensor  # [M, K_i]
     bias: Tensor  # [K_i]
 
 
 class Weights(NamedTuple):
-    """A whole model, split: psi_i = (theta, W_i)."""
+    """The weights of a whole model: the backbone theta and the head W_i. PFLEGO writes psi_i for the pair."""
 
     theta: tuple  # the backbone's weights, in the order of the Keras model's trainable weights
     head: Head
