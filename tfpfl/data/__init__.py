@@ -1,4 +1,4 @@
-"""Data: which client has which examples, who takes part in a round, and the randomness of both."""
+"""Data: the examples of every client, the clients of every round, and the random numbers of both."""
 
 from tfpfl.data.catalog import list_datasets, load_source
 from tfpfl.data.cohorts import cohort

@@ -1,7 +1,7 @@
-"""Where examples come from: scikit-learn's digits, TensorFlow Datasets, arrays, and data that are per client already.
+"""The data sets that have a name: scikit-learn's digits, synthetic data, and TensorFlow Datasets.
 
-A `Source` is a train and a test set of examples with global labels, checked once, here. Who holds which of them is the
-partitioner's business, not the source's.
+`load_source` returns a `Source`: a train and a test set with global labels. A partitioner then divides it among
+clients.
 """
 
 import os
@@ -26,21 +26,23 @@ def load_source(
     antialias: bool = False,
     seed: int = 0,
 ) -> Source:
-    """The data set of that name.
+    """Loads a data set by its name.
 
     Args:
-        name: 'digits' (scikit-learn's 1,797 images of 8 x 8), 'synthetic', or an image classification data set of
-            TensorFlow Datasets, such as mnist, cifar10, omniglot or emnist/byclass (stored transposed there).
-        allow_download: whether TFDS may fetch what is not in `data_dir`.
-        data_dir: where TFDS keeps its data; default the environment's TFDS_DATA_DIR, else ~/tensorflow_datasets.
-        pixels: 'unit' maps uint8 pixels to [0, 1]; 'signed' to [-1, 1], that is (x/255 - 0.5)/0.5.
-        augment: for omniglot, see `load_omniglot`: before_split, train_only, after_split, none.
-        antialias: for omniglot, whether the resize averages over all the pixels that it drops.
-        seed: of omniglot's split into train and test, and of 'synthetic'. Other data sets bring their own split.
+        name: 'digits' (scikit-learn's 1,797 images of 8 x 8), 'synthetic' (4,000 vectors of 8 numbers), or an image
+            classification data set of TensorFlow Datasets (TFDS), such as mnist, cifar10, omniglot or emnist/byclass
+            (whose images TFDS stores transposed).
+        allow_download: whether TFDS may download a data set that is not in `data_dir`.
+        data_dir: where TFDS keeps its data; default: the environment's TFDS_DATA_DIR, or ~/tensorflow_datasets.
+        pixels: 'unit' maps uint8 pixels to [0, 1]; 'signed' maps them to [-1, 1] by (x / 255 - 0.5) / 0.5.
+        augment: only for omniglot: which drawings are rotated; see `load_omniglot`.
+        antialias: only for omniglot: whether resizing averages over all pixels that it drops.
+        seed: the seed of omniglot's train and test split, and of 'synthetic', >= 0. Other data sets have a split.
 
     Raises:
-        ValueError: an unknown name or option, or a data set that is not classified images of one size.
-        FileNotFoundError: the data set is not in `data_dir` and may not be downloaded.
+        InvalidArgument: the name or an option is unknown, or the data set is not image classification with uint8 images
+            of one size and a train and a test split.
+        FileNotFoundError: the data set is not in `data_dir`, and `allow_download` is false.
     """
     if pixels not in ("unit", "signed"):
         raise InvalidArgument(f"unknown pixels {pixels!r}: one of unit, signed")
@@ -61,7 +63,11 @@ def load_source(
 
 
 def list_datasets(data_dir: str | os.PathLike | None = None) -> list[dict]:
-    """The data sets that `load_source` knows by name: rows of name, shape, classes and whether they are present."""
+    """The best known data sets of `load_source`: one dict of name, shape, classes and present (on this machine) each.
+
+    Args:
+        data_dir: where TFDS keeps its data, as in `load_source`.
+    """
     rows = [
         {"name": "digits", "shape": (8, 8, 1), "classes": 10, "present": True},
         {"name": "synthetic", "shape": (8,), "classes": 10, "present": True},
@@ -73,7 +79,7 @@ def list_datasets(data_dir: str | os.PathLike | None = None) -> list[dict]:
 
 
 def _digits() -> Source:
-    """scikit-learn's digits, pixels 0..16, a fifth of each class for test."""
+    """scikit-learn's digits with pixels 0..16; every fifth example of each class is for test."""
     from sklearn.datasets import load_digits
 
     data = load_digits()

@@ -1,4 +1,4 @@
-"""Data that come per client, as arrays."""
+"""Data that are divided among clients already: reads and checks them for `Federation.from_clients`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,9 +12,16 @@ from tfpfl.data.source import as_examples, as_labels, check_same_length
 
 
 def client_arrays(clients: Any, test: Any = None) -> dict[Any, dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Data that come per client, as {id: {split: (x, y)}}; see `Federation.from_clients` for what may come.
+    """The data of every client, checked: {id: {split: (x, y)}}.
 
-    A ClientData of TFF is told by its methods, so that TFF is imported by those who use it only.
+    A ClientData of TFF is recognized by its methods, so that this package need not import TFF.
+
+    Args:
+        clients, test: as in `Federation.from_clients`.
+
+    Raises:
+        InvalidArgument: a client has no training data, an unknown part, arrays that do not fit together, or, where
+            `test` is given, no test data.
     """
     if hasattr(clients, "client_ids") and hasattr(clients, "create_tf_dataset_for_client"):
         absent = [] if test is None else sorted(set(clients.client_ids) - set(test.client_ids))
@@ -28,14 +35,16 @@ def client_arrays(clients: Any, test: Any = None) -> dict[Any, dict[str, tuple[n
         return found
     if test is not None:
         raise InvalidArgument(
-            "test= goes with a ClientData; give arrays as {'train': (x, y), 'test': (x, y)} per client"
+            "test= is only for a ClientData. For arrays give {'train': (x, y), 'test': (x, y)} for each client"
         )
     found = {}
     for client, data in clients.items() if isinstance(clients, Mapping) else enumerate(clients):
         parts = dict(data) if isinstance(data, Mapping) else {"train": data}
         unknown = set(parts) - {"train", "validation", "test"}
         if unknown or "train" not in parts:
-            raise InvalidArgument(f"client {client!r} has parts {sorted(parts)}: train, perhaps validation, test")
+            raise InvalidArgument(
+                f"client {client!r} has parts {sorted(parts)}; train is needed, validation and test may be given"
+            )
         found[client] = {}
         for split, pair in parts.items():
             if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -50,7 +59,7 @@ def client_arrays(clients: Any, test: Any = None) -> dict[Any, dict[str, tuple[n
 
 
 def _dataset_arrays(dataset, client) -> tuple[np.ndarray, np.ndarray]:
-    """A client's tf.data.Dataset of (x, y), or of a dict of a label and one other feature."""
+    """The arrays (x, y) of a client's tf.data.Dataset of pairs (x, y), or of dicts of a label and one other feature."""
     xs, ys = [], []
     for element in dataset.as_numpy_iterator():
         if isinstance(element, Mapping):
@@ -58,8 +67,8 @@ def _dataset_arrays(dataset, client) -> tuple[np.ndarray, np.ndarray]:
             others = [k for k in element if k not in label]
             if len(label) != 1 or len(others) != 1:
                 raise InvalidArgument(
-                    f"client {client!r} has features {sorted(element)}: a label and one other are needed; "
-                    "map the ClientData to pairs (x, y) with preprocess()"
+                    f"client {client!r} has features {sorted(element)}: a label and one other are needed. "
+                    "Map the ClientData to pairs (x, y) with its method preprocess()"
                 )
             element = element[others[0]], element[label[0]]
         xs.append(element[0])
@@ -70,14 +79,14 @@ def _dataset_arrays(dataset, client) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rows_of_clients(data: dict) -> tuple[list[np.ndarray], list[np.ndarray], list[list[np.ndarray]]]:
-    """The clients' arrays one after the other.
+    """Lists the arrays of all clients one after the other.
 
     Args:
         data: from `client_arrays`.
 
     Returns:
-        (examples, labels, rows): lists of arrays to concatenate, and for every client the places of its train,
-        validation and test examples in them: int [n] each.
+        (examples, labels, rows): two lists of arrays to concatenate, and for every client the indices of its train,
+        validation and test examples in the result, int [n] each.
 
     Raises:
         InvalidArgument: there is no client, one has no training examples, or examples differ in shape.
@@ -105,7 +114,14 @@ def rows_of_clients(data: dict) -> tuple[list[np.ndarray], list[np.ndarray], lis
 
 
 def cut_test(rows: list[list[np.ndarray]], has_test: Sequence[bool], fraction: float, seed: int) -> None:
-    """Moves floor(fraction * N_i) random training examples of every client without a test part to its test part."""
+    """Moves floor(fraction * N_i) random training examples to the test part of every client that has none.
+
+    Args:
+        rows: per client a list [train, validation, test] of indices, int [n] each; changed in place.
+        has_test: per client, whether it has a test part.
+        fraction: the fraction of training examples to move, in [0, 1).
+        seed: the seed of the cut, >= 0.
+    """
     for i, (row, given) in enumerate(zip(rows, has_test, strict=True)):
         if not given:
             mixed = generator(seed, Stream.CLIENT_TEST, i).permutation(row[0])

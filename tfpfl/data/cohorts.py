@@ -1,4 +1,4 @@
-"""Who takes part in a round: a pure function of (seed, round), so that a resumed run continues exactly."""
+"""The cohort of a round: a function of (seed, round) only, so that a resumed run continues exactly."""
 
 import numpy as np
 
@@ -7,15 +7,18 @@ from tfpfl.data.randomness import COHORT_SIZE_UNTIL_FORMAT_4, Stream, random_bit
 
 
 def cohort(seed: int, round_num: int, population: Population, present: np.ndarray | None = None) -> np.ndarray:
-    """The clients of one round, as `population.sampling` says.
+    """Draws the clients of one round, as `population.sampling` says.
 
-    'fixed' and 'range' take the r clients with the smallest bits, which is uniform without replacement; 'binomial'
-    takes every client whose bits, read as a number in [0, 1), lie below the rate, and may take nobody.
+    Every client has random bits for the round. 'fixed' and 'range' take the r clients with the smallest bits, which is
+    uniform sampling without replacement. 'binomial' takes every client whose bits, as a number in [0, 1), are below the
+    rate; this may be nobody.
 
     Args:
-        seed: of the run, >= 0.
-        round_num: >= 0; training starts at 1.
-        present: the clients that can be sampled; default: all of the population. Of fewer, as large a part is taken.
+        seed: the seed of the run, >= 0.
+        round_num: the round, >= 0; training starts with round 1.
+        population: the clients and their sampling.
+        present: int [n], ascending: the clients that can be sampled; default: all of the population. For 'fixed' and
+            'binomial' the rate then applies to these n clients.
 
     Returns:
         int64 [r], ascending client ids.
@@ -38,7 +41,7 @@ def cohort(seed: int, round_num: int, population: Population, present: np.ndarra
     if sampling.kind == "range":
         stream = COHORT_SIZE_UNTIL_FORMAT_4 if sampling.old_sizes else Stream.COHORT_SIZE
         draw = int(random_bits(seed, stream, round_num, [0])[0])
-        size = sampling.low + draw % (sampling.high - sampling.low + 1)  # bias below 1e-9: the draw has 64 bits
+        size = sampling.low + draw % (sampling.high - sampling.low + 1)  # the bias is below 1e-9: the draw has 64 bits
         size = min(size, len(ids))
     else:
         size = int(sampling.expected(len(ids)))

@@ -1,14 +1,14 @@
-"""A federation: the data of all clients as one folder on disk, read by client id.
+"""A federation: the data of all clients in one folder on disk, read by client id.
 
-    manifest.json      where the examples came from, how they were shared out, counts and classes per client, all hashes
-    x.raw              uint8 or float32, the examples ordered by client; a client's are train | validation | test
-    labels.raw         int32, global class ids
-    labels_local.raw   int32, ids 0..K_i-1: the place of the global id in the client's sorted class set
-    index.raw          int64 [I, 5]: start, train, validation and test examples, K_i
+    manifest.json      the source, the partition, counts and classes per client, and the hashes of all files
+    x.raw              uint8 or float32: the examples, ordered by client, and within a client train | validation | test
+    labels.raw         int32: global class ids
+    labels_local.raw   int32: ids 0..K_i-1, the rank of the global id among the client's classes
+    index.raw          int64 [I, 5]: first example; numbers of train, validation and test examples; K_i
 
-The folder is what two people exchange to be sure that they compare on the same split; `Federation.hash` names it. Both
-engines, evaluation and export read it. Graphs do so through `reader`: shipping a client's arrays into a TFF round costs
-more than training on them.
+Two people who exchange the folder compare on the same split; `Federation.hash` identifies it. All engines, evaluation
+and export read it. Graphs read it through `reader`, because sending a client's arrays into a TFF round costs more than
+training on them.
 """
 
 import hashlib
@@ -31,17 +31,19 @@ from tfpfl.data.writing import absent, cut_validation, describe_source, write_fe
 
 
 class Federation:
-    """The clients' data, memory-mapped. Made by `build` or `from_clients`, opened by `load`.
+    """The data of all clients, memory-mapped. `build` and `from_clients` make a federation, `load` opens one.
 
     Attributes:
         path: the folder.
         manifest: the parsed manifest.json.
-        hash: sha256 of the canonical manifest, which holds the sha256 of every file: equal hash, equal data and split.
-        num_clients: I.
-        num_labels: C, the global classes.
-        example_shape: of one example, without the batch dimension.
-        class_names: of the C classes.
-        client_names: of the I clients: the natural key or the caller's id; their number where there is none.
+        hash: the sha256 of the manifest, which contains the sha256 of every file. Two federations with equal hash have
+            the same data and the same split.
+        num_clients: the number of clients, I.
+        num_labels: the number of classes of the data set, C.
+        example_shape: the shape of one example, without the batch dimension.
+        class_names: the names of the C classes.
+        client_names: the names of the I clients: their natural keys, or the ids that `from_clients` got, or else '0',
+            '1', ...
     """
 
     def __init__(self, path: Path, manifest: dict):
@@ -78,22 +80,24 @@ class Federation:
         out: str | os.PathLike,
         **partition_args,
     ) -> "Federation":
-        """Shares the examples of `source` out to clients and writes them to the new folder `out`.
+        """Divides the examples of `source` among clients and writes them to the new folder `out`.
 
         The same arguments give the same hash. The folder appears complete or not at all.
 
         Args:
-            source: from `load_source`, or its name: then with `seed` and else the defaults of `load_source`.
-            partitioner: a name in `PARTITIONERS`, or a function of (Labels, clients, seed, **partition_args).
-            clients: I; None where the partitioner knows (natural, grouped_dominant).
-            seed: of the partition and the validation cut.
-            validation: the fraction of every client's training examples, rounded down, that is set aside for choosing
-                hyperparameters, spread over its classes; a function of (seed, client). The test part is never touched.
+            source: a `Source`, or the name of a data set, which is loaded with `load_source(name, seed=seed)`.
+            partitioner: a name in `PARTITIONERS`, or a function of (Labels, clients, seed, **partition_args) that
+                returns a `Partition`.
+            clients: the number of clients, I; None for partitioners that know it (natural, grouped_dominant).
+            seed: the seed of the partition and of the validation cut, >= 0.
+            validation: the fraction of every client's training examples, in [0, 1), that is set aside for choosing
+                hyperparameters; rounded down. Every class gives its share. The cut is a function of (seed, client).
             out: the folder to make; it must not exist yet.
-            **partition_args: of the partitioner.
+            **partition_args: the keyword arguments of the partitioner.
 
         Raises:
-            ValueError: the request cannot be met, or a client would keep fewer than 2 training examples.
+            InvalidArgument: the source or the partitioner is unknown; the partitioner cannot do what is asked; or a
+                client would keep fewer than 2 training examples.
             FederationError: `out` exists already.
         """
         out = absent(out)
@@ -105,13 +109,13 @@ class Federation:
             name, partitioner = partitioner, PARTITIONERS[partitioner]
         else:
             name = getattr(partitioner, "__name__", type(partitioner).__name__)
-        defaults = getattr(partitioner, "__kwdefaults__", None) or {}  # they may change with the version of tfpfl
+        defaults = getattr(partitioner, "__kwdefaults__", None) or {}  # recorded too: a later version may have others
         labels = Labels(source.y_train, source.y_test, source.key_train, source.key_test)
         part = partitioner(labels, clients, seed, **partition_args)
         shift = 0 if part.pooled else len(source.y_train)
         rows = [[train, np.empty(0, np.int64), test + shift] for train, test in zip(part.train, part.test, strict=True)]
         group = None
-        if source.group_train is not None:  # a group lies within the training set: the test set's get ids of their own
+        if source.group_train is not None:  # only training examples have groups; give test examples ids of their own
             group = np.concatenate([source.group_train, -1 - np.arange(len(source.y_test))])
         y = np.concatenate([source.y_train, source.y_test])
         names = part.names or [str(i) for i in range(len(rows))]
@@ -141,24 +145,25 @@ class Federation:
         test_fraction: float = 0.25,
         seed: int = 0,
     ) -> "Federation":
-        """A federation of data that come per client.
+        """Makes a federation of data that are divided among clients already.
 
         Args:
-            clients: {id: data} or [data, ...]; data is (x, y), or {'train': (x, y), 'validation': .., 'test': ..}. Or a
-                `tff.simulation.datasets.ClientData` of (x, y) pairs or of dicts with a label. Parts that are not
-                given are cut from train: first test, then validation.
-            test: for a ClientData, the one with the test examples of the same clients.
+            clients: {id: data} or [data, ...], where data is (x, y) or {'train': (x, y), 'validation': .., 'test': ..}.
+                Or a `tff.simulation.datasets.ClientData` of (x, y) pairs or of dicts with a label. Missing parts are
+                cut from train: first test, then validation.
+            test: only with a ClientData: a second ClientData, with the test examples of the same clients.
             out: the folder to make; it must not exist yet.
-            name, version: of the source, for the manifest.
-            class_names: of all C classes; default the numbers 0..C-1 up to the largest label.
-            scale, shift: x as floats is raw * scale + shift; scale defaults to 1/255 for uint8, else 1.
-            validation: as in `build`.
-            test_fraction: of a client's train examples where it has no test part.
-            seed: of the cuts.
+            name, version: the name and the version of the source, for the manifest.
+            class_names: the names of all C classes; default: the numbers 0..C-1, up to the largest label.
+            scale, shift: x as floats is raw * scale + shift. Default: scale 1/255 for uint8 and 1 otherwise, shift 0.
+            validation: the fraction of training examples set aside for validation, in [0, 1), as in `build`.
+            test_fraction: the fraction of a client's training examples, in [0, 1), that becomes its test part if it has
+                none.
+            seed: the seed of both cuts, >= 0.
 
         Raises:
-            ValueError: a client is empty or would keep fewer than 2 training examples, shapes differ, labels are not
-                integers in [0, C), or data are not finite.
+            InvalidArgument: a client has no data or would keep fewer than 2 training examples; examples differ in
+                shape or are not finite; labels are not integers in [0, C); a fraction is outside [0, 1).
             FederationError: `out` exists already.
 
         Examples:
@@ -205,10 +210,10 @@ class Federation:
 
         Args:
             path: the folder.
-            verify: also hash every file, so that a single changed bit is found. Without, names and sizes are checked.
+            verify: hash every file, which finds a single changed bit. If false, only names and sizes are checked.
 
         Raises:
-            FederationError: not a federation, incomplete, changed, or of a newer format.
+            FederationError: the folder is no federation, is incomplete, was changed, or has a newer format.
         """
         path = Path(os.path.abspath(path))
         try:
@@ -245,7 +250,11 @@ class Federation:
         return federation
 
     def verify(self) -> None:
-        """Hashes every file. Raises FederationError where one was changed."""
+        """Hashes every file and compares it with the manifest.
+
+        Raises:
+            FederationError: a file was changed.
+        """
         for name in FILES:
             with open(self.path / name, "rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -253,21 +262,31 @@ class Federation:
                 raise FederationError(f"{self.path}/{name} was changed: its sha256 is not the one in the manifest")
 
     def num_examples(self, split: str = "train") -> np.ndarray:
-        """int64 [I], the examples of every client in a split."""
+        """The number of every client's examples in a split ('train', 'validation' or 'test'): int64 [I]."""
         return np.array(self._index[:, 1 + _split(split)])
 
     @property
     def num_classes(self) -> np.ndarray:
-        """int64 [I], K_i."""
+        """The number of classes K_i of every client: int64 [I]."""
         return np.array(self._index[:, 4])
 
     def classes(self, client_id: int) -> np.ndarray:
-        """int64 [K_i], the client's global class ids, ascending: the local label k means classes(i)[k]."""
+        """The global class ids of a client, ascending: int64 [K_i]. The local label k means the class classes(i)[k]."""
         self._check_id(client_id)
         return np.asarray(self.manifest["clients"]["classes"][client_id], np.int64)
 
     def raw(self, client_id: int, split: str = "train", labels: str = "local") -> tuple[np.ndarray, np.ndarray]:
-        """The examples as stored, uint8 or float32 [N, ...], and labels int32 [N]: read-only views of the files."""
+        """A client's examples as stored, uint8 or float32 [N, ...], and labels int32 [N]: read-only views of the files.
+
+        Args:
+            client_id: in [0, I).
+            split: 'train', 'validation' or 'test'.
+            labels: 'local' (ids in [0, K_i)) or 'global' (ids in [0, C)).
+
+        Raises:
+            IndexError: there is no client of this id.
+            InvalidArgument: an unknown split or label space.
+        """
         self._check_id(client_id)
         counts = self._index[client_id]
         start = int(counts[0] + counts[1 : 1 + _split(split)].sum())
@@ -275,7 +294,7 @@ class Federation:
         return self._x[rows], self._y[_label_space(labels)][rows]
 
     def arrays(self, client_id: int, split: str = "train", labels: str = "local") -> tuple[np.ndarray, np.ndarray]:
-        """x float32 [N, ...], decoded, and y int32 [N]: 'local' ids in [0, K_i) or 'global' ids in [0, C)."""
+        """The same as `raw`, but the examples are decoded to floats: x float32 [N, ...] and y int32 [N]."""
         x, y = self.raw(client_id, split, labels)
         scale, shift = self._preprocessing()
         x = np.array(x, np.float32)
@@ -283,8 +302,8 @@ class Federation:
         return x if shift == 0 else x + np.float32(shift), np.array(y)
 
     def decode(self, raw, dtype=None):
-        """The stored examples, a tensor, as floats of `dtype` (default float32): raw * scale + shift."""
-        import tensorflow as tf  # half a minute on a cold disk, and neither building nor describing needs it
+        """Converts a tensor of stored examples to floats of `dtype` (default float32): raw * scale + shift."""
+        import tensorflow as tf  # slow to import, and neither building nor describing needs it
 
         scale, shift = self._preprocessing()
         x = tf.cast(raw, dtype or tf.float32)
@@ -292,11 +311,16 @@ class Federation:
         return x if shift == 0 else x + tf.constant(shift, x.dtype)
 
     def reader(self, split: str = "train", labels: str = "local", dtype=None) -> Callable:
-        """A pure TensorFlow function that reads a client's split inside the graph that calls it.
+        """A TensorFlow function that reads one split of a client inside the graph that calls it.
+
+        Args:
+            split: 'train', 'validation' or 'test'.
+            labels: 'local' or 'global', as in `raw`.
+            dtype: the dtype of x; default float32.
 
         Returns:
-            read(client_id: int [] tensor) -> (x `dtype` [N, ...], y int32 [N]); an empty split gives empty tensors. An
-            id outside [0, I) fails with InvalidArgumentError.
+            read(client_id: int [] tensor) -> (x `dtype` [N, ...], y int32 [N]). An empty split gives empty tensors. An
+            id outside [0, I) raises TensorFlow's InvalidArgumentError.
         """
         import tensorflow as tf
 
@@ -304,15 +328,16 @@ class Federation:
         return lambda client_id: read_cohort(tf.reshape(client_id, [1]))[:2]
 
     def cohort_reader(self, split: str = "train", labels: str = "local", dtype=None) -> Callable:
-        """`reader` for several clients at once, their examples one client after the other.
+        """The same as `reader`, but for several clients at once: one client's examples after the other.
 
-        The files are memory-mapped into the graph by `ImmutableConst`, whose kernel maps once, and read by row: O(N_i)
-        whatever the size of the federation. It works eagerly, in a `tf.function` and in a `tff.tensorflow.computation`;
-        a TFF worker on another machine needs the folder under the same path. `tf.data.FixedLengthRecordDataset` with
-        offsets reads the same bytes, but takes 2-3 ms a client against 0.4 here, most of it to set up its iterators.
+        `ImmutableConst` memory-maps the files into the graph once, and each call reads only the rows it needs: O(N_i)
+        for a federation of any size. It works eagerly, in a `tf.function` and in a `tff.tensorflow.computation`. A TFF
+        worker on another machine needs the folder under the same path. `tf.data.FixedLengthRecordDataset` with offsets
+        reads the same bytes but takes 2 to 3 ms per client instead of 0.4, mostly to set up its iterators.
 
         Returns:
-            read(client_ids: int [G]) -> (x `dtype` [sum N_i, ...], y int32 [sum N_i], sizes int32 [G]).
+            read(client_ids: int [G]) -> (x `dtype` [sum N_i, ...], y int32 [sum N_i], sizes int32 [G]), where sizes
+            are the N_i.
         """
         import tensorflow as tf
 
@@ -323,8 +348,8 @@ class Federation:
             return tf.raw_ops.ImmutableConst(dtype=dtype, shape=shape, memory_region_name=str(self.path / name))
 
         def in_graph(client_ids):
-            # On the CPU, or an accelerator would get the whole file. Gathered and not sliced: a slice may share the
-            # read-only mapping, and an operation that then runs in place on it ends the process.
+            # On the CPU: otherwise an accelerator would get the whole file. Gathered, not sliced: a slice may share the
+            # read-only memory, and an operation that then writes to it in place ends the process.
             with tf.device("CPU"):
                 counts = tf.gather(mapped("index.raw", tf.int64, [self.num_clients, 5]), client_ids)
                 start, sizes = tf.reduce_sum(counts[:, : 1 + place], 1), counts[:, 1 + place]
@@ -333,7 +358,8 @@ class Federation:
                 y = tf.gather(mapped(labels_file, tf.int32, [total]), rows)
             return self.decode(x, dtype), y, tf.cast(sizes, tf.int32)
 
-        # Eager kernels are cached by path for the whole process, and so would outlive a folder that is built anew.
+        # TensorFlow caches eager kernels by path for the whole process: a folder that is built again would be read from
+        # the old mapping. A tf.function has its own kernels.
         eagerly = tf.function(in_graph)
 
         def read(client_ids):
@@ -348,13 +374,19 @@ class Federation:
         shared_slots: bool = False,
         client_ids: Sequence[int] | None = None,
     ) -> Population:
-        """The clients, as algorithms see them: heads of width K_i for 'local' labels, of width C for 'global'.
+        """The `Population` of this federation's clients, for the builder of an algorithm.
+
+        Heads have K_i outputs with 'local' labels and C outputs with 'global' labels.
 
         Args:
-            sampling, labels: see `Population`.
-            shared_slots: let clients of different K_i share a head, of the largest K_i of the federation, with 'local'
-                labels.
-            client_ids: ascending; default: all. The others are new to what is trained.
+            sampling, labels: as in `Population`.
+            shared_slots: with 'local' labels, let clients with different K_i share one head with max K_i outputs.
+                Output k then means a different class for each client.
+            client_ids: the clients that take part in training, ascending; default: all. The others are new clients.
+
+        Raises:
+            IndexError: there is no client of such an id.
+            InvalidArgument: an unknown label space, or a population that is not valid, see `Population`.
         """
         ids = np.arange(self.num_clients) if client_ids is None else np.asarray(client_ids, np.int64)
         if len(ids):
@@ -372,7 +404,7 @@ class Federation:
         )
 
     def describe(self) -> dict[str, Any]:
-        """What a reader of a result wants to know about the data; printable values by name, in order."""
+        """A summary of the data: {name: printable value}, in the order in which tables show it."""
         source, partitioner = self.manifest["source"], self.manifest["partitioner"]
         arguments = ", ".join(f"{k}={v}" for k, v in partitioner["arguments"].items())
         rows = {
@@ -390,7 +422,12 @@ class Federation:
         return rows | {"hash": self.hash}
 
     def class_counts(self, split: str = "train", client_ids: Sequence[int] | None = None) -> np.ndarray:
-        """int64 [I, C], or a row for each of `client_ids`: how many examples of every class a client holds."""
+        """The number of examples of every class that each client has: int64 [n, C].
+
+        Args:
+            split: 'train', 'validation' or 'test'.
+            client_ids: the clients of the n rows; default: all, [I, C].
+        """
         ids = range(self.num_clients) if client_ids is None else client_ids
         return np.stack([np.bincount(self.raw(i, split, "global")[1], minlength=self.num_labels) for i in ids])
 

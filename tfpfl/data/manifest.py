@@ -1,4 +1,4 @@
-"""The manifest of a federation: its format, its files, its hash."""
+"""The manifest of a federation: its format, its files and its hash."""
 
 import hashlib
 import json
@@ -15,11 +15,11 @@ FILES = ("x.raw", "labels.raw", "labels_local.raw", "index.raw")
 
 
 class FederationError(InvalidArgument):
-    """The folder is not a federation, or one that is incomplete, changed, or made by a newer version."""
+    """A folder is no federation, is incomplete, was changed, or has a newer format; or it exists and must not."""
 
 
 def plain_values(value: Any) -> Any:
-    """Arguments as JSON holds them, so that a manifest read back equals the one written."""
+    """Converts arguments to the types of JSON, so that a manifest that is read equals the one that was written."""
     if isinstance(value, Mapping):
         return {str(k): plain_values(v) for k, v in value.items()}
     if isinstance(value, list | tuple | range | np.ndarray):
@@ -28,6 +28,11 @@ def plain_values(value: Any) -> Any:
 
 
 def manifest_hash(manifest: dict) -> str:
+    """The sha256 of a manifest as canonical JSON, without its entry 'hash': 64 hexadecimal digits.
+
+    Raises:
+        ValueError: the manifest contains NaN or infinity, which JSON does not have.
+    """
     content = {k: v for k, v in manifest.items() if k != "hash"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Omniglot: its alphabets as clients, its drawings made smaller and rotated."""
+"""Omniglot with its alphabets as clients; the drawings are made smaller, and rotated."""
 
 from pathlib import Path
 
@@ -15,24 +15,30 @@ AUGMENT = ("before_split", "train_only", "after_split", "none")
 def load_omniglot(folder: Path, augment: str, antialias: bool, seed: int) -> Source:
     """Omniglot as in PFLEGO (arXiv 2202.09848): 28 x 28, white on black, with the alphabet as the natural client.
 
-    Both splits of the data set are pooled, as they lie between alphabets: 1,623 characters, 20 drawings of each. Images
-    are inverted, turned grey, resized bilinearly from 105 to 28 and kept as uint8, rounded. A drawing rotated by 0, 90,
-    180 and 270 degrees keeps its label. With
+    The two splits of the data set contain different alphabets, so they are joined: 1,623 characters with 20 drawings
+    each. Images are inverted, turned grey, resized bilinearly from 105 to 28 pixels and rounded to uint8. Drawings are
+    rotated by 0, 90, 180 and 270 degrees and keep their label. `augment` says which drawings are rotated:
 
-        before_split  the 80 images of a character are shuffled, 60 for train and 20 for test. As published; copies of
-                      one drawing then lie on both sides, so that the test accuracy is too high
-        train_only    the 20 drawings are shuffled, 15 for train, rotated, and 5 for test, as drawn
-        after_split   15 and 5 drawings, both rotated
-        none          15 and 5 drawings as drawn
+        before_split  all. The 80 images of a character are shuffled: 60 for train, 20 for test. As published. Copies of
+                      one drawing are then in train and in test, so that the test accuracy is too high
+        train_only    the 20 drawings are shuffled: 15 for train, which are rotated, 5 for test, which are not
+        after_split   15 drawings for train and 5 for test, all rotated
+        none          15 drawings for train and 5 for test, none rotated
 
-    A validation cut keeps the rotations of a drawing together in all of them.
+    A validation cut never separates the rotations of one drawing.
+
+    Args:
+        folder: from `tfds_folder`.
+        augment: see above.
+        antialias: whether resizing averages over all pixels that it drops.
+        seed: the seed of the shuffles, >= 0.
     """
     import tensorflow as tf
 
     builder = tfds_builder(folder)
 
     def shrink(batch):
-        # The three channels of a drawing are equal, so that the first is its grey value.
+        # The three channels of a drawing are equal: each is the grey value.
         grey = 255.0 - tf.cast(batch["image"][..., :1], tf.float32)
         small = tf.image.resize(grey, [28, 28], method="bilinear", antialias=antialias)
         return tf.cast(tf.round(small), tf.uint8), batch["label"], batch["alphabet"]
@@ -41,7 +47,7 @@ def load_omniglot(folder: Path, augment: str, antialias: bool, seed: int) -> Sou
     x, y, alphabet = (np.concatenate(part) for part in zip(*pooled, strict=True))
     counts = np.bincount(y)
     if (counts != 20).any():
-        raise InvalidArgument(f"omniglot has 20 drawings of a character, found {counts.min()} to {counts.max()}")
+        raise InvalidArgument(f"omniglot has 20 drawings of every character, found {counts.min()} to {counts.max()}")
     drawings = np.argsort(y, kind="stable").reshape(-1, 20)
     rng = generator(seed, Stream.SOURCE)
     if augment == "before_split":
@@ -70,7 +76,7 @@ def load_omniglot(folder: Path, augment: str, antialias: bool, seed: int) -> Sou
 
 
 def _rotations(drawings: np.ndarray) -> np.ndarray:
-    """[characters, n] drawings -> [characters, 4n] images; image 4d + r is drawing d turned by r quarters."""
+    """[characters, n] drawings -> [characters, 4n] images; image 4d + r is drawing d rotated by r * 90 degrees."""
     return (4 * drawings[..., None] + np.arange(4)).reshape(len(drawings), -1)
 
 

@@ -1,9 +1,9 @@
-"""Who holds which examples: pure functions from labels and a seed to the train and test indices of every client.
+"""Partitioners: functions that divide a data set among clients.
 
-A partitioner takes `(labels, num_clients, seed)` and keyword-only arguments of its own, and returns a `Partition`. It
-sees labels only, never examples. The same labels, arguments and seed give the same indices on every machine. Requests
-that cannot be met raise InvalidArgument, a ValueError. `PARTITIONERS` lists them all; the command line makes a flag of
-each keyword-only argument.
+A partitioner takes `(labels, num_clients, seed)` and its own keyword-only arguments. It returns a `Partition`: the
+indices of every client's train and test examples. It uses labels only, never examples. The same labels, arguments and
+seed give the same indices on every machine. If it cannot do what is asked, it raises InvalidArgument, a ValueError.
+`PARTITIONERS` lists all partitioners; their keyword-only arguments are options of the command line.
 """
 
 from collections.abc import Sequence
@@ -16,32 +16,33 @@ from tfpfl.data.randomness import Stream, generator
 
 
 class Labels(NamedTuple):
-    """What a partitioner sees: the class of every example and, where the data set has one, its natural owner."""
+    """The input of a partitioner: the class of every example and, if the data set has one, its natural client."""
 
     train: np.ndarray  # int [N_train]
     test: np.ndarray  # int [N_test]
-    train_key: np.ndarray | None = None  # [N_train]: such as the alphabet or the writer
+    train_key: np.ndarray | None = None  # [N_train]: the natural client, such as the alphabet or the writer
     test_key: np.ndarray | None = None  # [N_test]
 
 
 class Partition(NamedTuple):
-    """Per client, the indices of its train and of its test examples, not necessarily sorted.
+    """The indices of the train and of the test examples of every client, in any order.
 
-    With `pooled`, both index the concatenation of the source's train and test set; without, each its own set.
+    If `pooled` is true, both are indices into the source's train and test set, one after the other. If it is false,
+    `train` has indices into the train set and `test` into the test set.
     """
 
     train: list[np.ndarray]
     test: list[np.ndarray]
     pooled: bool = False
-    names: list[str] | None = None  # what the clients are called, where the data say so
+    names: list[str] | None = None  # the clients' names, if the data have them
 
 
 class Group(NamedTuple):
-    """Clients of `grouped_dominant` that prefer the same classes."""
+    """A group of clients of `grouped_dominant`, with the same dominant classes."""
 
     num_clients: int
     dominant: Sequence[int]  # the classes that make up `dominant_share` of the client's data
-    num_train: int  # training examples of each of its clients
+    num_train: int  # the number of training examples of each client of the group
 
 
 def _rng(seed: int, stream: Stream = Stream.PARTITION, client: int = 0) -> np.random.Generator:
@@ -50,10 +51,10 @@ def _rng(seed: int, stream: Stream = Stream.PARTITION, client: int = 0) -> np.ra
 
 
 def check_seed(seed: int) -> None:
-    """Whether numbers can be drawn from it.
+    """Checks a seed.
 
     Raises:
-        InvalidArgument: it is negative, or no integer.
+        InvalidArgument: the seed is negative or not an integer.
     """
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise InvalidArgument(f"the seed must be an integer >= 0, found {seed!r}")
@@ -74,14 +75,14 @@ def _check_fraction(name: str, value: float) -> None:
 
 
 def _by_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
-    """The indices of every client, given the owner of every example; -1: not assigned to a client."""
+    """The indices of every client's examples. `owner` is the client of every example; -1: not assigned to a client."""
     order = np.argsort(owner, kind="stable")
     order = order[np.searchsorted(owner[order], 0) :]
     return np.split(order, np.cumsum(np.bincount(owner[order], minlength=num_clients))[:-1])
 
 
 def _deal(labels: np.ndarray, holders: dict[int, np.ndarray], rng, what: str, need_each: bool) -> np.ndarray:
-    """The owner of every example: each class shuffled, then dealt one by one, in a cycle, to its holders in order."""
+    """The client of every example: each class is shuffled, then dealt one by one to its holders, in turn."""
     owner = np.full(len(labels), -1)
     for c in np.unique(labels):
         examples = rng.permutation(np.flatnonzero(labels == c))
@@ -105,7 +106,7 @@ def _holders(client_of: np.ndarray, class_of: np.ndarray) -> dict[int, np.ndarra
 
 
 def _cut_test(pools: list[np.ndarray], test_fraction: float, seed: int) -> tuple[list, list]:
-    """Every client's pool, shuffled and cut: round(test_fraction * size) test examples, at least one in each part."""
+    """Splits every client's pool at random: round(test_fraction * size) for test, but at least one in each part."""
     train, test = [], []
     for i, pool in enumerate(pools):
         if len(pool) < 2:
@@ -118,18 +119,18 @@ def _cut_test(pools: list[np.ndarray], test_fraction: float, seed: int) -> tuple
 
 
 def round_robin(labels: Labels, num_clients: int, seed: int, *, K: int = 2, coverage: str = "repair") -> Partition:
-    """K classes per client, and every class dealt evenly among the clients that hold it (PFLEGO, arXiv 2202.09848).
+    """K classes per client; every class is divided evenly among the clients that have it (PFLEGO, arXiv 2202.09848).
 
-    Every client draws K of the C classes uniformly. Each class is then shuffled and dealt one example at a time,
-    cyclically, to its holders in client order: 7 examples over 3 clients become 3, 2, 2. The test examples are dealt
-    over the same class sets. All data are used, each example once. High-Pers is K=2, Medium-Pers K=C//2, No-Pers K=C.
+    Every client draws K of the C classes uniformly. The examples of each class are shuffled and dealt one by one to the
+    clients that have the class, in turn: 7 examples for 3 clients become 3, 2, 2. Test examples are dealt in the same
+    way. Every example is used once. PFLEGO's High-Pers is K=2, Medium-Pers K=C//2, No-Pers K=C.
 
     Args:
-        K: number of classes that each client has.
-        coverage: what to do about classes that nobody drew. 'repair': a random client gives up one of its classes that
-            another also holds, so that K is kept. 'reference', as in the authors' code: if any class is missing,
-            clients 0, 1, 2, ... get consecutive pairs of a random permutation of all classes (a triple first if C is
-            odd), whatever K is.
+        K: number of classes of each client, in 1..C.
+        coverage: what to do with classes that no client drew. 'repair': a random client exchanges one of its classes
+            that another client also has; K stays the same. 'reference', as in the authors' code: if a class is missing,
+            clients 0, 1, 2, ... get consecutive pairs of a random permutation of all classes, whatever K is (if C is
+            odd, the first gets three).
     """
     _check_clients(num_clients, len(labels.train))
     classes = np.unique(labels.train)
@@ -138,7 +139,7 @@ def round_robin(labels: Labels, num_clients: int, seed: int, *, K: int = 2, cove
         raise InvalidArgument(f"classes per client K must lie in 1..{C}, the classes of the data; found K={K}")
     if num_clients * K < C:
         raise InvalidArgument(
-            f"{num_clients} clients x {K} classes cannot hold all {C} classes: I*K >= C is needed, "
+            f"{num_clients} clients x {K} classes cannot hold all {C} classes: take a larger K, or "
             f"at least {-(-C // K)} clients"
         )
     rng = _rng(seed)
@@ -158,7 +159,8 @@ def round_robin(labels: Labels, num_clients: int, seed: int, *, K: int = 2, cove
             pairs = np.split(rng.permutation(C), np.arange(2 + C % 2, C, 2)) if C > 1 else [np.zeros(1, int)]
             if len(pairs) > num_clients:
                 raise InvalidArgument(
-                    f"coverage='reference' hands out {len(pairs)} pairs to only {num_clients} clients"
+                    f"coverage='reference' needs a client for each of {len(pairs)} pairs of classes, found "
+                    f"{num_clients} clients: take more clients, or coverage='repair'"
                 )
             drawn[: len(pairs)] = pairs
     else:
@@ -180,18 +182,19 @@ def dirichlet(
     test_fraction: float = 0.25,
     pooled: bool = True,
 ) -> Partition:
-    """Class proportions over clients drawn from Dir(alpha), clients kept near N/I examples (PGFed, arXiv 2212.01448).
+    """Class proportions are drawn from Dir(alpha); clients stay near N/I examples (PGFed, arXiv 2212.01448).
 
-    Train and test are pooled. Class by class: shuffle; p ~ Dir(alpha * 1_I); p_i = 0 where client i already holds N/I
-    or more; renormalise; cut at the cumulative proportions. All is redrawn until every client has `min_samples`. Each
-    client's pool is then cut at random, so that its train and test parts share a distribution.
+    The train and the test set are joined. For each class: shuffle its examples; draw p ~ Dir(alpha * 1_I); set p_i = 0
+    if client i already has N/I examples or more; normalize p; cut the examples at the cumulative proportions. All is
+    drawn again until every client has `min_samples` examples. Then each client's examples are split into train and test
+    at random, so that both have the same distribution.
 
     Args:
-        alpha: concentration of the Dirichlet distribution; the smaller it is, the more the clients differ.
-        min_samples: number of examples that every client has at least (the authors: 40 = batch 10 / (1 - 0.75)).
-        test_fraction: fraction of each client's examples that is set aside for test.
-        pooled: whether the train and the test set are joined before they are divided. False: the test set stays apart,
-            and is divided by the proportions that were drawn for train.
+        alpha: concentration of the Dirichlet distribution, > 0; with a smaller alpha clients differ more.
+        min_samples: smallest number of examples of a client (the authors: 40 = batch 10 / (1 - 0.75)).
+        test_fraction: fraction of each client's examples that is set aside for test, in (0, 1).
+        pooled: whether to join the train and the test set first. False: they stay separate, and the test set is divided
+            with the proportions drawn for the train set.
     """
     pool = np.concatenate([labels.train, labels.test]) if pooled else labels.train
     _check_clients(num_clients, len(pool))
@@ -209,7 +212,7 @@ def dirichlet(
         owner, sizes, proportions = np.full(len(pool), -1), np.zeros(num_clients, np.int64), {}
         for c, examples in members.items():
             p = rng.dirichlet(np.full(num_clients, alpha)) * (sizes < len(pool) / num_clients)
-            if not p.sum() > 0:  # for a tiny alpha, all the mass may have gone to clients that are full: draw again
+            if not p.sum() > 0:  # with a tiny alpha all the mass may be on full clients: draw again
                 sizes[:] = 0
                 break
             proportions[c] = p / p.sum()
@@ -221,8 +224,8 @@ def dirichlet(
             break
     else:
         raise InvalidArgument(
-            f"no draw of 1000 gave each of {num_clients} clients {min_samples} examples with alpha={alpha}; the best "
-            f"left a client with {best}: take a larger alpha, fewer clients or a smaller min_samples"
+            f"no draw of 1000 gave each of {num_clients} clients {min_samples} examples with alpha={alpha}; in the "
+            f"best, the smallest client has {best}. Take a larger alpha, fewer clients or a smaller min_samples"
         )
     parts = _by_owner(owner, num_clients)
     if pooled:
@@ -234,33 +237,37 @@ def dirichlet(
             raise InvalidArgument(f"class {c} is in the test set but not in the training set, so no client holds it")
         mixed = rng.permutation(np.flatnonzero(labels.test == c))
         test_owner[mixed] = _cut_by(proportions[c], len(mixed))
-        # A client whose share of the class rounded to no training example is not tested on it either.
+        # A client without training examples of the class gets no test examples of it either.
         strangers = ~np.isin(test_owner[mixed], np.unique(owner[members[c]]))
         test_owner[mixed[strangers]] = np.argmax(np.bincount(owner[members[c]]))
     return Partition(parts, _by_owner(test_owner, num_clients))
 
 
 def _cut_by(p: np.ndarray, n: int) -> np.ndarray:
-    """The owner of each of n examples in a row, cut at the cumulative proportions p."""
+    """The client of each of n examples in a row, which is cut at the cumulative proportions p."""
     cuts = np.floor(np.cumsum(p)[:-1] * n + 1e-9).astype(np.int64)
     return np.searchsorted(cuts, np.arange(n), side="right")
 
 
 def iid(labels: Labels, num_clients: int, seed: int) -> Partition:
-    """Shuffled and cut into contiguous parts whose sizes differ by at most one, train and test separately."""
+    """Independent and identically distributed clients: train and test set are each shuffled and cut into equal parts.
+
+    The sizes of the parts differ by at most one.
+    """
     _check_clients(num_clients, len(labels.train))
     rng = _rng(seed)
     return Partition(*(np.array_split(rng.permutation(len(y)), num_clients) for y in (labels.train, labels.test)))
 
 
 def pathological(labels: Labels, num_clients: int, seed: int, *, shards: int = 2) -> Partition:
-    """Sorted by label and cut into shards * I equal shards, `shards` random ones per client (McMahan et al. 2017).
+    """Examples sorted by label are cut into shards * I equal shards; each client gets `shards` (McMahan et al. 2017).
 
-    A client whose shards turn out to be all of one class draws again, together with other random clients, until none is
-    left or no exchange helps. The test set is dealt over the classes that a client's training shards hold.
+    Clients whose shards all have one class draw again, together with as many other random clients, until there is no
+    such client (at most 1,000 times). Test examples are divided among the clients that have training examples of the
+    class.
 
     Args:
-        shards: number of shards that each client gets.
+        shards: number of shards of each client, >= 1.
     """
     if not isinstance(shards, int | np.integer) or shards < 1:
         raise InvalidArgument(f"shards per client must be an integer >= 1, found {shards!r}")
@@ -294,7 +301,7 @@ def _blocks(num_groups: int, num_clients: int, width: int, sizes: Sequence[int])
 GROUP_PRESETS = {
     # As published (FedAMP, arXiv 2007.03797): digits, upper case, lower case.
     "emnist": [Group(10, range(10), 1000), Group(26, range(10, 36), 700), Group(26, range(36, 62), 400)],
-    # The paper's appendix with these is lost; sizes chosen to be feasible.
+    # The appendix of the paper with these sizes is not available; these sizes are chosen so that they are possible.
     "mnist": _blocks(5, 20, 2, (600, 500, 400, 300, 200)),
     "fashion_mnist": _blocks(5, 20, 2, (600, 500, 400, 300, 200)),
     "cifar100": _blocks(5, 10, 20, (900, 800, 700, 600, 500)),
@@ -302,7 +309,7 @@ GROUP_PRESETS = {
 
 
 def _spread(total: int, classes: np.ndarray, rng) -> dict[int, int]:
-    """`total` as evenly as possible over the classes; who gets one more is random."""
+    """Divides `total` evenly among the classes; random classes get one more: {class: number}."""
     counts = np.full(len(classes), total // len(classes))
     counts[rng.permutation(len(classes))[: total % len(classes)]] += 1
     return dict(zip(classes.tolist(), counts.tolist(), strict=True))
@@ -317,17 +324,17 @@ def grouped_dominant(
     dominant_share: float = 0.8,
     num_test: int = 100,
 ) -> Partition:
-    """Groups of clients that prefer the same classes (the practical setting of FedAMP, arXiv 2007.03797).
+    """Groups of clients with the same dominant classes (the practical setting of FedAMP, arXiv 2007.03797).
 
-    `dominant_share` of a client's train and test data lies uniformly over the dominant classes of its group, the rest
-    uniformly over all other classes. Training examples are drawn without replacement across clients, so nobody shares
-    one; test examples without replacement within a client only.
+    The fraction `dominant_share` of a client's train and test data is spread evenly over the dominant classes of its
+    group, and the rest evenly over all other classes. No two clients have the same training example. They may have the
+    same test example.
 
     Args:
-        num_clients: None, or the number of clients in all groups.
+        num_clients: the number of clients in all groups together, or None.
         groups: a preset (emnist, mnist, fashion_mnist, cifar100), or (num_clients, dominant classes, num_train) of each
             group.
-        dominant_share: fraction of a client's examples that comes from its group's dominant classes.
+        dominant_share: fraction of a client's examples that is of its group's dominant classes, in [0, 1].
         num_test: number of test examples of each client.
     """
     if isinstance(groups, str):
@@ -352,7 +359,9 @@ def grouped_dominant(
             absent = np.setdiff1d(dominant, classes).tolist()
             raise InvalidArgument(f"dominant classes {absent} are not in the data, which has {len(classes)} classes")
         if not len(rest) and dominant_share < 1:
-            raise InvalidArgument(f"all {len(classes)} classes are dominant: nothing is left for the other share")
+            raise InvalidArgument(
+                f"all {len(classes)} classes are dominant: dominant_share must be 1, found {dominant_share}"
+            )
         for _ in range(group.num_clients):
             i = len(train)
             parts = []
@@ -379,17 +388,17 @@ def grouped_dominant(
 def natural(
     labels: Labels, num_clients: int | None, seed: int, *, pooled: bool = False, test_fraction: float = 0.25
 ) -> Partition:
-    """One client per value of the source's natural key, in sorted order: Omniglot's alphabets, a writer, a hospital.
+    """One client per value of the source's natural key, in sorted order: an alphabet of Omniglot, a writer, a hospital.
 
     Args:
-        num_clients: None for every key; fewer than there are keys draws that many of them.
-        pooled: whether the train and the test set are joined, and `test_fraction` is cut off each client's pool. For
-            data sets whose own split lies between the clients; `load_source` gives Omniglot pooled and split already.
-        test_fraction: fraction of each client's examples that is set aside for test, with `pooled`.
+        num_clients: the number of clients; if it is less than the number of keys, a random choice. None for all.
+        pooled: whether to join the train and the test set first, and then to split each client's examples. For data
+            sets whose train and test set have different clients; `load_source` has done this for Omniglot already.
+        test_fraction: with `pooled`, the fraction of each client's examples that is set aside for test, in (0, 1).
     """
     if labels.train_key is None or labels.test_key is None:
         raise InvalidArgument(
-            "these data have no natural key, so they have no natural clients; choose another partitioner"
+            "these data have no natural key, so they have no natural clients. Choose another partitioner"
         )
     _check_fraction("test_fraction", test_fraction)
     keys, key_of = np.unique(np.concatenate([labels.train_key, labels.test_key]), return_inverse=True)
@@ -412,12 +421,13 @@ def natural(
 def quantity_skew(
     labels: Labels, num_clients: int, seed: int, *, sigma: float = 1.0, min_samples: int = 10
 ) -> Partition:
-    """Clients of very different size and of one label distribution: sizes lognormal, examples at random.
+    """Clients of different size with the same label distribution: lognormal sizes, random examples.
+
+    The test set is divided in the same proportions as the train set.
 
     Args:
-        sigma: standard deviation of the logarithm of the size; 0 gives equal sizes.
-        min_samples: number of training examples that every client has at least. The test set is cut in proportion to
-            train.
+        sigma: standard deviation of log(size), >= 0; 0 gives equal sizes.
+        min_samples: smallest number of training examples of a client, >= 1.
     """
     _check_clients(num_clients, len(labels.train))
     if not (np.isfinite(sigma) and sigma >= 0) or min_samples < 1:

@@ -1,4 +1,4 @@
-"""Who takes part: the clients of a population, how a round's cohort is sampled, what a client knows about itself."""
+"""The clients of a training run (`Population`), their sampling (`Sampling`), and a client's facts (`ClientInfo`)."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,21 +11,28 @@ Tensor = Any
 
 
 class ClientInfo(NamedTuple):
-    """What a client knows about itself before it looks at its data."""
+    """The facts about one client that an algorithm may use besides the client's data."""
 
     client_id: Tensor  # int32 []
-    num_examples: Tensor  # int32 []: N_i, the training examples
-    num_classes: Tensor  # int32 []: K_i, the width of its head
+    num_examples: Tensor  # int32 []: N_i, the number of training examples
+    num_classes: Tensor  # int32 []: K_i, the number of outputs of its head
     alpha: Tensor  # float []: alpha_i = N_i / N over all clients of the population
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Who takes part in a round; see `tfpfl.data.cohorts.cohort`.
+    """How the cohort of a round is sampled; `tfpfl.data.cohorts.cohort` draws it.
 
-    'fixed': r = max(floor(rate * I), 1) clients, uniformly without replacement. 'binomial': an independent coin of
-    probability `rate` for every client. 'range': r uniform in [low, high] every round, then as 'fixed'; with
-    `old_sizes` r is drawn as in run folders of format 4 and before, which go on as they began.
+    Args:
+        kind: 'fixed': r = max(floor(rate * I), 1) clients, uniformly without replacement. 'binomial': every client with
+            probability `rate`, independently. 'range': r is uniform in [low, high] in every round; the r clients are
+            then drawn as with 'fixed'.
+        rate: the participation rate in (0, 1], for 'fixed' and 'binomial'; default 1, everyone.
+        low, high: the smallest and the largest r, for 'range'; 1 <= low <= high.
+        old_sizes: for 'range': draw r as run folders up to format 4 did, so that such runs continue unchanged.
+
+    Raises:
+        InvalidArgument: an unknown kind; a rate outside (0, 1]; low and high without 1 <= low <= high.
     """
 
     kind: str = "fixed"
@@ -44,7 +51,7 @@ class Sampling:
             raise InvalidArgument(f"participation must lie in (0, 1], found {self.rate}")
 
     def expected(self, num_clients: int) -> float:
-        """r, the expected number of clients in a round.
+        """The expected number of clients in a round, r, of `num_clients` clients in all.
 
         Examples:
             >>> Sampling("fixed", rate=0.25).expected(10), Sampling("binomial", rate=0.25).expected(10)
@@ -55,24 +62,30 @@ class Sampling:
         return self.rate * num_clients if self.kind == "binomial" else max(int(self.rate * num_clients + 1e-9), 1)
 
     def most(self, num_clients: int) -> int:
-        """The largest cohort that there can be."""
+        """The largest possible number of clients in a round, of `num_clients` clients in all."""
         return {"range": self.high, "binomial": num_clients}.get(self.kind) or int(self.expected(num_clients))
 
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """The clients that take part in training, as the algorithm's builder sees them.
+    """The clients that take part in training, as the builder of an algorithm needs them.
 
     Args:
-        num_examples: int [I], N_i, the training examples of every client.
-        num_classes: int [I], K_i, the width of every client's head.
-        num_labels: C, the width of a head that clients share. It may be left out where all K_i are the same.
-        labels: 'local' (class ids 0..K_i-1 of the client's own class set) or 'global' (the data set's class ids, and
-            then every head has C outputs); what engines read from a federation.
-        sampling: who takes part in a round; default: everyone.
-        client_ids: int [I], ascending; default 0..I-1. Others of the federation are new to what was trained.
-        arrival: float [I], the probability that a sampled client's work reaches the server; default 1. See
-            `tfpfl.runs.availability`.
+        num_examples: int [I], the number of training examples N_i of every client, >= 1.
+        num_classes: int [I], the number of classes K_i of every client, >= 1: the outputs of its own head.
+        num_labels: C, the number of outputs of a head that all clients share. Needed only if the K_i differ.
+        labels: the labels that engines read from a federation: 'local' (class ids 0..K_i-1 in the client's own class
+            set) or 'global' (class ids of the data set; every head then has C outputs).
+        sampling: how the cohort of a round is sampled; default: everyone takes part.
+        client_ids: int [I], ascending, >= 0; default 0..I-1. The other clients of the federation are never trained on
+            ("new clients").
+        arrival: float [I], the probability in [0, 1] that the work of a sampled client reaches the server; default 1.
+            See `tfpfl.runs.availability`.
+
+    Raises:
+        InvalidArgument: the vectors differ in length or are empty; client_ids are not ascending; a client has no
+            training example or no class; num_labels is smaller than a K_i; sampling asks for more clients than there
+            are; labels or arrival is not one of the values above.
     """
 
     num_examples: np.ndarray
@@ -93,7 +106,7 @@ class Population:
                 f"{examples.shape}, {classes.shape}, {ids.shape}"
             )
         if (np.diff(ids) <= 0).any() or ids[0] < 0:
-            raise InvalidArgument("client_ids must be ascending and not negative")
+            raise InvalidArgument(f"client_ids must be ascending and not negative, found {ids.tolist()[:10]}")
         for name, values in (("training examples", examples), ("classes", classes)):
             if (values < 1).any():
                 bad = int(np.argmax(values < 1))
@@ -106,7 +119,7 @@ class Population:
             raise InvalidArgument(f"sampling range goes up to {self.sampling.high} but there are {len(ids)} clients")
         if self.num_labels is not None and self.num_labels < classes.max():
             raise InvalidArgument(
-                f"a head that clients share would have num_labels={self.num_labels} outputs, but client "
+                f"num_labels={self.num_labels} is too small: a shared head needs an output for every class, and client "
                 f"{ids[classes.argmax()]} has {classes.max()} classes"
             )
         if self.arrival is not None:
@@ -119,42 +132,46 @@ class Population:
         object.__setattr__(self, "num_examples", examples)
         object.__setattr__(self, "num_classes", classes)
         object.__setattr__(self, "client_ids", ids)
-        object.__setattr__(self, "_total", examples.sum())  # N, which `info` would add up for every client anew
+        object.__setattr__(self, "_total", examples.sum())  # N; computed once, not again for every client in `info`
 
     @property
     def num_clients(self) -> int:
-        """I."""
+        """The number of clients, I."""
         return len(self.client_ids)
 
     @property
     def clients_per_round(self) -> float:
-        """r, in expectation."""
+        """The expected number of clients in a round, r."""
         return self.sampling.expected(self.num_clients)
 
     def shared_labels(self) -> int:
-        """C, the width of a head that clients share; builders of such algorithms ask for it.
+        """The number of outputs C of a head that all clients share, for the builders of methods with such a head.
 
         Raises:
-            ValueError: the K_i differ and num_labels is not given. With 'local' labels an output of a shared head is
-                another class for every client, and some clients never use it: nothing to do by accident.
+            InvalidArgument: the clients' K_i differ, and num_labels is not given. With 'local' labels, output k of a
+                shared head means a different class for each client, so num_labels must be given on purpose.
         """
         if self.num_labels is not None:
             return self.num_labels
         low, high = self.num_classes.argmin(), self.num_classes.argmax()
         if self.num_classes[low] != self.num_classes[high]:
             raise InvalidArgument(
-                f"clients share a head here, but have different numbers of classes: client {self.client_ids[low]} has "
-                f"{self.num_classes[low]}, client {self.client_ids[high]} has {self.num_classes[high]}. Take global "
-                "labels, or give num_labels (federation.population(..., shared_slots=True)) to let output k be the "
-                "k-th class of whoever predicts"
+                f"this method shares one head, but client {self.client_ids[low]} has {self.num_classes[low]} classes "
+                f"and client {self.client_ids[high]} has {self.num_classes[high]}. Use --labels global (one output per "
+                "class of the data set), or federation.population(..., shared_slots=True) if output k may mean a "
+                "different class for each client"
             )
         return int(self.num_classes[0])
 
     def info(self, client_id: int, dtype=np.float32) -> ClientInfo:
-        """What client `client_id` knows about itself.
+        """The `ClientInfo` of one client.
+
+        Args:
+            client_id: the id of the client.
+            dtype: the dtype of alpha.
 
         Raises:
-            KeyError: the client is not in the population.
+            KeyError: the population has no client of this id.
         """
         i = int(np.searchsorted(self.client_ids, client_id))
         if i == len(self.client_ids) or self.client_ids[i] != client_id:

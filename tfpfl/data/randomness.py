@@ -1,20 +1,21 @@
-"""Every purpose of randomness, and the numbers that it gets.
+"""The random numbers of data and runs: every purpose has its own number.
 
-Whatever is random is a function of a seed, of its purpose, and of a round or a client: never of what was drawn before,
-of the algorithm, or of the engine. So a resumed run continues exactly, and methods are compared on the same cohorts and
-the same batches.
+A random number depends on a seed, a purpose, and a round or a client. It never depends on earlier draws, on the
+algorithm or on the engine. So a resumed run continues exactly, and methods are compared on the same cohorts and the
+same batches.
 
-    Stream      generators that start from a seed: of the data, or of the run
-    ModelKey    TensorFlow's keys [seed, purpose], from which initial weights are drawn
-    Fold        what the key of a client's visit is folded with
+    Stream      purposes of NumPy's generators and of `random_bits`; the seed is that of the data or of the run
+    ModelKey    purposes of TensorFlow's keys [seed, purpose], for initial weights
+    Fold        purposes within a client's visit; the key of the visit is folded with this number
 
-Data and run often have the same seed, so no two streams start from the same entropy, whichever of the two they belong
-to. A new purpose is a new member with a new number; numbers that are in use stay, since saved runs rely on them, and
-federations that are made again.
+Data and run often have the same seed. So no two streams may start from the same entropy, also if one belongs to the
+data and the other to the run. To add a purpose, add a member with a new number. Never change a number: saved runs, and
+federations that are built again, depend on it.
 
-The run's bits come from SplitMix64, whose n-th output can be computed alone: client i gets output i of a generator that
-NumPy's SeedSequence starts for (seed, purpose, round). Both are fixed algorithms: the numbers stay the same under any
-version of NumPy. SplitMix64 is a bijection of its counter, so two clients of one round never share a key.
+The run's bits come from SplitMix64, whose n-th output can be computed without the outputs before it: client i gets
+output i of a generator that starts from NumPy's SeedSequence of (seed, purpose, round). Both algorithms are fixed, so
+the numbers are the same with every version of NumPy. SplitMix64 is a bijection of its counter, so two clients of one
+round never have the same key.
 """
 
 from enum import IntEnum, unique
@@ -24,24 +25,26 @@ import numpy as np
 
 @unique
 class Stream(IntEnum):
-    """What is drawn from a seed. The comment says from whose seed, and what the stream's index is."""
+    """The purposes of random streams. Each comment says whether the seed is that of the data or of the run, and what
+    the stream's index is.
+    """
 
-    SOURCE = -1  # data: what a data set draws by itself (synthetic's examples, Omniglot's cut); no index
-    NEW_CLIENTS = -2  # data: which clients never train; index: the number of clients of the federation
-    PARTITION = 0  # data: who holds which examples; no index
-    COHORT = 1  # run: who takes part in a round; index: the round
+    SOURCE = -1  # data: examples of 'synthetic', train and test split of Omniglot; no index
+    NEW_CLIENTS = -2  # data: which clients never train; index: the number of clients in the federation
+    PARTITION = 0  # data: which client has which examples; no index
+    COHORT = 1  # run: the cohort of a round; index: the round
     VALIDATION = 2  # data: a client's validation examples; index: the client
     CLIENT_KEY = 3  # run: the key of a client's visit; index: the round
-    DROPS = 4  # run: who drops out of a round; index: the round
-    CLIENT_DROPOUT = 5  # run: each client's own probability of that; index: 0
-    CLIENT_SPEED = 6  # run: each client's own speed; index: 0
+    DROPS = 4  # run: which clients drop out of a round; index: the round
+    CLIENT_DROPOUT = 5  # run: each client's probability to drop out; index: 0
+    CLIENT_SPEED = 6  # run: each client's mean speed; index: 0
     JITTER = 7  # run: a client's speed in a round; index: the round
     COHORT_SIZE = 8  # run: the size of a cohort under 'range' sampling; index: the round
     CLIENT_TEST = 9  # data: a client's test examples, in `Federation.from_clients`; index: the client
-    POOL_TEST = 1_000  # data: a client's test examples, in partitioners that cut them; index: the client
+    POOL_TEST = 1_000  # data: a client's test examples, in partitioners that split off a test part; index: the client
 
 
-# Until run folders had format 5, the size of a cohort was drawn from the validation cut's stream. Such runs go on so.
+# Run folders up to format 4 drew the size of a cohort from the stream of the validation cut. Such runs still do.
 COHORT_SIZE_UNTIL_FORMAT_4 = int(Stream.VALIDATION)
 
 
@@ -49,7 +52,7 @@ COHORT_SIZE_UNTIL_FORMAT_4 = int(Stream.VALIDATION)
 class ModelKey(IntEnum):
     """The second number of TensorFlow's keys [seed of the run, purpose] for initial weights.
 
-    FedFomo explores by the keys [seed, t] and [seed, 2^30 + t] in round t.
+    FedFomo's exploration in round t uses the keys [seed, t] and [seed, 2^30 + t].
     """
 
     BACKBONE = 0  # folded with the position of the weight
@@ -58,27 +61,27 @@ class ModelKey(IntEnum):
 
 @unique
 class Fold(IntEnum):
-    """What the key of a client's visit is folded with, other than the epochs 0, 1, ... of `local.shuffled`."""
+    """The numbers with which a client's key is folded. Epochs 0, 1, ... use their own number, see `shuffled`."""
 
-    STRAGGLER = -1  # whether the client is a straggler, and how much of its work it then does
-    SPLIT = -2  # which of its examples are the support, and which the query
-    FAULT = -3  # whether it is broken on purpose, and how
+    STRAGGLER = -1  # whether the client is a straggler, and how much of its work a straggler does
+    SPLIT = -2  # which of its examples are the support set, and which the query set
+    FAULT = -3  # whether an injected fault breaks the client, and which one
 
 
 def entropy(seed: int, stream: int, index: int = 0) -> np.random.SeedSequence:
-    """What a stream starts from.
+    """The seed sequence from which a stream starts.
 
     Args:
-        seed: >= 0, of the data or of the run.
+        seed: the seed of the data or of the run, >= 0.
         stream: a `Stream`.
-        index: >= 0, what the stream's comment says.
+        index: a round or a client, >= 0; the comment of the stream says which.
 
     Raises:
         ValueError: the seed or the index is negative.
     """
     seed, index = int(seed), int(index)
     if seed < 0 or index < 0:
-        raise ValueError(f"a seed and a round or client must not be negative, found seed {seed} and {index}")
+        raise ValueError(f"seed, round and client must not be negative, found seed {seed} and round or client {index}")
     if stream == Stream.SOURCE:
         return np.random.SeedSequence(seed)
     if stream == Stream.NEW_CLIENTS:
@@ -91,7 +94,7 @@ def entropy(seed: int, stream: int, index: int = 0) -> np.random.SeedSequence:
 
 
 def generator(seed: int, stream: int, index: int = 0) -> np.random.Generator:
-    """NumPy's generator of a stream; arguments and errors as in `entropy`."""
+    """A NumPy generator for a stream; arguments and errors are those of `entropy`."""
     return np.random.default_rng(entropy(seed, stream, index))
 
 
@@ -99,9 +102,9 @@ def random_bits(seed: int, stream: int, round_num: int, counter) -> np.ndarray:
     """Output `counter[j]` of the SplitMix64 of (seed, stream, round): uint64 [n].
 
     Args:
-        seed: of the run, >= 0.
+        seed: the seed of the run, >= 0.
         stream: a `Stream`.
-        round_num: >= 0.
+        round_num: the round, >= 0.
         counter: int [n], the client ids.
 
     Raises:
@@ -115,16 +118,16 @@ def random_bits(seed: int, stream: int, round_num: int, counter) -> np.ndarray:
 
 
 def uniform(seed: int, stream: int, round_num: int, client_ids) -> np.ndarray:
-    """A number in [0, 1) for every client: float64 [n], a function of all four; arguments as in `random_bits`."""
+    """A random number in [0, 1) for every client: float64 [n]. The arguments are those of `random_bits`."""
     return (random_bits(seed, stream, round_num, client_ids) >> np.uint64(11)) * 2.0**-53
 
 
 def client_key(seed: int, round_num: int, client_ids) -> np.ndarray:
-    """The stateless seed of each client's visit, for `tf.random.stateless_*`.
+    """The key of every client's visit: a stateless seed for `tf.random.stateless_*`.
 
     Args:
-        seed: of the run, >= 0.
-        round_num: >= 0.
+        seed: the seed of the run, >= 0.
+        round_num: the round, >= 0.
         client_ids: int [n], in any order.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A source of examples: arrays that were checked once."""
+"""A source: a train and a test set of labelled examples, as arrays that were checked once."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,10 @@ from tfpfl.checks import InvalidArgument
 
 
 class Source(NamedTuple):
-    """Examples and global labels. Make one with `load_source` or `Source.from_arrays`, which check them."""
+    """Examples with global labels, before they are divided among clients.
+
+    Make one with `load_source` or `Source.from_arrays`: these check the arrays, `Source(...)` does not.
+    """
 
     name: str
     version: str
@@ -20,10 +23,10 @@ class Source(NamedTuple):
     class_names: Sequence[str]  # [C]
     scale: float = 1.0  # x as floats is raw * scale + shift
     shift: float = 0.0
-    key_train: np.ndarray | None = None  # [N]: the natural owner of every example, for the partitioner `natural`
+    key_train: np.ndarray | None = None  # [N]: the natural client of every example, for the partitioner `natural`
     key_test: np.ndarray | None = None
     group_train: np.ndarray | None = None  # int [N], >= 0: examples of one group stay together in a validation cut
-    options: Mapping[str, Any] = {}  # what else made this source, for the manifest
+    options: Mapping[str, Any] = {}  # the other options that made this source, for the manifest
 
     @classmethod
     def from_arrays(
@@ -42,20 +45,21 @@ class Source(NamedTuple):
         key_test=None,
         options: Mapping[str, Any] | None = None,
     ) -> "Source":
-        """A source of arrays in memory.
+        """Makes a source of arrays in memory.
 
         Args:
-            x, y: training examples [N, ...] and integer labels [N]. uint8 stays as it is; other numbers become float32.
-            x_test, y_test: the test set; by default every fourth example of each class is set aside for it.
-            name, version: for the manifest.
-            class_names: of all C classes; default the numbers 0..C-1 up to the largest label.
-            scale, shift: x as floats is raw * scale + shift; scale defaults to 1/255 for uint8 and to 1 otherwise.
-            key, key_test: the natural owner of every example, if there is one.
-            options: what else to write into the manifest.
+            x, y: training examples [N, ...] and integer labels [N]. uint8 stays uint8; other numbers become float32.
+            x_test, y_test: the test set. Default: every fourth example of each class is taken from the training set.
+            name, version: the name and the version of the source, for the manifest.
+            class_names: the names of all C classes; default: the numbers 0..C-1, up to the largest label.
+            scale, shift: x as floats is raw * scale + shift. Default: scale 1/255 for uint8 and 1 otherwise, shift 0.
+            key, key_test: the natural client of every example, such as its writer; default: none.
+            options: more entries for the manifest.
 
         Raises:
-            ValueError: nothing there, x and y of different length, not numbers, not finite, or labels that are not
-                integers in [0, C).
+            InvalidArgument: there are no training examples; examples and labels (or keys) differ in number; x is not
+                numeric or not finite; labels are not integers in [0, C); train and test examples differ in shape or
+                dtype; only one of x_test and y_test, or of key and key_test, is given; scale or shift is not finite.
         """
         x, y = as_examples(x, "training"), as_labels(y, "training")
         check_same_length(x, y, "training")
@@ -75,7 +79,8 @@ class Source(NamedTuple):
         check_same_length(x_test, y_test, "test")
         if x.shape[1:] != x_test.shape[1:] or (len(x_test) and x.dtype != x_test.dtype):
             raise InvalidArgument(
-                f"training and test examples must be alike: {x.dtype} {x.shape[1:]}, {x_test.dtype} {x_test.shape[1:]}"
+                f"training and test examples must be alike in dtype and shape, found {x.dtype} {x.shape[1:]} and "
+                f"{x_test.dtype} {x_test.shape[1:]}"
             )
         key_test = None if key_test is None else np.asarray(key_test)
         if (key is None) != (key_test is None) or (key_test is not None and len(key_test) != len(x_test)):
@@ -92,6 +97,15 @@ class Source(NamedTuple):
 
 
 def as_examples(x, what: str) -> np.ndarray:
+    """The examples as an array uint8 or float32 [N, ...]; a vector [N] becomes [N, 1].
+
+    Args:
+        x: anything that NumPy makes an array of.
+        what: the name of the part in errors, such as 'training'.
+
+    Raises:
+        InvalidArgument: x is not numeric, a scalar, or not finite.
+    """
     x = np.asarray(x)
     if x.ndim < 1 or x.dtype.kind not in "biuf":
         raise InvalidArgument(
@@ -108,6 +122,11 @@ def as_examples(x, what: str) -> np.ndarray:
 
 
 def as_labels(y, what: str) -> np.ndarray:
+    """The labels as an array int32 [N]; the arguments are those of `as_examples`.
+
+    Raises:
+        InvalidArgument: y is not a vector, its values are not integers, or one is negative or above 2^31 - 1.
+    """
     y = np.asarray(y)
     if y.ndim != 1:
         raise InvalidArgument(f"{what} labels must be a vector of class ids, found shape {y.shape}")
@@ -119,12 +138,17 @@ def as_labels(y, what: str) -> np.ndarray:
 
 
 def check_same_length(x, y, what: str) -> None:
+    """Checks that there is one label for every example.
+
+    Raises:
+        InvalidArgument: x and y differ in length.
+    """
     if len(x) != len(y):
         raise InvalidArgument(f"{what} examples and labels differ in number: {len(x)} and {len(y)}")
 
 
 def every_nth(y: np.ndarray, n: int) -> np.ndarray:
-    """bool [N]: every n-th example of each class, in the order they come. Stratified, and without a random number."""
+    """Marks every n-th example of each class, in the order of y: bool [N]. A stratified split without randomness."""
     chosen = np.zeros(len(y), bool)
     for c in np.unique(y):
         chosen[np.flatnonzero(y == c)[n - 1 :: n]] = True

@@ -1,4 +1,4 @@
-"""Writing a federation's folder: complete and durable, or not at all."""
+"""Writes the folder of a federation. The folder appears complete, or not at all."""
 
 import hashlib
 import json
@@ -16,13 +16,19 @@ from tfpfl.data.source import Source
 
 
 def absent(out: str | os.PathLike) -> Path:
+    """The absolute path of a folder that does not exist yet.
+
+    Raises:
+        FederationError: the folder exists.
+    """
     out = Path(os.path.abspath(out))
     if out.exists():
-        raise FederationError(f"{out} exists already: Federation.load opens it; build into another folder")
+        raise FederationError(f"{out} exists already. Open it with Federation.load, or build into another folder")
     return out
 
 
 def describe_source(source: Source) -> dict:
+    """The entries of the manifest about the source: name, version, options, preprocessing, classes, shape and dtype."""
     return {
         "source": {"name": source.name, "version": source.version, "options": plain_values(source.options)},
         "preprocessing": {"scale": float(source.scale), "shift": float(source.shift)},
@@ -33,10 +39,22 @@ def describe_source(source: Source) -> dict:
 
 
 def cut_validation(rows, y, group, fraction, seed, names, given=None) -> None:
-    """Moves floor(fraction * N_i) of every client's training examples to its validation part, spread over its classes.
+    """Moves floor(fraction * N_i) of every client's training examples to its validation part.
 
-    The examples are shuffled, sorted by class and taken at even distances from a random start, so that each class gives
-    its share to within one example. Examples of one group, such as the rotations of one drawing, stay together.
+    Every class gives its share to within one example: the examples are shuffled, sorted by class, and taken at equal
+    distances from a random start. Examples of one group, such as the rotations of one drawing, stay together.
+
+    Args:
+        rows: per client a list [train, validation, test] of indices, int [n] each; changed in place.
+        y: int [N], the class of every example.
+        group: int [N], the group of every example, or None if there are no groups.
+        fraction: the fraction of each client's training examples, in [0, 1).
+        seed: the seed of the cut, >= 0.
+        names: the clients' names, for errors.
+        given: bool per client: it has validation examples already, and is left as it is. None: no client has.
+
+    Raises:
+        InvalidArgument: `fraction` is outside [0, 1), or a client would keep fewer than 2 training examples.
     """
     if not 0 <= fraction < 1:
         raise InvalidArgument(f"validation must lie in [0, 1), found {fraction}")
@@ -55,22 +73,30 @@ def cut_validation(rows, y, group, fraction, seed, names, given=None) -> None:
                 row[0], row[1] = train[~out], train[out]
         if len(row[0]) < 2:
             raise InvalidArgument(
-                f"client {names[i]} has {len(row[0])} training examples left of {len(row[0]) + len(row[1])}, with "
-                f"{len(row[1])} set aside for validation and {len(row[2])} for test; every client needs at least 2: "
-                "take fewer clients, or fill or leave out this one"
+                f"client {names[i]} has {len(row[0])} training examples left of {len(row[0]) + len(row[1])}: "
+                f"{len(row[1])} were set aside for validation, {len(row[2])} for test. Every client needs at least 2: "
+                "take fewer clients, or give this client more examples, or leave it out"
             )
 
 
 def write_federation(out: Path, pools, y, rows, manifest: dict, names) -> Path:
-    """Writes the folder beside its place, makes it durable, and moves it there in one step.
+    """Writes a federation to a temporary folder, syncs it to disk, and renames it to `out`.
 
     Args:
-        out: the folder.
-        pools: arrays of examples, indexed as if concatenated.
-        y: int [N], the global class of every pooled example.
-        rows: per client (train, validation, test) indices into the pool.
-        manifest: what is known about the source and the split.
-        names: of the clients, or None.
+        out: the folder to make; it must not exist yet.
+        pools: the source's training and test examples. Indices count through both arrays, one after the other.
+        y: int [N], the global class of every example of the pools.
+        rows: per client the indices of its train, validation and test examples.
+        manifest: the entries about the source and the partition.
+        names: the names of the clients, or None.
+
+    Returns:
+        `out`.
+
+    Raises:
+        InvalidArgument: a label is outside [0, C), an example is not finite, or the rows use an example that does not
+            exist, or one example twice for training, or for training and for test.
+        FederationError: another process has made `out` meanwhile.
     """
     num_labels = len(manifest["class_names"])
     if y.min() < 0 or y.max() >= num_labels:
@@ -124,15 +150,15 @@ def write_federation(out: Path, pools, y, rows, manifest: dict, names) -> Path:
 
 
 def _check_order(order, is_test, num_examples: int) -> None:
-    """Every example that a partition gives out exists, is trained on once at most, and is not tested on as well.
+    """Checks that every example of a partition exists, and that a training example is used only once.
 
     Args:
-        order: int [n], the examples given out.
-        is_test: bool [n], whether for test.
-        num_examples: in the pool.
+        order: int [n], the examples that the partition uses.
+        is_test: bool [n], whether each is used for test.
+        num_examples: the number of examples in the pool.
     """
     if not len(order) or order.min() < 0 or order.max() >= num_examples:
-        raise InvalidArgument(f"the partition names examples outside 0..{num_examples - 1}")
+        raise InvalidArgument(f"the partition is empty, or uses examples outside 0..{num_examples - 1}")
     trained, tested = np.zeros((2, num_examples), np.int64)
     np.add.at(trained, order[~is_test], 1)
     np.add.at(tested, order[is_test], 1)
@@ -145,7 +171,7 @@ def _check_order(order, is_test, num_examples: int) -> None:
 
 
 def _examples(pools, order, client_of):
-    """The examples `order` of two pools, which are indexed as if concatenated, in blocks of about 16 MB."""
+    """Yields the examples `order` in blocks of about 16 MB. Indices count through both pools, one after the other."""
     edge, chunk = len(pools[0]), max(1, 2**24 // max(pools[0][:1].nbytes, 1))
     for begin in range(0, len(order), chunk):
         part = order[begin : begin + chunk]
@@ -153,7 +179,7 @@ def _examples(pools, order, client_of):
         inside = part < edge
         block[inside] = pools[0][part[inside]]
         block[~inside] = pools[1][part[~inside] - edge]
-        if block.dtype.kind == "f" and not np.isfinite(block).all():  # a Source made by hand was never checked
+        if block.dtype.kind == "f" and not np.isfinite(block).all():  # `Source(...)` itself checks nothing
             bad = np.flatnonzero(~np.isfinite(block).reshape(len(part), -1).all(1))
             raise InvalidArgument(
                 f"examples must be finite: {len(bad)} are not, the first is of client {client_of[begin + bad[0]]}"
@@ -162,7 +188,7 @@ def _examples(pools, order, client_of):
 
 
 def _write_blocks(path: Path, blocks) -> dict:
-    """Writes the arrays one after the other and makes the file durable: its {'bytes', 'sha256'} for the manifest."""
+    """Writes the arrays one after the other and syncs the file; returns {'bytes', 'sha256'} for the manifest."""
     digest, size = hashlib.sha256(), 0
     with open(path, "wb") as file:
         for block in blocks:

@@ -92,7 +92,7 @@ def _keras2(model, frozen):
     if missing:
         names = ", ".join(variables[i].name for i in sorted(missing))
         raise InvalidArgument(
-            f"weights {names} are not attributes of a layer. Assign each weight to an attribute of its own, not to a list"
+            f"weights {names} are not attributes of a layer. Assign each weight to its own attribute, not to a list"
         )
 
     def apply(weights, x):
