@@ -152,7 +152,7 @@ def test_clipping_scales_the_update_to_the_norm(federation):
 
 
 def test_a_fused_cohort_cannot_be_screened(federation):
-    with pytest.raises(ValueError, match="grouping='fused' is for clients"):
+    with pytest.raises(ValueError, match="grouping='fused' needs a federation"):
         Simulation(screened(build("pflego", federation)), federation, grouping="fused")
 
 

@@ -210,7 +210,7 @@ def test_activations_are_counted():
 @pytest.mark.parametrize(
     ("name", "options", "how", "message"),
     [
-        ("fedavg", {}, {"grouping": "fused"}, "grouping='fused' is for clients"),
+        ("fedavg", {}, {"grouping": "fused"}, "grouping='fused' needs a federation"),
         ("pflego", {"recompute": True}, {"grouping": "fused"}, "without recompute or chunk"),
         ("pflego", {"chunk": 4}, {"grouping": "fused"}, "without recompute or chunk"),
         (
@@ -230,7 +230,7 @@ def test_what_cannot_be_is_refused(federation, name, options, how, message):
 @pytest.mark.parametrize("way", ["fused", "stacked"])
 def test_clients_that_bring_their_arrays_are_run_plainly(federation, way):
     algorithm = make("pflego", federation)
-    with pytest.raises(ValueError, match="read by id from a federation"):
+    with pytest.raises(ValueError, match=f"grouping='{way}' needs a federation"):
         Simulation(algorithm, grouping=way)
     assert type(Simulation(algorithm)._clients).__name__ == "OneByOne"
 

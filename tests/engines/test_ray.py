@@ -250,7 +250,7 @@ def test_bad_input(nodes, federation):
     algorithm = build(federation)
     with pytest.raises(ValueError, match="engine 'ray' needs a recipe"):
         Training(algorithm, federation, engine="ray")
-    with pytest.raises(ValueError, match="grouping='fused' is for"):
+    with pytest.raises(ValueError, match="grouping='fused' needs a federation"):
         on_ray(nodes, federation, partial(build, name="fedavg"), grouping="fused")
     with pytest.raises(ValueError, match=r"connected to Ray at .* already, not to 10\.0\.0\.1:6379"):
         connect(Machines("10.0.0.1:6379"))

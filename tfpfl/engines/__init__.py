@@ -1,4 +1,4 @@
-"""Engines: the same algorithm in this process, through TensorFlow Federated, or on a Ray cluster."""
+"""Engines execute the rounds of an algorithm: in this process, through TensorFlow Federated, or on a Ray cluster."""
 
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.machines import Machines, MachinesError

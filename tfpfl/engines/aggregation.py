@@ -1,4 +1,4 @@
-"""How the updates of a cohort become one: a weighted mean, a weighted sum, or the rows themselves."""
+"""Combines the updates of a round's clients: a weighted mean, a weighted sum, or all updates as rows of one array."""
 
 from typing import Any, NamedTuple
 
@@ -9,15 +9,15 @@ from tfpfl.models import tree
 
 
 class Contribution(NamedTuple):
-    """What one client adds. Contributions are added field by field, except rows, which are put side by side."""
+    """What one client adds to the aggregate. `sums` and `weight` are summed over clients; `rows` are stacked."""
 
-    sums: tuple  # weight * part, for every part of kind 'mean' or 'sum'
+    sums: tuple  # weight * part, for every part of the update whose kind is 'mean' or 'sum'
     weight: Any  # float []
-    rows: tuple  # the parts of kind 'rows', unweighted
+    rows: tuple  # the parts whose kind is 'rows', not multiplied by the weight
 
 
 def contribution(algorithm: Algorithm, output: ClientOutput) -> Contribution:
-    """One client's part of the aggregate."""
+    """Splits one client's update into weighted parts to add and rows to stack."""
     whole = isinstance(algorithm.aggregate, str)
     parts = list(zip(kinds(algorithm), [output.update] if whole else output.update, strict=True))
     return Contribution(
@@ -28,11 +28,15 @@ def contribution(algorithm: Algorithm, output: ClientOutput) -> Contribution:
 
 
 def finish(algorithm: Algorithm, total: Contribution, client_ids):
-    """The aggregate that `server_update` receives.
+    """Makes the aggregate that `server_update` receives: divides means by the total weight and sorts rows by client.
 
     Args:
-        total: summed contributions; its rows stacked on a first axis [r], in the order of `client_ids`.
-        client_ids: int32 [r]; used only where there are rows, which are then sorted by it.
+        algorithm: its `aggregate` says which parts are means, sums or rows.
+        total: the summed contributions; `rows` are stacked on a first axis [r], in the order of `client_ids`.
+        client_ids: int32 [r], the clients of the rows; ignored if there are no rows.
+
+    Returns:
+        One part if `algorithm.aggregate` is a string, otherwise a NamedTuple of parts. A mean with total weight 0 is 0.
     """
     sums, rows, values = iter(total.sums), iter(total.rows), []
     for kind in kinds(algorithm):

@@ -1,4 +1,4 @@
-"""The engines by name: the one place that knows all three."""
+"""Makes an engine from its name: 'local', 'tff' or 'ray'. This is the only file that knows all three."""
 
 from collections.abc import Callable, Sequence
 
@@ -25,20 +25,21 @@ def make_engine(
     aggregator: Callable | None = None,
     recipe: Callable | None = None,
 ):
-    """What takes an algorithm's clients through rounds: an object with `initialize` and `next`, as `Simulation` has.
+    """Makes the engine that executes an algorithm's rounds: an object with `initialize` and `next`, like `Simulation`.
 
     Args:
         name: 'local', 'tff' or 'ray'.
-        algorithm, federation, held_out: as in `Simulation`.
-        grouping, threads: of the local engine; 'ray' takes `grouping` too.
-        machines: where the work is done: TFF's workers, or the Ray cluster.
-        aggregator: () -> a factory of TFF's aggregators, for 'tff' on one worker.
-        recipe: (federation) -> the same algorithm, for 'ray'; it must pickle, which an algorithm does not.
+        algorithm, federation, held_out: see `Simulation`.
+        grouping: see `Simulation`; for 'local' and 'ray'.
+        threads: see `Simulation`; for 'local'.
+        machines: the TFF workers, or the Ray cluster, that do the clients' work.
+        aggregator: () -> a TFF aggregator factory, for 'tff' on one worker.
+        recipe: (federation) -> the same algorithm, for 'ray'. It must be picklable, because an algorithm is not.
 
     Raises:
-        ValueError: an unknown engine, or an argument that it does not take.
-        RuntimeError: TFF, or Ray, is not installed.
-        MachinesError: the machines do not answer.
+        InvalidArgument: no engine or `grouping` has this name, or the engine does not support an argument.
+        Unavailable: TFF (for 'tff') or Ray (for 'ray') is not installed.
+        MachinesError: the TFF workers or the Ray cluster do not answer.
     """
     check_engine(name)
     check_grouping(grouping, name)
@@ -59,11 +60,11 @@ def make_engine(
 
 
 def check_engine(engine: str) -> None:
-    """Whether rounds can run in it here.
+    """Checks that an engine exists and that the package it needs is installed here.
 
     Raises:
-        ValueError: an unknown name.
-        RuntimeError: TFF, or Ray, is not installed.
+        InvalidArgument: no engine has this name.
+        Unavailable: TFF (for 'tff') or Ray (for 'ray') is not installed.
     """
     if engine not in ENGINES:
         raise InvalidArgument(unknown("engine", engine, ENGINES))
@@ -74,14 +75,15 @@ def check_engine(engine: str) -> None:
 
 
 def check_grouping(grouping: str, engine: str) -> None:
-    """Whether the engine knows this way through a round.
+    """Checks that an engine supports this value of `grouping`, the way to compute the clients of a round.
 
     Raises:
-        ValueError: an unknown name, or one that only the local engine knows.
+        InvalidArgument: `grouping` is none of `GROUPINGS`, or the engine is 'tff' and `grouping` is not 'auto'.
     """
     if grouping not in GROUPINGS:
         raise InvalidArgument(unknown("grouping", grouping, GROUPINGS))
     if engine == "tff" and grouping != "auto":
         raise InvalidArgument(
-            f"grouping={grouping!r} is for the local engine; TFF runs one client after the other on every core"
+            f"grouping={grouping!r} does not work with the TFF engine, which runs one client after the other on every "
+            "core. Leave grouping at 'auto', or use the local engine"
         )

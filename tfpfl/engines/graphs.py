@@ -1,4 +1,4 @@
-"""Graphs that are traced once, threads, and sums of structures."""
+"""Tools of the engines: functions that TensorFlow traces once, work on threads, and sums of nested structures."""
 
 import os
 from collections.abc import Callable
@@ -11,35 +11,21 @@ import tensorflow as tf
 from tfpfl.checks import InvalidArgument
 
 
-def in_order(function: Callable, items, threads: int):
-    """function(item) of every item, computed on threads, given in order."""
-    return map(function, items) if threads == 1 else _pool(threads).map(function, items)
-
-
-@lru_cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="tfpfl-client")
-
-
-def default_threads() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def relaxed(function, *types):
-    """A graph that is not traced again for another number of examples, classes or clients.
+    """Makes a `tf.function` that is not traced again when the number of examples, classes or clients changes.
 
     Args:
-        types: for every argument, a function of its value in the first call that gives its type for all calls, a
-            structure of TensorSpec; or None, if later values have the shapes of the first. Without types, the first
-            trace is for the first call's shapes, and a second one for all others.
+        function: the function of tensors to trace.
+        types: one for every argument: (value in the first call) -> its type in all calls, a structure of TensorSpec;
+            None if the argument always has the shapes of the first call. Without `types`, TensorFlow traces twice: for
+            the shapes of the first call, and for all others.
     """
     graph = tf.function(function, autograph=False, reduce_retracing=True)
     if not any(types):
         return graph
 
     def run(*arguments):
-        # Not an input signature: values of another structure are traced again, where a signature would refuse them.
+        # This is not an input signature, which would refuse values of another structure; here they are traced again.
         if not graph.experimental_get_tracing_count():
             given = zip(arguments, types, strict=True)
             graph.get_concrete_function(*(value if of is None else of(value) for value, of in given))
@@ -50,7 +36,7 @@ def relaxed(function, *types):
 
 
 def any_number(structure):
-    """For `relaxed`: the type of arrays [n, ...] for every n."""
+    """The type of arrays [n, ...] for every n: the same shapes with an open first axis. An argument of `relaxed`."""
 
     def of(leaf):
         return tf.TensorSpec([None, *np.shape(leaf)[1:]], tf.convert_to_tensor(leaf).dtype)
@@ -59,15 +45,30 @@ def any_number(structure):
 
 
 def total(structures: list):
-    """The sum of structures of tensors, in the order given."""
+    """Adds structures of tensors leaf by leaf, in the order of the list."""
     return tf.nest.map_structure(lambda *leaves: tf.add_n(leaves), *structures)
 
 
+def in_order(function: Callable, items, threads: int):
+    """Computes function(item) for every item on `threads` threads, and yields the results in the order of the items."""
+    return map(function, items) if threads == 1 else _pool(threads).map(function, items)
+
+
+@lru_cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="tfpfl-client")
+
+
+def default_threads() -> int:
+    """The number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def check_threads(threads: int | None) -> int:
-    """How many clients run at a time.
+    """The number of clients that run at the same time: `threads`, or for None the number of cores.
 
     Raises:
-        ValueError: fewer than one.
+        InvalidArgument: `threads` is less than 1.
     """
     if threads is not None and threads < 1:
         raise InvalidArgument(f"threads must be at least 1, found {threads}")

@@ -1,4 +1,4 @@
-"""Where the work of a round is done, beside this process. It changes no number of a run, and is not part of it."""
+"""The other processes that do the work of a round. The choice does not change a run's numbers or its identity."""
 
 from dataclasses import dataclass
 
@@ -6,22 +6,25 @@ from tfpfl.checks import InvalidArgument, TfpflError
 
 
 class MachinesError(TfpflError, RuntimeError):
-    """The machines that should do a round's work do not do it. The rounds before are saved."""
+    """A TFF worker or the Ray cluster does not answer or has lost a round's work. All earlier rounds are saved."""
 
 
 @dataclass(frozen=True)
 class Machines:
-    """Other processes, on this machine or others.
+    """The processes that do the work of a round, on this machine or on others.
 
     Args:
-        address: of a Ray cluster ('host:port', or 'auto'); None starts a Ray of our own on this machine.
-        workers: 'host:port' of TFF workers (`tfpfl worker`); none: one of our own on this machine.
-        deadline: seconds that a shard of a round may take before another TFF worker gets it; of a Ray cluster, which
-            gives a lost shard to another node by itself, seconds without any news before the round is given up.
-        isolate: our own TFF worker on this machine gets a network of its own, so that nobody else reaches its port.
+        address: the Ray cluster, 'host:port' or 'auto'. None (default): start Ray on this machine.
+        workers: 'host:port' of every TFF worker (`tfpfl worker` starts one). Empty (default): start one worker on this
+            machine.
+        deadline: seconds, default 600. TFF: after this time a shard is given to another worker. Ray (which reschedules
+            by itself): after this time without any result the round is aborted.
+        isolate: give the TFF worker that is started on this machine a network namespace of its own, so that other users
+            cannot reach its port.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        InvalidArgument: `deadline` is 0 or negative; a worker is not HOST:PORT or is named twice; or `isolate` is set
+            together with `workers`.
     """
 
     address: str | None = None
@@ -31,7 +34,7 @@ class Machines:
 
     def __post_init__(self):
         if self.deadline <= 0:
-            raise InvalidArgument(f"deadline must be positive seconds, found {self.deadline}")
+            raise InvalidArgument(f"deadline must be a positive number of seconds, found {self.deadline}")
         for worker in self.workers:
             host, _, port = worker.rpartition(":")
             if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -39,4 +42,7 @@ class Machines:
         if len(set(self.workers)) < len(self.workers):
             raise InvalidArgument(f"a worker is named twice in {', '.join(self.workers)}")
         if self.isolate and self.workers:
-            raise InvalidArgument("isolate is for a TFF worker of our own: leave it out, or give no workers")
+            raise InvalidArgument(
+                "isolate is for the TFF worker that this process starts, but there are others: "
+                f"{', '.join(self.workers)}. Leave out isolate or the workers"
+            )

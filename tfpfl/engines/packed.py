@@ -1,4 +1,4 @@
-"""Several clients in one graph: their states as flat vectors, their examples side by side."""
+"""Computes several clients in one graph: their states are packed into flat vectors, their examples into one batch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,66 +22,73 @@ from tfpfl.engines.visit import (
 )
 from tfpfl.models import tree
 
-PARALLEL = 10  # clients of a graph that are worked on at a time
+PARALLEL = 10  # clients of one graph that TensorFlow may compute at the same time
+GROUP_BYTES = 2**28  # memory for the activations of the clients that go through the backbone in one batch
 
 
 class Batch(NamedTuple):
-    """The features of several clients' examples, one client after the other."""
+    """The features and labels of G clients' examples, one client after the other."""
 
-    phi: Any  # [sum N_i, M]
-    y: Any  # int32 [sum N_i]
-    starts: Any  # int32 [G + 1]
+    phi: Any  # [sum N_i, M], features
+    y: Any  # int32 [sum N_i], labels
+    starts: Any  # int32 [G + 1]: client g has the rows starts[g]..starts[g + 1]-1
 
     def of(self, place):
-        """(phi, y) of one of the clients."""
+        """(phi [N_i, M], y [N_i]) of the client at this place, 0..G-1."""
         rows = slice(self.starts[place], self.starts[place + 1])
         return self.phi[rows], self.y[rows]
 
 
 class Packed(NamedTuple):
-    """Client states of one structure as flat vectors, so that any number of clients, with any K_i, is one type."""
+    """The states of G clients as flat vectors. The type is the same for every number of clients and every K_i."""
 
-    values: tuple  # of every leaf, the numbers of all clients one after the other: [sum of sizes]
-    ends: Any  # int32 [leaves, G + 1]: where a client's numbers end; the first is 0
+    values: tuple  # one vector for every leaf of a state: the numbers of all clients, one client after the other
+    ends: Any  # int32 [leaves, G + 1]: client g has the numbers ends[leaf, g]..ends[leaf, g + 1]-1 of a leaf
 
     @classmethod
     def made(cls, states: list) -> "Packed":
-        """From states, which are arrays or eager tensors."""
+        """Packs a list of G states of one structure, whose leaves are arrays or eager tensors."""
         leaves = [[np.ravel(leaf) for leaf in of_all] for of_all in zip(*map(tf.nest.flatten, states), strict=True)]
         ends = [np.cumsum([0, *(leaf.size for leaf in of_all)]) for of_all in leaves]
         return cls(tuple(map(np.concatenate, leaves)), np.array(ends, np.int32).reshape(len(leaves), len(states) + 1))
 
     def type_of(self) -> "Packed":
-        """The type of such states for every number of clients and every K_i."""
+        """The shapes and dtypes of these packed states for every number of clients and every K_i."""
         values = tuple(tf.TensorSpec([None], v.dtype) for v in self.values)
         return Packed(values, tf.TensorSpec([len(values), None], tf.int32))
 
     def of(self, i, spec):
-        """A client's state.
+        """Unpacks the state of client i, 0..G-1.
+
+        Args:
+            i: the client's place.
+            spec: the structure of TensorSpec of a state; K_i is an open dimension.
 
         Raises:
-            ValueError: a leaf has more than one dimension that is open in `spec` (K_i is one).
+            InvalidArgument: a leaf of `spec` has more than one open dimension.
         """
         shapes = [[-1 if size is None else size for size in leaf.shape] for leaf in tf.nest.flatten(spec)]
         if any(shape.count(-1) > 1 for shape in shapes):
-            raise InvalidArgument(f"a leaf of a client's state may have one open dimension, as K_i is; found {spec}")
+            raise InvalidArgument(
+                f"an array of a client's state may have only one open dimension, such as K_i; found {spec}"
+            )
         parts = [v[self.ends[n, i] : self.ends[n, i + 1]] for n, v in enumerate(self.values)]
         reshape = np.reshape if isinstance(self.ends, np.ndarray) else tf.reshape
         leaves = [reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
         return tf.nest.pack_sequence_as(spec, leaves)
 
     def with_values(self, arrays: Sequence) -> "Packed":
-        """Other states of the same sizes, from a `tf.TensorArray` of vectors for every leaf."""
+        """Replaces the numbers by those of one `tf.TensorArray` of G vectors for every leaf; the sizes stay."""
         return self._replace(values=tuple(array.concat() for array in arrays))
 
     def each(self, spec) -> list:
-        """All states, as arrays."""
+        """Unpacks all G states, as NumPy arrays in the structure of `spec`."""
         held = Packed(tuple(np.asarray(v) for v in self.values), np.asarray(self.ends))
         return [held.of(i, spec) for i in range(held.ends.shape[1] - 1)]
 
 
 def initial_states(algorithm: Algorithm) -> Callable:
-    """(ClientInfo side by side) -> Packed: the states of clients that never took part, in one graph for any number."""
+    """Makes (stacked ClientInfo) -> Packed: the states of clients before their first visit, in one graph."""
     spec = tf.nest.map_structure(lambda s: tf.TensorSpec([None], s.dtype), info_spec(algorithm.model.dtype))
 
     def one(i, infos):
@@ -99,9 +106,16 @@ def initial_states(algorithm: Algorithm) -> Callable:
 
 
 def fused_work(algorithm: Algorithm, federation, held_out: Sequence[str] = ()) -> Callable:
-    """(message, Packed states, visits side by side) -> (Packed, metrics [G] by name, Contribution, metric sums).
+    """Makes the work of G clients that share one forward and one backward pass of the backbone.
 
-    For algorithms with a `one_pass_of`.
+    Args:
+        algorithm: one for which `one_pass_of` is not None.
+        federation: the clients' examples.
+        held_out: splits on which every client's model is scored after its local work.
+
+    Returns:
+        (message, Packed states, stacked visits) -> (Packed new states, {name: metrics [G]}, the sum of the
+        `Contribution`s, the sum of the metric contributions).
     """
     labels, one_pass, spec = algorithm.population.labels, one_pass_of(algorithm), client_state_spec(algorithm)
     read = federation.cohort_reader("train", labels, algorithm.model.dtype)
@@ -136,7 +150,10 @@ def fused_work(algorithm: Algorithm, federation, held_out: Sequence[str] = ()) -
 
 
 def looped_work(algorithm: Algorithm, readers: Readers) -> Callable:
-    """As `fused_work`, one client after the other: for algorithms with the same message for all, and without rows."""
+    """Makes the same function as `fused_work`, but the clients are computed one after the other.
+
+    For algorithms that send all clients the same message and aggregate no rows.
+    """
     work, spec = client_work(algorithm, readers), client_state_spec(algorithm)
 
     def one(i, message, packed, visits):
@@ -153,16 +170,22 @@ def looped_work(algorithm: Algorithm, readers: Readers) -> Callable:
 
 
 def one_pass_of(algorithm: Algorithm):
-    """The `OnePass` that a cohort can share, or None."""
+    """The algorithm's `OnePass` if several clients can share it, otherwise None.
+
+    They can if all get the same message and the aggregate is a single mean or sum.
+    """
     if algorithm.message_per_client or algorithm.aggregate not in ("mean", "sum"):
         return None
     return algorithm.one_pass
 
 
 def for_each(function: Callable, number, *arguments, at_a_time: int = PARALLEL):
-    """function(i, *arguments) for i = 0, ..., number - 1 in a graph: a `tf.TensorArray` for every leaf.
+    """Computes function(i, *arguments) for i = 0..number-1 in a loop of the graph; `at_a_time` steps may overlap.
 
-    The function is traced once, into a graph of its own: what it returns must be known before the loop is built.
+    The function is traced before the loop, into its own graph, because the loop needs to know what it returns.
+
+    Returns:
+        The structure that the function returns, with a `tf.TensorArray` of `number` values for every leaf.
     """
     graph = tf.function(function, autograph=False).get_concrete_function(tf.constant(0), *arguments)
     arrays = tf.nest.map_structure(
@@ -176,17 +199,17 @@ def for_each(function: Callable, number, *arguments, at_a_time: int = PARALLEL):
 
 
 def tree_sum(stacked):
-    """The sum over the first axis of every leaf."""
+    """Sums every leaf of a structure over its first axis."""
     return tf.nest.map_structure(lambda leaf: tf.reduce_sum(leaf, 0), stacked)
 
 
 def side_by_side(structures: list):
-    """Equal structures as one of arrays, with a new first axis."""
+    """Stacks G structures of equal shapes into one structure of arrays [G, ...]."""
     return tf.nest.map_structure(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *structures)
 
 
 def one_each(stacked, of: list) -> list:
-    """The inverse of `side_by_side`: views."""
+    """The inverse of `side_by_side`: one structure for every element of `of`; the arrays are views, not copies."""
     leaves = tree.arrays(stacked)
     return [tf.nest.map_structure(lambda leaf: leaf[i], leaves) for i in range(len(of))]  # noqa: B023
 
@@ -196,7 +219,7 @@ def _vectors(structure) -> list:
 
 
 def stacked(arrays):
-    """What `for_each` gave for scalars, or for tensors of one shape: a first axis for the clients."""
+    """Stacks the result of `for_each` into tensors [number, ...]; the values must have equal shapes."""
     return tf.nest.map_structure(lambda array: array.stack(), arrays)
 
 
@@ -209,7 +232,10 @@ def _starts(sizes):
 
 
 def features_of_splits(model, federation, splits: Sequence[str], labels: str):
-    """(theta, client_ids) -> {split: Batch}; in chunks, so that a large group needs no more memory than a small one."""
+    """Makes (theta, client_ids int32 [G]) -> {split: `Batch` of features}.
+
+    The features are computed in chunks of `EVALUATION_CHUNK` examples, which bounds the memory.
+    """
     read = {split: federation.cohort_reader(split, labels, model.dtype) for split in splits}
 
     def features(theta, client_ids):
@@ -222,11 +248,16 @@ def features_of_splits(model, federation, splits: Sequence[str], labels: str):
     return features
 
 
-GROUP_BYTES = 2**28  # the activations of a group of clients that go through the backbone together
-
-
 def groups(sizes: Sequence[int], bytes_an_example: int) -> list[list[int]]:
-    """Neighbours together, as long as their examples' activations fit into `GROUP_BYTES`; at least one a group."""
+    """Divides clients into groups of neighbours whose activations fit into `GROUP_BYTES`; at least one client a group.
+
+    Args:
+        sizes: the number of examples of every client.
+        bytes_an_example: memory that the activations of one example need, in bytes.
+
+    Returns:
+        The groups: lists of places 0..len(sizes)-1.
+    """
     found, room = [], 0
     for i, size in enumerate(sizes):
         room -= size * bytes_an_example
@@ -238,6 +269,6 @@ def groups(sizes: Sequence[int], bytes_an_example: int) -> list[list[int]]:
 
 
 def any_state_spec(algorithm: Algorithm) -> Callable | None:
-    """For `relaxed`: a client's state for every K_i; None where all clients have the same K_i."""
+    """Makes the argument of `relaxed` for client states whose K_i differ; None if all clients have the same K_i."""
     classes, spec = algorithm.population.num_classes, client_state_spec(algorithm)
     return None if classes.min() == classes.max() else lambda state: spec

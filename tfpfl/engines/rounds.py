@@ -1,6 +1,7 @@
-"""The local engine: the algorithm's functions in process. Needs no TFF.
+"""The rounds of the local engine, of Ray and of several TFF workers: send messages, add up updates, step the server.
 
-It has the `initialize` and `next` of a `tff.templates.IterativeProcess`, so whatever drives one drives the other.
+`Rounds` has the methods `initialize` and `next` of a `tff.templates.IterativeProcess`, so the training loop can use
+either. What differs between the engines is how the clients of a round are computed; they pass that to `Rounds`.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,22 +18,22 @@ from tfpfl.engines.visit import RoundOutput, finish_metrics, server_step
 
 
 class Part(NamedTuple):
-    """What some clients of a cohort ended with."""
+    """The results of g of the round's clients."""
 
-    positions: list  # of these clients in the cohort
-    states: list
-    metrics: list
-    contribution: aggregation.Contribution  # their sums; rows [g, ...] in the order of `positions`
-    metric_sums: dict
+    positions: list  # where these clients stand in the cohort, 0..r-1
+    states: list  # their new states, in the order of `positions`
+    metrics: list  # a dict of scalars for each, in the order of `positions`
+    contribution: aggregation.Contribution  # summed over these clients; rows [g, ...] in the order of `positions`
+    metric_sums: dict  # summed over these clients
 
 
 class Rounds:
-    """Rounds of an algorithm, given how its clients are taken through one.
+    """Executes the rounds of an algorithm with a given way to compute the clients.
 
     Args:
-        algorithm: what to run.
-        clients: (position in the cohort -> message, client states, visits) -> the `Part` of some clients after the
-            other; as those of `tfpfl.engines.local.grouping`.
+        algorithm: the algorithm to run.
+        clients: (message_for, client states, visits) -> iterable of `Part`, which together hold every client once.
+            `message_for(position in the cohort)` is a client's message. See `tfpfl.engines.local.grouping`.
     """
 
     def __init__(self, algorithm: Algorithm, clients: Callable):
@@ -44,7 +45,7 @@ class Rounds:
 
         self._messages = Messages(algorithm)
         sampling, arrival = algorithm.population.sampling, algorithm.population.arrival
-        some = sampling.kind != "fixed" or arrival is not None  # cohorts of several sizes
+        some = sampling.kind != "fixed" or arrival is not None  # then the number of clients differs between rounds
         types = (None, lambda total: total._replace(rows=any_number(total.rows)), any_number) if some else ()
         self._finish = relaxed(finish, *types)
         self._initialize = tf.function(algorithm.init_server, autograph=False)
@@ -54,20 +55,20 @@ class Rounds:
         return self._initialize()
 
     def next(self, server, client_states: list, visits: list) -> RoundOutput:
-        """One round.
+        """Executes one round.
 
         Args:
             server: the server's state.
-            client_states: the cohort's states, one a client.
-            visits: the cohort's `Visit` (or `ClientData`), in the same order.
+            client_states: the state of every client of the round.
+            visits: one `Visit` (or `ClientData`) for every client, in the same order.
 
         Raises:
-            ValueError: an empty cohort, lists of different length, or a `ClientData` whose examples are not finite or
-                whose labels lie outside 0..K_i-1.
+            InvalidArgument: there are no visits; the lists differ in length; or a `ClientData` has no examples,
+                examples that are not finite, or labels outside 0..K_i-1.
         """
         check_visits(client_states, visits)
         for visit in visits:
-            if isinstance(visit, ClientData):  # a Federation's examples were checked when it was made
+            if isinstance(visit, ClientData):  # the examples of a Federation were checked when it was built
                 check_examples(visit)
         done = joined(self._clients(self._messages(server, visits), client_states, visits))
         states, metrics = [None] * len(visits), [None] * len(visits)
@@ -79,7 +80,7 @@ class Rounds:
 
 
 def joined(parts: Iterable[Part]) -> Part:
-    """Several parts of a cohort as one, added in the order given."""
+    """Joins several parts of a round into one: lists are concatenated, sums are added in the order of the parts."""
     positions, states, metrics, rows = [], [], [], []
     sums, metric_sums = Sum(), Sum()
     for part in parts:
@@ -94,14 +95,14 @@ def joined(parts: Iterable[Part]) -> Part:
 
 
 class Messages:
-    """What the server sends: one for all, made once a round, or one for each client."""
+    """Makes the server's messages: one for all clients, computed once a round, or one for each client."""
 
     def __init__(self, algorithm: Algorithm):
         self._message = tf.function(algorithm.message, autograph=False)
         self._per_client = algorithm.message_per_client
 
     def __call__(self, server, visits: list):
-        """(position in the cohort) -> the client's message."""
+        """Makes (position in the cohort) -> that client's message."""
         if self._per_client:
             return lambda i: self._message(server, visits[i].info.client_id)
         message = self._message(server)
@@ -109,7 +110,7 @@ class Messages:
 
 
 class Sum:
-    """A sum of structures of tensors in a fixed order, that holds few of them at a time."""
+    """Adds structures of tensors in a fixed order, and holds at most `HELD` of them in memory."""
 
     HELD = 16
 
@@ -117,52 +118,57 @@ class Sum:
         self._held = []
 
     def add(self, structure) -> None:
-        """One more."""
+        """Adds one structure; all must have the same shapes."""
         self._held.append(structure)
         if len(self._held) == self.HELD:
             self._held = [total(self._held)]
 
     def total(self):
-        """The sum."""
+        """Returns the sum of the structures added so far."""
         return total(self._held)
 
 
 def check_visits(client_states: list, visits: list) -> None:
-    """A round needs as many states as visits, and at least one.
+    """Checks that a round has at least one client, and one state for every visit.
+
+    The training loop skips a round for which binomial sampling drew no client.
 
     Raises:
-        ValueError: otherwise. (An empty binomial cohort is the training loop's to skip: nothing changes.)
+        InvalidArgument: there are no visits, or more or fewer states than visits.
     """
     if not visits or len(client_states) != len(visits):
         raise InvalidArgument(
-            f"a round needs one state and one visit for each of at least one client, found {len(client_states)} states "
+            f"a round needs at least one client, with one state and one visit each; found {len(client_states)} states "
             f"and {len(visits)} visits"
         )
 
 
 def check_examples(data: ClientData) -> None:
-    """Whether a client can learn from what it was given.
+    """Checks the examples that a client was given.
 
     Raises:
-        ValueError: names the client and what was found.
+        InvalidArgument: there are no examples, more or fewer labels than examples, labels outside 0..K_i-1, or examples
+            with NaN or infinity. The message names the client.
     """
     client, classes = int(data.info.client_id), int(data.info.num_classes)
     x, y = np.asarray(data.x), np.asarray(data.y)
     if not len(y) or len(x) != len(y):
         raise InvalidArgument(
-            f"client {client} has {len(x)} examples and {len(y)} labels; at least one of each is needed"
+            f"client {client} has {len(x)} examples and {len(y)} labels; it needs at least one example, and one label "
+            "for each"
         )
     if y.min() < 0 or y.max() >= classes:
         raise InvalidArgument(f"client {client} has labels {y.min()}..{y.max()}, but its classes are 0..{classes - 1}")
     if not np.isfinite(x).all():
-        raise InvalidArgument(f"client {client} has examples that are not finite")
+        raise InvalidArgument(f"client {client} has examples that are not finite: replace NaN and infinity")
 
 
 def check_fits(algorithm: Algorithm, federation) -> None:
-    """Whether the algorithm was built for these data: the examples' shape, the clients, N_i and K_i.
+    """Checks that an algorithm was built for this federation.
 
     Raises:
-        ValueError: says what differs.
+        InvalidArgument: the algorithm's model or population differs from the federation in the shape of examples, the
+            clients, their numbers of training examples N_i, or their numbers of classes K_i.
     """
     population, shape = algorithm.population, tuple(algorithm.model.input_shape)
     if shape != tuple(federation.example_shape):
@@ -186,5 +192,5 @@ def check_fits(algorithm: Algorithm, federation) -> None:
             given = (population.num_examples if what != "classes" else population.num_classes)[i]
             raise InvalidArgument(
                 f"client {ids[i]} has {found[i]} {what} in the federation ({population.labels} labels), but {given} in "
-                "the population: take `federation.population(...)`"
+                "the population: make the population with `federation.population(...)`"
             )

@@ -1,4 +1,4 @@
-"""Scores of clients' models on held-out examples."""
+"""Scores the clients' models on held-out examples; `Scorer` chooses the fastest way that the algorithm allows."""
 
 from collections.abc import Callable, Sequence
 
@@ -29,12 +29,80 @@ from tfpfl.engines.visit import (
 )
 
 
-class FusedEvaluation:
-    """Scores models of one backbone: many clients' held-out examples in one pass.
+class Scorer:
+    """Scores every client's personal model on held-out splits and, if the method has one, the global model as well.
+
+    Models that share a backbone (see `Algorithm.shares`) are evaluated in one forward pass for many clients.
 
     Args:
-        theta_of: (message) -> that backbone's weights.
-        personal, globally: which models have it: the personal ones, the global one, or both.
+        algorithm, federation, threads: as in `Simulation`.
+        splits: the parts of every client's data to score: 'train', 'validation', 'test'.
+        grouping: 'auto' (default): many clients in one pass if possible; 'one_by_one': each by itself.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation,
+        splits: Sequence[str] = ("validation", "test"),
+        *,
+        grouping: str = "auto",
+        threads: int | None = None,
+    ):
+        self._readers = federation_readers(algorithm, federation, splits)
+        self._arguments = algorithm, federation, grouping, check_threads(threads)
+        self._messages, self._parts = Messages(algorithm), None
+
+    def __call__(self, server, client_states: list, visits: list) -> list:
+        """Scores the models that the clients have after the last server step.
+
+        Args:
+            server: the server's state.
+            client_states: the state of every client.
+            visits: one `Visit` for every client, in the same order.
+
+        Returns:
+            A dict for every client, in the order of the visits: '{split}_{loss|correct|examples}' -> scalar. If the
+            method has a global model, also 'global_{split}_{...}'; `tfpfl.engines.visit.of_global` selects those.
+
+        Raises:
+            InvalidArgument: there are no visits, or more or fewer states than visits.
+        """
+        check_visits(client_states, visits)
+        message_for = self._messages(server, visits)
+        if self._parts is None:
+            self._parts = self._make()
+        scores = [part(message_for, client_states, visits) for part in self._parts]
+        return [{k: v for some in all_of for k, v in some.items()} for all_of in zip(*scores, strict=True)]
+
+    def _make(self) -> list:
+        algorithm, federation, grouping, threads = self._arguments
+        if grouping == "one_by_one":
+            return [EvaluationOneByOne(algorithm, self._readers, threads)]
+
+        def fused(theta_of, **models):
+            return FusedEvaluation(algorithm, federation, self._readers, theta_of, **models)
+
+        # One pass takes one message: where every client has its own, only the global model is the same in all of them.
+        theta_of = None if algorithm.message_per_client else shared_theta(algorithm)
+        if theta_of is not None:
+            return [fused(theta_of, globally=algorithm.global_model is not None)]
+        alone = algorithm._replace(global_model=None)
+        parts = [EvaluationOneByOne(alone, self._readers, threads)]
+        if algorithm.global_model is not None:
+            parts.append(fused(lambda message: algorithm.global_model(message).theta, personal=False, globally=True))
+        return parts
+
+
+class FusedEvaluation:
+    """Scores models that share one backbone: the held-out examples of many clients go through it in one pass.
+
+    Args:
+        algorithm, federation: as in `Scorer`.
+        readers: the examples of the scored splits.
+        theta_of: (message) -> the weights of the shared backbone.
+        personal: whether to score the personal models.
+        globally: whether to score the global model.
     """
 
     def __init__(
@@ -70,30 +138,30 @@ class FusedEvaluation:
         self._score = relaxed(score, None, Packed.type_of, any_number)
 
     def __call__(self, message_for: Callable, states: list, visits: list):
-        """Yields every client's scores, in order."""
-        message = message_for(0)  # the global model is the same in everybody's
+        """Yields a dict of scores for every client, in the order of the visits."""
+        message = message_for(0)  # the global model is the same in every client's message
         for group in groups([int(self._sizes[int(v.info.client_id)]) for v in visits], self._bytes):
             packed = Packed.made([states[i] if self._personal else () for i in group])
             yield from one_each(self._score(message, packed, side_by_side([visits[i] for i in group])), group)
 
 
 class EvaluationOneByOne:
-    """Scores any models, one client after the other on threads."""
+    """Scores models of any kind, each client by itself, `threads` clients at the same time."""
 
     def __init__(self, algorithm: Algorithm, readers: Readers, threads: int):
         self._work = relaxed(evaluation_work(algorithm, readers), None, any_state_spec(algorithm), None)
         self._threads = threads
 
     def __call__(self, message_for: Callable, states: list, visits: list):
-        """Yields every client's scores, in order."""
+        """Yields a dict of scores for every client, in the order of the visits."""
         return in_order(lambda i: self._work(message_for(i), states[i], visits[i]), range(len(visits)), self._threads)
 
 
 def shared_theta(algorithm: Algorithm) -> Callable | None:
-    """(message) -> theta, the backbone of all personal models; None where `algorithm.shares` has no backbone.
+    """Makes (message) -> theta, the backbone of all personal models; None if the clients do not share the backbone.
 
-    It is the theta of `personal_model` for a client of the population with its initial state and one example of zeros:
-    what is shared depends on the message only. A graph computes no more of that model than its theta needs.
+    A shared backbone depends on the message only. So theta is taken from `personal_model` of the first client, in its
+    initial state and with one example of zeros. The graph computes nothing of that model but theta.
     """
     if not algorithm.shares_backbone:
         return None
@@ -107,59 +175,3 @@ def shared_theta(algorithm: Algorithm) -> Callable | None:
         return algorithm.personal_model(message, algorithm.init_client(info), data).theta
 
     return theta_of
-
-
-class Scorer:
-    """Scores clients' personal models on held-out splits: `personal_model` with the newest message.
-
-    It scores the global model too, where the method has one. Models with the same backbone (`Algorithm.shares`; and the
-    global model, which is the same for all) are evaluated in one forward pass for many clients.
-
-    Args:
-        algorithm, federation, threads: as in `Simulation`.
-        splits: which parts of every client's data.
-        grouping: 'one_by_one' or 'auto'.
-    """
-
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        federation,
-        splits: Sequence[str] = ("validation", "test"),
-        *,
-        grouping: str = "auto",
-        threads: int | None = None,
-    ):
-        self._readers = federation_readers(algorithm, federation, splits)
-        self._arguments = algorithm, federation, grouping, check_threads(threads)
-        self._messages, self._parts = Messages(algorithm), None
-
-    def __call__(self, server, client_states: list, visits: list) -> list:
-        """Every client's scores, in the order given: a dict '{split}_{loss|correct|examples}' -> scalar.
-
-        With a global model also 'global_{split}_{...}'; `tfpfl.engines.visit.of_global` tells them apart.
-        """
-        check_visits(client_states, visits)
-        message_for = self._messages(server, visits)
-        if self._parts is None:
-            self._parts = self._make()
-        scores = [part(message_for, client_states, visits) for part in self._parts]
-        return [{k: v for some in all_of for k, v in some.items()} for all_of in zip(*scores, strict=True)]
-
-    def _make(self) -> list:
-        algorithm, federation, grouping, threads = self._arguments
-        if grouping == "one_by_one":
-            return [EvaluationOneByOne(algorithm, self._readers, threads)]
-
-        def fused(theta_of, **models):
-            return FusedEvaluation(algorithm, federation, self._readers, theta_of, **models)
-
-        # One pass takes one message: where every client has its own, only the global model is the same in all of them.
-        theta_of = None if algorithm.message_per_client else shared_theta(algorithm)
-        if theta_of is not None:
-            return [fused(theta_of, globally=algorithm.global_model is not None)]
-        alone = algorithm._replace(global_model=None)
-        parts = [EvaluationOneByOne(alone, self._readers, threads)]
-        if algorithm.global_model is not None:
-            parts.append(fused(lambda message: algorithm.global_model(message).theta, personal=False, globally=True))
-        return parts

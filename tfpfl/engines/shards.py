@@ -1,13 +1,18 @@
-"""How a cohort is cut into shards, for engines that hand a round's work to several machines."""
+"""Divides the clients of a round into shards, for the engines that distribute a round over several machines."""
 
 
 def shards(clients: int, *, number: int | None = None, size: int | None = None) -> list[range]:
-    """Places in the cohort, neighbours together: a function of the arguments alone, as the order of the sums must be.
+    """Divides the positions 0..clients-1 of a cohort into consecutive ranges.
+
+    The result depends on the arguments alone, so that sums are always added in the same order.
 
     Args:
-        clients: r, in the cohort.
-        number: of shards, at most one a client; their sizes differ by one at most.
-        size: of every shard but the last, which may be smaller. Exactly one of `number` and `size` is given.
+        clients: r, the number of clients in the cohort.
+        number: number of shards, at most one per client; their sizes differ by at most one.
+        size: clients per shard; the last shard may be smaller. Give exactly one of `number` and `size`.
+
+    Returns:
+        One range of positions per shard.
 
     Examples:
         >>> shards(7, number=3), shards(7, size=3)

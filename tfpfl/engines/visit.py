@@ -1,4 +1,7 @@
-"""One client's visit in one round: what both engines run for a client, around the algorithm's own functions."""
+"""A visit is one client's work in one round. Every engine runs it, around the algorithm's own functions.
+
+`client_work` trains, `evaluation_work` scores, `server_step` updates the server; the rest are their types and parts.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -15,115 +18,43 @@ from tfpfl.models.losses import cross_entropy, logits
 from tfpfl.models.weights import Head, Weights
 
 GLOBAL = "global"  # what `Algorithm.global_model` is called in evaluations
-EVALUATION_CHUNK = (
-    512  # examples at a time: evaluation of a large client needs no more memory than training a small one
-)
+EVALUATION_CHUNK = 512  # examples at a time, so that evaluating a client with many examples does not need more memory
 
 
 class Visit(NamedTuple):
-    """What the coordinator hands to a client whose data the worker reads by id."""
+    """What a client is given in a round, if its examples are read from the federation's files by client id."""
 
     info: ClientInfo
-    key: Any  # int32 [2], see ClientData.key
+    key: Any  # int32 [2], the random key of this client and round; see ClientData.key
 
 
 class RoundOutput(NamedTuple):
-    """The result of one round, of either engine."""
+    """The result of one round; the same for every engine."""
 
     server: Any  # the server's new state
-    client_states: list  # the cohort's new states, in the order given
-    metrics: dict  # over the cohort: means weighted by N_i, bytes as sums
-    client_metrics: list  # a dict of scalars per client, in the order given
+    client_states: list  # the new state of every client, in the order of the visits
+    metrics: dict  # over the round's clients: means weighted by N_i; bytes are sums
+    client_metrics: list  # a dict of scalars for every client, in the order of the visits
 
 
 class ClientResult(NamedTuple):
-    """What a client's visit ends with, for the engines."""
+    """The result of one client's visit, as the engines pass it on."""
 
-    state: Any
-    metrics: dict
-    contribution: aggregation.Contribution
-    metric_sums: dict
+    state: Any  # the client's new state
+    metrics: dict  # scalars
+    contribution: aggregation.Contribution  # to the aggregate
+    metric_sums: dict  # what the client adds to the round's metrics
 
 
 class Readers(NamedTuple):
-    """Where a visit finds its examples: functions of the visit, from a file by id or from the visit itself."""
+    """Functions that read the examples of a visit, from the federation's files or from the visit itself."""
 
     train: Callable  # (visit) -> (x, y)
-    held_out: dict  # split -> (visit) -> (x, y); evaluated where asked
-
-
-def structure_of(function, *specs):
-    """The shapes and dtypes that a function returns: a structure of TensorSpec."""
-    outputs = tf.function(function, autograph=False).get_concrete_function(*specs).structured_outputs
-    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
-
-
-def info_spec(dtype) -> ClientInfo:
-    """The type of `ClientInfo`."""
-    scalar = tf.TensorSpec([], tf.int32)
-    return ClientInfo(scalar, scalar, scalar, tf.TensorSpec([], dtype))
-
-
-def visit_spec(dtype) -> Visit:
-    """The type of `Visit`."""
-    return Visit(info_spec(dtype), tf.TensorSpec([2], tf.int32))
-
-
-def client_state_spec(algorithm: Algorithm):
-    """The type of a client's state; the width of heads is open, so that clients of several K_i share a round."""
-    return _kept_structure_of(algorithm.init_client, info_spec(algorithm.model.dtype))
-
-
-def server_state_spec(algorithm: Algorithm):
-    """The type of the server's state."""
-    return _kept_structure_of(algorithm.init_server)
-
-
-_STRUCTURES = WeakKeyDictionary()  # function -> {types of its arguments: what `structure_of` found}
-
-
-def _kept_structure_of(function, *specs):
-    """`structure_of`, traced once for a function.
-
-    What was found is kept as long as the function itself, which an algorithm holds, and so never longer than its model.
-    """
-    try:
-        known = _STRUCTURES.setdefault(function, {})
-    except TypeError:  # a callable that cannot be hashed, or not be referred to weakly
-        return structure_of(function, *specs)
-    if specs not in known:
-        known[specs] = structure_of(function, *specs)
-    return known[specs]
-
-
-def evaluate(model, weights: Weights, x, y) -> OrderedDict:
-    """Mean cross-entropy and accuracy on some examples; both 0 where there are none (see 'examples')."""
-    return scores(weights.head, model.features_in_chunks(weights.theta, x, EVALUATION_CHUNK), y)
-
-
-def scores(head: Head, phi, y) -> OrderedDict:
-    """`evaluate`, from the examples' features."""
-    z = logits(head, phi)
-    examples = tf.shape(y)[0]
-    correct = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(z, 1, tf.int32), y), tf.int32))
-    loss = tf.cond(examples > 0, lambda: cross_entropy(z, y), lambda: tf.zeros([], z.dtype))
-    return OrderedDict(correct=correct, examples=examples, loss=loss)
-
-
-def by_split(results: dict, prefix: str = "") -> OrderedDict:
-    """{split: {name: value}} as {'{prefix}{split}_{name}': value}."""
-    return OrderedDict(
-        (f"{prefix}{split}_{name}", value) for split, scores in results.items() for name, value in scores.items()
-    )
-
-
-def of_global(scores: dict) -> dict:
-    """Of a client's scores those of the global model, with the names that a personal model's have; {} without one."""
-    return {name.removeprefix(f"{GLOBAL}_"): v for name, v in scores.items() if name.startswith(f"{GLOBAL}_")}
+    held_out: dict  # {split: (visit) -> (x, y)}, for the splits that are scored
 
 
 def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
-    """(message, client state, visit) -> ClientOutput, with the metrics that the training loop needs: see `checked`."""
+    """Makes (message, client state, visit) -> ClientOutput: `client_update`, held-out scores, and then `checked`."""
 
     def work(message, state, visit) -> ClientOutput:
         x, y = readers.train(visit)
@@ -138,11 +69,16 @@ def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
 
 
 def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict, update=None) -> ClientOutput:
-    """A client's output with its state's shapes restored, and the metrics that the training loop needs.
+    """Restores the shapes of a client's state, and adds the metrics that the training loop needs.
 
-    'finite' (0 or 1): no NaN or infinity in the update, the state and the loss; 'bytes_down', 'bytes_up': the message
-    and the update (`update`, where `output.update` is a part of it); and the scores on held-out splits of the model
-    that the client holds right after its work.
+    These are 'finite' (1 if update, state, weight and metrics have no NaN or infinity, otherwise 0); 'bytes_down', the
+    size of the message; 'bytes_up', the size of the update; and the held-out scores.
+
+    Args:
+        algorithm, message: of this visit.
+        output: what `client_update` returned.
+        held_out: {split: scores} of the model that the client holds right after its local work; {} for none.
+        update: the whole update, if `output.update` is only a part of it.
     """
     spec = client_state_spec(algorithm)
     state = tf.nest.map_structure(lambda t, s: tf.ensure_shape(t, s.shape), output.state, spec)
@@ -157,47 +93,17 @@ def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict,
     return output._replace(state=state, metrics=OrderedDict(sorted(metrics.items())))
 
 
-def evaluation_work(algorithm: Algorithm, readers: Readers) -> Callable:
-    """(message, client state, visit) -> scores on every held-out split.
-
-    Of the client's personal model, '{split}_{name}', and of the global model, 'global_{split}_{name}', where there is
-    one.
-    """
-
-    def work(message, state, visit) -> OrderedDict:
-        x, y = readers.train(visit)
-        models = {"": algorithm.personal_model(message, state, ClientData(x, y, visit.info, visit.key))}
-        if algorithm.global_model is not None:
-            models[f"{GLOBAL}_"] = algorithm.global_model(message)
-        found = OrderedDict()
-        for prefix, weights in models.items():
-            scored = {s: evaluate(algorithm.model, weights, *read(visit)) for s, read in readers.held_out.items()}
-            found |= by_split(scored, prefix)
-        return found
-
-    return work
-
-
-def server_step(algorithm: Algorithm) -> Callable:
-    """(server state, aggregate, total weight) -> server state; where nothing arrived (weight 0), the state stays."""
-
-    def step(server, aggregated, total_weight):
-        updated = algorithm.server_update(server, aggregated)
-        return tree.where(total_weight > 0, updated, server)
-
-    return step
-
-
 def client_result(algorithm: Algorithm, output: ClientOutput, visit) -> ClientResult:
-    """What becomes of a client's checked output."""
+    """Makes the `ClientResult` of a visit from the client's output, which `checked` has completed."""
     sums = metric_contribution(output.metrics, visit.info.num_examples)
     return ClientResult(output.state, output.metrics, aggregation.contribution(algorithm, output), sums)
 
 
 def metric_contribution(metrics: dict, num_examples) -> OrderedDict:
-    """What a client adds to the cohort's metrics: means are weighted by N_i; bytes, 'finite', 'rejected' are counted.
+    """What one client adds to the round's metrics.
 
-    A rejected client (see `tfpfl.algorithms.transforms.screening`) is in no mean.
+    Bytes, 'finite' and 'rejected' are sums over clients; all other metrics are means over clients, weighted by N_i.
+    A rejected client (see `tfpfl.algorithms.transforms.screening`) has weight 0 in every mean.
     """
     if "rejected" in metrics:
         num_examples = tf.where(tf.equal(metrics["rejected"], 0), num_examples, 0)
@@ -214,13 +120,80 @@ def metric_contribution(metrics: dict, num_examples) -> OrderedDict:
 
 
 def finish_metrics(summed: dict) -> OrderedDict:
-    """The cohort's metrics from the summed contributions."""
+    """Makes the round's metrics from the sum of all clients' `metric_contribution`: divides the means by sum N_i."""
     examples = tf.cast(summed["examples"], tf.float64)
     return OrderedDict((name, v / examples if v.dtype.is_floating else v) for name, v in summed.items())
 
 
+def server_step(algorithm: Algorithm) -> Callable:
+    """Makes (server state, aggregate, total weight) -> new server state. With total weight 0 the state does not change.
+
+    The weight is 0 when no update arrived, for example because all were rejected.
+    """
+
+    def step(server, aggregated, total_weight):
+        updated = algorithm.server_update(server, aggregated)
+        return tree.where(total_weight > 0, updated, server)
+
+    return step
+
+
+def evaluation_work(algorithm: Algorithm, readers: Readers) -> Callable:
+    """Makes (message, client state, visit) -> scores on every held-out split, as a dict of scalars.
+
+    '{split}_{name}' are the scores of the client's personal model; 'global_{split}_{name}' are those of the global
+    model, if the algorithm has one.
+    """
+
+    def work(message, state, visit) -> OrderedDict:
+        x, y = readers.train(visit)
+        models = {"": algorithm.personal_model(message, state, ClientData(x, y, visit.info, visit.key))}
+        if algorithm.global_model is not None:
+            models[f"{GLOBAL}_"] = algorithm.global_model(message)
+        found = OrderedDict()
+        for prefix, weights in models.items():
+            scored = {s: evaluate(algorithm.model, weights, *read(visit)) for s, read in readers.held_out.items()}
+            found |= by_split(scored, prefix)
+        return found
+
+    return work
+
+
+def evaluate(model, weights: Weights, x, y) -> OrderedDict:
+    """Scores a model: {'loss': mean cross-entropy, 'correct': int32, 'examples': int32}; all 0 without examples.
+
+    Args:
+        model: the SplitModel.
+        weights: its backbone's and head's weights.
+        x: [n, ...], the examples.
+        y: int32 [n], the labels.
+    """
+    return scores(weights.head, model.features_in_chunks(weights.theta, x, EVALUATION_CHUNK), y)
+
+
+def scores(head: Head, phi, y) -> OrderedDict:
+    """Scores a head as `evaluate` does, but on the features phi [n, M] of the examples."""
+    z = logits(head, phi)
+    examples = tf.shape(y)[0]
+    correct = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(z, 1, tf.int32), y), tf.int32))
+    loss = tf.cond(examples > 0, lambda: cross_entropy(z, y), lambda: tf.zeros([], z.dtype))
+    return OrderedDict(correct=correct, examples=examples, loss=loss)
+
+
+def by_split(results: dict, prefix: str = "") -> OrderedDict:
+    """Flattens {split: {name: value}} to {'{prefix}{split}_{name}': value}."""
+    return OrderedDict(
+        (f"{prefix}{split}_{name}", value) for split, scores in results.items() for name, value in scores.items()
+    )
+
+
+def of_global(scores: dict) -> dict:
+    """The global model's scores among a client's scores, without the prefix 'global_'; {} if there are none."""
+    return {name.removeprefix(f"{GLOBAL}_"): v for name, v in scores.items() if name.startswith(f"{GLOBAL}_")}
+
+
 def federation_readers(algorithm: Algorithm, federation, held_out: Sequence[str] = ()) -> Readers:
-    """Reads a visit's examples from the federation's files, by client id and inside the graph."""
+    """Makes `Readers` that read a visit's examples from the federation's files, by client id, inside the graph."""
 
     def read(split):
         reader = federation.reader(split, labels=algorithm.population.labels)
@@ -234,4 +207,48 @@ def federation_readers(algorithm: Algorithm, federation, held_out: Sequence[str]
     return Readers(read("train"), {split: read(split) for split in held_out})
 
 
-ARRAYS = Readers(lambda data: (data.x, data.y), {})  # the visit is a ClientData, and carries its examples
+ARRAYS = Readers(lambda data: (data.x, data.y), {})  # for visits that are `ClientData` and carry their examples
+
+
+def structure_of(function, *specs):
+    """Traces a function and gives the shapes and dtypes that it returns, as a structure of TensorSpec."""
+    outputs = tf.function(function, autograph=False).get_concrete_function(*specs).structured_outputs
+    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
+
+
+def info_spec(dtype) -> ClientInfo:
+    """The shapes and dtypes of a `ClientInfo`, as TensorSpec; `dtype` is that of the model."""
+    scalar = tf.TensorSpec([], tf.int32)
+    return ClientInfo(scalar, scalar, scalar, tf.TensorSpec([], dtype))
+
+
+def visit_spec(dtype) -> Visit:
+    """The shapes and dtypes of a `Visit`, as TensorSpec; `dtype` is that of the model."""
+    return Visit(info_spec(dtype), tf.TensorSpec([2], tf.int32))
+
+
+def client_state_spec(algorithm: Algorithm):
+    """The shapes and dtypes of a client's state. A head's width is open, so that clients may differ in K_i."""
+    return _kept_structure_of(algorithm.init_client, info_spec(algorithm.model.dtype))
+
+
+def server_state_spec(algorithm: Algorithm):
+    """The shapes and dtypes of the server's state, as a structure of TensorSpec."""
+    return _kept_structure_of(algorithm.init_server)
+
+
+_STRUCTURES = WeakKeyDictionary()  # function -> {types of its arguments: result of `structure_of`}
+
+
+def _kept_structure_of(function, *specs):
+    """`structure_of`, but a function is traced only once.
+
+    The result is kept as long as the function lives. The algorithm holds the function, so it never outlives its model.
+    """
+    try:
+        known = _STRUCTURES.setdefault(function, {})
+    except TypeError:  # the callable cannot be hashed, or does not allow weak references
+        return structure_of(function, *specs)
+    if specs not in known:
+        known[specs] = structure_of(function, *specs)
+    return known[specs]

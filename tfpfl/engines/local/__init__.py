@@ -1,1 +1,1 @@
-"""The local engine."""
+"""The local engine: executes rounds in this process, without TensorFlow Federated."""

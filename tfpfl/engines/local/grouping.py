@@ -1,6 +1,6 @@
-"""How the local engine takes a cohort through a round: one client after the other, fused, or stacked.
+"""Three ways in which the local engine computes the clients of a round: one by one, fused, or stacked.
 
-All three run the algorithm's own functions and give the same result up to rounding. `OneByOne` is the reference.
+All three call the algorithm's own functions and give the same result up to rounding. `OneByOne` is the reference.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,11 +14,17 @@ from tfpfl.engines.packed import Packed, any_state_spec, fused_work, groups, one
 from tfpfl.engines.rounds import Part
 from tfpfl.engines.visit import Readers, checked, client_result, client_state_spec, client_work
 
-STACK = 64  # clients that are vectorized together, at most
+STACK = 64  # the largest number of clients in one vectorized computation
 
 
 class OneByOne:
-    """Every client by itself, several at a time on threads; which thread runs a client changes nothing."""
+    """Computes every client by itself, several at the same time on threads. The result does not depend on the threads.
+
+    Args:
+        algorithm: the algorithm to run.
+        readers: the clients' examples.
+        threads: number of clients computed at the same time.
+    """
 
     def __init__(self, algorithm: Algorithm, readers: Readers, threads: int):
         work = client_work(algorithm, readers)
@@ -31,7 +37,7 @@ class OneByOne:
         self._visit, self._threads = relaxed(visit_client, None, any_state_spec(algorithm), None), threads
 
     def __call__(self, message_for: Callable, states: list, visits: list):
-        """Yields a `Part` for every client, in order."""
+        """Yields a `Part` for every client, in the order of the visits."""
 
         def visit(i):
             state, metrics, contribution, sums = self._visit(message_for(i), states[i], visits[i])
@@ -41,11 +47,16 @@ class OneByOne:
 
 
 class Fused:
-    """For algorithms with a `one_pass`: many clients in one forward and one backward pass of the backbone.
+    """Computes a group of clients in one forward and one backward pass; for algorithms that have `one_pass`.
 
-    A group's examples are one batch, as many clients as `GROUP_BYTES` of activations have room for. Between the two
-    passes every client works on its own features. All of a group is one graph, which is traced once for any number of
-    clients; its clients run side by side there, faster than on Python's threads.
+    The examples of a group are one batch; `GROUP_BYTES` of activations limit the group. Between the two passes every
+    client works on its own features. The whole group is one graph, traced once for any number of clients. Its clients
+    run in parallel there, which is faster than Python threads.
+
+    Args:
+        algorithm: one for which `one_pass_of` is not None.
+        federation: the clients' examples.
+        held_out: as in `Simulation`.
     """
 
     def __init__(self, algorithm: Algorithm, federation, held_out: Sequence[str]):
@@ -53,7 +64,7 @@ class Fused:
         self._work = relaxed(fused_work(algorithm, federation, held_out), None, Packed.type_of, any_number)
 
     def __call__(self, message_for: Callable, states: list, visits: list):
-        """Yields a `Part` for every group, in order."""
+        """Yields a `Part` for every group, in the order of the visits."""
         message, sizes = message_for(0), [int(v.info.num_examples) for v in visits]
         for group in groups(sizes, self._bytes):
             packed = Packed.made([states[i] for i in group])
@@ -63,10 +74,15 @@ class Fused:
 
 
 class Stacked:
-    """Clients of the same N_i and K_i as one vectorized computation, whatever the algorithm does.
+    """Computes clients with equal N_i and K_i as one vectorized computation; works for every algorithm.
 
-    It pays where a client's steps are small: mini-batches of a dense network. Convolutions whose weights differ from
-    client to client are slower so. Clients that no other equals run one by one, as do rounds with held-out splits.
+    Worth it for small steps, such as mini-batches of a dense network. Slower for convolutions, whose kernels differ per
+    client. Clients without a partner of equal N_i and K_i run one by one, and so does every round with held-out splits.
+
+    Args:
+        algorithm: the algorithm to run.
+        federation: the clients' examples.
+        alone: computes the clients that have no partner.
     """
 
     def __init__(self, algorithm: Algorithm, federation, alone: OneByOne):
@@ -94,7 +110,7 @@ class Stacked:
         self._work = relaxed(work, any_number if self._per_client else None, lambda states: spec, any_number)
 
     def __call__(self, message_for: Callable, states: list, visits: list):
-        """Yields a `Part` for every stack, then one for every other client."""
+        """Yields a `Part` for every stack of clients, then one for every client without a partner."""
         alike, rest = {}, []
         for i, visit in enumerate(visits):
             alike.setdefault((int(visit.info.num_examples), int(visit.info.num_classes)), []).append(i)

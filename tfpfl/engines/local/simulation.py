@@ -1,4 +1,4 @@
-"""The local engine: the algorithm's functions in this process. Needs no TFF."""
+"""The local engine: calls the algorithm's functions in this process. It does not need TensorFlow Federated."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,21 +14,23 @@ GROUPINGS = ("auto", "one_by_one", "fused", "stacked")
 
 
 class Simulation(Rounds):
-    """Runs an algorithm in process.
+    """Executes the rounds of an algorithm in this process.
 
     Args:
-        algorithm: what to run.
-        federation: where clients' examples are read by id; None if the visits are `ClientData` that carry them.
-        held_out: splits ('validation', 'test') on which every client of the cohort scores the model that it holds right
-            after its local work.
-        grouping: how the clients of a round are computed. 'one_by_one': each by itself. 'fused': many clients in one
-            pass through the backbone, if the algorithm allows it. 'stacked': clients of equal size as one vectorized
-            computation. 'auto': fused if the algorithm allows it, else one by one. All give the same result up to
+        algorithm: the algorithm to run.
+        federation: the clients' examples, read by client id. None: every visit is a `ClientData` with its examples.
+        held_out: splits ('validation', 'test') on which every client of a round scores the model that it holds right
+            after its local work. Default: none.
+        grouping: how the clients of a round are computed. 'one_by_one': each by itself. 'fused': one pass through the
+            backbone for many clients, if the algorithm allows it. 'stacked': clients of equal size as one vectorized
+            computation. 'auto' (default): fused if possible, else one by one. All give the same result up to
             rounding; see `tfpfl.engines.local.grouping`.
-        threads: clients at a time; default: as many as there are cores. It changes no bit of the result.
+        threads: number of clients computed at the same time with 'one_by_one'; default: the number of cores. The
+            result does not depend on it.
 
     Raises:
-        ValueError: 'fused' or 'stacked' cannot be.
+        InvalidArgument: `grouping` has no such value; it is 'fused' or 'stacked' without a federation; it is 'fused'
+            and the algorithm has no single pass that clients can share; or `threads` is less than 1.
     """
 
     def __init__(
@@ -46,17 +48,23 @@ class Simulation(Rounds):
 def clients_of(
     algorithm: Algorithm, federation, held_out: Sequence[str] = (), grouping: str = "auto", threads: int | None = None
 ) -> Callable:
-    """How clients are taken through a round in this process; arguments and errors as those of `Simulation`."""
+    """Makes the way in which the clients of a round are computed; see `Simulation` for arguments and errors.
+
+    Returns:
+        `OneByOne`, `Fused` or `Stacked` of `tfpfl.engines.local.grouping`.
+    """
     check_choice(grouping=(grouping, GROUPINGS))
     threads = check_threads(threads)
     fits = federation is not None and one_pass_of(algorithm) is not None
     if grouping == "fused" and not fits:
         raise InvalidArgument(
-            "grouping='fused' is for clients that are read by id from a federation, and for algorithms whose client "
-            "takes the backbone forward and backward once, at the message's weights, without recompute or chunk"
+            "grouping='fused' needs a federation, and an algorithm whose client goes forward and backward through the "
+            "backbone exactly once, with the weights of the message, without recompute or chunk. Use grouping='auto'"
         )
     if grouping == "stacked" and federation is None:
-        raise InvalidArgument("grouping='stacked' is for clients that are read by id from a federation")
+        raise InvalidArgument(
+            "grouping='stacked' needs a federation, from which examples are read. Use grouping='one_by_one'"
+        )
     readers = ARRAYS if federation is None else federation_readers(algorithm, federation, held_out)
     if grouping == "fused" or (grouping == "auto" and fits):
         return Fused(algorithm, federation, held_out)

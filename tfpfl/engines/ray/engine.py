@@ -1,9 +1,10 @@
-"""A round's work on a Ray cluster, or on this machine's cores by a Ray of our own.
+"""Executes rounds on a Ray cluster, or with Ray on the cores of this machine.
 
-The cohort is cut into shards, which depend on its size alone. A shard is a Ray task: any process of any node works on
-it as the local engine would, on one thread and in the order of the clients, and sends back the clients' states and what
-they add. The coordinator adds that in the order of the shards. So which node did what, how many there are, and what was
-done again after a failure change no bit of the result, as long as the nodes' processors are of one kind.
+The clients of a round are divided into shards, which depend on the number of clients alone. A shard is a Ray task. Any
+process of any node computes it as the local engine would, on one thread and in the order of the clients. It returns the
+clients' states and the sums of their contributions, which the coordinator adds in the order of the shards. So the
+number of nodes, which node computed which shard, and repetitions after a failure do not change a bit of the result, if
+all nodes have the same kind of processor.
 """
 
 import logging
@@ -35,16 +36,16 @@ from tfpfl.engines.rounds import Rounds, joined
 from tfpfl.engines.shards import shards
 from tfpfl.models import tree
 
-SHARDS, MOST = 16, 8  # of a cohort: so many shards, but none of more clients than this
-_ANSWER_SECONDS = 5
-KEPT = 4  # what a process keeps of what it built: a run needs two, for rounds with and without held-out splits
+SHARDS, MOST = 16, 8  # a round has up to 16 shards, more only if a shard would have more than 8 clients
+_ANSWER_SECONDS = 5  # how long to wait for the head of a cluster
+KEPT = 4  # jobs whose algorithm a node's process keeps; a run has two, for rounds with and without held-out splits
 
 
 def require_ray():
-    """The module ray, or what to do without it.
+    """Imports Ray and returns the module.
 
     Raises:
-        RuntimeError: it is not installed here.
+        Unavailable: Ray is not installed here; the message says how to install it.
     """
     try:
         with warnings.catch_warnings():
@@ -58,25 +59,30 @@ def require_ray():
 
 
 def connect(machines: Machines):
-    """The module ray, connected to the cluster at `machines.address`, or to a Ray of our own that ends with us.
+    """Connects to the Ray cluster at `machines.address`, or starts Ray on this machine, and returns the module ray.
+
+    A Ray that is started here ends with this process.
 
     Raises:
-        RuntimeError: Ray is not installed.
-        MachinesError: no cluster answers there.
-        ValueError: this process is connected to another cluster.
+        Unavailable: Ray is not installed.
+        MachinesError: no Ray cluster answers at the address.
+        InvalidArgument: this process is connected to another cluster already.
     """
     ray = require_ray()
     if ray.is_initialized():
         here = ray.get_runtime_context().gcs_address
         if machines.address not in (None, "auto", here):
-            raise InvalidArgument(f"this process is connected to Ray at {here} already, not to {machines.address}")
+            raise InvalidArgument(
+                f"this process is connected to Ray at {here} already, not to {machines.address}: use that one, or a "
+                "new process"
+            )
         return ray
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if machines.address is None:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            # On the loopback: whoever reaches Ray's ports runs code here.
+            # On the loopback device only, because everyone who reaches Ray's ports can run code here.
             ray.init(address="local", num_cpus=default_threads(), _node_ip_address="127.0.0.1", **quiet)
             return ray
         try:

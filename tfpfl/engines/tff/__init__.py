@@ -1,1 +1,1 @@
-"""The TFF engine."""
+"""The TFF engine: executes rounds through TensorFlow Federated, on one worker or on several."""

@@ -1,4 +1,4 @@
-"""TFF's aggregators for the TFF engine: clipping, zeroing, compression, privacy."""
+"""TFF's aggregators for the TFF engine (clipping, zeroing, compression, privacy), and how a round uses them."""
 
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,7 +14,17 @@ from tfpfl.models import tree
 
 
 def make_adder(algorithm, aggregator, contribution_type):
-    """(() -> the aggregator's state, (state, contributions) -> (new state, (their sums, the sum of their weights)))."""
+    """Makes the way to add up the clients' contributions in a TFF round.
+
+    Args:
+        algorithm: its `aggregate` says which parts of an update are means.
+        aggregator: a factory of `tff.aggregators`; None: plain sums.
+        contribution_type: the TFF type of a `Contribution`.
+
+    Returns:
+        A TFF computation () -> the aggregator's first state, None for plain sums; and a function (state,
+        contributions@CLIENTS) -> (new state, (sums, sum of weights)@SERVER).
+    """
     tff = require_tff()
     if aggregator is None:
 
@@ -54,16 +64,16 @@ def make_adder(algorithm, aggregator, contribution_type):
 
 
 class Aggregated(NamedTuple):
-    """The server's state of a run whose aggregator has one."""
+    """The server's state together with the state of a TFF aggregator."""
 
-    own: Any
-    aggregator: Any
+    own: Any  # the algorithm's server state
+    aggregator: Any  # the aggregator's state; in a `RunStore`, bytes as uint8 [n]
 
 
 class WithState:
-    """A process whose server's state is an `Aggregated`, with the aggregator's part in bytes.
+    """Wraps a process whose server state is an `Aggregated`, and converts the aggregator's state to and from bytes.
 
-    What it is made of only TFF knows; so a run can be read without.
+    The structure of that state is known to TFF only. As bytes, a run can be opened where TFF is not installed.
     """
 
     def __init__(self, process):
@@ -74,14 +84,14 @@ class WithState:
         return self._process.initialize().aggregator
 
     def next(self, server: Aggregated, *arguments):
-        """As that of the process."""
+        """Executes one round; arguments and result are those of the wrapped process, with the state in bytes."""
         state = _from_bytes(server.aggregator, self._first) if len(server.aggregator) else self._first
         output = self._process.next(Aggregated(server.own, state), *arguments)
         return output._replace(server=Aggregated(output.server.own, _to_bytes(output.server.aggregator)))
 
 
 def _to_bytes(state):
-    """A structure's leaves as safetensors: uint8 [n]. A leaf may be text (TFF's private queries keep records so)."""
+    """Saves the leaves of a structure as safetensors: uint8 [n]. A leaf may be text, as in TFF's private queries."""
     leaves = [np.asarray(leaf, order="C") for leaf in tf.nest.flatten(state)]
     leaves = [np.frombuffer(leaf.item(), np.uint8) if leaf.dtype.kind in "SO" else leaf for leaf in leaves]
     return np.frombuffer(save({str(i): leaf for i, leaf in enumerate(leaves)}), np.uint8)
@@ -96,7 +106,7 @@ def _from_bytes(saved, like):
 
 
 def clip(*, norm: float | None = None):
-    """Updates longer than `norm` are scaled down to it; without one, to the 0.8-quantile of the norms, estimated."""
+    """Scales updates whose L2 norm exceeds `norm` down to it. None: the norm follows the estimated 0.8-quantile."""
     tff = require_tff()
     bound = norm or tff.aggregators.PrivateQuantileEstimationProcess.no_noise(
         initial_estimate=1.0, target_quantile=0.8, learning_rate=0.2
@@ -105,7 +115,10 @@ def clip(*, norm: float | None = None):
 
 
 def zero(*, norm: float | None = None):
-    """Updates with a number above `norm` count as 0; without one, above 2 m + 1, m the 0.98-quantile, estimated."""
+    """Replaces updates by 0 whose largest absolute number exceeds `norm`.
+
+    None: the limit is 2 m + 1, where m follows the estimated 0.98-quantile of these largest numbers.
+    """
     tff = require_tff()
     if norm is not None:
         return tff.aggregators.zeroing_factory(norm, tff.aggregators.MeanFactory(), norm_order=np.inf)
@@ -113,27 +126,38 @@ def zero(*, norm: float | None = None):
 
 
 def robust():
-    """TFF's `robust_aggregator`: adaptive zeroing, then adaptive clipping."""
+    """TFF's `robust_aggregator`: first `zero`, then `clip`, both with limits that follow estimated quantiles."""
     return require_tff().learning.robust_aggregator(zeroing=True, clipping=True, weighted=True)
 
 
 def compress(*, bits: int = 8, threshold: int = QUANTIZED_ABOVE):
-    """Tensors of more than `threshold` numbers are sent in `bits` bits a number, uniformly quantized."""
+    """Quantizes tensors of more than `threshold` numbers uniformly to `bits` bits per number."""
     tff = require_tff()
     encoded = tff.aggregators.EncodedSumFactory.quantize_above_threshold(bits, threshold)
     return tff.aggregators.MeanFactory(encoded)
 
 
 def dp(*, noise: float, clip: float, clients: float):
-    """Gaussian noise of standard deviation noise * clip on the sum of updates clipped to the L2 norm `clip`."""
+    """Clips updates to the L2 norm `clip`, and adds Gaussian noise to their sum (standard deviation noise * clip).
+
+    Args:
+        noise: the noise multiplier.
+        clip: the L2 norm.
+        clients: the expected number of clients in a round, by which the sum is divided.
+    """
     tff = require_tff()
     return tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(noise, clients, clip)
 
 
 def dp_adaptive(*, noise: float, clients: float, clip: float = 0.1):
-    """As dp, the norm following the median of the updates' (Andrew et al., 2021); `clip` is where it starts."""
+    """Does the same as `dp`, but the clipping norm follows the median norm of the updates (Andrew et al., 2021).
+
+    Args:
+        noise, clients: see `dp`.
+        clip: the clipping norm of the first round.
+    """
     tff = require_tff()
-    counts = max(0.05 * clients, noise)  # it must exceed noise / 2, which TFF's default for few clients does not
+    counts = max(0.05 * clients, noise)  # must exceed noise / 2; for few clients TFF's default is smaller
     return tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
         noise,
         clients,

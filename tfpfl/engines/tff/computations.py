@@ -1,4 +1,4 @@
-"""The pieces that federated computations are made of: types, messages, rows, visits."""
+"""The parts of which federated computations are made: TFF types, the client's work, messages, rows, visits."""
 
 from typing import Any, NamedTuple
 
@@ -21,20 +21,26 @@ from tfpfl.engines.visit import (
 
 
 class CollectedRows(NamedTuple):
-    """Updates side by side while they are collected."""
+    """The updates of r clients, stacked as rows while TFF collects them."""
 
-    client_ids: Any
-    parts: tuple
+    client_ids: Any  # int32 [r]
+    parts: tuple  # arrays [r, ...]
 
 
 def work_of_one(algorithm, readers):
-    """(message, client state, visit) -> ClientResult"""
+    """Makes (message, client state, visit) -> ClientResult, the work of one client."""
     work = client_work(algorithm, readers)
     return lambda message, state, visit: client_result(algorithm, work(message, state, visit), visit)
 
 
 def client_computation(work, message_type, state_type, visit_type, unpack=lambda message: message):
-    """What one of TFF's clients runs, as a computation."""
+    """Makes the TFF computation of one client's work.
+
+    Args:
+        work: (message, client state, visit) -> result.
+        message_type, state_type, visit_type: the TFF types of its arguments.
+        unpack: (message as TFF delivers it) -> the message for `work`; see `messenger`.
+    """
     tff = require_tff()
 
     @tff.tensorflow.computation(message_type, state_type, visit_type)
@@ -45,7 +51,7 @@ def client_computation(work, message_type, state_type, visit_type, unpack=lambda
 
 
 def tff_type(spec):
-    """A TFF type from a structure of TensorSpec and DatasetSpec."""
+    """Converts a structure of TensorSpec and DatasetSpec to a TFF type."""
     tff = require_tff()
 
     def leaf(s):
@@ -57,12 +63,17 @@ def tff_type(spec):
 
 
 def as_graph(function):
-    """TFF does not convert Python control flow and neither do we; a tf.function gives its graph a scope of its own."""
+    """Wraps a function in a `tf.function`, which gives its graph a scope of its own. Autograph is off, as in TFF."""
     return tf.function(function, autograph=False)
 
 
 def messenger(algorithm):
-    """(how the server's state becomes messages at the clients, the type that arrives, how to unpack it)."""
+    """Makes the way from the server's state to the clients' messages.
+
+    Returns:
+        A function (server@SERVER, visits@CLIENTS) -> messages@CLIENTS; the TFF type of a message that arrives; and a
+        function that unpacks it. One message for all is broadcast; messages per client go through `federated_select`.
+    """
     tff = require_tff()
     server_spec = server_state_spec(algorithm)
     server_type = tff_type(server_spec)
@@ -94,7 +105,14 @@ def messenger(algorithm):
 
 
 def collector(parts_type):
-    """(the type of the cohort's rows side by side, how to get there); with no rows, nothing is collected."""
+    """Makes the way to collect the clients' updates as rows at the server.
+
+    Args:
+        parts_type: the TFF type of the parts of an update whose kind is 'rows'; empty if there are none.
+
+    Returns:
+        The TFF type of the `CollectedRows`, and a function (client_ids@CLIENTS, parts@CLIENTS) -> rows@SERVER.
+    """
     tff = require_tff()
     if not len(parts_type):
         empty = tff.types.to_type(CollectedRows((), ()))
@@ -130,13 +148,21 @@ def collector(parts_type):
 
 
 def visit_type_and_readers(algorithm, data, held_out):
-    """(the type of a visit, how its examples are read)."""
+    """Gives the TFF type of a visit, and the `Readers` of its examples.
+
+    Args:
+        algorithm, data, held_out: as in `tfpfl.federate`.
+
+    Raises:
+        InvalidArgument: `data` is of none of the three kinds, or held-out splits are asked for without a Federation.
+    """
     dtype = algorithm.model.dtype
     if hasattr(data, "reader"):
         return tff_type(visit_spec(dtype)), federation_readers(algorithm, data, held_out)
     if held_out:
         raise InvalidArgument(
-            "held-out splits are read from a Federation; this process was built for the type of examples"
+            f"held-out splits {', '.join(held_out)} can be read only from a Federation; this process was built for the "
+            "type of examples. Give a Federation, or no held_out"
         )
     key = tf.TensorSpec([2], tf.int32)
     if isinstance(data, tf.data.DatasetSpec):

@@ -1,4 +1,4 @@
-"""Evaluation of clients' models as a federated computation."""
+"""Scores the clients' models in a federated computation of TFF."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,18 @@ from tfpfl.engines.visit import client_state_spec, evaluation_work, server_state
 
 
 def federated_evaluation(algorithm: Algorithm, federation, splits: Sequence[str] = ("validation", "test")):
-    """(server@SERVER, state@CLIENTS, visit@CLIENTS) -> scores@CLIENTS: `Evaluation` as a federated computation."""
+    """Makes the TFF computation (server@SERVER, state@CLIENTS, visit@CLIENTS) -> scores@CLIENTS.
+
+    The scores are those of `Scorer`: '{split}_{loss|correct|examples}' -> scalar, for every client.
+
+    Args:
+        algorithm: its personal models, and its global model if it has one, are scored.
+        federation: the clients' examples.
+        splits: the parts of every client's data to score.
+
+    Raises:
+        Unavailable: TFF is not installed.
+    """
     tff = require_tff()
     use_local_worker()
     visit_type, readers = visit_type_and_readers(algorithm, federation, splits)

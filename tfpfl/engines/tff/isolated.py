@@ -1,11 +1,12 @@
-"""Runs a program in a network of its own; what listens there is reached through one socket outside, and no other way.
+"""Runs a program in its own network namespace; from outside it can be reached through one socket only.
 
     python isolated.py unix:PATH|HOST:PORT INSIDE_PORT PROGRAM ...
 
-TFF's worker listens on every address and asks nobody for a password. In a network namespace those addresses are its
-own: from outside no address leads to its port. The one socket is made before this process enters the namespace, and
-what connects there is passed on. Linux, without root where user namespaces are allowed. A program by itself, and not
-imported: only a process with a single thread may enter a user namespace. It and its program end with its parent.
+TFF's worker listens on every address and asks for no password. In a network namespace these addresses are private: no
+address outside leads to its port. This process makes the one socket before it enters the namespace, and forwards its
+connections to the program. It needs Linux; it needs no root if the system allows user namespaces. It is a script and
+not imported, because only a process with a single thread may enter a user namespace. It and the program end when the
+parent process ends.
 """
 
 import ctypes
@@ -26,11 +27,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(outside: str, port: int, program: list) -> int:
-    """Runs it to its end."""
+    """Runs `program` in a namespace, forwards connections at `outside` to its `port`, and returns its exit code."""
     end_with_parent()
     listener = listen(outside)
     enter_namespace()
-    end_with_parent()  # said again: a change of credentials may clear it
+    end_with_parent()  # again, because a change of credentials may clear it
     child = subprocess.Popen(program, preexec_fn=end_with_parent)
     signal.signal(signal.SIGTERM, lambda *_: child.kill())
     threading.Thread(target=accept, args=(listener, port), daemon=True).start()
@@ -38,12 +39,12 @@ def main(outside: str, port: int, program: list) -> int:
 
 
 def end_with_parent() -> None:
-    """The kernel kills this process when its parent goes."""
+    """Asks the kernel to kill this process when its parent ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def listen(outside: str) -> socket.socket:
-    """The way in."""
+    """Opens the socket through which the program is reached: 'unix:PATH' or 'HOST:PORT'."""
     if not outside.startswith("unix:"):
         host, _, port = outside.rpartition(":")
         return socket.create_server((host, int(port)), backlog=64)
@@ -54,7 +55,10 @@ def listen(outside: str) -> socket.socket:
 
 
 def enter_namespace() -> None:
-    """A user namespace, where making a network needs no root; and a network with a loopback device, nothing else."""
+    """Enters a user namespace, where a network needs no root, and a network with only a loopback device.
+
+    Exits with `os.EX_NOPERM` and a message if the system does not allow it.
+    """
     uid, gid = os.getuid(), os.getgid()
     try:
         if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
@@ -66,27 +70,27 @@ def enter_namespace() -> None:
             fcntl.ioctl(s, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
     except OSError as error:
         print(
-            f"isolate: this system lets its users make no network namespace ({error.strerror}); leave it out, or allow "
-            "them: sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns, or the container's "
-            "profile",
+            f"isolate: this system does not let users make a network namespace ({error.strerror}). Leave out isolate, "
+            "or allow it: sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns, or the "
+            "container's profile",
             file=sys.stderr,
         )
-        sys.exit(os.EX_NOPERM)  # by which `tfpfl.engines.tff.worker` knows that this was the reason
+        sys.exit(os.EX_NOPERM)  # `tfpfl.engines.tff.worker` recognizes the reason by this code
 
 
 def accept(listener: socket.socket, port: int) -> None:
-    """Passes every connection on."""
+    """Accepts connections for ever, and forwards each to `port` on a thread of its own."""
     while True:
         connection, _ = listener.accept()
         threading.Thread(target=relay, args=(connection, port), daemon=True).start()
 
 
 def relay(connection: socket.socket, port: int) -> None:
-    """Bytes both ways, until one side ends."""
+    """Copies bytes in both directions until one side closes."""
     try:
         inside = socket.create_connection(("127.0.0.1", port))
     except OSError:
-        connection.close()  # the program is not there yet: who connected tries again
+        connection.close()  # the program does not listen yet; the client will connect again
         return
     inside.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if connection.family != socket.AF_UNIX:
@@ -99,7 +103,7 @@ def relay(connection: socket.socket, port: int) -> None:
 
 
 def pump(source: socket.socket, target: socket.socket) -> None:
-    """Copies until the source ends, then ends both."""
+    """Copies bytes until the source closes, then closes both sockets."""
     with suppress(OSError):
         while data := source.recv(2**20):
             target.sendall(data)

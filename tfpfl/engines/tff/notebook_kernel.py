@@ -1,8 +1,8 @@
-"""A notebook whose own Python has no TensorFlow Federated goes on in one that has.
+"""Runs the cells of a notebook in a Python that has TensorFlow Federated, if the notebook's own Python has not.
 
-TFF needs Python 3.11, Colab and most machines have a newer one. `continue_with_tff()` in a cell makes a Python 3.11
-environment from this project's lock, once, and from then on runs every cell of the notebook there: what they print and
-show appears as usual, but variables are those of the other Python.
+TFF needs Python 3.11; Colab and most machines have a newer one. `continue_with_tff()` in a cell makes a Python 3.11
+environment from this project's requirements.lock, once. From then on every cell of the notebook runs there. Output
+appears as usual, but variables of earlier cells are not there, because they belong to the first Python.
 """
 
 import atexit
@@ -15,22 +15,24 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-STAMP = Path(".venv", "installed-from-lock")  # what the Makefile writes last
-HERE = "_continue_with_tff"
+STAMP = Path(".venv", "installed-from-lock")  # the Makefile writes this file when the environment is complete
+HERE = "_continue_with_tff"  # the notebook's name for the function that runs a cell in the other kernel
 
 
 def continue_with_tff() -> None:
-    """Nothing where TFF is installed; elsewhere the cells after this one run in `python_with_tff()`.
+    """Runs all later cells of this notebook in `python_with_tff()`; does nothing if TFF is installed here.
 
     Raises:
-        RuntimeError: not in a notebook, or the environment could not be made.
+        RuntimeError: this is not a notebook, or the environment could not be made.
     """
     if find_spec("tensorflow_federated") is not None:
         return
     try:
         shell = get_ipython()  # noqa: F821 - IPython's
     except NameError:
-        raise RuntimeError("continue_with_tff is for notebooks; elsewhere start Python 3.11 yourself") from None
+        raise RuntimeError(
+            "continue_with_tff works only in a notebook, and this is none: start Python 3.11 from this project's .venv"
+        ) from None
     kernel = Kernel(python_with_tff(checkout()))
     shell.user_ns[HERE] = kernel.run
     shell.input_transformers_cleanup.append(lambda lines: [f"{HERE}({''.join(lines)!r})\n"])
@@ -38,10 +40,12 @@ def continue_with_tff() -> None:
 
 
 def checkout() -> Path:
-    """tfpfl's source, which has the lock: `TFPFL_SOURCE`, a folder or what git can clone, or the folder above.
+    """The folder of tfpfl's source, which has requirements.lock.
+
+    `TFPFL_SOURCE` is a folder, or an address that git clones into `TFPFL_CACHE`; default: the parent folder.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: the folder has no requirements.lock, or git could not clone it.
     """
     source = os.environ.get("TFPFL_SOURCE") or ".."
     folder = Path(source).resolve()
@@ -52,20 +56,21 @@ def checkout() -> Path:
             _run(["git", "clone", "--quiet", "--depth", "1", source.removeprefix("git+"), str(folder)])
     if not (folder / "requirements.lock").exists():
         raise RuntimeError(
-            f"{source} is no checkout of tfpfl, whose requirements.lock has TensorFlow Federated: start the notebook "
-            "in its notebooks folder, or let TFPFL_SOURCE name a checkout, or an address that git can clone"
+            f"{source} is not a checkout of tfpfl: it has no requirements.lock, from which TensorFlow Federated is "
+            "installed. Start the notebook in the folder notebooks of a checkout, or set TFPFL_SOURCE to a checkout or "
+            "to an address that git can clone"
         )
     return folder
 
 
 def python_with_tff(folder: Path) -> Path:
-    """The interpreter of the checkout's .venv, which is made as `make test` makes it; this takes some minutes.
+    """The Python interpreter of the checkout's .venv. If there is none, it is made, which takes some minutes.
 
     Raises:
-        RuntimeError: there is no Python 3.11 and none could be had, or something could not be installed.
+        RuntimeError: Python 3.11 is missing and could not be installed, or a package could not be installed.
     """
     if not (folder / STAMP).exists():
-        print(f"Making a Python 3.11 environment from {folder.name}/requirements.lock, once; some minutes")
+        print(f"Making a Python 3.11 environment from {folder.name}/requirements.lock; this takes some minutes, once")
         if shutil.which("uv") is None:
             _run([sys.executable, "-m", "pip", "install", "--quiet", "uv"])
         uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
@@ -76,10 +81,10 @@ def python_with_tff(folder: Path) -> Path:
 
 
 class Kernel:
-    """A Jupyter kernel of another Python, for the cells of this one's notebook. It ends with this process.
+    """A Jupyter kernel of another Python that runs the cells of this notebook. It ends when this process ends.
 
     Args:
-        python: the interpreter; ipykernel is installed there.
+        python: the interpreter; the package ipykernel must be installed there.
     """
 
     def __init__(self, python: Path):
@@ -103,10 +108,10 @@ class Kernel:
         self.version = subprocess.run([python, "-V"], capture_output=True, text=True).stdout.split()[-1]
 
     def run(self, code: str) -> None:
-        """Runs a cell there; what it shows is shown here.
+        """Runs a cell in the kernel, and shows its output in this notebook.
 
         Raises:
-            RuntimeError: it failed; its traceback was shown.
+            RuntimeError: the cell raised an error; its traceback was shown.
         """
         try:
             reply = self._client.execute_interactive(code, allow_stdin=False, output_hook=_show)
@@ -130,7 +135,7 @@ def _show(message) -> None:
 
 
 def _run(*commands, env=None) -> None:
-    """The first that succeeds of some commands."""
+    """Runs the commands one after the other until one succeeds; a RuntimeError if none does."""
     for command in commands:
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         if done.returncode == 0:

@@ -1,11 +1,11 @@
-"""Algorithm -> a TFF federated computation with client-placed state.
+"""Makes TFF federated computations of an algorithm; the clients' states are an argument and a result of each round.
 
     initialize: ( -> server@SERVER)
     next: (server@SERVER, state@CLIENTS, visit@CLIENTS)
           -> (server@SERVER, state@CLIENTS, metrics@SERVER, metrics@CLIENTS)
 
-A visit is the client's id, its scalars and a random key; the worker reads the examples from the federation's files. Or,
-as in TFF's tutorials, the visit carries arrays or a `tf.data.Dataset`.
+A visit is the client's id, its scalars and a random key; the worker reads the examples from the federation's files. As
+in TFF's tutorials, a visit may also carry the examples, as arrays or as a `tf.data.Dataset`.
 """
 
 from collections.abc import Sequence
@@ -42,28 +42,29 @@ from tfpfl.engines.visit import (
 
 
 def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: int = 1, aggregator=None):
-    """The algorithm as a `tff.templates.IterativeProcess`.
+    """Makes a `tff.templates.IterativeProcess` that trains an algorithm.
 
     Args:
-        algorithm: what to run.
-        data: a `Federation`, read by client id in the worker (visits are `Visit`); or a pair of `tf.TensorSpec`, the
-            type of arrays (x [None, ...], y [None]) that every visit carries (`ClientData(x, y, info, key)`); or a
-            `tf.data.DatasetSpec` of (x, y) or {'x', 'y'}, single examples or batches (`ClientData(dataset, (), info,
-            key)`).
-        held_out: as in `Simulation`; needs a Federation.
-        pack: so many clients of the cohort are one of TFF's clients, which saves TFF's own work for each, and lets them
-            share passes where `Simulation` would fuse them. For simulation: their sum is what leaves a worker. Needs a
-            Federation, and an algorithm with one message for all and no rows.
+        algorithm: the algorithm to run.
+        data: where the examples come from, one of three. A `Federation`: the worker reads them by client id, and visits
+            are `Visit`. A pair of `tf.TensorSpec`, (x [None, ...], y [None]): every visit carries arrays of this type,
+            `ClientData(x, y, info, key)`. A `tf.data.DatasetSpec` of (x, y) or {'x', 'y'}, single examples or batches:
+            every visit carries such a dataset, `ClientData(dataset, (), info, key)`.
+        held_out: see `Simulation`; needs a Federation.
+        pack: number of clients that are put into one TFF client, default 1. More save TFF's work per client, and let
+            clients share passes as in `Simulation`. Use it for simulation only: a worker then returns sums over a pack.
+            It needs a Federation, one message for all clients, and no rows.
         aggregator: a factory of `tff.aggregators` whose result is a mean, weighted or not; see
-            `tfpfl.runs.aggregators`. The server's state is then an `Aggregated`.
+            `tfpfl.runs.aggregators`. The server's state is then an `Aggregated`. Default: plain sums.
 
     Returns:
-        The process. Its `next` takes and gives client states in the order of the visits, in a `RoundOutput`. With
-        `pack`, a `PackedProcess`, whose `initialize` and `next` are called in the same way.
+        The process. `next(server, client states, visits)` returns a `RoundOutput`, whose client states are in the order
+        of the visits. With `pack` > 1 it is a `PackedProcess` with the same two methods.
 
     Raises:
-        RuntimeError: TFF is not installed.
-        ValueError: a type of data that clients cannot be given.
+        Unavailable: TFF is not installed.
+        InvalidArgument: `data` is of another kind; `held_out` or `pack` is used without a Federation; `pack` is less
+            than 1, does not work for this algorithm, or is combined with an aggregator.
     """
     tff = require_tff()
     use_local_worker()
@@ -76,7 +77,7 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
         raise InvalidArgument(f"pack must be at least 1 client, found {pack}")
     if aggregator is not None and pack > 1:
         raise InvalidArgument(
-            f"an aggregator works on single clients' updates; pack={pack} adds those of several before it"
+            f"an aggregator needs the updates of single clients, but pack={pack} adds several before it: use pack=1"
         )
     step = server_step(algorithm)
     to_clients, message_type, unpack = messenger(algorithm)
@@ -131,27 +132,30 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
 
 
 class ShardResult(NamedTuple):
-    """What one of several machines gives of a round, for some clients of the cohort."""
+    """What one of several TFF workers returns for its shard of a round's clients."""
 
-    client_states: list
-    client_metrics: list
-    rows: list  # a client's `Contribution.rows`
-    sums: tuple  # of the clients' `Contribution.sums`
-    weight: Any  # of the clients' `Contribution.weight`
-    metric_sums: dict
+    client_states: list  # the new state of every client of the shard
+    client_metrics: list  # a dict of scalars for every client
+    rows: list  # `Contribution.rows` of every client
+    sums: tuple  # the sum of the clients' `Contribution.sums`
+    weight: Any  # the sum of the clients' `Contribution.weight`
+    metric_sums: dict  # the sum of what the clients add to the round's metrics
 
 
 def federated_shard(algorithm: Algorithm, federation, held_out: Sequence[str] = ()):
-    """The clients' side of a round: (message, state@CLIENTS, visit@CLIENTS) -> `ShardResult`, its sums @SERVER.
+    """Makes the clients' side of a round as a TFF computation, for one of several TFF workers.
 
-    The message is @SERVER where all clients get the same, @CLIENTS where each gets its own. The coordinator makes it,
-    so that of the server's state no machine sees more than what its clients are sent.
+    The coordinator makes the messages, so that a worker sees nothing of the server's state but what its clients get.
 
     Args:
-        algorithm, federation, held_out: as in `federate`.
+        algorithm, federation, held_out: see `federate`.
+
+    Returns:
+        (message, state@CLIENTS, visit@CLIENTS) -> `ShardResult`, with its sums @SERVER. The message is @SERVER if all
+        clients get the same, and @CLIENTS if each gets its own.
 
     Raises:
-        RuntimeError: TFF is not installed.
+        Unavailable: TFF is not installed.
     """
     tff = require_tff()
     visit_type, readers = visit_type_and_readers(algorithm, federation, held_out)
@@ -177,10 +181,12 @@ def federated_shard(algorithm: Algorithm, federation, held_out: Sequence[str] = 
 
 
 class PackedProcess:
-    """A process whose clients in TFF are `pack` clients of the cohort each.
+    """A process that puts `pack` clients of a round into one TFF client.
 
     Args:
-        process: the `tff.templates.IterativeProcess` from (server, Packed states, visits side by side).
+        process: a `tff.templates.IterativeProcess` whose rounds take (server, Packed states, stacked visits).
+        algorithm: the algorithm that it trains.
+        pack: number of clients in one TFF client; the last TFF client may have fewer.
     """
 
     def __init__(self, process, algorithm: Algorithm, pack: int):
@@ -191,7 +197,7 @@ class PackedProcess:
         return self.process.initialize()
 
     def next(self, server, client_states: list, visits: list) -> RoundOutput:
-        """One round, as that of `Simulation`."""
+        """Executes one round; arguments, result and errors are those of `Simulation.next`."""
         check_visits(client_states, visits)
         packs = [slice(i, i + self.pack) for i in range(0, len(visits), self.pack)]
         states = [Packed.made(client_states[some]) for some in packs]
@@ -202,17 +208,19 @@ class PackedProcess:
 
 
 def _work_of_a_pack(algorithm, data, readers, held_out, pack):
-    """(message, Packed states, visits side by side) -> ClientResult: what TFF runs for `pack` clients.
+    """Makes (message, Packed states, stacked visits) -> ClientResult, the work of a TFF client with `pack` clients.
 
     Raises:
-        ValueError: they cannot be run together.
+        InvalidArgument: `data` is not a Federation, or the algorithm has messages or rows for single clients.
     """
     if not hasattr(data, "reader"):
-        raise InvalidArgument(f"pack={pack} needs a Federation: the clients of a pack are read by id")
+        raise InvalidArgument(
+            f"pack={pack} needs a Federation, from which clients are read by id; found {type(data).__name__}"
+        )
     if algorithm.message_per_client or "rows" in kinds(algorithm):
         raise InvalidArgument(
-            f"pack={pack} is for algorithms whose clients get the same message and whose updates are added; this one "
-            "has messages or rows for single clients"
+            f"pack={pack} needs an algorithm that sends all clients the same message and adds their updates; this one "
+            "has messages or rows for single clients. Use pack=1"
         )
     fused = one_pass_of(algorithm) is not None
     work = fused_work(algorithm, data, held_out) if fused else looped_work(algorithm, readers)
@@ -220,12 +228,12 @@ def _work_of_a_pack(algorithm, data, readers, held_out, pack):
 
 
 def _several(spec):
-    """The type of structures side by side."""
+    """The TFF type of stacked structures: `spec` with a new, open first axis."""
     return tff_type(tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), spec))
 
 
 def _packed_type(algorithm):
-    """The type of `Packed` client states."""
+    """The TFF type of an algorithm's `Packed` client states."""
     leaves = tf.nest.flatten(client_state_spec(algorithm))
     values = tuple(tf.TensorSpec([None], leaf.dtype) for leaf in leaves)
     return tff_type(Packed(values, tf.TensorSpec([len(leaves), None], tf.int32)))

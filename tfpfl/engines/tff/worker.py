@@ -1,7 +1,8 @@
-"""A local TFF worker that is ours: it writes to its own log and ends with the process that started it.
+"""Starts TFF workers on this machine, and makes TFF computations run on a worker.
 
-TFF's own local context leaves its worker running after kill -9 and lets it inherit standard output, so that a pipe
-behind the run never closes. The modules of TFF used here are private: hence the exact pin in requirements.lock.
+A worker that is started here writes to its own log and ends with the process that started it. TFF's own local context
+leaves its worker running after kill -9, and lets it inherit standard output, so that a pipe behind the run never
+closes. The modules of TFF used here are private; that is why requirements.lock pins the exact version.
 """
 
 import atexit
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from tfpfl.checks import Unavailable
 
-# Linux: ask the kernel to end the worker when its parent goes, however that happens; then become the worker.
+# On Linux: asks the kernel to kill this process when its parent ends for any reason, then becomes the worker.
 _TIED_TO_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 _ISOLATED = Path(__file__).with_name("isolated.py")
 _MAX_MESSAGE_BYTES = 2_000_000_000
@@ -29,10 +30,10 @@ CHANNEL_OPTIONS = [
 
 
 def require_tff():
-    """TensorFlow Federated, or what to do without it.
+    """Imports TensorFlow Federated and returns the module.
 
     Raises:
-        RuntimeError: it is not installed here.
+        Unavailable: TFF is not installed here; the message says how to install it.
     """
     try:
         import tensorflow_federated as tff
@@ -42,10 +43,10 @@ def require_tff():
 
 
 def worker_binary() -> Path:
-    """TFF's worker, a program of its own; found without the half minute that an import of TFF may take.
+    """The path of TFF's worker program. It is found without importing TFF, which may take half a minute.
 
     Raises:
-        RuntimeError: TFF is not installed here.
+        Unavailable: TFF is not installed here; the message says how to install it.
     """
     spec = find_spec("tensorflow_federated")
     if spec is None:
@@ -63,19 +64,19 @@ def _without_tff(error) -> Unavailable:
 
 
 def start_worker(port: int, log, concurrency: int = -1, *, outside: str | None = None) -> subprocess.Popen:
-    """TFF's worker binary as a child of this process, which ends with it.
+    """Starts TFF's worker program as a child of this process. On Linux it ends when this process ends.
 
-    It listens on every address of the machine, and has no option to do otherwise.
+    The worker listens on every address of the machine, and has no option to change that.
 
     Args:
-        port: where it listens.
-        log: an open file, for what it writes.
-        concurrency: how many client computations it runs at once; -1 for no limit.
-        outside: 'unix:PATH' or 'HOST:PORT': the worker gets a network of its own, in which nothing reaches `port`, and
-            this is the one way to it. See `tfpfl.engines.tff.isolated`.
+        port: the port on which it listens.
+        log: an open file for its output.
+        concurrency: how many client computations it runs at the same time; -1 (default): no limit.
+        outside: 'unix:PATH' or 'HOST:PORT': run the worker in its own network namespace, so that it can be reached only
+            here and not at `port`. See `tfpfl.engines.tff.isolated`. Default: no namespace.
 
     Raises:
-        RuntimeError: TFF is not installed, or `outside` is asked for where there are no network namespaces.
+        Unavailable: TFF is not installed, or `outside` is given on a system other than Linux.
     """
     command = [str(worker_binary()), f"--port={port}", f"--max_concurrent_computation_calls={concurrency}"]
     if outside is not None:
@@ -90,14 +91,16 @@ def start_worker(port: int, log, concurrency: int = -1, *, outside: str | None =
 
 
 class Worker:
-    """A worker for this process alone.
+    """A TFF worker that serves this process alone, and is ready for work when the constructor returns.
 
     Args:
-        concurrency: as in `start_worker`.
-        isolate: nobody but this user reaches it, and only through a socket in a folder that is this user's.
+        concurrency: see `start_worker`.
+        isolate: run it in its own network namespace. It is then reached through a socket in a private folder, which no
+            other user can open. Default: it listens on all addresses of the machine.
 
     Raises:
-        RuntimeError: it did not start; the message says why, or where its log is.
+        Unavailable: TFF is not installed, or the worker did not start within 60 s. The message says why, or where the
+            log is.
     """
 
     def __init__(self, concurrency: int = -1, isolate: bool = False):
@@ -124,11 +127,11 @@ class Worker:
                 self.close(keep_log=True)
                 if isolate and code == os.EX_NOPERM:  # what `tfpfl.engines.tff.isolated` ends with
                     raise Unavailable(said)
-                raise Unavailable(f"TFF's worker did not start within {_START_SECONDS} s; its log is {self.log}")
+                raise Unavailable(f"TFF's worker did not start within {_START_SECONDS} s; see its log, {self.log}")
             time.sleep(0.05)
 
     def close(self, keep_log: bool = False) -> None:
-        """Ends the worker; its log goes with it."""
+        """Kills the worker and, without `keep_log`, deletes its log."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -137,16 +140,19 @@ class Worker:
 
 
 def last_line(log: Path) -> str:
-    """What a worker said last; '' if nothing."""
+    """The last line of a worker's log; '' if the log is empty."""
     lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else ""
 
 
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # HTTP/2: the preface and empty settings
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # how an HTTP/2 client begins: preface, settings
 
 
 def answers(address: str, seconds: float = 5.0) -> bool:
-    """Whether a gRPC server is alive at 'HOST:PORT': it greets, which a stopped one or an idle tunnel does not."""
+    """Whether a gRPC server at 'HOST:PORT' answers an HTTP/2 greeting within `seconds`.
+
+    A stopped process or a tunnel without a server accepts a connection too, but does not answer.
+    """
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), seconds) as s:
@@ -157,7 +163,11 @@ def answers(address: str, seconds: float = 5.0) -> bool:
 
 
 def context_on(stub: Callable):
-    """A TFF execution context on the worker behind `stub()`, which is called when the first computation runs."""
+    """Makes a TFF execution context whose computations run on a worker.
+
+    Args:
+        stub: () -> the gRPC stub of the worker; called for every computation.
+    """
     require_tff()
     from tensorflow_federated.python.core.backends.native import compiler
     from tensorflow_federated.python.core.environments.tensorflow_frontend import tensorflow_computation
@@ -181,7 +191,10 @@ def context_on(stub: Callable):
 
 
 def execution_context(concurrency: int = -1, isolate: bool = False):
-    """A TFF execution context on a `Worker` of this process, which is started at the first computation."""
+    """Makes a TFF execution context on a `Worker` of this process; see `Worker` for the arguments.
+
+    The first computation starts the worker; a later one starts a new worker if that has ended.
+    """
     workers = []
 
     def stub():
@@ -197,11 +210,15 @@ _replaced = []
 
 
 def use_local_worker(concurrency: int | None = None, isolate: bool | None = None) -> None:
-    """Makes a worker of ours the one that TFF computations of this process run on.
+    """Makes all TFF computations of this process run on a `Worker` that this process starts.
 
     Args:
-        concurrency: clients at once; default one a core. More are not faster, and each needs memory.
-        isolate: as in `Worker`; None: as it is.
+        concurrency: number of clients at the same time; default: the number of cores. More are not faster, and each
+            needs memory. Ignored if the worker is in use already.
+        isolate: see `Worker`; None (default): do not change it.
+
+    Raises:
+        Unavailable: TFF is not installed.
     """
     global _context
     if _context is None or isolate not in (None, _context[1]):
@@ -209,7 +226,7 @@ def use_local_worker(concurrency: int | None = None, isolate: bool | None = None
         from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
 
         _context = execution_context(concurrency or os.cpu_count() or 1, bool(isolate)), bool(isolate)
-        # When TFF's own context goes, it ends its worker, if it had started one, by SIGINT and waits for it: for ever
-        # where SIGINT is ignored, as in a shell's background jobs. So the context is kept.
+        # Keep the replaced context: when it is deleted, it sends SIGINT to its worker and waits until the worker ends.
+        # That lasts for ever where SIGINT is ignored, as in background jobs of a shell.
         _replaced.append(context_stack_impl.context_stack.current)
         context_stack_impl.context_stack.set_default_context(_context[0])

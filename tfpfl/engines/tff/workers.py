@@ -1,11 +1,11 @@
-"""Rounds on several TFF workers: each does the clients' side for shards of the cohort, this process the server's.
+"""Rounds on several TFF workers: the workers compute the clients, shard by shard; this process computes the server.
 
-The shards are a function of the cohort alone, and their sums are added in the cohort's order: how many workers there
-are, and which of them did what, changes no bit of the result. A shard whose worker goes, or takes too long, is done by
-another; a worker that is back is used again.
+The shards depend on the number of clients alone, and their sums are added in the order of the cohort. So the number of
+workers, and which worker computed which shard, do not change a bit of the result. If a worker is lost or takes too
+long, another worker computes its shard. A worker that answers again is used again.
 
-TFF itself waits for ever for a worker that is gone. Here every call to a worker has a time by which it must end, and
-whoever works is asked once a second whether it is alive.
+TFF itself waits for ever for a lost worker. Here every call to a worker has a deadline, and a worker that computes is
+asked once a second whether it is alive.
 """
 
 import json
@@ -32,40 +32,41 @@ from tfpfl.engines.shards import shards
 from tfpfl.engines.tff.process import federated_shard
 from tfpfl.engines.tff.worker import CHANNEL_OPTIONS, answers, context_on, require_tff
 
-# Shards of a cohort: 1, 2, 3 or 6 workers share 6 equally, 4 too 12. A shard costs some 25 ms beside its clients' work,
-# and a worker takes its clients side by side: so not too few clients in one.
+# Number of shards of a round, at least and at most, and wanted clients per shard. 1, 2, 3 or 6 workers share 6 shards
+# equally; 4 workers share 12. A shard costs about 25 ms beside its clients' work, and a worker computes the clients of
+# a shard in parallel, so a shard should not have too few clients.
 FEWEST, MOST, CLIENTS = 6, 12, 4
-ATTEMPTS = 4  # how often a shard may be lost: it may be the shard that ends its workers
-SILENCE = 20.0  # seconds after which a worker that does not answer is lost
-TICK = 1.0  # seconds between looks at a worker
-SILENT = "does not answer"
+ATTEMPTS = 4  # a shard that is lost this often ends the run, because the shard itself may be what kills the workers
+SILENCE = 20.0  # seconds without an answer after which a worker is lost
+TICK = 1.0  # seconds between two questions to a worker whether it is alive
+SILENT = "does not answer"  # why a worker is lost, in messages
 log = logging.getLogger(__name__)
 
 
 class WorkerLost(RuntimeError):
-    """A worker cannot go on with what it was asked for; another may."""
+    """A worker could not finish its work, for example because it does not answer; another worker may be able to."""
 
 
 class WorkFailed(WorkerLost):
-    """The worker says that the work failed there."""
+    """The worker answered that its computation failed."""
 
 
 class OtherFederation(InvalidArgument):
-    """A worker has not the federation that this process has."""
+    """A worker has no federation, or a different one, at the path of this process's federation."""
 
 
 class ShardedProcess(Rounds):
-    """Rounds on TFF workers; `initialize` and `next` as those of `Simulation`.
+    """Executes rounds on TFF workers; `initialize` and `next` are those of `Simulation`.
 
     Args:
-        algorithm, federation, held_out: as in `tfpfl.federate`.
-        machines: `workers` and `deadline`.
+        algorithm, federation, held_out: see `tfpfl.federate`.
+        machines: its `workers` and `deadline`.
 
     Raises:
-        RuntimeError: TFF is not installed.
-        MachinesError: no worker answers. From `next`: no worker was left for as long as the deadline, or workers were
-            lost with one shard again and again.
-        OtherFederation: a worker has not this federation under its path.
+        Unavailable: TFF is not installed.
+        MachinesError: no worker answers. Raised by `next`: no worker was left for `deadline` seconds, or one shard was
+            lost four times.
+        OtherFederation: a worker has no federation, or a different one, at the federation's path.
     """
 
     def __init__(self, algorithm: Algorithm, federation, machines: Machines, *, held_out: Sequence[str] = ()):
@@ -93,22 +94,22 @@ class ShardedProcess(Rounds):
 
 
 def number_of_shards(clients: int) -> int:
-    """6 to 12, or as many as there are clients."""
+    """The number of shards of a round with this many clients: 6 to 12, but at most one per client."""
     return min(clients, max(FEWEST, min(MOST, clients // CLIENTS)))
 
 
 @lru_cache
 def workers_of(machines: Machines) -> "Workers":
-    """The workers of a run, which its processes share."""
+    """Makes the connections to a run's TFF workers; equal `machines` share them."""
     return Workers(machines.workers, machines.deadline)
 
 
 class Workers:
-    """Several workers, to which parts of some work are given.
+    """Distributes computations over several TFF workers.
 
     Args:
-        names: 'host:port'.
-        deadline: seconds for one part.
+        names: 'host:port' of every worker.
+        deadline: seconds that a worker may take for one computation.
     """
 
     def __init__(self, names: Sequence[str], deadline: float):
@@ -116,13 +117,13 @@ class Workers:
         self.remotes = [Remote(name, deadline) for name in names]
 
     def require(self, federation) -> None:
-        """Whether the workers are there, and have this federation.
+        """Connects to the workers, and checks that they have this federation.
 
-        Those that do not answer are told of, and may come later.
+        Workers that do not answer are logged; they are used when they answer later.
 
         Raises:
-            MachinesError: none answers.
-            OtherFederation: says which worker, and what it has.
+            MachinesError: no worker answers.
+            OtherFederation: a worker has no federation, or a different one, at the federation's path.
         """
         for remote in self.remotes:
             remote.begin(remote.enter, federation)
@@ -136,14 +137,14 @@ class Workers:
             raise MachinesError(f"no worker answers ({self._why()}). `tfpfl worker` starts one")
 
     def each(self, computation, work: list, federation) -> list:
-        """computation(*arguments) for all of `work`, in its order.
+        """Computes computation(*arguments) on the workers for all `arguments` in `work`; results in the same order.
 
         Raises:
             MachinesError: see `ShardedProcess`.
         """
         results, waiting, losses = [None] * len(work), deque(range(len(work))), [0] * len(work)
         last_seen = time.monotonic()
-        given = {}  # remote -> which of the work it does
+        given = {}  # remote -> the index in `work` of what it computes
         try:
             while waiting or given:
                 for remote in self.remotes:
@@ -156,8 +157,8 @@ class Workers:
                     last_seen = time.monotonic()
                 elif time.monotonic() - last_seen > self.deadline:
                     raise MachinesError(
-                        f"no worker was left for {self.deadline:g} s ({self._why()}). The rounds before are saved: "
-                        "start workers, and `tfpfl resume` goes on"
+                        f"no worker was left for {self.deadline:g} s ({self._why()}). All earlier rounds are saved: "
+                        "start workers, and continue with `tfpfl resume`"
                     )
                 jobs = [remote.job for remote in self.remotes if remote.job is not None]
                 wait(jobs, TICK / 5, FIRST_COMPLETED)
@@ -176,13 +177,13 @@ class Workers:
                     losses[place] += 1
                     if losses[place] >= ATTEMPTS:
                         raise MachinesError(
-                            f"a part of the round was lost {ATTEMPTS} times, the last time with {remote.name} "
-                            f"({remote.why}). The rounds before are saved, and `tfpfl resume` goes on. A part that "
-                            f"needs more than {self.deadline:g} s needs a larger --deadline"
+                            f"a shard of the round was lost {ATTEMPTS} times, the last time with {remote.name} "
+                            f"({remote.why}). All earlier rounds are saved; continue with `tfpfl resume`. If a shard "
+                            f"takes longer than {self.deadline:g} s, use a larger --deadline"
                         )
                     waiting.appendleft(place)
         finally:
-            for remote in given:  # after an error: or their threads would hold this process until the deadline
+            for remote in given:  # only after an error: otherwise their threads would keep this process alive
                 remote.leave("the round was given up")
         return results
 
@@ -191,9 +192,9 @@ class Workers:
 
 
 class Remote:
-    """One worker, with a thread of its own, since TFF's context is one of the thread that installed it.
+    """A worker, and the thread of this process that talks to it. TFF's context belongs to the thread that installs it.
 
-    `job` is what the thread does now. All methods but `enter` and `run` are called by the thread that gives the jobs.
+    `job` is what the thread does now. `enter` and `run` are executed by that thread, all other methods by the caller's.
     """
 
     def __init__(self, name: str, deadline: float):
@@ -203,14 +204,14 @@ class Remote:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tfpfl-{name}")
 
     def begin(self, function: Callable, *arguments) -> None:
-        """Gives the thread something to do."""
+        """Starts function(*arguments) on the thread, as its job."""
         self._tried = self._seen = time.monotonic()
         self.job = self._thread.submit(function, *arguments)
         if self.is_in:
             Thread(target=self._watch, args=(self.job,), daemon=True).start()
 
     def end(self):
-        """What the job gave; None where it lost the worker. Other errors are raised."""
+        """Waits for the job and returns its result; None if the worker was lost. Other errors are raised."""
         job, self.job = self.job, None
         try:
             result = job.result()
@@ -225,23 +226,23 @@ class Remote:
         return result
 
     def leave(self, why: str) -> None:
-        """Gives the worker up; its job then ends at once."""
+        """Closes the connection, so that the job ends at once; `why` is the reason, for messages."""
         self._link.close(why)
 
     def may_be_tried(self) -> bool:
-        """Not more often than once a second."""
+        """Whether it is time to try this worker again: more than one second after the last job began."""
         return time.monotonic() - self._tried > TICK
 
     def is_silent(self) -> bool:
-        """Whether a working worker has not answered for long."""
+        """Whether a worker that computes has not answered for `SILENCE` seconds."""
         return time.monotonic() - self._seen > SILENCE
 
     def enter(self, federation) -> None:
-        """Connects, and compares federations; nothing to do where that was done.
+        """Connects to the worker and checks its federation, unless that was done before.
 
         Raises:
-            WorkerLost: it does not answer.
-            OtherFederation: it has not this one.
+            WorkerLost: the worker does not answer.
+            OtherFederation: the worker has no federation, or a different one, at the federation's path.
         """
         if self.is_in and self._federation is federation:
             return
@@ -254,10 +255,10 @@ class Remote:
         self._federation = federation
 
     def run(self, computation, arguments):
-        """A computation on the worker.
+        """Computes computation(*arguments) on the worker, within the deadline.
 
         Raises:
-            WorkerLost: it did not come to its end there.
+            WorkerLost: the worker was lost, the computation failed, or the deadline passed.
         """
         return self._link.run(computation, arguments, self.deadline)
 
@@ -278,23 +279,23 @@ class Remote:
 
 
 class Link:
-    """A connection to a worker, and the TFF context on it. Once it is closed, it stays so."""
+    """A connection to a worker, with a TFF context that uses it. A closed connection is never opened again."""
 
     def __init__(self, name: str):
         import grpc
         from tensorflow_federated.proto.v0 import executor_pb2_grpc
 
-        # A pool of its own: a connection to the worker that was at this address before is not taken for this one's.
+        # Its own pool, so that gRPC does not reuse a connection to an earlier worker at the same address.
         options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
         self._channel = grpc.insecure_channel(name, options)
         self._context = context_on(lambda: Stub(executor_pb2_grpc.ExecutorGroupStub(self._channel), self))
         self.until, self.closed = 0.0, None
 
     def run(self, computation, arguments, seconds: float):
-        """computation(*arguments) on the worker.
+        """Computes computation(*arguments) on the worker.
 
         Raises:
-            WorkerLost: it is gone, or took longer than this.
+            WorkerLost: the connection broke or was closed, or the computation failed or took more than `seconds`.
         """
         from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
 
@@ -303,13 +304,16 @@ class Link:
             return computation(*arguments)
 
     def close(self, why: str) -> None:
-        """Ends what runs on it."""
+        """Closes the connection and ends what runs on it; `why` is the reason, for messages."""
         self.closed = self.closed or why
         self._channel.close()
 
 
 class Stub:
-    """What a TFF executor calls a worker by; unlike TFF's own, calls end, and what is lost is not tried again."""
+    """The gRPC stub with which a TFF executor calls a worker.
+
+    Unlike TFF's own stub, every call has a deadline, and a failed call is not repeated.
+    """
 
     def __init__(self, calls, link: Link):
         self._calls, self._link = calls, link
@@ -322,7 +326,7 @@ class Stub:
             import grpc
 
             if tidying and link.closed is not None:
-                return None  # it went with the worker
+                return None  # what it would delete was lost with the worker
             seconds = max(link.until - time.monotonic(), 0.001)
             try:
                 return call(request, timeout=min(seconds, SILENCE) if tidying else seconds)
@@ -353,11 +357,11 @@ def _as_ours(error, link: Link) -> Exception:
 
 
 def check_federation(link: Link, name: str, federation, seconds: float) -> None:
-    """Whether a worker reads from the federation's path what this process does: its manifest, and every file's bytes.
+    """Checks that a worker reads the same manifest and the same files at the federation's path as this process.
 
     Raises:
-        WorkerLost: it went away meanwhile.
-        OtherFederation: names the worker, and says what it found.
+        WorkerLost: the worker was lost meanwhile.
+        OtherFederation: the worker cannot read the folder, or finds other contents; the message says what it found.
     """
     tff, path = require_tff(), Path(federation.path)
     read_manifest = tff.tensorflow.computation(lambda: tf.io.read_file(str(path / "manifest.json")))
@@ -374,18 +378,23 @@ def check_federation(link: Link, name: str, federation, seconds: float) -> None:
     except (ValueError, TypeError, KeyError):
         found = "a manifest.json that cannot be read"
     if found != federation.hash:
-        raise OtherFederation(f"worker {name} has {found[:64]} at {path}, this process has {federation.hash}")
+        raise OtherFederation(
+            f"worker {name} has {found[:64]} at {path}, this process has {federation.hash}: copy the folder to that "
+            "path on its machine"
+        )
     try:
         there = np.asarray(link.run(read_files, (), seconds))
     except WorkFailed as error:
         raise OtherFederation(f"worker {name} cannot read all files of {path} ({error})") from error
     for file, ours, theirs in zip(FILES, _fingerprints_here(federation), there, strict=True):
         if not np.array_equal(ours, theirs):
-            raise OtherFederation(f"worker {name} has another {file} at {path} than the manifest and this process")
+            raise OtherFederation(
+                f"worker {name} has another {file} at {path} than the manifest and this process: copy the folder again"
+            )
 
 
 def _fingerprints(federation):
-    """uint8 [files, 8]: FarmHash of every file, mapped and not copied; SHA-256 is not among TensorFlow's operations."""
+    """uint8 [files, 8]: FarmHash of every file, mapped into memory and not copied. TensorFlow has no SHA-256."""
 
     def of(file):
         size, path = federation.manifest["files"][file]["bytes"], str(federation.path / file)
