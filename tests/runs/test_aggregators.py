@@ -266,7 +266,7 @@ def test_rows_are_not_aggregated(federation, tff):
         factory("clip", {}, algorithm)
     with pytest.raises(ValueError, match="the server sees every client's own"):
         median(algorithm)
-    with pytest.raises(ValueError, match="trim lies in"):
+    with pytest.raises(ValueError, match="trim must lie in"):
         trimmed_mean(build("fedavg", federation), trim=0.5)
     with pytest.raises(ValueError, match="pack=2 adds those of several before it"):
         pflego = build("pflego", federation)

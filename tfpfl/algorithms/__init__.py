@@ -1,4 +1,4 @@
-"""The methods: one file each, on the contract and on the parts that they share. `ALGORITHMS` lists them."""
+"""The methods, each in a file of its own, and what they share: the contract and `parts`. `ALGORITHMS` lists them."""
 
 from tfpfl.algorithms.apfl import apfl
 from tfpfl.algorithms.catalog import ALGORITHMS, build_algorithm, check_names, get_method

@@ -1,4 +1,4 @@
-"""`ALGORITHMS`, the one list that the command line, the tests and the README read."""
+"""`ALGORITHMS`, the list of all methods for the command line, the tests and the README; and functions on it."""
 
 from tfpfl.algorithms.apfl import APFL
 from tfpfl.algorithms.ditto import DITTO
@@ -25,7 +25,7 @@ from tfpfl.algorithms.scaffold import SCAFFOLD
 from tfpfl.algorithms.separate import LOCAL
 from tfpfl.checks import InvalidArgument, unknown
 
-# The order is that of tables and plots.
+# Tables and plots show the methods in this order.
 _METHODS = (
     PFLEGO,
     FEDAVG,
@@ -57,10 +57,20 @@ ALGORITHMS = {method.name: method for method in _METHODS}
 
 
 def build_algorithm(name: str, model, population, *, preset: str | None = None, **hyperparameters):
-    """An algorithm by its name in `ALGORITHMS`.
+    """Builds an algorithm by its name in `ALGORITHMS`.
+
+    Args:
+        name: the name, such as 'pflego'.
+        model: the `SplitModel`.
+        population: the `Population` that is trained on.
+        preset: the name of a set of hyperparameters in `Method.presets`; None for the defaults.
+        hyperparameters: override the defaults and the preset; the builder's docstring describes them.
+
+    Returns:
+        The `Algorithm`.
 
     Raises:
-        ValueError: an unknown name, preset or hyperparameter (with the valid ones), or one out of range.
+        InvalidArgument: the name, the preset or a hyperparameter is unknown, or a value is out of range.
 
     Examples:
         >>> from tfpfl import Population, SplitModel
@@ -78,10 +88,10 @@ def build_algorithm(name: str, model, population, *, preset: str | None = None, 
 
 
 def check_names(name: str, preset: str | None, hyperparameters) -> None:
-    """Whether there is such an algorithm, with such a preset and such hyperparameters.
+    """Checks the name of an algorithm, of a preset (None: no preset) and of hyperparameters, but not their values.
 
     Raises:
-        ValueError: an unknown name, with the nearest one and all.
+        InvalidArgument: a name is unknown. The message lists the valid ones.
     """
     method = get_method(name)
     if preset is not None and preset not in method.presets:
@@ -92,10 +102,10 @@ def check_names(name: str, preset: str | None, hyperparameters) -> None:
 
 
 def get_method(name: str) -> Method:
-    """The entry of a method in `ALGORITHMS`.
+    """The `Method` of this name in `ALGORITHMS`.
 
     Raises:
-        ValueError: an unknown name, with the nearest one.
+        InvalidArgument: the name is unknown. The message lists the valid ones.
     """
     if name not in ALGORITHMS:
         raise InvalidArgument(unknown("algorithm", name, ALGORITHMS))

@@ -1,4 +1,4 @@
-"""What there is to know about a method before it is run; every method's file ends with its own entry."""
+"""`Method`, the entry of a method in the list `ALGORITHMS`. Every method's file ends with its entry."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,32 +7,32 @@ from inspect import signature
 
 @dataclass(frozen=True)
 class Method:
-    """What there is to know about a personalized federated method before it is run.
+    """The facts about a personalized federated method: name, builder, costs, reference and presets.
 
-    `bytes_down`, `bytes_up`: scalars a client receives and sends in a round, in terms of b (backbone), h (head) and
-    d = b + h; times 4 in float32.
+    `down` and `up` are the numbers that a client receives and sends in a round, in terms of b (weights of the
+    backbone), h (weights of the head), d = b + h and I (clients). In float32 each number has 4 bytes.
     """
 
-    name: str  # as `--algorithm` takes it
-    title: str  # as the paper writes it
+    name: str  # the value of `--algorithm`
+    title: str  # the name in the paper
     builder: Callable  # (model, population, *, hyperparameters) -> Algorithm
-    head: str  # 'personal': of width K_i, on the device; 'shared': one for all
-    message: str  # 'broadcast' or 'per client'
-    state: str  # what a client keeps
+    head: str  # 'personal': K_i outputs, kept on the device; 'shared': one head for all
+    message: str  # 'broadcast' (the same for all clients) or 'per client'
+    state: str  # what a client keeps between its visits
     down: str
     up: str
     reference: str
     evaluates: str = "personal"  # what `personal_model` is: 'personal', 'global', 'fine-tuned'
-    evaluates_if: dict = field(default_factory=dict)  # (hyperparameter, its value) -> what it is then
+    evaluates_if: dict = field(default_factory=dict)  # (hyperparameter, value) -> what it is with this value
     presets: dict = field(default_factory=dict)
 
     @property
     def hyperparameters(self) -> dict:
-        """name -> inspect.Parameter, with its default and annotation."""
+        """The builder's keyword-only arguments: {name: inspect.Parameter}, with default and annotation."""
         parameters = signature(self.builder).parameters
         return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
     def evaluated(self, hyperparameters: dict) -> str:
-        """What `personal_model` is with these hyperparameters: 'personal', 'global' or 'fine-tuned'."""
+        """The kind of `personal_model` with these hyperparameters: 'personal', 'global' or 'fine-tuned'."""
         found = [label for (name, value), label in self.evaluates_if.items() if hyperparameters.get(name) == value]
         return found[0] if found else self.evaluates

@@ -1,4 +1,4 @@
-"""What methods are made of: local training, closed forms of the head, optimizers, adaptation, rows on the server."""
+"""Parts that methods share: local training, the linear head, optimizers, adaptation, and tables on the server."""
 
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import (

@@ -1,4 +1,4 @@
-"""What a client that never took part in training does by itself before it predicts: the usual `Adaptation`s."""
+"""The usual `Adaptation`s: how a client that never took part in training adapts its model before it predicts."""
 
 from typing import Any, NamedTuple
 
@@ -10,30 +10,39 @@ from tfpfl.models import tree
 from tfpfl.models.losses import client_loss, cross_entropy, logits
 from tfpfl.models.weights import Weights
 
-FEATURES_CHUNK = 512  # examples at a time where features need no gradient
+FEATURES_CHUNK = 512  # examples per forward pass, if only features and no gradient are needed
 
 
 class Fit(NamedTuple):
-    """What an `adaptation` carries from epoch to epoch."""
+    """The state that an `adaptation` carries from epoch to epoch."""
 
     message: Any
     weights: Weights
-    slots: Any  # the optimizer's, for the part that is fitted
-    phi: Any  # [N_i, M] where only the head is fitted: the features do not change; () otherwise
+    slots: Any  # the optimizer's state, for the part that is trained
+    phi: Any  # [N_i, M]: the features, if only the head is trained and they do not change; otherwise ()
 
 
 def adaptation(
     model, start, optimizer: Optimizer, *, part="full", batch_size=None, penalty=None, then=None
 ) -> Adaptation:
-    """A client fits a part of its model to its own examples, by an optimizer whose slots go on from epoch to epoch.
+    """The adaptation that trains a part of the client's model on its own examples.
+
+    Every step uses the gradient of the mean cross-entropy of a mini-batch. The optimizer's state is kept from epoch to
+    epoch.
 
     Args:
-        start: (message, client state, ClientData) -> the whole model at first.
-        optimizer: of the part; its gradient is that of the mean cross-entropy of a mini-batch.
-        part: 'full', 'head' (on features that are computed once) or 'body'.
-        batch_size: examples a step; None for all, and an epoch is then a step.
-        penalty: (the whole weights, message) -> float [], minimized as well.
-        then: (the whole weights, message) -> weights, after every step: an implicit step on a penalty.
+        model: the `SplitModel`.
+        start: (message, client state, ClientData) -> the initial `Weights`.
+        optimizer: the `Optimizer` of the steps.
+        part: what is trained: 'full' (all weights), 'head' (on features that are computed once) or 'body' (the
+            backbone).
+        batch_size: examples per step; None for all, so that an epoch is one step.
+        penalty: (Weights, message) -> float [], added to the loss; default: none.
+        then: (Weights, message) -> Weights, applied after every step, such as an implicit step on a penalty; default:
+            none.
+
+    Raises:
+        InvalidArgument: part is unknown, or batch_size is below 1.
     """
     check_choice(part=(part, PARTS))
     loop, objective = batch_loop(epochs=1, batch_size=batch_size), client_loss(model)
@@ -68,12 +77,16 @@ def adaptation(
 
 
 def near(eta, coefficient, implicit_prox=False) -> dict:
-    """Holds an `adaptation` of all weights to the message, a whole model: (coefficient / 2) |w - message|^2.
+    """Arguments of `adaptation` for the penalty (coefficient / 2) |w - message|^2; the message is a whole model.
 
-    Explicitly, by the gradient, or implicitly: w <- (w + eta coefficient message) / (1 + eta coefficient).
+    Args:
+        eta: the learning rate of the steps.
+        coefficient: the weight of the penalty, >= 0.
+        implicit_prox: take an implicit step, w <- (w + eta coefficient message) / (1 + eta coefficient), instead of the
+            gradient of the penalty.
 
     Returns:
-        The arguments for `adaptation`.
+        A dict with `penalty` or with `then`.
     """
     if not implicit_prox:
         return {"penalty": lambda weights, w: coefficient / 2 * squared_distance(weights, w)}
@@ -82,6 +95,6 @@ def near(eta, coefficient, implicit_prox=False) -> dict:
 
 
 def squared_distance(a, b):
-    """|a - b|^2 of two structures: float []."""
+    """The squared distance |a - b|^2 of two structures: float []."""
     away = tree.subtract(a, b)
     return tree.dot(away, away)

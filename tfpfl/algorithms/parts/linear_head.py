@@ -1,11 +1,10 @@
-"""A linear softmax head on features that do not change: everything in closed form.
+"""Training of a linear softmax head on fixed features, with gradients in closed form.
 
-With Phi the features [N, M], Y one-hot labels [N, K] and P = softmax(Phi W), the gradient of the mean cross-entropy is
-Phi^T (P - Y) / N for the kernel, and (P - Y) W^T / N for the features (specification, section 1).
+Let Phi be the features [N, M], Y the one-hot labels [N, K] and P = softmax(Phi W). The gradient of the mean
+cross-entropy is Phi^T (P - Y) / N for the kernel and (P - Y) W^T / N for the features (specification, section 1).
 
-All of it in the transposed layout, [K, M] by [M, N], with the softmax written out: on a CPU, products with K-wide
-matrices take four times as long the other way round, and the head's steps are nearly all that a client of PFLEGO does
-between its two passes.
+The code uses transposed matrices, [K, M] by [M, N], and its own softmax. On a CPU, products with matrices of K columns
+take four times as long, and between its two passes a client of PFLEGO does little but steps on its head.
 """
 
 import tensorflow as tf
@@ -15,21 +14,21 @@ from tfpfl.models import tree
 from tfpfl.models.weights import Head
 
 CONJUGATE_GRADIENT_STEPS = 10
-DAMPING = 1e-3  # the softmax Hessian is singular: adding a constant to every class changes nothing
+DAMPING = 1e-3  # added to the Hessian, which is singular: the same constant for all classes does not change the loss
 
 
 def loss(head: Head, phi, targets):
-    """Mean cross-entropy l_i: float []."""
+    """The mean cross-entropy l_i of a head on features phi [N, M] with one-hot targets [N, K]: float []."""
     return loss_and_errors(head, phi, targets)[0]
 
 
 def errors(head: Head, phi, targets):
-    """((P - Y) / N)^T, the gradient with respect to the logits, a column an example: [K, N]."""
+    """The gradient ((P - Y) / N)^T of the loss with respect to the logits, one column per example: [K, N]."""
     return loss_and_errors(head, phi, targets)[1]
 
 
 def loss_and_errors(head: Head, phi, targets):
-    """(`loss`, `errors`), from one softmax."""
+    """The pair (`loss`, `errors`), computed with one softmax."""
     examples, targets = tf.cast(tf.shape(phi)[0], phi.dtype), tf.transpose(targets)
     logits = _logits(tf.transpose(head.kernel), head.bias[:, None], phi)
     powers = tf.exp(logits)
@@ -39,17 +38,28 @@ def loss_and_errors(head: Head, phi, targets):
 
 
 def gradient(phi, errors) -> Head:
-    """The gradient with respect to the head, from `errors`."""
+    """The gradient of the loss with respect to the head, from the features [N, M] and `errors` [K, N]."""
     return Head(tf.transpose(tf.matmul(errors, phi)), tf.reduce_sum(errors, 1))
 
 
 def feature_gradient(head: Head, errors):
-    """The gradient with respect to the features: [N, M]."""
+    """The gradient of the loss with respect to the features, from `errors` [K, N]: [N, M]."""
     return tf.matmul(errors, head.kernel, transpose_a=True, transpose_b=True)
 
 
 def fit(head: Head, phi, targets, steps, optimizer: Optimizer) -> Head:
-    """`steps` full-batch steps of an optimizer on the head, with fresh slots."""
+    """Trains the head with `steps` full-batch steps of an optimizer, which starts from its initial state.
+
+    Args:
+        head: the initial head.
+        phi: the features [N, M].
+        targets: one-hot labels [N, K].
+        steps: the number of steps, >= 0.
+        optimizer: the `Optimizer`.
+
+    Returns:
+        The trained head.
+    """
     examples = tf.cast(tf.shape(phi)[0], phi.dtype)
     targets = tf.transpose(targets) / examples
 
@@ -68,13 +78,19 @@ def fit(head: Head, phi, targets, steps, optimizer: Optimizer) -> Head:
 
 
 def _logits(kernel_t, bias, phi):
-    """[K, N], the largest of every example moved to 0: the softmax is the same, and its powers do not overflow."""
+    """The logits [K, N], shifted so that every example's largest is 0.
+
+    Then exp cannot overflow; softmax is the same.
+    """
     logits = tf.matmul(kernel_t, phi, transpose_b=True) + bias
     return logits - tf.stop_gradient(tf.reduce_max(logits, 0))
 
 
 def fit_newton(head: Head, phi, targets, steps) -> Head:
-    """`steps` damped Newton steps, each solved by a few conjugate gradients; a step that raises the loss is halved."""
+    """Trains the head with `steps` damped Newton steps; the other arguments are those of `fit`.
+
+    Conjugate gradients compute the direction. A step that would raise the loss is halved until it does not.
+    """
 
     def body(step, head):
         current, error = loss_and_errors(head, phi, targets)
@@ -90,7 +106,7 @@ def fit_newton(head: Head, phi, targets, steps) -> Head:
 
 
 def _conjugate_gradient(head, phi, targets, right_side):
-    """Solves (H + damping) d = right_side with H the Hessian of the loss at `head`."""
+    """Solves (H + DAMPING) d = right_side approximately for d; H is the Hessian of the loss at `head`."""
     probabilities = tf.nn.softmax(tf.matmul(phi, head.kernel) + head.bias)
     examples = tf.cast(tf.shape(phi)[0], phi.dtype)
 

@@ -1,4 +1,4 @@
-"""What a client does alone: losses, gradients, and SGD on its own examples."""
+"""Local training: gradients and SGD on a client's own examples."""
 
 import numpy as np
 import tensorflow as tf
@@ -13,11 +13,11 @@ from tfpfl.models import tree
 from tfpfl.models.losses import client_loss, cross_entropy, logits
 from tfpfl.models.weights import Head, Weights
 
-PARTS = ("full", "head", "body")  # of a model that is fitted: all weights, the head, the backbone
+PARTS = ("full", "head", "body")  # what is trained: all weights, the head, the backbone
 
 
 def arrival_of(population: Population, dtype):
-    """(ClientInfo) -> the probability that a sampled client's work reaches the server: float []."""
+    """A function (ClientInfo) -> probability that a sampled client's work reaches the server, `population.arrival`."""
     if population.arrival is None:
         return lambda info: tf.ones([], dtype)
     table = np.ones(int(population.client_ids[-1]) + 1)
@@ -26,10 +26,15 @@ def arrival_of(population: Population, dtype):
 
 
 def value_and_gradient(function, weights, times=None):
-    """(function(weights), its gradient), for a scalar function of a structure of tensors.
+    """The value and the gradient of a scalar function of a structure of tensors.
 
     Args:
-        times: gives this multiple of the gradient, without a pass over the weights to scale it.
+        function: (weights) -> float [].
+        weights: the structure.
+        times: multiply the gradient by this number; cheaper than scaling the gradient. None for 1.
+
+    Returns:
+        (value, gradient); the gradient is 0 for weights that do not enter the function.
     """
     with tf.GradientTape() as tape:
         tape.watch(weights)
@@ -40,7 +45,11 @@ def value_and_gradient(function, weights, times=None):
 
 
 def whole_gradient(objective, weights, data: ClientData, chunk=512):
-    """(the objective on all of a client's examples, its gradient), in memory for `chunk` examples."""
+    """The value and the gradient of an objective on all examples of a client, in memory for `chunk` examples.
+
+    Args:
+        objective: (weights, x, y) -> mean over these examples, float [].
+    """
     num_examples = tf.shape(data.x)[0]
 
     def one_chunk(start, value, gradient):
@@ -54,10 +63,12 @@ def whole_gradient(objective, weights, data: ClientData, chunk=512):
 
 
 def one_pass_update(model, one_pass: OnePass, **passes):
-    """The `client_update` of an algorithm that is a `OnePass`.
+    """Makes the `client_update` of an algorithm from its `OnePass`.
 
     Args:
-        passes: `recompute` and `chunk`, see `SplitModel.record`.
+        model: the `SplitModel`.
+        one_pass: the client's work between the forward and the backward pass.
+        passes: `recompute` and `chunk` of `SplitModel.record`.
     """
 
     def client_update(message, state, data: ClientData) -> ClientOutput:
@@ -69,18 +80,18 @@ def one_pass_update(model, one_pass: OnePass, **passes):
 
 
 def shuffled(num_examples, key, epoch):
-    """The order of the examples in one epoch: a function of (seed, round, client, epoch) alone, int32 [N]."""
+    """The order of the examples in one epoch, a function of (seed, round, client, epoch) only: int32 [N]."""
     seed = tf.random.experimental.stateless_fold_in(key, epoch)
     return tf.random.experimental.stateless_shuffle(tf.range(num_examples), seed, alg="philox")
 
 
 def straggles(key, probability):
-    """Whether this client is late in this round, a function of (seed, round, client) alone: bool []."""
+    """Whether this client is a straggler in this round, a function of (seed, round, client) only: bool []."""
     return _uniform(key)[0] < probability
 
 
 def partial_work(key, probability, work):
-    """What a client gets done of `work` epochs or steps: all of it, or for a straggler U{1..work}; int32 []."""
+    """How many of `work` epochs or steps a client does: all, or a uniform number in 1..work for a straggler; int32 []."""
     done = tf.cast(tf.floor(_uniform(key)[1] * tf.cast(work, tf.float64)), tf.int32) + 1
     return tf.where(straggles(key, probability), tf.minimum(done, work), work)
 
@@ -91,9 +102,13 @@ def _uniform(key):
 
 
 def support_and_query(data: ClientData, query_fraction):
-    """The client's examples in two parts, drawn anew in every round: (support, query).
+    """Splits the client's examples at random into (support, query), in a new way for every `data.key`.
 
-    Both have at least one example; a client with one example has it in both.
+    Both parts have at least one example; if the client has only one, it is in both.
+
+    Args:
+        data: the client's `ClientData`.
+        query_fraction: the fraction of examples in the query part, in [0, 1].
     """
     num_examples = tf.shape(data.x)[0]
     wanted = tf.cast(tf.round(query_fraction * tf.cast(num_examples, tf.float64)), tf.int32)
@@ -104,29 +119,29 @@ def support_and_query(data: ClientData, query_fraction):
 
 
 def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_least=1, suffix=""):
-    """A client's work: its mini-batches one after the other, in an order that follows `data.key`.
+    """Makes a loop over a client's mini-batches; `data.key` determines their order.
 
     Args:
-        steps, epochs: exactly that many batches, or passes over the data; one of the two, 50 steps where neither is
-            given (the PFLEGO study's tau).
-        batch_size: at most this many examples a batch; None for all of them. The last batch of an epoch may be smaller
-            and is kept.
-        straggler: the probability of `partial_work`.
-        at_least: the smallest number of steps or epochs; 0 where no work at all makes sense.
-        suffix: of the names steps and epochs in an algorithm that has several loops, for refusals.
+        steps, epochs: the number of mini-batches, or of passes over the data. Give at most one of the two; default: 50
+            steps (tau in the PFLEGO study).
+        batch_size: examples per mini-batch, >= 1; None for all. The last batch of an epoch may be smaller.
+        straggler: the probability in [0, 1] that the client does only a part of its work, see `partial_work`.
+        at_least: the smallest number of steps or epochs that is allowed, 0 or 1.
+        suffix: added to the names steps and epochs in errors, for algorithms with several loops.
 
     Returns:
-        loop(body, carry, data, first=0) -> carry, with `body(carry, x, y)` -> carry for every batch; a carry is a
-        tuple. The orders are those of the epochs from `first` on.
+        loop(body, carry, data, first=0) -> carry, which calls `body(carry, x, y)` -> carry for every batch. A carry is
+        a tuple. `first` is the number of the first epoch; the shuffles depend on it.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        InvalidArgument: steps and epochs are both given; one of them is below `at_least`; batch_size is below 1; or
+            straggler is outside [0, 1].
     """
     if steps is None and epochs is None:
         steps = 50
     if steps is not None and epochs is not None:
         found = f"steps{suffix}={steps}, epochs{suffix}={epochs}"
-        raise InvalidArgument(f"local work is given in steps or in epochs, not both; found {found}")
+        raise InvalidArgument(f"give the local work in steps or in epochs, not both; found {found}")
     work = {f"steps{suffix}": (steps, at_least), f"epochs{suffix}": (epochs, at_least), "batch_size": (batch_size, 1)}
     for name, (value, low) in work.items():
         if value is not None and value < low:
@@ -146,9 +161,9 @@ def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_le
             if batch_size is None:
                 return order, data.x, data.y
             epoch, position = first + step // per_epoch, step % per_epoch
-            begins = tf.equal(position, 0)  # in TFF's graphs, == between tensors asks whether they are the same object
+            begins = tf.equal(position, 0)  # in TFF's graphs, == compares objects, not values
             new = tf.cond(begins, lambda: shuffled(num_examples, data.key, epoch), lambda: order)
-            order = tf.ensure_shape(new, order.shape)  # where N is known to the graph, the loop must not forget it
+            order = tf.ensure_shape(new, order.shape)  # if the graph knows N, the loop must keep it
             rows = order[position * batch : (position + 1) * batch]
             return order, tf.gather(data.x, rows), tf.gather(data.y, rows)
 
@@ -175,22 +190,23 @@ def local_solver(
     at_least=1,
     suffix="",
 ):
-    """Mini-batch SGD on a client's examples, with momentum slots that start at 0 (the specification's LocalSGD).
+    """Mini-batch SGD on a client's examples; the momentum starts at 0 in every call (the specification's LocalSGD).
 
     Args:
-        eta, momentum: v <- momentum v + g; w <- w - eta v.
-        steps, epochs, batch_size, straggler, at_least: of the `batch_loop`.
-        prox, implicit_prox: adds (prox / 2) |w - anchor|^2 to the objective, by its gradient in g; or, implicitly, by
-            w <- (w - eta v + eta prox anchor) / (1 + eta prox), which is stable for any prox.
-        suffix: of the names eta, steps and epochs in an algorithm that has several solvers, for refusals.
+        eta, momentum: the rates of the step v <- momentum v + g; w <- w - eta v, >= 0. g is the gradient.
+        steps, epochs, batch_size, straggler, at_least: as in `batch_loop`.
+        prox: the coefficient of a penalty (prox / 2) |w - anchor|^2, whose gradient is added to g.
+        implicit_prox: take an implicit step on the penalty, w <- (w - eta v + eta prox anchor) / (1 + eta prox), which
+            is stable for every prox.
+        suffix: added to the names eta, steps and epochs in errors, for algorithms with several solvers.
 
     Returns:
-        solve(objective, weights, data, anchor=None, penalty=None) -> (weights, the objective before the last step),
-        where `objective` maps (weights, x, y) to a mean over those examples and the shuffles follow `data.key`.
-        `anchor` is that of `prox`; `penalty`, a function of the weights, is minimized as well but not reported.
+        solve(objective, weights, data, anchor=None, penalty=None) -> (weights, the objective before the last step).
+        `objective` maps (weights, x, y) to a mean over these examples. `anchor` is the anchor of `prox`. `penalty` is
+        a function (weights) -> float [] that is minimized too, but is not part of the returned objective.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        InvalidArgument: eta or momentum is negative or not finite; and the errors of `batch_loop`.
     """
     work = {"steps": steps, "epochs": epochs, "batch_size": batch_size, "straggler": straggler}
     loop = batch_loop(**work, at_least=at_least, suffix=suffix)
@@ -220,13 +236,14 @@ def local_solver(
 
 
 def head_solver(model, *, eta, steps=None, epochs=None, batch_size=None, momentum=0.0, **checks):
-    """`local_solver` for the head alone: with theta fixed, one forward pass gives the features of all steps.
+    """`local_solver` for the head only: theta is fixed, so one forward pass computes the features for all steps.
 
     Args:
-        checks: `at_least` and `suffix` of `local_solver`, and so are the others.
+        model: the `SplitModel`.
+        eta, steps, epochs, batch_size, momentum, checks: the arguments of `local_solver`.
 
     Returns:
-        fit(theta, head, data) -> (head, the loss at that head). Full-batch steps take the gradient in closed form.
+        fit(theta, head, data) -> (head, the loss at the new head). Full-batch steps use the gradient in closed form.
     """
     solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum, **checks)
     work = 50 if steps is None and epochs is None else epochs if steps is None else steps
@@ -244,10 +261,14 @@ def head_solver(model, *, eta, steps=None, epochs=None, batch_size=None, momentu
 
 
 def body_solver(model, **work):
-    """`local_solver` for theta alone, with the head fixed: solve(theta, head, data) -> (theta, the last loss).
+    """`local_solver` for theta only, with a fixed head.
 
     Args:
+        model: the `SplitModel`.
         work: the arguments of `local_solver`.
+
+    Returns:
+        solve(theta, head, data) -> (theta, the loss before the last step).
     """
     solve, objective = local_solver(**work), client_loss(model)
 
@@ -258,10 +279,14 @@ def body_solver(model, **work):
 
 
 def example_weight(model, weighting):
-    """A client's weight in the mean as a function of its data: N_i ('examples', so q_i) or 1 ('uniform', so 1 / r).
+    """A function (ClientData) -> weight of the client in a weighted mean, float [].
+
+    Args:
+        model: the `SplitModel`.
+        weighting: 'examples' (the weight is N_i, so q_i in the mean) or 'uniform' (the weight is 1, so 1 / r).
 
     Raises:
-        ValueError: another `weighting`.
+        InvalidArgument: weighting is neither 'examples' nor 'uniform'.
     """
     check_choice(weighting=(weighting, ("examples", "uniform")))
     if weighting == "uniform":

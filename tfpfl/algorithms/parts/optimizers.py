@@ -1,6 +1,6 @@
-"""First-order optimizers as pure functions, for the server's step and for the head's.
+"""First-order optimizers as pure functions of tensors, for steps of the server and of a head.
 
-Keras optimizers own variables, TFF's need TFF; an algorithm here is a function of tensors on either stack.
+Optimizers of Keras own variables, and optimizers of TFF need TFF. These need only TensorFlow.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,17 @@ from tfpfl.models import tree
 
 
 class Optimizer(NamedTuple):
-    """`init(weights) -> slots`; `step(slots, weights, gradient) -> (slots, weights)`."""
+    """An optimizer as two functions: `init(weights) -> slots`, `step(slots, weights, gradient) -> (slots, weights)`.
+
+    The slots are the optimizer's state.
+    """
 
     init: Callable
     step: Callable
 
 
 class AdamSlots(NamedTuple):
-    """Adam's state."""
+    """The state of Adam between two steps."""
 
     step: tf.Tensor  # int32 []: steps done
     first: tuple  # moving mean of the gradient
@@ -28,7 +31,7 @@ class AdamSlots(NamedTuple):
 
 
 def sgd(rate: float, momentum: float = 0.0) -> Optimizer:
-    """v <- momentum v + g; w <- w - rate v."""
+    """SGD with momentum: v <- momentum v + g; w <- w - rate v, with v = 0 at first."""
     if not momentum:
         return Optimizer(lambda weights: (), lambda slots, weights, g: ((), tree.add_scaled(weights, -rate, g)))
 
@@ -40,7 +43,7 @@ def sgd(rate: float, momentum: float = 0.0) -> Optimizer:
 
 
 def adam(rate: float, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8) -> Optimizer:
-    """Adam (Kingma and Ba, 2015, algorithm 1), with both bias corrections."""
+    """Adam with both bias corrections (Kingma and Ba, 2015, algorithm 1)."""
 
     def init(weights):
         return AdamSlots(tf.constant(0), tree.zeros_like(weights), tree.zeros_like(weights))
@@ -67,10 +70,10 @@ OPTIMIZERS = {"sgd": sgd, "momentum": lambda rate: sgd(rate, momentum=0.9), "ada
 
 
 def optimizer(name: str, rate: float) -> Optimizer:
-    """An optimizer by name: sgd, momentum (0.9) or adam.
+    """An `Optimizer` by its name in `OPTIMIZERS`: 'sgd', 'momentum' (SGD with momentum 0.9) or 'adam'.
 
     Raises:
-        ValueError: an unknown name, or a negative rate.
+        InvalidArgument: the name is unknown, or the rate is negative.
     """
     if name not in OPTIMIZERS:
         raise InvalidArgument(f"unknown optimizer {name!r}: one of {', '.join(OPTIMIZERS)}")

@@ -1,7 +1,8 @@
-"""What a server keeps for every client: a row each. It costs I times the row, at the server and in every saved round.
+"""Tables on the server, with one row for every client.
 
-Algorithms whose clients are sent messages of their own keep whole models this way: fine for the hundreds of
-organizations of cross-silo learning, impossible for millions of phones. `check_table` says so before anything is run.
+Methods with a message per client keep whole models in such tables, in memory and in every saved round. This is possible
+for hundreds of organizations (cross-silo learning), but not for millions of phones. `check_table` tests the size before
+a run starts.
 """
 
 import os
@@ -13,21 +14,23 @@ import tensorflow as tf
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import Population
 
-COPIES = 3  # of every table at a time: before a round, after it, and as it is saved
+COPIES = 3  # copies of a table in memory at once: before a round, after it, and for saving
 
 
 def check_table(population: Population, row_scalars: int, dtype, *, tables: int = 1) -> int:
-    """Whether tables of a row for every client fit into this machine's memory.
+    """Checks that the server's tables fit into the memory of this machine.
 
     Args:
-        row_scalars: numbers in a row, for example d.
-        tables: of that size in the server's state.
+        population: the clients; every table has a row for each.
+        row_scalars: the number of numbers in a row, for example d.
+        dtype: the dtype of the numbers.
+        tables: the number of such tables in the server's state.
 
     Returns:
-        Bytes of all tables.
+        The bytes of all tables.
 
     Raises:
-        ValueError: with the size and the limit.
+        InvalidArgument: `COPIES` times the tables is more than the available memory.
     """
     size = population.num_clients * int(row_scalars) * np.dtype(dtype).itemsize * tables
     limit = available_memory()
@@ -42,7 +45,9 @@ def check_table(population: Population, row_scalars: int, dtype, *, tables: int 
 
 
 def available_memory() -> int:
-    """Bytes that this process can still get: what the machine has left, or its control group."""
+    """The memory in bytes that is available to this process: free on the machine, but at most its control group's
+    limit.
+    """
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
@@ -55,9 +60,15 @@ def available_memory() -> int:
 
 
 def row_of(population: Population, client_ids):
-    """The rows of these clients, in the order of `population.client_ids`: (int32 rows, bool: is there one).
+    """The rows of clients in tables whose rows are in the order of `population.client_ids`.
 
-    A client from outside the population has none; its number is then that of some row, for a gather to be possible.
+    Args:
+        population: the clients of the table.
+        client_ids: int32, of any shape.
+
+    Returns:
+        (rows int32, known bool), both in the shape of `client_ids`. A client from outside the population has known =
+        False and the number of some other row, so that gathering rows works.
     """
     known = tf.constant(population.client_ids.astype(np.int32))
     rows = tf.minimum(tf.searchsorted(known, tf.reshape(client_ids, [-1])), len(population.client_ids) - 1)

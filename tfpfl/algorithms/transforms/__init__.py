@@ -1,4 +1,4 @@
-"""Functions from an algorithm to an algorithm: screening, robust statistics, compression, faults."""
+"""Transforms: functions from an algorithm to a changed algorithm, such as screening and robust statistics."""
 
 from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.algorithms.transforms.compression import compressed

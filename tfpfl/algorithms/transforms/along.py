@@ -1,14 +1,17 @@
-"""A field that travels with an update, for transforms that need one."""
+"""`AlongWith` adds a field to an update, for transforms that send something beside the update."""
 
 from collections import namedtuple
 
 
 class AlongWith:
-    """A field that is sent along with an update, whole or with fields of its own; for what wraps an algorithm.
+    """Adds one field to a method's update and removes it again.
+
+    Transforms such as `screened` use it to send, for example, a flag beside the update. The update may be one structure
+    of tensors or a NamedTuple.
 
     Args:
-        own: the algorithm's `aggregate`, or any other structure with the update's top-level fields.
-        name: of the field, which comes last.
+        own: the algorithm's `aggregate`, or another structure with the update's top-level fields.
+        name: the name of the new field, which is the last one.
     """
 
     def __init__(self, own, name: str):
@@ -17,10 +20,10 @@ class AlongWith:
         self._type = namedtuple("AlongWith", (*fields, name))
 
     def put_on(self, update, value):
-        """The update with the field."""
+        """The update with `value` in the new field."""
         return self._type(*((update,) if self._whole else update), value)
 
     def take_off(self, sent):
-        """The update."""
+        """The update without the new field."""
         parts = sent[:-1]
         return parts[0] if self._whole else type(self._own)(*parts)

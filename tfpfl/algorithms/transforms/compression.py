@@ -1,14 +1,22 @@
-"""The bytes that clients send when their updates are quantized."""
+"""Counts the bytes that clients send if their updates are quantized."""
 
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm
 
-QUANTIZED_ABOVE = 1000  # so many numbers of a tensor, it is sent in 8 bits each
+QUANTIZED_ABOVE = 1000  # tensors with more numbers than this are sent with 8 bits per number
 
 
 def compressed(algorithm: Algorithm, *, bits: int = 8, threshold: int = QUANTIZED_ABOVE) -> Algorithm:
-    """The algorithm whose clients report the bytes that are left to send: `bits` a number, and two floats a tensor."""
+    """The algorithm with a client metric 'bytes_up': the bytes of a quantized update. The update itself is not changed.
+
+    A quantized tensor takes `bits` per number and 8 bytes for its range.
+
+    Args:
+        algorithm: any `Algorithm`.
+        bits: bits per number of a quantized tensor.
+        threshold: only tensors with more numbers than this are quantized.
+    """
 
     def size(x):
         small, large = x.dtype.size * tf.size(x, tf.int64), (tf.size(x, tf.int64) * bits + 7) // 8 + 8

@@ -1,6 +1,6 @@
-"""Clients that are broken on purpose, to see what becomes of a run: `broken_work` and `broken_data`.
+"""Injected faults, to test how a run handles broken clients: `broken_work` and `broken_data`.
 
-Which client of which round is broken is a function of the visit's key alone, hence of (seed, round, client).
+Whether a client is broken in a round depends only on the key of its visit, and so on (seed, round, client).
 """
 
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import Fold
 
-# What is broken, by number; 0 is nothing. The first two are faults of a client's work, the others of its data.
+# The kinds of faults by number; 0 is no fault. 1 and 2 are faults of a client's work, the others of its data.
 KINDS = ("", "not finite", "huge", "no examples", "examples not finite", "label outside")
 HUGE = 1e6
 
 
 def drawn(**probabilities: float) -> Callable:
-    """(ClientData) -> the number of a fault in `KINDS`, drawn from the visit's key.
+    """A function (ClientData) -> number of a fault in `KINDS`, drawn from the key of the visit: int32 [].
 
     Args:
-        probabilities: of the kinds, with underscores for spaces: not_finite=0.1, huge=0.1, ...
+        probabilities: the probability of each kind, with underscores in the name: not_finite=0.1, huge=0.1, ...
 
     Raises:
-        ValueError: an unknown kind, or probabilities that are negative or add up to more than 1.
+        InvalidArgument: a kind is unknown; a probability is negative; or they add up to more than 1.
     """
     names = [kind.replace(" ", "_") for kind in KINDS]
     for name in probabilities:
@@ -33,9 +33,9 @@ def drawn(**probabilities: float) -> Callable:
     chances = np.array([probabilities.get(name, 0.0) for name in names[1:]])
     if (chances < 0).any() or chances.sum() > 1 + 1e-12:
         raise InvalidArgument(
-            f"probabilities of faults are not negative and add up to at most 1, found {probabilities}"
+            f"probabilities of faults must not be negative and must add up to at most 1, found {probabilities}"
         )
-    ends = np.cumsum(chances)  # not a tensor: TFF's graphs do not take eager ones
+    ends = np.cumsum(chances)  # NumPy, because TFF's graphs cannot use eager tensors
 
     def which(data: ClientData):
         seed = tf.random.experimental.stateless_fold_in(data.key, Fold.FAULT)
@@ -47,7 +47,13 @@ def drawn(**probabilities: float) -> Callable:
 
 
 def broken_work(algorithm: Algorithm, which: Callable) -> Algorithm:
-    """What some clients send is NaN, or `HUGE` times what it should be; of the first, the state is NaN too."""
+    """The algorithm with broken updates: with fault 1 update and state are NaN, with fault 2 the update is `HUGE` times
+    it.
+
+    Args:
+        algorithm: any `Algorithm`.
+        which: from `drawn`.
+    """
 
     def client_update(message, state, data):
         output, kind = algorithm.client_update(message, state, data), which(data)
@@ -68,7 +74,13 @@ def broken_work(algorithm: Algorithm, which: Callable) -> Algorithm:
 
 
 def broken_data(algorithm: Algorithm, which: Callable) -> Algorithm:
-    """Some clients find no examples, NaN among them, or a label that is none of their classes."""
+    """The algorithm with broken data: with fault 3 no examples, with 4 a NaN example, with 5 a label outside the
+    classes.
+
+    Args:
+        algorithm: any `Algorithm`.
+        which: from `drawn`.
+    """
 
     def client_update(message, state, data: ClientData):
         kind, shape = which(data), data.x.shape

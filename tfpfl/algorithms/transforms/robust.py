@@ -1,4 +1,4 @@
-"""Robust statistics of a cohort's updates instead of their mean, for every coordinate: median and trimmed mean."""
+"""Robust statistics instead of the mean of a cohort's updates: the coordinate-wise median and trimmed mean."""
 
 from collections.abc import Callable
 
@@ -11,23 +11,33 @@ from tfpfl.models import tree
 
 
 def median(algorithm: Algorithm) -> Algorithm:
-    """The algorithm with the coordinate-wise median of the cohort's updates instead of their weighted mean."""
+    """The algorithm with the coordinate-wise median of the cohort's updates instead of their weighted mean.
+
+    All clients count alike. In place of a weighted sum, the server gets the sum of the weights times the median.
+
+    Raises:
+        InvalidArgument: the server needs every client's own update (aggregate 'rows').
+    """
     return _with_statistic(algorithm, lambda rows: _trimmed(rows, 0.5))
 
 
 def trimmed_mean(algorithm: Algorithm, *, trim: float = 0.1) -> Algorithm:
-    """With the mean over the cohort, of every coordinate, without its `trim` smallest and largest part.
+    """The algorithm with the coordinate-wise trimmed mean of the cohort's updates instead of their weighted mean.
+
+    Args:
+        algorithm: any `Algorithm` whose updates are added up.
+        trim: the fraction of the smallest and of the largest values of each coordinate that is left out, in [0, 0.5).
 
     Raises:
-        ValueError: trim outside [0, 0.5).
+        InvalidArgument: trim is outside [0, 0.5), or the server needs every client's own update (aggregate 'rows').
     """
     if not 0 <= trim < 0.5:
-        raise InvalidArgument(f"trim lies in [0, 0.5), found {trim}")
+        raise InvalidArgument(f"trim must lie in [0, 0.5), found {trim}")
     return _with_statistic(algorithm, lambda rows: _trimmed(rows, trim))
 
 
 def _trimmed(rows, trim: float):
-    """[r, ...] -> [...]: the mean of what is left of every coordinate; 0.5 leaves one or two in the middle."""
+    """[r, ...] -> [...]: the trimmed mean of every coordinate. trim=0.5 leaves one or two values: the median."""
     number = tf.shape(rows)[0]
     cut = tf.minimum(tf.cast(tf.floor(trim * tf.cast(number, tf.float64)), tf.int32), (number - 1) // 2)
     return tf.reduce_mean(tf.sort(rows, axis=0)[cut : number - cut], axis=0)
@@ -37,7 +47,8 @@ def _with_statistic(algorithm: Algorithm, statistic: Callable) -> Algorithm:
     sent = kinds(algorithm)
     if "rows" in sent:
         raise InvalidArgument(
-            "a robust statistic is for updates that are added up; here the server sees every client's own"
+            "median and trimmed_mean are for updates that are added up, but in this method the server sees every "
+            "client's own. Use screened (--on-broken reject) against broken clients"
         )
     weighed = AlongWith(algorithm.aggregate, "weight")
     rows = "rows" if isinstance(algorithm.aggregate, str) else ("rows",) * len(sent)

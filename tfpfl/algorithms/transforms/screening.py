@@ -1,12 +1,12 @@
-"""Clients whose work is broken: `screened(algorithm)` is the algorithm with what they send left out.
+"""Screening: `screened(algorithm)` is the algorithm with the work of broken clients left out.
 
-A client's work is broken where it has no examples, an example that is not finite, a label outside its classes, where
-its own result is not finite, or where its update is longer than is allowed. It then counts as if it had not come: its
-update has weight 0 (and no row), its state stays at its last good value, and the round's metrics name the reason. What
-the server receives is finite, whatever a client does.
+A client's work is broken if the client has no examples, an example that is not finite or a label outside its classes,
+if its result is not finite, or if the norm of its update is too large. The round then goes on without this client: its
+update has weight 0 (and no row), its state stays as it was, and its metrics say why. So the server receives finite
+numbers only.
 
-All of it is a part of the client's work and of the server's step, so that both engines, and several machines, have it
-without knowing. A cohort is not fused then: from the sum of all gradients the broken one could no longer be taken out.
+Screening is a part of the client's work and of the server's step, so every engine has it. A cohort cannot be fused
+then, because a broken gradient cannot be removed from the sum of all gradients.
 """
 
 import tensorflow as tf
@@ -16,7 +16,7 @@ from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import tree
 
-# In the metric 'rejected', by number; 0 is a client that was not.
+# The reasons, by the number in the metric 'rejected'; 0: the client was not rejected.
 REASONS = (
     "",
     "it has no examples",
@@ -29,24 +29,25 @@ ON_BROKEN = ("stop", "reject")
 
 
 def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: float | None = None) -> Algorithm:
-    """The algorithm with broken clients' work left out.
+    """The algorithm with the work of broken clients left out.
 
     Args:
-        algorithm: any.
-        max_norm: the largest L2 norm that an update may have, over all of its numbers; None: any that is finite.
-        clip_norm: a longer update is scaled down to this norm. It is applied after `max_norm`.
+        algorithm: any `Algorithm`.
+        max_norm: updates with a larger L2 norm, over all their numbers, are rejected; None: no limit.
+        clip_norm: updates with a larger L2 norm are scaled down to this norm; None: never. Applied after `max_norm`.
 
     Returns:
-        The algorithm. Its clients' metrics also have 'rejected', the number of the reason in `REASONS`, and
-        'update_norm' before clipping.
+        The algorithm. Its clients have two more metrics: 'rejected', the number of the reason in `REASONS`, and
+        'update_norm', the norm before clipping.
 
     Raises:
-        ValueError: a norm that is not positive; clipping that changes nothing, or of what is not added up.
+        InvalidArgument: a norm is not positive; clip_norm is larger than max_norm; or clip_norm is given and the server
+            needs every client's own update (aggregate 'rows').
     """
     check_norms(max_norm, clip_norm)
     flag = AlongWith(algorithm.aggregate, "accepted") if "rows" in kinds(algorithm) else None
     if flag and clip_norm is not None:
-        raise InvalidArgument("clip_norm scales updates that are added up; here the server sees every client's own")
+        raise InvalidArgument("clip_norm is for updates that are added up; here the server sees every client's own")
 
     def client_update(message, state, data: ClientData) -> ClientOutput:
         data, reason = _usable(data)
@@ -84,7 +85,7 @@ def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: 
 
 
 def _accepted(aggregated):
-    """The aggregate without the rows of the rejected."""
+    """The aggregate without the rows of rejected clients."""
     kept = tf.where(aggregated.accepted.values)[:, 0]
 
     def of(part):
@@ -94,10 +95,10 @@ def _accepted(aggregated):
 
 
 def check_norms(max_norm: float | None, clip_norm: float | None) -> None:
-    """Whether the limits make sense.
+    """Checks the two limits of `screened`; None means no limit.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        InvalidArgument: a norm is not positive, or clip_norm is larger than max_norm.
     """
     for name, value in (("max_norm", max_norm), ("clip_norm", clip_norm)):
         if value is not None and not value > 0:
@@ -107,7 +108,7 @@ def check_norms(max_norm: float | None, clip_norm: float | None) -> None:
 
 
 def _usable(data: ClientData):
-    """(data on which any algorithm can be run, the number of the reason why they are not the client's; 0: they are)."""
+    """(data on which any algorithm can run, the number of the reason if the data had to be changed, else 0)."""
     reason, y = tf.zeros([], tf.int32), data.y
     x, found = data.x, tf.shape(data.y)[0]
     classes = data.info.num_classes
@@ -124,5 +125,5 @@ def _usable(data: ClientData):
 
 
 def _first(reason, broken, number):
-    """The reason that was found before, else `number` where it is broken."""
+    """The earlier reason if there is one, else `number` if `broken` is true, else 0."""
     return tf.where(tf.equal(reason, 0) & broken, number, reason)
