@@ -14,6 +14,7 @@ from tfpfl.checks import Unavailable
 from tfpfl.data import Federation, load_source
 from tfpfl.data.manifest import FederationError
 from tfpfl.data.source import Source
+from tfpfl.engines import engine
 from tfpfl.runs import training
 from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.federations import open_federation
@@ -182,7 +183,7 @@ def test_the_tff_engine_without_tff(federation, tmp_path, monkeypatch):
     def absent():
         raise Unavailable("the TFF engine needs tensorflow-federated")
 
-    monkeypatch.setattr(training, "require_tff", absent)
+    monkeypatch.setattr(engine, "require_tff", absent)
     with pytest.raises(RuntimeError, match="the TFF engine needs tensorflow-federated"):
         Run.create(RunConfig(engine="tff"), tmp_path / "run", federation)
     assert not (tmp_path / "run").exists()

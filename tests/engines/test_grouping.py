@@ -14,7 +14,7 @@ from tfpfl.algorithms.transforms.compression import compressed
 from tfpfl.algorithms.transforms.robust import median, trimmed_mean
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.data.population import Sampling
-from tfpfl.engines.local import grouping
+from tfpfl.engines import packed
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.packed import Packed, groups, one_pass_of
 from tfpfl.engines.scoring import Scorer, shared_theta
@@ -93,7 +93,7 @@ def test_a_group_is_as_large_as_its_memory(federation, plain, monkeypatch):
     assert groups([1, 1, 2, 3, 1], 2**27) == [[0, 1], [2], [3], [4]]
     assert groups([1, 1, 1], 1) == [[0, 1, 2]] and groups([], 1) == []
     algorithm = make("pflego", federation)
-    monkeypatch.setattr(grouping, "GROUP_BYTES", 16 * algorithm.model.activation_bytes)
+    monkeypatch.setattr(packed, "GROUP_BYTES", 16 * algorithm.model.activation_bytes)
     assert len(groups(EXAMPLES, algorithm.model.activation_bytes)) == 3
     assert distance(rounds(algorithm, federation, grouping="fused"), plain("pflego", "float64")) < 1e-9
 

@@ -26,12 +26,12 @@ from tfpfl import SplitModel, Training, build_algorithm
 from tfpfl.checks import Unavailable
 from tfpfl.cli import main
 from tfpfl.data.manifest import FILES, FederationError
+from tfpfl.engines import engine as engines
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.machines import Machines, MachinesError
 from tfpfl.engines.ray.engine import RayEngine, Tasks, connect, federation_on_node, shard_size
 from tfpfl.engines.rounds import Rounds
 from tfpfl.engines.shards import shards
-from tfpfl.runs import training
 from tfpfl.runs.run import Run
 
 EXAMPLES, CLASSES = (12, 9, 8, 7, 10, 6, 11, 9), (2, 3, 2, 4, 3, 2, 3, 2)
@@ -268,7 +268,7 @@ def test_bad_options(tmp_path, monkeypatch):
     def absent():
         raise Unavailable("pip install 'tfpfl[ray]'")
 
-    monkeypatch.setattr(training, "require_ray", absent)
+    monkeypatch.setattr(engines, "require_ray", absent)
     assert "Error: pip install 'tfpfl[ray]'" in error("--engine", "ray")
     assert not (tmp_path / "run").exists()
 

@@ -13,6 +13,7 @@ from helpers import toys
 from tfpfl import Sampling, SplitModel, Training, build_algorithm
 from tfpfl.data import Federation
 from tfpfl.data.cohorts import cohort
+from tfpfl.engines import engine
 from tfpfl.runs import training
 from tfpfl.runs.store import RunStore, StoreError
 from tfpfl.runs.training import DivergedError
@@ -54,11 +55,11 @@ def counted(algorithm, traces):
         return run
 
     names = ("init_server", "init_client", "client_update", "server_update", "personal_model")
-    one_pass = getattr(algorithm.client_update, "one_pass", None)
-    algorithm = algorithm._replace(**{name: count(name, getattr(algorithm, name)) for name in names})
-    if one_pass is not None:  # of which an engine takes the parts
-        algorithm.client_update.one_pass = one_pass._replace(on_features=count("client_update", one_pass.on_features))
-    return algorithm
+    one_pass = algorithm.one_pass
+    if one_pass is not None:  # an engine calls its parts instead of client_update
+        one_pass = one_pass._replace(on_features=count("client_update", one_pass.on_features))
+    functions = {name: count(name, getattr(algorithm, name)) for name in names}
+    return algorithm._replace(one_pass=one_pass, **functions)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def counted(algorithm, traces):
 )
 def test_every_function_is_traced_once_for_all_clients_and_cohorts(federation, monkeypatch, name, way):
     """`client_update` and `server_update` twice: rounds with scores on held-out splits are another graph."""
-    monkeypatch.setattr(training.evaluation, "LAST_ROUNDS", 1)
+    monkeypatch.setattr(training.protocols, "LAST_ROUNDS", 1)
     traces, algorithm = Counter(), make(name, federation, Sampling("binomial", 0.5))
     loop = Training(counted(algorithm, traces), federation, grouping=way, evaluate_every=3, seed=1)
     loop.run(8)
@@ -107,12 +108,12 @@ def test_methods_are_compared_on_the_same_cohorts_and_keys(federation, monkeypat
     """Cohorts and the seeds of the shuffles are functions of (seed, round, client), not of the algorithm."""
     seen = []
 
-    class Recorded(training.Simulation):
+    class Recorded(engine.Simulation):
         def next(self, server, states, visits):
             seen.append([(int(v.info.client_id), *v.key.tolist()) for v in visits])
             return super().next(server, states, visits)
 
-    monkeypatch.setattr(training, "Simulation", Recorded)
+    monkeypatch.setattr(engine, "Simulation", Recorded)
 
     def visits(name, seed, **kw):
         seen.clear()
