@@ -1,14 +1,15 @@
-"""APFL: every client mixes a model of its own with the global one (Deng, Kamani, Mahdavi; arXiv 2003.13461).
+"""APFL: every client mixes its own model with the global one (Deng, Kamani, Mahdavi; arXiv 2003.13461).
 
 Objective: the global w minimizes sum_i alpha_i l_i(w); client i's v_i minimizes l_i(a_i v_i + (1 - a_i) w).
 
 Messages: 4d bytes down, 4d up. On the device: the whole model v_i, and the number a_i. A client predicts with
-a_i v_i + (1 - a_i) w, w being the newest. A new client has v_i = w^0 (init='w0'), which it mixes with w as everybody
-does, or the w that it receives first (init='first_broadcast'); it adapts v_i (and a_i), w fixed. Its local model is
-a_i v_i + (1 - a_i) w_i.
+a_i v_i + (1 - a_i) w, where w is the newest global model. The v_i of a new client is w^0 (init='w0') or the first w
+that it receives (init='first_broadcast'). The client adapts v_i, and a_i if eta_a > 0, while w is fixed. The local
+model is a_i v_i + (1 - a_i) w_i.
 
-a_i is `mixing`, and fixed as in PGFed's comparison; the paper adapts it (eta_a > 0). a_i = 0 is FedAvg, a_i = 1 is
-Local, and the global model is FedAvg's for any. Momentum, which nobody uses here, runs on each model alone.
+a_i starts at `mixing`. By default it is fixed, as in PGFed's comparison; the paper adapts it (eta_a > 0). a_i = 0 is
+FedAvg, a_i = 1 is Local, and the global model is that of FedAvg for every a_i. Each model has its own momentum; the
+papers use none.
 """
 
 from typing import Any, NamedTuple
@@ -27,15 +28,15 @@ from tfpfl.models.weights import Weights
 
 
 class Personal(NamedTuple):
-    """What a client keeps."""
+    """What a client keeps: its own model, and how much of it is in the mixture."""
 
     v: Weights  # v_i
     a: Any  # float []: a_i
-    started: Any  # bool []: v has a value of its own; where not, it is the w that comes
+    started: Any  # bool []: v has its own value; if false, the client uses the w that it receives
 
 
 def mixed(a, v, w):
-    """a v + (1 - a) w."""
+    """The mixture a v + (1 - a) w of two models."""
     return tree.add_scaled(tree.scale(a, v), 1 - a, w)
 
 
@@ -53,7 +54,7 @@ def apfl(
     init: str = "w0",
     weighting: str = "examples",
 ) -> Algorithm:
-    """APFL: every client mixes a model of its own with the global one.
+    """APFL: every client mixes its own model with the global one.
 
     Update rule:
 
@@ -69,7 +70,7 @@ def apfl(
 
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
-        mixing: a_i at first, in [0, 1]: how much of the client's own model there is in what it predicts with.
+        mixing: the initial a_i in [0, 1], the share of the client's own model in its predictions.
         eta_a: learning rate of a_i, >= 0; default 0, a_i is fixed.
         eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the SGD on both
             models, and the weights of the average, as in `fedavg`.

@@ -1,14 +1,15 @@
-"""Ditto: a global model by FedAvg, and for every client one of its own near it (Li, Hu, Beirami, Smith; ICML 2021).
+"""Ditto: a global model by FedAvg, and a personal model near it for every client (Li, Hu, Beirami, Smith; ICML 2021).
 
 Objective: the global w minimizes sum_i alpha_i l_i(w); client i's v_i minimizes l_i(v) + (lambda / 2) |v - w|^2.
 
-Messages: 4d bytes down, 4d up. On the device: the whole model v_i. A new client has v_i = w^0 (init='w0') or the w that
-it receives first (init='first_broadcast', what the PFLEGO authors' code does), and adapts v_i near the w that it has
-received. Its local model is v_i.
+Messages: 4d bytes down, 4d up. On the device: the whole model v_i. The v_i of a new client is w^0 (init='w0'), or the
+first w that it receives (init='first_broadcast', as in the PFLEGO authors' code). The client adapts v_i with the same
+penalty. The local model is v_i.
 
-v_i is pulled to the w that was received, as in Ditto's listing and in the code; one text has the client's own optimized
-copy w_i (anchor='local'). Both models see the same batches. lambda = 0 is Local, and the global model is FedAvg's for
-any lambda. With implicit_prox the step is v <- (v - eta_p grad l_i(v) + eta_p lambda w) / (1 + eta_p lambda).
+v_i is pulled towards the w that the client received, as in Ditto's algorithm and in its code. One description uses the
+client's own trained copy w_i instead (anchor='local'). Both models use the same batches. lambda = 0 is Local. The
+global model is that of FedAvg for every lambda. With implicit_prox the step is v <- (v - eta_p grad l_i(v) + eta_p
+lambda w) / (1 + eta_p lambda).
 """
 
 from typing import Any, NamedTuple
@@ -28,10 +29,10 @@ from tfpfl.models.weights import Weights
 
 
 class Personal(NamedTuple):
-    """What a client keeps."""
+    """What a client keeps: its personal model."""
 
     v: Weights  # v_i
-    started: Any  # bool []: v has a value of its own; where not, it is the w that comes
+    started: Any  # bool []: v has its own value; if false, the client uses the w that it receives
 
 
 def ditto(

@@ -2,9 +2,9 @@
 
 Objective: sum_i alpha_i l_i(w) with w = (theta, W) shared by all clients.
 
-Messages: 4d bytes down, 4d up (the difference: the average is the same, and clipping or noise has something to act on).
-On the device: nothing. A new client gets w, and adapts by SGD on all of it. The local model, scored by the PFLEGO
-authors' code, is w_i.
+Messages: 4d bytes down, 4d up. Clients send the difference w_i - w: the average is the same as for w_i, and clipping or
+noise can act on the difference. On the device: nothing. A new client gets w and adapts all of it by SGD. The local
+model is w_i; the PFLEGO authors' code evaluates it.
 """
 
 import tensorflow as tf

@@ -1,15 +1,16 @@
-"""FedDyn: a regularizer that every client changes as it goes (Acar, Zhao, Matas, Mattina, Whatmough, Saligrama; 2021).
+"""FedDyn: a regularizer per client, updated at every visit (Acar, Zhao, Matas, Mattina, Whatmough, Saligrama; 2021).
 
-Objective: (1 / I) sum_i l_i(w), one model for all, every client with the same weight. g_i is client i's gradient at its
-last solution; with it in the local objective, a stationary point of the clients is one of the objective. (ICLR 2021)
+Objective: (1 / I) sum_i l_i(w), one model for all; all clients have the same weight. g_i is client i's gradient at its
+last solution. With g_i in the local objectives, a point that is stationary for all clients is stationary for the global
+objective. (ICLR 2021)
 
-Messages: 4d bytes down, 4d up (and a 1, which counts who came). On the device: g_i, the size of the model, which starts
-at 0; who never came, or left, counts in h with what it has. A new client gets w and has g_i = 0; it adapts by SGD on w,
-without the regularizer. Its local model is v_i.
+Messages: 4d bytes down, 4d up (and the number 1, to count the cohort). On the device: g_i, of the size of the model,
+which starts at 0. h includes the g_i of all clients, also of those that never took part or have left. A new client gets
+w and has g_i = 0; it adapts w by SGD, without the regularizer. The local model is v_i.
 
-a is `dyn`. Without it there is no FedDyn: a -> 0 is not FedAvg, since h / a does not vanish; round 1 with fixed local
-steps then gives w + (1 + r / I) mean (v_i - w). With implicit_prox the step is
-v <- (v - eta (grad l_i(v) - g_i) + eta a w) / (1 + eta a), which no a makes unstable.
+a is `dyn`, and must be positive. The limit a -> 0 is not FedAvg, because h / a does not go to 0: with fixed local steps
+round 1 then gives w + (1 + r / I) mean (v_i - w). With implicit_prox the step is
+v <- (v - eta (grad l_i(v) - g_i) + eta a w) / (1 + eta a), which is stable for every a.
 """
 
 from typing import Any, NamedTuple
@@ -28,14 +29,14 @@ from tfpfl.models.weights import Weights
 
 
 class Server(NamedTuple):
-    """The server's state."""
+    """The server's state: the model, and the mean of all g_i."""
 
     w: Weights
     h: Weights  # (1 / I) sum_i g_i
 
 
 class Update(NamedTuple):
-    """What a client sends."""
+    """What a client sends: its change of the model, and a 1."""
 
     dv: Weights  # v_i - w
     one: Any  # 1: their sum is r
@@ -53,8 +54,8 @@ def feddyn(
     momentum: float = 0.0,
     implicit_prox: bool = False,
 ) -> Algorithm:
-    """FedDyn: one model for all clients; a regularizer that every client changes as it goes makes their solutions
-    agree.
+    """FedDyn: one model for all clients; every client has a regularizer, updated at each visit, that makes the clients'
+    solutions agree.
 
     Update rule:
 

@@ -1,12 +1,14 @@
-"""FedPer: a shared body, a private head, trained together (Arivazhagan, Aggarwal, Singh, Choudhary; arXiv 1912.00818).
+"""FedPer: a shared body and private heads, trained together (Arivazhagan, Aggarwal, Singh, Choudhary; arXiv
+1912.00818).
 
 Objective: sum_i alpha_i l_i(W_i, theta).
 
 Messages: 4b bytes down, 4b up. On the device: the head W_i, and its labels. A new client gets theta and an initial
-head, and adapts that head alone. Its local model is (theta_i, W_i).
+head, and adapts only the head. The local model is (theta_i, W_i).
 
-It is FedAvg whose head stays at home. The paper's private part may be several layers; here it is the linear head, as in
-PFLEGO's and PGFed's comparisons. One full-batch step with everyone is PFLEGO's rule 'eq3' with tau = 1 and rho = eta.
+FedPer is FedAvg without sending the head. The private part of the paper may have several layers; here it is the linear
+head, as in the comparisons of PFLEGO and PGFed. One full-batch step with full participation is the same as PFLEGO's
+rule 'eq3' with tau = 1 and rho = eta.
 """
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
@@ -33,7 +35,7 @@ def fedper(
     weighting: str = "examples",
     head_init: str | None = None,
 ) -> Algorithm:
-    """FedPer: a shared backbone and private heads, both trained together; FedAvg whose head stays at home.
+    """FedPer: a shared backbone and private heads, both trained together; FedAvg without sending the head.
 
     Update rule:
 

@@ -1,16 +1,16 @@
-"""FedProx: FedAvg for clients of different data and speed (Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith; MLSys 2020).
+"""FedProx: FedAvg for clients with different data and speed (Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith; MLSys 2020).
 
 Objective: sum_i alpha_i l_i(w), one model for all; each client works on F_i(v) = l_i(v) + (mu / 2) |v - w|^2.
 
-Messages: 4d bytes down, 4d up. On the device: nothing. A new client gets w, and adapts as FedAvg's, without penalty.
-Its local model is w_i.
+Messages: 4d bytes down, 4d up. On the device: nothing. A new client gets w and adapts it as in FedAvg, without the
+penalty. The local model is w_i.
 
-mu = 0 without stragglers is FedAvg, and with straggler_policy='drop' FedAvg on the same slow clients: who is late, and
-how much it gets done, is drawn from (seed, round, client) alone. With implicit_prox the step is
-v <- (v - eta grad l_i(v) + eta mu w) / (1 + eta mu), which no mu makes unstable. The paper lets mu and momentum meet in
-the local solver; here explicit momentum carries the penalty's gradient too, implicit momentum only that of l_i. The
-paper samples by N_i and averages uniformly; here cohorts are uniform and the average weighs by q_i, as in FedAvg
-(`weighting`).
+mu = 0 without stragglers is FedAvg. mu = 0 with straggler_policy='drop' is FedAvg with the same slow clients: which
+client is slow, and how much it does, depends only on (seed, round, client). With implicit_prox the step is
+v <- (v - eta grad l_i(v) + eta mu w) / (1 + eta mu), which is stable for every mu. The paper does not say how mu and
+momentum combine. Here momentum includes the gradient of the penalty if the step is explicit, and only that of l_i if it
+is implicit. The paper samples clients in proportion to N_i and averages uniformly. Here sampling is uniform and the
+average has the weights q_i, as in FedAvg (`weighting`).
 """
 
 import tensorflow as tf
@@ -39,8 +39,8 @@ def fedprox(
     implicit_prox: bool = False,
     weighting: str = "examples",
 ) -> Algorithm:
-    """FedProx: FedAvg whose clients are held near the model that they received, and may finish a part of their work
-    only.
+    """FedProx: FedAvg with a penalty that keeps clients near the model that they received; slow clients may do only a
+    part of their work.
 
     Update rule:
 

@@ -1,11 +1,11 @@
-"""FedSGD: one gradient per client and round, of one model for all (McMahan et al., AISTATS 2017, section 2).
+"""FedSGD: one model for all, with one gradient per client and round (McMahan et al., AISTATS 2017, section 2).
 
 Objective: sum_i alpha_i l_i(w) with w = (theta, W) shared by all clients.
 
-Messages: 4d bytes down, 4d up. On the device: nothing. A new client gets w, and adapts by gradient descent on all of
-it. The local model is the w that was received: no local work is done.
+Messages: 4d bytes down, 4d up. On the device: nothing. A new client gets w and adapts all of it by gradient descent.
+The local model is the w that the client received, because there is no local training.
 
-The paper's q_i is written n_k / n; with a part of the clients, n is read as the total over those that came.
+The paper writes n_k / n for q_i. If only some clients take part, n is here the total of the cohort.
 """
 
 import tensorflow as tf

@@ -1,20 +1,21 @@
-"""Layer-wise regularized FL: every neuron is held near the global one, in direction and distance; then mixed.
+"""Layer-wise regularization: a penalty keeps every neuron near the global one; personal models take it in slowly.
 
-Reference: the thesis on layer-wise regularization and personalized mixing. Its method chapter is lost: what is known is
-a penalty on every layer and neuron that measures dissimilarity and numerical distance between local and global weights,
-partial work as in FedProx, and two personal models that absorb the global one slowly. The formulas are a
-reconstruction.
+Reference: the thesis on layer-wise regularization and personalized mixing. Its method chapter is lost. Known are: a
+penalty on every layer and neuron for dissimilarity and distance between local and global weights, partial work as in
+FedProx, and two kinds of personal models that take in the global one slowly. The formulas are a reconstruction.
 
-Objective: client i works on l_i(w) + R(w; w_t), R a sum over layers and their neurons. A neuron is the incoming weights
-of one output unit and its bias: a kernel's column, a filter.
+Objective: client i minimizes l_i(w) + R(w; w_t), where R is a sum over layers and their neurons. A neuron is the vector
+of the weights into one output unit and its bias: a column of a kernel, or a filter.
 
-Messages: 4d bytes down, 4d up. On the device: the whole model p_i. At its first visit p_i is w_t (PM-A, then trained)
-or w_i (PM-B); a new client predicts with w_t, and adapts as PM-A does at its first visit. Its local model is p_i.
+Messages: 4d bytes down, 4d up. On the device: the whole model p_i. At the first visit p_i is w_t, which is then trained
+(PM-A), or w_i (PM-B). A new client predicts with w_t and adapts it as PM-A does at its first visit. The local model is
+p_i.
 
-Decisions: cos(a, b) = (<a, b> + e) / sqrt((|a|^2 + e)(|b|^2 + e)), e = 1e-12: the e on top makes R(w; w) exactly 0. A
-neuron that is 0 in the global model has no direction to be held to: its 1 - cos counts as 0. Vectors without a kernel
-before them (a scale on the input) are one neuron. A straggler does a part of both its trainings. Additive without l_cos
-is FedProx with mu = l_2, without both FedAvg; PM-A with kappa = 1 is then Ditto from its first broadcast.
+Decisions: cos(a, b) = (<a, b> + e) / sqrt((|a|^2 + e)(|b|^2 + e)) with e = 1e-12; the e in the numerator makes R(w; w)
+exactly 0. A neuron that is 0 in the global model has no direction, so its 1 - cos counts as 0. A vector without a
+kernel before it (such as a scale of the input) is one neuron. A straggler does only a part of both trainings. The
+additive penalty with l_cos = 0 is FedProx with mu = l_2, and with l_2 = 0 too it is FedAvg. PM-A with l_cos = 0 and
+kappa = 1 is Ditto with init='first_broadcast'.
 """
 
 from typing import Any, NamedTuple
@@ -36,14 +37,14 @@ EPSILON = 1e-12
 
 
 class Personal(NamedTuple):
-    """What a client keeps."""
+    """What a client keeps: its personal model."""
 
     p: Weights  # p_i
-    started: Any  # bool []: p comes from a visit; before the first one it means nothing
+    started: Any  # bool []: the client had a visit; before the first one p has no meaning
 
 
 def neurons(weights: Weights) -> list:
-    """The layers as matrices [weights into a unit, units]; biases and scales belong to the kernel before."""
+    """The layers as matrices [weights into a unit, units]; biases and scales belong to the kernel before them."""
     layers = []
     for w in weights.theta:
         if w.shape.rank >= 2:
@@ -57,14 +58,14 @@ def neurons(weights: Weights) -> list:
 
 
 def dissimilarity(w, wg):
-    """1 - cos of every column of two matrices, 0 where wg has none: [units]."""
+    """1 - cos between the columns of two matrices; 0 for columns of wg that are 0: [units]."""
     squared, squared_g = tf.reduce_sum(w * w, 0), tf.reduce_sum(wg * wg, 0)
     norms = tf.sqrt((squared + EPSILON) * (squared_g + EPSILON))
     return tf.where(squared_g > 0, 1 - (tf.reduce_sum(w * wg, 0) + EPSILON) / norms, tf.zeros_like(squared))
 
 
 def penalty(weights, anchor, *, kind, l_cos, l_2, layer_weights):
-    """R(weights; anchor): float []."""
+    """The penalty R(weights; anchor) of `layerwise`: float []."""
     total = tf.zeros([], weights.head.bias.dtype)
     for w, wg in zip(neurons(weights), neurons(anchor), strict=True):
         distance = l_2 / 2 * tf.reduce_sum(tf.square(w - wg), 0)
@@ -75,7 +76,7 @@ def penalty(weights, anchor, *, kind, l_cos, l_2, layer_weights):
 
 
 def mixed(kappa, state, newest):
-    """kappa p_i + (1 - kappa) newest; at the first visit `newest` itself."""
+    """The mixture kappa p_i + (1 - kappa) newest; at the client's first visit, `newest`."""
     mix = tree.add_scaled(tree.scale(kappa, state.p), 1 - kappa, newest)
     return tree.where(state.started, mix, newest)
 
@@ -101,8 +102,8 @@ def layerwise(
     implicit_prox: bool = False,
     weighting: str = "uniform",
 ) -> Algorithm:
-    """Layer-wise regularization: every neuron is held near the global one, in direction and in distance; a personal
-    model takes the global one in slowly.
+    """Layer-wise regularization: a penalty keeps every neuron near the global one, in direction and in distance;
+    personal models take in the global model slowly.
 
     Update rule:
 

@@ -1,20 +1,20 @@
-"""PFLEGO: both parts of the model by exact, distributed SGD (Nikoloutsopoulos et al., arXiv 2202.09848).
+"""PFLEGO: backbone and heads trained by exact, distributed SGD (Nikoloutsopoulos et al., arXiv 2202.09848).
 
-Objective (eq. 1): L(theta, W_1..W_I) = sum_i alpha_i l_i(W_i, theta), l_i the mean cross-entropy of client i.
+Objective (eq. 1): L(theta, W_1..W_I) = sum_i alpha_i l_i(W_i, theta), where l_i is the mean cross-entropy of client i.
 
-Messages: theta down, its gradient up: 4b bytes each way. On the device: the head W_i, and its labels. A new client
-gets the current theta and an initial head, and adapts by the inner steps on that head, theta frozen; one an epoch.
+Messages: 4b bytes down (theta), 4b up (its gradient). On the device: the head W_i, and its labels. A new client gets
+the current theta and an initial head. It adapts only the head, with one inner step per epoch.
 
-theta does not move between the first pass and the joint gradient, so the features of the latter are the cached ones:
-the recorded forward pass is pulled back with the features' gradient (P - Y) W_i^T / N_i. That is one forward and one
-backward pass for any tau, where the paper counts two and one; `on_features` is everything between the two.
+theta does not change between the first pass and the joint gradient. So the joint gradient can use the cached features:
+the recorded forward pass is pulled back with the gradient of the features, (P - Y) W_i^T / N_i. This takes one forward
+and one backward pass for every tau; the paper counts two and one. `on_features` is the work between the two passes.
 
-Where the paper and its authors' code differ: the paper prints eq. (3), whose head step has no alpha_i, and equates it
-with eq. (5), which has it (`rule`). The code weighs by N_i over the *sampled* clients and scales by I/r as well
-(`weighting`). Both divide by the number of clients that came; here by the expected number, without which a binomial
-cohort biases the step. Where clients drop out with known probabilities
-(`population.arrival`), what arrives is divided by them, so that the step stays unbiased; who drops out adds 0. The code
-does not restore a head whose inner steps raised its loss (`safeguard`).
+The paper and its authors' code differ. The paper prints eq. (3), whose head step has no alpha_i, and says that it
+equals eq. (5), which has it (`rule`). The code weights clients by N_i over the *sampled* clients, and also multiplies
+by I/r (`weighting`). Both divide by the actual number of clients in the round. Here it is the expected number, because
+the actual one biases the step if sampling is binomial. If clients drop out with known probabilities
+(`population.arrival`), what arrives is divided by the probability to arrive, so that the step stays unbiased. The code
+does not restore a head if the inner steps have raised its loss (`safeguard`).
 """
 
 from functools import partial
@@ -35,21 +35,21 @@ from tfpfl.models.weights import Weights
 
 
 class Server(NamedTuple):
-    """theta, and the slots of the server's optimizer."""
+    """The server's state: theta, and the state of its optimizer."""
 
     theta: tuple
     slots: tuple
 
 
 def inner_steps(head, phi, targets, steps, inner, safeguard):
-    """W_i <- W_i - beta grad_W l_i on the cached features, `steps` times, and then the point of the joint step.
+    """Takes `steps` inner steps W_i <- W_i - beta grad_W l_i on the cached features.
 
     Args:
         inner: the optimizer; None for Newton's method.
-        safeguard: where the steps raised l_i, W_i is what it was.
+        safeguard: keep the old W_i if the steps have raised l_i.
 
     Returns:
-        (W_i, l_i there, its errors (P - Y) / N_i).
+        (W_i, l_i at this W_i, the errors (P - Y) / N_i at this W_i).
     """
     if not steps:
         return head, *heads.loss_and_errors(head, phi, targets)
@@ -189,7 +189,7 @@ def pflego(
 
 
 def newton_epochs(model) -> Adaptation:
-    """Newton steps of a new client's head, one an epoch."""
+    """The adaptation of a new client's head by Newton's method, with one step per epoch."""
 
     def epoch(fit, data, n):
         theta, head, phi = fit

@@ -1,10 +1,10 @@
-"""Local ("Separate"): every client trains its own model and nothing is sent. The floor that collaboration must beat.
+"""Local ("Separate"): every client trains its own model, and nothing is sent. Other methods must do better than this.
 
 Objective: l_i(w_i) for each client alone.
 
-Messages: none. On the device: the whole model. All clients start from the same backbone; heads are each client's own. A
-new client starts from there as well. Clients train only when they are sampled, so that the budget equals the others'
-(PGFed's code; FedAMP trains all clients, which is a cohort of everyone).
+Messages: none. On the device: the whole model. All clients, new ones too, start from the same backbone, each with its
+own initial head. A client trains only in rounds for which it is sampled, as in PGFed's code, so that the work equals
+that of other methods. FedAMP's paper trains all clients in every round; use full participation for this.
 """
 
 import tensorflow as tf
@@ -28,7 +28,7 @@ def local(
     batch_size: int | None = None,
     momentum: float = 0.0,
 ) -> Algorithm:
-    """Local: every client trains a model of its own, and nothing is sent. The floor that collaboration must beat.
+    """Local: every client trains a model of its own, and nothing is sent. Other methods must do better than this.
 
     Update rule:
 
