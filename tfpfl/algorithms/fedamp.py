@@ -3,18 +3,19 @@ Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021).
 
 Objective: sum_i l_i(w_i) + lambda sum_{i<j} A(|w_i - w_j|^2), A(x) = 1 - exp(-x / sigma). There is no global model.
 
-Messages: 4d bytes down (each client its own u_i, and its xi_ii for the logs), 4d up. On the device: the whole model
-w_i. The server keeps the last model of every client, O(I d), and `matrices` gives xi. All clients take part in every
-round of the paper; here one that does not is skipped, and its last model goes on being attended to.
+Messages: 4d bytes down (each client gets its own u_i, and its xi_ii for the logs), 4d up. On the device: the whole
+model w_i. The server keeps the last model of every client, O(I d); `matrices` gives xi. In the paper all clients take
+part in every round. Here a client can miss a round; the others then use its last model.
 
-A client that never took part is in nobody's sum. Its own u_i is w^0, as everyone's is in round 1, and with its first
-upload it joins. A new client predicts with w^0 until then, and there is no `adapt`: all that it could do by itself is
-local training from w^0, for nothing of the others reaches it before it has uploaded a model to be compared with theirs.
+A client that never took part has weight 0 in all sums, and its own u_i is w^0, as for all clients in round 1. A new
+client predicts with w^0 until its first upload. There is no `adapt`: before a client has uploaded a model that the
+server can compare with others, it could only train from w^0 by itself.
 
-Decisions: the gradient's factor 2 is taken into alpha, as in the paper's weights. All clients start from one w^0 (the
-listing draws one for each client; averages of unrelated models are useless). The penalty is the squared distance, with
-its gradient: a popular library's, unsquared and without gradient, has no effect. xi_ii can be negative where
-alpha (I - 1) > sigma; then a warning is given, and rescale=True shrinks the others' weights to sums of at most 1.
+Decisions: the factor 2 of the gradient is a part of alpha, as in the paper's weights. All clients start from one w^0
+(in the paper's algorithm each client has its own, but averages of unrelated models are useless). The penalty is the
+squared distance, and its gradient is used; one popular library uses the distance without its gradient, which has no
+effect. xi_ii can be negative if alpha (I - 1) > sigma. Then there is a warning; rescale=True scales the weights of
+others to sums of at most 1.
 """
 
 import warnings
@@ -31,26 +32,27 @@ from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
-EPSILON = 1e-12  # of the norms in a cosine
+EPSILON = 1e-12  # smallest norm in the denominator of a cosine
 
 
 class Server(NamedTuple):
-    """What the server keeps; rows in the order of the population's clients."""
+    """The server's state; rows are in the order of the population's clients."""
 
-    models: Any  # [I, d]: w_j as it was last sent
-    present: Any  # bool [I]: it was ever sent
+    models: Any  # [I, d]: the last w_j that was sent
+    present: Any  # bool [I]: whether a w_j was ever sent
     attention: Any  # [I, I]: xi
 
 
 class Message(NamedTuple):
-    """What a client receives."""
+    """What a client receives: its mixture of all models."""
 
     u: Weights
     self_weight: Any  # float []: xi_ii
 
 
 def squared_distances(models):
-    """|w_i - w_j|^2: [I, I], symmetric. Around their mean, so that nothing cancels where models are close."""
+    """The squared distances |w_i - w_j|^2 of models [I, d]: [I, I], symmetric."""
+    # Subtracting the mean first avoids cancellation if the models are close to each other.
     models = models - tf.reduce_mean(models, 0)
     squares = tf.reduce_sum(models * models, 1)
     found = squares[:, None] + squares[None] - 2 * tf.matmul(models, models, transpose_b=True)
@@ -58,18 +60,18 @@ def squared_distances(models):
 
 
 def cosines(models):
-    """cos(w_i, w_j): [I, I]."""
+    """The cosines cos(w_i, w_j) of models [I, d]: [I, I]."""
     unit = models / tf.maximum(tf.norm(models, axis=1, keepdims=True), EPSILON)
     return tf.matmul(unit, unit, transpose_b=True)
 
 
 def others(present):
-    """Whose model i attends to besides its own: bool [I, I]."""
+    """The pairs (i, j) of different clients that have both sent a model: bool [I, I]."""
     return present[:, None] & present[None] & ~tf.eye(tf.size(present), dtype=tf.bool)
 
 
 def attention(models, present, *, alpha, sigma, rescale=False):
-    """FedAMP's xi: [I, I], symmetric, rows sum to 1."""
+    """The weights xi of FedAMP: [I, I], symmetric; every row sums to 1."""
     weights = tree.as_dtype(alpha / sigma, models.dtype) * tf.exp(-squared_distances(models) / sigma)
     weights = tf.where(others(present), weights, tf.zeros_like(weights))
     sums = tf.reduce_sum(weights, 1)
@@ -80,7 +82,7 @@ def attention(models, present, *, alpha, sigma, rescale=False):
 
 
 def heuristic_attention(models, present, *, sigma, self_weight):
-    """HeurFedAMP's xi: [I, I], rows sum to 1; the diagonal is `self_weight`, and 1 where there is nobody else."""
+    """The weights xi of HeurFedAMP: [I, I], rows sum to 1; the diagonal is `self_weight`, or 1 without other models."""
     mask = others(present)
     scores = tf.where(mask, tree.as_dtype(sigma, models.dtype) * cosines(models), models.dtype.min)
     powers = tf.where(mask, tf.exp(scores - tf.reduce_max(scores, 1, keepdims=True)), tf.zeros_like(scores))
@@ -122,7 +124,8 @@ def fedamp(
         model, population: the `SplitModel`, and the `Population` that it is trained on.
         lam: lambda, >= 0; a client is pulled to u_i by lambda / alpha.
         alpha: alpha_k, the step on the attraction between models, > 0; the theory's choice is lambda / sqrt(rounds).
-        sigma: the squared distance at which models lose sight of each other, > 0: the median one is a scale for it.
+        sigma: the scale of the squared distance, > 0; models at a larger distance hardly attract each other. The median
+            squared distance is a good first value.
         rescale: divide the weights of others where they would sum to more than 1; default: take them as they are, and
             warn.
         start: where local training starts: 'u' (u_i) or 'w' (the client's own last model).
@@ -230,7 +233,7 @@ def heurfedamp(
 
 
 def _attentive(model, population, weigh, pull, start, implicit_prox, solver) -> Algorithm:
-    """What the two share: all but the attention, `weigh`."""
+    """FedAMP and HeurFedAMP; they differ only in the weights, `weigh`."""
     check_choice(start=(start, ("u", "w")))
     solve = local_solver(**solver, prox=pull, implicit_prox=implicit_prox)
     objective, num_labels, people = client_loss(model), population.shared_labels(), population.num_clients

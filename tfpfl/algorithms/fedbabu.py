@@ -1,14 +1,15 @@
-"""FedBABU: only the body is trained, against a head that nobody ever moves (Oh, Kim, Yun; ICLR 2022).
+"""FedBABU: only the body is trained, the head stays as it is at first (Oh, Kim, Yun; ICLR 2022).
 
-Objective: sum_i alpha_i l_i(W, theta) over theta alone; then l_i for each client, from (theta, W).
+Objective: sum_i alpha_i l_i(W, theta), minimized over theta only. Then each client minimizes l_i, starting from
+(theta, W).
 
-Messages: 4b bytes down, 4b up: W is derived from the model's seed, on every device. On the device: nothing. A new
-client gets theta, derives W, and fine-tunes. Its local model is (theta_i, W).
+Messages: 4b bytes down, 4b up. W is not sent, because every device computes it from the model's seed. On the device:
+nothing. A new client gets theta, computes W, and fine-tunes. The local model is (theta_i, W).
 
-W = U V^T, from the singular value decomposition of a uniform [0, 1) matrix K x (M + 1), the bias being its last column:
-the authors of PFLEGO compute it so, and W W^T = I where K <= M + 1. With labels 'local', output k is the k-th class of
-whoever predicts. The PFLEGO code does not fine-tune (steps_ft=0), PGFed does for one epoch (epochs_ft=1); the default
-is the work of one visit.
+W = U V^T from the singular value decomposition of a uniform [0, 1) matrix K x (M + 1), whose last column is the bias,
+as in the PFLEGO authors' code; W W^T = I if K <= M + 1. With 'local' labels, output k means a different class for each
+client. The PFLEGO code does not fine-tune (steps_ft=0), PGFed fine-tunes for one epoch (epochs_ft=1). The default is
+the work of one visit.
 """
 
 import numpy as np
@@ -23,8 +24,12 @@ from tfpfl.models.weights import Head, Weights
 
 
 def orthogonal_head(model, num_labels: int) -> Head:
-    """The orthogonal matrix [K, M + 1] nearest to a uniform one, as a head: arrays, a function of the model's seed."""
-    with tf.init_scope():  # drawn now, once, also if the algorithm is built while a graph is traced
+    """The fixed head: the orthogonal matrix [K, M + 1] nearest to a uniform one, a function of the model's seed.
+
+    Returns:
+        A `Head` of NumPy arrays.
+    """
+    with tf.init_scope():  # draw now, outside any graph that is being traced
         uniform = model.shared_head(num_labels, "uniform01")
     u, _, v = np.linalg.svd(np.vstack([uniform.kernel.numpy(), uniform.bias.numpy()[None]]).T, full_matrices=False)
     w = (u @ v).T
@@ -46,8 +51,7 @@ def fedbabu(
     epochs_ft: int | None = None,
     part: str = "full",
 ) -> Algorithm:
-    """FedBABU: only the backbone is trained, against one head that nobody ever moves; each client fine-tunes for
-    itself.
+    """FedBABU: only the backbone is trained, with one fixed head for all; each client fine-tunes before it predicts.
 
     Update rule:
 

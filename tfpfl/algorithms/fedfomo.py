@@ -1,15 +1,16 @@
-"""FedFomo: a client mixes others' models by how much each would help it (Zhang, Sapra, Fidler, Yeung, Alvarez:
-Personalized Federated Learning with First Order Model Optimization, ICLR 2021).
+"""FedFomo: a client mixes the models of others, weighted by how much each helps it (Zhang, Sapra, Fidler, Yeung,
+Alvarez: Personalized Federated Learning with First Order Model Optimization, ICLR 2021).
 
-Objective: l_i(theta_i) for each client alone. Its validation examples say in which direction others' models lower it.
+Objective: l_i(theta_i) for each client. Its validation examples tell which models of others lower its loss.
 
-Messages: M models down (4 M d bytes), one model and M weights up (4d + 4M). On the device: two whole models. The server
-keeps a model and a row of P for every client, O(I d), and `matrices` gives P. A new client has w^0, or (init='mean')
-the mean of the models that it receives first; it adapts as in a visit: it mixes once, before its first epoch.
+Messages: M models down (4 M d bytes), one model and M weights up (4d + 4M bytes). On the device: two whole models. The
+server keeps a model and a row of P for every client, O(I d); `matrices` gives P. A new client starts from w^0, or from
+the mean of the first models that it receives (init='mean'). It adapts as in a visit: it mixes once, before its first
+epoch, and then trains.
 
-Decisions: P grows by the normalized w_n, not by u_n. Of equals in P, the client with the lowest id goes first; with
-probability epsilon a client gets M uploads at random instead (the paper's exploration; default 0). The validation
-examples are drawn at a client's first visit and stay the same: the client never trains on them.
+Decisions: P grows by the normalized w_n, not by u_n. Among clients with equal P, the lowest id comes first. With
+probability epsilon a client gets M random uploads instead (the paper's exploration; default 0). The validation examples
+are drawn at a client's first visit and stay the same; the client never trains on them.
 """
 
 from typing import Any, NamedTuple
@@ -27,48 +28,48 @@ from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
-EPSILON = 1e-5  # added to the distance between two models, by which the difference of their losses is divided
+EPSILON = 1e-5  # added to the distance of two models, which divides the difference of their losses
 
 
 class Server(NamedTuple):
-    """What the server keeps; rows in the order of the population's clients."""
+    """The server's state; rows are in the order of the population's clients."""
 
     models: Any  # [I, d]: the last upload of every client
-    last: Any  # bool [I]: it was made in the last round
-    P: Any  # [I, I]: how much each has helped each
-    rounds: Any  # int32 []: rounds done, from which exploration is drawn
+    last: Any  # bool [I]: the upload is from the last round
+    P: Any  # [I, I]: how much the model of client n (column) has helped client i (row)
+    rounds: Any  # int32 []: rounds done, for the random numbers of exploration
 
 
 class Message(NamedTuple):
-    """What a client receives."""
+    """What a client receives: models of other clients."""
 
     models: Any  # [M, d]: theta_n
-    valid: Any  # bool [M]: it is a model; there may be fewer uploads than M
+    valid: Any  # bool [M]: whether the entry is a model; there may be fewer than M
 
 
 class Upload(NamedTuple):
-    """What a client sends."""
+    """What a client sends: its model, and its weights for the models that it received."""
 
     model: Any  # [d]: theta_i
     weights: Any  # [M]: w_n
 
 
 class Personal(NamedTuple):
-    """What a client keeps."""
+    """What a client keeps: its model, and the one from which its last training started."""
 
     theta: Weights  # theta_i
     old: Weights  # theta_i^old
     split: Any  # int32 [2]: the seed of its validation examples
-    started: Any  # bool []: it was visited
+    started: Any  # bool []: the client had a visit
 
 
 def first_order_weights(loss, message, old):
-    """w_n: [M], >= 0. They add up to 1, or are all 0 where no model has a lower loss than theta_i^old.
+    """The weights w_n >= 0 of the received models: [M]. They add up to 1, or are all 0 if no model has a lower loss.
 
     Args:
-        loss: (Weights) -> float [], L_i.
-        message: the models theta_n.
-        old: theta_i^old.
+        loss: (Weights) -> float [], the validation loss L_i.
+        message: the `Message` with the models theta_n.
+        old: theta_i^old, with whose loss they are compared.
     """
     origin, loss_of_old = tree.to_vector(old), loss(old)
 
@@ -82,17 +83,17 @@ def first_order_weights(loss, message, old):
 
 
 def combined(theta, models, weights):
-    """theta_i + sum_n w_n (theta_n - theta_i)."""
+    """The combined model theta_i + sum_n w_n (theta_n - theta_i)."""
     theta_i = tree.to_vector(theta)
     step = tf.linalg.matvec(models - theta_i, weights, transpose_a=True)
     return tree.from_vector(theta_i + step, theta)
 
 
 def before_visit(message, state, init):
-    """(theta_i, theta_i^old) of a client that has just received its models; they are other ones at its first visit.
+    """The models (theta_i, theta_i^old) with which a client begins its visit.
 
     Args:
-        init: a client's model before its first visit: 'w0', or 'mean', that of the models it receives, if any came.
+        init: the models before the first visit: 'w0', or 'mean' for the mean of the received models, if there are any.
     """
     if init == "w0":
         return state.theta, state.old
@@ -104,17 +105,19 @@ def before_visit(message, state, init):
 
 
 def training_and_validation(data, fraction):
-    """The client's examples in two parts, drawn from `data.key`; with fraction 0, all of them twice."""
+    """Splits the client's examples at random, by `data.key`, into (training, validation); fraction 0: all in both."""
     return support_and_query(data, fraction) if fraction else (data, data)
 
 
 def explore(scores, rows, rounds, *, epsilon, seed):
-    """Epsilon-greedy: with probability epsilon, drawn for every client and round, a client's row of scores is random.
+    """Epsilon-greedy exploration: in each round, a client's row of scores is random with probability epsilon.
 
     Args:
         scores: float [n, I], rows of P.
-        rows: int32 [n], whose they are.
-        rounds: int32 [], the rounds that were.
+        rows: int32 [n], the numbers of these rows.
+        rounds: int32 [], the number of rounds before this one.
+        epsilon: in [0, 1].
+        seed: of the random numbers, >= 0.
     """
     people, seed = scores.shape[1], tf.stack([seed, rounds])
     coins = tf.random.stateless_uniform([people], seed, dtype=scores.dtype, alg="philox")
@@ -123,13 +126,13 @@ def explore(scores, rows, rounds, *, epsilon, seed):
 
 
 def highest(scores, last, count):
-    """The `count` clients of the last round with the highest scores, [n, count], and which of them exist."""
+    """The `count` clients of the last round with the highest scores: (indices [n, count], bool: whether it exists)."""
     best = tf.math.top_k(tf.where(last, scores, -tf.ones_like(scores)), count)
     return best.indices, best.values >= 0
 
 
 def with_uploads(server, rows, of, uploads):
-    """The server after a round: the models of clients `rows` [r], and P_in + w_n for the candidates n = `of` [r, M]."""
+    """The server's state after a round: new models for the clients `rows` [r], and P_in + w_n for n in `of` [r, M]."""
     pairs = tf.stack([tf.broadcast_to(rows[:, None], tf.shape(of)), of], -1)  # [r, M, 2]: (i, n)
     return Server(
         models=tf.tensor_scatter_nd_update(server.models, rows[:, None], uploads.model),
@@ -140,7 +143,7 @@ def with_uploads(server, rows, of, uploads):
 
 
 def mixing_first(alone, mix, fraction):
-    """The adaptation `alone`, on the training examples, and before its first epoch the mixing of a visit."""
+    """The adaptation `alone` on the training examples, with the mixing of a visit before the first epoch."""
 
     def epoch(fit, data, n):
         training, validation = training_and_validation(data, fraction)
@@ -245,7 +248,7 @@ def fedfomo(
         start, weights = mix(message, *before_visit(message, state, init), validation)
         theta, loss = solve(objective, start, training._replace(key=data.key))
         upload = Upload(tree.to_vector(theta), weights)
-        state = Personal(theta, start, split, tf.constant(True))  # where this training started is the next theta_i^old
+        state = Personal(theta, start, split, tf.constant(True))  # the start of this training is the next theta_i^old
         return ClientOutput(upload, tf.ones([], model.dtype), state, {"loss": loss})
 
     def server_update(server, sent):

@@ -7,7 +7,7 @@ penalty. The local model is w_i.
 
 mu = 0 without stragglers is FedAvg. mu = 0 with straggler_policy='drop' is FedAvg with the same slow clients: which
 client is slow, and how much it does, depends only on (seed, round, client). With implicit_prox the step is
-v <- (v - eta grad l_i(v) + eta mu w) / (1 + eta mu), which is stable for every mu. The paper does not say how mu and
+v <- (v - eta grad l_i(v) + eta mu w) / (1 + eta mu), which is stable for every mu. The paper leaves open how mu and
 momentum combine. Here momentum includes the gradient of the penalty if the step is explicit, and only that of l_i if it
 is implicit. The paper samples clients in proportion to N_i and averages uniformly. Here sampling is uniform and the
 average has the weights q_i, as in FedAvg (`weighting`).

@@ -1,15 +1,16 @@
-"""pFedMe: personal models as the Moreau envelope has them (Dinh, Tran, Nguyen; NeurIPS 2020).
+"""pFedMe: personal models by Moreau envelopes (Dinh, Tran, Nguyen; NeurIPS 2020).
 
 Objective: (1 / I) sum_i F_i(w),  F_i(w) = min_theta l_i(theta) + (lambda / 2) |theta - w|^2.  Here theta is a whole
 model, as in the paper, and not a backbone.
 
-Messages: 4d bytes down, 4d up. On the device: the whole model theta_i, for prediction only: a visit starts from w. Who
-never came predicts with w, and so does a new client, which adapts by the inner problem with w fixed,
-one step of theta_i a batch. The local model is theta_i.
+Messages: 4d bytes down, 4d up. On the device: the whole model theta_i, used only for prediction; every visit starts
+from w. A client that never took part predicts with w. A new client adapts w by the inner problem, with w fixed as the
+anchor and one step per batch. The local model is theta_i.
 
-lambda (w_i - theta_i) is the gradient of F_i where the inner problem is solved. beta = 1 in PGFed's comparison; above 1
-it extrapolates. The authors' optimizer also decays theta by 0.001 (`weight_decay`, off here). With implicit_prox the
-inner step is theta <- (theta - eta_p grad l + eta_p lambda w_i) / (1 + eta_p lambda), which no lambda makes unstable.
+lambda (w_i - theta_i) is the gradient of F_i if the inner problem is solved exactly. beta is 1 in PGFed's comparison; a
+beta above 1 extrapolates. The authors' optimizer also has a weight decay of 0.001 on theta (`weight_decay`, here 0).
+With implicit_prox the inner step is theta <- (theta - eta_p grad l + eta_p lambda w_i) / (1 + eta_p lambda), which is
+stable for every lambda.
 """
 
 from typing import Any, NamedTuple
@@ -28,10 +29,10 @@ from tfpfl.models.weights import Weights
 
 
 class Personal(NamedTuple):
-    """What a client keeps."""
+    """What a client keeps: its personal model."""
 
     theta: Weights  # theta_i
-    visited: Any  # bool []: theta comes from a visit; before the first one it means nothing
+    visited: Any  # bool []: the client had a visit; before the first one theta has no meaning
 
 
 def pfedme(

@@ -1,19 +1,20 @@
-"""PGFed and PGFedMo: everyone minimizes everyone's risk, the others' to first order (Luo, Mendieta, Chen, Wu: PGFed:
+"""PGFed and PGFedMo: every client minimizes all risks, those of others to first order (Luo, Mendieta, Chen, Wu: PGFed:
 Personalize Each Client's Global Objective for Federated Learning, ICCV 2023, arXiv 2212.01448).
 
-Objective of client i: F_i(w) = l_i(w) + mu sum_j A_ij l_j(w), each l_j taken at w as it can be from afar, from j's last
-model w_j and gradient G_j: l_j(w_j) + G_j . (w - w_j) = (s_j + mu G_j . w) / mu with s_j = mu (l_j(w_j) - G_j . w_j).
-How much others' risks matter, A_ij >= 0, is learned too.
+Objective of client i: F_i(w) = l_i(w) + mu sum_j A_ij l_j(w). Client i does not have the data of client j, so l_j is
+replaced by its first-order approximation at j's last model w_j with gradient G_j:
+l_j(w_j) + G_j . (w - w_j) = (s_j + mu G_j . w) / mu with s_j = mu (l_j(w_j) - G_j . w_j). The coefficients A_ij >= 0,
+the weights of the others' risks, are learned too.
 
-Messages: 3d + 2I numbers down, 2d + I + 1 up: two and a half times FedAvg's bytes. On the device: the whole model v_i,
-with which it predicts; for PGFedMo also aux_i. The server keeps a row of d numbers and a row of A for every client,
-O(I d), and `matrices` gives A. A client that never took part predicts with w, as a new one does, which adapts by SGD on
-l_i alone (the paper's fine-tuning). In round 1 there is no S: everything is FedAvg, and so it is for any mu = 0.
+Messages: 3d + 2I numbers down, 2d + I + 1 up: 2.5 times the bytes of FedAvg. On the device: the whole model v_i, and
+for PGFedMo also aux_i. The server keeps d numbers and a row of A for every client, O(I d); `matrices` gives A. A client
+that never took part predicts with w. So does a new client, which adapts w by SGD on l_i (the paper's fine-tuning). In
+round 1 there is no last cohort S, and the round is one of FedAvg; with mu = 0 every round is.
 
-Decisions: A starts at 1 / r, r clients a round in expectation. j = i is one of the sum where i was in S. A moves before
-the model, with v as it was (the authors' code; their listing has it after), and stops at 0 (the code; the paper says
-only that it is positive). Weights q_i add up to 1 (the code; the listing's do not). A round without clients changes
-nothing: S is then the last cohort that there was.
+Decisions: A starts at 1 / r, where r is the expected number of clients in a round. The sums over j in S include j = i
+if i was in S. A changes before the model, with the old v (as in the authors' code; in the paper's algorithm after it),
+and is at least 0 (the code; the paper says only "positive"). The weights q_i add up to 1 (the code; not in the paper's
+algorithm). A round without clients changes nothing: S stays the last cohort that was not empty.
 """
 
 from typing import Any, NamedTuple
@@ -33,28 +34,28 @@ from tfpfl.models.weights import Weights
 
 
 class Server(NamedTuple):
-    """What the server keeps; rows in the order of the population's clients."""
+    """The server's state; rows are in the order of the population's clients."""
 
     w: Weights
     A: Any  # [I, I]
     gradients: Any  # [I, d]: G_j of the last cohort, 0 for all others
-    offsets: Any  # [I]: s_j, also
-    last: Any  # bool [I]: the last cohort
+    offsets: Any  # [I]: s_j of the last cohort, 0 for all others
+    last: Any  # bool [I]: whether the client was in the last cohort
 
 
 class Message(NamedTuple):
-    """What a client receives."""
+    """What a client receives: the model, and the first-order risks of the others."""
 
     w: Weights
     g_t: Weights
     g_bar: Weights
     s: Any  # [I]
     A_i: Any  # [I]
-    some: Any  # bool []: there was a cohort before
+    some: Any  # bool []: there was a cohort before this round
 
 
 class Report(NamedTuple):
-    """What a client says about itself."""
+    """What a client reports about its risk and its row of A."""
 
     gradient: Any  # [d]: G_i
     offset: Any  # float []: s_i
@@ -62,24 +63,24 @@ class Report(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a client sends."""
+    """What a client sends: its change of the model, and its report."""
 
     delta: Weights  # v_i - w
     report: Report
 
 
 class Buffer(NamedTuple):
-    """PGFedMo's memory of what came from others."""
+    """PGFedMo's moving average of the others' gradients."""
 
     aux: Weights
-    filled: Any  # bool []: aux comes from a visit
+    filled: Any  # bool []: aux has a value from a visit
 
 
 class Personal(NamedTuple):
-    """What a client keeps."""
+    """What a client keeps: its personal model, and PGFedMo's buffer."""
 
     v: Weights
-    started: Any  # bool []: v comes from a visit; before the first one it means nothing
+    started: Any  # bool []: the client had a visit; before the first one v has no meaning
     buffer: Any  # PGFedMo's Buffer; PGFed has none: ()
 
 
@@ -96,8 +97,7 @@ def pgfed(
     momentum: float = 0.0,
     weighting: str = "examples",
 ) -> Algorithm:
-    """PGFed: every client minimizes all clients' risks, the others' to first order, and learns how much each of them
-    matters to it.
+    """PGFed: every client minimizes the risks of all clients, those of others to first order, and learns their weights.
 
     Update rule:
 
@@ -113,7 +113,7 @@ def pgfed(
 
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
-        mu: how much all others' risks count, >= 0; 0 is FedAvg.
+        mu: the weight of the others' risks, >= 0; 0 is FedAvg.
         eta2: learning rate of A, >= 0.
         eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the local SGD,
             and the weights of the average, as in `fedavg`.
@@ -148,7 +148,7 @@ def pgfedmo(
     momentum: float = 0.0,
     weighting: str = "examples",
 ) -> Algorithm:
-    """PGFedMo: PGFed with momentum in what comes from others.
+    """PGFedMo: PGFed with momentum for the gradients of the others.
 
     Update rule:
 
@@ -164,9 +164,8 @@ def pgfedmo(
 
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
-        beta: how much of aux is what came before, in [0, 1]; 0 is PGFed.
-        mu, eta, eta2, steps, epochs, batch_size, momentum, weighting: what counts how much, and the local SGD, as in
-            `pgfed`.
+        beta: the weight of the old aux_i in aux, in [0, 1]; 0 is PGFed.
+        mu, eta, eta2, steps, epochs, batch_size, momentum, weighting: as in `pgfed`.
 
     Returns:
         The `Algorithm`. A client keeps v and aux_i, and predicts with v; before its first visit, with w. `matrices`
@@ -190,27 +189,28 @@ def gradients_of_others(server, A_i, mu):
     """g_t = mu sum_j A_ij G_j and g_bar = (mu / |S|) sum_j G_j over the last cohort S, each in the shape of a model."""
     cohort = tf.cast(server.last, A_i.dtype)
     coefficients = tf.stack([A_i, tf.math.divide_no_nan(cohort, tf.reduce_sum(cohort))])
-    g_t, g_bar = tf.unstack(mu * tf.matmul(coefficients, server.gradients))  # rows of all others are 0
+    g_t, g_bar = tf.unstack(mu * tf.matmul(coefficients, server.gradients))  # the rows of clients outside S are 0
     return tree.from_vector(g_t, server.w), tree.from_vector(g_bar, server.w)
 
 
 def with_momentum(message, buffer, beta):
-    """PGFedMo's (aux, new buffer): aux = (1 - beta) g_t + beta aux_i, and g_t where the buffer was never filled."""
+    """PGFedMo's (aux, new buffer): aux = (1 - beta) g_t + beta aux_i, or g_t if the buffer was never filled."""
     mixed = tree.add_scaled(tree.scale(1 - beta, message.g_t), beta, buffer.aux)
     aux = tree.where(buffer.filled, mixed, message.g_t)
     kept = Buffer(aux, tf.constant(True))
-    return tree.where(message.some, (aux, kept), (message.g_t, buffer))  # round 1 leaves no trace
+    return tree.where(message.some, (aux, kept), (message.g_t, buffer))  # round 1 does not fill the buffer
 
 
 def after_round(server, rows, update):
-    """The server after a round: w + sum_i q_i (v_i - w), and A_i, G_i and s_i of the clients that came.
+    """The server's state after a round: w + sum_i q_i (v_i - w), and the A_i, G_i and s_i of the cohort.
 
     Args:
-        rows: int32 [r, 1], those of the clients that came.
+        server: the state before the round.
+        rows: int32 [r, 1], the rows of the cohort's clients.
         update: an `Update`: the mean of v_i - w, and the reports as `Rows`.
     """
     report = update.report.values
-    # Of A_i, what a client learned about those whose gradients it had; about others there was nothing to learn.
+    # A client can learn A_ij only for clients j of the last cohort, whose gradients it received.
     A_i = tf.where(server.last, report.A_i, tf.gather_nd(server.A, rows))
     return Server(
         w=tree.add(server.w, update.delta),
@@ -222,7 +222,7 @@ def after_round(server, rows, update):
 
 
 def _pgfed(model, population, beta, mu, eta, eta2, momentum, weighting, work) -> Algorithm:
-    """Both; `beta` is None for PGFed."""
+    """PGFed (`beta` None) and PGFedMo."""
     check_rates(mu=mu, eta=eta, eta2=eta2, momentum=momentum)
     loop, optimizer = batch_loop(**work), sgd(eta, momentum)
     objective, weight = client_loss(model), example_weight(model, weighting)
