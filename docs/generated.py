@@ -1,6 +1,6 @@
 """The pages of the site that are made from code, when it is built: a hook of MkDocs.
 
-`algorithms/NAME.md` for every entry of `ALGORITHMS`, `api.md` from the public names of the packages, and the table in
+`algorithms/NAME.md` for every entry of `ALGORITHMS`, `api.md` from the names that the rooms hand on, and the table in
 choosing.md. None of them is in the repository.
 """
 
@@ -9,10 +9,10 @@ import inspect
 import re
 import sys
 from functools import cache, partial
+from importlib import import_module
 
 import numpy as np
 
-import tflite_export
 import tfpfl
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.contract import ClientData
@@ -21,6 +21,19 @@ from tfpfl.data.population import Population
 from tfpfl.runs.cost import count_passes
 from tfpfl.studies import cite
 
+ROOMS = (  # what the API reference describes, in this order
+    "tfpfl.checks",
+    "tfpfl.data",
+    "tfpfl.models",
+    "tfpfl.algorithms",
+    "tfpfl.algorithms.parts",
+    "tfpfl.algorithms.transforms",
+    "tfpfl.engines",
+    "tfpfl.runs",
+    "tfpfl.studies",
+    "tfpfl.studies.plots",
+    "tflite_export",
+)
 SHARED = {"model": "whole model", "backbone": "backbone", "head": "head", None: "nothing"}
 PREDICTS = {
     "personal": "with its personal model, which is what *EV-all* scores",
@@ -198,19 +211,39 @@ def shared(name: str) -> str:
 
 
 def api_page() -> str:
-    """The public names, each as mkdocstrings has it."""
-    parts = ["# API reference", "Names are imported when they are first used: `import tfpfl` costs nothing."]
-    for package in (tfpfl, tflite_export):
-        parts.append(f"## {package.__name__}")
-        for name in sorted(package.__all__, key=str.lower):
-            if name == "ALGORITHMS":
-                parts.append("### ALGORITHMS")
-                parts.append("`{name: Row}`, the list of algorithms: see [Choosing an algorithm](choosing.md).")
-                parts.append("::: tfpfl.algorithms.Row\n    options: {heading_level: 4}")
-            else:
-                parts.append(f"::: {package.__name__}.{package._HOME[name]}.{name}")
-                parts += fields_of(getattr(package, name))
+    """The public names of every room, each as mkdocstrings has it, and once."""
+    parts = [
+        "# API reference",
+        "Import a name from `tfpfl` or from its room, as in `from tfpfl.runs import Run`. The files inside a room may "
+        "change. Rooms stand in their order: each imports only those before it.",
+        "## tfpfl",
+        "These names can be imported from `tfpfl` itself. They are loaded when they are first used, so that "
+        "`import tfpfl` takes no time.",
+        "\n".join(["| name | room |", "|---|---|", *map(root_name, sorted(tfpfl.__all__, key=str.lower))]),
+    ]
+    for name in ROOMS:
+        room = import_module(name)
+        parts += [f"## {name}", docstring_blocks(room.__doc__)]
+        for member in sorted(room.__all__, key=str.lower):
+            parts += described(room, member)
+    parts += ["## tfpfl.models.tree", "::: tfpfl.models.tree\n    options: {show_root_heading: false}"]
     return "\n\n".join(parts) + "\n"
+
+
+def root_name(name: str) -> str:
+    """A row of the table of `tfpfl`'s own names: the name, which leads to its description, and its room."""
+    room = f"tfpfl.{tfpfl._HOME[name]}"
+    return f"| [`{name}`][{room}.{name}] | `{room}` |"
+
+
+def described(room, name: str) -> list:
+    """The description of a public name, as Markdown."""
+    if name == "ALGORITHMS":  # its value would fill pages
+        return [
+            f"### ALGORITHMS {{ #{room.__name__}.ALGORITHMS }}",
+            "The list of algorithms, `{name: Method}`: see [Choosing an algorithm](choosing.md).",
+        ]
+    return [f"::: {room.__name__}.{name}", *fields_of(getattr(room, name))]
 
 
 def fields_of(value) -> list:

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from tflite_export.convert.gradients import UnsupportedLayerError as UnsupportedLayerError
     from tflite_export.convert.personal import ExportError as ExportError
     from tflite_export.convert.program import convert_program as convert_program
+    from tflite_export.device.bench import any_interpreter as any_interpreter
     from tflite_export.device.client import DeviceClient as DeviceClient
     from tflite_export.device.client import Update as Update
+    from tflite_export.device.head_file import SavedHead as SavedHead
+    from tflite_export.device.head_file import theta_sha256 as theta_sha256
     from tflite_export.device.runtime import Bundle as Bundle
     from tflite_export.device.runtime import BundleError as BundleError
     from tflite_export.device.runtime import Runtime as Runtime
@@ -38,6 +41,9 @@ _HOME = {
     "Runtime": "device.runtime",
     "DeviceClient": "device.client",
     "Update": "device.client",
+    "SavedHead": "device.head_file",
+    "theta_sha256": "device.head_file",
+    "any_interpreter": "device.bench",
     "verify": "device.verification",
 }
 __all__ = list(_HOME)

@@ -7,6 +7,16 @@ import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+__all__ = [
+    "InvalidArgument",
+    "TfpflError",
+    "Unavailable",
+    "check_choice",
+    "check_fractions",
+    "check_penalty",
+    "check_rates",
+]
+
 
 class TfpflError(Exception):
     """The base class of this package's errors.

@@ -4,7 +4,9 @@ from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.machines import Machines, MachinesError
 from tfpfl.engines.scoring import Scorer
 from tfpfl.engines.tff.evaluation import federated_evaluation
+from tfpfl.engines.tff.notebook_kernel import continue_with_tff
 from tfpfl.engines.tff.process import federate, federated_shard
+from tfpfl.engines.tff.worker import answers, start_worker
 from tfpfl.engines.visit import RoundOutput, Visit
 
 __all__ = [
@@ -14,7 +16,10 @@ __all__ = [
     "Scorer",
     "Simulation",
     "Visit",
+    "answers",
+    "continue_with_tff",
     "federate",
     "federated_evaluation",
     "federated_shard",
+    "start_worker",
 ]

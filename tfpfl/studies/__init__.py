@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tfpfl.studies.battery import check_algorithm as check_algorithm
     from tfpfl.studies.comparison import compare_runs as compare_runs
+    from tfpfl.studies.comparison import rows as rows
     from tfpfl.studies.new_clients import adapt_clients as adapt_clients
     from tfpfl.studies.new_clients import adapt_new_clients as adapt_new_clients
     from tfpfl.studies.records import Record as Record
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _HOME = {
     "check_algorithm": "battery",
     "compare_runs": "comparison",
+    "rows": "comparison",
     "adapt_clients": "new_clients",
     "adapt_new_clients": "new_clients",
     "Record": "records",
