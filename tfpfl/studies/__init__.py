@@ -36,12 +36,14 @@ _HOME = {
 __all__ = list(_HOME)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tfpfl.studies' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
-    value = getattr(import_module(f"tfpfl.studies.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # to a type checker every name would exist, a typo too
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'tfpfl.studies' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
+        value = getattr(import_module(f"tfpfl.studies.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
