@@ -1,17 +1,17 @@
-"""FedRecon: rebuild the head for the theta that came, then its gradient at that head (Singhal et al., NeurIPS 2021).
+"""FedRecon: rebuild the head for the received theta, then send theta's gradient at this head (Singhal et al., NeurIPS
+2021).
 
-Objective: sum_i alpha_i min_W l_i(W, theta), by blocks.
+Objective: sum_i alpha_i min_W l_i(W, theta), minimized over one block of weights at a time: heads, then theta.
 
-Messages: 4b bytes down, 4b up. On the device: the head W_i, and its labels. A new client gets theta and rebuilds: tau
-epochs of adapting, from an initial head, on all examples. Its local model is (theta, W_i).
+Messages: 4b bytes down, 4b up. On the device: the head W_i, and its labels. A new client gets theta and rebuilds its
+head: tau epochs of adaptation on all its examples, from an initial head. The local model is (theta, W_i).
 
-Passes: one forward and one backward, since the features of the head's steps are those of the gradient (k_theta = 1).
-For k_theta > 1 the client moves theta by k_theta steps of rate eta and sends what it moved, over eta: for k_theta = 1
-that is g_i. The paper's method is stateless and splits each client's examples into support and query; the PFLEGO
-authors' code, whose comparison is the default here, keeps the head and uses all examples for both. With reset_head the
-head is kept only so that the model after a visit can be scored; it is never trained further, and the personal model is
-rebuilt when it is used. There is no factor I/r, unlike PFLEGO, whose theta step with tau is this one with tau - 1 where
-everyone takes part.
+Passes: one forward and one backward, because the head steps and the gradient use the same features (k_theta = 1). With
+k_theta > 1 the client takes k_theta steps of rate eta on theta, and sends the change divided by -eta; for k_theta = 1
+this is g_i. The paper's method is stateless and splits each client's examples into support and query. The default here
+is that of the PFLEGO authors' code: keep the head, and use all examples for both. With reset_head the head is kept only
+to evaluate the model after a visit; it is not trained further, and the personal model is rebuilt whenever it is used.
+There is no factor I/r. If everyone takes part, the theta step with tau - 1 head steps is that of PFLEGO with tau.
 """
 
 from typing import NamedTuple
@@ -31,19 +31,19 @@ from tfpfl.models.weights import Weights
 
 
 class Server(NamedTuple):
-    """theta, and the slots of the server's optimizer."""
+    """The server's state: theta, and the state of its optimizer."""
 
     theta: tuple
     slots: tuple
 
 
 def targets_of(data, head, phi):
-    """Y: [N, K]."""
+    """The one-hot labels Y of a client: [N, K]."""
     return tf.one_hot(data.y, tf.shape(head.bias)[0], dtype=phi.dtype)
 
 
 def at_the_new_head(head, phi, data, weight):
-    """(the client's output without its update, dphi): l_i and its gradient with respect to the features."""
+    """The loss l_i at the new head, as (the client's output without its update, gradient of l_i by the features)."""
     loss, errors = heads.loss_and_errors(head, phi, targets_of(data, head, phi))
     return ClientOutput((), weight(data), head, {"loss": loss}), heads.feature_gradient(head, errors)
 

@@ -1,14 +1,15 @@
-"""FedRep: a shared body, a private head, one after the other (Collins, Hassani, Mokhtari, Shakkottai; ICML 2021).
+"""FedRep: a shared body and private heads, trained one after the other (Collins, Hassani, Mokhtari, Shakkottai; ICML
+2021).
 
 Objective: sum_i alpha_i l_i(W_i, theta).
 
 Messages: 4b bytes down, 4b up. On the device: the head W_i, and its labels. A new client gets theta and an initial
-head, and adapts that head alone: the first phase. Its local model is (theta_i, W_i).
+head, and adapts only the head, as in the first phase. The local model is (theta_i, W_i).
 
-Passes: one forward for all head steps, then one forward and one backward per body step. Both phases see the shuffles of
-the epochs 0, 1, ..., and each starts its momentum at 0. The paper's listing averages uniformly (`weighting`). PFLEGO-v2
-says momentum 0.999 and 5 body steps but attributes both to FedBABU; its code has them for FedRep, whose 50 steps are
-45 + 5 there. PGFed counts epochs (`unit`), 1 or 5 for the head and 5 for the body.
+Passes: one forward pass for all head steps, then one forward and one backward pass per body step. Both phases use the
+shuffles of the epochs 0, 1, ..., and both start with momentum 0. The paper's algorithm averages uniformly
+(`weighting`). PFLEGO-v2 gives a momentum of 0.999 and 5 body steps for FedBABU; its code uses them for FedRep, with 45
++ 5 steps. PGFed counts in epochs (`unit`): 1 or 5 for the head, 5 for the body.
 """
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput

@@ -1,15 +1,16 @@
-"""FedRoD: one model that is fair to all classes, and a private head on top (Chen, Chao; ICLR 2022).
+"""FedRoD: a global model that is fair to all classes, and a private head for every client (Chen, Chao; ICLR 2022).
 
-Objective: the generic model w = (theta, W) minimizes sum_i alpha_i of client i's balanced softmax loss; client i's head
-P_i corrects it to what the client really sees, on l_i. Two objectives: nothing of the second flows back into w.
+Objective: the generic model w = (theta, W) minimizes the sum over clients of alpha_i times the balanced softmax loss.
+The private head P_i minimizes l_i and corrects the generic logits for client i. The two objectives are separate: the
+gradient of the second does not change w.
 
-Messages: 4d bytes down, 4d up. On the device: the head P_i. A client predicts with z + phi P_i, which is the model
-(theta, W + P_i), w being the newest; the generic score is that of z. A new client gets w and an initial P_i, and
-adapts P_i. Its local model is (theta_i, W_i + P_i).
+Messages: 4d bytes down, 4d up. On the device: the head P_i. A client predicts with z + phi P_i, that is with the model
+(theta, W + P_i), where w is the newest generic model. The global score is that of z. A new client gets w and an initial
+P_i, and adapts P_i. The local model is (theta_i, W_i + P_i).
 
-log n_i is that of a class that the client has, and -1e9 for one that it has not: a probability of 0 without NaN. P_i
-starts as a copy of the initial W, as in PGFed's code, or at 0, the paper's residual (`init`); it is linear, without the
-paper's hypernetwork. Both steps see the same batches. The loss that is reported is that of z + phi P_i.
+log n_i is -1e9 for classes that the client does not have: this gives probability 0 without NaN. P_i starts as a copy of
+the initial W, as in PGFed's code, or at 0, the paper's residual (`init`). It is linear; the paper's hypernetwork is not
+implemented. Both steps use the same batches. The reported loss is that of z + phi P_i.
 """
 
 import tensorflow as tf
@@ -29,18 +30,18 @@ NEVER = -1e9  # log n of a class that a client does not have
 
 
 def log_frequencies(y, num_labels, dtype):
-    """log n_i: the log of how often each class is in y, `NEVER` for those that are not; [C]."""
+    """The logarithm of the number of examples of each class in y, `NEVER` for classes without examples: [C]."""
     n = tf.reduce_sum(tf.one_hot(y, num_labels, dtype=dtype), 0)
     return tf.where(n > 0, tf.math.log(tf.maximum(n, 1)), tf.constant(NEVER, dtype))
 
 
 def generic_loss(head, phi, y, log_n):
-    """CE(z + log n_i, y) with z = phi W, the balanced softmax: a function of W and phi, and so of w = (theta, W)."""
+    """The balanced softmax loss CE(z + log n_i, y) with z = phi W; its gradient reaches W and, through phi, theta."""
     return cross_entropy(logits(head, phi) + log_n, y)
 
 
 def private_loss(p, phi, z, y):
-    """CE(z + phi P_i, y), what client i really predicts with: a function of P_i alone, z and phi are given numbers."""
+    """The loss CE(z + phi P_i, y) of client i's predictions, as a function of P_i only: z and phi are constants."""
     return cross_entropy(z + logits(p, phi), y)
 
 
@@ -64,8 +65,8 @@ def fedrod(
     weighting: str = "examples",
     init: str = "copy",
 ) -> Algorithm:
-    """FedRoD: a generic model that is trained to be fair to all classes, and for every client a private head on top of
-    it that is trained on what the client really sees.
+    """FedRoD: a generic model that is trained to be fair to all classes, and for every client a private head that is
+    trained on the client's own class frequencies.
 
     Update rule:
 
@@ -110,7 +111,7 @@ def fedrod(
 
         def step(carry, x, y):
             w, p, velocity_w, velocity_p, _ = carry
-            phi, pull_back = model.record(w.theta, x)  # the one forward pass, of both losses
+            phi, pull_back = model.record(w.theta, x)  # one forward pass for both losses
             z = logits(w.head, phi)
             # -eta times the gradient of the one, -eta_p times that of the other
             _, (by_head, by_phi) = value_and_gradient(lambda at: generic_loss(*at, y, log_n), (w.head, phi), -eta)

@@ -1,13 +1,13 @@
-"""Fine-tuning: a shared model made personal by local training, at the moment it is used (FedAvg-FT, FedProx-FT).
+"""Fine-tuning: every client trains the shared model further before it predicts (FedAvg-FT, FedProx-FT).
 
-Objective: that of the method that trained the shared model, and then l_i(v) for each client alone.
+Objective: first that of the method that trains the shared model, then l_i(v) for each client.
 
-Messages: those of the method, 4d bytes down and up for FedAvg-FT and FedProx-FT. On the device: nothing more. A new
-client gets w and fine-tunes it: E_ft epochs of adapting are its personal model. Its local model after a round is the
-method's, not fine-tuned: no method's round includes it.
+Messages: those of the method; 4d bytes down and 4d up for FedAvg-FT and FedProx-FT. On the device: nothing more than
+for the method. A new client gets w and fine-tunes it, as all clients do. The local model after a round is that of the
+method, without fine-tuning.
 
-No proximal term while fine-tuning: it would hold the personal model to what it is to leave. E_ft and eta_ft are not
-given in the papers that use this baseline; the default is the work of one visit, at the rate of training.
+Fine-tuning has no proximal term, because this would keep the personal model near the shared one. The papers that use
+this baseline do not give E_ft and eta_ft. The default is the work of one visit, at the learning rate of training.
 """
 
 from collections.abc import Callable
@@ -81,13 +81,13 @@ def finetuned(
 
     adapt = adaptation(model, algorithm.personal_model, sgd(eta_ft, momentum), part=part, batch_size=batch_size)
     shared = global_model or algorithm.global_model
-    left = {"full": None, "head": "backbone", "body": "head"}[part]  # what the fine-tuning does not change
+    left = {"full": None, "head": "backbone", "body": "head"}[part]  # the part that fine-tuning does not change
     shares = left if algorithm.shares in ("model", left) else None
     return algorithm._replace(personal_model=personal_model, global_model=shared, adapt=adapt, shares=shares)
 
 
 def tuning_work(steps, epochs, steps_ft, epochs_ft) -> dict:
-    """E_ft where it is given, and otherwise the work of one visit."""
+    """The arguments steps_ft and epochs_ft for `finetuned`: E_ft if it is given, otherwise the work of one visit."""
     if steps_ft is None and epochs_ft is None:
         return {"steps_ft": steps, "epochs_ft": epochs}
     return {"steps_ft": steps_ft, "epochs_ft": epochs_ft}

@@ -1,15 +1,15 @@
 """LG-FedAvg: private bodies under a shared head (Liang et al.: Think Locally, Act Globally; arXiv 2001.01523).
 
-Objective: sum_i alpha_i l_i(W, theta_i), over one head W and a body theta_i for every client: FedPer turned around.
+Objective: sum_i alpha_i l_i(W, theta_i) with one shared head W and a private body theta_i for every client. FedPer has
+it the other way round.
 
-Messages: 4h bytes down, 4h up: no weight of a body. On the device: the body theta_i. A new client gets W and starts
-from theta^0, the backbone as it is before training; it adapts that body under the head. Its local model is
-(theta_i, W_i).
+Messages: 4h bytes down, 4h up; bodies are not sent. On the device: the body theta_i. A new client gets W, starts from
+the initial backbone theta^0, and adapts only this body. The local model is (theta_i, W_i).
 
-All start from one w^0. The paper starts from a model by FedAvg: pretrain_rounds=P makes the first P rounds FedAvg's,
-and a client's own body then starts from the theta at their end. new_body='average' gives a new client the average of
-the last cohort's bodies. Either option sends bodies: 4d bytes down, 4d up in every round (after the pretraining the
-upload's body is 0, unless it is to be averaged). The update is joint, not by turns as in one code base.
+All clients start from one w^0. The paper starts from a model trained by FedAvg: with pretrain_rounds=P the first P
+rounds are FedAvg, and the clients' bodies then start from its theta. new_body='average' gives a new client the average
+of the last cohort's bodies. With either option bodies are sent: 4d bytes down and 4d up in every round (after the
+pretraining a body of zeros, unless bodies are averaged). Body and head are updated together; one code base alternates.
 """
 
 from typing import Any, NamedTuple
@@ -31,15 +31,15 @@ class Shared(NamedTuple):
     """The server's state, the message and, as differences, the update."""
 
     head: Head
-    theta: Any  # what a client without a body of its own starts from; () where no bodies are sent
-    rounds: Any  # int32 []: rounds done; () where no bodies are sent, and in the update
+    theta: Any  # the start for clients without their own body; () if no bodies are sent
+    rounds: Any  # int32 []: rounds done; () if no bodies are sent, and in the update
 
 
 class Body(NamedTuple):
-    """What a client keeps."""
+    """What a client keeps: its body."""
 
     theta: tuple  # theta_i
-    own: Any  # bool []: theta is the client's own; where not, it is the theta that comes
+    own: Any  # bool []: theta is the client's own; if false, it uses the theta that it receives
 
 
 def lg_fedavg(
@@ -55,7 +55,7 @@ def lg_fedavg(
     pretrain_rounds: int = 0,
     new_body: str = "initial",
 ) -> Algorithm:
-    """LG-FedAvg: private backbones under one shared head; FedPer turned around.
+    """LG-FedAvg: private backbones and one shared head; FedPer has it the other way round.
 
     Update rule:
 

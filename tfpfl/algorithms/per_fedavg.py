@@ -1,14 +1,14 @@
-"""Per-FedAvg: a model that one gradient step makes personal (Fallah, Mokhtari, Ozdaglar; NeurIPS 2020).
+"""Per-FedAvg: one model that becomes personal by one gradient step (Fallah, Mokhtari, Ozdaglar; NeurIPS 2020).
 
-Objective: (1 / I) sum_i l_i(w - alpha grad l_i(w)), the loss of every client after one step of its own.
+Objective: (1 / I) sum_i l_i(w - alpha grad l_i(w)), the mean loss of the clients after one gradient step of each.
 
-Messages: 4d bytes down, 4d up. On the device: nothing. A new client gets w and adapts it. Its local model is w_i, not
-adapted. Here alpha is `eta_inner`, for alpha_i is N_i / N.
+Messages: 4d bytes down, 4d up. On the device: nothing. A new client gets w and adapts it. The local model is w_i before
+adaptation. alpha is the argument `eta_inner`; it is not alpha_i = N_i / N.
 
-A step reads 2 batch_size examples (PGFed's code does so), of an odd number one more in D'; one example cannot be
-halved, and such a batch is left out. Without batch_size D and D' are both all examples, and a step is one on the
-client's whole objective. The paper's third batch D'' is D', which it allows. `adapt_batch_size` adapts on a random
-batch instead of all examples. eta_inner = 0 is FedAvg with rate beta on the D'.
+A step uses 2 batch_size examples, as in PGFed's code: half of them for D and half for D', which gets one more if the
+number is odd. A batch of one example is skipped. Without batch_size, D and D' are both all examples of the client. The
+paper has a third batch D'', which may be D'; here it is. With `adapt_batch_size` a client adapts on random batches
+instead of all examples. eta_inner = 0 is FedAvg with rate beta on the batches D'.
 """
 
 import tensorflow as tf
@@ -37,7 +37,7 @@ def per_fedavg(
     adapt_steps: int = 1,
     adapt_batch_size: int | None = None,
 ) -> Algorithm:
-    """Per-FedAvg: one model w that a gradient step on a client's own examples makes personal.
+    """Per-FedAvg: one model w that becomes personal by a gradient step on the client's own examples.
 
     Update rule:
 
@@ -88,7 +88,7 @@ def per_fedavg(
     objective = client_loss(model)
 
     def meta_step(w, d, d_prime):
-        """(one step from w, the loss after adaptation) on two batches (x, y)."""
+        """One step from w on two batches (x, y): (the new w, the loss after adaptation)."""
 
         def slope(at, batch):
             return value_and_gradient(lambda u: objective(u, *batch), at)

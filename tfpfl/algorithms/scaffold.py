@@ -1,14 +1,14 @@
 """SCAFFOLD: control variates against client drift (Karimireddy, Kale, Mohri, Reddi, Stich, Suresh; ICML 2020).
 
-Objective: (1 / I) sum_i l_i(x), one model for all, every client with the same weight. c_i estimates client i's
-gradient and c = (1 / I) sum_i c_i the objective's, so that g_i(y) - c_i + c goes where the objective goes.
+Objective: (1 / I) sum_i l_i(x), one model for all; all clients have the same weight. c_i estimates the gradient of
+client i, and c = (1 / I) sum_i c_i that of the objective. So g_i(y) - c_i + c estimates the gradient of the objective.
 
-Messages: 8d bytes down, 8d up. On the device: c_i, the size of the model, which starts at 0; who never came, or left,
-counts in c with what it has. A new client gets x and c, and has c_i = 0; it adapts by SGD on x, without c, which would
-hold it to everyone's objective. Its local model is y_i.
+Messages: 8d bytes down, 8d up. On the device: c_i, of the size of the model, which starts at 0. c includes the c_i of
+all clients, also of those that never took part or have left. A new client gets x and c, and has c_i = 0. It adapts x by
+SGD without c, because c would pull it towards the objective of all. The local model is y_i.
 
-eval_model='local' keeps y_i as well, and predicts with the last one: FedAMP's table is best explained by it. The step
-in option II divides by K eta, so eta = 0 is refused; momentum would break that mean, so there is none.
+With eval_model='local' a client also keeps its last y_i and predicts with it; this explains FedAMP's table best. Option
+II divides by K eta, so eta must not be 0. It is a mean of gradients only without momentum, so there is no momentum.
 """
 
 from typing import Any, NamedTuple
@@ -34,15 +34,15 @@ class Server(NamedTuple):
 
 
 class Control(NamedTuple):
-    """What a client keeps."""
+    """What a client keeps: its control variate, and perhaps its last model."""
 
     c: Weights  # c_i
     y: Any  # eval_model='local': its last y_i
-    visited: Any  # bool []: eval_model='local': y has a value
+    visited: Any  # bool []: eval_model='local': the client had a visit, so y has a value
 
 
 class Update(NamedTuple):
-    """What a client sends."""
+    """What a client sends: its changes of model and control variate."""
 
     dy: Weights  # y_i - x
     dc: Weights  # c_i+ - c_i
