@@ -1,4 +1,4 @@
-"""Records of runs that never ran: their numbers are drawn, so that what is made of them can be computed by hand."""
+"""Makes records of runs with random numbers, without running them, so that tests can compute the expected results."""
 
 from pathlib import Path
 
@@ -15,11 +15,11 @@ PASSES = {"forward": 2.5, "backward": 1.5}
 
 
 def made(algorithm="pflego", seed=0, *, good=0.5, silent=False, rounds=ROUNDS, folder=None, **config) -> Record:
-    """A run of some rounds, each evaluated but the first; its folder is not there.
+    """Makes the record of a run whose rounds are all evaluated but the first. Its folder does not exist.
 
     Args:
-        good: where accuracies begin.
-        silent: nothing is sent.
+        good: the accuracy at the beginning.
+        silent: whether 0 bytes are sent.
         config: other entries of the configuration.
     """
     rng = np.random.default_rng([seed, list(ALGORITHMS).index(algorithm), int(100 * good)])
@@ -57,7 +57,7 @@ def made(algorithm="pflego", seed=0, *, good=0.5, silent=False, rounds=ROUNDS, f
     summary = {"passes": PASSES, "stopped": None, "rounds": rounds}
     folder = Path(folder or f"runs/{algorithm}-{seed}")
     record = Record(folder, settings, history, evaluations, summary)
-    record.__dict__["matrix_rounds"] = []  # which it would look for in its folder
+    record.__dict__["matrix_rounds"] = []  # otherwise the record would look for them in its folder
     return record
 
 
@@ -67,7 +67,7 @@ def _score(t, i, model, good, rng) -> Score:
 
 
 def stored(record: Record, folder: Path, matrices=None) -> Record:
-    """The same, with a store that has these matrices after the last round."""
+    """The same record with a folder and a store; the store has these matrices after the last round."""
     folder.mkdir(parents=True)
     with RunStore(folder / "state.sqlite", record.config.run_id) as store:
         last = len(record.history)

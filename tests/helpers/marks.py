@@ -1,10 +1,10 @@
-"""Cases that `make test` leaves out."""
+"""Marks parametrized cases as slow, so that `make test` leaves them out."""
 
 import pytest
 
 
 def slow_but(values, *fast) -> list:
-    """Parameters of which all are marked slow but these; a tuple has the values of several arguments."""
+    """Parameters for a test, all marked slow except those in `fast`; a tuple has the values of several arguments."""
 
     def slow(value):
         return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)

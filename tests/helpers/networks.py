@@ -1,4 +1,4 @@
-"""Backbones to be exported: those of the papers, and a user's own."""
+"""Backbones for the tests of the export: `PAPERS` are those of the papers, `OWN` are such as a user may build."""
 
 import keras
 import numpy as np

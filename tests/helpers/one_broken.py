@@ -1,4 +1,4 @@
-"""Algorithms on small clients of which one, always the same, is broken."""
+"""Algorithms on small clients; client `BROKEN` has a fault in every round."""
 
 import tensorflow as tf
 
@@ -14,11 +14,11 @@ BROKEN = 2
 
 
 def build(name, federation, **more) -> Algorithm:
-    """Half of the clients take part in a round."""
+    """Builds an algorithm with quick hyperparameters; half of the clients take part in a round."""
     population = federation.population(Sampling("fixed", 0.5), shared_slots=True)
     return build_algorithm(name, SplitModel(backbone("float32")), population, **quick(name) | more)
 
 
 def only(kind):
-    """Client 2 has this fault, in every round."""
+    """Makes (data) -> kind of fault: client `BROKEN` has this fault in every round, the others have none."""
     return lambda data: tf.where(tf.equal(data.info.client_id, BROKEN), faults.KINDS.index(kind), 0)

@@ -1,4 +1,7 @@
-"""What each algorithm ends with on this Python's TensorFlow and Keras: `python -m helpers.one_seed FILE.npz`."""
+"""Saves the final states of every algorithm with this Python's TensorFlow and Keras.
+
+Use: `python -m helpers.one_seed FILE.npz`. Tests compare the files of two versions.
+"""
 
 import sys
 import tempfile
@@ -16,7 +19,7 @@ ROUNDS = 5
 
 
 def ends(folder: str) -> dict:
-    """After five rounds on digits, half of ten clients each: server, clients, and the loss of every round."""
+    """Server state, clients' states and losses after five rounds on digits, with half of ten clients in each round."""
     federation = tfpfl.Federation.build("digits", "round_robin", clients=10, K=2, seed=0, out=folder)
     population = federation.population(tfpfl.Sampling("fixed", rate=0.5))
     found = {}

@@ -1,7 +1,7 @@
 """Clients whose losses are quadratic in the whole model: gradients, Hessians and optima in closed form.
 
-l_i(v) is the mean over examples j of (c |v - m_j|^2 + <z_j, v - m_j>^2) / 2, with m_j and the unit vector z_j
-functions of x_j; so its Hessian A_i has eigenvalues from c to c + 1, other ones for every client and every batch.
+l_i(v) is the mean over examples j of (c |v - m_j|^2 + <z_j, v - m_j>^2) / 2, where m_j and the unit vector z_j are
+functions of x_j. So its Hessian A_i has eigenvalues from c to c + 1, and differs between clients and between batches.
 """
 
 import importlib
@@ -15,12 +15,12 @@ CURVATURE = 0.5  # c
 
 
 def flat(weights):
-    """All numbers, in a vector."""
+    """Flattens all weights into one vector."""
     return tf.concat([tf.reshape(w, [-1]) for w in tf.nest.flatten(weights)], 0)
 
 
 def of_examples(x, size):
-    """(m, z), each [N, size]."""
+    """The vectors (m, z) of the examples x, each [N, size]."""
     rng = np.random.default_rng(11)
     to_m, to_z = rng.standard_normal((2, int(x.shape[1]), size))
     z = tf.matmul(tf.cast(x, tf.float64), to_z)
@@ -28,7 +28,7 @@ def of_examples(x, size):
 
 
 def loss(weights, x, y):
-    """l_i, in the place of the cross-entropy."""
+    """The quadratic loss l_i; takes the place of the mean cross-entropy."""
     v = flat(weights)
     m, z = of_examples(x, int(sum(np.prod(w.shape) for w in tf.nest.flatten(weights))))
     apart = v - m
@@ -36,13 +36,13 @@ def loss(weights, x, y):
 
 
 def use(monkeypatch, *names, objective=loss):
-    """Makes it the loss of all clients of these algorithms, by the names of their modules."""
+    """Makes `objective` the clients' loss in these algorithms; `names` are their modules in tfpfl.algorithms."""
     for name in names:
         monkeypatch.setattr(importlib.import_module(f"tfpfl.algorithms.{name}"), "client_loss", lambda model: objective)
 
 
 def quadratic(data: Toy, client_id: int, size: int, rows=slice(None)):
-    """(A_i, b_i): the gradient of l_i at v is A_i v - b_i; on some of the client's examples."""
+    """(A_i, b_i) on the client's examples `rows`: the gradient of l_i at v is A_i v - b_i."""
     m, z = (t.numpy() for t in of_examples(data.data[client_id][0][rows], size))
     a = CURVATURE * np.eye(size) + z.T @ z / len(z)
     return a, (CURVATURE * m + z * np.sum(z * m, 1, keepdims=True)).mean(0)

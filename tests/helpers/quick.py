@@ -1,4 +1,4 @@
-"""Hyperparameters with which a few rounds of small clients are quick, and change something."""
+"""Hyperparameters with which a few rounds on small clients are fast, and still change the models visibly."""
 
 from tfpfl.algorithms import ALGORITHMS
 
@@ -13,5 +13,5 @@ SPECIAL = {  # algorithm -> hyperparameters
 
 
 def quick(name: str) -> dict:
-    """Those that the algorithm of this name has."""
+    """The quick hyperparameters of the algorithm of this name."""
     return {k: v for k, v in QUICK.items() if k in ALGORITHMS[name].hyperparameters} | SPECIAL.get(name, {})

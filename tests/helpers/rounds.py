@@ -1,4 +1,4 @@
-"""Rounds of given cohorts, and clients that work by hand."""
+"""Runs rounds with given cohorts, and computes clients' steps independently of the algorithms."""
 
 import tensorflow as tf
 
@@ -13,7 +13,7 @@ COHORTS = [(0, 2, 3), (1, 2), (0, 1, 2, 3, 4), (2, 4)]  # somebody skips rounds,
 
 
 def play(algorithm, data: Toy, cohorts=COHORTS, server=None, states=None, first=1):
-    """(the server's states after every round, states by client id); the rounds are numbered from `first`."""
+    """Runs one round per cohort, numbered from `first`: (the server's state after each, states by client id)."""
     engine = Simulation(algorithm)
     server = engine.initialize() if server is None else server
     states, path = dict(states or initial_states(algorithm, data.population)), []
@@ -25,7 +25,7 @@ def play(algorithm, data: Toy, cohorts=COHORTS, server=None, states=None, first=
 
 
 def loss_of(data: Toy, client_id: int):
-    """l_i as a function of the whole model."""
+    """The client's loss l_i as a function of the whole model."""
     return lambda weights: client_loss(data, client_id, weights.theta, weights.head)
 
 
@@ -39,7 +39,7 @@ def by_hand(function, weights, rate, steps, momentum=0.0):
 
 
 def shared(data: Toy, seed=3) -> Weights:
-    """Some model of all clients that is nobody's start."""
+    """A model shared by all clients that differs from every initial model."""
     start = Weights(data.model.theta(), data.model.shared_head(data.population.shared_labels(), "glorot"))
     leaves = tf.nest.flatten(start)
     noise = [0.3 * tf.random.stateless_normal(x.shape, [seed, i], dtype=x.dtype) for i, x in enumerate(leaves)]

@@ -1,4 +1,4 @@
-"""Small runs, and all that a run has saved, to compare two of them bit for bit."""
+"""Makes small runs, and reads all that a run has saved, so that tests can compare two runs bit for bit."""
 
 import json
 import sqlite3
@@ -10,7 +10,7 @@ from tfpfl.runs.callbacks import Callback
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.run import Run
 
-SHORT_END = 2  # of the last rounds, all of which are evaluated
+SHORT_END = 2  # a short number of last rounds that are all evaluated, in place of ten
 EXAMPLES, CLASSES = (20, 31, 24, 27, 22, 25), (2, 3, 2, 4, 3, 2)
 
 
@@ -32,7 +32,7 @@ def config(**changes) -> RunConfig:
 
 
 def saved(folder) -> dict:
-    """Every table of the store, in bytes; of the history all but the seconds."""
+    """All tables of the store, with states as bytes, and the history without the seconds."""
     db = sqlite3.connect(f"file:{Path(folder) / 'state.sqlite'}?mode=ro", uri=True)
     tables = {
         name: db.execute(f"SELECT * FROM {name} ORDER BY 1, 2, 3, 4" if name != "server" else "SELECT * FROM server")
@@ -45,7 +45,7 @@ def saved(folder) -> dict:
 
 
 class Interrupt(Callback):
-    """Raises an error after these rounds."""
+    """A callback that raises an error after each of the given rounds."""
 
     def __init__(self, *rounds, error=KeyboardInterrupt):
         self.rounds, self.error = rounds, error
@@ -56,7 +56,7 @@ class Interrupt(Callback):
 
 
 def train(folder, a_federation, callbacks=(), **changes) -> Run:
-    """A run from its start to its end; closed."""
+    """Creates a run, trains it to its end and closes it."""
     with Run.create(config(**changes), folder, a_federation) as run:
         run.train(callbacks)
     return run

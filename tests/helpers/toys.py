@@ -1,4 +1,4 @@
-"""Small federations whose results are known, and the whole objective to compare with."""
+"""Small federations in memory or on disk, and the objective written out from its definition, to compare with."""
 
 from typing import NamedTuple
 
@@ -34,13 +34,14 @@ class Toy(NamedTuple):
     data: list  # (x, y) of every client
 
     def visit(self, client_id: int, round_num: int = 1, seed: int = 0) -> ClientData:
-        """One that carries the examples; for `Simulation(algorithm)`."""
+        """A client's visit that carries its examples; for `Simulation(algorithm)` without a federation."""
         x, y = self.data[client_id]
         info = self.population.info(client_id, self.model.dtype)
         return ClientData(tf.constant(x), tf.constant(y), info, client_key(seed, round_num, [client_id])[0])
 
     @property
     def ids(self) -> list:
+        """The ids of all clients."""
         return [int(i) for i in self.population.client_ids]
 
 
@@ -83,7 +84,7 @@ def arrays_of_states(algorithm) -> dict:
 
 
 def visits(algorithm, ids, round_num: int) -> list:
-    """Those of `visits_by_id`, in the model's dtype."""
+    """The visits of `visits_by_id`, in the model's dtype."""
     info, dtype = algorithm.population.info, algorithm.model.dtype
     found = visits_by_id(algorithm.population, ids, round_num)
     return [visit._replace(info=info(i, dtype)) for i, visit in zip(ids, found, strict=True)]
@@ -106,7 +107,7 @@ def objective(data: Toy, theta, heads: dict):
 
 
 def gradient(function, *arguments):
-    """Of a scalar, with respect to all of its arguments."""
+    """The gradient of a scalar function with respect to all of its arguments."""
     with tf.GradientTape() as tape:
         tape.watch(arguments)
         value = function(*arguments)

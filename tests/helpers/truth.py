@@ -1,4 +1,4 @@
-"""What a device has to compute, by GradientTape; and inputs to compute it with."""
+"""The expected results of a device's computations, by GradientTape, and inputs for them."""
 
 import numpy as np
 import tensorflow as tf
@@ -9,7 +9,7 @@ from tfpfl.models.weights import Head
 
 
 def varied(model, seed=0):
-    """theta with biases that are not 0."""
+    """The model's initial theta plus noise, so that the biases are not 0."""
     rng = np.random.default_rng(seed)
     return tuple(w + 0.02 * rng.standard_normal(w.shape).astype(np.float32) for w in model.initial_theta)
 

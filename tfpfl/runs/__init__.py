@@ -1,4 +1,4 @@
-"""Runs: a run is a folder with its configuration, the state after every round, and its results."""
+"""Runs: a run is a folder that holds a configuration, the state after the last round, and the results."""
 
 from tfpfl.runs.aggregators import AGGREGATORS
 from tfpfl.runs.availability import Availability

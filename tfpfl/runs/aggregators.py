@@ -1,7 +1,7 @@
-"""What is done to updates on their way into the sum: clipping, zeroing, compression, privacy, robust statistics.
+"""The aggregators of a run: how updates are clipped, zeroed, compressed, made private or combined robustly.
 
-Most are TFF's own aggregators, for the TFF engine. TFF has no coordinate-wise median and no trimmed mean: those are
-ours, work on any engine, and need the server to see single clients' updates; none of this is secure aggregation.
+Most are aggregators of TFF, for the TFF engine. TFF has no coordinate-wise median and no trimmed mean. These two are
+tfpfl's own and work on all engines; the server then sees the updates of single clients. None is secure aggregation.
 
     weighted mean   m = sum_i w_i u_i / sum_i w_i, of u_i clipped, zeroed or compressed; where the algorithm adds
                     w_i u_i (PFLEGO's gradients), the sum is m * sum_i w_i
@@ -20,26 +20,35 @@ from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.engines.tff.aggregators import OF_TFF, Aggregated
 from tfpfl.runs.privacy import Privacy, privacy
 
-PRIVATE = ("dp", "dp_adaptive")
-OF_OURS = {f.__name__: f for f in (median, trimmed_mean)}
-AGGREGATORS = OF_TFF | OF_OURS
+PRIVATE = ("dp", "dp_adaptive")  # those with differential privacy
+OF_OURS = {f.__name__: f for f in (median, trimmed_mean)}  # name -> (algorithm, arguments) -> algorithm; all engines
+AGGREGATORS = OF_TFF | OF_OURS  # all, by name
 
 
 def check_aggregator(name: str | None, arguments: dict, engine: str) -> None:
-    """Whether there is such an aggregator, and it has these arguments.
+    """Checks the name and the arguments of an aggregator.
+
+    Args:
+        name: a key of `AGGREGATORS`; None: no aggregator.
+        arguments: {name: number}.
+        engine: the run's engine.
 
     Raises:
-        ValueError: says what there is.
+        InvalidArgument: the name or an argument is unknown, a required argument is missing, a value is not a positive
+            number (`trim` may be 0), the engine cannot use this aggregator, or there are arguments but no aggregator.
     """
     if name is None:
         if arguments:
-            raise InvalidArgument(f"aggregator_args are those of an aggregator, found {', '.join(arguments)} and none")
+            raise InvalidArgument(
+                f"aggregator_args need an aggregator, found {', '.join(arguments)} but no aggregator: name one, or "
+                "leave them out"
+            )
         return
     if name not in AGGREGATORS:
         raise InvalidArgument(unknown("aggregator", name, AGGREGATORS))
     if name in OF_TFF and engine != "tff":
         raise InvalidArgument(
-            f"aggregator {name!r} is TFF's: it needs --engine tff; {', '.join(OF_OURS)} work on any engine"
+            f"aggregator {name!r} needs --engine tff, found engine {engine!r}; {', '.join(OF_OURS)} work on any engine"
         )
     known = {k: p for k, p in signature(AGGREGATORS[name]).parameters.items() if k not in ("algorithm", "clients")}
     for argument in arguments:
@@ -55,14 +64,20 @@ def check_aggregator(name: str | None, arguments: dict, engine: str) -> None:
 
 
 def factory(name: str, arguments: dict, algorithm: Algorithm):
-    """A factory of TFF's for this algorithm.
+    """Makes the TFF aggregator factory of this name for an algorithm.
+
+    Args:
+        name: a key of `OF_TFF`.
+        arguments: {name: number}.
+        algorithm: gives the expected number of clients in a round, if the aggregator needs it.
 
     Raises:
-        ValueError: the algorithm's server sees every client's own; then nothing is added up that could be aggregated.
+        InvalidArgument: the algorithm's server receives the updates of single clients (rows), not a mean or sum.
     """
     if "rows" in kinds(algorithm):
         raise InvalidArgument(
-            f"aggregator {name!r} is for updates that are added up; here the server sees every client's own"
+            f"aggregator {name!r} needs a method whose updates are averaged or added; the server of this method "
+            "receives every client's own update. Leave out the aggregator"
         )
     made = OF_TFF[name]
     if "clients" in signature(made).parameters:
@@ -71,7 +86,17 @@ def factory(name: str, arguments: dict, algorithm: Algorithm):
 
 
 def with_aggregator(name: str | None, arguments: dict, algorithm: Algorithm) -> Algorithm:
-    """What of an aggregator is done by the algorithm's own functions: a robust statistic; counting compressed bytes."""
+    """Wraps an algorithm with the part of an aggregator that needs no TFF.
+
+    Args:
+        name: a key of `AGGREGATORS`; None: no aggregator.
+        arguments: {name: number}.
+        algorithm: the algorithm to wrap.
+
+    Returns:
+        For median and trimmed_mean an algorithm with this aggregation; for compress one that counts compressed bytes;
+        for all others the algorithm itself.
+    """
     if name in OF_OURS:
         return OF_OURS[name](algorithm, **arguments)
     return compressed(algorithm, **arguments) if name == "compress" else algorithm

@@ -1,16 +1,16 @@
-"""Who comes back from a round, and when: dropouts, slow clients, a deadline, clients that join and leave.
+"""Simulates unreliable clients: dropouts, slow clients, a deadline, clients that join and leave.
 
     a sampled client i drops out with probability p_i; otherwise it takes
         T_i(t) = s_i * N_i * passes * exp(jitter * z),  z ~ N(0, 1)             seconds
-    with s_i = seconds * exp(seconds_spread * z_i), its seconds an example and pass through the backbone;
+    where s_i = seconds * exp(seconds_spread * z_i) are its seconds per example and pass through the backbone;
     after `deadline` seconds the server goes on without it.
 
-What a client that does not come back has done is lost: it sends nothing and its state stays. The clock is virtual: the
-server waits for the last of those that come, and to the deadline, where it has one, if somebody does not. Everything is
-a function of (seed, round, client), and never of the algorithm.
+The work of a client that does not come back is lost: it sends nothing, and its state does not change. The clock is
+virtual. The server waits for the last client that comes back; if a client does not, it waits until the deadline, if
+there is one. Everything is a function of (seed, round, client), and does not depend on the algorithm.
 
-The probability that a sampled client comes back in time is known, (1 - p_i) P[T_i <= deadline]: `arrival`. PFLEGO
-divides by it, which keeps its step unbiased (inverse probability weighting).
+`arrival` is the probability that a sampled client comes back in time, (1 - p_i) P[T_i <= deadline]. PFLEGO divides by
+it, which keeps its step unbiased (inverse probability weighting).
 """
 
 from dataclasses import dataclass
@@ -26,20 +26,23 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class Availability:
-    """How reliable clients are.
+    """How reliable and how fast the clients are. By default all are there, and come back at once.
 
     Args:
-        dropout: the probability that a sampled client does not come back, in [0, 1).
-        dropout_spread: p_i is uniform in [dropout - dropout_spread, dropout + dropout_spread], drawn per client.
-        seconds: of a median client, for an example and a pass through the backbone; 0: no clock.
-        seconds_spread: standard deviation of log s_i over clients.
-        jitter: standard deviation of the logarithm of a client's time over rounds.
-        deadline: seconds after which a round ends; None: it waits.
-        joins: {round: ids of clients that take part from this round on}; until then they do not.
-        leaves: {round: ids of clients that take no part from this round on}.
+        dropout: mean probability that a sampled client does not come back, in [0, 1).
+        dropout_spread: how much clients differ: p_i is drawn uniformly from dropout - dropout_spread to
+            dropout + dropout_spread.
+        seconds: virtual seconds that the median client needs per example and pass; 0 turns the virtual clock off.
+        seconds_spread: how much clients differ in speed: standard deviation of log s_i over clients.
+        jitter: how much one client's speed varies between rounds: standard deviation of log T_i(t) over rounds.
+        deadline: virtual seconds after which a round ends; None: the round waits for all clients that come back.
+        joins: {round: ids of clients that take part from this round on and not before}.
+        leaves: {round: ids of clients that no longer take part from this round on}.
 
     Raises:
-        ValueError: names the argument, and says what it may be.
+        InvalidArgument: a number is negative or not finite; a probability p_i could lie outside [0, 1); `deadline` is
+            not positive, or is given while `seconds` is 0; `joins` or `leaves` has a round below 1, a round twice, no
+            clients for a round, or a negative client id.
     """
 
     dropout: float = 0.0
@@ -55,7 +58,7 @@ class Availability:
         for name in ("dropout", "dropout_spread", "seconds", "seconds_spread", "jitter"):
             value = getattr(self, name)
             if not 0 <= value < np.inf:
-                raise InvalidArgument(f"{name} must be a number that is not negative, found {value}")
+                raise InvalidArgument(f"{name} must be a finite number of at least 0, found {value}")
         low, high = self.dropout - self.dropout_spread, self.dropout + self.dropout_spread
         if low < 0 or high >= 1:
             raise InvalidArgument(
@@ -64,21 +67,21 @@ class Availability:
             )
         if self.deadline is not None and not (self.deadline > 0 and self.seconds > 0):
             raise InvalidArgument(
-                f"a deadline is positive, and needs `seconds`, what a pass takes; found deadline={self.deadline}, "
-                f"seconds={self.seconds}"
+                "a deadline must be positive, and needs `seconds` above 0, the time per example and pass; found "
+                f"deadline={self.deadline}, seconds={self.seconds}"
             )
         for name in ("joins", "leaves"):
             object.__setattr__(self, name, _changes(name, getattr(self, name)))
 
     @property
     def is_perfect(self) -> bool:
-        """Whether everybody always comes back at once."""
+        """Whether all clients take part in all rounds and always come back at once."""
         return self == Availability()
 
     def present(self, round_num: int, client_ids) -> np.ndarray:
-        """Of these clients, those that take part in training at the time: int64 [n]."""
+        """Those of the given clients that take part in training in this round: int64 [n]."""
         ids = np.asarray(client_ids, np.int64)
-        last = np.full(len(ids), -1)  # the last change before or in this round; who joins later is not there at first
+        last = np.full(len(ids), -1)  # round of a client's last change so far; who joins in some round begins as absent
         there = ~np.isin(ids, [i for _, some in self.joins for i in some])
         for changes, becomes in ((self.joins, True), (self.leaves, False)):
             for t, some in changes:
@@ -87,32 +90,34 @@ class Availability:
         return ids[there]
 
     def dropout_of(self, seed: int, client_ids) -> np.ndarray:
-        """p_i: float64 [n]."""
+        """The clients' probabilities p_i of dropping out of a round: float64 [n]."""
         where = 2 * uniform(seed, Stream.CLIENT_DROPOUT, 0, client_ids) - 1
         return self.dropout + self.dropout_spread * where
 
     def drops(self, seed: int, round_num: int, client_ids) -> np.ndarray:
-        """Who drops out of a round: bool [n]."""
+        """Draws which of the given clients drop out of a round: bool [n]."""
         return uniform(seed, Stream.DROPS, round_num, client_ids) < self.dropout_of(seed, client_ids)
 
     def median_seconds(self, seed: int, client_ids, work) -> np.ndarray:
-        """What a visit takes the client in the median round: float64 [n].
+        """The virtual seconds that each client's visit takes in its median round: float64 [n].
 
         Args:
-            work: [n], examples times passes.
+            seed: the run's seed.
+            client_ids: int [n].
+            work: [n], every client's number of examples times its passes through the backbone.
         """
         z = _normal(uniform(seed, Stream.CLIENT_SPEED, 0, client_ids))
         return self.seconds * np.exp(self.seconds_spread * z) * np.asarray(work, np.float64)
 
     def visit_seconds(self, seed: int, round_num: int, client_ids, work) -> np.ndarray:
-        """What a visit takes in this round: float64 [n]; `work` as in `median_seconds`."""
+        """The virtual seconds that each client's visit takes in this round: float64 [n]; see `median_seconds`."""
         z = _normal(uniform(seed, Stream.JITTER, round_num, client_ids))
         return self.median_seconds(seed, client_ids, work) * np.exp(self.jitter * z)
 
     def arrival(self, seed: int, client_ids, work) -> np.ndarray:
-        """The probability that a sampled client comes back in time: float64 [n]; `work` as in `median_seconds`.
+        """The probability that a sampled client comes back in time: float64 [n]; 0 for one that is always too late.
 
-        It is 0 for a client that is always too late.
+        For the arguments see `median_seconds`.
         """
         in_time = np.ones(len(client_ids))
         if self.deadline is not None:
@@ -123,7 +128,7 @@ class Availability:
         return (1 - self.dropout_of(seed, client_ids)) * in_time
 
     def round(self, seed: int, round_num: int, client_ids, work) -> "Arrivals":
-        """What becomes of a cohort; `work` as in `median_seconds`."""
+        """Draws which clients of a cohort come back, drop out or are late; for `work` see `median_seconds`."""
         ids = np.asarray(client_ids, np.int64)
         drops = self.drops(seed, round_num, ids)
         seconds = self.visit_seconds(seed, round_num, ids, work)
@@ -137,12 +142,12 @@ class Availability:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """What became of a cohort."""
+    """Which clients of a cohort came back, and how long the round took."""
 
-    came: np.ndarray  # int64, ascending client ids
-    dropped: np.ndarray
-    late: np.ndarray
-    seconds: float  # that the round took, on the virtual clock
+    came: np.ndarray  # int64, ids of the clients that came back, in the order of the cohort
+    dropped: np.ndarray  # int64, ids of those that dropped out
+    late: np.ndarray  # int64, ids of those that missed the deadline
+    seconds: float  # virtual seconds of the round
 
 
 def _normal(values) -> np.ndarray:
@@ -150,15 +155,18 @@ def _normal(values) -> np.ndarray:
 
 
 def _changes(name: str, given) -> tuple:
-    """((round, (ids ...)), ...), by round; from a dict, or from such a tuple."""
+    """Converts {round: ids}, or pairs (round, ids), to ((round, (id, ...)), ...), sorted by round."""
     pairs = given.items() if isinstance(given, dict) else given
     try:
         found = tuple(sorted((int(t), tuple(sorted(int(i) for i in some))) for t, some in pairs))
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{name} is {{round: client ids}}, found {given!r}") from error
+        raise InvalidArgument(f"{name} must be {{round: client ids}}, found {given!r}") from error
     for t, some in found:
         if t < 1 or not some or min(some) < 0:
-            raise InvalidArgument(f"{name} is {{round from 1 on: client ids}}, found {t}: {some}")
+            raise InvalidArgument(
+                f"{name} must be {{round: client ids}} with rounds from 1, ids from 0 and at least one id; found "
+                f"{{{t}: {some}}}"
+            )
     if len({t for t, _ in found}) < len(found):
         raise InvalidArgument(f"{name} names a round twice, found {given!r}")
     return found

@@ -1,7 +1,7 @@
-"""What happens beside the rounds: a progress bar, TensorBoard events, stopping early.
+"""Callbacks of the training: a progress bar, TensorBoard events, early stopping.
 
-A callback has `start(training, rounds)`, `round(training, row)` after every committed round, with its history row, and
-`end(training)`. It stops the run by setting `training.stop_reason`.
+The training calls `start(training, rounds)` at the beginning, `round(training, row)` after every committed round, with
+its history row, and `end(training)`. A callback stops the training by setting `training.stop_reason` to a text.
 """
 
 import warnings
@@ -14,24 +14,25 @@ from tfpfl.checks import InvalidArgument
 
 
 class Callback:
-    """Does nothing; derive from it."""
+    """The base class of callbacks; its methods do nothing. Override those that you need."""
 
     def start(self, training, rounds: int) -> None:
-        """Before the first round; `training.store.round_num` rounds are there already."""
+        """Called before the first round. A resumed training has `training.store.round_num` rounds already."""
 
     def round(self, training, row: dict) -> None:
-        """After a round was committed."""
+        """Called after every committed round, with its row of the history, {name: value}."""
 
     def end(self, training) -> None:
-        """After the last round, or an error."""
+        """Called after the last round, and also after an error."""
 
 
 class Progress(Callback):
-    """A progress bar with rounds, the time left and the cohort's loss.
+    """Shows a progress bar with the rounds, the time left and the mean training loss of the round's clients.
 
     Args:
-        label: shown before the bar.
-        console: a `rich.console.Console`; on something that is not a terminal only the last state is printed.
+        label: the text before the bar.
+        console: a `rich.console.Console`; default: standard output. If it is not a terminal, only the last state is
+            printed.
     """
 
     def __init__(self, label: str, console=None):
@@ -49,55 +50,64 @@ class Progress(Callback):
         self._label = label
 
     def start(self, training, rounds):
-        """Shows the bar."""
+        """Shows the bar, with the rounds that are done already."""
         self._task = self._bar.add_task(self._label, total=rounds, completed=training.store.round_num, loss="-")
         self._bar.start()
 
     def round(self, training, row):
-        """Moves it."""
+        """Moves the bar forward, and shows the round's loss."""
         self._bar.update(self._task, completed=row["round"], loss=f"{row['loss']:.4f}" if "loss" in row else "-")
 
     def end(self, training):
-        """Leaves it as it is."""
+        """Stops updating the bar, which stays visible."""
         self._bar.stop()
 
 
 class TensorBoard(Callback):
-    """Writes every number of the history as a scalar over rounds.
+    """Writes every number of the history as a TensorBoard scalar over rounds.
 
-    A round's events are in the file before the next round begins. Those of the last saved round are written again on
-    resuming: a kill may have come between the two.
+    The events of a round are written before the next round begins. A resumed training writes those of the last saved
+    round again, because it may have been killed after saving the round and before writing the events.
+
+    Args:
+        folder: where the event files are written.
     """
 
     def __init__(self, folder: Path):
         self._folder = folder
 
     def start(self, training, rounds):
-        """Opens an event file."""
+        """Opens an event file, and writes the last saved round to it."""
         self._writer = tf.summary.create_file_writer(str(self._folder))
         for row in training.store.history()[-1:]:
             self.round(training, row)
 
     def round(self, training, row):
-        """Adds a round."""
+        """Writes the numbers of a round; a write error gives a warning only."""
         try:
             with self._writer.as_default(step=row["round"]):
                 for name, value in row.items():
                     if name != "round" and isinstance(value, int | float) and np.isfinite(value):
                         tf.summary.scalar(name.replace(" ", "/"), value)
             self._writer.flush()
-        except tf.errors.OpError as error:  # a picture of the history is not worth a run; history.csv has it all
+        except tf.errors.OpError as error:  # not a reason to end the run: history.csv has the same numbers
             warnings.warn(f"TensorBoard events of round {row['round']} were not written: {error}", stacklevel=2)
 
     def end(self, training):
-        """Closes the file."""
+        """Closes the event file."""
         self._writer.close()
 
 
 class EarlyStopping(Callback):
-    """Stops when mean validation accuracy over clients has not risen for `patience` evaluated rounds.
+    """Stops the training when the mean validation accuracy over clients has not risen for some evaluated rounds.
 
-    It reads the history in the store, so a resumed run stops where an uninterrupted one would have.
+    It reads the history from the store. So a resumed training stops in the same round as an uninterrupted one.
+
+    Args:
+        patience: the number of evaluated rounds, at least 1.
+
+    Raises:
+        InvalidArgument: `patience` is less than 1.
     """
 
     def __init__(self, patience: int):
@@ -106,13 +116,13 @@ class EarlyStopping(Callback):
         self.patience = patience
 
     def start(self, training, rounds):
-        """Reads what is there already."""
+        """Reads the accuracies of the rounds that are saved already."""
         self._scores = []
         for row in training.store.history():
             self._see(training, row)
 
     def round(self, training, row):
-        """Adds a round."""
+        """Reads the accuracy of a round, and stops the training if it is time."""
         self._see(training, row)
 
     def _see(self, training, row):

@@ -1,4 +1,4 @@
-"""The command that makes a run again, written with the table in `tfpfl.runs.options`."""
+"""Writes the command line that repeats a run, from the table of options in `tfpfl.runs.options`."""
 
 import re
 import shlex
@@ -11,13 +11,16 @@ from tfpfl.runs.options import DATA_NAMES, OPTIONS
 
 
 def command(config: RunConfig, folder: str | Path) -> str:
-    """`tfpfl run` with the options that make this run: those that differ from their defaults.
+    """Writes `tfpfl run` with the options of a run that differ from their defaults.
 
-    A federation or a network that the user made is named by its folder or file.
+    A federation or network that the user made is given as its folder or file.
 
     Args:
-        config: of a run folder, where every default is filled in.
-        folder: the run folder.
+        config: the configuration of a run folder, which has every default filled in.
+        folder: the run folder, for --out.
+
+    Returns:
+        One line for a shell.
     """
     own_data = not _made_by_the_command(config)
     words, given = ["tfpfl", "run"], vars(config) | config.source
@@ -47,7 +50,7 @@ def command(config: RunConfig, folder: str | Path) -> str:
 
 
 def _made_by_the_command(config) -> bool:
-    """Whether the federation is one of the cache, whose folders are named by data set and 16 digits of a hash."""
+    """Whether the federation is from the cache, whose folders are named DATASET-HASH with 16 digits of a hash."""
     name = f"{re.escape(config.dataset.replace('/', '-'))}-[0-9a-f]{{16}}"
     plain = all(isinstance(v, bool | int | float | str) for v in _asked(config).values())
     plain = plain and set(config.source) <= {"pixels", "augment"}

@@ -1,4 +1,4 @@
-"""The configuration of a run, as config.json has it."""
+"""The configuration of a run: its entries, their defaults and checks, and how config.json is read."""
 
 import hashlib
 import json
@@ -26,9 +26,9 @@ from tfpfl.runs.availability import Availability
 # order and is refused. Before format 5 `grouping` was called `cohort`, its value 'one_by_one' was called 'plain', and
 # the sizes of 'range' cohorts shared a stream of random numbers with the data; older runs go on with that stream.
 FORMAT = 5
-NETWORK = "network.keras"
-PACKAGES = ("tfpfl", "tensorflow", "keras", "tensorflow-federated", "numpy")
-_ADDED = {  # format -> entries that it brought
+NETWORK = "network.keras"  # the user's own backbone, in the run folder
+PACKAGES = ("tfpfl", "tensorflow", "keras", "tensorflow-federated", "numpy")  # whose versions config.json records
+_ADDED = {  # format -> entries that it added
     3: ("new_clients",),
     4: (
         *("dropout", "dropout_spread", "client_seconds", "client_seconds_spread", "jitter", "round_deadline"),
@@ -36,35 +36,39 @@ _ADDED = {  # format -> entries that it brought
         *("aggregator", "aggregator_args"),
     ),
 }
-_NOT_IDENTITY = ("rounds", "versions", "federation")  # may differ between a run and its continuation
+_NOT_IDENTITY = ("rounds", "versions", "federation")  # not part of `run_id`: may differ when a run is continued
 
 
 class RunError(InvalidArgument):
-    """A run folder that cannot be used as asked. The message says what was found; nothing in it was changed."""
+    """A run folder cannot be used in the wanted way. The message says what was found; the folder was not changed."""
 
 
 @dataclass
 class RunConfig:
-    """What a run is, as config.json has it. `None` means: the default that depends on the rest; see `resolved`.
+    """The configuration of a run; the entries are those of config.json and of the options of `tfpfl run`.
+
+    `tfpfl.runs.options` describes every entry. None stands for a default that depends on other entries; `resolved`
+    fills it in.
 
     Raises:
-        ValueError: an entry that can be seen to be wrong before any data are read.
+        InvalidArgument: an entry has a wrong type, is out of range, is an unknown name, or contradicts another entry.
+            What can only be checked with the data is checked by `Run.create`.
     """
 
     algorithm: str = "pflego"
     preset: str | None = None
     hyperparameters: dict = field(default_factory=dict)
     dataset: str = "digits"
-    source: dict = field(default_factory=dict)  # options of `load_source`
+    source: dict = field(default_factory=dict)  # keyword arguments of `load_source`
     partition: str = "round_robin"
     partition_args: dict = field(default_factory=dict)
     clients: int | None = None
     validation: float = 0.1
     data_seed: int | None = None
-    federation: str | None = None  # the folder
-    federation_hash: str | None = None
-    network: str | None = None  # a name in NETWORKS, or a Keras file
-    network_hash: str | None = None  # of the file
+    federation: str | None = None  # the folder of a federation
+    federation_hash: str | None = None  # filled in when the run is created
+    network: str | None = None  # a name in NETWORKS, or a file FILE.keras
+    network_hash: str | None = None  # sha256 of that file
     head_init: str = "glorot"
     labels: str | None = None
     participation: float = 0.2
@@ -73,24 +77,24 @@ class RunConfig:
     rounds: int = 200
     seed: int = 0
     engine: str = "local"
-    grouping: str = "auto"  # see `Simulation`; kept, so that a resumed run adds up its numbers in the same order
+    grouping: str = "auto"  # see `Simulation`; saved, so that a resumed run adds its numbers in the same order
     evaluate_every: int = 10
     patience: int | None = None
-    new_clients: int = 0  # so many of the federation's clients, drawn by the data's seed, never train
-    dropout: float = 0.0  # this and the next seven: see `Availability`
+    new_clients: int = 0  # number of clients that never train; the data seed draws them
+    dropout: float = 0.0  # for this and the next seven entries see `Availability`
     dropout_spread: float = 0.0
     client_seconds: float = 0.0
     client_seconds_spread: float = 0.0
     jitter: float = 0.0
     round_deadline: float | None = None
-    joins: tuple = ()  # 'ROUND:ID,ID,...'
-    leaves: tuple = ()
+    joins: tuple = ()  # texts 'ROUND:ID,ID,...'
+    leaves: tuple = ()  # texts 'ROUND:ID,ID,...'
     on_broken: str = "stop"  # or 'reject': see `tfpfl.algorithms.transforms.screening`
     max_norm: float | None = None
     clip_norm: float | None = None
     aggregator: str | None = None  # see `tfpfl.runs.aggregators`
-    aggregator_args: tuple = ()  # 'NAME=NUMBER'
-    versions: dict = field(default_factory=dict)
+    aggregator_args: tuple = ()  # texts 'NAME=NUMBER'
+    versions: dict = field(default_factory=dict)  # {package: version} with which the run was created
     format: int = FORMAT
 
     def __post_init__(self):
@@ -113,27 +117,36 @@ class RunConfig:
                 raise InvalidArgument(f"{name} must lie in {least}..2^31-1, found {value}")
         sizes = self.sampling_range
         if sizes is not None and not (len(sizes) == 2 and all(type(size) is int for size in sizes)):
-            raise InvalidArgument(f"sampling_range is the smallest and the largest cohort, found {sizes}")
+            raise InvalidArgument(
+                f"sampling_range must be two integers, the smallest and the largest cohort; found {sizes}"
+            )
         if sizes is not None and self.sampling != "range":
-            raise InvalidArgument(f"sampling_range goes with sampling 'range', found {self.sampling!r}")
+            raise InvalidArgument(f"sampling_range needs sampling='range', found sampling={self.sampling!r}")
         self.sampling_plan()
         self.availability()
         check_choice(on_broken=(self.on_broken, ON_BROKEN))
         check_norms(self.max_norm, self.clip_norm)
         check_aggregator(self.aggregator, self.aggregator_arguments(), self.engine)
         if self.on_broken == "stop" and (self.max_norm or self.clip_norm) is not None:
-            raise InvalidArgument("max_norm and clip_norm are limits of on_broken='reject', found on_broken='stop'")
+            raise InvalidArgument("max_norm and clip_norm need on_broken='reject', found on_broken='stop'")
         check_grouping(self.grouping, self.engine)
 
     def resolved(self, federation: Federation) -> "RunConfig":
-        """With every default filled in, so that a later version's defaults do not change what this run is."""
+        """Returns a copy with every default filled in, so that new defaults of a later version do not change the run.
+
+        Args:
+            federation: the data of the run; the entries about the data are taken from its manifest.
+
+        Raises:
+            InvalidArgument: the file of the network cannot be read.
+        """
         row = get_method(self.algorithm)
         preset = row.presets.get(self.preset, {})
         defaults = {name: p.default for name, p in row.hyperparameters.items()}
         manifest = federation.manifest
         resolved = asdict(self) | {
             "hyperparameters": defaults | preset | self.hyperparameters,
-            # What the data are is said by the federation, which may be the user's own.
+            # The manifest says what the data are, because the federation may be one that the user made.
             "dataset": manifest["source"]["name"],
             "partition": manifest["partitioner"]["name"],
             "partition_args": manifest["partitioner"]["arguments"],
@@ -152,12 +165,12 @@ class RunConfig:
 
     @property
     def network_file(self) -> Path | None:
-        """The user's own backbone."""
+        """The file of the user's own backbone; None if `network` is the name of a network."""
         return Path(self.network) if self.network and self.network.endswith(".keras") else None
 
     @property
     def run_id(self) -> str:
-        """A hash of what decides every number of the run. More rounds continue the same run."""
+        """A sha256 of all entries that decide the run's numbers. It stays the same when a run gets more rounds."""
         identity = {k: v for k, v in asdict(self).items() if k not in _NOT_IDENTITY}
         for name in _added_after(self.format):
             del identity[name]
@@ -167,13 +180,13 @@ class RunConfig:
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def sampling_plan(self) -> Sampling:
-        """Who takes part in a round."""
+        """The `Sampling` of this configuration: how the clients of a round are drawn."""
         low, high = self.sampling_range or (0, 0)
         rate = 1.0 if self.sampling == "range" else self.participation
         return Sampling(self.sampling, rate, low, high, old_sizes=self.format < 5)
 
     def availability(self) -> Availability:
-        """Who comes back from a round, and when."""
+        """The `Availability` of this configuration: dropouts, slow clients, a deadline, clients that join and leave."""
         return Availability(
             dropout=self.dropout,
             dropout_spread=self.dropout_spread,
@@ -186,10 +199,10 @@ class RunConfig:
         )
 
     def aggregator_arguments(self) -> dict:
-        """Of the aggregator's function.
+        """The keyword arguments of the aggregator, from `aggregator_args`: {name: number}.
 
         Raises:
-            ValueError: something that is not written NAME=NUMBER.
+            InvalidArgument: an argument is not written NAME=NUMBER.
         """
         found = {}
         for text in self.aggregator_args:
@@ -197,30 +210,37 @@ class RunConfig:
             try:
                 value = float(match[2])
             except (TypeError, ValueError) as error:
-                raise InvalidArgument(f"aggregator_args are written NAME=NUMBER, found {text!r}") from error
+                raise InvalidArgument(
+                    f"an argument of an aggregator is written NAME=NUMBER, such as noise=1.0; found {text!r}"
+                ) from error
             found[match[1]] = int(value) if value.is_integer() and match[1] in ("bits", "threshold") else value
         return found
 
     def training_clients(self, federation: Federation) -> np.ndarray | None:
-        """int [I], the ids of the clients that train; None for all of the federation.
+        """The ids of the clients that train, ascending, int [I]; None if all clients of the federation train.
 
         Raises:
-            ValueError: fewer than one would be left.
+            InvalidArgument: `new_clients` is at least the number of clients, so that no client is left to train.
         """
         people, new = federation.num_clients, self.new_clients
         if not new:
             return None
         if new >= people:
-            raise InvalidArgument(f"new_clients={new} leaves nobody to train: the federation has {people} clients")
+            raise InvalidArgument(
+                f"new_clients={new} leaves no client to train: the federation has {people} clients. Take fewer"
+            )
         drawn = generator(federation.manifest["seed"], Stream.NEW_CLIENTS, people).permutation(people)
         return np.sort(drawn[new:])
 
 
 def read_config(folder: str | os.PathLike) -> RunConfig:
-    """The configuration of a run.
+    """Reads the configuration of a run.
+
+    Args:
+        folder: the run folder.
 
     Raises:
-        RunError: the folder has none, or one that is damaged or of another version.
+        RunError: the folder has no config.json, or one that is damaged, of format 1, or from a newer version.
     """
     path = Path(folder) / "config.json"
     if not path.exists():
@@ -241,8 +261,8 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
             raw["grouping"] = "one_by_one" if grouping == "plain" else grouping
     else:
         raise RunError(
-            f"{path} has format {raw['format']}, from an older tfpfl that added up a cohort in another order; continue "
-            "it with that version, or run it again"
+            f"{path} has format {raw['format']}, from an older tfpfl that added a cohort's updates in another order; "
+            "continue it with that version, or run it again"
         )
     names = {f.name for f in fields(RunConfig)}
     for what, which in (("unknown entries", set(raw) - names), ("no entries", names - set(raw))):
@@ -259,17 +279,22 @@ def _added_after(format_number: int) -> list[str]:
 
 
 def _changes(name: str, written: tuple) -> tuple:
-    """What `Availability` takes, from 'ROUND:ID,ID,...'."""
+    """Converts texts 'ROUND:ID,ID,...' to the argument of `Availability`, ((round, ids), ...)."""
     found = []
     for text in written:
         match = re.fullmatch(r"(\d+):(\d+(?:,\d+)*)", text) if isinstance(text, str) else None
         if match is None:
-            raise InvalidArgument(f"{name} is written ROUND:ID,ID,..., found {text!r}")
+            raise InvalidArgument(f"{name} is written ROUND:ID,ID,..., such as 20:3,4; found {text!r}")
         found.append((int(match[1]), tuple(map(int, match[2].split(",")))))
     return tuple(found)
 
 
 def file_hash(path: Path) -> str:
+    """The sha256 of a network's file, in hexadecimal digits.
+
+    Raises:
+        InvalidArgument: the file cannot be read.
+    """
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -278,14 +303,23 @@ def file_hash(path: Path) -> str:
 
 
 def typed(name: str, value, kind):
-    """The value, as a float where one is wanted and an integer was given."""
+    """Checks the type of an entry, and converts an integer to a float if a float is wanted.
+
+    Args:
+        name: the name of the entry, for the message.
+        value: what was given; NumPy's numbers are converted to Python's.
+        kind: the wanted type, such as `int | None`.
+
+    Raises:
+        InvalidArgument: the value has another type, or the integer is too large for a float.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, int) and not isinstance(value, bool) and kind in (float, float | None):
         try:
             value = float(value)
         except OverflowError:
-            raise InvalidArgument(f"{name} is too large a number") from None
+            raise InvalidArgument(f"{name} must be a float, found an integer that is too large for one") from None
     if isinstance(value, bool) and kind in (int, int | None) or not isinstance(value, kind):
         wanted = kind.__name__ if isinstance(kind, type) else str(kind).replace(" | ", " or ")
         raise InvalidArgument(f"{name} must be {wanted}, found {value!r}")
@@ -293,6 +327,7 @@ def typed(name: str, value, kind):
 
 
 def package_versions() -> dict:
+    """The versions of Python and of `PACKAGES`: {name: version}, None for a package that is not installed."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

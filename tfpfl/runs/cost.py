@@ -1,7 +1,7 @@
-"""What a visit costs a client: passes through the backbone, counted while it runs, and not by reading the code.
+"""The cost of a visit for a client: passes through the backbone, and floating point operations (FLOPs).
 
-And floating point operations, of which a multiplication and an addition are two: those of a pass through the backbone
-as TensorFlow's profiler counts them in its graph, those of the head, a product of matrices, by formula.
+Passes are counted while a visit runs. The FLOPs of a pass through the backbone are counted by TensorFlow's profiler, in
+the graph. Those of the head, a product of matrices, are computed. A multiplication and an addition are two FLOPs.
 """
 
 import copy
@@ -16,21 +16,24 @@ from tfpfl.checks import Unavailable
 
 
 class Passes(NamedTuple):
-    """Passes of a client's training set through the backbone in one visit; a mini-batch of N_i / 10 is a tenth."""
+    """How often a client's training set goes through the backbone in one visit; a batch of N_i / 10 counts 0.1."""
 
     forward: float
     backward: float
 
 
 class Flops(NamedTuple):
-    """Floating point operations of one example: its way forward, and the way back of its gradient."""
+    """Floating point operations for one example, in the forward pass and in the backward pass."""
 
     forward: int
     backward: int
 
 
 class Counter:
-    """Counts the examples that go forward through a model's backbone, and those whose gradient comes back."""
+    """Counts the examples that go forward and backward through a model's backbone.
+
+    Use the attribute `model`, a copy of the given model that counts in `forward` and `backward`.
+    """
 
     def __init__(self, model):
         self.forward = self.backward = 0
@@ -66,10 +69,10 @@ class Counter:
 
 
 def count_passes(build: Callable[..., Algorithm], model, data: ClientData) -> Passes:
-    """Runs one first visit of a client and counts.
+    """Runs the first visit of a client, and counts its passes through the backbone.
 
     Args:
-        build: model -> Algorithm.
+        build: (model) -> the algorithm.
         model: the SplitModel.
         data: the client's examples.
     """
@@ -85,14 +88,13 @@ def count_passes(build: Callable[..., Algorithm], model, data: ClientData) -> Pa
 
 
 def backbone_flops(model) -> Flops:
-    """Operations of one example's pass through the backbone, with the gradient of theta (not that of the input).
+    """Floating point operations of one example's pass through the backbone; backward: the gradient of theta only.
 
-    As TensorFlow's profiler counts them: products, convolutions, biases, pooling; activation functions and reshapes are
-    free. It takes a convolution's gradients for as dear at every stride-th pixel of the input, as the forward pass is
-    for a pixel of the output: a little too much without padding.
+    TensorFlow's profiler counts products, convolutions, biases and pooling, but no activation functions or reshapes.
+    For strided convolutions without padding it slightly overestimates the cost of the gradient.
 
     Raises:
-        RuntimeError: this TensorFlow has no such profiler.
+        Unavailable: this TensorFlow has no such profiler.
     """
     theta = tuple(tf.TensorSpec(w.shape, w.dtype) for w in model.initial_theta)
     x, dphi = tf.TensorSpec([1, *model.input_shape], model.dtype), tf.TensorSpec([1, model.num_features], model.dtype)
@@ -108,20 +110,26 @@ def backbone_flops(model) -> Flops:
 
 
 def head_flops(num_features: int, num_classes: int) -> Flops:
-    """Operations of the head for one example: logits; the gradients of kernel, bias and features. Without softmax."""
+    """Floating point operations of the head for one example, without softmax.
+
+    Forward: the logits. Backward: the gradients of kernel, bias and features.
+    """
     products = 2 * num_features * num_classes
     return Flops(products + num_classes, 2 * products + num_classes)
 
 
 def visit_flops(passes: Passes, model, num_examples: int, num_classes: int, *, head_steps: int = 0) -> float:
-    """Operations of a client's visit.
+    """Floating point operations of a client's visit.
 
     Args:
-        passes: counted by `count_passes`. Each goes through the head as well.
+        passes: counted by `count_passes`; every pass goes through the head as well.
         model: the SplitModel.
         num_examples, num_classes: N_i and K_i.
-        head_steps: full-batch steps on the head alone, on features that are there already, such as PFLEGO's tau - 1:
-            nothing of them is in `passes`. Of each counts the way forward and the gradient of the head.
+        head_steps: full-batch steps on the head alone, on features that are computed already, such as PFLEGO's tau - 1.
+            They are not part of `passes`. Each counts the logits and the gradient of the head. Default: 0.
+
+    Raises:
+        Unavailable: this TensorFlow has no profiler that counts operations.
     """
     backbone, head = backbone_flops(model), head_flops(model.num_features, num_classes)
     forward, backward = (passes[k] * (backbone[k] + head[k]) for k in (0, 1))
@@ -129,10 +137,10 @@ def visit_flops(passes: Passes, model, num_examples: int, num_classes: int, *, h
 
 
 def _profiled(function, *specs) -> int:
-    """What the profiler counts in the graph of a function, of which it sees also what nothing depends on."""
+    """Counts the operations in the graph of a function. What its outputs do not need is removed before."""
     profiler = getattr(tf.compat.v1, "profiler", None)
     if profiler is None:
-        raise Unavailable(f"TensorFlow {tf.__version__} has no tf.compat.v1.profiler, which counts operations")
+        raise Unavailable(f"operations cannot be counted: TensorFlow {tf.__version__} has no tf.compat.v1.profiler")
     traced = tf.function(function, autograph=False).get_concrete_function(*specs)
     needed, left = set(), [output.op for output in traced.outputs]
     while left:

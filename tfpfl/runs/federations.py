@@ -1,4 +1,4 @@
-"""The federation that a run's configuration asks for, and the cache of those that tfpfl made."""
+"""Opens the federation of a run's configuration, and keeps the federations that tfpfl builds in a cache."""
 
 import hashlib
 import json
@@ -12,14 +12,19 @@ from tfpfl.runs.config import RunConfig, RunError
 
 
 def open_federation(config: RunConfig, *, allow_download: bool = False) -> Federation:
-    """The federation of a configuration: the folder it names, or else one in the cache, made if it is not there.
+    """Opens the federation of a configuration: the folder that it names, or one in the cache, built if necessary.
 
-    The cache is `TFPFL_CACHE`, by default ~/.cache/tfpfl; a federation in it is a function of its arguments.
+    The cache is the folder `TFPFL_CACHE`, default ~/.cache/tfpfl.
+
+    Args:
+        config: its entries about the data.
+        allow_download: whether the data set may be downloaded. Default: no.
 
     Raises:
-        ValueError, FederationError: it cannot be made, or it is not the one that the run was started with.
+        InvalidArgument, FileNotFoundError, FederationError: the federation cannot be loaded or built.
+        RunError: the configuration is that of a run, and its federation is lost or has another hash.
     """
-    started = config.federation_hash is not None  # a run's configuration says how to make its federation again
+    started = config.federation_hash is not None  # then this is the configuration of a run that exists
     if config.federation is not None and (not started or Path(config.federation).exists()):
         federation = Federation.load(config.federation)
     else:
@@ -29,12 +34,12 @@ def open_federation(config: RunConfig, *, allow_download: bool = False) -> Feder
             if not started:
                 raise
             raise RunError(
-                f"the run's federation {config.federation} is gone, and it could not be made again: {error}"
+                f"the run's federation {config.federation} is missing, and it could not be built again: {error}"
             ) from error
     if started and federation.hash != config.federation_hash:
         raise RunError(
             f"the run was started on federation {config.federation_hash[:12]}, but {federation.path} is "
-            f"{federation.hash[:12]}: the numbers would not belong together"
+            f"{federation.hash[:12]}: its numbers would be of different data. Restore the first federation"
         )
     return federation
 
@@ -63,4 +68,4 @@ def _cached_federation(config: RunConfig, allow_download: bool) -> Federation:
     try:
         return Federation.load(folder)
     except FederationError as error:
-        raise FederationError(f"{error}. It is in the cache: remove that folder, and it is made again") from error
+        raise FederationError(f"{error}. It is in the cache: delete that folder, and it is built again") from error

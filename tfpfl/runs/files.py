@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Writes files atomically: after a crash the old file or the new one is there, never a part of one."""
 
 import csv
 import io
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The old file or the new one, never half of one."""
+    """Writes text to a file; if that fails or is interrupted, the old file stays as it was."""
     temporary = path.with_name(path.name + ".new")
     try:
         with open(temporary, "w", newline="") as file:
@@ -21,6 +21,13 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_csv(path: Path, columns, rows) -> None:
+    """Writes a table as CSV, as `write_whole` does.
+
+    Args:
+        path: the file.
+        columns: the names of the columns, in their order.
+        rows: dicts {column: value}; a missing value is left empty.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, columns)
     writer.writeheader()

@@ -1,7 +1,7 @@
-"""The options of a run: how each entry of `RunConfig` is given at the command line, and what its help says.
+"""The options of `tfpfl run`: for each entry of `RunConfig` its name, help, type and choices at the command line.
 
-`tfpfl.cli.options` makes the options of the command line from this table, `tfpfl.runs.command` writes the command of
-a run with it. Defaults are not in it: they are those of `RunConfig`.
+From this table `tfpfl.cli.options` makes the options of the command line, and `tfpfl.runs.command` writes the command
+of a run. The defaults are those of `RunConfig`.
 """
 
 from functools import cache
@@ -10,33 +10,30 @@ from typing import Any, NamedTuple
 
 
 class RunOption(NamedTuple):
-    """One option.
+    """One option of `tfpfl run`."""
 
-    Its name is an entry of `RunConfig`, or, with `of_source`, a key of the entry `source`.
-    """
-
-    name: str
-    help: str  # whole sentences; the default is added where they are shown
+    name: str  # an entry of `RunConfig`; with `of_source`, a key of its entry `source`
+    help: str  # whole sentences; the command line adds the default, if it does not depend on other entries
     type: type | tuple = str  # a tuple: one value of each type
     choices: tuple[str, ...] = ()
     metavar: str | None = None
-    multiple: bool = False  # the option may be given several times
-    of_source: bool = False
+    multiple: bool = False  # whether the option may be given several times
+    of_source: bool = False  # whether it is a keyword argument of `load_source`
 
     @property
     def flag(self) -> str:
-        """As it is written, such as --data-seed."""
+        """The option as it is written at the command line, such as --data-seed."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def default(self) -> Any:
-        """The value that a run has without the option; None where it depends on other entries."""
+        """The value of the entry without this option; None if it depends on other entries."""
         return _defaults()[self.name]
 
 
 @cache
 def _defaults() -> dict:
-    from tfpfl.data import load_source  # both import TensorFlow, which `tfpfl --help` does not wait for
+    from tfpfl.data import load_source  # here, because both import TensorFlow, and `tfpfl --help` must be fast
     from tfpfl.runs.config import RunConfig
 
     return load_source.__kwdefaults__ | vars(RunConfig())

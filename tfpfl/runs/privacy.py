@@ -1,4 +1,4 @@
-"""Differential privacy of a run, accounted for by dp-accounting."""
+"""The differential privacy (epsilon, delta) of a run, computed by the package dp-accounting."""
 
 from typing import NamedTuple
 
@@ -6,43 +6,29 @@ from tfpfl.checks import Unavailable
 
 
 class Privacy(NamedTuple):
-    """(epsilon, delta) of what the server released, for whole clients: with or without one of them."""
+    """The (epsilon, delta) of client-level differential privacy: neighbours differ in one client's whole data."""
 
     epsilon: float
     delta: float
-    text: str  # how it was counted
-
-
-def require_accounting():
-    """dp-accounting, or what to do without it.
-
-    Raises:
-        RuntimeError: it is not installed here.
-    """
-    try:
-        import dp_accounting
-    except ImportError as error:
-        raise Unavailable("epsilon is counted by dp-accounting: pip install 'tfpfl[dp]'") from error
-    return dp_accounting
+    text: str  # the assumptions in words: rounds, noise multiplier, sampling
 
 
 def privacy(noise: float, population, rounds: int, *, delta: float | None = None, adaptive: bool = False) -> Privacy:
-    """The (epsilon, delta) of a run's backbone, or whatever its clients send, by dp-accounting's RDP accountant.
+    """Computes the (epsilon, delta) of the updates that a run's clients sent, with dp-accounting's RDP accountant.
+
+    It does not cover personal heads, which stay on the device, or the losses that clients report to this simulation.
 
     Args:
-        noise: the noise multiplier.
-        population: with the sampling. 'binomial' is counted as Poisson sampling, with the neighbour that lacks one
-            client; 'fixed' as sampling without replacement, with the neighbour in which one client is another, so
-            that the sum may change by twice the norm; 'range' without amplification, as if everyone always came.
-        rounds: that were made.
+        noise: the noise multiplier: standard deviation of the noise / clipping norm.
+        population: the I clients and their sampling. 'binomial' is Poisson sampling; neighbours differ by one client
+            more or less. 'fixed' is sampling without replacement; in a neighbour one client is replaced, so that the
+            sum changes by up to twice the norm. 'range' counts as if all clients took part in every round.
+        rounds: the number of rounds so far.
         delta: default: 1 / I^1.1.
-        adaptive: of dp_adaptive, whose noisy count of clipped updates is a part of the same multiplier.
-
-    Personal heads and the losses that clients report are not covered: heads stay on the device; losses are in this
-    simulation's logs.
+        adaptive: whether the aggregator is dp_adaptive. Its noisy count of clipped updates is included in `noise`.
 
     Raises:
-        RuntimeError: dp-accounting is not installed.
+        Unavailable: dp-accounting is not installed.
     """
     dp_accounting = require_accounting()
     from dp_accounting.rdp import RdpAccountant
@@ -62,7 +48,23 @@ def privacy(noise: float, population, rounds: int, *, delta: float | None = None
         text = f"{size} of {people} clients without replacement"
     accountant = RdpAccountant(neighboring_relation=relation)
     accountant.compose(event, rounds)
-    more = "; the clipping norm's estimate included" if adaptive else ""
+    more = "; the estimate of the clipping norm is included" if adaptive else ""
     return Privacy(
         float(accountant.get_epsilon(delta)), delta, f"{rounds} rounds, noise multiplier {noise:g}, {text}{more}"
     )
+
+
+def require_accounting():
+    """Imports the package dp-accounting and returns the module.
+
+    Raises:
+        Unavailable: dp-accounting is not installed here; the message says how to install it.
+    """
+    try:
+        import dp_accounting
+    except ImportError as error:
+        raise Unavailable(
+            f"epsilon is computed by dp-accounting, which is not installed: pip install 'tfpfl[dp]'; the import said: "
+            f"{error}"
+        ) from error
+    return dp_accounting

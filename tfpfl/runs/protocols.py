@@ -1,8 +1,9 @@
-"""Which model, on which clients, which mean, when: a number without these four is not a result.
+"""Protocols: which model is measured, on which clients, with which mean, in which rounds. Every result names its own.
 
-Two models are scored on an evaluated round. The *local copy*: what every client of the cohort holds right after its
-local work, before aggregation (the PFLEGO authors' protocol, EV-local). And what the algorithm gives a client to
-predict with, *personal*, *global* or *fine-tuned*, after the server's step, on all clients (EV-all; PGFed, FedAMP).
+In an evaluated round two models are scored. The *local copy* is the model that a client of the round holds right after
+its local work, before aggregation (the protocol of PFLEGO's authors, EV-local). The other is the model with which a
+client predicts after the server's step: *personal*, *global* or *fine-tuned*. It is scored on all clients (EV-all, as
+in PGFed and FedAMP).
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from tfpfl.runs import statistics
 
 
 class Score(NamedTuple):
-    """One client's result with one model on one split; NaN where it has no examples there."""
+    """One client's loss and accuracy with one model on one split; both NaN if it has no examples in the split."""
 
     round_num: int
     client_id: int
@@ -49,15 +50,15 @@ _SPLITS = {name: f"{name} examples" for name in ("test", "validation", "train")}
 
 
 class Protocol(NamedTuple):
-    """How a number was measured. `str()` says it in words.
+    """How a number was measured. `str()` describes it in words.
 
     Attributes:
-        model: 'local copy', 'personal', 'fine-tuned', 'global'; or 'predicts', whichever of the last three the
-            algorithm's clients predict with.
-        clients: 'all', 'sampled' (the round's cohort) or 'new' (that never trained).
-        mean: 'clients' (every client counts the same) or 'examples' (every example does).
-        when: 'last', 'last10', 'best_validation' or 'best_test', of the evaluated rounds. The last of these selects on
-            test, as several papers do; it is no estimate of how the model does on new data.
+        model: 'local copy', 'personal', 'fine-tuned', 'global', or 'predicts': that of the last three with which the
+            algorithm's clients predict.
+        clients: 'all', 'sampled' (the clients of the round) or 'new' (clients that never trained).
+        mean: 'clients' (every client has the same weight) or 'examples' (every example has the same weight).
+        when: 'last', 'last10', 'best_validation' or 'best_test', of the evaluated rounds. 'best_test' selects the round
+            on test data, as several papers do; it does not estimate the accuracy on new data.
         split: 'test', 'validation' or 'train'.
     """
 
@@ -68,10 +69,10 @@ class Protocol(NamedTuple):
     split: str = "test"
 
     def check(self) -> "Protocol":
-        """Itself.
+        """Checks the five entries, and returns this protocol.
 
         Raises:
-            ValueError: an entry that there is not, with those that there are.
+            InvalidArgument: an entry is not one of the values above.
         """
         for name, value, known in zip(self._fields, self, (_MODELS, _CLIENTS, _MEANS, _WHENS, _SPLITS), strict=True):
             if value not in known:
@@ -80,7 +81,7 @@ class Protocol(NamedTuple):
 
     @property
     def selects_on_test(self) -> bool:
-        """Whether test examples chose the round."""
+        """Whether the round was selected on test examples."""
         return self.when == "best_test"
 
     def __str__(self) -> str:
@@ -91,9 +92,9 @@ class Protocol(NamedTuple):
 EV_ALL = Protocol()
 EV_LOCAL = Protocol(LOCAL_COPY, "sampled")
 
-# How others measure. PFLEGO: the authors' code logs the sampled clients' local copies, pooled over their examples, and
-# the paper averages the last ten rounds. PGFed: mean over all clients, and its code keeps the best round. FedAMP: "best
-# mean testing accuracy" (BMTA). PFLlib: correct answers of all clients by all their test examples, best round.
+# The protocols of papers. PFLEGO: the authors' code logs the sampled clients' local copies, pooled over their examples;
+# the paper averages the last ten rounds. PGFed: mean over all clients; its code keeps the best round. FedAMP: "best
+# mean testing accuracy" (BMTA). PFLlib: correct answers of all clients divided by all their test examples, best round.
 PROTOCOLS = {
     "EV-all": EV_ALL,
     "EV-local": EV_LOCAL,
@@ -107,28 +108,35 @@ PROTOCOLS = {
 
 
 class Result(NamedTuple):
-    """One number with its protocol; the fields are those of `results` in summary.json."""
+    """One result with its protocol; the fields are those of the entry `results` in summary.json."""
 
-    model: str  # these five are its `Protocol`
+    model: str  # the first five fields are its `Protocol`
     clients: str
     mean: str
     when: str
     split: str
     accuracy: float  # in [0, 1]
-    accuracy_ci95: float  # half the 95 % interval over clients (1.96 std / sqrt n), the mean of it over the rounds
+    accuracy_ci95: float  # half width of the 95 % interval over clients (1.96 std / sqrt n), averaged over the rounds
     worst_decile: float  # mean accuracy of the worst tenth of the clients
-    loss: float
-    num_clients: int  # with examples in this split, in the last of the rounds
-    rounds: list  # which rounds this is over
+    loss: float  # mean cross-entropy
+    num_clients: int  # clients that have examples in this split, in the last of the rounds
+    rounds: list  # the rounds over which this is the mean
 
     @property
     def protocol(self) -> Protocol:
-        """How it was measured."""
+        """The `Protocol` with which this result was measured."""
         return Protocol(*self[: len(Protocol._fields)])
 
 
 def evaluation_rows(scores: Iterable[dict], client_ids, round_num: int, model: str) -> list[Score]:
-    """Rows for the store from '{split}_{correct|examples|loss}' of every client; NaN where there are no examples."""
+    """Makes a `Score` for every client and split.
+
+    Args:
+        scores: a dict '{split}_{correct|examples|loss}' -> scalar for every client.
+        client_ids: the clients, in the same order.
+        round_num: the evaluated round.
+        model: the name of the scored model.
+    """
     rows = []
     for client_id, score in zip(client_ids, scores, strict=True):
         for split in ("train", "validation", "test"):
@@ -143,7 +151,7 @@ def evaluation_rows(scores: Iterable[dict], client_ids, round_num: int, model: s
 
 
 def summarize(rows: list[Score]) -> dict:
-    """{(model, split): {accuracy, loss}} over clients, of one round's rows: what history.csv shows of it."""
+    """The means over clients of one round's scores, for history.csv: {(model, split): {'accuracy', 'loss'}}."""
     summary = {}
     for model, split in sorted({(e.model, e.split) for e in rows}):
         chosen = [e for e in rows if (e.model, e.split) == (model, split)]
@@ -155,10 +163,10 @@ def summarize(rows: list[Score]) -> dict:
 
 
 def protocol(name: str) -> Protocol:
-    """A protocol by its name in `PROTOCOLS`.
+    """Returns the protocol of this name from `PROTOCOLS`.
 
     Raises:
-        ValueError: an unknown name, with the nearest one.
+        InvalidArgument: no protocol has this name; the message gives the nearest name.
 
     Examples:
         >>> for part in str(protocol("EV-local")).split("; "):
@@ -175,9 +183,9 @@ def protocol(name: str) -> Protocol:
 
 
 def results(evaluations: list[Score]) -> list[Result]:
-    """Every combination of protocol that the evaluations of a run allow.
+    """Computes the results of a run for every protocol that its evaluations allow.
 
-    A round in which no client of the cohort has examples of the split is not an evaluated one.
+    A round in which no scored client has examples of a split does not count as evaluated for that split.
     """
     found, table = [], _table(evaluations)
     for model, split in sorted(table):
@@ -191,12 +199,12 @@ def results(evaluations: list[Score]) -> list[Result]:
 
 
 def find(found: list[Result], wanted: Protocol | None = None, **fields) -> Result | None:
-    """The result of a protocol; or the first whose fields are as wanted.
+    """Finds the first result that was measured with a protocol, or that has the given fields; None if there is none.
 
     Args:
-        found: of one run, which has one of personal, fine-tuned and global that its clients predict with.
-        wanted: 'predicts' stands for that one.
-        fields: of `Result`.
+        found: the results of one run.
+        wanted: the protocol; its model 'predicts' stands for the model with which the run's clients predict.
+        fields: fields of `Result` with the values that they must have.
     """
     if wanted is not None:
         fields = wanted._asdict() | {"model": predicts(found) if wanted.model == PREDICTS else wanted.model} | fields
@@ -204,10 +212,10 @@ def find(found: list[Result], wanted: Protocol | None = None, **fields) -> Resul
 
 
 def predicts(rows) -> str | None:
-    """What clients predict with after the server's step: personal or fine-tuned where there is one, else global.
+    """The model with which clients predict: 'personal' or 'fine-tuned' if one was scored, otherwise 'global'.
 
     Args:
-        rows: `Result`s or `Score`s of one run.
+        rows: `Result`s or `Score`s of one run; None is returned if no such model was scored.
     """
     return _predicts({r.model for r in rows})
 
@@ -217,10 +225,10 @@ def _predicts(models) -> str | None:
 
 
 def rows_of(evaluations: list[Score], wanted: Protocol) -> dict[int, list[Score]]:
-    """The evaluations that a number of this protocol is made of, by round; {} where there are none.
+    """The scores from which a result of this protocol is computed: {round: scores}; {} if there are none.
 
-    A round counts where some client has examples of the split. The best round is the first one with the highest mean,
-    of the protocol's own kind.
+    A round counts if a client has examples of the split. The best round is the first one with the highest mean; the
+    mean is that of the protocol.
     """
     return _chosen(_table(evaluations), wanted)
 
@@ -242,7 +250,10 @@ def _chosen(table: dict, wanted: Protocol) -> dict:
 
 
 def per_client(evaluations: list[Score], wanted: Protocol = EV_ALL) -> dict[int, float]:
-    """{client id: its accuracy}, the mean over those of the protocol's rounds that scored it; NaN without examples."""
+    """The accuracy of every client, averaged over the protocol's rounds in which it was scored: {client id: accuracy}.
+
+    NaN for a client without examples in the split.
+    """
     by_client = {}
     for rows in rows_of(evaluations, wanted).values():
         for e in rows:
@@ -251,7 +262,13 @@ def per_client(evaluations: list[Score], wanted: Protocol = EV_ALL) -> dict[int,
 
 
 def curve(evaluations: list[Score], wanted: Protocol = EV_ALL, what: str = "accuracy") -> dict[int, float]:
-    """{round: mean accuracy or loss} of all evaluated rounds; `when` is not looked at."""
+    """The mean accuracy or loss of every evaluated round, {round: mean}; the protocol's `when` is ignored.
+
+    Args:
+        evaluations: the scores of a run.
+        wanted: the protocol.
+        what: 'accuracy' or 'loss'.
+    """
     by_round = _by_round(_table(evaluations), wanted)
     means = {t: _mean(rows, wanted.mean, what) for t, rows in sorted(by_round.items())}
     return {t: value for t, value in means.items() if not np.isnan(value)}

@@ -1,4 +1,4 @@
-"""From a configuration and a federation to the run's algorithm."""
+"""Builds a run's model, population and algorithm from its configuration and a federation."""
 
 import tempfile
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ from tfpfl.runs.config import NETWORK, RunConfig, RunError, file_hash
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """(federation) -> the run's algorithm. It can be sent to another process, which an algorithm cannot.
+    """A function (federation) -> the run's algorithm that can be sent to another process; an algorithm cannot.
 
     Args:
-        config: resolved.
-        network: the path and the content of network.keras, where the backbone is the user's own.
-        arrival: float [I], the probability that a sampled client's work reaches the server; None: 1.
+        config: a configuration with all defaults filled in; see `RunConfig.resolved`.
+        network: the path and the content of network.keras, if the backbone is the user's own; default: None.
+        arrival: float [I], the probability that a sampled client's work reaches the server. None: 1 for all clients.
     """
 
     config: RunConfig
@@ -35,9 +35,13 @@ class Recipe:
         return self.algorithm(*self.model_and_population(federation))
 
     def model_and_population(self, federation: Federation) -> tuple[SplitModel, Population]:
-        """What the algorithm is built for."""
+        """Builds the model and the population of training clients for which the algorithm is built.
+
+        Raises:
+            InvalidArgument: the network's file is not a Keras model, or no client is left to train.
+        """
         config = self.config
-        slots = get_method(config.algorithm).head == "shared"  # with local labels only where they were asked for
+        slots = get_method(config.algorithm).head == "shared"  # one head for clients with different local labels
         clients = config.training_clients(federation)
         population = federation.population(config.sampling_plan(), config.labels, slots, clients)
         if self.arrival is not None:
@@ -49,7 +53,10 @@ class Recipe:
         return SplitModel(backbone, seed=config.seed, head_init=config.head_init), population
 
     def algorithm(self, model: SplitModel, population: Population) -> Algorithm:
-        """The algorithm, with the run's aggregator as far as it is ours, and screened where the run is."""
+        """Builds the algorithm, and wraps it as the configuration says.
+
+        Wrappers are the aggregators that work without TFF (see `with_aggregator`), and the rejection of broken updates.
+        """
         config = self.config
         made = build_algorithm(config.algorithm, model, population, **config.hyperparameters)
         made = with_aggregator(config.aggregator, config.aggregator_arguments(), made)
@@ -59,16 +66,24 @@ class Recipe:
 
 
 def read_network(path: Path, expected: str) -> bytes:
-    """The user's backbone, as its file has it."""
+    """Reads the bytes of network.keras in a run folder.
+
+    Args:
+        path: the file.
+        expected: its sha256 in config.json.
+
+    Raises:
+        RunError: the file is missing, or its sha256 differs.
+    """
     if not path.exists():
-        raise RunError(f"{path} is missing: the run's backbone is lost")
+        raise RunError(f"{path} is missing: without it the run's backbone is unknown. Put the file back")
     if file_hash(path) != expected:
-        raise RunError(f"{path} was changed: its sha256 is not the one in config.json")
+        raise RunError(f"{path} was changed: its sha256 is not the one in config.json. Put the original file back")
     return path.read_bytes()
 
 
 def _load_network(path: Path, content: bytes):
-    """The user's backbone. Its weights are theta's initial value."""
+    """Loads the user's backbone from the content of its file. Its weights are the initial theta."""
     import keras
 
     with tempfile.TemporaryDirectory() as folder:
@@ -76,5 +91,5 @@ def _load_network(path: Path, content: bytes):
         copy.write_bytes(content)
         try:
             return keras.models.load_model(copy, compile=False)
-        except Exception as error:  # a zip file, JSON and HDF5 inside it, layers that it names: each in its own way
+        except Exception as error:  # zip, JSON, HDF5 and the named layers each raise errors of their own
             raise InvalidArgument(f"{path} cannot be read as a Keras model: {error}") from error

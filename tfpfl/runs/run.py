@@ -1,14 +1,14 @@
-"""A run is a folder: what was asked for, the state after every round, and what came out.
+"""A run folder: creates, opens, trains and evaluates it. It holds these files:
 
-config.json     everything needed to run it again: algorithm and hyperparameters, data and split, seeds, versions
-network.keras   the backbone, where it is the user's own file
+config.json     all that is needed to repeat the run: algorithm and hyperparameters, data and split, seeds, versions
+network.keras   the backbone, if it is the user's own file
 state.sqlite    server state, client states, history, evaluations, matrices; one transaction a round
-history.csv     a row a round
-clients.csv     a row a client: N_i, K_i, loss and accuracy of its personal model on train, validation and test
+history.csv     one row per round
+clients.csv     one row per client: N_i, K_i, loss and accuracy of its personal model on train, validation and test
 summary.json    results by protocol, bytes, seconds
-tensorboard/    the history as events
+tensorboard/    the history as TensorBoard events
 
-The tables and the summary are made from state.sqlite: `evaluate` writes them again.
+`Run.evaluate` writes the tables and the summary again, from state.sqlite.
 """
 
 import json
@@ -45,7 +45,10 @@ from tfpfl.runs.training import DivergedError, Training
 
 
 class Run:
-    """A run folder that is open: made by `Run.create`, or opened by `Run.open`; close it, or use it in a `with`."""
+    """An open run folder. Make one with `Run.create`, `Run.open` or `Run.create_or_resume`.
+
+    Close it with `close`, or use it in a `with` statement; until then no other process can write to the folder.
+    """
 
     def __init__(self, folder: Path, config: RunConfig, federation: Federation, network_file: Path | None, engine: str):
         self.folder, self.config, self.federation, self.engine = folder, config, federation, engine
@@ -58,7 +61,7 @@ class Run:
             self.population = replace(self.population, arrival=self.recipe.arrival)
         self.algorithm = self.recipe.algorithm(self.model, self.population)
         check_fits(self.algorithm, federation)
-        self.machines = Machines()  # where the rounds' work is done; may be set before `train`
+        self.machines = Machines()  # TFF workers or a Ray cluster for the rounds; may be changed before `train`
         self.store = None
         self.stop_reason = None
 
@@ -68,7 +71,7 @@ class Run:
 
     @property
     def privacy(self) -> Privacy | None:
-        """(epsilon, delta) of what the server has released so far; None without a private aggregator."""
+        """The (epsilon, delta) of the rounds so far; None before round 1 and without a private aggregator."""
         if self.config.aggregator not in PRIVATE or not self.store.round_num:
             return None
         noise, adaptive = self.config.aggregator_arguments()["noise"], self.config.aggregator == "dp_adaptive"
@@ -80,14 +83,16 @@ class Run:
         joined = [i for _, some in (*availability.joins, *availability.leaves) for i in some]
         unknown_ids = sorted(set(joined) - set(self.population.client_ids.tolist()))
         if unknown_ids:
-            raise InvalidArgument(f"clients join or leave that the population does not have: {unknown_ids}")
+            raise InvalidArgument(
+                f"joins and leaves must name clients of the population; it does not have the clients {unknown_ids}"
+            )
         work = self.population.num_examples * (sum(self.passes) if availability.seconds else 1.0)
         arrival = availability.arrival(seed, self.population.client_ids, work)
         if not arrival.any():
             fastest = availability.median_seconds(seed, self.population.client_ids, work).min()
             raise InvalidArgument(
                 f"round_deadline={availability.deadline} is too short for every client: the fastest takes "
-                f"{fastest:.3g} s"
+                f"{fastest:.3g} s. Take a larger one"
             )
         return arrival
 
@@ -100,27 +105,27 @@ class Run:
         *,
         allow_download: bool = False,
     ) -> "Run":
-        """Makes the folder and writes config.json.
+        """Creates a run folder and writes config.json; `train` then runs the rounds.
 
         Args:
-            config: what to run.
-            folder: absent or empty.
-            federation: default: `open_federation(config)`.
-            allow_download: whether that may download the data set.
+            config: the configuration of the run.
+            folder: the run folder; it must not exist, or be empty.
+            federation: the data; default: `open_federation(config)`.
+            allow_download: whether the data set may be downloaded. Default: no.
 
         Raises:
-            RunError: the folder holds something already.
-            ValueError: the configuration is impossible; then nothing is written.
-            RuntimeError: the TFF engine is asked for where TFF is not installed, or the Ray engine without Ray.
+            RunError: the folder is not empty.
+            InvalidArgument: the configuration does not fit the data or the method; then nothing is written.
+            Unavailable: the engine, or a private aggregator, needs a package that is not installed.
         """
         folder = Path(folder)
         _check_free(folder)
         check_engine(config.engine)
         if config.aggregator in PRIVATE:
-            require_accounting()  # which the summary needs, hours later
+            require_accounting()  # checked now, because the summary needs it, perhaps hours later
         federation = federation or open_federation(config, allow_download=allow_download)
         network_file, config = config.network_file, config.resolved(federation)
-        run = cls(folder, config, federation, network_file, config.engine)  # refuses what is impossible
+        run = cls(folder, config, federation, network_file, config.engine)  # raises if the configuration is impossible
         made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -136,21 +141,24 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | os.PathLike, *, rounds: int | None = None, engine: str | None = None) -> "Run":
-        """Opens a run, to continue or to evaluate it.
+        """Opens an existing run, to continue it with `train` or to evaluate it with `evaluate`.
 
         Args:
-            rounds: go on up to this many, instead of those of the configuration; see `Training.run`.
-            engine: 'local', 'tff' or 'ray' instead of the configuration's: for evaluating, not for continuing.
+            folder: the run folder.
+            rounds: a new total number of rounds, saved in config.json; see `Training.run`. Default: no change.
+            engine: 'local', 'tff' or 'ray' instead of that of the configuration, for evaluating and not for continuing.
 
         Raises:
-            RunError: not a run folder, or from a newer version.
-            StoreError: its state is damaged, of another run, or being written.
+            RunError: this is not a run folder, a file of it is missing or was changed, it is from a newer version, or
+                it has more than `rounds` rounds already.
+            StoreError: state.sqlite is damaged, or another process is writing it.
+            Unavailable: the engine needs a package that is not installed.
         """
         folder = Path(folder)
         config = read_config(folder)
         state = folder / "state.sqlite"
         if not state.exists() and (folder / "history.csv").exists():
-            raise RunError(f"{state} is missing: the run has a history, but its state is lost")
+            raise RunError(f"{state} is missing: the run has a history.csv, but its state is lost. Put the file back")
         if rounds is not None and rounds < 1:
             raise RunError(f"rounds must be at least 1, found {rounds}")
         check_engine(engine or config.engine)
@@ -181,9 +189,10 @@ class Run:
         *,
         allow_download: bool = False,
     ) -> "Run":
-        """The run that is in the folder, to go on up to `config.rounds` or to its own, if more; else a new one.
+        """Opens the run in `folder` if there is one, otherwise creates it.
 
-        Whether the run in the folder is that of `config` is not asked. Arguments and errors: see `create` and `open`.
+        An existing run keeps its own configuration; only its number of rounds is raised to `config.rounds`, if that is
+        larger. For arguments and errors see `create` and `open`.
         """
         if (Path(folder) / "config.json").exists():
             return cls.open(folder, rounds=max(config.rounds, read_config(folder).rounds))
@@ -191,17 +200,27 @@ class Run:
 
     @property
     def changed_versions(self) -> dict:
-        """Packages whose version is not that of the beginning: {name: (then, now)}. Then rounds may differ in bits."""
+        """Packages whose version has changed since the run was created: {name: (then, now)}.
+
+        If there are any, further rounds may differ in the last bits from those of an uninterrupted run.
+        """
         then, now = self.config.versions, package_versions()
         return {name: (then[name], now[name]) for name in now if name in then and then[name] != now[name]}
 
     def train(self, callbacks: Sequence[Callback] = ()) -> "Run":
-        """Runs what is left of the configured rounds, then writes the tables and the summary.
+        """Trains until the configured number of rounds is done, then evaluates and writes the tables and the summary.
+
+        Args:
+            callbacks: see `tfpfl.runs.callbacks`. TensorBoard events are always written.
+
+        Returns:
+            This run.
 
         Raises:
-            DivergedError: names round and clients; the rounds before are saved, and the tables tell of them.
-            MachinesError: the machines that did a round's work are gone; the rounds before are saved.
-            StoreError: a round could not be saved; those before are.
+            DivergedError: a client's work or the server's state is not finite. All earlier rounds are saved, and the
+                tables and the summary are written.
+            MachinesError: the TFF workers or the Ray cluster are lost. All earlier rounds are saved.
+            StoreError: a round could not be saved. All earlier rounds are saved.
         """
         callbacks = [*callbacks, TensorBoard(self.folder / "tensorboard")]
         if self.config.patience is not None:
@@ -214,15 +233,19 @@ class Run:
             self._evaluate(training)
             raise
         except BaseException:
-            with suppress(OSError):  # of a full disk: what is being raised says more
+            with suppress(OSError):  # a full disk: the error that is being raised says more
                 self.write_history()
             raise
         self.stop_reason = training.stop_reason
-        self._evaluate(training)  # whose graphs are traced already
+        self._evaluate(training)  # with this training, because its graphs are traced already
         return self
 
     def training(self, callbacks: Sequence[Callback] = ()) -> Training:
-        """The round loop of this run."""
+        """Makes the round loop of this run, with its engine, store and availability.
+
+        Args:
+            callbacks: see `tfpfl.runs.callbacks`.
+        """
         return Training(
             algorithm=self.algorithm,
             federation=self.federation,
@@ -241,7 +264,11 @@ class Run:
         )
 
     def evaluate(self) -> list[protocols.Score]:
-        """Scores every client's personal model as it is now on all its data; writes the tables and the summary."""
+        """Scores every client's current personal model on train, validation and test; writes tables and summary.
+
+        Returns:
+            One `Score` for every client, model and split.
+        """
         return self._evaluate(self.training())
 
     def _evaluate(self, training: Training) -> list[protocols.Score]:
@@ -252,13 +279,17 @@ class Run:
         return scores
 
     def write_history(self) -> None:
-        """history.csv, from the store."""
+        """Writes history.csv from the store: one row per round."""
         rows = self.store.history()
         columns = list(dict.fromkeys(name for row in rows for name in row))
         write_csv(self.folder / "history.csv", columns, rows)
 
     def write_clients(self, scores: Sequence[protocols.Score]) -> None:
-        """clients.csv: every client's data, and the scores of the model that it predicts with."""
+        """Writes clients.csv: N_i and K_i of every client, and the scores of the model with which it predicts.
+
+        Args:
+            scores: those of `evaluate`.
+        """
         own = protocols.predicts(scores)
         rows = {
             int(i): {"client": int(i), "num_examples": int(n), "num_classes": len(self.federation.classes(int(i)))}
@@ -272,21 +303,21 @@ class Run:
         write_csv(self.folder / "clients.csv", list(next(iter(rows.values()))), rows.values())
 
     def results(self) -> list[protocols.Result]:
-        """Every number of the run with its protocol."""
+        """All results of the run, each with its protocol: which model, clients, mean, rounds and split."""
         return protocols.results(self.store.evaluations())
 
     def matrices(self, round_num: int | None = None) -> dict[str, np.ndarray]:
-        """Who listens to whom, of algorithms that know: FedAMP's attention, PGFed's A, FedFomo's P.
+        """The matrices that say which client uses which: FedAMP's attention, PGFed's A, FedFomo's P.
 
         Args:
-            round_num: an evaluated round; None for the last of them. `run.store.matrix_rounds()` has all.
+            round_num: an evaluated round; None: the last one. `run.store.matrix_rounds()` lists all.
 
         Returns:
-            name -> [I, I], rows and columns in the order of `run.population.client_ids`. {} where the algorithm has
-            none, or no round is evaluated yet.
+            {name: [I, I]}, rows and columns in the order of `run.population.client_ids`; {} if the algorithm has no
+            matrices, or no round has been evaluated yet.
 
         Raises:
-            ValueError: the run has matrices, but not of that round.
+            InvalidArgument: the run has matrices, but not of this round.
         """
         rounds = self.store.matrix_rounds()
         if round_num is not None and rounds and round_num not in rounds:
@@ -297,7 +328,7 @@ class Run:
 
     @cached_property
     def passes(self) -> Passes:
-        """Passes of a client's examples through the backbone in one visit, counted in a first visit of one client."""
+        """How often an example goes through the backbone in a visit; counted in a first visit of the smallest client."""
         client_id = int(self.population.client_ids[np.argmin(self.population.num_examples)])
         x, y = self.federation.arrays(client_id, "train", labels=self.population.labels)
         info, key = self.population.info(client_id), client_key(self.config.seed, 1, [client_id])[0]
@@ -309,7 +340,7 @@ class Run:
 
     @cached_property
     def flops(self) -> float | None:
-        """Floating point operations of the passes of a mean client's visit; None where TensorFlow cannot count them."""
+        """Floating point operations of one visit, for mean N_i and K_i; None if this TensorFlow cannot count them."""
         examples, classes = (float(np.mean(n)) for n in (self.population.num_examples, self.population.num_classes))
         try:
             return visit_flops(self.passes, self.model, examples, classes)
@@ -317,7 +348,7 @@ class Run:
             return None
 
     def write_summary(self) -> dict:
-        """summary.json. Why the run stopped stays there until there are more rounds."""
+        """Writes summary.json and returns its content. `stopped` keeps the reason of an earlier stop of these rounds."""
         path, done, private = self.folder / "summary.json", self.store.round_num, self.privacy
         with suppress(OSError, ValueError, AttributeError):
             before = json.loads(path.read_text())
@@ -346,7 +377,7 @@ class Run:
         return summary
 
     def close(self) -> None:
-        """Lets others open the run."""
+        """Closes state.sqlite, so that other processes can open the run."""
         self.store.close()
 
     def __enter__(self) -> "Run":
@@ -357,14 +388,14 @@ class Run:
 
 
 def _check_free(folder: Path) -> None:
-    """Nothing is there that a new run would overwrite; what a kill while making one left behind does not count."""
+    """Checks that a new run would overwrite nothing. Files of a `create` that was killed do not count."""
     leftovers = {NETWORK, f"{NETWORK}.new", "config.json.new"}
     if not folder.exists() or (folder.is_dir() and {p.name for p in folder.iterdir()} <= leftovers):
         return
     hint = f"; continue it with `tfpfl resume {folder}`" if (folder / "config.json").exists() else ""
-    raise RunError(f"{folder} exists and is not empty{hint}. Take another --out")
+    raise RunError(f"{folder} exists and is not empty{hint}. Otherwise use another folder (--out)")
 
 
 def _plain(row: dict) -> dict:
-    """JSON has no NaN: a number over nothing is null."""
+    """Replaces NaN by None, because JSON has no NaN."""
     return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()}

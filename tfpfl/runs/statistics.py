@@ -1,8 +1,7 @@
-"""Numbers over clients, over rounds and over seeds.
+"""Statistics over clients, over rounds and over seeds.
 
-Everywhere NaN stands for "this client has no examples in this split" (or "this round was not evaluated"): such entries
-are left out, and `num_tested` counts the others, so that a mean is never read without how many it is over. Where
-nothing is left, the result is NaN.
+In all functions NaN stands for "this client has no examples in this split" or "this round was not evaluated". Such
+values are left out; `num_tested` counts the others. If no value is left, the result is NaN.
 """
 
 import math
@@ -15,37 +14,42 @@ from tfpfl.checks import InvalidArgument
 
 
 class Wilcoxon(NamedTuple):
-    """The signed-rank test of paired values; see `wilcoxon`."""
+    """The result of a signed-rank test of paired values; see `wilcoxon`."""
 
     statistic: float  # W+, the sum of the ranks of positive differences
-    p_value: float  # of "no greater", one-sided
-    pairs: int  # that the ranks are over
-    zeros: int  # pairs without a difference, which are dropped
+    p_value: float  # one-sided; the null hypothesis is that clients do not have more
+    pairs: int  # number of ranked pairs
+    zeros: int  # number of pairs without a difference, which are left out
 
 
 def num_tested(values) -> int:
-    """How many clients the numbers below are over."""
+    """The number of clients with a value, that is, not NaN."""
     return len(_present(values))
 
 
 def mean_over_clients(values) -> float:
-    """The unweighted mean: every client counts the same."""
+    """The unweighted mean: every client has the same weight."""
     present = _present(values)
     return float(present.mean()) if len(present) else math.nan
 
 
 def pooled(values, num_examples) -> float:
-    """The mean over all clients' examples: a client counts as often as it has examples; one with none is left out.
+    """The mean over all clients' examples: clients are weighted by their number of examples.
 
-    A NaN of a client that does have examples stays visible in the result.
+    Clients without examples are left out. If a client with examples has NaN, the result is NaN.
 
     Args:
-        values: [n], each a mean over one client's examples.
+        values: [n], each the mean over one client's examples.
         num_examples: int [n].
+
+    Raises:
+        InvalidArgument: the two shapes differ.
     """
     values, num_examples = np.asarray(values, np.float64), np.asarray(num_examples, np.float64)
     if values.shape != num_examples.shape:
-        raise InvalidArgument(f"one number of examples for each value, found {num_examples.shape} for {values.shape}")
+        raise InvalidArgument(
+            f"values and num_examples must have one shape, found {values.shape} and {num_examples.shape}"
+        )
     tested = num_examples > 0
     if not tested.any():
         return math.nan
@@ -53,37 +57,43 @@ def pooled(values, num_examples) -> float:
 
 
 def ci95(values) -> float:
-    """Half the width of the 95 % interval of the mean over clients: 1.96 std / sqrt(n), std with n and not n - 1."""
+    """Half the width of the 95 % interval of the mean over clients: 1.96 std / sqrt(n), where std divides by n."""
     present = _present(values)
     return float(1.96 * present.std() / math.sqrt(len(present))) if len(present) else math.nan
 
 
 def worst(values, fraction: float = 0.1) -> float:
-    """The mean of the lowest `fraction` of the clients, rounded up to whole clients: by default the worst decile."""
+    """The mean of the lowest `fraction` of the values; by default of the worst tenth of the clients.
+
+    The number of clients is rounded up.
+
+    Raises:
+        InvalidArgument: `fraction` is not in (0, 1].
+    """
     if not 0 < fraction <= 1:
         raise InvalidArgument(f"fraction must lie in (0, 1], found {fraction}")
     present = np.sort(_present(values))
-    # 0.1 * 30 is slightly more than 3 in floating point, and means 3.
+    # In floating point 0.1 * 30 is slightly more than 3, and must not be rounded up to 4.
     return mean_over_clients(present[: math.ceil(fraction * len(present) - 1e-9)])
 
 
 def std(values) -> float:
-    """The standard deviation over clients, with n and not n - 1: the clients are all there are."""
+    """The standard deviation over clients. It divides by n and not by n - 1, because these are all clients."""
     present = _present(values)
     return float(present.std()) if len(present) else math.nan
 
 
 def deciles(values) -> np.ndarray:
-    """[9]: the values that 10, 20, .. 90 % of the clients do not exceed (interpolated)."""
+    """The nine deciles [9]: the values that 10, 20, ..., 90 % of the clients do not exceed, interpolated."""
     present = _present(values)
     return np.quantile(present, np.arange(1, 10) / 10) if len(present) else np.full(9, math.nan)
 
 
 def jain(values) -> float:
-    """Jain's fairness index (sum x)^2 / (n sum x^2): 1 where all have the same, 1 / n where one has everything.
+    """Jain's fairness index (sum x)^2 / (n sum x^2): 1 if all values are equal, 1 / n if one client has everything.
 
     Raises:
-        ValueError: a negative value.
+        InvalidArgument: a value is negative.
     """
     present = _not_negative(values)
     squares = len(present) * (present**2).sum()
@@ -91,10 +101,10 @@ def jain(values) -> float:
 
 
 def gini(values) -> float:
-    """The Gini coefficient, the mean |x_i - x_j| over all i, j by twice the mean: 0 where all have the same.
+    """The Gini coefficient: the mean of |x_i - x_j| over all i, j, divided by twice the mean; 0 if all are equal.
 
     Raises:
-        ValueError: a negative value.
+        InvalidArgument: a value is negative.
     """
     present = np.sort(_not_negative(values))
     n, total = len(present), present.sum()
@@ -102,27 +112,29 @@ def gini(values) -> float:
 
 
 def gains(values, than) -> np.ndarray:
-    """[n], values - than, client by client; NaN where either is.
+    """The differences values - than [n], client by client; NaN if one of the two is NaN.
 
     Raises:
-        ValueError: not as many of one as of the other.
+        InvalidArgument: they are not two vectors of the same length.
     """
     values, than = np.asarray(values, np.float64), np.asarray(than, np.float64)
     if values.shape != than.shape or values.ndim != 1:
-        raise InvalidArgument(f"clients are compared one by one, in two vectors; found {values.shape} and {than.shape}")
+        raise InvalidArgument(
+            f"clients are compared one by one: give two vectors of one length, found {values.shape} and {than.shape}"
+        )
     return values - than
 
 
 def share_worse(values, than) -> float:
-    """The share of the clients that have less than with `than`; equal is not worse."""
+    """The share of the clients whose value is less than in `than`; equal values do not count."""
     return mean_over_clients(np.where(np.isnan(d := gains(values, than)), math.nan, d < 0))
 
 
 def wilcoxon(values, than) -> Wilcoxon:
-    """Wilcoxon's signed-rank test that clients have more than with `than`: one-sided, zero differences dropped.
+    """Wilcoxon's one-sided signed-rank test that clients have more in `values` than in `than`.
 
-    As FedAMP (arXiv 2007.03797) reports it. The p-value is scipy's: exact for few pairs without ties, otherwise by the
-    normal approximation. Without any pair that differs it is NaN.
+    FedAMP (arXiv 2007.03797) reports this test. Zero differences are left out. The p-value is scipy's: exact for few
+    pairs without ties, otherwise from the normal approximation; NaN if no pair differs.
     """
     present = _present(gains(values, than))
     zeros = int((present == 0).sum())
@@ -133,7 +145,10 @@ def wilcoxon(values, than) -> Wilcoxon:
 
 
 def over_seeds(values) -> tuple[float, float]:
-    """The mean over seeds and half its 95 % interval: Student's t with n - 1 degrees; NaN for a single seed."""
+    """The mean over seeds, and half the width of its 95 % interval.
+
+    The interval is Student's t with n - 1 degrees of freedom; NaN for a single seed.
+    """
     present = _present(values)
     if not len(present):
         return math.nan, math.nan
@@ -144,7 +159,11 @@ def over_seeds(values) -> tuple[float, float]:
 
 
 def last(values, n: int = 10) -> float:
-    """The mean of the last n evaluated rounds; of all of them where there are fewer."""
+    """The mean of the last n evaluated rounds, or of all if there are fewer.
+
+    Raises:
+        InvalidArgument: `n` is less than 1.
+    """
     if n < 1:
         raise InvalidArgument(f"n must be at least 1, found {n}")
     return mean_over_clients(_present(values)[-n:])
@@ -153,12 +172,12 @@ def last(values, n: int = 10) -> float:
 def _not_negative(values) -> np.ndarray:
     present = _present(values)
     if (present < 0).any():
-        raise InvalidArgument(f"shares of a sum need values of at least 0, found {present.min()}")
+        raise InvalidArgument(f"this index needs values of at least 0, found {present.min()}")
     return present
 
 
 def _present(values) -> np.ndarray:
     values = np.asarray(values, np.float64)
     if values.ndim != 1:
-        raise InvalidArgument(f"expected one value for each client, a vector; found shape {values.shape}")
+        raise InvalidArgument(f"values must be a vector with one value for each client, found shape {values.shape}")
     return values[~np.isnan(values)]

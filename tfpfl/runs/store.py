@@ -1,10 +1,10 @@
-"""All that a run must not lose, in one SQLite file: server and client states, history, evaluations, matrices.
+"""Saves a run in one SQLite file: server and client states, history, evaluations, matrices.
 
-A round is one transaction. Whatever happens during it (kill -9, a full disk, a power cut), the file holds the last
-whole round and nothing of the next. States are nested structures of arrays; they are stored as safetensors, with a
-checksum, and given back in a structure that the caller names, so that nothing in the file is ever executed.
+A round is one transaction. If it is interrupted (kill -9, a full disk, a power cut), the file holds the last whole
+round and nothing of the next. States are nested structures of arrays. They are stored as safetensors with a checksum;
+the caller gives the structure in which they are returned, so that nothing in the file is ever executed.
 
-SQLite keeps a committed round in `FILE-wal` until the file is closed: copy both, or copy after the run.
+SQLite keeps committed rounds in `FILE-wal` until the file is closed: copy both files, or copy after the run.
 """
 
 import fcntl
@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS matrix (
 
 
 class StoreError(InvalidArgument):
-    """The store cannot be used, or did not take a round. The message says what was found and what is still there."""
+    """The store cannot be used, or could not save a round. The message says why, and what is still saved."""
 
 
 class OtherRun(StoreError):
@@ -53,15 +53,15 @@ class OtherRun(StoreError):
 
 
 class RunStore:
-    """State by client id, and the rounds so far; in memory, or in one file that one process at a time writes.
+    """The saved rounds and states of a run, in one file or in memory. Only one process at a time can write the file.
 
-    A client that has never taken part has no row and costs nothing; neither does an algorithm without client state.
+    A client that never took part uses no space, and neither does an algorithm whose clients have no state.
 
     Args:
-        path: the file, made where it does not exist; None keeps everything in memory.
-        run_id: what run this is, for example the hash of its configuration. A file of another run is refused.
-            None takes whatever run the file belongs to.
-        read_only: look at the file, also while another process writes it; there must be one.
+        path: the file; it is made if it does not exist. None (default): keep everything in memory.
+        run_id: identifies the run, for example the hash of its configuration; a file of another run is refused.
+            None (default): accept the file of any run.
+        read_only: only read the file, which must exist; possible while another process writes it.
 
     Raises:
         OtherRun: the file belongs to another run.
@@ -77,7 +77,7 @@ class RunStore:
         place = ":memory:" if path is None else f"{Path(path).absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
         try:
             with self._errors():
-                # Transactions are begun and ended by us alone.
+                # No isolation level: this class begins and ends the transactions itself.
                 self._db = sqlite3.connect(place, isolation_level=None, uri=True)
                 self._open(run_id, read_only)
         except BaseException:
@@ -98,7 +98,7 @@ class RunStore:
             raise StoreError(f"{self._name} is damaged or cut off: its last page is not whole")
         if read_only:
             if new or version < FORMAT_VERSION:
-                found = "holds nothing" if new else f"has format {version}, which `tfpfl evaluate` renews"
+                found = "holds nothing" if new else f"has format {version}: `tfpfl evaluate` converts it"
                 raise StoreError(f"{self._name} {found}")
             self.run_id = self._value("SELECT run_id FROM run")
             return
@@ -120,7 +120,7 @@ class RunStore:
                 self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
 
     def _torn(self) -> bool:
-        """Whether the file ends within a page, which SQLite reads as zeros; what the WAL still has mends that."""
+        """Whether the file ends within a page, which SQLite would read as zeros; not if the WAL can repair it."""
         if self._path is None or os.path.getsize(self._path) % self._value("PRAGMA page_size") == 0:
             return False
         wal = Path(f"{self._path}-wal")
@@ -128,7 +128,7 @@ class RunStore:
 
     @property
     def round_num(self) -> int:
-        """The last committed round; 0 before the first."""
+        """The number of the last committed round; 0 if there is none."""
         with self._errors():
             return self._value("SELECT coalesce(max(round), 0) FROM server")
 
@@ -143,21 +143,24 @@ class RunStore:
         return initial if row is None else _unpack(*row, like=initial, what=f"{self._name}: the server state")
 
     def client_ids(self) -> np.ndarray:
-        """int64 [n], ascending: the clients that have a stored state."""
+        """The ids of the clients that have a stored state, ascending: int64 [n]."""
         with self._errors():
             return np.array([i for (i,) in self._db.execute("SELECT id FROM client ORDER BY id")], np.int64)
 
     def client_states(self, client_ids: Iterable[int], default: Callable[[int], Any], like: Any = None) -> list:
-        """The states of these clients, in the order asked for.
+        """The states of these clients, in the order of `client_ids`.
 
         Args:
-            client_ids: any ids.
-            default: client id -> the state of a client that has none stored, usually `algorithm.init_client`.
-            like: a state of any client, for its structure; without it `default` is asked for one. Sizes may differ from
-                client to client (heads of K_i columns); structure, dtypes and ranks may not.
+            client_ids: the clients.
+            default: (client id) -> the state of a client that has none stored, usually `algorithm.init_client`.
+            like: a state of any client, which gives the structure; default: `default` of a client. The sizes of arrays
+                may differ between clients (heads of K_i columns); structure, dtypes and ranks may not.
 
         Returns:
-            One structure of numpy arrays for each client, or what `default` gave.
+            One structure of NumPy arrays for each client, or what `default` returned.
+
+        Raises:
+            StoreError: a stored state is damaged, or does not have the structure of `like`.
         """
         states = []
         for client_id in map(int, client_ids):
@@ -179,26 +182,29 @@ class RunStore:
         evaluation_rows: Iterable[Score] = (),
         matrices: dict[str, Any] | None = None,
     ) -> None:
-        """Save one round, all of it or nothing; when this returns, it is on disk.
+        """Saves one round, completely or not at all; after the return it is on disk.
 
         Args:
             round_num: one more than the last committed round.
-            server_state: after the round.
-            client_states: of the clients that took part, by id.
-            history_row: what JSON can say, and NumPy numbers; floats come back as they were, NaN and infinity too.
-            evaluation_rows: the evaluations of this round.
-            matrices: what the algorithm gives to be looked at after this round, by name.
+            server_state: the server's state after the round.
+            client_states: {client id: state} of the clients that took part.
+            history_row: {name: value}, of JSON's types and NumPy's numbers and arrays; floats are kept exactly, also
+                NaN and infinity.
+            evaluation_rows: the scores of this round.
+            matrices: {name: array}, the algorithm's matrices after this round.
 
         Raises:
-            StoreError: the round is out of order, or the file did not take it; the rounds before it are kept whole.
+            StoreError: `round_num` is not the next round, or the file could not be written. Earlier rounds are kept.
+            InvalidArgument: an evaluation is of another round.
         """
         done = self.round_num
         if round_num != done + 1:
             raise StoreError(f"{self._name} holds rounds up to {done}: the next is {done + 1}, not {round_num}")
         evaluation_rows = [Score(*row) for row in evaluation_rows]
         if any(row.round_num != round_num for row in evaluation_rows):
-            raise InvalidArgument(f"evaluations of another round given to round {round_num}")
-        # All that can fail for another reason than the file comes before the transaction.
+            others = sorted({row.round_num for row in evaluation_rows} - {round_num})
+            raise InvalidArgument(f"all evaluations must be of round {round_num}, found some of {others}")
+        # What can fail for a reason other than the file is done before the transaction.
         server = _pack(server_state)
         clients = [(int(i), round_num, *_pack(state)) for i, state in client_states.items() if nest.flatten(state)]
         history = json.dumps(history_row, default=_plain)
@@ -217,10 +223,10 @@ class RunStore:
             self._db.executemany("INSERT INTO matrix VALUES (?, ?, ?, ?)", named)
 
     def check_size(self, state: Any) -> None:
-        """Whether a state can be saved: before the work of a round, and not after it.
+        """Checks that a server state is small enough to be saved; to be called before the work of a round.
 
         Raises:
-            StoreError: it is larger than a value in SQLite may be.
+            StoreError: the state is larger than SQLite allows for one value.
         """
         size = sum(np.asarray(leaf).nbytes for leaf in nest.flatten(state))
         limit = self._db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
@@ -243,15 +249,15 @@ class RunStore:
         return [row._replace(loss=_nan(row.loss), accuracy=_nan(row.accuracy)) for row in rows]
 
     def matrix_rounds(self) -> list[int]:
-        """The rounds after which matrices were saved."""
+        """The rounds for which matrices were saved, ascending."""
         with self._errors():
             return [t for (t,) in self._db.execute("SELECT DISTINCT round FROM matrix ORDER BY round")]
 
     def matrices(self, round_num: int) -> dict[str, np.ndarray]:
-        """What was saved to be looked at after that round, by name; nothing where that round has none.
+        """The matrices that were saved for this round: {name: array}; {} if there are none.
 
         Raises:
-            StoreError: what is stored is damaged.
+            StoreError: a stored matrix is damaged.
         """
         with self._errors():
             rows = self._db.execute(
@@ -260,7 +266,7 @@ class RunStore:
         return {name: _load(value, crc, f"{self._name}: {name} of round {round_num}")[0] for name, value, crc in rows}
 
     def close(self) -> None:
-        """Leave one tidy file, and let others write it. Not needed for safety."""
+        """Closes the file, so that other processes can write it. Saved rounds are safe without it."""
         if self._db is not None:
             self._db.close()
         if self._lock is not None:
@@ -289,7 +295,7 @@ class RunStore:
 
     @contextmanager
     def _errors(self, kept: str = ""):
-        """SQLite's errors in words: what file, what happened, what is kept."""
+        """Converts errors of SQLite to `StoreError`: which file, what happened, and what is kept."""
         try:
             yield
         except (sqlite3.Error, OverflowError, json.JSONDecodeError) as error:
@@ -303,7 +309,7 @@ class RunStore:
 
 
 def _lock(path: str | os.PathLike) -> int:
-    """Hold `FILE.lock` until we end, however we end: the kernel lets go of it on kill -9 too."""
+    """Locks `FILE.lock`. The kernel unlocks it when this process ends, also on kill -9."""
     try:
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
@@ -317,7 +323,7 @@ def _lock(path: str | os.PathLike) -> int:
 
 
 def _pack(state: Any) -> tuple[bytes, int]:
-    """A structure's leaves as safetensors, in the order of `nest.flatten`, and the checksum."""
+    """The leaves of a structure as safetensors, in the order of `nest.flatten`: the bytes and their checksum."""
     leaves = [np.asarray(leaf, order="C") for leaf in nest.flatten(state)]
     data = save({str(i): leaf for i, leaf in enumerate(leaves)})
     return data, zlib.crc32(data)
@@ -346,7 +352,7 @@ def _unpack(data: bytes, crc: int, like: Any, what: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON does not know: NumPy's numbers and arrays, and tensors."""
+    """Converts NumPy's numbers and arrays, and tensors, to JSON's types."""
     if not hasattr(value, "__array__"):
         raise TypeError(f"a history row holds numbers, text, lists and dicts; found {type(value).__name__}")
     return np.asarray(value).tolist()

@@ -1,7 +1,7 @@
-"""The round loop: cohort, one round of the engine, evaluation, one transaction. It knows no algorithm and no engine.
+"""The round loop: draws the clients, executes a round, evaluates, and saves all in one transaction.
 
-Everything random is a function of (seed, round, client), and everything that a next round needs is in the store: a run
-that is killed and resumed goes on as if nothing had happened.
+It works with every algorithm and every engine. All random numbers are functions of (seed, round, client), and the store
+holds everything that the next round needs. So a run that is killed and resumed gives the same numbers as without that.
 """
 
 import time
@@ -32,33 +32,37 @@ from tfpfl.runs.store import RunStore
 
 
 class DivergedError(TfpflError, RuntimeError):
-    """A client's work, or the server's state, is no longer finite. The rounds before are saved."""
+    """A client's update or the server's state has NaN or infinity. All earlier rounds are saved."""
 
 
 @dataclass
 class Training:
-    """A run of rounds.
+    """Trains an algorithm on a federation, round after round.
 
     Args:
-        algorithm, federation: what is trained, on what.
-        seed: cohorts, shuffles and other draws are functions of (seed, round, client).
-        store: where rounds are committed; a store that holds rounds is continued.
+        algorithm: the algorithm to train.
+        federation: the clients' examples.
+        seed: the clients of a round, shuffles and all other draws are functions of (seed, round, client).
+        store: where rounds are saved; if it holds rounds, they are continued. Default: in memory.
         engine: 'local', 'tff' or 'ray'.
-        grouping, threads: how the local engine takes clients through a round, see `Simulation`.
-        machines: where else the work of rounds is done.
-        availability: who comes back from a round, and when.
-        passes: forward and backward through the backbone that an example makes in a visit, for the virtual clock.
-        aggregator: () -> a factory of TFF's aggregators, for 'tff'; see `tfpfl.runs.aggregators`. Other
-            engines can evaluate what was trained with one, but cannot continue it.
-        recipe: for 'ray': (federation) -> the same algorithm; it must pickle, which an algorithm does not.
-        model_name: what the algorithm's `personal_model` is called in evaluations.
-        evaluate_every: rounds between evaluations; the last ten rounds are evaluated in any case. 0: only those.
-        splits: the held-out parts that are scored; () for none.
+        grouping, threads: how the local engine computes the clients of a round; see `Simulation`.
+        machines: the TFF workers or the Ray cluster that do the clients' work.
+        availability: which clients come back from a round, and when.
+        passes: how often an example goes forward and backward through the backbone in a visit, for the virtual clock.
+        aggregator: () -> a TFF aggregator factory, for 'tff' on one worker; see `tfpfl.runs.aggregators`. Other engines
+            can evaluate what was trained with one, but cannot continue it.
+        recipe: (federation) -> the same algorithm, for 'ray'. It must be picklable, because an algorithm is not.
+        model_name: the name of the algorithm's `personal_model` in evaluations.
+        evaluate_every: rounds from one evaluation to the next. The last ten rounds are evaluated in any case; 0: only
+            those.
+        splits: the held-out splits that are scored; () for none.
         callbacks: see `tfpfl.runs.callbacks`.
 
     Raises:
-        ValueError: the algorithm was built for other data than the federation's, or an argument is out of range.
-        RuntimeError: the TFF engine is asked for where TFF is not installed, or the Ray engine without Ray.
+        InvalidArgument: the algorithm was built for other data; engine or `cohort` is unknown, or they do not fit;
+            `evaluate_every` is negative; 'ray' has no recipe; or `model_name` is 'global' although the algorithm has a
+            global model beside the personal ones.
+        Unavailable: TFF (for 'tff') or Ray (for 'ray') is not installed.
     """
 
     algorithm: Algorithm
@@ -88,8 +92,8 @@ class Training:
             raise InvalidArgument(f"evaluate_every must not be negative, found {self.evaluate_every}")
         if self.model_name == GLOBAL and self.algorithm.global_model is not None:
             raise InvalidArgument(
-                f"model_name={GLOBAL!r} is what the algorithm's global model is called, and its clients predict with "
-                "another: take a name for that"
+                f"model_name={GLOBAL!r} is the name of the algorithm's global model, but its clients predict with "
+                "another model: choose another name, such as 'personal'"
             )
         self.store = RunStore() if self.store is None else self.store
         self.stop_reason = None
@@ -102,21 +106,29 @@ class Training:
         self._evaluations = {}
 
     def run(self, rounds: int) -> None:
-        """Trains until `rounds` rounds are committed, or a callback stops it.
+        """Trains until the store holds `rounds` rounds, or a callback stops the training.
 
-        To go on after that with a larger number gives the states of a single longer run. Its evaluations are of other
-        rounds, since "the last ten" are those of the shorter run; early stopping, which counts them, may differ too.
+        A later call with a larger number gives the same states as one longer training. But other rounds are evaluated,
+        because the last ten rounds of the shorter training were; so early stopping may differ.
+
+        Args:
+            rounds: the total number of rounds, at least 1.
 
         Raises:
-            DivergedError: names the round and the clients.
-            MachinesError: the machines that did a round's work are gone. The rounds before are saved.
-            StoreError: the store did not take a round, holds another algorithm's states, or cannot take this one's.
-            ValueError: rounds < 1.
+            DivergedError: a client's work or the server's state is not finite; the message names the round and the
+                clients. All earlier rounds are saved.
+            MachinesError: the TFF workers or the Ray cluster are lost. All earlier rounds are saved.
+            StoreError: a round could not be saved, the store holds states of another algorithm, or the state is too
+                large for it.
+            InvalidArgument: `rounds` is less than 1, or there is an aggregator and not the TFF engine on one worker.
         """
         if rounds < 1:
             raise InvalidArgument(f"rounds must be at least 1, found {rounds}")
         if self.aggregator is not None and (self.engine != "tff" or self.machines.workers):
-            raise InvalidArgument("an aggregator of TFF's is for the TFF engine on one worker")
+            raise InvalidArgument(
+                f"a TFF aggregator needs engine 'tff' with one worker, found engine {self.engine!r} and "
+                f"{len(self.machines.workers)} other workers"
+            )
         server = self._saved_state()
         self.store.check_size(server)
         with ExitStack() as started:
@@ -131,7 +143,7 @@ class Training:
         return self._own(self._saved_state())
 
     def _saved_state(self):
-        """The server's state as it is saved: with the aggregator's, in bytes, where there is one."""
+        """The server's state as the store has it: if there is a TFF aggregator, together with its state in bytes."""
         like = tree.arrays(self._init_server())
         if self.aggregator is not None:
             like = Aggregated(like, np.zeros(0, np.uint8))
@@ -141,7 +153,7 @@ class Training:
         return saved if self.aggregator is None else saved.own
 
     def client_states(self, client_ids: Sequence[int]) -> list:
-        """Their states after the last committed round; the initial ones for clients that never took part."""
+        """The clients' states after the last committed round; the initial states of clients that never took part."""
         if self._like is None:
             (self._like,) = self._new_states(self.algorithm.population.client_ids[:1])
         states = self.store.client_states(client_ids, lambda client_id: None, like=self._like)
@@ -151,16 +163,16 @@ class Training:
         return states
 
     def evaluate(self, server, *, new_states: dict | None = None, splits: Sequence[str] | None = None) -> list:
-        """Scores all clients' personal models (EV-all), and where the algorithm has one beside them, its global model.
+        """Scores all clients' personal models (EV-all) and, if the algorithm has one beside them, its global model.
 
         Args:
             server: the server's state.
-            new_states: by client id, states of a round that is not committed yet; others are read from the store.
-            splits: default: the training's.
+            new_states: {client id: state} of a round that is not saved yet; other states are read from the store.
+            splits: the splits to score; default: those of this training.
 
         Returns:
-            `evaluation.evaluation_rows`, of the last committed round; of the one after it if `new_states` are given.
-            First those of the algorithm's own model, called `model_name`, then those of the model 'global'.
+            A list of `Score`, for the last committed round, or for the next one if `new_states` is given. First those
+            of the personal models, called `model_name`, then those of the model 'global'.
         """
         splits, known = tuple(splits or self.splits), new_states or {}
         ids = self.algorithm.population.client_ids.tolist()
@@ -175,18 +187,18 @@ class Training:
         return rows + protocols.evaluation_rows(map(of_global, scores), ids, t, GLOBAL)
 
     def matrices(self, server) -> dict[str, np.ndarray]:
-        """The algorithm's matrices, [I, I] each, by name; {} where it has none."""
+        """The algorithm's matrices, {name: [I, I]}, for this server state; {} if the algorithm has none."""
         return {} if self.algorithm.matrices is None else tree.arrays(self._matrices(server))
 
     def visits(self, round_num: int, client_ids) -> list[Visit]:
-        """What the coordinator hands to these clients in a round."""
+        """Makes what these clients are given in a round: their scalars and the random keys of the round."""
         info = self.algorithm.population.info
         keys = client_key(self.seed, round_num, client_ids)
         dtype = self.algorithm.model.dtype
         return [Visit(info(i, dtype), key) for i, key in zip(client_ids, keys, strict=True)]
 
     def is_evaluated(self, round_num: int, rounds: int) -> bool:
-        """Whether a round is: every `evaluate_every`th, and the last ten; none where there are no splits."""
+        """Whether a round is evaluated: every `evaluate_every`th is, and the last ten; none without splits."""
         regular = self.evaluate_every and round_num % self.evaluate_every == 0
         return bool(self.splits) and (bool(regular) or round_num > rounds - protocols.LAST_ROUNDS)
 
@@ -215,7 +227,7 @@ class Training:
             evaluations += self.evaluate(self._own(server), new_states=states)
         for (model, split), score in protocols.summarize(evaluations).items():
             row |= {f"{model} {split} {name}": value for name, value in score.items()}
-        row["seconds"] = seconds  # the round's work, without evaluation of all clients and without saving
+        row["seconds"] = seconds  # of the round alone, without the evaluation of all clients and without saving
         matrices = self.matrices(self._own(server)) if evaluated else {}
         states = {i: tree.arrays(s) for i, s in states.items()}
         self.store.commit_round(t, tree.arrays(server), states, row, evaluations, matrices)
@@ -224,7 +236,7 @@ class Training:
         return server
 
     def _arrived(self, t):
-        """(the clients whose work of round t reaches the server, the beginning of its history row)."""
+        """The ids of the clients whose work reaches the server in round t, and the first entries of its history row."""
         population, availability = self.algorithm.population, self.availability
         if availability.is_perfect:
             ids = cohort(self.seed, t, population)
@@ -256,7 +268,7 @@ class Training:
                 )
 
     def _engine(self, held_out: tuple):
-        """The engine of rounds that score these splits, made once."""
+        """The engine for rounds that score these splits; it is made once."""
         if held_out not in self._engines:
             self._engines[held_out] = make_engine(
                 self.engine,
@@ -272,7 +284,7 @@ class Training:
         return self._engines[held_out]
 
     def _new_states(self, client_ids) -> list:
-        """The states of clients that never took part."""
+        """The initial states of clients."""
         if not len(client_ids):
             return []
         info, dtype = self.algorithm.population.info, self.algorithm.model.dtype

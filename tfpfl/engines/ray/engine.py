@@ -41,93 +41,19 @@ _ANSWER_SECONDS = 5  # how long to wait for the head of a cluster
 KEPT = 4  # jobs whose algorithm a node's process keeps; a run has two, for rounds with and without held-out splits
 
 
-def require_ray():
-    """Imports Ray and returns the module.
-
-    Raises:
-        Unavailable: Ray is not installed here; the message says how to install it.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import ray
-    except ImportError as error:
-        raise Unavailable(
-            f"the Ray engine needs Ray, which is not installed: pip install 'tfpfl[ray]'; the import said: {error}"
-        ) from error
-    return ray
-
-
-def connect(machines: Machines):
-    """Connects to the Ray cluster at `machines.address`, or starts Ray on this machine, and returns the module ray.
-
-    A Ray that is started here ends with this process.
-
-    Raises:
-        Unavailable: Ray is not installed.
-        MachinesError: no Ray cluster answers at the address.
-        InvalidArgument: this process is connected to another cluster already.
-    """
-    ray = require_ray()
-    if ray.is_initialized():
-        here = ray.get_runtime_context().gcs_address
-        if machines.address not in (None, "auto", here):
-            raise InvalidArgument(
-                f"this process is connected to Ray at {here} already, not to {machines.address}: use that one, or a "
-                "new process"
-            )
-        return ray
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if machines.address is None:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            # On the loopback device only, because everyone who reaches Ray's ports can run code here.
-            ray.init(address="local", num_cpus=default_threads(), _node_ip_address="127.0.0.1", **quiet)
-            return ray
-        try:
-            host, _, port = machines.address.rpartition(":")
-            if port.isdecimal():  # Ray itself would try for minutes
-                socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
-            ray.init(address=machines.address, **quiet)
-        except Exception as error:  # ConnectionError, RuntimeError, ValueError, and what gRPC raises
-            raise MachinesError(f"no Ray cluster answers at {machines.address}: {error}") from error
-    return ray
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a process of a node needs once, to work on shards.
-
-    Args:
-        key: names this, wherever it was sent.
-        recipe: (federation) -> the algorithm, which holds closures and Keras models and cannot be sent itself.
-        path, hash: of the federation; where a node has no such folder, the files come from the object store.
-        held_out, grouping: as in `Simulation`.
-        versions: of what the numbers depend on.
-    """
-
-    key: str
-    recipe: Callable
-    path: str
-    hash: str
-    held_out: tuple
-    grouping: str
-    versions: dict
-
-
 class RayEngine(Rounds):
-    """Runs an algorithm's client work on a Ray cluster; the server's and evaluations stay in this process.
+    """Executes rounds on a Ray cluster. Only the clients are computed there; the server and evaluations stay here.
 
     Args:
-        algorithm, federation, held_out, grouping: as in `Simulation`.
-        recipe: (federation) -> the same algorithm, built anew; it must pickle.
-        machines: which cluster, and how long to wait for it.
+        algorithm, federation, held_out, grouping: see `Simulation`.
+        recipe: (federation) -> the same algorithm, built anew; it must be picklable.
+        machines: its `address` is the cluster, its `deadline` how many seconds to wait for a result. Default: Ray on
+            this machine.
 
     Raises:
-        ValueError: there is no recipe, or 'fused' or 'stacked' cannot be.
-        RuntimeError: Ray is not installed.
-        MachinesError: the cluster does not answer. From `next`: it is gone, or a shard's work failed.
+        InvalidArgument: `recipe` is None, or `Simulation` refuses the arguments.
+        Unavailable: Ray is not installed.
+        MachinesError: the cluster does not answer. Raised by `next`: the cluster is lost, or a shard failed.
     """
 
     def __init__(
@@ -141,24 +67,52 @@ class RayEngine(Rounds):
         machines: Machines | None = None,
     ):
         check_recipe(recipe)
-        clients_of(algorithm, federation, held_out, grouping)  # refuses what would be refused on every node
+        clients_of(algorithm, federation, held_out, grouping)  # raises here what would be raised on every node
         path, held_out = str(federation.path), tuple(held_out)
         self.job = Job(uuid.uuid4().hex, recipe, path, federation.hash, held_out, grouping, versions())
         super().__init__(algorithm, Tasks(self.job, federation, algorithm.message_per_client, machines or Machines()))
 
 
+@dataclass(frozen=True)
+class Job:
+    """What a process of a node needs to compute shards; it is sent once.
+
+    Args:
+        key: a unique name, under which processes keep what they built.
+        recipe: (federation) -> the algorithm. An algorithm holds closures and Keras models and cannot be sent itself.
+        path, hash: the federation's folder and hash. A node without this folder gets the files from the object store.
+        held_out, grouping: see `Simulation`.
+        versions: the versions of the packages on which the numbers depend; see `versions`.
+    """
+
+    key: str
+    recipe: Callable
+    path: str
+    hash: str
+    held_out: tuple
+    grouping: str
+    versions: dict
+
+
 class Tasks:
-    """Takes clients through a round as Ray tasks, a shard each."""
+    """Computes the clients of a round as Ray tasks, one for each shard.
+
+    Args:
+        job: what the nodes need to build the algorithm.
+        federation: the clients' examples, sent to nodes that do not have them.
+        message_per_client: whether every client gets its own message.
+        machines: its `address` and `deadline`.
+    """
 
     def __init__(self, job: Job, federation: Federation, message_per_client: bool, machines: Machines):
         self._ray = connect(machines)
         self._federation, self._per_client, self._deadline = federation, message_per_client, machines.deadline
-        # Ray runs a shard again, elsewhere if need be, when its process or node goes; an error of ours is raised here.
+        # If a process or node is lost, Ray runs the shard again, on another node if necessary. Errors are raised here.
         self._work = self._ray.remote(num_cpus=1, max_retries=-1)(work_on_shard)
         self._key, self._job, self._files = job.key, self._ray.put(job), None
 
     def __call__(self, message_for: Callable, states: list, visits: list):
-        """Yields a `Part` for every shard, in order."""
+        """Yields a `Part` for every shard, in the order of the cohort."""
         cut, waiting, done, yielded = shards(len(visits), size=shard_size(len(visits))), {}, {}, 0
         shared = None if self._per_client else self._ray.put(tree.arrays(message_for(0)))
 
@@ -201,12 +155,12 @@ class Tasks:
             raise self._lost([range(len(visits))], visits) from None
         except errors.RayTaskError as error:
             said = str(error.cause).partition("\n")[0]
-            raise MachinesError(f"the work of {_named(visits)} failed on a node: {said}") from error
+            raise MachinesError(f"the work of {_named(visits)} failed on a node of the Ray cluster: {said}") from error
         except errors.RayError as error:
             raise MachinesError(f"the work of {_named(visits)} is lost: {error}") from error
 
     def _send_files(self):
-        """Into the object store, once; nodes without the federation take them from there."""
+        """Puts the federation's files into Ray's object store, once, for nodes that do not have them."""
         if self._files is None:
             names = ("manifest.json", *FILES)
             files = {name: np.asarray(np.memmap(self._federation.path / name, np.uint8, "r")) for name in names}
@@ -216,11 +170,11 @@ class Tasks:
         missing = [visits[i] for shard in lost for i in shard]
         return MachinesError(
             f"no news from the Ray cluster for {self._deadline:g} s: the work of {_named(missing)} is lost, "
-            f"{self._nodes()}. The rounds before are saved: `tfpfl resume` goes on with them"
+            f"{self._nodes()}. All earlier rounds are saved: continue with `tfpfl resume`"
         )
 
     def _nodes(self) -> str:
-        ask = ThreadPoolExecutor(1)  # the cluster's head may be what is gone
+        ask = ThreadPoolExecutor(1)  # on a thread, because this never returns if the cluster's head is lost
         try:
             nodes = ask.submit(self._ray.nodes).result(timeout=_ANSWER_SECONDS)
             return f"{sum(node['Alive'] for node in nodes)} of {len(nodes)} nodes are alive"
@@ -231,25 +185,29 @@ class Tasks:
 
 
 def shard_size(clients: int) -> int:
-    """The clients of a shard: a function of the cohort's size alone, never of the cluster's."""
+    """The number of clients in a shard. It depends on the number of clients in the round alone, not on the cluster."""
     return min(-(-clients // SHARDS), MOST)
 
 
-_built = {}  # in a process of a node: what it takes clients through a round with, by the job's key
+_built = {}  # in a process of a node: job key -> (how clients are computed, whether each has its own message)
 
 
 def work_on_shard(key: str, job: list, files: list | None, places: Sequence[int], message, states: list, visits: list):
-    """On a node: the shard's `Part`; None where the federation is not there and its files did not come along.
+    """Computes a shard in a process of a node.
 
     Args:
-        key, job: the job's key, and a reference to it.
-        files: a reference to the federation's files, by name.
-        places: of the clients in the cohort.
-        message: for all of them, or a list of their own.
-        states, visits: theirs.
+        key: the job's key.
+        job: a list with a reference to the `Job`.
+        files: a list with a reference to the federation's files, {name: uint8 [bytes]}; None: read the job's folder.
+        places: the clients' positions in the cohort.
+        message: one message for all clients, or a list with one for each.
+        states, visits: one for each client.
+
+    Returns:
+        The shard's `Part`; None if the node does not have the federation and `files` is None.
 
     Raises:
-        RuntimeError: the node has other versions than the coordinator.
+        Unavailable: the node has other versions of packages than the coordinator.
     """
     if key not in _built:
         clients = _build(job, files)
@@ -268,14 +226,14 @@ def _build(job: list, files: list | None):
     import ray
 
     if tf.config.threading.get_intra_op_parallelism_threads() != 1:
-        # A node runs as many shards at a time as it has cores; and sums over threads have no fixed order.
+        # A node computes one shard per core at the same time; and sums over several threads have no fixed order.
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
     job = ray.get(job[0])
     if versions() != job.versions:
         raise Unavailable(
             f"node {ray.util.get_node_ip_address()} has {versions()}, the coordinator {job.versions}: the result would "
-            "depend on which node did what"
+            "depend on which node computes which client. Install the same versions on all nodes"
         )
     federation = federation_on_node(job.path, job.hash, None if files is None else ray.get(files[0]))
     if federation is None:
@@ -285,13 +243,18 @@ def _build(job: list, files: list | None):
 
 
 def federation_on_node(path: str, expected: str, files: dict | None = None) -> Federation | None:
-    """The federation whose hash is `expected`: at its path, or unpacked on this node before, or now from `files`.
+    """Finds a federation on this node: at `path`, or unpacked earlier, or unpacked now from `files`.
 
     Args:
-        files: uint8 arrays by name; they are unpacked into the node's folder for temporary files.
+        path: the folder that the coordinator uses.
+        expected: the federation's hash.
+        files: {file name: uint8 [bytes]}; they are unpacked into the node's folder for temporary files.
+
+    Returns:
+        The federation; None if the node does not have it and `files` is None.
 
     Raises:
-        FederationError: the files are of another federation, or damaged.
+        FederationError: the files belong to another federation, or are damaged.
     """
     unpacked = Path(tempfile.gettempdir()) / f"tfpfl-{os.getuid()}" / "federations" / expected
     for folder in (path, unpacked):
@@ -308,9 +271,11 @@ def federation_on_node(path: str, expected: str, files: dict | None = None) -> F
             content.tofile(partial / name)
         found = Federation.load(partial)
         if found.hash != expected:
-            raise FederationError(f"the files are of federation {found.hash[:12]}, not {expected[:12]}")
-        shutil.rmtree(unpacked, ignore_errors=True)  # damaged, or it would have been found
-        with suppress(OSError):  # another process of this node was faster
+            raise FederationError(
+                f"the files that this node received are of federation {found.hash[:12]}, not {expected[:12]}"
+            )
+        shutil.rmtree(unpacked, ignore_errors=True)  # if it is there, it is damaged: otherwise it was returned above
+        with suppress(OSError):  # another process of this node has unpacked it meanwhile
             os.rename(partial, unpacked)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -318,20 +283,74 @@ def federation_on_node(path: str, expected: str, files: dict | None = None) -> F
 
 
 def versions() -> dict:
-    """Of what the numbers depend on."""
+    """The versions of the packages on which the numbers depend: {name: version}."""
     return {"tensorflow": tf.__version__, "keras": keras.__version__, "numpy": np.__version__}
 
 
-def check_recipe(recipe) -> None:
-    """Whether nodes can build the algorithm.
+def connect(machines: Machines):
+    """Connects to the Ray cluster at `machines.address`, or starts Ray on this machine, and returns the module ray.
+
+    A Ray that is started here ends with this process.
 
     Raises:
-        ValueError: there is no recipe.
+        Unavailable: Ray is not installed.
+        MachinesError: no Ray cluster answers at the address.
+        InvalidArgument: this process is connected to another cluster already.
+    """
+    ray = require_ray()
+    if ray.is_initialized():
+        here = ray.get_runtime_context().gcs_address
+        if machines.address not in (None, "auto", here):
+            raise InvalidArgument(
+                f"this process is connected to Ray at {here} already, not to {machines.address}: use that address or "
+                "a new process"
+            )
+        return ray
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if machines.address is None:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            # On the loopback device only, because everyone who reaches Ray's ports can run code here.
+            ray.init(address="local", num_cpus=default_threads(), _node_ip_address="127.0.0.1", **quiet)
+            return ray
+        try:
+            host, _, port = machines.address.rpartition(":")
+            if port.isdecimal():  # tried first, because Ray itself would try for minutes
+                socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
+            ray.init(address=machines.address, **quiet)
+        except Exception as error:  # ConnectionError, RuntimeError, ValueError, and what gRPC raises
+            raise MachinesError(f"no Ray cluster answers at {machines.address}: {error}") from error
+    return ray
+
+
+def require_ray():
+    """Imports Ray and returns the module.
+
+    Raises:
+        Unavailable: Ray is not installed here; the message says how to install it.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import ray
+    except ImportError as error:
+        raise Unavailable(
+            f"the Ray engine needs Ray, which is not installed: pip install 'tfpfl[ray]'; the import said: {error}"
+        ) from error
+    return ray
+
+
+def check_recipe(recipe) -> None:
+    """Checks that there is a recipe with which nodes can build the algorithm.
+
+    Raises:
+        InvalidArgument: `recipe` is None.
     """
     if recipe is None:
         raise InvalidArgument(
-            "engine 'ray' needs a recipe: a function (federation) -> the algorithm that can be pickled, since the "
-            "algorithm itself cannot be sent to another process; a Run brings its own"
+            "engine 'ray' needs a recipe, found None. It is a picklable function (federation) -> the algorithm, since "
+            "an algorithm cannot be sent to another process. A Run makes its own"
         )
 
 

@@ -192,7 +192,7 @@ class Workers:
 
 
 class Remote:
-    """A worker, and the thread of this process that talks to it. TFF's context belongs to the thread that installs it.
+    """One worker, and the thread that talks to it. A TFF context belongs to the thread that installs it.
 
     `job` is what the thread does now. `enter` and `run` are executed by that thread, all other methods by the caller's.
     """
