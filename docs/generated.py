@@ -36,10 +36,10 @@ ROOMS = (  # what the API reference describes, in this order
 )
 SHARED = {"model": "whole model", "backbone": "backbone", "head": "head", None: "nothing"}
 PREDICTS = {
-    "personal": "with its personal model, which is what *EV-all* scores",
-    "global": "with the shared model, the same for everyone; *EV-all* scores that",
-    "fine-tuned": "with the shared model after local steps of its own, made anew whenever it predicts; *EV-all* scores "
-    "the outcome",
+    "personal": "with its personal model; *EV-all* scores this model",
+    "global": "with the global model, the same for all clients; *EV-all* scores this model",
+    "fine-tuned": "with the global model after some local steps, which start again from the global model whenever the "
+    "client predicts; *EV-all* scores the fine-tuned model",
 }
 
 
@@ -72,7 +72,7 @@ def algorithm_page(name: str) -> str:
     """Everything about one algorithm, as Markdown."""
     row = ALGORITHMS[name]
     own = sys.modules[inspect.unwrap(row.builder).__module__]
-    table = ["| option | type | default | |", "|---|---|---|---|"]
+    table = ["| option | type | default | meaning |", "|---|---|---|---|"]
     for option, parameter in row.hyperparameters.items():
         flag = f"`--{option.replace('_', '-')}`{{ .nowrap }}"
         kind = inspect.formatannotation(parameter.annotation).replace(" | ", " or ")
@@ -85,11 +85,11 @@ def algorithm_page(name: str) -> str:
     received, sent = passes(name)
     facts = [
         f"| Head | {row.head} |",
-        f"| Message | {'one for each client' if row.message == 'per client' else 'the same for all'} |",
-        f"| A client receives, in numbers | {row.down} |",
-        f"| A client sends, in numbers | {row.up} |",
-        f"| A client keeps | {row.state} |",
-        f"| Passes through the backbone in a visit, forward + backward | {received:g} + {sent:g} |",
+        f"| Message | {'each client gets its own' if row.message == 'per client' else 'all clients get the same'} |",
+        f"| Numbers that a client receives in a round | {row.down} |",
+        f"| Numbers that a client sends in a round | {row.up} |",
+        f"| A client keeps between rounds | {row.state} |",
+        f"| Passes through the backbone in one visit, forward + backward | {received:g} + {sent:g} |",
         f"| A client predicts | {PREDICTS[row.evaluates]} |",
     ]
     for (option, value), label in row.evaluates_if.items():
@@ -100,20 +100,21 @@ def algorithm_page(name: str) -> str:
         f"{row.reference}. `--algorithm {name}`, `tfpfl.build_algorithm({name!r}, ...)`.",
         "## What it does",
         docstring_blocks(told(row.builder)),
-        "## Background, and where it departs from the paper",
+        "## Background, and where it differs from the paper",
         docstring_blocks(own.__doc__),
         f"From `{own.__name__.replace('.', '/')}.py`.",
         "## At a glance",
         "\n".join(["| | |", "|---|---|", *facts]),
-        "b is the backbone, h the head, d = b + h, I the clients of the population. A number takes 4 bytes in float32. "
-        "Passes are counted on a first visit with the default hyperparameters.",
+        "b is the number of weights of the backbone, h of the head, d = b + h; I is the number of clients. A number takes "
+        "4 bytes in float32. A visit is a client's work in one round; passes are counted during a client's first visit, "
+        "with the default hyperparameters.",
         "## Hyperparameters",
         "\n".join(table) if row.hyperparameters else "None.",
         *(["### Presets", "\n".join(presets)] if presets else []),
         "## Example",
         f"```\n{command}\n```",
-        f"`{name}` has {len(row.hyperparameters)} hyperparameters; `tfpfl run --algorithm {name} --help` lists them "
-        "with all other options.",
+        f"`tfpfl run --algorithm {name} --help` lists the {len(row.hyperparameters)} hyperparameters of `{name}` and all "
+        "other options.",
         "## Citation",
         f"`tfpfl cite {name}` prints this.",
         f"```bibtex\n{cite.bibtex([name])}\n```",
@@ -252,7 +253,7 @@ def fields_of(value) -> list:
         return []
     field = r"^    (\w+): ([^#=\n]+?)(?: = ([^#\n]+?))?(?:  # (.*))?$"
     rows = re.findall(field, inspect.getsource(value), re.MULTILINE)
-    lines = ["| field | type | default | |", "|---|---|---|---|"]
+    lines = ["| field | type | default | meaning |", "|---|---|---|---|"]
     for name, kind, default, text in rows:
         cells = (f"`{name}`{{ .nowrap }}", code(kind), code(default), with_code(html.escape(text, quote=False)))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
