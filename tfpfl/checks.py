@@ -6,6 +6,7 @@ Any other exception is a bug of this package, or comes from the system or from t
 import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 __all__ = [
     "InvalidArgument",
@@ -33,7 +34,7 @@ class Unavailable(TfpflError, RuntimeError):
     """TFF, Ray, a worker or an optional package is missing, or did not start."""
 
 
-def unknown(what: str, name, known: Iterable[str]) -> str:
+def unknown(what: str, name: object, known: Iterable[str]) -> str:
     """The error message for an unknown name: with the closest known name, if one is close, and the list of all.
 
     Args:
@@ -51,7 +52,7 @@ def unknown(what: str, name, known: Iterable[str]) -> str:
     return f"unknown {what} {name!r};{hint} there are {', '.join(known) or 'none'}"
 
 
-def check_choice(**choices) -> None:
+def check_choice(**choices: tuple[Any, Iterable[str]]) -> None:
     """Checks arguments that have a fixed set of values.
 
     Args:
@@ -65,7 +66,7 @@ def check_choice(**choices) -> None:
             raise InvalidArgument(f"{name} must be one of {', '.join(allowed)}; found {value!r}")
 
 
-def check_fractions(**fractions) -> None:
+def check_fractions(**fractions: float) -> None:
     """Checks probabilities and fractions, given as name=value.
 
     Raises:
@@ -76,7 +77,7 @@ def check_fractions(**fractions) -> None:
             raise InvalidArgument(f"{name} must lie in [0, 1], found {value}")
 
 
-def check_penalty(eta, implicit_prox=False, **coefficients) -> None:
+def check_penalty(eta: float, implicit_prox: bool = False, **coefficients: float) -> None:
     """Checks coefficients c of a penalty (c / 2) |w - anchor|^2, given as name=value.
 
     Explicit gradient steps on the penalty converge only if eta c < 2. Otherwise there is a warning and no error,
@@ -100,7 +101,7 @@ def check_penalty(eta, implicit_prox=False, **coefficients) -> None:
             )
 
 
-def check_rates(**rates) -> None:
+def check_rates(**rates: float) -> None:
     """Checks rates, momenta and coefficients, given as name=value.
 
     Raises:

@@ -1,6 +1,10 @@
 """`ALGORITHMS`, the list of all methods for the command line, the tests and the README; and functions on it."""
 
+from collections.abc import Iterable
+from typing import Any
+
 from tfpfl.algorithms.apfl import APFL
+from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.ditto import DITTO
 from tfpfl.algorithms.fedamp import FEDAMP, HEURFEDAMP
 from tfpfl.algorithms.fedavg import FEDAVG
@@ -24,6 +28,8 @@ from tfpfl.algorithms.pgfed import PGFED, PGFEDMO
 from tfpfl.algorithms.scaffold import SCAFFOLD
 from tfpfl.algorithms.separate import LOCAL
 from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.data.population import Population
+from tfpfl.models.split import SplitModel
 
 # Tables and plots show the methods in this order.
 _METHODS = (
@@ -56,7 +62,9 @@ _METHODS = (
 ALGORITHMS = {method.name: method for method in _METHODS}
 
 
-def build_algorithm(name: str, model, population, *, preset: str | None = None, **hyperparameters):
+def build_algorithm(
+    name: str, model: SplitModel, population: Population, *, preset: str | None = None, **hyperparameters: Any
+) -> Algorithm:
     """Builds an algorithm by its name in `ALGORITHMS`.
 
     Args:
@@ -87,7 +95,7 @@ def build_algorithm(name: str, model, population, *, preset: str | None = None, 
     return method.builder(model, population, **{**method.presets.get(preset, {}), **hyperparameters})
 
 
-def check_names(name: str, preset: str | None, hyperparameters) -> None:
+def check_names(name: str, preset: str | None, hyperparameters: Iterable[str]) -> None:
     """Checks the name of an algorithm, of a preset (None: no preset) and of hyperparameters, but not their values.
 
     Raises:

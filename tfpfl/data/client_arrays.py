@@ -58,7 +58,7 @@ def client_arrays(clients: Any, test: Any = None) -> dict[Any, dict[str, tuple[n
     return found
 
 
-def _dataset_arrays(dataset, client) -> tuple[np.ndarray, np.ndarray]:
+def _dataset_arrays(dataset: Any, client: Any) -> tuple[np.ndarray, np.ndarray]:
     """The arrays (x, y) of a client's tf.data.Dataset of pairs (x, y), or of dicts of a label and one other feature."""
     xs, ys = [], []
     for element in dataset.as_numpy_iterator():

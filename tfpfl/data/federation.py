@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.data.catalog import load_source
 from tfpfl.data.client_arrays import client_arrays, cut_test, rows_of_clients
 from tfpfl.data.manifest import FILES, FORMAT, SPLITS, FederationError, manifest_hash, plain_values
-from tfpfl.data.partitioners import PARTITIONERS, Labels, check_seed
-from tfpfl.data.population import Population, Sampling
+from tfpfl.data.partitioners import PARTITIONERS, Labels, Partition, check_seed
+from tfpfl.data.population import Population, Sampling, Tensor
 from tfpfl.data.source import Source
 from tfpfl.data.writing import absent, cut_validation, describe_source, write_federation
 
@@ -61,7 +62,7 @@ class Federation:
             "local": self._map("labels_local.raw", np.int32, (total,)),
         }
 
-    def _map(self, name: str, dtype, shape: tuple[int, ...]) -> np.ndarray:
+    def _map(self, name: str, dtype: DTypeLike, shape: tuple[int, ...]) -> np.ndarray:
         return np.memmap(self.path / name, dtype, mode="r", shape=shape)
 
     def __repr__(self) -> str:
@@ -72,13 +73,13 @@ class Federation:
     def build(
         cls,
         source: Source | str = "digits",
-        partitioner: str | Callable = "round_robin",
+        partitioner: str | Callable[..., Partition] = "round_robin",
         *,
         clients: int | None = None,
         seed: int = 0,
         validation: float = 0.1,
         out: str | os.PathLike,
-        **partition_args,
+        **partition_args: Any,
     ) -> "Federation":
         """Divides the examples of `source` among clients and writes them to the new folder `out`.
 
@@ -106,12 +107,13 @@ class Federation:
         if isinstance(partitioner, str):
             if partitioner not in PARTITIONERS:
                 raise InvalidArgument(unknown("partitioner", partitioner, PARTITIONERS))
-            name, partitioner = partitioner, PARTITIONERS[partitioner]
+            name, share_out = partitioner, PARTITIONERS[partitioner]
         else:
+            share_out = partitioner
             name = getattr(partitioner, "__name__", type(partitioner).__name__)
-        defaults = getattr(partitioner, "__kwdefaults__", None) or {}  # recorded too: a later version may have others
+        defaults = getattr(share_out, "__kwdefaults__", None) or {}  # recorded too: a later version may have others
         labels = Labels(source.y_train, source.y_test, source.key_train, source.key_test)
-        part = partitioner(labels, clients, seed, **partition_args)
+        part = share_out(labels, clients, seed, **partition_args)
         shift = 0 if part.pooled else len(source.y_train)
         rows = [[train, np.empty(0, np.int64), test + shift] for train, test in zip(part.train, part.test, strict=True)]
         group = None
@@ -301,7 +303,7 @@ class Federation:
         x = x if scale == 1 else x * np.float32(scale)
         return x if shift == 0 else x + np.float32(shift), np.array(y)
 
-    def decode(self, raw, dtype=None):
+    def decode(self, raw: Tensor, dtype: Any = None) -> Tensor:
         """Converts a tensor of stored examples to floats of `dtype` (default float32): raw * scale + shift."""
         import tensorflow as tf  # slow to import, and neither building nor describing needs it
 
@@ -310,7 +312,7 @@ class Federation:
         x = x if scale == 1 else x * tf.constant(scale, x.dtype)
         return x if shift == 0 else x + tf.constant(shift, x.dtype)
 
-    def reader(self, split: str = "train", labels: str = "local", dtype=None) -> Callable:
+    def reader(self, split: str = "train", labels: str = "local", dtype: Any = None) -> Callable:
         """A TensorFlow function that reads one split of a client inside the graph that calls it.
 
         Args:
@@ -327,7 +329,7 @@ class Federation:
         read_cohort = self.cohort_reader(split, labels, dtype)
         return lambda client_id: read_cohort(tf.reshape(client_id, [1]))[:2]
 
-    def cohort_reader(self, split: str = "train", labels: str = "local", dtype=None) -> Callable:
+    def cohort_reader(self, split: str = "train", labels: str = "local", dtype: Any = None) -> Callable:
         """The same as `reader`, but for several clients at once: one client's examples after the other.
 
         `ImmutableConst` memory-maps the files into the graph once, and each call reads only the rows it needs: O(N_i)
@@ -344,10 +346,10 @@ class Federation:
         place, labels_file = _split(split), {"local": "labels_local.raw", "global": "labels.raw"}[_label_space(labels)]
         total, stored = self.manifest["num_examples"], tf.as_dtype(self.manifest["dtype"])
 
-        def mapped(name, dtype, shape):
+        def mapped(name: str, dtype: Any, shape: list[int]) -> Tensor:
             return tf.raw_ops.ImmutableConst(dtype=dtype, shape=shape, memory_region_name=str(self.path / name))
 
-        def in_graph(client_ids):
+        def in_graph(client_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             # On the CPU: otherwise an accelerator would get the whole file. Gathered, not sliced: a slice may share the
             # read-only memory, and an operation that then writes to it in place ends the process.
             with tf.device("CPU"):
@@ -362,7 +364,7 @@ class Federation:
         # the old mapping. A tf.function has its own kernels.
         eagerly = tf.function(in_graph)
 
-        def read(client_ids):
+        def read(client_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             return (eagerly if tf.executing_eagerly() else in_graph)(tf.cast(client_ids, tf.int64))
 
         return read

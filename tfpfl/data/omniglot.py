@@ -1,6 +1,7 @@
 """Omniglot with its alphabets as clients; the drawings are made smaller, and rotated."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ def load_omniglot(folder: Path, augment: str, antialias: bool, seed: int) -> Sou
 
     builder = tfds_builder(folder)
 
-    def shrink(batch):
+    def shrink(batch: dict[str, Any]) -> tuple[Any, Any, Any]:
         # The three channels of a drawing are equal: each is the grey value.
         grey = 255.0 - tf.cast(batch["image"][..., :1], tf.float32)
         small = tf.image.resize(grey, [28, 28], method="bilinear", antialias=antialias)

@@ -6,7 +6,7 @@ seed give the same indices on every machine. If it cannot do what is asked, it r
 `PARTITIONERS` lists all partitioners; their keyword-only arguments are options of the command line.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -81,7 +81,9 @@ def _by_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
     return np.split(order, np.cumsum(np.bincount(owner[order], minlength=num_clients))[:-1])
 
 
-def _deal(labels: np.ndarray, holders: dict[int, np.ndarray], rng, what: str, need_each: bool) -> np.ndarray:
+def _deal(
+    labels: np.ndarray, holders: dict[int, np.ndarray], rng: np.random.Generator, what: str, need_each: bool
+) -> np.ndarray:
     """The client of every example: each class is shuffled, then dealt one by one to its holders, in turn."""
     owner = np.full(len(labels), -1)
     for c in np.unique(labels):
@@ -256,7 +258,8 @@ def iid(labels: Labels, num_clients: int, seed: int) -> Partition:
     """
     _check_clients(num_clients, len(labels.train))
     rng = _rng(seed)
-    return Partition(*(np.array_split(rng.permutation(len(y)), num_clients) for y in (labels.train, labels.test)))
+    train, test = (np.array_split(rng.permutation(len(y)), num_clients) for y in (labels.train, labels.test))
+    return Partition(train, test)
 
 
 def pathological(labels: Labels, num_clients: int, seed: int, *, shards: int = 2) -> Partition:
@@ -308,7 +311,7 @@ GROUP_PRESETS = {
 }
 
 
-def _spread(total: int, classes: np.ndarray, rng) -> dict[int, int]:
+def _spread(total: int, classes: np.ndarray, rng: np.random.Generator) -> dict[int, int]:
     """Divides `total` evenly among the classes; random classes get one more: {class: number}."""
     counts = np.full(len(classes), total // len(classes))
     counts[rng.permutation(len(classes))[: total % len(classes)]] += 1
@@ -351,7 +354,8 @@ def grouped_dominant(
     classes = np.unique(labels.train)
     left = {int(c): list(rng.permutation(np.flatnonzero(labels.train == c))) for c in classes}
     tests = {int(c): np.flatnonzero(labels.test == c) for c in classes}
-    train, test = [], []
+    train: list[np.ndarray] = []
+    test: list[np.ndarray] = []
     for group in groups:
         dominant = np.unique(list(group.dominant))
         rest = np.setdiff1d(classes, dominant)
@@ -368,7 +372,7 @@ def grouped_dominant(
             for size, what in ((group.num_train, "training"), (num_test, "test")):
                 inside = round(dominant_share * size)
                 want = _spread(inside, dominant, rng) | (_spread(size - inside, rest, rng) if len(rest) else {})
-                part = []
+                part: list[int] = []
                 for c, n in want.items():
                     have = left[c] if what == "training" else tests[c]
                     if len(have) < n:
@@ -447,7 +451,7 @@ def quantity_skew(
     )
 
 
-PARTITIONERS = {
+PARTITIONERS: dict[str, Callable[..., Partition]] = {
     "round_robin": round_robin,
     "dirichlet": dirichlet,
     "iid": iid,

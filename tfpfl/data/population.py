@@ -1,9 +1,11 @@
 """The clients of a training run (`Population`), their sampling (`Sampling`), and a client's facts (`ClientInfo`)."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
 from tfpfl.checks import InvalidArgument
 
@@ -41,7 +43,7 @@ class Sampling:
     high: int = 0
     old_sizes: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.kind not in ("fixed", "binomial", "range"):
             raise InvalidArgument(f"unknown sampling {self.kind!r}: one of fixed, binomial, range")
         if self.kind == "range":
@@ -93,10 +95,23 @@ class Population:
     num_labels: int | None = None
     labels: str = "local"
     sampling: Sampling = field(default_factory=Sampling)
-    client_ids: np.ndarray | None = None
+    client_ids: np.ndarray = cast(np.ndarray, None)  # all of them, once it is made
     arrival: np.ndarray | None = None
 
-    def __post_init__(self):
+    if TYPE_CHECKING:  # what may be given; the attributes are arrays
+
+        def __init__(
+            self,
+            num_examples: ArrayLike,
+            num_classes: ArrayLike,
+            num_labels: int | None = None,
+            labels: str = "local",
+            sampling: Sampling = ...,
+            client_ids: ArrayLike | None = None,
+            arrival: ArrayLike | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
         examples = np.asarray(self.num_examples, np.int64)
         classes = np.asarray(self.num_classes, np.int64)
         ids = np.arange(len(examples)) if self.client_ids is None else np.asarray(self.client_ids, np.int64)
@@ -132,7 +147,11 @@ class Population:
         object.__setattr__(self, "num_examples", examples)
         object.__setattr__(self, "num_classes", classes)
         object.__setattr__(self, "client_ids", ids)
-        object.__setattr__(self, "_total", examples.sum())  # N; computed once, not again for every client in `info`
+
+    @cached_property
+    def _total(self) -> int:
+        """N, the number of training examples of all clients; computed once, not again for every client."""
+        return self.num_examples.sum()
 
     @property
     def num_clients(self) -> int:
@@ -163,7 +182,7 @@ class Population:
             )
         return int(self.num_classes[0])
 
-    def info(self, client_id: int, dtype=np.float32) -> ClientInfo:
+    def info(self, client_id: int, dtype: DTypeLike = np.float32) -> ClientInfo:
         """The `ClientInfo` of one client.
 
         Args:

@@ -21,6 +21,7 @@ round never have the same key.
 from enum import IntEnum, unique
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 @unique
@@ -98,7 +99,7 @@ def generator(seed: int, stream: int, index: int = 0) -> np.random.Generator:
     return np.random.default_rng(entropy(seed, stream, index))
 
 
-def random_bits(seed: int, stream: int, round_num: int, counter) -> np.ndarray:
+def random_bits(seed: int, stream: int, round_num: int, counter: ArrayLike) -> np.ndarray:
     """Output `counter[j]` of the SplitMix64 of (seed, stream, round): uint64 [n].
 
     Args:
@@ -117,12 +118,12 @@ def random_bits(seed: int, stream: int, round_num: int, counter) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def uniform(seed: int, stream: int, round_num: int, client_ids) -> np.ndarray:
+def uniform(seed: int, stream: int, round_num: int, client_ids: ArrayLike) -> np.ndarray:
     """A random number in [0, 1) for every client: float64 [n]. The arguments are those of `random_bits`."""
     return (random_bits(seed, stream, round_num, client_ids) >> np.uint64(11)) * 2.0**-53
 
 
-def client_key(seed: int, round_num: int, client_ids) -> np.ndarray:
+def client_key(seed: int, round_num: int, client_ids: ArrayLike) -> np.ndarray:
     """The key of every client's visit: a stateless seed for `tf.random.stateless_*`.
 
     Args:

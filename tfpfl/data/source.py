@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument
 
@@ -31,18 +32,18 @@ class Source(NamedTuple):
     @classmethod
     def from_arrays(
         cls,
-        x,
-        y,
-        x_test=None,
-        y_test=None,
+        x: ArrayLike,
+        y: ArrayLike,
+        x_test: ArrayLike | None = None,
+        y_test: ArrayLike | None = None,
         *,
         name: str = "arrays",
         version: str = "",
         class_names: Sequence[str] | None = None,
         scale: float | None = None,
         shift: float = 0.0,
-        key=None,
-        key_test=None,
+        key: ArrayLike | None = None,
+        key_test: ArrayLike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> "Source":
         """Makes a source of arrays in memory.
@@ -70,7 +71,7 @@ class Source(NamedTuple):
         key = None if key is None else np.asarray(key)
         if key is not None and len(key) != len(x):
             raise InvalidArgument(f"key must have one entry per training example: {len(key)} for {len(x)}")
-        if x_test is None:
+        if x_test is None or y_test is None:
             test = every_nth(y, 4)
             x, y, x_test, y_test = x[~test], y[~test], x[test], y[test]
             if key is not None:
@@ -96,7 +97,7 @@ class Source(NamedTuple):
                    None, dict(options or {}))  # fmt: skip
 
 
-def as_examples(x, what: str) -> np.ndarray:
+def as_examples(x: ArrayLike, what: str) -> np.ndarray:
     """The examples as an array uint8 or float32 [N, ...]; a vector [N] becomes [N, 1].
 
     Args:
@@ -121,7 +122,7 @@ def as_examples(x, what: str) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def as_labels(y, what: str) -> np.ndarray:
+def as_labels(y: ArrayLike, what: str) -> np.ndarray:
     """The labels as an array int32 [N]; the arguments are those of `as_examples`.
 
     Raises:
@@ -137,7 +138,7 @@ def as_labels(y, what: str) -> np.ndarray:
     return y.astype(np.int32)
 
 
-def check_same_length(x, y, what: str) -> None:
+def check_same_length(x: np.ndarray, y: np.ndarray, what: str) -> None:
     """Checks that there is one label for every example.
 
     Raises:

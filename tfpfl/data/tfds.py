@@ -3,6 +3,7 @@
 import difflib
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ TFDS_IMAGES = {
 }
 
 
-def data_folder(data_dir) -> Path:
+def data_folder(data_dir: str | os.PathLike | None) -> Path:
     """The folder of TFDS's data: `data_dir`, or if None the environment's TFDS_DATA_DIR, or ~/tensorflow_datasets."""
     return Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
 
@@ -32,10 +33,10 @@ def prepared_folder(name: str, data_dir: Path) -> Path | None:
     """The folder of the newest prepared version of a TFDS data set; None if there is none in `data_dir`."""
     versions = [p.parent for p in (data_dir / name).glob("*/dataset_info.json")]
     numbers = {p: [int(n) for n in p.name.split(".")] for p in versions if p.name.replace(".", "").isdigit()}
-    return max(numbers, key=numbers.get, default=None)
+    return max(numbers, key=numbers.__getitem__, default=None)
 
 
-def tfds_folder(name: str, data_dir, allow_download: bool) -> Path:
+def tfds_folder(name: str, data_dir: str | os.PathLike | None, allow_download: bool) -> Path:
     """The folder of a prepared TFDS data set; downloads and prepares it first if that is needed and allowed.
 
     Args:
@@ -72,7 +73,7 @@ def tfds_folder(name: str, data_dir, allow_download: bool) -> Path:
     return Path(builder.data_dir)
 
 
-def tfds_builder(folder: Path):
+def tfds_builder(folder: Path) -> Any:
     """The TFDS builder of a prepared data set. It uses no network, while `tfds.builder(name)` would."""
     import tensorflow_datasets as tfds
 

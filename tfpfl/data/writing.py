@@ -5,7 +5,9 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
@@ -38,7 +40,15 @@ def describe_source(source: Source) -> dict:
     }
 
 
-def cut_validation(rows, y, group, fraction, seed, names, given=None) -> None:
+def cut_validation(
+    rows: list[list[np.ndarray]],
+    y: np.ndarray,
+    group: np.ndarray | None,
+    fraction: float,
+    seed: int,
+    names: Sequence[Any],
+    given: Sequence[bool] | None = None,
+) -> None:
     """Moves floor(fraction * N_i) of every client's training examples to its validation part.
 
     Every class gives its share to within one example: the examples are shuffled, sorted by class, and taken at equal
@@ -79,7 +89,14 @@ def cut_validation(rows, y, group, fraction, seed, names, given=None) -> None:
             )
 
 
-def write_federation(out: Path, pools, y, rows, manifest: dict, names) -> Path:
+def write_federation(
+    out: Path,
+    pools: Sequence[np.ndarray],
+    y: np.ndarray,
+    rows: Sequence[Sequence[np.ndarray]],
+    manifest: dict[str, Any],
+    names: Iterable[str] | None,
+) -> Path:
     """Writes a federation to a temporary folder, syncs it to disk, and renames it to `out`.
 
     Args:
@@ -149,7 +166,7 @@ def write_federation(out: Path, pools, y, rows, manifest: dict, names) -> Path:
     return out
 
 
-def _check_order(order, is_test, num_examples: int) -> None:
+def _check_order(order: np.ndarray, is_test: np.ndarray, num_examples: int) -> None:
     """Checks that every example of a partition exists, and that a training example is used only once.
 
     Args:
@@ -170,7 +187,7 @@ def _check_order(order, is_test, num_examples: int) -> None:
         raise InvalidArgument(f"the partition gives example {bad} out for training and for test")
 
 
-def _examples(pools, order, client_of):
+def _examples(pools: Sequence[np.ndarray], order: np.ndarray, client_of: np.ndarray) -> Iterator[np.ndarray]:
     """Yields the examples `order` in blocks of about 16 MB. Indices count through both pools, one after the other."""
     edge, chunk = len(pools[0]), max(1, 2**24 // max(pools[0][:1].nbytes, 1))
     for begin in range(0, len(order), chunk):
@@ -187,12 +204,12 @@ def _examples(pools, order, client_of):
         yield block
 
 
-def _write_blocks(path: Path, blocks) -> dict:
+def _write_blocks(path: Path, blocks: Iterable[np.ndarray]) -> dict[str, Any]:
     """Writes the arrays one after the other and syncs the file; returns {'bytes', 'sha256'} for the manifest."""
     digest, size = hashlib.sha256(), 0
     with open(path, "wb") as file:
         for block in blocks:
-            data = memoryview(np.ascontiguousarray(block)).cast("B")
+            data = np.ascontiguousarray(block).data.cast("B")
             file.write(data)
             digest.update(data)
             size += data.nbytes
@@ -200,7 +217,7 @@ def _write_blocks(path: Path, blocks) -> dict:
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _sync(file) -> None:
+def _sync(file: IO[Any]) -> None:
     file.flush()
     os.fsync(file.fileno())
 

@@ -32,7 +32,7 @@ class Machines:
     deadline: float = 600.0
     isolate: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.deadline <= 0:
             raise InvalidArgument(f"deadline must be a positive number of seconds, found {self.deadline}")
         for worker in self.workers:

@@ -6,12 +6,15 @@ from attributes, so `apply` replaces these attributes with the given tensors dur
 """
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.population import Tensor
 
 _SWAP = threading.RLock()
 # Base classes of layers that may draw random numbers. The last two are from Keras 3: recurrent cells, and images.
@@ -19,7 +22,7 @@ _NOISE = ("BaseRandomLayer", "Dropout", "BaseDropout", "GaussianNoise", "Gaussia
           "DropoutRNNCell", "BaseImagePreprocessingLayer")  # fmt: skip
 
 
-def check_pure(model) -> None:
+def check_pure(model: keras.Model) -> None:
     """Checks that the model's output depends only on its weights and its input.
 
     Raises:
@@ -44,7 +47,7 @@ def check_pure(model) -> None:
             )
 
 
-def functional(model):
+def functional(model: keras.Model) -> tuple[tuple[np.ndarray, ...], Callable[[tuple, Tensor], Tensor]]:
     """Splits a built Keras model into its weights and a pure function.
 
     Args:
@@ -65,7 +68,7 @@ def functional(model):
         return weights, _keras2(model, frozen)
     variables = [*model.trainable_weights, *model.non_trainable_weights]
 
-    def apply(weights, x):
+    def apply(weights: tuple, x: Tensor) -> Tensor:
         # The same as `model.stateless_call`, which fails for models whose `call` has no argument `training`.
         with keras.StatelessScope(state_mapping=list(zip(variables, [*weights, *frozen], strict=True))):
             return model(x, training=False)
@@ -73,13 +76,13 @@ def functional(model):
     return weights, apply
 
 
-def _flatten(model):
+def _flatten(model: keras.Model) -> list[Any]:
     if hasattr(model, "_flatten_layers"):
         return list(model._flatten_layers())  # includes cells and layers inside layers
     return [model]
 
 
-def _keras2(model, frozen):
+def _keras2(model: keras.Model, frozen: tuple[np.ndarray, ...]) -> Callable[[tuple, Tensor], Tensor]:
     variables = [*model.trainable_weights, *model.non_trainable_weights]
     position = {id(v): i for i, v in enumerate(variables)}
     slots = [
@@ -95,7 +98,7 @@ def _keras2(model, frozen):
             f"weights {names} are not attributes of a layer. Assign each weight to its own attribute, not to a list"
         )
 
-    def apply(weights, x):
+    def apply(weights: tuple, x: Tensor) -> Tensor:
         values = [*weights, *(tf.constant(f) for f in frozen)]
         with _SWAP:
             saved = [(layer, name, layer.__dict__[name]) for layer, name, _ in slots]

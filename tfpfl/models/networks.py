@@ -13,12 +13,12 @@ from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.data.randomness import ModelKey
 
 
-def mlp200():
+def mlp200() -> list[layers.Layer]:
     """PFLEGO's network for MNIST, Fashion-MNIST and EMNIST: 200 hidden units; 157,000 weights for 28x28 images."""
     return [layers.Flatten(), layers.Dense(200, activation="relu")]
 
 
-def cifar_2conv():
+def cifar_2conv() -> list[layers.Layer]:
     """PFLEGO's network for CIFAR-10: two 5x5 convolutions and two dense layers; 1,754,496 weights for 32x32x3."""
     convolutions = [
         layer
@@ -32,7 +32,7 @@ def cifar_2conv():
     return [*convolutions, layers.Flatten(), *dense]
 
 
-def omniglot_4conv():
+def omniglot_4conv() -> list[layers.Layer]:
     """PFLEGO's network for Omniglot: four 3x3 convolutions, each followed by 2x2 pooling; 111,424 weights."""
     blocks = [
         layer
@@ -42,7 +42,7 @@ def omniglot_4conv():
     return [*blocks, layers.Flatten()]
 
 
-def fedavg_cnn():
+def fedavg_cnn() -> list[layers.Layer]:
     """PGFed's network, from McMahan et al.: two 5x5 convolutions and a dense layer; 873,408 weights for 32x32x3."""
     blocks = [
         layer
@@ -60,7 +60,7 @@ def default_network(example_shape: tuple) -> str:
     return "cifar_2conv" if len(example_shape) == 3 and example_shape[-1] == 3 else "mlp200"
 
 
-def build_network(name: str, input_shape: tuple, *, seed: int = 0, dtype: str = "float32"):
+def build_network(name: str, input_shape: tuple, *, seed: int = 0, dtype: str = "float32") -> keras.Model:
     """A backbone by its name in `NETWORKS`: a built `keras.Sequential` from examples to features [N, M].
 
     Kernels are Glorot uniform, a function of (seed, position of the weight). Biases are 0.
@@ -87,7 +87,7 @@ def build_network(name: str, input_shape: tuple, *, seed: int = 0, dtype: str = 
     return model
 
 
-def _draw(shape, seed, position, dtype):
+def _draw(shape: tuple, seed: int, position: int, dtype: str) -> np.ndarray:
     if len(shape) == 1:
         return np.zeros(shape, dtype)
     receptive_field = int(np.prod(shape[:-2]))

@@ -1,12 +1,14 @@
 """A model in two parts: a Keras backbone, and a linear head that may have another width for every client."""
 
+from collections.abc import Callable
 from functools import cached_property
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tfpfl.checks import InvalidArgument
-from tfpfl.data.population import ClientInfo
+from tfpfl.data.population import ClientInfo, Tensor
 from tfpfl.data.randomness import ModelKey
 from tfpfl.models import tree
 from tfpfl.models.functional import functional
@@ -40,7 +42,9 @@ class SplitModel:
         (200, 13000, 13402)
     """
 
-    def __init__(self, backbone, *, seed: int = 0, head_init: str = "glorot", input_shape: tuple | None = None):
+    def __init__(
+        self, backbone: keras.Model, *, seed: int = 0, head_init: str = "glorot", input_shape: tuple | None = None
+    ) -> None:
         if head_init not in HEAD_INITS:
             raise InvalidArgument(f"unknown head_init {head_init!r}: one of {', '.join(HEAD_INITS)}")
         self.backbone, self.seed, self.head_init = backbone, int(seed), head_init
@@ -103,7 +107,7 @@ class SplitModel:
         """
         return self._draw_head(_SHARED_HEAD, num_labels, init or self.head_init)
 
-    def _draw_head(self, client_id, num_classes, init) -> Head:
+    def _draw_head(self, client_id: Tensor, num_classes: Tensor, init: str) -> Head:
         m, k = self.num_features, num_classes
         if init == "zeros":
             kernel, bias = tf.zeros([m, k], self.dtype), tf.zeros([k], self.dtype)
@@ -119,11 +123,13 @@ class SplitModel:
                 kernel, bias = (2 * drawn[:m] - 1) * limit, tf.zeros([k], self.dtype)
         return Head(tf.ensure_shape(kernel, [m, None]), tf.ensure_shape(bias, [None]))
 
-    def features(self, theta, x):
+    def features(self, theta: tuple, x: Tensor) -> Tensor:
         """The features phi(x; theta) of examples x [N, ...]: float [N, M]."""
         return tf.ensure_shape(self._apply(theta, tf.cast(x, self.dtype)), [None, self.num_features])
 
-    def record(self, theta, x, *, recompute: bool = False, chunk: int | None = None):
+    def record(
+        self, theta: tuple, x: Tensor, *, recompute: bool = False, chunk: int | None = None
+    ) -> tuple[Tensor, Callable[[Tensor], tuple]]:
         """Runs one forward pass; its gradient can be computed later.
 
         Args:
@@ -144,8 +150,8 @@ class SplitModel:
             return phi, lambda dphi: _gradient(tape, phi, theta, dphi)
         size = tf.shape(x)[0] if chunk is None else tf.minimum(chunk, tf.shape(x)[0])
 
-        def pull_back(dphi):
-            def body(start, total):
+        def pull_back(dphi: Tensor) -> tuple:
+            def body(start: Tensor, total: tuple) -> tuple:
                 with tf.GradientTape() as tape:
                     tape.watch(theta)
                     phi = self.features(theta, x[start : start + size])
@@ -157,7 +163,7 @@ class SplitModel:
 
         return self.features_in_chunks(theta, x, size), pull_back
 
-    def features_in_chunks(self, theta, x, chunk):
+    def features_in_chunks(self, theta: tuple, x: Tensor, chunk: Tensor | None) -> Tensor:
         """The same as `features`, but for `chunk` examples at a time, to bound the memory; None: all at once."""
         if chunk is None:
             return self.features(theta, x)
@@ -166,17 +172,17 @@ class SplitModel:
             self.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=[None, self.num_features]
         )
 
-        def body(i, parts):
+        def body(i: Tensor, parts: tf.TensorArray) -> tuple:
             return i + 1, parts.write(i, self.features(theta, x[i * chunk : (i + 1) * chunk]))
 
         _, parts = tf.while_loop(lambda i, _: i * chunk < num_examples, body, (0, parts), parallel_iterations=1)
         return tf.ensure_shape(parts.concat(), [None, self.num_features])
 
-    def logits(self, weights: Weights, x):
+    def logits(self, weights: Weights, x: Tensor) -> Tensor:
         """The logits of examples x [N, ...] under `weights`: float [N, K]."""
         return tf.matmul(self.features(weights.theta, x), weights.head.kernel) + weights.head.bias
 
 
-def _gradient(tape, phi, theta, dphi):
+def _gradient(tape: tf.GradientTape, phi: Tensor, theta: tuple, dphi: Tensor) -> tuple:
     zero = tf.UnconnectedGradients.ZERO
     return tape.gradient(phi, theta, output_gradients=dphi, unconnected_gradients=zero)

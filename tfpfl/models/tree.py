@@ -1,10 +1,16 @@
 """Arithmetic on nested structures of tensors. With it, formulas for vectors apply to all weights of a model."""
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
+from tfpfl.data.population import Tensor
 
-def as_dtype(number, dtype):
+Tree = Any  # a nested structure of tensors: tuples, NamedTuples, dicts
+
+
+def as_dtype(number: Any, dtype: Any) -> Tensor:
     """Converts a number or a tensor to a tensor of `dtype`.
 
     `tf.cast` would round a Python number to float32 first, also if `dtype` is float64.
@@ -12,59 +18,59 @@ def as_dtype(number, dtype):
     return tf.cast(number, dtype) if tf.is_tensor(number) else tf.constant(number, dtype)
 
 
-def arrays(a):
+def arrays(a: Tree) -> Tree:
     """Converts all tensors of a structure to NumPy arrays; not possible inside a graph."""
     return tf.nest.map_structure(np.asarray, a)
 
 
-def add(a, b):
+def add(a: Tree, b: Tree) -> Tree:
     """The sum a + b of two structures."""
     return tf.nest.map_structure(tf.add, a, b)
 
 
-def subtract(a, b):
+def subtract(a: Tree, b: Tree) -> Tree:
     """The difference a - b of two structures."""
     return tf.nest.map_structure(tf.subtract, a, b)
 
 
-def scale(factor, a):
+def scale(factor: Any, a: Tree) -> Tree:
     """The structure a times the scalar `factor`."""
     return tf.nest.map_structure(lambda x: as_dtype(factor, x.dtype) * x, a)
 
 
-def add_scaled(a, factor, b):
+def add_scaled(a: Tree, factor: Any, b: Tree) -> Tree:
     """The structure a + factor * b, with a scalar `factor`."""
     return tf.nest.map_structure(lambda x, y: x + as_dtype(factor, x.dtype) * y, a, b)
 
 
-def dot(a, b):
+def dot(a: Tree, b: Tree) -> Tensor:
     """The inner product <a, b> of two structures: a scalar []."""
     return tf.add_n([tf.reduce_sum(x * y) for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True)])
 
 
-def zeros_like(a):
+def zeros_like(a: Tree) -> Tree:
     """A structure like a, filled with zeros."""
     return tf.nest.map_structure(tf.zeros_like, a)
 
 
-def where(condition, a, b):
+def where(condition: Tensor, a: Tree, b: Tree) -> Tree:
     """The structure a if the scalar `condition` is true, else b."""
     return tf.nest.map_structure(lambda x, y: tf.where(condition, x, y), a, b)
 
 
-def to_vector(a):
+def to_vector(a: Tree) -> Tensor:
     """All numbers of a structure in one vector: [d]."""
     return tf.concat([tf.reshape(x, [-1]) for x in tf.nest.flatten(a)], 0)
 
 
-def from_vector(vector, like):
+def from_vector(vector: Tensor, like: Tree) -> Tree:
     """The inverse of `to_vector`: the numbers of a vector [d] in the structure and the shapes of `like`."""
     leaves = tf.nest.flatten(like)
     parts = tf.split(vector, [tf.size(x) for x in leaves])
     return tf.nest.pack_sequence_as(like, [tf.reshape(p, tf.shape(x)) for p, x in zip(parts, leaves, strict=True)])
 
 
-def all_finite(a):
+def all_finite(a: Tree) -> Tensor:
     """Whether all floating-point numbers of a structure are finite: bool [].
 
     It is also false if the sum of one tensor overflows.
@@ -73,7 +79,7 @@ def all_finite(a):
     return tf.reduce_all(tf.stack(checks)) if checks else tf.constant(True)
 
 
-def num_bytes(a):
+def num_bytes(a: Tree) -> Tensor:
     """The number of bytes that the tensors of a structure occupy: int64 []."""
     sizes = [tf.size(x, tf.int64) * x.dtype.size for x in tf.nest.flatten(a)]
     return tf.add_n(sizes) if sizes else tf.constant(0, tf.int64)

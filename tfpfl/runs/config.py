@@ -8,6 +8,7 @@ import re
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -97,7 +98,7 @@ class RunConfig:
     versions: dict = field(default_factory=dict)  # {package: version} with which the run was created
     format: int = FORMAT
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
             if isinstance(value, np.generic):
@@ -207,13 +208,14 @@ class RunConfig:
         found = {}
         for text in self.aggregator_args:
             match = re.fullmatch(r"(\w+)=(\S+)", str(text))
+            name, number = match.groups() if match else ("", "")
             try:
-                value = float(match[2])
-            except (TypeError, ValueError) as error:
+                value = float(number)
+            except ValueError as error:
                 raise InvalidArgument(
                     f"an argument of an aggregator is written NAME=NUMBER, such as noise=1.0; found {text!r}"
                 ) from error
-            found[match[1]] = int(value) if value.is_integer() and match[1] in ("bits", "threshold") else value
+            found[name] = int(value) if value.is_integer() and name in ("bits", "threshold") else value
         return found
 
     def training_clients(self, federation: Federation) -> np.ndarray | None:
@@ -254,7 +256,7 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
     if raw["format"] > FORMAT:
         raise RunError(f"{path} has format {raw['format']}, from a newer tfpfl; this one reads up to {FORMAT}")
     if raw["format"] > 1:
-        defaults = {f.name: f.default for f in fields(RunConfig)}
+        defaults: dict[str, Any] = {f.name: f.default for f in fields(RunConfig)}
         raw = {name: defaults[name] for name in _added_after(raw["format"])} | raw
         if raw["format"] < 5 and "cohort" in raw:
             grouping = raw.pop("cohort")
@@ -302,7 +304,7 @@ def file_hash(path: Path) -> str:
         raise InvalidArgument(f"the network {path} cannot be read: {error.strerror}") from error
 
 
-def typed(name: str, value, kind):
+def typed(name: str, value: Any, kind: Any) -> Any:
     """Checks the type of an entry, and converts an integer to a float if a float is wanted.
 
     Args:
@@ -328,7 +330,7 @@ def typed(name: str, value, kind):
 
 def package_versions() -> dict:
     """The versions of Python and of `PACKAGES`: {name: version}, None for a package that is not installed."""
-    found = {"python": platform.python_version()}
+    found: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = version(package)

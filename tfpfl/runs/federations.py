@@ -36,7 +36,7 @@ def open_federation(config: RunConfig, *, allow_download: bool = False) -> Feder
             raise RunError(
                 f"the run's federation {config.federation} is missing, and it could not be built again: {error}"
             ) from error
-    if started and federation.hash != config.federation_hash:
+    if config.federation_hash is not None and federation.hash != config.federation_hash:
         raise RunError(
             f"the run was started on federation {config.federation_hash[:12]}, but {federation.path} is "
             f"{federation.hash[:12]}: its numbers would be of different data. Restore the first federation"

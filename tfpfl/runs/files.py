@@ -3,7 +3,9 @@
 import csv
 import io
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -20,7 +22,7 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def write_csv(path: Path, columns, rows) -> None:
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes a table as CSV, as `write_whole` does.
 
     Args:

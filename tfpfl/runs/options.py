@@ -36,7 +36,7 @@ def _defaults() -> dict:
     from tfpfl.data import load_source  # here, because both import TensorFlow, and `tfpfl --help` must be fast
     from tfpfl.runs.config import RunConfig
 
-    return load_source.__kwdefaults__ | vars(RunConfig())
+    return (load_source.__kwdefaults__ or {}) | vars(RunConfig())
 
 
 # The sections are the headings in `tfpfl run --help`.
