@@ -105,16 +105,16 @@ def algorithm_page(name: str) -> str:
         f"From `{own.__name__.replace('.', '/')}.py`.",
         "## At a glance",
         "\n".join(["| | |", "|---|---|", *facts]),
-        "b is the number of weights of the backbone, h of the head, d = b + h; I is the number of clients. A number takes "
-        "4 bytes in float32. A visit is a client's work in one round; passes are counted during a client's first visit, "
-        "with the default hyperparameters.",
+        "b is the number of weights of the backbone, h of the head, d = b + h; I is the number of clients. A number "
+        "takes 4 bytes in float32. A visit is a client's work in one round; passes are counted during a client's first "
+        "visit, with the default hyperparameters.",
         "## Hyperparameters",
         "\n".join(table) if row.hyperparameters else "None.",
         *(["### Presets", "\n".join(presets)] if presets else []),
         "## Example",
         f"```\n{command}\n```",
-        f"`tfpfl run --algorithm {name} --help` lists the {len(row.hyperparameters)} hyperparameters of `{name}` and all "
-        "other options.",
+        f"`tfpfl run --algorithm {name} --help` lists the {len(row.hyperparameters)} hyperparameters of `{name}` and "
+        "all other options.",
         "## Citation",
         f"`tfpfl cite {name}` prints this.",
         f"```bibtex\n{cite.bibtex([name])}\n```",

@@ -10,6 +10,7 @@ from tflite_export.device.bench import any_interpreter
 from tflite_export.device.client import DeviceClient
 from tflite_export.device.head_file import SavedHead, theta_sha256
 from tflite_export.device.layout import HEAD, PROGRAM, THETA
+from tflite_export.device.runtime import Bundle
 from tflite_export.device.scores import Score
 from tflite_export.device.verification import Verification, verify
 from tfpfl.data.population import ClientInfo
@@ -18,7 +19,7 @@ from tfpfl.data.population import ClientInfo
 class Demonstration(NamedTuple):
     """What was exported, and how it does on the client's test examples."""
 
-    bundle: object
+    bundle: Bundle
     verification: Verification
     exported: Score  # with the head of the run
     before: Score  # with a head that has seen nothing, as a new client starts

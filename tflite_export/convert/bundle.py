@@ -192,7 +192,7 @@ def _describe(path):
 
 
 def _versions():
-    found = {"python": platform.python_version()}
+    found: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("tfpfl", "tensorflow", "keras", "numpy"):
         try:
             found[package] = version(package)

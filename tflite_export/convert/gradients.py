@@ -7,6 +7,8 @@ does not have. Here are the same gradients in terms of slices, comparisons, matr
 Images are [N, H, W, C] with N open and H, W, C known. Strides are square, dilation is 1.
 """
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfpfl.checks import InvalidArgument
@@ -251,7 +253,7 @@ def _scattered(parts, s, top, left, x):
     """The transpose of `_phase`: [((a, b), values for offset (a, b) of every window)] added up in an image like x."""
     offsets_a, offsets_b = {a // s for (a, _), _ in parts}, {b // s for (_, b), _ in parts}
     height, width = int(parts[0][1].shape[1]) + max(offsets_a), int(parts[0][1].shape[2]) + max(offsets_b)
-    phases = {}
+    phases: dict[tuple[int, int], Any] = {}
     for (a, b), values in parts:  # rows a, a + s, ... are phase a % s, moved down by a // s
         moved = _resized(values, a // s, b // s, height, width)
         key = (a % s, b % s)

@@ -34,7 +34,8 @@ from tfpfl.checks import InvalidArgument
 SIGNATURES = ("features", "predict", "personalize", "head_step", "joint_gradient", "round")
 NEED_GRADIENT = ("joint_gradient", "round")
 STATIC_BATCH = 32
-_CONVERTED = weakref.WeakKeyDictionary()  # model -> its programs: without weights, they are those of all its clients
+# model -> its programs: without weights, they are those of all its clients
+_CONVERTED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _ADVICE = {
     "DepthwiseConv2D": "take Conv2D",
     "SeparableConv2D": "take Conv2D",

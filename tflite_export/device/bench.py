@@ -149,7 +149,8 @@ def any_interpreter():
 
 def _median(call, repeat, at_most_seconds=5.0):
     call()
-    times, started = [], time.perf_counter()
+    times: list[float] = []
+    started = time.perf_counter()
     while len(times) < repeat and (len(times) < 3 or time.perf_counter() - started < at_most_seconds):
         begin = time.perf_counter()
         call()

@@ -12,7 +12,7 @@ def operations(content: bytes | Path) -> dict:
     """
     schema = _schema()
     names = {v: k for k, v in vars(schema.BuiltinOperator).items() if not k.startswith("_")}
-    found = {}
+    found: dict[str, int] = {}
     model = _model(schema, content)
     for i in range(model.OperatorCodesLength()):
         code = model.OperatorCodes(i)

@@ -11,6 +11,7 @@ import warnings
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -127,7 +128,7 @@ class Runtime:
         except (ValueError, RuntimeError) as error:
             raise self._too_old(f"open {self.path.name}", error) from error
         self.signatures = self._interpreter.get_signature_list()
-        self._runners = {}
+        self._runners: dict[str, Any] = {}
 
     def can(self, signature: str) -> bool:
         """Whether the file has a signature and the runtime is known not to crash in it."""

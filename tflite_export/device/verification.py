@@ -43,7 +43,7 @@ class Verification(NamedTuple):
 
     def worst(self) -> dict:
         """(largest max_relative, largest l2_relative) by 'signature.output'."""
-        table = {}
+        table: dict[str, tuple[float, float]] = {}
         for c in self.comparisons:
             name = f"{c.signature}.{c.output}"
             old = table.get(name, (0.0, 0.0))

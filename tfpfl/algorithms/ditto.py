@@ -92,7 +92,7 @@ def ditto(
         Li, Hu, Beirami, Smith, ICML 2021, algorithm 1.
     """
     check_choice(anchor=(anchor, ("received", "local")), init=(init, ("w0", "first_broadcast")))
-    solver = {"batch_size": batch_size, "momentum": momentum}
+    solver: dict[str, Any] = {"batch_size": batch_size, "momentum": momentum}
     base = fedavg(model, population, eta=eta, steps=steps, epochs=epochs, weighting=weighting, **solver)
     if steps_p is None and epochs_p is None:
         steps_p, epochs_p = steps, epochs

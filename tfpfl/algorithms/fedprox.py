@@ -13,6 +13,8 @@ is implicit. The paper samples clients in proportion to N_i and averages uniform
 average has the weights q_i, as in FedAvg (`weighting`).
 """
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
@@ -76,7 +78,7 @@ def fedprox(
     Source:
         Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, algorithm 2.
     """
-    work = {"eta": eta, "steps": steps, "epochs": epochs, "batch_size": batch_size, "momentum": momentum}
+    work: dict[str, Any] = dict(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
     solve = local_solver(**work, prox=mu, implicit_prox=implicit_prox, straggler=straggler)
     check_choice(straggler_policy=(straggler_policy, ("keep", "drop")))
     check_penalty(eta, implicit_prox, mu=mu)

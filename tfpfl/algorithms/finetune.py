@@ -11,6 +11,7 @@ this baseline do not give E_ft and eta_ft. The default is the work of one visit,
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.fedavg import fedavg
@@ -142,7 +143,7 @@ def fedavg_ft(
         A baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021; FedAvg is algorithm 1 of McMahan et al.,
         AISTATS 2017.
     """
-    solver = {"batch_size": batch_size, "momentum": momentum}
+    solver: dict[str, Any] = {"batch_size": batch_size, "momentum": momentum}
     base = fedavg(model, population, eta=eta, steps=steps, epochs=epochs, weighting=weighting, **solver)
     work = tuning_work(steps, epochs, steps_ft, epochs_ft)
     work |= solver | {"eta_ft": eta if eta_ft is None else eta_ft}
@@ -204,7 +205,7 @@ def fedprox_ft(
         A baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021; FedProx is algorithm 2 of Li et al., MLSys
         2020.
     """
-    solver = {"batch_size": batch_size, "momentum": momentum}
+    solver: dict[str, Any] = {"batch_size": batch_size, "momentum": momentum}
     base = fedprox(
         model,
         population,

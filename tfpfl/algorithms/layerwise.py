@@ -160,7 +160,7 @@ def layerwise(
         raise InvalidArgument(
             "implicit_prox needs one quadratic penalty: penalty_kind='additive' with layer_weights='sum'"
         )
-    solver = {"eta": eta, "batch_size": batch_size, "momentum": momentum}
+    solver: dict[str, Any] = {"eta": eta, "batch_size": batch_size, "momentum": momentum}
     base = fedavg(model, population, steps=steps, epochs=epochs, weighting=weighting, **solver)
     if steps_p is None and epochs_p is None:
         steps_p, epochs_p = steps, epochs

@@ -11,6 +11,8 @@ paper has a third batch D'', which may be D'; here it is. With `adapt_batch_size
 instead of all examples. eta_inner = 0 is FedAvg with rate beta on the batches D'.
 """
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
@@ -112,7 +114,7 @@ def per_fedavg(
         return ClientOutput(tree.subtract(w_i, w), tf.ones([], model.dtype), state, {"loss": loss})
 
     trained = base._replace(client_update=client_update)
-    work = {"eta_ft": eta_inner, "steps_ft": adapt_steps, "batch_size": adapt_batch_size}
+    work: dict[str, Any] = {"eta_ft": eta_inner, "steps_ft": adapt_steps, "batch_size": adapt_batch_size}
     return finetuned(trained, global_model=lambda w: w, **work)
 
 

@@ -18,7 +18,7 @@ does not restore a head if the inner steps have raised its loss (`safeguard`).
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -203,7 +203,7 @@ def newton_epochs(model) -> Adaptation:
     )
 
 
-PRESETS = {
+PRESETS: dict[str, dict[str, Any]] = {
     "exact": {"rule": "exact", "weighting": "alpha", "server_opt": "sgd"},
     "paper": {"rule": "eq3", "weighting": "alpha", "server_opt": "adam"},
     "code": {

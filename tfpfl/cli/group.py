@@ -8,7 +8,7 @@ from tfpfl.checks import TfpflError, unknown
 class Group(click.Group):
     """Errors of ours, and Python's own of files, end in one line; anything else is a bug and keeps its trace."""
 
-    ours = (TfpflError,)
+    ours: tuple[type[Exception], ...] = (TfpflError,)
 
     def parse_args(self, ctx, args):
         ctx.ensure_object(dict)["trace"] = "--trace" in args  # wherever it stands

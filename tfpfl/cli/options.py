@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from inspect import getdoc, signature
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
@@ -55,7 +55,7 @@ class RunCommand(click.Command):
         return super().get_params(ctx) + getattr(self, "_extra", [])
 
     def format_options(self, ctx, formatter):
-        sections = {}
+        sections: dict[str, list] = {}
         for option in self.get_params(ctx):
             if isinstance(option, click.Option) and (row := option.get_help_record(ctx)):
                 sections.setdefault(getattr(option, "section", "Options"), []).append(row)
@@ -155,7 +155,8 @@ def _builder_texts(algorithm):
     """With the texts of the other algorithms that the docstring's first paragraph, or an "as in `fedavg`", names."""
     from tfpfl.algorithms import ALGORITHMS, get_method
 
-    builder, found = get_method(algorithm).builder, {}
+    builder = get_method(algorithm).builder
+    found: dict[str, str] = {}
     for other in re.findall(r"`(\w+)`", (getdoc(builder) or "").split("\n\n")[0]):
         found |= _builder_texts(other) if other in ALGORITHMS else {}
     for name, text in argument_texts(builder).items():
@@ -305,5 +306,5 @@ def machines_of(engine: str, workers: str | None, address: str | None, deadline:
             f"--deadline goes with --workers, or with --engine ray; found --engine {engine} without --workers, where "
             "nothing is waited for: leave --deadline out"
         )
-    given = {} if deadline is None else {"deadline": deadline}
-    return Machines(address, tuple(workers.split(",")) if workers else (), isolate=isolate, **given)
+    waiting: dict[str, Any] = {} if deadline is None else {"deadline": deadline}
+    return Machines(address, tuple(workers.split(",")) if workers else (), isolate=isolate, **waiting)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import click
 
@@ -88,7 +89,7 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
     names = algorithms.split(",") if algorithms else []
     if not folders and not names:
         raise click.UsageError("nothing to compare: give run folders, or --algorithms with the methods to train")
-    hyper = {name: {} for name in names}
+    hyper: dict[str, dict[str, Any]] = {name: {} for name in names}
     for setting in settings:
         whose, _, value = setting.partition("=")
         algorithm, _, what = whose.partition(".")
@@ -106,7 +107,7 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
     configs = [
         RunConfig(algorithm=name, hyperparameters=hyper[name], seed=seed, **common) for seed in drawn for name in names
     ]
-    trained = comparing.run_all(
+    trained = comparing.compare_runs(
         configs, out, callbacks=lambda label: [Progress(label.ljust(24), console)], allow_download=allow_download
     )
     records = [Record.read(folder) for folder in (*folders, *trained)]
@@ -166,7 +167,8 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_download, **
     from tfpfl.studies import search as searching
     from tfpfl.studies.tables import rungs
 
-    values, ranges = {}, {}
+    values: dict[str, Any] = {}
+    ranges: dict[str, Any] = {}
     for text, into in [(t, values) for t in grid] + [(t, ranges) for t in random]:
         name, _, given = text.partition("=")
         parts = given.split("," if into is values else ":")
@@ -186,7 +188,7 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_download, **
     config = RunConfig(algorithm=algorithm, hyperparameters=hyper, seed=seed, **common)
     settings = searching.grid(values) if values else searching.draws(ranges, draws, seed)
     console = Console()
-    found = searching.sweep(
+    found = searching.search_hyperparameters(
         config,
         settings,
         out,

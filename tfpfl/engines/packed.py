@@ -258,7 +258,8 @@ def groups(sizes: Sequence[int], bytes_an_example: int) -> list[list[int]]:
     Returns:
         The groups: lists of places 0..len(sizes)-1.
     """
-    found, room = [], 0
+    found: list[list[int]] = []
+    room = 0
     for i, size in enumerate(sizes):
         room -= size * bytes_an_example
         if room < 0 or not found:

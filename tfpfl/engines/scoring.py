@@ -1,6 +1,7 @@
 """Scores the clients' models on held-out examples; `Scorer` chooses the fastest way that the algorithm allows."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -126,7 +127,7 @@ class FusedEvaluation:
 
         def score(message, packed, visits):
             def one(i, message, packed, visits, held_out):
-                found = {}
+                found: dict[str, Any] = {}
                 for prefix, head in heads(i, message, packed, visits).items():
                     found |= by_split({split: scores(head, *part.of(i)) for split, part in held_out.items()}, prefix)
                 return found

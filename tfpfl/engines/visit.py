@@ -150,7 +150,7 @@ def evaluation_work(algorithm: Algorithm, readers: Readers) -> Callable:
         models = {"": algorithm.personal_model(message, state, ClientData(x, y, visit.info, visit.key))}
         if algorithm.global_model is not None:
             models[f"{GLOBAL}_"] = algorithm.global_model(message)
-        found = OrderedDict()
+        found: OrderedDict = OrderedDict()
         for prefix, weights in models.items():
             scored = {s: evaluate(algorithm.model, weights, *read(visit)) for s, read in readers.held_out.items()}
             found |= by_split(scored, prefix)

@@ -125,7 +125,7 @@ class Result(NamedTuple):
     @property
     def protocol(self) -> Protocol:
         """The `Protocol` with which this result was measured."""
-        return Protocol(*self[: len(Protocol._fields)])
+        return Protocol._make(self[: len(Protocol._fields)])
 
 
 def evaluation_rows(scores: Iterable[dict], client_ids, round_num: int, model: str) -> list[Score]:
@@ -254,7 +254,7 @@ def per_client(evaluations: list[Score], wanted: Protocol = EV_ALL) -> dict[int,
 
     NaN for a client without examples in the split.
     """
-    by_client = {}
+    by_client: dict[int, list[float]] = {}
     for rows in rows_of(evaluations, wanted).values():
         for e in rows:
             by_client.setdefault(e.client_id, []).append(e.accuracy)
@@ -281,7 +281,7 @@ def rounds_to(evaluations: list[Score], accuracy: float, wanted: Protocol = EV_A
 
 def _table(evaluations) -> dict:
     """{(model, split): {round: rows}}."""
-    table = {}
+    table: dict[tuple[str, str], dict[int, list[Score]]] = {}
     for e in evaluations:
         table.setdefault((e.model, e.split), {}).setdefault(e.round_num, []).append(e)
     return table

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -62,8 +63,8 @@ class Run:
         self.algorithm = self.recipe.algorithm(self.model, self.population)
         check_fits(self.algorithm, federation)
         self.machines = Machines()  # TFF workers or a Ray cluster for the rounds; may be changed before `train`
-        self.store = None
-        self.stop_reason = None
+        self.store = cast(RunStore, None)  # `create` and `open` set it
+        self.stop_reason: str | None = None
 
     def _aggregator(self):
         name, arguments = self.config.aggregator, self.config.aggregator_arguments()
@@ -291,7 +292,7 @@ class Run:
             scores: those of `evaluate`.
         """
         own = protocols.predicts(scores)
-        rows = {
+        rows: dict[int, dict[str, float]] = {
             int(i): {"client": int(i), "num_examples": int(n), "num_classes": len(self.federation.classes(int(i)))}
             for i, n in zip(self.population.client_ids, self.population.num_examples, strict=True)
         }
@@ -328,7 +329,7 @@ class Run:
 
     @cached_property
     def passes(self) -> Passes:
-        """How often an example goes through the backbone in a visit; counted in a first visit of the smallest client."""
+        """How often an example goes through the backbone in a visit, counted in the smallest client's first visit."""
         client_id = int(self.population.client_ids[np.argmin(self.population.num_examples)])
         x, y = self.federation.arrays(client_id, "train", labels=self.population.labels)
         info, key = self.population.info(client_id), client_key(self.config.seed, 1, [client_id])[0]
@@ -348,7 +349,7 @@ class Run:
             return None
 
     def write_summary(self) -> dict:
-        """Writes summary.json and returns its content. `stopped` keeps the reason of an earlier stop of these rounds."""
+        """Writes summary.json and returns its content. `stopped` keeps the reason why these rounds stopped earlier."""
         path, done, private = self.folder / "summary.json", self.store.round_num, self.privacy
         with suppress(OSError, ValueError, AttributeError):
             before = json.loads(path.read_text())

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from safetensors import SafetensorError
@@ -73,7 +73,7 @@ class RunStore:
         self._path = path
         self._name = "the store in memory" if path is None else str(path)
         self._lock = None if path is None or read_only else _lock(path)
-        self._db = None
+        self._db = cast(sqlite3.Connection, None)  # until it is open
         place = ":memory:" if path is None else f"{Path(path).absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
         try:
             with self._errors():
@@ -140,7 +140,7 @@ class RunStore:
         """
         with self._errors():
             row = self._db.execute("SELECT state, crc FROM server ORDER BY round DESC LIMIT 1").fetchone()
-        return initial if row is None else _unpack(*row, like=initial, what=f"{self._name}: the server state")
+        return initial if row is None else _unpack(row[0], row[1], initial, f"{self._name}: the server state")
 
     def client_ids(self) -> np.ndarray:
         """The ids of the clients that have a stored state, ascending: int64 [n]."""
@@ -170,7 +170,7 @@ class RunStore:
                 states.append(default(client_id))
             else:
                 like = default(client_id) if like is None else like
-                states.append(_unpack(*row, like=like, what=f"{self._name}: the state of client {client_id}"))
+                states.append(_unpack(row[0], row[1], like, f"{self._name}: the state of client {client_id}"))
         return states
 
     def commit_round(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import tensorflow as tf
@@ -68,7 +69,7 @@ class Training:
     algorithm: Algorithm
     federation: object
     seed: int = 0
-    store: RunStore | None = None
+    store: RunStore = cast(RunStore, None)  # once it is made, one in memory
     engine: str = "local"
     grouping: str = "auto"
     threads: int | None = None

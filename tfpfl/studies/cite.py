@@ -41,7 +41,7 @@ def entries() -> tuple[Entry, ...]:
 
 def names() -> dict[str, list[str]]:
     """{name: the keys of its works}."""
-    found = {}
+    found: dict[str, list[str]] = {}
     for entry in entries():
         for name in entry.names:
             found.setdefault(name, []).append(entry.key)

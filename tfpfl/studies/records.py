@@ -75,7 +75,7 @@ class Record:
         return protocols.results(self.evaluations)
 
     @property
-    def predicts(self) -> str:
+    def predicts(self) -> str | None:
         """What its clients predict with after the server's step: personal, fine-tuned or global."""
         return protocols.predicts(self.evaluations)
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,14 +43,15 @@ def group_runs(records: Sequence[Record]) -> list[RunGroup]:
     """
     if not records:
         raise InvalidArgument("there is nothing to compare: no runs were given")
-    place = {}
+    place: dict[Any, int] = {}
     for i, record in enumerate(records):
         other = records[place.setdefault(record.config.run_id, i)]
         if other is not record:
             raise InvalidArgument(
                 f"{other.folder} and {record.folder} are the same run: algorithm, configuration, data and seed"
             )
-    found, variants, kinds = [], Counter(), by_data(records)
+    variants: Counter[str] = Counter()
+    found, kinds = [], by_data(records)
     for told, on_it in kinds.items():
         for name, together in by_setting(on_it).items():
             algorithm = together[0].config.algorithm
@@ -62,14 +63,14 @@ def group_runs(records: Sequence[Record]) -> list[RunGroup]:
 
 def by_data(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Runs by what their data are. Those that made them alike, each with the split of its seed, belong together."""
-    found = {}
+    found: dict[tuple, list[Record]] = {}
     for record in records:
         c = record.config
         arguments = ", ".join(f"{name}={value}" for name, value in c.partition_args.items())
         told = f"{c.dataset} {c.partition}({arguments}), {c.clients} clients"
         found.setdefault((told, str(c.source), c.validation, c.new_clients), []).append(record)
     same_words = Counter(told for told, *_ in found)
-    named = {}
+    named: dict[str, list[Record]] = {}
     for (told, *_), alike in found.items():
         splits = {(r.config.seed, r.config.federation_hash) for r in alike}
         clear = same_words[told] == 1 and len(splits) == len({seed for seed, _ in splits})
@@ -121,12 +122,13 @@ def paired(
             f"{mine} and {other}"
         )
     keys = sorted(key for key in {*sides[0], *sides[1]} if key[0] in both)
-    return tuple(np.array([side.get(key, np.nan) for key in keys], np.float64) for side in sides)
+    mine, theirs = (np.array([side.get(key, np.nan) for key in keys], np.float64) for side in sides)
+    return mine, theirs
 
 
 def _by_client(records, protocol) -> dict:
     """{(federation, client id): the mean accuracy over the runs}."""
-    found = {}
+    found: dict[tuple, list[float]] = {}
     for record in records:
         for client, accuracy in protocols.per_client(record.evaluations, protocol).items():
             found.setdefault((record.config.federation_hash, client), []).append(accuracy)
@@ -162,7 +164,7 @@ def by_setting(records: Iterable[Record]) -> dict[str, list[Record]]:
 
     The name is the algorithm's title, with the hyperparameters that tell settings of one algorithm apart.
     """
-    groups = {}
+    groups: dict[Any, Any] = {}
     for record in records:
         c = record.config
         hyper = tuple(sorted(c.hyperparameters.items()))

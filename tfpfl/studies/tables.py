@@ -16,10 +16,12 @@ from tfpfl.studies.new_clients import Adapted
 
 def bytes_text(amount: float) -> str:
     """1234567 -> '1.23 MB' (powers of 1000)."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000 or unit == "GB":
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.3g} {unit}"
-        amount /= 1000
+    unit = "B"
+    for larger in ("kB", "MB", "GB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.0f} B" if unit == "B" else f"{amount:.3g} {unit}"
 
 
 def percent(accuracy: float, interval: float | None = None) -> str:

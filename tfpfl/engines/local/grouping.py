@@ -4,6 +4,7 @@ All three call the algorithm's own functions and give the same result up to roun
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -111,7 +112,8 @@ class Stacked:
 
     def __call__(self, message_for: Callable, states: list, visits: list):
         """Yields a `Part` for every stack of clients, then one for every client without a partner."""
-        alike, rest = {}, []
+        alike: dict[Any, list] = {}
+        rest = []
         for i, visit in enumerate(visits):
             alike.setdefault((int(visit.info.num_examples), int(visit.info.num_classes)), []).append(i)
         for members in alike.values():

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -189,7 +190,9 @@ def shard_size(clients: int) -> int:
     return min(-(-clients // SHARDS), MOST)
 
 
-_built = {}  # in a process of a node: job key -> (how clients are computed, whether each has its own message)
+_built: dict[
+    Any, Any
+] = {}  # in a process of a node: job key -> (how to compute clients, whether each has its own message)
 
 
 def work_on_shard(key: str, job: list, files: list | None, places: Sequence[int], message, states: list, visits: list):
@@ -229,7 +232,7 @@ def _build(job: list, files: list | None):
         # A node computes one shard per core at the same time; and sums over several threads have no fixed order.
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
-    job = ray.get(job[0])
+    job: Any = ray.get(job[0])
     if versions() != job.versions:
         raise Unavailable(
             f"node {ray.util.get_node_ip_address()} has {versions()}, the coordinator {job.versions}: the result would "

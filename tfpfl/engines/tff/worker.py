@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from tfpfl.checks import Unavailable
 
@@ -195,7 +196,7 @@ def execution_context(concurrency: int = -1, isolate: bool = False):
 
     The first computation starts the worker; a later one starts a new worker if that has ended.
     """
-    workers = []
+    workers: list[Worker] = []
 
     def stub():
         if not workers or workers[-1].process.poll() is not None:
@@ -206,7 +207,7 @@ def execution_context(concurrency: int = -1, isolate: bool = False):
 
 
 _context = None  # (the context, whether its worker is isolated)
-_replaced = []
+_replaced: list[Any] = []
 
 
 def use_local_worker(concurrency: int | None = None, isolate: bool | None = None) -> None:

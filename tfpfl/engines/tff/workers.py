@@ -17,6 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -144,7 +145,7 @@ class Workers:
         """
         results, waiting, losses = [None] * len(work), deque(range(len(work))), [0] * len(work)
         last_seen = time.monotonic()
-        given = {}  # remote -> the index in `work` of what it computes
+        given: dict[Any, Any] = {}  # remote -> the index in `work` of what it computes
         try:
             while waiting or given:
                 for remote in self.remotes:
@@ -199,8 +200,11 @@ class Remote:
 
     def __init__(self, name: str, deadline: float):
         self.name, self.deadline = name, deadline
-        self.is_in, self.why, self.job = False, None, None
-        self._link, self._federation, self._seen, self._tried = None, None, 0.0, 0.0
+        self.is_in = False
+        self.why: str | None = None
+        self.job: Any = None  # the Future of what it does, or None
+        self._link: Any = None  # the Link, or None
+        self._federation, self._seen, self._tried = None, 0.0, 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tfpfl-{name}")
 
     def begin(self, function: Callable, *arguments) -> None:
@@ -289,7 +293,8 @@ class Link:
         options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
         self._channel = grpc.insecure_channel(name, options)
         self._context = context_on(lambda: Stub(executor_pb2_grpc.ExecutorGroupStub(self._channel), self))
-        self.until, self.closed = 0.0, None
+        self.until = 0.0
+        self.closed: str | None = None
 
     def run(self, computation, arguments, seconds: float):
         """Computes computation(*arguments) on the worker.

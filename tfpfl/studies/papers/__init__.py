@@ -148,7 +148,8 @@ def _run(out: Path, cell: Cell, seed: int, rounds: int, callbacks, allow_downloa
 
 def _runs_of(cells, seed, rounds, out, late, callbacks, allow_download) -> dict:
     """Runs the cells of a figure; {cell: the error, of those that have no data or diverged}."""
-    without, absent = {}, {}
+    without: dict[str, Exception] = {}
+    absent: dict[str, Exception] = {}
     for cell in cells:
         if late():
             break

@@ -4,6 +4,8 @@ For each data set the accuracies of the single clients by method, and for every 
 its weights between the clients, which are ordered by group: blocks on the diagonal are groups that were found.
 """
 
+from typing import Any
+
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
@@ -30,7 +32,7 @@ def measure(runs: dict, **_) -> dict:
         {column: {"sizes": clients of each group, "accuracy": {method: [n] in [0, 1]}, "attention": {method: [I, I]},
         "rounds": {method: after how many}}}.
     """
-    data = {}
+    data: dict[str, Any] = {}
     for name, folder in runs.items():
         column, record = name.split(" | ")[0], Record.read(folder)
         groups = GROUP_PRESETS[record.config.partition_args["groups"]]

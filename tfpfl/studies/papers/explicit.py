@@ -6,6 +6,7 @@ the implicit step has one. Only a simulation can do that. PGFed itself has the o
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -83,7 +84,7 @@ def measure(runs: dict, *, scale: str = "full", seed: int = 0, kept=None, save=l
         how = {"run": run.config.run_id, "rounds": run.store.round_num}
         how |= {"mu": MU, "eta": ETA, "steps": STEPS}
         same = kept and all(kept.get(name) == value for name, value in how.items())
-        data = how | {"clients": dict(kept["clients"]) if same else {}}
+        data: dict[str, Any] = how | {"clients": dict(kept["clients"]) if same else {}}
         people = algorithm.population.num_clients
         who = np.random.default_rng(seed).permutation(people)[: CLIENTS[scale]]
         left = [int(i) for i in who if str(algorithm.population.client_ids[i]) not in data["clients"]]

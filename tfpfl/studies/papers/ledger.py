@@ -119,7 +119,8 @@ def value(experiment: Experiment, cell: dict | None, name: str | None = None) ->
     if not pairs:
         return None
     if len(pairs) == 1 or experiment.measures == "gain over Local":
-        return tuple(float(np.mean(column)) for column in zip(*pairs, strict=True))
+        own, after = (float(np.mean(column)) for column in zip(*pairs, strict=True))
+        return own, after
     return statistics.over_seeds([a for a, _ in pairs])
 
 
@@ -163,7 +164,7 @@ def table(name: str, cells: dict, title: str = "") -> Table:
     for column in ("published", "ours", "gap", "EV-all", "rounds"):
         out.add_column(column, justify="right", no_wrap=True)
     out.add_column("", no_wrap=True)
-    column = None
+    column: str | None = None
     for row in _rows(experiment, cells):
         if row["seeds"]:
             if row["column"] != column:
@@ -361,7 +362,7 @@ def _rows(experiment: Experiment, cells: dict) -> list[dict]:
 
 def _lengths(experiment: Experiment, cells: dict, column: str) -> str:
     """Says where the methods of a column did not have the same number of rounds."""
-    rounds = {}
+    rounds: dict[int, list[str]] = {}
     for cell in experiment.cells:
         for e in cells.get(key(cell), {}).get("seeds", {}).values() if cell.column == column else ():
             rounds.setdefault(e["rounds"], []).append(cell.label or get_method(cell.method).title)
@@ -376,7 +377,8 @@ def _listed(names: list) -> str:
 
 def _missing(rows: list[dict]) -> list[str]:
     """What was not run: columns that have nothing, then methods of others, with the reason where there is one."""
-    columns, parts = {}, []
+    columns: dict[str, list] = {}
+    parts = []
     for row in rows:
         columns.setdefault(row["column"], []).append(row)
     for column, its_rows in columns.items():

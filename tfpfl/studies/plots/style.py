@@ -2,7 +2,7 @@
 
 import textwrap
 from functools import wraps
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -12,7 +12,7 @@ from tfpfl.algorithms import ALGORITHMS, get_method
 from tfpfl.runs.protocols import Protocol
 
 # The defaults of all pictures. As wide as a column of text, so that a telephone shows them without making text small.
-STYLE = {
+STYLE: dict[str, Any] = {
     "figure.figsize": (4.8, 3.2),  # inches
     "figure.facecolor": "white",
     "savefig.facecolor": "white",

@@ -36,7 +36,7 @@ def inline_svg(figure, name: str, title: str) -> str:
             if key == "id" or (key == "href" and value.startswith("#")):
                 value = f"#{name}-{value[1:]}" if key == "href" else f"{name}-{value}"
             element.set(key, value)
-    box = root.get("viewBox")
+    box = root.attrib["viewBox"]
     root.attrib.clear()
     look = {"stroke-linejoin": "round", "stroke-linecap": "butt"}  # what the style that was taken out said
     for key, value in {"viewBox": box, "role": "img", "aria-labelledby": f"{name}-title", **look}.items():

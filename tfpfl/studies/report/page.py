@@ -130,7 +130,7 @@ def _warnings(records) -> list[str]:
         elif r.rounds < r.config.rounds:
             told.append(f"{r.title}, seed {r.config.seed}, has {r.rounds} of its {r.config.rounds} rounds.")
     for what in ("rounds", "participation", "sampling", "network", "head_init", "engine", "evaluate_every"):
-        by_value = {}
+        by_value: dict[str, list[str]] = {}
         for r in records:
             by_value.setdefault(str(getattr(r.config, what)), []).append(r.title)
         if len(by_value) > 1:

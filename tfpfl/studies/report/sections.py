@@ -1,5 +1,7 @@
 """The sections of a report, each a list of blocks: every number with how it was measured."""
 
+from typing import Any
+
 import numpy as np
 
 from tfpfl.runs import statistics
@@ -232,7 +234,7 @@ def runs(rows: list[RunGroup]) -> list:
     records = [r for s in rows for r in s.records]
     packages = dict.fromkeys(name for r in records for name in r.config.versions)
     found = [[name, ", ".join(dict.fromkeys(str(r.config.versions.get(name)) for r in records))] for name in packages]
-    blocks = [Table("Versions that the runs were started with.", ["package", "version"], found)]
+    blocks: list[Any] = [Table("Versions that the runs were started with.", ["package", "version"], found)]
     for s in rows:
         ids = [
             [str(r.folder), r.config.seed, r.config.data_seed, r.rounds, r.config.run_id, r.config.federation_hash]
