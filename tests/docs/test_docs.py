@@ -191,7 +191,7 @@ def test_help_of_a_builder_shows_the_update_rule_and_names_its_source(name):
     assert sorted(", ".join(described).split(", ")) == sorted(inspect.signature(builder).parameters)
     assert "The `Algorithm`" in found["Returns"]
     refused = " ".join(found["Raises"].split())
-    assert refused.startswith("ValueError: ") and "says what it may be" not in refused
+    assert refused.startswith("InvalidArgument: ") and "says what it may be" not in refused
     inside = " ".join(inspect.getmodule(builder).__doc__.split())
     assert [line for line in update_rule(builder) if "<-" in line and " ".join(line.split()) in inside] == []
 

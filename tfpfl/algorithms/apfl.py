@@ -74,16 +74,17 @@ def apfl(
         eta_a: learning rate of a_i, >= 0; default 0, a_i is fixed.
         eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the SGD on both
             models, and the weights of the average, as in `fedavg`.
-        init: v_i before the first visit: 'w0' (the server's model of round 0) or 'first_broadcast' (the w that comes
-            first).
+        init: v_i before the first visit: 'w0' (the server's model of round 0) or 'first_broadcast' (the first w that
+            the client receives).
 
     Returns:
         The `Algorithm`. A client keeps v_i and a_i, and predicts with a_i v_i + (1 - a_i) w.
 
     Raises:
-        ValueError: mixing is outside [0, 1]; eta, eta_a or momentum is negative or not finite; steps, epochs or
-            batch_size is below 1, or steps and epochs are both given; init or weighting is none of those above; clients
-            share a head here, but differ in their numbers of classes, and the population has no `num_labels`.
+        InvalidArgument: mixing is outside [0, 1]; eta, eta_a or momentum is negative or not finite; steps, epochs or
+            batch_size is below 1, or steps and epochs are both given; init or weighting is not one of the values above;
+            clients have different numbers of classes (this method shares one head) and the population has no
+            `num_labels`.
 
     Source:
         Deng, Kamani, Mahdavi, arXiv 2003.13461.

@@ -88,7 +88,7 @@ def build_algorithm(
         'sum'
         >>> build_algorithm("pflego", model, population, tua=20)
         Traceback (most recent call last):
-        ValueError: unknown hyperparameter of pflego 'tua'; did you mean 'tau'? there are ...
+        tfpfl.checks.InvalidArgument: unknown hyperparameter of pflego 'tua'; did you mean 'tau'? there are ...
     """
     check_names(name, preset, hyperparameters)
     method = get_method(name)

@@ -74,19 +74,19 @@ def ditto(
         eta_p: learning rate of v_i, >= 0; None for eta.
         steps_p, epochs_p: work on v_i, one of the two, >= 1; default: as much as on the global model.
         anchor: what v_i is pulled to: 'received' (w) or 'local' (w_i).
-        init: v_i before the first visit: 'w0' (the server's model of round 0) or 'first_broadcast' (the w that comes
-            first).
-        implicit_prox: take the step on the pull implicitly, which no coefficient makes unstable; default: explicitly,
-            by its gradient.
+        init: v_i before the first visit: 'w0' (the server's model of round 0) or 'first_broadcast' (the first w that
+            the client receives).
+        implicit_prox: take an implicit step on the pull, which is stable for every coefficient. Default: an explicit
+            step, by its gradient.
 
     Returns:
         The `Algorithm`. A client keeps v_i and predicts with it.
 
     Raises:
-        ValueError: lam, eta, eta_p or momentum is negative or not finite; steps, epochs or batch_size is below 1, or
-            steps and epochs are both given, and so for steps_p and epochs_p; anchor, init or weighting is none of those
-            above; clients share a head here, but differ in their numbers of classes, and the population has no
-            `num_labels`. A warning is given where eta_p lam >= 2 and the step is explicit: it diverges.
+        InvalidArgument: lam, eta, eta_p or momentum is negative or not finite; steps, epochs or batch_size is below 1,
+            or steps and epochs are both given; the same for steps_p and epochs_p; anchor, init or weighting is not one
+            of the values above; clients have different numbers of classes (this method shares one head) and the
+            population has no `num_labels`. Warns if eta_p lam >= 2 and the step is explicit: such steps diverge.
 
     Source:
         Li, Hu, Beirami, Smith, ICML 2021, algorithm 1.

@@ -131,18 +131,18 @@ def fedamp(
         start: where local training starts: 'u' (u_i) or 'w' (the client's own last model).
         eta, steps, epochs, batch_size, momentum: rate, amount, mini-batches and momentum of the local SGD, as in
             `fedavg`.
-        implicit_prox: take the step on the pull implicitly, which no coefficient makes unstable; default: explicitly,
-            by its gradient.
+        implicit_prox: take an implicit step on the pull, which is stable for every coefficient. Default: an explicit
+            step, by its gradient.
 
     Returns:
         The `Algorithm`. A client keeps w_i and predicts with it. `matrices` gives xi.
 
     Raises:
-        ValueError: alpha or sigma is not positive or not finite; lam, eta or momentum is negative or not finite; steps,
-            epochs or batch_size is below 1, or steps and epochs are both given; start is neither 'u' nor 'w'; clients
-            share a head here, but differ in their numbers of classes, and the population has no `num_labels`; the
-            server's table of I models does not fit into memory. A warning is given where eta lam / alpha >= 2 and the
-            step is explicit (it diverges), and where alpha (I - 1) / sigma > 1.
+        InvalidArgument: alpha or sigma is not positive or not finite; lam, eta or momentum is negative or not finite;
+            steps, epochs or batch_size is below 1, or steps and epochs are both given; start is neither 'u' nor 'w';
+            clients have different numbers of classes (this method shares one head) and the population has no
+            `num_labels`; the server's table of I models does not fit into memory. Warns if eta lam / alpha >= 2 and the
+            step is explicit (such steps diverge), and if alpha (I - 1) / sigma > 1.
 
     Source:
         Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021, algorithm 1.
@@ -205,11 +205,11 @@ def heurfedamp(
         The `Algorithm`. A client keeps w_i and predicts with it. `matrices` gives xi.
 
     Raises:
-        ValueError: alpha is not positive or not finite; lam, sigma, eta or momentum is negative or not finite;
+        InvalidArgument: alpha is not positive or not finite; lam, sigma, eta or momentum is negative or not finite;
             self_weight is outside [0, 1]; steps, epochs or batch_size is below 1, or steps and epochs are both given;
-            start is neither 'u' nor 'w'; clients share a head here, but differ in their numbers of classes, and the
-            population has no `num_labels`; the server's table of I models does not fit into memory. A warning is given
-            where eta lam / alpha >= 2 and the step is explicit: it diverges.
+            start is neither 'u' nor 'w'; clients have different numbers of classes (this method shares one head) and
+            the population has no `num_labels`; the server's table of I models does not fit into memory. Warns if eta
+            lam / alpha >= 2 and the step is explicit: such steps diverge.
 
     Source:
         Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021, the heuristic variant of algorithm 1.

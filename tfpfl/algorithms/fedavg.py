@@ -55,9 +55,9 @@ def fedavg(
         The `Algorithm`. A client keeps nothing and predicts with w.
 
     Raises:
-        ValueError: eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps and
-            epochs are both given; weighting is neither 'examples' nor 'uniform'; clients share a head here, but differ
-            in their numbers of classes, and the population has no `num_labels`.
+        InvalidArgument: eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps and
+            epochs are both given; weighting is neither 'examples' nor 'uniform'; clients have different numbers of
+            classes (this method shares one head) and the population has no `num_labels`.
 
     Source:
         McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, algorithm 1.

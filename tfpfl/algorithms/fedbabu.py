@@ -76,10 +76,10 @@ def fedbabu(
         The `Algorithm`. A client keeps nothing and predicts with its fine-tuned copy of (theta, W).
 
     Raises:
-        ValueError: eta, eta_ft or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps
-            and epochs are both given; steps_ft or epochs_ft is negative, or both are given; part is not 'full', 'head'
-            or 'body'; weighting is neither 'examples' nor 'uniform'; clients share a head here, but differ in their
-            numbers of classes, and the population has no `num_labels`.
+        InvalidArgument: eta, eta_ft or momentum is negative or not finite; steps, epochs or batch_size is below 1, or
+            steps and epochs are both given; steps_ft or epochs_ft is negative, or both are given; part is not 'full',
+            'head' or 'body'; weighting is neither 'examples' nor 'uniform'; clients have different numbers of classes
+            (this method shares one head) and the population has no `num_labels`.
 
     Source:
         Oh, Kim, Yun, ICLR 2022, algorithm 1.

@@ -71,17 +71,17 @@ def feddyn(
         dyn: a, the regularizer's coefficient, > 0.
         eta, steps, epochs, batch_size, momentum: rate, amount, mini-batches and momentum of the local SGD, as in
             `fedavg`.
-        implicit_prox: take the step on the quadratic part implicitly, which no coefficient makes unstable; default:
-            explicitly, by its gradient.
+        implicit_prox: take an implicit step on the quadratic part, which is stable for every coefficient. Default: an
+            explicit step, by its gradient.
 
     Returns:
         The `Algorithm`. A client keeps g_i and predicts with w.
 
     Raises:
-        ValueError: dyn is not positive or not finite (the server divides by it); eta or momentum is negative or not
-            finite; steps, epochs or batch_size is below 1, or steps and epochs are both given; clients share a head
-            here, but differ in their numbers of classes, and the population has no `num_labels`. A warning is given
-            where eta dyn >= 2 and the step is explicit: it diverges.
+        InvalidArgument: dyn is not positive or not finite (the server divides by it); eta or momentum is negative or
+            not finite; steps, epochs or batch_size is below 1, or steps and epochs are both given; clients have
+            different numbers of classes (this method shares one head) and the population has no `num_labels`. Warns if
+            eta dyn >= 2 and the step is explicit: such steps diverge.
 
     Source:
         Acar, Zhao, Matas, Mattina, Whatmough, Saligrama, ICLR 2021, algorithm 1.

@@ -201,10 +201,10 @@ def fedfomo(
         The `Algorithm`. A client keeps theta_i and theta_i^old, and predicts with theta_i. `matrices` gives P.
 
     Raises:
-        ValueError: candidates is below 1; validation_fraction or epsilon is outside [0, 1]; init is neither 'w0' nor
-            'mean'; eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps and
-            epochs are both given; clients share a head here, but differ in their numbers of classes, and the population
-            has no `num_labels`; the server's table of I models does not fit into memory.
+        InvalidArgument: candidates is below 1; validation_fraction or epsilon is outside [0, 1]; init is neither 'w0'
+            nor 'mean'; eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps and
+            epochs are both given; clients have different numbers of classes (this method shares one head) and the
+            population has no `num_labels`; the server's table of I models does not fit into memory.
 
     Source:
         Zhang, Sapra, Fidler, Yeung, Alvarez, ICLR 2021.

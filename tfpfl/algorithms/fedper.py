@@ -51,14 +51,15 @@ def fedper(
         eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the local SGD,
             and the weights of the average, as in `fedavg`.
         head_init: how a client's head starts: 'glorot', 'uniform01' or 'zeros' (see `SplitModel`); None for the model's
-            own.
+            `head_init`.
 
     Returns:
         The `Algorithm`. A client keeps W_i and predicts with (theta, W_i).
 
     Raises:
-        ValueError: eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps and
-            epochs are both given; weighting is neither 'examples' nor 'uniform'; head_init is none of those above.
+        InvalidArgument: eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps and
+            epochs are both given; weighting is neither 'examples' nor 'uniform'; head_init is not one of the values
+            above.
 
     Source:
         Arivazhagan, Aggarwal, Singh, Choudhary, arXiv 1912.00818, algorithms 1 and 2.

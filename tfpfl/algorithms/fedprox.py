@@ -63,17 +63,17 @@ def fedprox(
             and the weights of the average, as in `fedavg`.
         straggler: p_s, the probability in [0, 1] that a client does only a part of its work; default 0.
         straggler_policy: 'keep' what stragglers did (FedProx), or 'drop' it (FedAvg).
-        implicit_prox: take the step on the pull implicitly, which no coefficient makes unstable; default: explicitly,
-            by its gradient.
+        implicit_prox: take an implicit step on the pull, which is stable for every coefficient. Default: an explicit
+            step, by its gradient.
 
     Returns:
         The `Algorithm`. A client keeps nothing and predicts with w.
 
     Raises:
-        ValueError: mu, eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps and
-            epochs are both given; straggler is outside [0, 1]; straggler_policy or weighting is none of those above;
-            clients share a head here, but differ in their numbers of classes, and the population has no `num_labels`. A
-            warning is given where eta mu >= 2 and the step is explicit: it diverges.
+        InvalidArgument: mu, eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps
+            and epochs are both given; straggler is outside [0, 1]; straggler_policy or weighting is not one of the
+            values above; clients have different numbers of classes (this method shares one head) and the population has
+            no `num_labels`. Warns if eta mu >= 2 and the step is explicit: such steps diverge.
 
     Source:
         Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, algorithm 2.

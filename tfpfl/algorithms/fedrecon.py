@@ -89,15 +89,15 @@ def fedrecon(
         k_theta, eta: full-batch steps on theta, >= 1, and their rate, which does not matter for one step.
         weighting: a client's weight in the mean: 'examples' (q_i) or 'uniform' (1 / r, r clients in the cohort).
         head_init: how a client's head starts: 'glorot', 'uniform01' or 'zeros' (see `SplitModel`); None for the model's
-            own.
+            `head_init`.
 
     Returns:
         The `Algorithm`. A client keeps W_i and predicts with (theta, W_i).
 
     Raises:
-        ValueError: tau is negative; k_theta is below 1; eta is 0 where k_theta > 1 (the update is divided by it); beta,
-            rho or eta is negative or not finite; query_fraction is outside [0, 1]; server_opt, weighting or head_init
-            is none of those above.
+        InvalidArgument: tau is negative; k_theta is below 1; eta is 0 and k_theta > 1 (the update is divided by it);
+            beta, rho or eta is negative or not finite; query_fraction is outside [0, 1]; server_opt, weighting or
+            head_init is not one of the values above.
 
     Source:
         Singhal, Sidahmed, Garrett, Wu, Rush, Prakash, NeurIPS 2021, algorithm 1.

@@ -58,14 +58,15 @@ def fedrep(
         momentum: of both phases, >= 0; default 0, none.
         weighting: a client's weight in the average: 'examples' (q_i) or 'uniform' (1 / r, r clients in the cohort).
         head_init: how a client's head starts: 'glorot', 'uniform01' or 'zeros' (see `SplitModel`); None for the model's
-            own.
+            `head_init`.
 
     Returns:
         The `Algorithm`. A client keeps W_i and predicts with (theta, W_i).
 
     Raises:
-        ValueError: tau_h or tau_b is negative, or both are 0; eta_h, eta_b or momentum is negative or not finite;
-            batch_size is below 1; unit or weighting is none of those above; head_init is none of those above.
+        InvalidArgument: tau_h or tau_b is negative, or both are 0; eta_h, eta_b or momentum is negative or not finite;
+            batch_size is below 1; unit or weighting is not one of the values above; head_init is not one of the values
+            above.
 
     Source:
         Collins, Hassani, Mokhtari, Shakkottai, ICML 2021, algorithm 1.

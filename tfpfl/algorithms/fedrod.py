@@ -91,9 +91,9 @@ def fedrod(
         The `Algorithm`. A client keeps P_i and predicts with z + phi P_i.
 
     Raises:
-        ValueError: eta, eta_p or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps
-            and epochs are both given; weighting is neither 'examples' nor 'uniform'; init is neither 'copy' nor
-            'zeros'; clients share a head here, but differ in their numbers of classes, and the population has no
+        InvalidArgument: eta, eta_p or momentum is negative or not finite; steps, epochs or batch_size is below 1, or
+            steps and epochs are both given; weighting is neither 'examples' nor 'uniform'; init is neither 'copy' nor
+            'zeros'; clients have different numbers of classes (this method shares one head) and the population has no
             `num_labels`.
 
     Source:

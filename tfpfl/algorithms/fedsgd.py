@@ -42,8 +42,8 @@ def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") 
         The `Algorithm`. A client keeps nothing and predicts with w.
 
     Raises:
-        ValueError: eta is negative or not finite; weighting is neither 'examples' nor 'uniform'; clients share a head
-            here, but differ in their numbers of classes, and the population has no `num_labels`.
+        InvalidArgument: eta is negative or not finite; weighting is neither 'examples' nor 'uniform'; clients have
+            different numbers of classes (this method shares one head) and the population has no `num_labels`.
 
     Source:
         McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, section 2.

@@ -55,7 +55,7 @@ def finetuned(
         The `Algorithm`, with another `personal_model`, `global_model` and `adapt`.
 
     Raises:
-        ValueError: eta_ft or momentum is negative or not finite; batch_size is below 1; steps_ft or epochs_ft is
+        InvalidArgument: eta_ft or momentum is negative or not finite; batch_size is below 1; steps_ft or epochs_ft is
             negative, or both are given; part is not 'full', 'head' or 'body'.
 
     Source:
@@ -134,10 +134,10 @@ def fedavg_ft(
         The `Algorithm`. A client keeps nothing; v is thrown away after the prediction.
 
     Raises:
-        ValueError: eta, eta_ft or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps
-            and epochs are both given; steps_ft or epochs_ft is negative, or both are given; part is not 'full', 'head'
-            or 'body'; weighting is neither 'examples' nor 'uniform'; clients share a head here, but differ in their
-            numbers of classes, and the population has no `num_labels`.
+        InvalidArgument: eta, eta_ft or momentum is negative or not finite; steps, epochs or batch_size is below 1, or
+            steps and epochs are both given; steps_ft or epochs_ft is negative, or both are given; part is not 'full',
+            'head' or 'body'; weighting is neither 'examples' nor 'uniform'; clients have different numbers of classes
+            (this method shares one head) and the population has no `num_labels`.
 
     Source:
         A baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021; FedAvg is algorithm 1 of McMahan et al.,
@@ -195,11 +195,11 @@ def fedprox_ft(
         The `Algorithm`. A client keeps nothing; v is thrown away after the prediction.
 
     Raises:
-        ValueError: mu, eta, eta_ft or momentum is negative or not finite; steps, epochs or batch_size is below 1, or
-            steps and epochs are both given; straggler is outside [0, 1]; straggler_policy or weighting is none of those
-            above; steps_ft or epochs_ft is negative, or both are given; part is not 'full', 'head' or 'body'; clients
-            share a head here, but differ in their numbers of classes, and the population has no `num_labels`. A warning
-            is given where eta mu >= 2 and the step is explicit: it diverges.
+        InvalidArgument: mu, eta, eta_ft or momentum is negative or not finite; steps, epochs or batch_size is below 1,
+            or steps and epochs are both given; straggler is outside [0, 1]; straggler_policy or weighting is not one of
+            the values above; steps_ft or epochs_ft is negative, or both are given; part is not 'full', 'head' or
+            'body'; clients have different numbers of classes (this method shares one head) and the population has no
+            `num_labels`. Warns if eta mu >= 2 and the step is explicit: such steps diverge.
 
     Source:
         A baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021; FedProx is algorithm 2 of Li et al., MLSys

@@ -130,19 +130,19 @@ def layerwise(
             `fedavg`.
         steps_p, epochs_p: PM-A's work on p_i, one of the two, >= 1; default: as much as on w_i.
         straggler: the probability in [0, 1] that a client does only a part of its work; default 0.
-        implicit_prox: take the step on l_2 implicitly, which no coefficient makes unstable; only for the additive
-            penalty with layer_weights='sum'.
+        implicit_prox: take an implicit step on the l_2 penalty, which is stable for every coefficient; only for the
+            additive penalty with layer_weights='sum'.
         weighting: a client's weight in the average: 'uniform' (1 / r) or 'examples' (q_i = N_i / sum_{j in S} N_j).
 
     Returns:
         The `Algorithm`. A client keeps p_i and predicts with it; before its first visit, with w.
 
     Raises:
-        ValueError: l_cos, l_2, eta or momentum is negative or not finite; kappa or straggler is outside [0, 1]; steps,
-            epochs or batch_size is below 1, or steps and epochs are both given, and so for steps_p and epochs_p;
-            penalty_kind, layer_weights, scheme or weighting is none of those above; implicit_prox is given for another
-            penalty; clients share a head here, but differ in their numbers of classes, and the population has no
-            `num_labels`. A warning is given where eta l_2 >= 2 and the step is explicit: it diverges.
+        InvalidArgument: l_cos, l_2, eta or momentum is negative or not finite; kappa or straggler is outside [0, 1];
+            steps, epochs or batch_size is below 1, or steps and epochs are both given; the same for steps_p and
+            epochs_p; penalty_kind, layer_weights, scheme or weighting is not one of the values above; implicit_prox is
+            given for another penalty; clients have different numbers of classes (this method shares one head) and the
+            population has no `num_labels`. Warns if eta l_2 >= 2 and the step is explicit: such steps diverge.
 
     Source:
         The thesis on layer-wise regularization and personalized mixing; its method chapter is lost, the formulas are a

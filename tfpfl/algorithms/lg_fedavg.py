@@ -78,9 +78,10 @@ def lg_fedavg(
         The `Algorithm`. A client keeps theta_i and predicts with (theta_i, W).
 
     Raises:
-        ValueError: pretrain_rounds is negative; eta or momentum is negative or not finite; steps, epochs or batch_size
-            is below 1, or steps and epochs are both given; new_body or weighting is none of those above; clients share
-            a head here, but differ in their numbers of classes, and the population has no `num_labels`.
+        InvalidArgument: pretrain_rounds is negative; eta or momentum is negative or not finite; steps, epochs or
+            batch_size is below 1, or steps and epochs are both given; new_body or weighting is not one of the values
+            above; clients have different numbers of classes (this method shares one head) and the population has no
+            `num_labels`.
 
     Source:
         Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, arXiv 2001.01523, algorithm 1.

@@ -70,10 +70,10 @@ def per_fedavg(
         The `Algorithm`. A client keeps nothing and predicts with v.
 
     Raises:
-        ValueError: eta_inner or beta is negative or not finite; delta is not positive or not finite; steps, epochs or
-            batch_size is below 1, or steps and epochs are both given; adapt_steps is negative; adapt_batch_size is
-            below 1; variant is neither 'fo' nor 'hf'; clients share a head here, but differ in their numbers of
-            classes, and the population has no `num_labels`.
+        InvalidArgument: eta_inner or beta is negative or not finite; delta is not positive or not finite; steps, epochs
+            or batch_size is below 1, or steps and epochs are both given; adapt_steps is negative; adapt_batch_size is
+            below 1; variant is neither 'fo' nor 'hf'; clients have different numbers of classes (this method shares one
+            head) and the population has no `num_labels`.
 
     Source:
         Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, algorithm 1.

@@ -75,17 +75,17 @@ def pfedme(
             `fedavg`.
         beta: the server's rate, >= 0; above 1 it extrapolates.
         weight_decay: adds this times theta_i to the inner gradient, >= 0; default 0.
-        implicit_prox: take the step on the pull implicitly, which no coefficient makes unstable; default: explicitly,
-            by its gradient.
+        implicit_prox: take an implicit step on the pull, which is stable for every coefficient. Default: an explicit
+            step, by its gradient.
 
     Returns:
         The `Algorithm`. A client keeps theta_i and predicts with it; before its first visit, with w.
 
     Raises:
-        ValueError: lam, eta, eta_p, beta or weight_decay is negative or not finite; inner_steps is below 1; steps,
-            epochs or batch_size is below 1, or steps and epochs are both given; clients share a head here, but differ
-            in their numbers of classes, and the population has no `num_labels`. A warning is given where eta_p lam >= 2
-            and the step is explicit: it diverges.
+        InvalidArgument: lam, eta, eta_p, beta or weight_decay is negative or not finite; inner_steps is below 1; steps,
+            epochs or batch_size is below 1, or steps and epochs are both given; clients have different numbers of
+            classes (this method shares one head) and the population has no `num_labels`. Warns if eta_p lam >= 2 and
+            the step is explicit: such steps diverge.
 
     Source:
         Dinh, Tran, Nguyen, NeurIPS 2020, algorithm 1.

@@ -109,7 +109,7 @@ def pflego(
             that lowers l_i.
         safeguard: restore W_i where the inner steps raised l_i; default: yes.
         head_init: how a client's head starts: 'glorot', 'uniform01' or 'zeros' (see `SplitModel`); None for the model's
-            own.
+            `head_init`.
         recompute: run the forward pass twice instead of keeping its activations: less memory, more time; default: no.
         chunk: run the forward pass twice, for at most this many examples at a time, >= 1, which bounds the memory; None
             for all at once.
@@ -118,8 +118,8 @@ def pflego(
         The `Algorithm`. A client keeps W_i and predicts with (theta, W_i).
 
     Raises:
-        ValueError: tau or chunk is below 1; beta or rho is negative or not finite; rule, weighting, server_opt,
-            inner_opt or head_init is none of those above.
+        InvalidArgument: tau or chunk is below 1; beta or rho is negative or not finite; rule, weighting, server_opt,
+            inner_opt or head_init is not one of the values above.
 
     Source:
         Nikoloutsopoulos, Koutsopoulos, Titsias, arXiv 2202.09848: objective in eq. (1), steps in eqs. (3) to (5).

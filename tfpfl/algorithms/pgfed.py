@@ -122,10 +122,10 @@ def pgfed(
         The `Algorithm`. A client keeps v and predicts with it; before its first visit, with w. `matrices` gives A.
 
     Raises:
-        ValueError: mu, eta, eta2 or momentum is negative or not finite; steps, epochs or batch_size is below 1, or
-            steps and epochs are both given; weighting is neither 'examples' nor 'uniform'; clients share a head here,
-            but differ in their numbers of classes, and the population has no `num_labels`; the server's table of I
-            gradients does not fit into memory.
+        InvalidArgument: mu, eta, eta2 or momentum is negative or not finite; steps, epochs or batch_size is below 1, or
+            steps and epochs are both given; weighting is neither 'examples' nor 'uniform'; clients have different
+            numbers of classes (this method shares one head) and the population has no `num_labels`; the server's table
+            of I gradients does not fit into memory.
 
     Source:
         Luo, Mendieta, Chen, Wu, ICCV 2023, algorithm 1.
@@ -172,10 +172,10 @@ def pgfedmo(
         gives A.
 
     Raises:
-        ValueError: beta is outside [0, 1]; mu, eta, eta2 or momentum is negative or not finite; steps, epochs or
+        InvalidArgument: beta is outside [0, 1]; mu, eta, eta2 or momentum is negative or not finite; steps, epochs or
             batch_size is below 1, or steps and epochs are both given; weighting is neither 'examples' nor 'uniform';
-            clients share a head here, but differ in their numbers of classes, and the population has no `num_labels`;
-            the server's table of I gradients does not fit into memory.
+            clients have different numbers of classes (this method shares one head) and the population has no
+            `num_labels`; the server's table of I gradients does not fit into memory.
 
     Source:
         Luo, Mendieta, Chen, Wu, ICCV 2023, algorithm 1 with its momentum.

@@ -86,10 +86,10 @@ def scaffold(
         The `Algorithm`. A client keeps c_i.
 
     Raises:
-        ValueError: eta is not positive or not finite (option II divides by it); eta_g is negative or not finite; steps,
-            epochs or batch_size is below 1, or steps and epochs are both given; option or eval_model is neither of the
-            two above; clients share a head here, but differ in their numbers of classes, and the population has no
-            `num_labels`.
+        InvalidArgument: eta is not positive or not finite (option II divides by it); eta_g is negative or not finite;
+            steps, epochs or batch_size is below 1, or steps and epochs are both given; option or eval_model is not one
+            of the values above; clients have different numbers of classes (this method shares one head) and the
+            population has no `num_labels`.
 
     Source:
         Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, algorithm 1.

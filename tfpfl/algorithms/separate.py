@@ -46,7 +46,7 @@ def local(
         The `Algorithm`. A client keeps w_i and predicts with it.
 
     Raises:
-        ValueError: eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps and
+        InvalidArgument: eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps and
             epochs are both given.
 
     Source:

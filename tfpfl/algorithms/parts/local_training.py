@@ -91,7 +91,7 @@ def straggles(key, probability):
 
 
 def partial_work(key, probability, work):
-    """How many of `work` epochs or steps a client does: all, or for a straggler a uniform number in 1..work; int32."""
+    """How many of `work` epochs or steps a client does: all, or U{1..work} if it is a straggler; int32 []."""
     done = tf.cast(tf.floor(_uniform(key)[1] * tf.cast(work, tf.float64)), tf.int32) + 1
     return tf.where(straggles(key, probability), tf.minimum(done, work), work)
 
