@@ -53,8 +53,8 @@ def ditto(
     implicit_prox: bool = False,
     weighting: str = "examples",
 ) -> Algorithm:
-    """Ditto: a global model by FedAvg, and beside it for every client a model of its own that is held near the global
-    one.
+    """Ditto: a global model by FedAvg, and a personal model for every client with a penalty on its distance to the
+    global one.
 
     Update rule:
 

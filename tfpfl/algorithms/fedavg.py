@@ -48,7 +48,7 @@ def fedavg(
         steps, epochs: local work in every round, in mini-batches or in passes over the client's examples; one of the
             two, >= 1. Default: 50 steps (tau in the PFLEGO study).
         batch_size: examples in a mini-batch, >= 1; None for all that the client has (the PFLEGO study).
-        momentum: of the local SGD, >= 0; default 0, none. It starts anew in every visit.
+        momentum: the momentum of the local SGD, >= 0; default 0, none. It starts at 0 in every visit.
         weighting: a client's weight in the average: 'examples' (q_i) or 'uniform' (1 / r).
 
     Returns:

@@ -109,8 +109,7 @@ def fedavg_ft(
     epochs_ft: int | None = None,
     part: str = "full",
 ) -> Algorithm:
-    """FedAvg, and then fine-tuning: a client makes the shared model personal by local steps of its own, anew whenever
-    it predicts.
+    """FedAvg, and then fine-tuning: before every prediction, a client takes local steps from the shared model.
 
     Update rule:
 
@@ -169,8 +168,8 @@ def fedprox_ft(
     epochs_ft: int | None = None,
     part: str = "full",
 ) -> Algorithm:
-    """FedProx, and then fine-tuning without its pull: a client makes the shared model personal by local steps of its
-    own, anew whenever it predicts.
+    """FedProx, and then fine-tuning without its penalty: before every prediction, a client takes local steps from the
+    shared model.
 
     Update rule:
 

@@ -71,7 +71,7 @@ def lg_fedavg(
         eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the local SGD,
             and the weights of the average, as in `fedavg`.
         pretrain_rounds: this many rounds of FedAvg first, >= 0; rounds in which nobody takes part do not count.
-        new_body: the backbone of a client that comes for the first time: 'initial' (theta^0, or what the pretraining
+        new_body: the backbone of a client at its first visit: 'initial' (theta^0, or what the pretraining
             left) or 'average' (of the last cohort's, weighted as the heads are).
 
     Returns:

@@ -93,7 +93,7 @@ def _deal(
             raise InvalidArgument(f"class {c} has {len(examples)} {what} examples but no client holds it")
         if need_each and len(examples) < len(held_by):
             raise InvalidArgument(
-                f"class {c} is held by {len(held_by)} clients but has only {len(examples)} {what} examples: "
+                f"class {c} is for {len(held_by)} clients but has only {len(examples)} {what} examples: "
                 "take fewer clients or fewer classes per client"
             )
         owner[examples] = held_by[np.arange(len(examples)) % len(held_by)]
