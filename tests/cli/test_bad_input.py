@@ -48,7 +48,7 @@ def cache(tmp_path, monkeypatch):
         ({"sampling": "fixt"}, "unknown sampling 'fixt'"),
         ({"sampling": "range"}, "1 <= low <= high"),
         ({"sampling": "range", "sampling_range": (3, 2)}, "low=3, high=2"),
-        ({"sampling_range": (1, 2)}, "sampling_range goes with sampling 'range', found 'fixed'"),
+        ({"sampling_range": (1, 2)}, "sampling_range needs sampling='range', found sampling='fixed'"),
         ({"rounds": 0}, "rounds must lie in 1.*found 0"),
         ({"rounds": "many"}, "rounds must be int, found 'many'"),
         ({"rounds": True}, "rounds must be int, found True"),
@@ -192,14 +192,14 @@ def test_the_tff_engine_without_tff(federation, tmp_path, monkeypatch):
 def test_a_run_folder_that_exists(a_run, federation, tmp_path):
     before = runs.saved(a_run)
     with pytest.raises(
-        RunError, match=r"exists and is not empty; continue it with `tfpfl resume .*run`.*another --out"
+        RunError, match=r"exists and is not empty; continue it with `tfpfl resume .*run`.*another folder .--out"
     ):
         Run.create(runs.config(), a_run, federation)
     assert runs.saved(a_run) == before
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.tex").touch()
     for taken in (tmp_path / "thesis", tmp_path / "thesis" / "chapter1.tex"):
-        with pytest.raises(RunError, match="exists and is not empty. Take another"):
+        with pytest.raises(RunError, match="exists and is not empty. For a new run use another folder"):
             Run.create(runs.config(), taken, federation)
     assert [p.name for p in (tmp_path / "thesis").iterdir()] == ["chapter1.tex"]
 
@@ -263,7 +263,7 @@ def test_a_state_of_another_run_or_a_lost_or_damaged_one(a_run, federation, tmp_
     with pytest.raises(StoreError, match="damaged or cut off"):
         Run.open(a_run)
     state.unlink()
-    with pytest.raises(RunError, match="state.sqlite is missing: the run has a history, but its state is lost"):
+    with pytest.raises(RunError, match="state.sqlite is missing: the run has a history.csv, but its state is lost"):
         Run.open(a_run)
     assert not state.exists()
     state.write_bytes(intact)
@@ -286,7 +286,7 @@ def test_a_federation_that_was_changed_or_is_gone(tmp_path):
         Run.open(folder)
     x.write_bytes(intact)
     (tmp_path / "federation").rename(tmp_path / "moved")
-    with pytest.raises(RunError, match="federation .*/federation is gone, and it could not be made again: .*arrays"):
+    with pytest.raises(RunError, match="federation .*/federation is missing, and it could not be built: .*arrays"):
         Run.open(folder)
     (tmp_path / "moved").rename(tmp_path / "federation")
     Run.open(folder).close()
@@ -297,7 +297,7 @@ def test_a_damaged_federation_in_the_cache_says_what_to_do():
     made = open_federation(config)
     (made.path / "index.raw").unlink()
     with pytest.raises(
-        FederationError, match="is incomplete: index.raw is missing.*remove that folder, and it is made again"
+        FederationError, match="is incomplete: index.raw is missing.*delete that folder, and it is built again"
     ):
         open_federation(config)
     shutil.rmtree(made.path)

@@ -92,7 +92,7 @@ def test_who_predicts_with_it_scores_it_once(federation, fedavg):
     assert {e.model for e in evaluations("scaffold", federation, "global")[0]} == {"global", "local copy"}
     rows, _ = evaluations("scaffold", federation, "personal", options={"eval_model": "local"})
     assert {e.model for e in rows} == {"global", "personal", "local copy"}
-    with pytest.raises(ValueError, match="model_name='global' is what the algorithm's global model is called"):
+    with pytest.raises(ValueError, match="model_name='global' is the name of the algorithm's global model"):
         evaluations("ditto", federation, "global")
 
 

@@ -207,7 +207,7 @@ def test_a_node_without_the_federation_gets_its_files(nodes, federation, tmp_pat
     assert (mended.path, mended.hash) == (unpacked, federation.hash)
     shutil.rmtree(unpacked)
     files = {name: np.fromfile(other.path / name, np.uint8) for name in ("manifest.json", *FILES)}
-    with pytest.raises(FederationError, match=f"files are of federation {other.hash[:12]}, not {federation.hash[:12]}"):
+    with pytest.raises(FederationError, match=f"are of federation {other.hash[:12]}, not {federation.hash[:12]}"):
         federation_on_node(str(tmp_path / "nowhere"), federation.hash, files)
     assert not unpacked.exists()
 
@@ -220,7 +220,7 @@ def fails_on_nodes(federation):
 
 def test_what_fails_on_a_node_is_said(nodes, federation):
     engine = on_ray(nodes, federation, fails_on_nodes)
-    with pytest.raises(MachinesError, match=r"the work of client \d failed on a node: no such network"):
+    with pytest.raises(MachinesError, match=r"client \d failed on a node of the Ray cluster: no such network"):
         some_rounds(engine)
     tasks = Tasks(replace(engine.job, key="old", versions={"tensorflow": "1.15"}), federation, False, nodes.machines)
     with pytest.raises(MachinesError, match=r"has \{'tensorflow': .*the coordinator \{'tensorflow': '1.15'\}"):

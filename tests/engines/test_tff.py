@@ -169,7 +169,7 @@ def test_data_that_clients_cannot_be_given(tff, algorithm, federation):
     specs = (tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.int32))
     with pytest.raises(ValueError, match="data must be a Federation, a pair of tf.TensorSpec.*found ndarray"):
         federate(algorithm, np.zeros(3))
-    with pytest.raises(ValueError, match="held-out splits are read from a Federation"):
+    with pytest.raises(ValueError, match="held-out splits .* can be read only from a Federation"):
         federate(algorithm, specs, held_out=["test"])
     element = {"pixels": specs[0], "label": specs[1]}
     with pytest.raises(ValueError, match=r"found the keys \['label', 'pixels'\]"):

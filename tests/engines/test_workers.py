@@ -309,7 +309,7 @@ def test_a_part_that_needs_more_than_the_deadline(federation, machines):
             remote.deadline = deadline
         process.workers.require(federation)
     began = time.monotonic()
-    with pytest.raises(MachinesError, match=r"lost 4 times.*took longer than the deadline.*needs a larger --deadline"):
+    with pytest.raises(MachinesError, match=r"lost 4 times.*took longer than the deadline.*use a larger --deadline"):
         train(process, algorithm, 1)
     assert time.monotonic() - began < 60
 
@@ -336,7 +336,7 @@ def test_all_workers_gone_and_resume(on_three, federation, machines, started, tm
         gone.append(time.monotonic())
 
     names = f"{started[0].name}: .*{started[1].name}: "
-    with pytest.raises(MachinesError, match=f"no worker was left for 3 s .{names}.*rounds before are saved.*resume"):
+    with pytest.raises(MachinesError, match=f"no worker was left for 3 s .{names}.*earlier rounds are saved.*resume"):
         run_folder(tmp_path / "run", federation, few, [After(2, kill)])
     assert time.monotonic() - gone[0] < 3 + 15
     assert len(runs.saved(tmp_path / "run")["history"]) == 2
@@ -397,7 +397,7 @@ def test_the_command_refuses_before_it_makes_a_folder(federation, started, tmp_p
     assert "--isolate is for --engine tff" in error("--isolate", *out)
     assert "--deadline goes with --workers" in error("--engine", "tff", "--deadline", 5, *out)
     assert "HOST:PORT, found 'here'" in error("--engine", "tff", "--workers", "here", *out)
-    assert "isolate is for a TFF worker of our own" in error("--engine", "tff", "--workers", nobody, "--isolate", *out)
+    assert "isolate is for the TFF worker" in error("--engine", "tff", "--workers", nobody, "--isolate", *out)
 
 
 @pytest.mark.slow
@@ -452,7 +452,7 @@ def isolated_worker():
     try:
         return Worker(2, isolate=True)
     except RuntimeError as error:
-        if "no network namespace" in str(error):
+        if "make a network namespace" in str(error):
             pytest.skip(str(error))
         raise
 
@@ -468,7 +468,7 @@ def test_a_system_without_network_namespaces_is_told_by_an_exit_code(monkeypatch
     with pytest.raises(SystemExit) as ended:
         isolated.enter_namespace()
     assert ended.value.code == os.EX_NOPERM
-    assert "make no network namespace (Operation not permitted); leave it out" in capsys.readouterr().err
+    assert "make a network namespace (Operation not permitted). Leave out isolate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("code", "message"), [(os.EX_NOPERM, "^it may not$"), (1, "did not start within .*log is")])
@@ -527,7 +527,7 @@ def test_where_isolating_is_forbidden(tff):
     done = subprocess.run([sys.executable, "-c", FORBIDDEN, *arguments], capture_output=True, text=True, check=False)
     if "no user namespaces" in done.stderr:
         pytest.skip("this system has no user namespaces")
-    assert done.returncode == 1 and "this system lets its users make no network namespace" in done.stderr
+    assert done.returncode == 1 and "this system does not let users make a network namespace" in done.stderr
     assert len(done.stderr.splitlines()) == 1 and reached(port) == []
 
 

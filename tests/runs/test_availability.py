@@ -211,14 +211,14 @@ def test_broken_clients_in_a_run_are_counted_and_named(federation, short_end, tm
     [
         ({"dropout": 1.0}, "give 1 to 1"),
         ({"dropout": 0.1, "dropout_spread": 0.2}, "give -0.1 to 0.3"),
-        ({"dropout": -0.1}, "dropout must be a number that is not negative, found -0.1"),
-        ({"jitter": float("nan")}, "jitter must be a number that is not negative, found nan"),
-        ({"round_deadline": 3.0}, "a deadline is positive, and needs `seconds`"),
+        ({"dropout": -0.1}, "dropout must be a finite number of at least 0, found -0.1"),
+        ({"jitter": float("nan")}, "jitter must be a finite number of at least 0, found nan"),
+        ({"round_deadline": 3.0}, "a deadline must be positive, and needs `seconds`"),
         ({"client_seconds": 1.0, "round_deadline": 0.0}, "found deadline=0.0"),
-        ({"joins": ("3",)}, "joins is written ROUND:ID,ID,..., found '3'"),
-        ({"leaves": ("0:1",)}, "leaves is .round from 1 on: client ids"),
+        ({"joins": ("3",)}, "joins is written ROUND:ID,ID,..., such as 20:3,4; found '3'"),
+        ({"leaves": ("0:1",)}, "leaves must be .round: client ids. with rounds from 1"),
         ({"joins": ("3:1", "3:2")}, "joins names a round twice"),
-        ({"max_norm": 1.0}, "limits of on_broken='reject'"),
+        ({"max_norm": 1.0}, "need on_broken='reject'"),
         ({"on_broken": "ignore"}, "on_broken must be one of stop, reject; found 'ignore'"),
         ({"on_broken": "reject", "clip_norm": 0.0}, "clip_norm must be positive"),
     ],
@@ -229,7 +229,7 @@ def test_bad_input(change, reason):
 
 
 def test_what_only_the_federation_can_tell(federation, tmp_path):
-    with pytest.raises(ValueError, match=r"clients join or leave that the population does not have: \[77\]"):
+    with pytest.raises(ValueError, match=r"it does not have the clients \[77\]"):
         small_runs.train(tmp_path / "a", federation, joins=("3:77",))
     with pytest.raises(ValueError, match="too short for every client: the fastest takes"):
         small_runs.train(tmp_path / "b", federation, client_seconds=1.0, round_deadline=1e-3)

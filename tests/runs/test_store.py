@@ -179,7 +179,7 @@ def test_what_cannot_be_saved_leaves_the_round_out():
         commit(store, 1)
         with pytest.raises(TypeError, match="found set"):
             store.commit_round(2, np.zeros(1000, int), {}, {"x": {1}})
-        with pytest.raises(ValueError, match="another round"):
+        with pytest.raises(ValueError, match="all evaluations must be of round"):
             store.commit_round(2, np.zeros(1000, int), {}, {}, [Score(1, 0, "personal", "test", 1, 0.0, 0.0)])
         twice = [Score(2, 0, "personal", "test", 1, 0.0, 0.0)] * 2
         with pytest.raises(StoreError, match="round 2 was not saved, round 1 is the last whole one.*UNIQUE"):

@@ -105,7 +105,7 @@ def test_clients_that_are_kept_out_of_training(tmp_path, federation):
     fewer = Run.create(runs.config(new_clients=3), tmp_path / "fewer", federation)
     fewer.close()
     assert set(fewer.population.client_ids) < set(run.population.client_ids)  # the same draw, one more
-    with pytest.raises(ValueError, match="new_clients=6 leaves nobody to train: the federation has 6 clients"):
+    with pytest.raises(ValueError, match="new_clients=6 leaves no client to train: the federation has 6 clients"):
         Run.create(runs.config(new_clients=6), tmp_path / "none", federation)
 
 

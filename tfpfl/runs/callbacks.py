@@ -94,7 +94,7 @@ class TensorBoard(Callback):
             warnings.warn(f"TensorBoard events of round {row['round']} were not written: {error}", stacklevel=2)
 
     def end(self, training):
-        """Closes the event file."""
+        """Closes the event file after the last round."""
         self._writer.close()
 
 

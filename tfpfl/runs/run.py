@@ -394,7 +394,7 @@ def _check_free(folder: Path) -> None:
     if not folder.exists() or (folder.is_dir() and {p.name for p in folder.iterdir()} <= leftovers):
         return
     hint = f"; continue it with `tfpfl resume {folder}`" if (folder / "config.json").exists() else ""
-    raise RunError(f"{folder} exists and is not empty{hint}. Otherwise use another folder (--out)")
+    raise RunError(f"{folder} exists and is not empty{hint}. For a new run use another folder (--out)")
 
 
 def _plain(row: dict) -> dict:
