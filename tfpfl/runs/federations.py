@@ -34,7 +34,7 @@ def open_federation(config: RunConfig, *, allow_download: bool = False) -> Feder
             if not started:
                 raise
             raise RunError(
-                f"the run's federation {config.federation} is missing, and it could not be built again: {error}"
+                f"the run's federation {config.federation} is missing, and it could not be built: {error}"
             ) from error
     if config.federation_hash is not None and federation.hash != config.federation_hash:
         raise RunError(

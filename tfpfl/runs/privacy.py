@@ -48,7 +48,7 @@ def privacy(noise: float, population, rounds: int, *, delta: float | None = None
         text = f"{size} of {people} clients without replacement"
     accountant = RdpAccountant(neighboring_relation=relation)
     accountant.compose(event, rounds)
-    more = "; the estimate of the clipping norm is included" if adaptive else ""
+    more = "; the clipping norm's estimate included" if adaptive else ""
     return Privacy(
         float(accountant.get_epsilon(delta)), delta, f"{rounds} rounds, noise multiplier {noise:g}, {text}{more}"
     )
