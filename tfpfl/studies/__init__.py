@@ -1,6 +1,6 @@
 """Studies: several runs side by side, or one run looked at afterwards.
 
-Names are imported when they are first used, so that a comparison does not wait for what only a report needs.
+A name is imported when it is first used. So a comparison does not wait for the import of what only a report needs.
 """
 
 from importlib import import_module

@@ -1,10 +1,11 @@
-"""What the contract promises, whatever the method: one battery of checks, for tfpfl's algorithms and for your own.
+"""A battery of checks that every algorithm must pass, tfpfl's and your own: does it keep the contract?
 
     for finding in check_algorithm(lambda model, population: mine(model, population, eta=0.2)):
         print(finding)
 
-Seven clients with 6 to 14 examples of 2 to 8 classes, a backbone of 65 weights, three clients a round: all of it takes
-some seconds. A check is a function of a `Subject` that raises `Broken`; `CHECKS` has all.
+The checks train the algorithm on seven clients with 6 to 14 examples of 2 to 8 classes, a backbone of 65 weights and
+three clients a round. All of them together take some seconds. A check is a function that takes a `Subject` and raises
+`Broken` if the algorithm fails it. `CHECKS` lists all checks; battery_subject.py has what they train and compare with.
 """
 
 import tempfile
@@ -40,11 +41,11 @@ from tfpfl.studies.battery_subject import (
     visits_by_id,
 )
 
-AGREE = 1e-5  # of float32 sums in another order, after `ROUNDS` rounds
+AGREE = 1e-5  # allowed difference: float32 sums in another order, after `ROUNDS` rounds
 
 
 class Finding(NamedTuple):
-    """What one check found."""
+    """The result of one check: passed, failed or skipped, and why."""
 
     check: str
     status: str  # 'ok', 'FAILED' or 'skipped'
@@ -55,14 +56,15 @@ class Finding(NamedTuple):
 
 
 def check_algorithm(build: Callable, *, checks: Sequence[Callable] | None = None) -> list[Finding]:
-    """Runs the battery on an algorithm.
+    """Runs the checks on an algorithm and says which of them it fails.
 
     Args:
-        build: (model, population) -> Algorithm, with rates under which the loss falls by a fifth in 25 rounds.
-        checks: of `CHECKS`; default all. Those in `NEED_TFF` are skipped where TFF is not installed.
+        build: function (model, population) -> Algorithm. Choose learning rates with which the loss falls by a fifth in
+            25 rounds, or the check of the loss fails.
+        checks: which of `CHECKS` to run; default: all. Those in `NEED_TFF` are skipped if TFF is not installed.
 
     Returns:
-        A finding for every check, in order. Errors that the algorithm itself raises are findings too.
+        One `Finding` for each check, in the order of the checks. An error that the algorithm raises is a finding, too.
     """
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +86,7 @@ def check_algorithm(build: Callable, *, checks: Sequence[Callable] | None = None
 
 
 def both_engines_agree(subject):
-    """TFF's federated computation and the local engine: states, metrics and scores after ten rounds."""
+    """TFF's federated computation and the local engine give the same states, metrics and scores after ten rounds."""
     from tfpfl.engines.tff.evaluation import federated_evaluation
     from tfpfl.engines.tff.process import federate
 
@@ -109,14 +111,14 @@ def both_engines_agree(subject):
 
 
 def rounds_change_something(subject):
-    """Ten of them."""
+    """Ten rounds change the server's state or the state of some client by more than 1e-3."""
     new, trained = Trained(subject.algorithm, subject.engine), subject.trained
     moved = distance((trained.server, trained.states(EVERYONE)), (new.server, new.states(EVERYONE)))
     require(moved > 1e-3, f"{ROUNDS} rounds moved no number by more than {moved:.1e}")
 
 
 def the_order_of_clients_is_irrelevant(subject):
-    """To the server up to rounding, to every client bit for bit."""
+    """Another order of a round's clients changes the server by rounding only, and no client by a single bit."""
     trained, engine = subject.trained, subject.engine
     visits, states = visits_by_id(subject.algorithm.population, EVERYONE, 5), trained.states(EVERYONE)
     forward = engine.next(trained.server, states, visits)
@@ -130,7 +132,7 @@ def the_order_of_clients_is_irrelevant(subject):
 
 
 def structure_shapes_and_dtypes_stay(subject):
-    """Of the server's state and of every client's."""
+    """Rounds keep the structure, shapes and dtypes of the server's state and of every client's state."""
     trained = subject.trained
     last = trained.outputs[-1]
     news = [("the server's state", subject.engine.initialize(), last.server)]
@@ -148,7 +150,7 @@ def structure_shapes_and_dtypes_stay(subject):
 
 
 def saved_loaded_and_continued_is_continued(subject):
-    """Bit for bit; `Subject.trained` went on without a break."""
+    """A run that is saved, loaded and continued ends bit for bit where the uninterrupted `Subject.trained` ends."""
     algorithm, engine, trained = subject.algorithm, subject.engine, subject.trained
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "state.sqlite"
@@ -164,7 +166,7 @@ def saved_loaded_and_continued_is_continued(subject):
 
 
 def absent_clients_keep_their_state(subject):
-    """Bit for bit, until they come."""
+    """The state of a client does not change by a single bit in rounds that it does not take part in."""
     run = Trained(subject.algorithm, subject.engine).rounds(3, cohorts=lambda t: [1, 4])
     before = run.states(EVERYONE)
     _keep(before, [run.initial[i] for i in EVERYONE], (0, 2, 3, 5, 6))
@@ -173,7 +175,7 @@ def absent_clients_keep_their_state(subject):
 
 
 def a_round_is_a_function_of_what_it_is_given(subject):
-    """No other randomness than `ClientData.key`, nothing remembered."""
+    """A round run twice gives the same bits: `ClientData.key` is the only randomness, and nothing is remembered."""
     trained, engine = subject.trained, subject.engine
     visits, states = visits_by_id(subject.algorithm.population, [1, 5], 7), trained.states([1, 5])
     first, second = (engine.next(trained.server, states, visits) for _ in range(2))
@@ -181,7 +183,7 @@ def a_round_is_a_function_of_what_it_is_given(subject):
 
 
 def the_loss_falls(subject):
-    """On classes that are far apart; the model that every client predicts with, on its training examples."""
+    """25 rounds of all clients lower their personal models' training loss by a fifth, on well separated classes."""
     algorithm = subject.algorithm
     score = Scorer(algorithm, subject.federation, ["train"])
 
@@ -196,7 +198,7 @@ def the_loss_falls(subject):
 
 
 def no_graph_is_traced_again_for_other_clients(subject):
-    """Other clients, cohorts of other sizes: the same graphs."""
+    """Other clients and cohorts of other sizes reuse the graphs that the first two rounds have traced."""
     engine = Simulation(subject.algorithm, subject.federation, held_out=["test"])
     work = getattr(engine._clients, "_work", None) or engine._clients._visit
     run = Trained(subject.algorithm, engine).rounds(2, cohorts=lambda t: [[0, 1, 2], [2, 4]][t - 1])
@@ -209,9 +211,10 @@ def no_graph_is_traced_again_for_other_clients(subject):
 
 
 def no_personal_weights_leave(subject):
-    """No part of the update has the shape of a head that stays on the device, or equals a part of the state.
+    """An update holds no tensor shaped like a head that stays on the device, and no part of the client's state.
 
-    Where every client is sent a message of its own, the server has by its nature what every client has.
+    Methods that send each client a message of its own are not checked for this: their server knows every client's
+    model.
     """
     _, state, _, output = subject.visit(WIDEST)
     require("loss" in output.metrics, f"the metrics have no 'loss', but {sorted(output.metrics)}")
@@ -231,7 +234,7 @@ def no_personal_weights_leave(subject):
 
 
 def models_are_whole(subject):
-    """`personal_model` and `local_model` give `Weights` of the client's width, or of one that all share."""
+    """`personal_model` and `local_model` return `Weights` whose head has the client's classes, or those of all."""
     algorithm = subject.algorithm
     for client in (0, WIDEST):
         message, _, data, output = subject.visit(client)
@@ -249,7 +252,7 @@ def models_are_whole(subject):
 
 
 def the_global_model_is_everyones(subject):
-    """Where there is one: a whole model, in every message, and whoever received it plays no part."""
+    """If the method has a global model, it is a whole model, and the same one whichever client receives the message."""
     algorithm = subject.algorithm
     if algorithm.global_model is None:
         return
@@ -266,8 +269,9 @@ def the_global_model_is_everyones(subject):
 def what_is_shared_is_declared(subject):
     """`Algorithm.shares` is what the personal models of two clients have in common, whatever their states.
 
-    By value, with every client's first state, its last one and that after one more visit. Less than what is shared is
-    a mistake too: it makes evaluation slow, and `new-clients --protocol global` refuses the method.
+    Weights are compared by value: for each client's first state, its last state and its state after one more visit.
+    Declaring less than what is shared is a mistake, too: evaluation becomes slow, and `new-clients --protocol global`
+    refuses the method.
     """
     algorithm, models = subject.algorithm, []
     declared = algorithm.shares
@@ -296,7 +300,7 @@ def what_is_shared_is_declared(subject):
 
 
 def one_pass_is_the_work_of_a_client(subject):
-    """Where there is a `one_pass`: a cohort at once ends where its clients end one by one, by `client_update`."""
+    """A method's `one_pass`, if any, gives a cohort the same result as `client_update` for one client after another."""
     algorithm, trained = subject.algorithm, subject.trained
     if algorithm.one_pass is None:
         return
@@ -314,7 +318,7 @@ def one_pass_is_the_work_of_a_client(subject):
 
 
 def a_new_client_adapts(subject):
-    """Where it can: from what it would predict with at once, or for a personal model that is a fit, from its origin."""
+    """If new clients can adapt, adapting starts at the personal or global model and lowers the loss in nine epochs."""
     algorithm = subject.algorithm
     if algorithm.adapt is None:
         return
@@ -363,7 +367,7 @@ def kinds(structure) -> list:
 
 
 def _same(a, b) -> bool:
-    """Of the same types and shapes, and bit for bit."""
+    """Whether two structures have the same dtypes, shapes and bits."""
     return kinds(a) == kinds(b) and identical(a, b)
 
 

@@ -1,4 +1,4 @@
-"""What the battery checks an algorithm on: a small federation, a small backbone, and some rounds of training."""
+"""What the checks of battery.py train and compare with: a small federation, a small backbone and some rounds."""
 
 from functools import cached_property
 
@@ -23,7 +23,7 @@ ROUNDS = 10
 
 
 class Broken(AssertionError):
-    """An algorithm does not keep what the contract promises; the message says what was found."""
+    """The algorithm breaks a promise of the contract. The message says which, and what was found."""
 
 
 def backbone(dtype="float64", shape=(4,), width=5, seed=0):
@@ -41,7 +41,7 @@ def backbone(dtype="float64", shape=(4,), width=5, seed=0):
 
 
 def clouds(examples, classes, shape=(4,), dtype="float64", seed=1) -> list:
-    """(x, y) for every client: Gaussian clouds, and every class of a client present."""
+    """[(x, y)], one pair for each client: a Gaussian cloud for each class, and examples of every class."""
     rng = np.random.default_rng(seed)
     means = rng.standard_normal((max(classes), *shape))
     data = []
@@ -52,7 +52,7 @@ def clouds(examples, classes, shape=(4,), dtype="float64", seed=1) -> list:
 
 
 def small_federation(folder, examples=EXAMPLES, classes=CLASSES, seed=1) -> Federation:
-    """`clouds` in float32 as a folder that both engines read by id; with two test examples a class."""
+    """Writes `clouds` in float32 as a federation into `folder`, with two test examples for each class of a client."""
     train = clouds(examples, classes, dtype="float32", seed=seed)
     test = clouds([2 * k for k in classes], classes, dtype="float32", seed=seed)
     parts = [{"train": a, "test": b} for a, b in zip(train, test, strict=True)]
@@ -60,12 +60,12 @@ def small_federation(folder, examples=EXAMPLES, classes=CLASSES, seed=1) -> Fede
 
 
 def small_population(federation: Federation) -> Population:
-    """Everyone, three of seven a round; heads that clients share are as wide as the widest."""
+    """The population of all clients, half of them a round. A shared head has as many outputs as the widest client."""
     return federation.population(Sampling("fixed", 0.5), shared_slots=True)
 
 
 def visits_by_id(population: Population, ids, round_num: int, seed: int = 0) -> list:
-    """Visits whose examples the worker reads."""
+    """The visits of the clients `ids` in a round; the engine reads the examples by client id."""
     keys = client_key(seed, round_num, ids)
     return [Visit(population.info(i), key) for i, key in zip(ids, keys, strict=True)]
 
@@ -79,7 +79,7 @@ def distance(a, b) -> float:
     """The largest |a - b| over all numbers of two structures.
 
     Raises:
-        Broken: they have other shapes.
+        Broken: two numbers at the same place have different shapes.
     """
     pairs = list(zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True))
     for x, y in pairs:
@@ -90,13 +90,20 @@ def distance(a, b) -> float:
 
 
 def identical(a, b) -> bool:
-    """Bit for bit."""
+    """Whether all tensors of two structures have the same bits."""
     pairs = zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True)
     return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in pairs)
 
 
 class Trained:
-    """A run of some engine, kept in a store; client states live in it and nowhere else, as in training."""
+    """A run of an engine that keeps all states in a store, as training does.
+
+    Args:
+        algorithm: the algorithm to train.
+        engine: what computes a round, such as a `Simulation`.
+        store: the `RunStore` to use, which may hold rounds already; default: a new one in memory.
+        seed: the seed of the cohorts and of the clients' randomness.
+    """
 
     def __init__(self, algorithm, engine, store=None, seed=0):
         self.algorithm, self.engine, self.seed = algorithm, engine, seed
@@ -106,11 +113,11 @@ class Trained:
         self.outputs = []
 
     def states(self, ids):
-        """Of these clients; the initial ones where they never took part."""
+        """The states of the clients `ids`; the initial state of a client that never took part."""
         return self.store.client_states(ids, self.initial.get)
 
     def rounds(self, last, cohorts=None):
-        """Runs up to round `last`; `cohorts` is a function of the round, default the population's sampling."""
+        """Trains up to round `last`. `cohorts` maps a round to client ids; default: the population's sampling."""
         for t in range(self.store.round_num + 1, last + 1):
             ids = [int(i) for i in (cohorts(t) if cohorts else cohort(self.seed, t, self.population))]
             output = self.engine.next(self.server, self.states(ids), visits_by_id(self.population, ids, t, self.seed))
@@ -121,7 +128,7 @@ class Trained:
 
 
 class Subject:
-    """An algorithm that is checked, with what its checks share.
+    """The algorithm that is checked, with the training that several checks use.
 
     Args:
         algorithm: built for `small_population(federation)`.
@@ -133,16 +140,16 @@ class Subject:
 
     @cached_property
     def engine(self) -> Simulation:
-        """The local engine."""
+        """The algorithm in the local engine, which also scores test examples."""
         return Simulation(self.algorithm, self.federation, held_out=["test"])
 
     @cached_property
     def trained(self) -> Trained:
-        """After `ROUNDS` rounds; checks leave it as it is."""
+        """The algorithm trained for `ROUNDS` rounds. Checks must not change it."""
         return Trained(self.algorithm, self.engine).rounds(ROUNDS)
 
     def head_width(self, client: int) -> int:
-        """How many outputs the model has that a client holds after its work."""
+        """Number of outputs of the model that a client has after its local work."""
         message, _, _, output = self.visit(client)
         return int(self.algorithm.local_model(message, output).head.bias.shape[0])
 
@@ -157,5 +164,6 @@ class Subject:
 
 
 def require(holds, why: str) -> None:
+    """Raises `Broken` with the message `why` unless `holds` is true."""
     if not holds:
         raise Broken(why)

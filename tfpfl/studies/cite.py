@@ -1,4 +1,4 @@
-"""BibTeX for what a run is made of: algorithms, data sets, partitions, and the software under it (references.bib)."""
+"""BibTeX entries for what a run uses: its algorithm, data set, partition and software. They stand in references.bib."""
 
 import json
 import re
@@ -14,11 +14,11 @@ _NAMES = re.compile(r"^\s*tfpfl\s*=\s*\{([^}]*)\},?\s*$\n?", re.MULTILINE)
 
 
 class Entry(NamedTuple):
-    """One work."""
+    """One work of references.bib, with the names that it is found by."""
 
     key: str
-    names: tuple  # what it is found by
-    text: str  # as BibTeX reads it
+    names: tuple  # of algorithms, data sets, ... that it belongs to
+    text: str  # the BibTeX entry
 
 
 @lru_cache
@@ -26,7 +26,7 @@ def entries() -> tuple[Entry, ...]:
     """All works, in the order of the file.
 
     Raises:
-        ValueError: the file has an entry that is none.
+        InvalidArgument: references.bib has an entry without a key or without names.
     """
     text = files("tfpfl.studies").joinpath("references.bib").read_text(encoding="utf-8")
     found = []
@@ -40,7 +40,7 @@ def entries() -> tuple[Entry, ...]:
 
 
 def names() -> dict[str, list[str]]:
-    """{name: the keys of its works}."""
+    """{name of an algorithm, data set, ...: the BibTeX keys of its works}."""
     found: dict[str, list[str]] = {}
     for entry in entries():
         for name in entry.names:
@@ -49,10 +49,10 @@ def names() -> dict[str, list[str]]:
 
 
 def bibtex(wanted: Iterable[str]) -> str:
-    """The works behind these names, each once.
+    """The BibTeX entries of the works behind the names, each entry once.
 
     Raises:
-        ValueError: an unknown name, with the nearest one.
+        InvalidArgument: an unknown name. The message has the closest known one.
 
     Examples:
         >>> bibtex(["keras"]).splitlines()[0]
@@ -66,17 +66,17 @@ def bibtex(wanted: Iterable[str]) -> str:
 
 
 def listing() -> str:
-    """Every name, with the keys of its works."""
+    """A table for the terminal: every known name with the BibTeX keys of its works."""
     known = names()
     width = max(map(len, known))
     return "\n".join(f"{name.ljust(width)}  {', '.join(keys)}" for name, keys in sorted(known.items()))
 
 
 def names_of_run(folder: str | Path) -> list[str]:
-    """What the run in this folder is made of; the user's own data and partition have no work here.
+    """The names to cite for a run folder; the user's own data set and partition have none.
 
     Raises:
-        ValueError: it is no run folder.
+        InvalidArgument: the folder has no config.json that can be read.
     """
     from tfpfl.data.tfds import TFDS_IMAGES
 

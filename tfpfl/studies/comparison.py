@@ -1,7 +1,7 @@
-"""Several algorithms on one federation, with the same cohorts, batches and initial weights: one row each.
+"""Compares algorithms on one federation, with the same cohorts, batches and initial weights: a table, one row each.
 
-Numbers over clients are taken for every seed and averaged; the interval beside the accuracy is over seeds where there
-are several, else over clients. Paired tests put the clients of all seeds side by side.
+A number over clients is computed for each seed and then averaged. The interval beside the accuracy is over seeds if
+there are several, otherwise over clients. Paired tests compare each client with itself, by its mean over the seeds.
 """
 
 import csv
@@ -33,16 +33,16 @@ def compare_runs(
     callbacks: Callable = lambda label: (),
     allow_download: bool = False,
 ) -> list[Path]:
-    """Runs what is missing, a folder each in OUT; what is there is continued.
+    """Trains the runs that are missing, and continues those that have fewer rounds than asked for.
 
     Args:
-        configs: of algorithms and seeds.
-        out: where the run folders are.
-        callbacks: (label) -> callbacks of its run.
-        allow_download: of data sets.
+        configs: one for each algorithm and seed.
+        out: the folder with the run folders, ALGORITHM-sSEED.
+        callbacks: function (label of a run) -> its callbacks.
+        allow_download: whether TensorFlow Datasets may download a data set that is not on this machine.
 
     Returns:
-        The run folders.
+        The run folders, in the order of `configs`.
 
     Raises:
         RunError: a folder holds a run with another configuration.
@@ -69,17 +69,20 @@ def compare_runs(
 def rows(
     records: Sequence[Record], protocol: Protocol = EV_ALL, baselines: Sequence[str] = ("local", "fedavg_ft")
 ) -> list[dict]:
-    """A dict for every algorithm, or setting of one, in order of appearance; accuracies in %.
+    """The rows of the comparison: one dict for each algorithm and setting, in the order of the records.
 
     Args:
-        records: runs that can be compared.
-        protocol: of the accuracy and of all numbers over clients.
-        baselines: algorithms; of each that is there, every row has the share of clients that are worse off, and of the
-            first that is there the individual gain and Wilcoxon's one-sided p-value that clients have more than with
-            it.
+        records: runs on the same federation.
+        protocol: how the accuracies are measured that all numbers over clients are computed from.
+        baselines: names of algorithms. For each of them among the records, every row has the share of clients that
+            are worse than with it. For the first of them, a row also has the mean and standard deviation of the
+            clients' gains in points, and the p-value of Wilcoxon's one-sided test that clients gain.
+
+    Returns:
+        Accuracies, gains and shares are in %. NaN stands for a number that a run does not have.
 
     Raises:
-        ValueError: the runs cannot be compared.
+        InvalidArgument: no records, one run twice, or runs on different data.
     """
     check_comparable(records)
     found = group_runs(records)
@@ -130,7 +133,7 @@ def _row(s: RunGroup, protocol: Protocol, references: list[RunGroup]) -> dict:
 
 
 def _accuracy(s: RunGroup, protocol: Protocol) -> tuple[float, float]:
-    """In %, with half the interval: over seeds, or over clients where there is one seed."""
+    """The accuracy in %, and half its interval: over seeds, or over clients if there is one seed."""
     results = [record.result(protocol) for record in s.records]
     if None in results:
         return math.nan, math.nan
@@ -145,11 +148,11 @@ def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL) -> str:
 
     Args:
         table: from `rows`.
-        kind: 'csv' (all digits), 'md' or 'tex' (rounded, the protocol below).
-        protocol: of the accuracies.
+        kind: 'csv' (all digits), 'md' or 'tex' (rounded, with the protocol).
+        protocol: how the accuracies were measured; it is written below the table.
 
     Raises:
-        ValueError: another kind.
+        InvalidArgument: `kind` is not one of `FORMATS`.
     """
     if kind not in FORMATS:
         raise InvalidArgument(f"a table is written as {', '.join(FORMATS)}; found {kind!r}")
@@ -168,7 +171,7 @@ def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL) -> str:
 
 
 def shown(name: str, value) -> str:
-    """A cell, rounded as its column wants it."""
+    """The text of a cell, rounded to the digits of its column; '-' for NaN."""
     if isinstance(value, str | int):
         return str(value)
     if np.isnan(value):

@@ -1,14 +1,16 @@
-"""Clients that never took part in training: what a finished run is worth to them, epoch after epoch of adapting alone.
+"""Measures how well new clients do, which took no part in training, while they adapt a trained run to their examples.
 
-PGFed's experiment (Luo et al., ICCV 2023): 80 of 100 clients train; each of the others then fine-tunes for 20 epochs,
-and the mean accuracy of these 20 is drawn over the epochs 0..20. Two protocols:
+This is PGFed's experiment (Luo et al., ICCV 2023): 80 of 100 clients train. Each of the other 20 then fine-tunes for 20
+epochs, and their mean accuracy is drawn over the epochs 0 to 20. There are two protocols:
 
-own     every method in its own way (`Algorithm.adapt`): PFLEGO fits a head under the frozen backbone, Ditto a model
-        near the global one, FedAvg all of the global one. Rates, momentum and mini-batches are those of the run.
-global  every method in the same way (PGFed's): SGD with momentum 0.9 on all weights, from its global model; with a
-        personal head, from the shared backbone and a new head; Local, which shares nothing, from w^0.
+own     Every method adapts in its own way (`Algorithm.adapt`): PFLEGO fits a head to the frozen backbone, Ditto trains
+        a model near the global one, FedAvg trains all of the global one. Learning rates, momentum and batch size are
+        those of the run.
+global  Every method adapts in the same way, as in PGFed: SGD with momentum 0.9 on all weights. It starts from the
+        global model; from the shared backbone and a new head if heads are personal; from w^0 for Local, which shares
+        nothing.
 
-An epoch is a pass over the client's training examples; in full batch, a step. Nothing of the run is changed.
+An epoch is one pass over the client's training examples; without mini-batches, it is one step. The run is not changed.
 """
 
 import csv
@@ -33,28 +35,28 @@ WAYS = ("own", "global")
 
 
 class CannotAdapt(InvalidArgument):
-    """A new client of this algorithm cannot adapt by itself under this protocol."""
+    """New clients cannot adapt to this algorithm by this protocol. The message says why."""
 
 
 class Adapted(NamedTuple):
-    """What new clients scored while they adapted; column e is after e epochs, 0 before the first."""
+    """The scores of new clients while they adapt. Column e holds the scores after e epochs; 0 is before the first."""
 
-    name: str  # of the run, or whatever it is to be called
-    protocol: str  # own or global
-    split: str
+    name: str  # what tables and plots call it, such as the run folder
+    protocol: str  # 'own' or 'global'
+    split: str  # the examples that were scored: 'train', 'validation' or 'test'
     client_ids: np.ndarray  # int [n]
     num_examples: np.ndarray  # int [n], in the split
-    accuracy: np.ndarray  # float [n, epochs + 1]; NaN for a client without examples
-    loss: np.ndarray  # float [n, epochs + 1]
+    accuracy: np.ndarray  # float [n, epochs + 1] in [0, 1]; NaN for a client without examples in the split
+    loss: np.ndarray  # float [n, epochs + 1], mean cross-entropy in nats; NaN likewise
 
     @property
     def means(self) -> np.ndarray:
-        """[epochs + 1]: mean accuracy, every client counts the same."""
+        """float [epochs + 1]: mean accuracy over the clients, each with the same weight."""
         return np.array([statistics.mean_over_clients(column) for column in self.accuracy.T])
 
     @property
     def intervals(self) -> np.ndarray:
-        """[epochs + 1]: half the 95 % interval of the mean."""
+        """float [epochs + 1]: half the 95 % interval of the mean over the clients."""
         return np.array([statistics.ci95(column) for column in self.accuracy.T])
 
 
@@ -66,17 +68,17 @@ def fine_tuning(
     batch_size: int | None = None,
     name: str = "this method",
 ) -> Adaptation:
-    """The protocol 'global' as an `Adaptation`.
+    """The protocol 'global': fine-tuning of all weights by SGD, as an `Adaptation`.
 
     Args:
-        algorithm: of the run.
-        eta, momentum: of the SGD on all weights.
-        batch_size: examples a step; None for all.
-        name: what errors call the algorithm.
+        algorithm: the algorithm that was trained.
+        eta, momentum: learning rate and momentum of SGD.
+        batch_size: examples in a step; None: all examples of the client.
+        name: what error messages call the algorithm.
 
     Raises:
-        CannotAdapt: when it starts: the method gives clients neither a common model nor a common backbone.
-        ValueError: a rate out of range.
+        CannotAdapt: when a client starts: the method gives clients neither a common model nor a common backbone.
+        InvalidArgument: `eta` or `momentum` is negative or not finite.
     """
     check_rates(eta=eta, momentum=momentum)
 
@@ -111,23 +113,26 @@ def adapt_clients(
     name: str = "",
     protocol: str = "own",
 ) -> Adapted:
-    """Lets clients adapt that are not in `algorithm.population`, and scores them before every epoch and after the last.
+    """Lets new clients adapt, and scores them before the first epoch and after each one.
+
+    New clients are those of the federation that are not in `algorithm.population`.
 
     Args:
-        algorithm, federation: of the run; the federation has clients that the population has not.
-        server: the server's state.
-        client_ids: who; default: all that are not in the population.
-        epochs: so many each.
-        adapt: how; default `algorithm.adapt`.
-        split: what is scored.
-        seed, round_num: shuffles are functions of (seed, round, client, epoch).
-        threads: clients at a time.
-        name, protocol: how the result is called.
+        algorithm: the algorithm that was trained.
+        federation: the federation, with more clients than the population.
+        server: the server's state after training.
+        client_ids: the new clients that adapt; default: all of them.
+        epochs: number of epochs of each client.
+        adapt: how a client adapts; default: `algorithm.adapt`.
+        split: the examples that are scored: 'train', 'validation' or 'test'.
+        seed, round_num: decide, with the client and the epoch, how examples are shuffled.
+        threads: number of clients that are computed at the same time; None: chosen for this machine.
+        name, protocol: what the result is called.
 
     Raises:
-        CannotAdapt: the algorithm has no way.
-        ValueError: nobody is new; a client is not new, or not in the federation; a client has more classes than a head
-            that is shared; an argument is out of range.
+        CannotAdapt: the algorithm has no `adapt`, and none is given.
+        InvalidArgument: there is no new client; a client id is not in the federation, or in the population; a client
+            has more classes than the shared head has outputs; `epochs` is negative; `threads` is less than 1.
     """
     adapt = adapt or algorithm.adapt
     if adapt is None:
@@ -181,16 +186,18 @@ def adapt_new_clients(
     batch_size: int | None = None,
     split: str = "test",
 ) -> Adapted:
-    """The clients of a run's federation that the run did not train on.
+    """Lets the clients of a federation adapt that the run did not train on. See `adapt_clients`.
 
     Args:
-        run: an open `Run`, with rounds; only read.
+        run: an open `Run` with at least one round. It is only read.
         epochs, split: as in `adapt_clients`.
-        protocol: 'own' or 'global'.
-        eta, batch_size: of the protocol 'global'; default: the run's hyperparameters of these names.
+        protocol: 'own' or 'global'; see the module.
+        eta, batch_size: for the protocol 'global' only; default: the run's hyperparameters of these names.
 
     Raises:
-        CannotAdapt, ValueError: see `adapt_clients`; and the run has no rounds, or no rate.
+        CannotAdapt: the method cannot adapt by this protocol.
+        InvalidArgument: as in `adapt_clients`; an unknown protocol; the run has no rounds; the protocol 'global' needs
+            `eta`, and the run has none; the protocol is 'own' and `eta` or `batch_size` is given.
     """
     if protocol not in WAYS:
         raise InvalidArgument(unknown("protocol", protocol, WAYS))
@@ -221,7 +228,7 @@ def adapt_new_clients(
 
 
 def write_csv(results: Sequence[Adapted], path) -> None:
-    """A row for every run, client and epoch."""
+    """Writes the scores as CSV to the file `path`: a row for each run, client and epoch; accuracies in [0, 1]."""
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["run", "protocol", "split", "client", "num_examples", "epoch", "accuracy", "loss"])
@@ -233,10 +240,10 @@ def write_csv(results: Sequence[Adapted], path) -> None:
 
 
 def _new_ids(population, federation, client_ids) -> np.ndarray:
-    """int64 [n]: who is new.
+    """int64 [n]: the ids of the new clients that adapt.
 
     Raises:
-        ValueError: nobody, or not all of them.
+        InvalidArgument: there are none, or one that is given is not new or not in the federation.
     """
     everyone = np.arange(federation.num_clients)
     new = np.setdiff1d(everyone, population.client_ids)
@@ -261,7 +268,7 @@ def _new_ids(population, federation, client_ids) -> np.ndarray:
 
 
 def _visits(algorithm, federation, ids, seed, round_num) -> list[Visit]:
-    """A new client's share of the training examples, alpha, is 0."""
+    """The visits of new clients. Their share of the training examples, alpha, is 0."""
     local, dtype = algorithm.population.labels == "local", algorithm.model.dtype
     classes = federation.num_classes if local else np.full(federation.num_clients, federation.num_labels)
     examples, keys = federation.num_examples("train"), client_key(seed, round_num, ids)

@@ -1,4 +1,4 @@
-"""What a run left behind, read without building its model or asking for its data: for tables, plots and reports."""
+"""`Record`: the results of a run, read from its folder without its model or data. Tables and plots use it."""
 
 import json
 import os
@@ -21,14 +21,14 @@ SPENT = ("rounds", "bytes", "passes", "seconds", "virtual seconds")
 
 @dataclass(frozen=True)
 class Record:
-    """A run as its folder tells of it, finished or still running.
+    """The results of a run that is finished or still running.
 
     Attributes:
-        folder: of the run.
-        config: what was asked for.
-        history: a dict a round, as in history.csv.
-        evaluations: every client's score in every evaluated round.
-        summary: summary.json; {} where the run has not come to an end yet.
+        folder: the run folder.
+        config: the run's configuration.
+        history: one dict for each round, with the columns of history.csv.
+        evaluations: the score of each client in each evaluated round.
+        summary: the content of summary.json; {} if the run is not finished.
     """
 
     folder: Path
@@ -42,7 +42,7 @@ class Record:
         """Reads a run folder.
 
         Raises:
-            RunError: it is none, or has no rounds yet.
+            RunError: the folder is not a run folder, its state is missing, or it has no rounds yet.
             StoreError: its state is damaged.
         """
         folder = Path(folder)
@@ -61,47 +61,48 @@ class Record:
 
     @property
     def title(self) -> str:
-        """The algorithm's name as one writes it."""
+        """The algorithm's name as papers write it, such as FedAvg."""
         return get_method(self.config.algorithm).title
 
     @property
     def rounds(self) -> int:
-        """How many there are."""
+        """Number of rounds that the run has so far."""
         return self.history[-1]["round"]
 
     @cached_property
     def results(self) -> list[Result]:
-        """Every number of the run with its protocol."""
+        """All results of the run, each with the protocol that it was measured by."""
         return protocols.results(self.evaluations)
 
     @property
     def predicts(self) -> str | None:
-        """What its clients predict with after the server's step: personal, fine-tuned or global."""
+        """The model that clients predict with after the server's step: 'personal', 'fine-tuned' or 'global'."""
         return protocols.predicts(self.evaluations)
 
     def result(self, protocol: Protocol = EV_ALL) -> Result | None:
-        """The number measured so; None where the run has none."""
+        """The result of a protocol; None if the run was not evaluated by it."""
         return protocols.find(self.results, protocol)
 
     def per_client(self, split: str = "test", model: str | None = None, when: str = "last10") -> dict[int, float]:
-        """{client id: accuracy}; see `tfpfl.runs.protocols.per_client`."""
+        """{client id: accuracy in [0, 1]}; see `tfpfl.runs.protocols.per_client` for the arguments."""
         wanted = EV_ALL._replace(split=split, when=when, model=model or EV_ALL.model)
         return protocols.per_client(self.evaluations, wanted)
 
     def curve(self, protocol: Protocol = EV_ALL, what: str = "accuracy") -> dict[int, float]:
-        """{evaluated round: mean accuracy or loss}."""
+        """{evaluated round: mean over clients}; `what` is 'accuracy' (in [0, 1]) or 'loss' (in nats)."""
         return protocols.curve(self.evaluations, protocol, what)
 
     def spent(self, what: str) -> np.ndarray:
-        """[rounds], what the run had spent after each round.
+        """float [rounds]: what the run had spent in all after each round.
 
         Args:
-            what: 'rounds'; 'bytes', down and up, of all clients; 'passes', forward and backward, of all clients' visits
-                through the backbone; 'seconds' of the rounds' work, without evaluation; 'virtual seconds' of the clock
-                of `Availability`.
+            what: 'rounds'; 'bytes' (sent to and by all clients); 'passes' (of clients' examples through the backbone,
+                forward and backward, over all visits); 'seconds' (of the rounds' work, without evaluation); 'virtual
+                seconds' (of the clock of `Availability`).
 
         Raises:
-            ValueError: another word, passes of a run without a summary, or virtual seconds of one without a clock.
+            InvalidArgument: another word; 'passes' of a run without a summary; 'virtual seconds' of a run without a
+                virtual clock.
         """
         if what not in SPENT:
             raise InvalidArgument(f"what a run spends is one of {', '.join(SPENT)}; found {what!r}")
@@ -122,12 +123,12 @@ class Record:
 
     @cached_property
     def matrix_rounds(self) -> list[int]:
-        """The rounds after which the algorithm's matrices were saved; [] where it has none."""
+        """The rounds after which the algorithm's matrices were saved; [] if it has no matrices."""
         with RunStore(self.folder / "state.sqlite", read_only=True) as store:
             return store.matrix_rounds()
 
     def matrices(self, round_num: int | None = None) -> dict[str, np.ndarray]:
-        """Who listens to whom, [I, I] by name, after that round; by default the last that has them."""
+        """{name: float [I, I]}: how much client i takes from client j, after a round; default: the last one saved."""
         rounds = self.matrix_rounds
         if not rounds:
             return {}

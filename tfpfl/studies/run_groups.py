@@ -1,4 +1,8 @@
-"""Runs that differ in their seed alone, together: a line of a picture, a row of a table; and numbers of them."""
+"""Groups of runs that differ only in their seed: each is one row of a table or one line of a plot.
+
+`group_runs` makes the groups and `check_comparable` refuses runs on different data. `clients`, `measured` and `paired`
+compute numbers over clients and seeds.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -13,12 +17,12 @@ from tfpfl.studies.records import Record
 
 
 class RunGroup(NamedTuple):
-    """Runs that differ in their seed alone.
+    """Runs that differ only in their seed.
 
     Attributes:
-        label: the algorithm's title, with what tells it from others where that is needed.
-        records: of the seeds.
-        variant: which of the settings of this algorithm, from 0.
+        label: the algorithm's title; if there are several settings of it, also what differs.
+        records: the runs, one for each seed.
+        variant: number of this setting among those of the same algorithm, from 0.
     """
 
     label: str
@@ -27,19 +31,19 @@ class RunGroup(NamedTuple):
 
     @property
     def algorithm(self) -> str:
-        """Its name in `ALGORITHMS`."""
+        """The algorithm's name in `ALGORITHMS`, such as fedavg."""
         return self.records[0].config.algorithm
 
     def shares(self, other: "RunGroup") -> bool:
-        """Whether some run is in both."""
+        """Whether the two groups have a run in common."""
         return not {r.config.run_id for r in self.records}.isdisjoint(r.config.run_id for r in other.records)
 
 
 def group_runs(records: Sequence[Record]) -> list[RunGroup]:
-    """The runs, those that differ in their seed alone together, in the order in which they come first.
+    """Puts the runs together that differ only in their seed. Groups stand in the order of their first runs.
 
     Raises:
-        ValueError: no runs, or one of them twice.
+        InvalidArgument: no runs, or one of them twice.
     """
     if not records:
         raise InvalidArgument("there is nothing to compare: no runs were given")
@@ -62,7 +66,7 @@ def group_runs(records: Sequence[Record]) -> list[RunGroup]:
 
 
 def by_data(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Runs by what their data are. Those that made them alike, each with the split of its seed, belong together."""
+    """{description of the data: runs on them}. Runs whose data differ only by the seed of the split stand together."""
     found: dict[tuple, list[Record]] = {}
     for record in records:
         c = record.config
@@ -81,19 +85,21 @@ def by_data(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def clients(record: Record, protocol: Protocol = EV_ALL) -> np.ndarray:
-    """[n], in [0, 1]: the accuracies of the clients that have examples, in the order of their ids."""
+    """float [n], in [0, 1]: the accuracies of the clients that have examples, in the order of their ids."""
     values = np.array(list(protocols.per_client(record.evaluations, protocol).values()), np.float64)
     return values[~np.isnan(values)]
 
 
 def measured(records: Sequence[Record], of: Callable, protocol: Protocol = EV_ALL) -> tuple[float, float]:
-    """A number over clients, of runs that differ in their seed alone.
+    """A number over clients, such as the worst tenth's mean, averaged over runs that differ only in their seed.
 
     Args:
-        of: [n] accuracies of a run's clients -> a number.
+        records: the runs.
+        of: function (float [n], accuracies of a run's clients) -> float.
+        protocol: how the accuracies are measured.
 
     Returns:
-        The mean over the runs and half the 95 % interval, NaN for a single run.
+        The mean over the runs, and half its 95 % interval: NaN for a single run.
     """
     return statistics.over_seeds([of(clients(record, protocol)) for record in records])
 
@@ -101,16 +107,17 @@ def measured(records: Sequence[Record], of: Callable, protocol: Protocol = EV_AL
 def paired(
     records: Sequence[Record], baseline: Sequence[Record], protocol: Protocol = EV_ALL
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Clients of a federation in pairs: the accuracy that a client has, and the one that it has in the baseline.
+    """The accuracy of each client, and the accuracy of the same client in the baseline.
 
-    Several runs on one federation, of several seeds, count by their mean: a client is one pair. A client is another on
-    another federation.
+    A client's accuracy is its mean over all runs on the same federation. Clients of different federations are
+    different clients, whatever their ids.
 
     Returns:
-        two [n], by federation and client id; NaN where a client has no examples, or is in one of the two alone.
+        Two float [n], in the order of federation and client id; NaN if a client has no examples, or is only in one of
+        the two sides.
 
     Raises:
-        ValueError: no federation is in both: then client 3 of one is not client 3 of the other.
+        InvalidArgument: the two sides have no federation in common, so that no client is in both.
     """
     sides = [_by_client(runs, protocol) for runs in (records, baseline)]
     hashes = [{r.config.federation_hash for r in runs} for runs in (records, baseline)]
@@ -127,7 +134,7 @@ def paired(
 
 
 def _by_client(records, protocol) -> dict:
-    """{(federation, client id): the mean accuracy over the runs}."""
+    """{(hash of the federation, client id): mean accuracy over the runs}."""
     found: dict[tuple, list[float]] = {}
     for record in records:
         for client, accuracy in protocols.per_client(record.evaluations, protocol).items():
@@ -139,10 +146,11 @@ DATA_ENTRIES = ("dataset", "source", "partition", "partition_args", "clients", "
 
 
 def check_comparable(records: Sequence[Record]) -> None:
-    """Whether numbers of these runs may stand side by side: data made alike, and the same split for the same seed.
+    """Refuses runs that must not be compared: their data, or the split of the same seed, differ.
 
     Raises:
-        ValueError: says which runs differ in what.
+        InvalidArgument: two runs differ in one of `DATA_ENTRIES`, or have the same seed and different federations. The
+            message names both and the difference.
     """
     for r in records:
         for what in DATA_ENTRIES:
@@ -160,9 +168,9 @@ def check_comparable(records: Sequence[Record]) -> None:
 
 
 def by_setting(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Records that differ in nothing but seed, rounds and folder, in order of appearance, by a name for each setting.
+    """{name of a setting: its runs}. Runs of one setting differ only in seed, number of rounds and folder.
 
-    The name is the algorithm's title, with the hyperparameters that tell settings of one algorithm apart.
+    The name is the algorithm's title; if there are several settings of it, with the hyperparameters that differ.
     """
     groups: dict[Any, Any] = {}
     for record in records:

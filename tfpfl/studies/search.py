@@ -1,7 +1,7 @@
-"""Searching hyperparameters on validation examples: a grid, random draws, and successive halving of either.
+"""Searches hyperparameters on validation examples: a grid or random draws, with successive halving if wanted.
 
-Every candidate is a run folder of its own, so a search that was interrupted goes on, and halving only adds rounds to
-the candidates that are left. Test examples are never looked at.
+Every candidate has its own run folder. So an interrupted search continues where it stopped, and halving only adds
+rounds to the candidates that are left. Test examples are not used.
 """
 
 import json
@@ -29,29 +29,30 @@ VALIDATION = Protocol(split="validation")  # EV-all, mean over clients, mean of 
 
 
 class Candidate(NamedTuple):
-    """One setting and how it did."""
+    """One setting of the hyperparameters, and its validation accuracy."""
 
     hyperparameters: dict
-    rounds: int  # that it was given
-    accuracy: float  # on validation, in [0, 1]; NaN where it diverged
+    rounds: int  # number of rounds it was trained
+    accuracy: float  # on validation examples, in [0, 1]; NaN if training diverged
     folder: Path
 
 
 def grid(values: Mapping[str, Sequence]) -> list[dict]:
-    """Every combination."""
+    """Every combination of the values: {hyperparameter: its values} -> a list of settings."""
     return list(ParameterGrid(dict(values)))
 
 
 def draws(ranges: Mapping[str, object], n: int, seed: int) -> list[dict]:
-    """n random settings.
+    """Draws n random settings of the hyperparameters.
 
     Args:
-        ranges: a pair (low, high) of positive floats is drawn from log-uniformly; a list, uniformly.
-        n: how many; fewer where lists have fewer combinations.
-        seed: of the draws.
+        ranges: {hyperparameter: (low, high) or a list}. From a pair of positive floats, values are drawn uniformly on
+            the logarithmic scale; from a list, uniformly.
+        n: number of settings; fewer if all are lists that have fewer combinations.
+        seed: the seed of the draws.
 
     Raises:
-        ValueError: a range that is none.
+        InvalidArgument: a pair is not 0 < low < high, or not finite.
     """
     spaces = {}
     for name, given in ranges.items():
@@ -68,12 +69,13 @@ def draws(ranges: Mapping[str, object], n: int, seed: int) -> list[dict]:
 
 
 def rungs(candidates: int, rounds: int, factor: int) -> list[tuple[int, int]]:
-    """[(candidates left, rounds that they are given)]: of each rung a `factor`th goes on, to `factor` times the rounds.
+    """The stages of successive halving: [(number of candidates, rounds that each has been trained)].
 
-    The last rung has the full rounds; with factor 1 there is only that.
+    After each stage the best 1 / `factor` of the candidates continue, to `factor` times the rounds. The last stage has
+    `rounds` rounds. With `factor` 1 it is the only one.
 
     Raises:
-        ValueError: factor < 1.
+        InvalidArgument: `factor` is less than 1.
     """
     if factor < 1:
         raise InvalidArgument(f"halving needs a factor of at least 1, found {factor}")
@@ -95,21 +97,22 @@ def search_hyperparameters(
     callbacks: Callable = lambda label: (),
     allow_download: bool = False,
 ) -> list[list[Candidate]]:
-    """Runs the settings and ranks them.
+    """Trains the settings and ranks them by their accuracy on validation examples.
 
     Args:
-        config: of all; its rounds are those of the last rung.
-        settings: hyperparameters, over those of `config`.
-        out: where the run folders are.
-        factor: of successive halving; 1 gives every setting all rounds.
-        callbacks: (label) -> callbacks of its run.
-        allow_download: of the data set.
+        config: what all settings have in common; its rounds are those of the last stage.
+        settings: the hyperparameters to try; they replace those of `config`.
+        out: the folder with the run folders.
+        factor: successive halving keeps the best 1 / `factor` after each stage; 1 trains every setting to the end.
+        callbacks: function (label of a run) -> its callbacks.
+        allow_download: whether TensorFlow Datasets may download a data set that is not on this machine.
 
     Returns:
-        The candidates of every rung, best first; one that diverged is last and goes no further.
+        The candidates of each stage, the best first. One that diverged is last and is not trained further.
 
     Raises:
-        ValueError: no setting, one twice, an unknown hyperparameter, or a federation without validation examples.
+        InvalidArgument: no setting, a setting twice, an unknown hyperparameter, or a federation without validation
+            examples.
     """
     settings = list(settings)
     if not settings:

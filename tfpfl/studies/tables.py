@@ -1,4 +1,4 @@
-"""Results as tables for the terminal."""
+"""Results as tables for the terminal (rich): runs, protocols, comparisons, searches and new clients."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tfpfl.studies.new_clients import Adapted
 
 
 def bytes_text(amount: float) -> str:
-    """1234567 -> '1.23 MB' (powers of 1000)."""
+    """A number of bytes as text, such as '1.23 MB' for 1234567; units are powers of 1000."""
     unit = "B"
     for larger in ("kB", "MB", "GB"):
         if amount < 1000:
@@ -25,18 +25,18 @@ def bytes_text(amount: float) -> str:
 
 
 def percent(accuracy: float, interval: float | None = None) -> str:
-    """0.9634, 0.0043 -> '96.34 ± 0.43'."""
+    """An accuracy in [0, 1] as text in %, such as '96.34 ± 0.43' for 0.9634 and 0.0043; '-' for NaN."""
     if accuracy != accuracy:
         return "-"
     return f"{100 * accuracy:.2f}" + (f" ± {100 * interval:.2f}" if interval is not None else "")
 
 
 def comparison(runs: list[tuple[dict, list]], title: str) -> Table:
-    """Runs side by side.
+    """A table of runs, one row each, as `tfpfl demo` prints it.
 
     Args:
-        runs: (summary, results) of each.
-        title: above the table.
+        runs: (content of summary.json, results) of each run.
+        title: the text above the table.
     """
     table = Table(title=title, caption=CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("algorithm", no_wrap=True)
@@ -69,7 +69,7 @@ CAPTION = (
 
 
 def protocols(results: list, title: str) -> Table:
-    """All results of one run, with their protocols; 80 columns wide."""
+    """A table of all results of one run, each with the protocol that it was measured by; 80 columns wide."""
     table = Table(
         title=escape(title), caption=_PROTOCOLS_CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=0
     )
@@ -103,11 +103,11 @@ _PROTOCOLS_CAPTION = (
 
 
 def comparison_over_clients(rows: list[dict], protocol) -> Table:
-    """`tfpfl.studies.comparison.rows` for the terminal: what 80 columns have room for; written tables have all.
+    """A comparison of algorithms for the terminal, with the columns that 80 characters have room for.
 
     Args:
-        rows: of `tfpfl.studies.comparison.rows`.
-        protocol: of the accuracies.
+        rows: from `tfpfl.studies.comparison.rows`; `tfpfl.studies.comparison.text` writes all of their columns.
+        protocol: how the accuracies were measured.
     """
     gain = next((name for name in rows[0] if name.startswith("gain over")), None)
     p = next((name for name in rows[0] if name.startswith("p (")), None)
@@ -131,7 +131,7 @@ def comparison_over_clients(rows: list[dict], protocol) -> Table:
 
 
 def rungs(found: list, config) -> Table:
-    """What `tfpfl.studies.search.search_hyperparameters` found: the rungs, the last one on top."""
+    """A table of what `tfpfl.studies.search.search_hyperparameters` found, the last stage on top."""
     title = f"{get_method(config.algorithm).title}: validation accuracy, EV-all, mean of the last ten evaluated rounds"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     names = list(found[0][0].hyperparameters)
@@ -147,11 +147,11 @@ def rungs(found: list, config) -> Table:
     return table
 
 
-EPOCHS_SHOWN = (0, 1, 5)  # in the table of new clients, besides the last
+EPOCHS_SHOWN = (0, 1, 5)  # columns of the table of new clients, besides the last epoch
 
 
 def new_clients(results: Sequence[Adapted]) -> Table:
-    """Mean accuracy over the new clients after some epochs, a row a run."""
+    """A table of the mean accuracy of new clients after some epochs, one row for each run."""
     last = max(r.accuracy.shape[1] - 1 for r in results)
     epochs = [e for e in EPOCHS_SHOWN if e < last] + [last]
     title = f"New clients, {results[0].split} accuracy after so many epochs, protocol '{results[0].protocol}'"

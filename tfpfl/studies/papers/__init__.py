@@ -1,8 +1,8 @@
-"""The papers' tables and figures, run again: cell by cell, as far as wanted, with a ledger of what was found.
+"""Reproduces the papers' tables and figures, and keeps a ledger of the results. `tfpfl reproduce` calls it.
 
-`tfpfl reproduce` on the command line. A cell's run is an ordinary run folder, named for what decides its numbers; a
-larger scale goes on where a smaller one ended, and experiments that a paper fills from the same runs share them. What a
-figure shows that is not a curve is measured after its runs, and kept beside them as OUT/NAME-sSEED.json.
+Each cell of a table is one run, in an ordinary run folder whose name has a hash of its configuration. A larger scale
+continues the runs of a smaller one, and experiments with the same runs share them. Figures that are not learning curves
+are measured after their runs; their data are kept beside the runs as OUT/NAME-sSEED.json.
 """
 
 import hashlib
@@ -23,10 +23,10 @@ from tfpfl.studies.records import Record
 
 
 def experiment(name: str) -> Experiment | Picture:
-    """An experiment by its name: a table, or a figure of `FIGURES`.
+    """The experiment of a name in `EXPERIMENTS` (tables) or `FIGURES`.
 
     Raises:
-        ValueError: an unknown one, with the nearest.
+        InvalidArgument: an unknown name. The message has the closest known one.
     """
     known = EXPERIMENTS | FIGURES
     if name not in known:
@@ -35,7 +35,7 @@ def experiment(name: str) -> Experiment | Picture:
 
 
 def run_folder(out: Path, cell: Cell, seed: int) -> Path:
-    """Where the run of a cell is: one folder for one configuration and seed."""
+    """The run folder of a cell and seed in the folder `out`: ALGORITHM-DATASET-HASH-sSEED."""
     config = RunConfig(**cell.config, seed=seed)
     decides = json.dumps(cell.config, sort_keys=True)
     name = f"{config.algorithm}-{config.dataset.replace('/', '-')}-{hashlib.sha256(decides.encode()).hexdigest()[:10]}"
@@ -56,27 +56,29 @@ def reproduce(
     allow_download: bool = False,
     tell=lambda text: None,
 ) -> dict:
-    """Runs what is missing of an experiment, one seed of every cell first, and adds it to the ledger.
+    """Runs the cells of an experiment that are missing, and adds the results to the ledger; first seed 0 of all cells.
 
     Args:
-        name: in `EXPERIMENTS` or `FIGURES`.
+        name: a name in `EXPERIMENTS` or `FIGURES`.
         scale: 'smoke', 'laptop' or 'full'.
-        out: where the run folders are.
-        ledger: the file; default OUT/ledger.json.
-        only: words; a cell is run if its name has each of them.
-        size: rounds and seeds, instead of the scale's.
-        minutes: no cell is begun after so many, and no figure measured.
-        command: for the ledger.
-        callbacks: (label of a cell) -> callbacks of its run.
-        allow_download: of data sets.
-        tell: how far the measuring of a figure is, in words.
+        out: the folder with the run folders.
+        ledger: the ledger's file; default: OUT/ledger.json.
+        only: words; only cells whose name has all of them are run.
+        size: numbers of rounds and seeds, instead of the scale's.
+        minutes: after this time no further cell is started and no figure is measured; None: no limit.
+        command: the command line that the ledger shows for these results.
+        callbacks: function (name of a cell) -> callbacks of its run.
+        allow_download: whether TensorFlow Datasets may download a data set that is not on this machine.
+        tell: called with a line of text on the progress of measuring a figure.
 
     Returns:
         The experiment's part of the ledger.
 
     Raises:
-        ValueError: an unknown experiment or scale, no cell has the words, or a figure cannot be made of its runs.
-        FileNotFoundError: the data of all of a figure's runs are absent. (In a table such cells are noted as not run.)
+        InvalidArgument: an unknown experiment or scale, no cell has all the words, or a figure cannot be measured from
+            its runs.
+        LedgerError: the ledger's file is not a ledger.
+        FileNotFoundError: no run of a figure has its data set on this machine. (A table notes such cells as not run.)
     """
     found = experiment(name)
     if scale not in SCALES:
@@ -88,7 +90,7 @@ def reproduce(
         raise InvalidArgument(
             f"no cell of {name} has {' and '.join(only)} in its name; the first is {ledgers.key(found.cells[0])}"
         )
-    ledgers.load(path)  # a file that is no ledger is refused before hours are spent
+    ledgers.load(path)  # refuses a file that is not a ledger, before hours of training
     started = time.monotonic()
 
     def late():
@@ -119,10 +121,10 @@ def reproduce(
 
 
 def draw(name: str, out: Path, scale: str = "laptop"):
-    """The curves of what was run of an experiment at a scale, or what a figure of `FIGURES` shows: a matplotlib Figure.
+    """Draws the learning curves of a table's runs at a scale, or a figure of `FIGURES`, as a matplotlib Figure.
 
     Raises:
-        ValueError: an unknown experiment, or nothing of it was run.
+        InvalidArgument: an unknown experiment, or one of which nothing was run in `out`.
     """
     from tfpfl.studies.papers import figures
 
@@ -147,7 +149,7 @@ def _run(out: Path, cell: Cell, seed: int, rounds: int, callbacks, allow_downloa
 
 
 def _runs_of(cells, seed, rounds, out, late, callbacks, allow_download) -> dict:
-    """Runs the cells of a figure; {cell: the error, of those that have no data or diverged}."""
+    """Runs the cells of a figure. Returns {cell: error} for those that diverged or have no data set."""
     without: dict[str, Exception] = {}
     absent: dict[str, Exception] = {}
     for cell in cells:
@@ -167,11 +169,11 @@ def _runs_of(cells, seed, rounds, out, late, callbacks, allow_download) -> dict:
 
 
 def _measure(name, picture, seed, out, scale, without, path, command, tell) -> None:
-    """Measures what a figure shows of the runs that there are, keeps it, and adds its numbers to the ledger."""
+    """Measures a figure from its finished runs, writes its data to a file, and adds its numbers to the ledger."""
     folders = {ledgers.key(cell): run_folder(out, cell, seed) for cell in picture.cells}
     runs = {cell: folder for cell, folder in folders.items() if (folder / "summary.json").exists()}
     datasets = {ledgers.key(cell): cell.config["dataset"] for cell in picture.cells}
-    told = {  # the error of absent data has a folder of this machine in it
+    told = {  # the message about a missing data set names a folder of this machine
         cell: f"the data set {datasets[cell]} is not here" if isinstance(error, FileNotFoundError) else str(error)
         for cell, error in without.items()
     }
@@ -200,12 +202,12 @@ def _measure(name, picture, seed, out, scale, without, path, command, tell) -> N
 
 
 def _data(out: Path, name: str, seed: int) -> Path:
-    """What a figure shows."""
+    """The file with the data of a figure."""
     return Path(out) / f"{name}-s{seed}.json"
 
 
 def _read(path: Path) -> dict:
-    """{} where there is none yet, or it cannot be read: then it is measured again."""
+    """The content of a file of data; {} if there is none or it cannot be read, so that it is measured again."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -218,7 +220,7 @@ def _write(path: Path, data: dict) -> None:
 
 
 def _note(path, name, experiment, cell, seed, out, scale, size, command, why) -> None:
-    """Adds a cell to the ledger, which another process may have changed in between."""
+    """Adds a cell to the ledger. It reads the ledger again first, as another process may have changed it."""
     ledger = ledgers.load(path)
     found = ledger.setdefault(name, {}).setdefault(ledgers.key(cell), {"seeds": {}})
     folder = run_folder(out, cell, seed)

@@ -1,7 +1,7 @@
-"""FedAMP's practical split in pictures (arXiv 2007.03797): how single clients do, and whether clients find their group.
+"""A figure of FedAMP's practical split (arXiv 2007.03797): single clients' accuracies, and who takes from whom.
 
-For each data set the accuracies of the single clients by method, and for every method that knows who listens to whom
-its weights between the clients, which are ordered by group: blocks on the diagonal are groups that were found.
+For each data set it shows the accuracies of single clients by method. For methods with weights between clients it also
+shows these weights, with the clients ordered by group: a block on the diagonal is a group that the method has found.
 """
 
 from typing import Any
@@ -23,14 +23,14 @@ PROTOCOL = protocol("fedamp")
 
 
 def measure(runs: dict, **_) -> dict:
-    """What the runs saved.
+    """Reads accuracies and weights between clients from the runs.
 
     Args:
-        runs: {'column | method': the folder}, on `grouped_dominant` splits.
+        runs: {'column | method': run folder}, of runs on `grouped_dominant` splits.
 
     Returns:
-        {column: {"sizes": clients of each group, "accuracy": {method: [n] in [0, 1]}, "attention": {method: [I, I]},
-        "rounds": {method: after how many}}}.
+        {column: {"sizes": numbers of clients in the groups, "accuracy": {method: [n] in [0, 1]}, "attention": {method:
+        [I, I]}, "rounds": {method: number of rounds}}}.
     """
     data: dict[str, Any] = {}
     for name, folder in runs.items():
@@ -48,11 +48,11 @@ def measure(runs: dict, **_) -> dict:
 
 
 def share(matrix, sizes) -> float:
-    """How much of the weight that clients give to others stays in their group, in [0, 1].
+    """The part of the weight between different clients that stays within their groups, in [0, 1].
 
     Args:
-        matrix: [I, I], row i is what client i takes from others; the diagonal is not looked at.
-        sizes: how many clients the groups have, in order.
+        matrix: float [I, I]; row i is what client i takes from each client. The diagonal is ignored.
+        sizes: numbers of clients in the groups, which stand in this order.
     """
     matrix, group = np.array(matrix, np.float64), np.repeat(np.arange(len(sizes)), sizes)
     np.fill_diagonal(matrix, 0)
@@ -60,7 +60,7 @@ def share(matrix, sizes) -> float:
 
 
 def numbers(data: dict) -> dict:
-    """Mean accuracies, and shares of the weight that stays in the group beside that of equal weights; all in %."""
+    """{name: {"value", "half"}}: mean accuracies, and the part of the weight within groups, in %."""
     told = {}
     for column, found in data.items():
         for method, values in found["accuracy"].items():
@@ -76,7 +76,7 @@ def numbers(data: dict) -> dict:
 
 
 def draw(data: dict) -> Figure:
-    """A column of panels for each data set: boxes of the clients' accuracies, and below them the heat maps."""
+    """Draws a column of panels for each data set: boxes of the clients' accuracies, and heat maps below."""
     methods = max(len(found["accuracy"]) for found in data.values())
     maps = list(dict.fromkeys(m for found in data.values() for m in found["attention"]))
     heights = [1.3 + 0.3 * methods, *([3.4] * len(maps))]
@@ -99,7 +99,7 @@ def draw(data: dict) -> Figure:
 
 
 def _boxes(axes, accuracy: dict) -> None:
-    """A row a method: the middle half, the median, and whiskers to the worst and the best client."""
+    """Draws a row for each method: the middle half, the median, and lines to the worst and the best client."""
     for place, (method, values) in enumerate(accuracy.items()):
         color = style(method).color
         low, first, median, third, high = np.quantile(100 * np.asarray(values), [0, 0.25, 0.5, 0.75, 1])
@@ -114,7 +114,7 @@ def _boxes(axes, accuracy: dict) -> None:
 
 
 def _weights(axes, matrix, sizes):
-    """A client's own weight is left out: it is often so large that all others would look the same."""
+    """Draws a heat map without the clients' own weights, which are often so large that all others look the same."""
     matrix = np.asarray(matrix, np.float64)
     shown = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
     colors = matplotlib.colormaps["cividis"].with_extremes(bad="#e4e4e4")

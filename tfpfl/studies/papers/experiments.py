@@ -1,8 +1,8 @@
-"""The papers' experiments as data: what is run, what is measured, what the paper found, and what must hold.
+"""The papers' experiments as data: what is run and measured, what the paper found, and which orders must hold.
 
-A cell is one method in one column of a table; its configuration is complete but for rounds and seed, so that tables
-which a paper fills from the same runs share them here as well. Where a paper's hyperparameters are lost, a comment says
-what stands in for them.
+A cell is one method in one column of a table. Its configuration has everything but rounds and seed. So two tables that
+a paper made of the same runs have equal cells and share the runs here, too. If a paper does not give a hyperparameter,
+a comment says what is used instead.
 """
 
 from collections.abc import Callable
@@ -16,30 +16,30 @@ SCALES = ("smoke", "laptop", "full")
 
 
 class Cell(NamedTuple):
-    """One method in one column."""
+    """One method in one column of a table, with the value that the paper printed."""
 
     column: str
     method: str  # a name in ALGORITHMS
-    config: dict  # of a `RunConfig`, without rounds and seed
+    config: dict  # entries of `RunConfig`, without rounds and seed
     published: Published | None
-    label: str = ""  # of a method that is there several times, with other hyperparameters
+    label: str = ""  # tells cells of one method apart that have other hyperparameters
 
 
 class Size(NamedTuple):
-    """How much of an experiment is run."""
+    """How much of an experiment is run at a scale."""
 
     rounds: int
     seeds: int
-    config: dict = {}  # what is smaller than in the paper, of every cell's configuration
+    config: dict = {}  # entries of every cell's configuration that are smaller than in the paper
     said: str = ""  # the same in words
 
 
 class Ordering(NamedTuple):
-    """What must hold between the methods of a column; specified, or printed in the paper."""
+    """An order of methods in some columns that must hold, because the specification or the paper says so."""
 
     text: str
     columns: tuple
-    holds: Callable  # ({label: (value, half interval)}) -> bool, or None where a value that it needs is missing
+    holds: Callable  # ({label: (value, half interval)}) -> bool, or None if a value that it needs is missing
 
 
 class Experiment(NamedTuple):
@@ -48,22 +48,22 @@ class Experiment(NamedTuple):
     title: str
     source: str
     measures: str  # 'accuracy', 'seconds', 'rounds to 70 %' or 'gain over Local'
-    protocol: str  # of the paper, in PROTOCOLS
+    protocol: str  # how the paper measures, a name in PROTOCOLS
     cells: tuple
     sizes: dict  # scale -> Size
     orderings: tuple = ()
     note: str = ""
 
     def at(self, size: Size) -> "Experiment":
-        """With the cells as they are at this size."""
+        """The experiment with the configuration of every cell changed to this size."""
         return self._replace(cells=tuple(cell._replace(config=cell.config | size.config) for cell in self.cells))
 
 
-# ---- what orderings are made of
+# ---- conditions of orderings: each function returns a value for `Ordering.holds`
 
 
 def best_or_near(method: str) -> Callable:
-    """No other method is better by more than this method's own interval."""
+    """Holds if no other method is better by more than half of this method's interval."""
 
     def holds(values):
         if method not in values or len(values) < 2:
@@ -75,7 +75,7 @@ def best_or_near(method: str) -> Callable:
 
 
 def descending(*groups) -> Callable:
-    """Every method of a group has more than every method of the next one."""
+    """Holds if every method of a group has a larger value than every method of the next group."""
 
     def holds(values):
         if any(name not in values for group in groups for name in group):
@@ -87,7 +87,7 @@ def descending(*groups) -> Callable:
 
 
 def lowest(method: str) -> Callable:
-    """No other method has less."""
+    """Holds if no other method of the column has a smaller value."""
 
     def holds(values):
         return (
@@ -98,7 +98,7 @@ def lowest(method: str) -> Callable:
 
 
 def highest(method: str) -> Callable:
-    """No other method has more."""
+    """Holds if no other method of the column has a larger value."""
 
     def holds(values):
         return (
@@ -109,7 +109,7 @@ def highest(method: str) -> Callable:
 
 
 def at_least(method: str, accuracy: float) -> Callable:
-    """In %."""
+    """Holds if the method's accuracy, in %, is at least this one."""
 
     def holds(values):
         return None if method not in values else values[method][0] >= accuracy
@@ -120,7 +120,8 @@ def at_least(method: str, accuracy: float) -> Callable:
 # ---- PFLEGO, arXiv 2202.09848v2
 
 _PFLEGO = {"clients": 100, "partition": "round_robin", "participation": 0.2, "evaluate_every": 10}
-# MNIST and Fashion-MNIST: the best validation accuracy of a search (docs/measured.md); else where it would start.
+# (beta, rho). MNIST and Fashion-MNIST: the best of a search on validation examples (docs/measured.md). CIFAR-10: where
+# such a search would start.
 _RATES = {
     ("mnist", 2): (0.1, 0.003),
     ("mnist", 5): (0.03, 0.001),
@@ -167,8 +168,8 @@ _OMNIGLOT = {
     "participation": 0.2,
     "evaluate_every": 10,
 }
-# At the paper's size a round of a method that trains the whole model takes a laptop a quarter of an hour. Both tables
-# are measured on the same runs then.
+# At the paper's size, one round of a method that trains the whole model takes a laptop 15 minutes. At this smaller size,
+# tables 2 and 3 are measured on the same runs.
 _OMNIGLOT_LAPTOP = Size(
     rounds=10,
     seeds=1,
@@ -180,7 +181,7 @@ _OMNIGLOT_METHODS = ("pflego", "fedrecon", "fedrep", "fedbabu", "fedper", "fedav
 _OMNIGLOT_RATES = {
     "pflego": {"beta": 0.007, "rho": 0.003},
     "fedrecon": {"beta": 0.007, "rho": 0.003},
-    "fedbabu": {"steps_ft": 0},  # as in the authors' code; all clients' fine-tuning at every evaluation takes hours
+    "fedbabu": {"steps_ft": 0},  # as in the authors' code; fine-tuning all clients at each evaluation would take hours
 }
 
 
@@ -205,7 +206,7 @@ def _participation():
         )
 
 
-# A round of all 100 clients takes a method that trains the convolutional network tau times a laptop an hour and more.
+# On a laptop, a round takes over an hour if all 100 clients train the convolutional network tau times.
 _PARTICIPATION_LAPTOP = Size(
     rounds=40,
     seeds=1,
@@ -251,10 +252,10 @@ _PGFED = {
     "evaluate_every": 1,
 }
 _PGFED_SGD = {"eta": 0.005, "epochs": 5, "batch_size": 10}
-# Momentum as in the authors' code: 0.9 for these, plain SGD for the others.
+# As in the authors' code: SGD with momentum 0.9 for these methods, without momentum for the others.
 _PGFED_MOMENTUM = ("local", "fedavg", "feddyn", "fedper", "lg_fedavg", "fedbabu", "pgfed", "pgfedmo")
 _PGFED_MORE = {"pgfed": {"mu": 0.1, "eta2": 0.01}, "pgfedmo": {"mu": 0.1, "eta2": 0.01}}
-_PGFED_OWN = {  # whose rates have names of their own
+_PGFED_OWN = {  # methods whose hyperparameters have other names
     "fedrep": {"unit": "epochs", "tau_h": 5, "tau_b": 5, "eta_h": 0.005, "eta_b": 0.005, "batch_size": 10},
     "per_fedavg": {"eta_inner": 0.005, "beta": 0.005, "epochs": 5, "batch_size": 10},
 }
@@ -279,7 +280,7 @@ _FEDAMP_DATASETS = {
     "EMNIST": "emnist/byclass",
     "CIFAR-100": "cifar100",
 }
-# The paper's networks and rates are in an appendix that is lost: stand-ins.
+# The paper's networks and rates are in an appendix that is lost. These are used instead.
 _FEDAMP_SGD = {"eta": 0.01, "epochs": 1, "batch_size": 10, "momentum": 0.9}
 _FEDAMP_PRACTICAL = {"MNIST": "mnist", "Fashion-MNIST": "fashion_mnist", "EMNIST": "emnist", "CIFAR-100": "cifar100"}
 

@@ -1,8 +1,8 @@
-"""PGFed's question: what is everyone's risk worth to a client, if it could have all of it? (arXiv 2212.01448)
+"""PGFed's figure of fine-tuning (arXiv 2212.01448): how much would a client gain from the other clients' risks?
 
-A trained global model is fine-tuned by each client, S steps on all examples at once. Implicitly, on its own risk l_i;
-explicitly, on l_i + mu / (I - 1) sum_{j != i} l_j, whose gradient needs all clients' data in every step: I passes where
-the implicit step has one. Only a simulation can do that. PGFed itself has the others' risks to first order.
+Each client fine-tunes a trained global model in S steps, on all examples at once, in two ways. Implicit: it minimizes
+its own risk l_i. Explicit: it minimizes l_i + mu / (I - 1) sum_{j != i} l_j. The gradient of this needs the data of all
+I clients in every step, so only a simulation can do it. PGFed itself uses the others' risks to first order.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,11 +26,11 @@ from tfpfl.studies.new_clients import fine_tuning
 from tfpfl.studies.plots.style import PALETTE, STYLE, TICKS
 
 STEPS = 6
-# The paper does not say. mu is that of the authors' examples for PGFed. The rate: on the training examples of five
-# clients, from FedAvg's model after three rounds, 0.03 lowers the risk in every step and 0.1 overshoots; momentum 0.9
-# with 0.003 to 0.03 ends at about the same risk or above.
+# The paper gives neither number. mu is the one in the authors' commands for PGFed. The rate was tried on the
+# training examples of five clients, from FedAvg's model after three rounds: 0.03 lowers the risk in every step, and 0.1
+# overshoots. Momentum 0.9 with rates from 0.003 to 0.03 does not end at a lower risk.
 MU, ETA = 0.1, 0.03
-CLIENTS = {"smoke": 2, "laptop": 10, "full": None}  # who fine-tunes, drawn by the seed; None: all
+CLIENTS = {"smoke": 2, "laptop": 10, "full": None}  # number of clients that fine-tune, drawn with the seed; None: all
 KINDS = {"explicit": (PALETTE[2], "solid", "o"), "implicit": (PALETTE[1], "dashed", "s")}
 
 
@@ -38,8 +38,10 @@ def gradient(of: Callable, weights, i: int, people: int, mu: float):
     """The gradient of l_i + mu / (I - 1) sum_{j != i} l_j at `weights`.
 
     Args:
-        of: (weights, j) -> the gradient of l_j on all of its examples.
-        i, people: the client, and I; `mu` = 0 is the implicit step, and asks no other client.
+        of: function (weights, j) -> the gradient of l_j on all examples of client j.
+        weights: where the gradient is taken.
+        i, people: the client, and the number I of clients.
+        mu: weight of the other clients' risks; 0 is the implicit way, which needs no other client.
     """
     own = of(weights, i)
     if not mu or people == 1:
@@ -54,7 +56,7 @@ def gradient(of: Callable, weights, i: int, people: int, mu: float):
 def fine_tune(
     of: Callable, weights, i: int, people: int, *, mu: float, eta: float = ETA, steps: int = STEPS
 ) -> Iterator:
-    """Gives the weights before the first step of gradient descent and after each; see `gradient`."""
+    """Yields the weights before the first step of gradient descent and after each step. Arguments: see `gradient`."""
     yield weights
     for _ in range(steps):
         weights = tree.add_scaled(weights, -eta, gradient(of, weights, i, people, mu))
@@ -62,21 +64,22 @@ def fine_tune(
 
 
 def measure(runs: dict, *, scale: str = "full", seed: int = 0, kept=None, save=lambda data: None, tell=print) -> dict:
-    """Fine-tunes the global model of a run by its clients, both ways.
+    """Lets clients of a run fine-tune its global model in both ways.
 
     Args:
-        runs: {a name: the folder}, one run of a method with a global model.
-        scale, seed: how many clients, and who; more clients go on with those that were there.
-        kept: what an interrupted call had saved; taken where it is of the same run.
-        save: called with what there is after every client.
-        tell: of progress, in words.
+        runs: {name: run folder}, one run of a method with a global model.
+        scale: number of clients, see `CLIENTS`. A larger scale keeps the clients of a smaller one.
+        seed: which clients are drawn.
+        kept: what an interrupted call has saved; used if it belongs to the same run.
+        save: called with the data after each client.
+        tell: called with a line of text after each client.
 
     Returns:
         {"run", "rounds", "mu", "eta", "momentum", "steps", "clients": {id: {"implicit" | "explicit": [S + 1] test
         accuracies in [0, 1], None without examples}}}.
 
     Raises:
-        CannotAdapt: the method has no whole model that it gives to all.
+        CannotAdapt: the method gives clients neither a common model nor a common backbone.
     """
     (folder,) = runs.values()
     with Run.open(folder) as run:
@@ -102,7 +105,7 @@ def measure(runs: dict, *, scale: str = "full", seed: int = 0, kept=None, save=l
 
 
 def _parts(run: Run):
-    """(gradient of l_j, test accuracy of client j, the global model); j counts the population's clients."""
+    """(gradient of l_j, test accuracy of client j, global model); j is a client's place in the population."""
     algorithm, training = run.algorithm, run.training()
     ids = algorithm.population.client_ids.tolist()
     visits = training.visits(run.store.round_num + 1, ids)
@@ -123,7 +126,7 @@ def _parts(run: Run):
         examples = int(found["examples"])
         return int(found["correct"]) / examples if examples else None
 
-    # The model that clients would fine-tune, as new clients get it.
+    # The model that clients fine-tune is the one that new clients get.
     x, y = run.federation.arrays(ids[0], "train", labels=algorithm.population.labels)
     data = ClientData(tf.constant(x), tf.constant(y), visits[0].info, tf.constant(visits[0].key))
     message, tuning = Messages(algorithm)(training.server_state(), visits[:1])(0), fine_tuning(algorithm, eta=ETA)
@@ -132,7 +135,7 @@ def _parts(run: Run):
 
 
 def curves(data: dict) -> dict[str, np.ndarray]:
-    """kind -> float [n, S + 1], accuracies in %, of the clients that have test examples."""
+    """{way: float [n, S + 1]}: test accuracies in % by step, of the clients that have test examples."""
     rows = data["clients"].values()
     return {
         kind: 100 * np.array([r[kind] for r in rows if r[kind][0] is not None], np.float64).reshape(-1, STEPS + 1)
@@ -141,7 +144,7 @@ def curves(data: dict) -> dict[str, np.ndarray]:
 
 
 def numbers(data: dict) -> dict:
-    """Mean gains over clients after the last step, in points, with half the 95 % interval; and of how many clients."""
+    """{name: {"value", "half"}}: mean gains over clients after the last step, in points, and the number of clients."""
     found = curves(data)
     gains = {kind: values[:, -1] - values[:, 0] for kind, values in found.items()}
     told = {f"{kind} gain (points)": gain for kind, gain in gains.items()}
@@ -155,7 +158,7 @@ def numbers(data: dict) -> dict:
 
 
 def draw(data: dict) -> Figure:
-    """Mean test accuracy by step with its 95 % interval, above the histogram of single clients' gains."""
+    """Draws the mean test accuracy by step with its 95 % interval; below, a histogram of single clients' gains."""
     found = curves(data)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(STYLE["figure.figsize"][0], 4.6), layout="constrained")

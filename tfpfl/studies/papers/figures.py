@@ -1,4 +1,4 @@
-"""An experiment's curves: a panel for every column of the table, the training loss above the accuracy."""
+"""Draws the learning curves of an experiment: for each column of its table, training loss above and accuracy below."""
 
 from pathlib import Path
 
@@ -19,14 +19,14 @@ WIDTH = 2.6  # inches a panel
 
 
 def draw(experiment: Experiment, records: dict[tuple[str, str, str], list[Record]]) -> Figure:
-    """The curves of what was run.
+    """Draws the learning curves of an experiment's runs.
 
     Args:
-        experiment: whose columns and protocol.
-        records: of the seeds, by (column, method, label).
+        experiment: gives the columns and the protocol.
+        records: {(column, method, label): the records of the seeds}, from `records_of`.
 
     Raises:
-        ValueError: nothing was run.
+        InvalidArgument: there are no records.
     """
     columns = [c for c in dict.fromkeys(cell.column for cell in experiment.cells) if any(k[0] == c for k in records)]
     if not columns:
@@ -61,7 +61,7 @@ def draw(experiment: Experiment, records: dict[tuple[str, str, str], list[Record
 
 
 def _line(axes, seeds: list[dict], times: float, how: dict):
-    """The mean over seeds of the rounds that all have, with the 95 % band where there are several."""
+    """Draws the mean over seeds in the rounds that all seeds have, with a 95 % band if there are several seeds."""
     rounds = sorted(set.intersection(*(set(found) for found in seeds)))
     mean, half = np.array([statistics.over_seeds([found[t] for found in seeds]) for t in rounds]).reshape(-1, 2).T
     (line,) = axes.plot(rounds, times * mean, **how)
@@ -71,12 +71,12 @@ def _line(axes, seeds: list[dict], times: float, how: dict):
 
 
 def records_of(experiment: Experiment, folder_of, seeds: int) -> dict[tuple[str, str, str], list[Record]]:
-    """What there is of an experiment.
+    """{(column, method, label): records of the seeds} of all finished runs of an experiment.
 
     Args:
-        experiment: whose cells.
-        folder_of: (cell, seed) -> its run folder.
-        seeds: how many to look for.
+        experiment: gives the cells.
+        folder_of: function (cell, seed) -> its run folder.
+        seeds: number of seeds to look for, from 0.
     """
     found = {}
     for cell in experiment.cells:

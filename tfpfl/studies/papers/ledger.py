@@ -1,7 +1,7 @@
-"""The ledger: what a paper has, what we found, how, and whether what must hold does.
+"""The ledger of reproduced experiments: our results beside the papers', with the commands and runs behind them.
 
-A JSON file that every `tfpfl reproduce` adds to, and the Markdown and the tables made from it. Cells that were not run,
-stopped, or disagree are in it as such.
+It is a JSON file to which each `tfpfl reproduce` adds its results. Tables for the terminal and docs/reproduction.md are
+made from it. It also says which cells were not run, stopped early, or disagree with the paper.
 """
 
 import json
@@ -28,14 +28,14 @@ DECIMALS = {"accuracy": 2, "seconds": 3, "rounds to 70 %": 0, "gain over Local":
 
 
 class LedgerError(InvalidArgument):
-    """A file that is not a ledger, or from a newer version."""
+    """A file that is not a ledger or not notes on one, or that a newer version wrote."""
 
 
 def load(path: str | os.PathLike) -> dict:
-    """{experiment: {cell: entry}}; {} where there is no file yet. A figure is one such cell.
+    """Reads a ledger: {experiment: {cell: entry}}; {} if there is no file. A figure has one entry and no cells.
 
     Raises:
-        LedgerError: the file is not a ledger.
+        LedgerError: the file is not a ledger, or has another format than `FORMAT`.
     """
     path = Path(path)
     if not path.exists():
@@ -50,25 +50,26 @@ def load(path: str | os.PathLike) -> dict:
 
 
 def save(path: str | os.PathLike, ledger: dict) -> None:
-    """Writes all of it: the old file or the new one, never half of one."""
+    """Writes the ledger. If the process ends meanwhile, the old file stays whole."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps({"format": FORMAT, "experiments": ledger}, indent=1, sort_keys=True) + "\n")
 
 
 def key(cell: Cell) -> str:
-    """The cell's name in its experiment."""
+    """The name of a cell in its experiment: 'column | method | label'."""
     return " | ".join(part for part in (cell.column, cell.method, cell.label) if part)
 
 
 def entry(record: Record, scale: str, asked: int, command: str, local: Record | None = None) -> dict:
-    """What the ledger keeps of a run.
+    """The entry of the ledger for a run: what was asked for, the numbers, and how to find the run again.
 
     Args:
         record: the run.
-        scale, asked: how many rounds it should have had.
-        command: that ran it.
-        local: the run of Local on the same federation, for gains.
+        scale: the scale that was asked for.
+        asked: the number of rounds that was asked for.
+        command: the command line that ran it.
+        local: the run of Local on the same federation, to compute gains; None: no gains.
     """
     found = {
         "scale": scale,
@@ -95,15 +96,15 @@ def entry(record: Record, scale: str, asked: int, command: str, local: Record | 
 
 
 def value(experiment: Experiment, cell: dict | None, name: str | None = None) -> tuple[float, float] | None:
-    """(the cell's number over its seeds, half an interval); None where it was not run.
+    """(mean of a cell's number over its seeds, half its interval); None if the cell was not run.
 
-    Of one seed the interval of an accuracy is that over clients; of several that over seeds. A gain's is the standard
-    deviation over clients, as PGFed prints it.
+    The interval of an accuracy is over clients for one seed, and over seeds for several. For a gain, the second number
+    is the standard deviation over clients, as PGFed prints it.
 
     Args:
         experiment: says what is measured.
-        cell: the ledger's.
-        name: of a protocol; default: the experiment's.
+        cell: the cell in the ledger; None if it is not there.
+        name: name of a protocol; default: the experiment's.
     """
     seeds = [e for e in (cell or {}).get("seeds", {}).values()]
     if experiment.measures == "accuracy":
@@ -125,10 +126,10 @@ def value(experiment: Experiment, cell: dict | None, name: str | None = None) ->
 
 
 def agreement(experiment: Experiment, cell: Cell, found: dict | None) -> str:
-    """'agrees', 'above', 'below', 'not run' or '-' (nothing published, or nothing that compares).
+    """'agrees', 'above', 'below', 'not run', 'not reached' (70 % accuracy) or '-' (nothing to compare with).
 
-    A value agrees where it is within both intervals of the paper's; one point stands in for an interval that the paper
-    does not give.
+    A value agrees if it differs from the paper's by at most the sum of both half intervals. If the paper gives no
+    interval, 1 point is used.
     """
     ours = value(experiment, found)
     if ours is None:
@@ -143,7 +144,7 @@ def agreement(experiment: Experiment, cell: Cell, found: dict | None) -> str:
 
 
 def verdicts(experiment: Experiment, cells: dict) -> list[tuple[str, str, str]]:
-    """(what must hold, column, 'holds' | 'fails' | 'open') of every ordering; open where a value is missing."""
+    """[(ordering, column, 'holds' | 'fails' | 'open')] of all orderings of an experiment; open: a value is missing."""
     found = []
     for ordering in experiment.orderings:
         for column in ordering.columns:
@@ -157,7 +158,7 @@ def verdicts(experiment: Experiment, cells: dict) -> list[tuple[str, str, str]]:
 
 
 def table(name: str, cells: dict, title: str = "") -> Table:
-    """One experiment for the terminal: the cells that were run."""
+    """A table of one experiment for the terminal, with the cells that were run."""
     experiment = EXPERIMENTS[name]
     out = Table(title=title or f"{name}: {experiment.title}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     out.add_column("method", overflow="fold")
@@ -179,9 +180,9 @@ def table(name: str, cells: dict, title: str = "") -> Table:
 
 
 def picture_rows(picture: Picture, found: dict) -> list[tuple[str, str, str, str]]:
-    """(what, published, ours, 'holds' | 'fails' | '-') of every number of a figure: the mean over its seeds.
+    """[(name, published, ours, 'holds' | 'fails' | '-')] of all numbers of a figure, each the mean over its seeds.
 
-    Of one seed the interval is that over clients and p is shown; of several the interval is over seeds.
+    For one seed, the interval is over clients and p is shown. For several, the interval is over seeds.
     """
     seeds, rows = [entry["numbers"] for entry in found.get("seeds", {}).values()], []
     for what in dict.fromkeys(what for numbers in seeds for what in numbers):
@@ -199,7 +200,7 @@ def picture_rows(picture: Picture, found: dict) -> list[tuple[str, str, str, str
 
 
 def picture_table(name: str, found: dict) -> Table:
-    """The numbers of one figure for the terminal."""
+    """A table of the numbers of one figure for the terminal."""
     picture = FIGURES[name]
     out = Table(title=f"{name}: {picture.title}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     out.add_column("", overflow="fold")
@@ -212,11 +213,11 @@ def picture_table(name: str, found: dict) -> Table:
 
 
 def markdown(ledger: dict, notes: dict | None = None) -> str:
-    """All experiments; what docs/reproduction.md is.
+    """All experiments of a ledger as Markdown: the content of docs/reproduction.md.
 
     Args:
-        ledger: see `load`.
-        notes: {experiment: {cell: why it may disagree}}, and under 'about' {experiment: a paragraph}.
+        ledger: from `load`.
+        notes: from `notes`: {experiment: {cell: why it may disagree}}, and {'about': {experiment: a paragraph}}.
     """
     notes = notes or {}
     parts = [_HEAD]
@@ -271,7 +272,7 @@ def markdown(ledger: dict, notes: dict | None = None) -> str:
 
 
 def _picture(name: str, picture: Picture, found: dict, about: str | None) -> list[str]:
-    """A figure's paragraphs: its numbers, of which runs, and what it is without."""
+    """The paragraphs on a figure: its numbers, its runs, and which runs are missing."""
     parts = [f"## {name}: {picture.title}\n{picture.source}. {picture.note}".rstrip()]
     if about:
         parts.append(about.strip())
@@ -297,10 +298,10 @@ def _picture(name: str, picture: Picture, found: dict, about: str | None) -> lis
 
 
 def notes(path: str | os.PathLike) -> dict:
-    """What was written by hand, beside a ledger.
+    """Reads the notes on a ledger that were written by hand, a TOML file; {} if there is no file.
 
     Raises:
-        LedgerError: not TOML, or about an experiment or a cell that there is not.
+        LedgerError: the file is not TOML, or names an experiment or a cell that does not exist.
     """
     path = Path(path)
     if not path.exists():
@@ -361,7 +362,7 @@ def _rows(experiment: Experiment, cells: dict) -> list[dict]:
 
 
 def _lengths(experiment: Experiment, cells: dict, column: str) -> str:
-    """Says where the methods of a column did not have the same number of rounds."""
+    """Text on the methods' rounds if those of a column have different numbers of rounds, otherwise ''."""
     rounds: dict[int, list[str]] = {}
     for cell in experiment.cells:
         for e in cells.get(key(cell), {}).get("seeds", {}).values() if cell.column == column else ():
@@ -376,7 +377,7 @@ def _listed(names: list) -> str:
 
 
 def _missing(rows: list[dict]) -> list[str]:
-    """What was not run: columns that have nothing, then methods of others, with the reason where there is one."""
+    """What was not run: whole columns, or single methods of a column, with the reason if there is one."""
     columns: dict[str, list] = {}
     parts = []
     for row in rows:

@@ -1,7 +1,7 @@
-"""What methods are worth to clients that never trained: PGFed's Figure 9 (arXiv 2212.01448).
+"""PGFed's Figure 9 (arXiv 2212.01448): accuracy of clients that took no part in training.
 
-80 of 100 clients train; each of the others then fine-tunes for 20 epochs, by `tfpfl.studies.new_clients` under the
-protocol 'global'; a method that gives no whole model to all adapts in its own way, and is marked so.
+80 of 100 clients train. Each of the other 20 then fine-tunes for 20 epochs by the protocol 'global' of
+`tfpfl.studies.new_clients`. If a method cannot do this, its clients adapt in its own way, and the figure says so.
 """
 
 import matplotlib
@@ -17,22 +17,22 @@ from tfpfl.studies.plots import style
 from tfpfl.studies.plots.style import STYLE, TICKS
 
 EPOCHS = {"smoke": 2, "laptop": 20, "full": 20}
-ETA, BATCH_SIZE = 0.005, 10  # of the authors' examples, the same for all
+ETA, BATCH_SIZE = 0.005, 10  # from the authors' example commands, the same for all methods
 
 
 def measure(runs: dict, *, scale: str = "full", kept=None, save=lambda data: None, tell=print, **_) -> dict:
     """Lets the new clients of every run adapt.
 
     Args:
-        runs: {a name: the folder}, each with `new_clients`.
-        scale: how many epochs.
-        kept: what an interrupted call had saved; what is of the same run, rounds and epochs is taken.
-        save: called with what there is after every run.
-        tell: of progress, in words.
+        runs: {name: run folder}, of runs with `new_clients`.
+        scale: number of epochs, see `EPOCHS`.
+        kept: what an interrupted call has saved; used for runs with the same rounds and epochs.
+        save: called with the data after each run.
+        tell: called with a line of text after each run.
 
     Returns:
         {name: {"algorithm", "run", "rounds", "epochs", "protocol": 'global' | 'own' | None, "accuracy": [n, epochs + 1]
-        in [0, 1], None without test examples}}; protocol None: this method has no way, and no accuracy.
+        in [0, 1], None without test examples}}; protocol None: the method's new clients cannot adapt.
     """
     data = {}
     for name, folder in runs.items():
@@ -60,7 +60,7 @@ def _adapted(run, epochs: int) -> dict:
 
 
 def numbers(data: dict) -> dict:
-    """Mean test accuracy over the new clients after the last epoch, in %, with half the 95 % interval."""
+    """{name: {"value", "half"}}: mean test accuracy over new clients after the last epoch, in %."""
     last = {f"{label}, after {values.shape[1] - 1} epochs (%)": values[:, -1] for label, _, values in _rows(data)}
     return {
         what: {"value": statistics.mean_over_clients(values), "half": statistics.ci95(values)}
@@ -69,10 +69,10 @@ def numbers(data: dict) -> dict:
 
 
 def draw(data: dict) -> Figure:
-    """Bars of the mean accuracy after the last epoch, the best on top, above the curves over epochs.
+    """Draws bars of the mean accuracy after the last epoch, the best on top; below, curves over epochs.
 
     Raises:
-        ValueError: no method has a way for new clients.
+        InvalidArgument: no method lets new clients adapt.
     """
     rows = _rows(data)
     if not rows:
@@ -105,7 +105,7 @@ def draw(data: dict) -> Figure:
 
 
 def _rows(data: dict) -> list[tuple[str, str, np.ndarray]]:
-    """(label, algorithm, accuracies [n, epochs + 1] in %), of those that have a way."""
+    """[(label, algorithm, accuracies [n, epochs + 1] in %)] of the methods whose new clients can adapt."""
     found = []
     for row in data.values():
         if row["protocol"] is not None:

@@ -1,7 +1,7 @@
-"""The papers' figures that are not curves by round: of which runs, how they are measured, and what must be seen.
+"""The papers' figures that are not learning curves: their runs, how they are measured, and what the paper says of them.
 
-Each has a file of its own with three functions: `measure` takes runs and gives what the figure shows as plain data,
-which is kept beside the runs; `numbers` and `draw` make of that what goes into the ledger, and a matplotlib Figure.
+Each figure has its own file with three functions. `measure` takes runs and returns the figure's data, which are kept in
+a file beside the runs. From these data, `numbers` makes the entries of the ledger and `draw` a matplotlib Figure.
 """
 
 from collections.abc import Callable
@@ -12,28 +12,30 @@ from tfpfl.studies.papers.experiments import EXPERIMENTS, Cell, Size
 
 
 class Claim(NamedTuple):
-    """What a paper says of a number."""
+    """What a paper says about a number of a figure, and whether a value agrees with it."""
 
     text: str
     holds: Callable  # value -> bool
 
 
 class Picture(NamedTuple):
-    """One figure of a paper."""
+    """One figure of a paper that is not a learning curve."""
 
     title: str
     source: str
-    cells: tuple  # `Cell`s, the runs that it is made of; () where nothing is trained
+    cells: tuple  # the `Cell`s whose runs it needs; () if nothing is trained
     sizes: dict  # scale -> Size
     measure: Callable  # (runs {cell: folder}, scale=, seed=, kept=, save=, tell=) -> data
-    numbers: Callable  # data -> {what: {"value": float, maybe "half": half an interval, maybe "p": of no effect}}
+    numbers: (
+        Callable  # data -> {name: {"value": float, "half": half an interval, "p": p-value}}; the last two are optional
+    )
     draw: Callable  # data -> Figure
-    published: dict = {}  # what -> Claim
+    published: dict = {}  # name of a number -> Claim
     note: str = ""
 
 
 def _of(experiment: str, column: str, *methods: str) -> tuple:
-    """Cells of a table, whose runs the figure shares."""
+    """The cells of a table's column, so that the figure shares their runs; without `methods`, all of them."""
     return tuple(
         c for c in EXPERIMENTS[experiment].cells if c.column == column and (not methods or c.method in methods)
     )

@@ -1,17 +1,17 @@
-"""The papers' tables, as printed: accuracies in %, seconds, rounds. An empty cell is one that a paper does not have."""
+"""The papers' tables as they are printed: accuracies in %, seconds and rounds. An empty cell is empty in the paper."""
 
 from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """One cell of a paper's table."""
+    """One cell of a paper's table: a number and its interval."""
 
     value: float
-    spread: float | None  # what stands behind the paper's +-
+    spread: float | None  # the number after the paper's ±; None if there is none
 
 
 def read(text: str) -> dict[tuple[str, str], Published]:
-    """{(method, column): Published} from lines of cells separated by '|', the first of them the columns' names."""
+    """Reads a table: {(method, column): Published}. Cells are separated by '|'; the first line names the columns."""
     header, *lines = [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
     found = {}
     for method, *cells in lines:

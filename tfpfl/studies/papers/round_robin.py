@@ -1,4 +1,4 @@
-"""How round robin deals one class: the PFLEGO study's illustration (arXiv 2202.09848v2), from the real partitioner."""
+"""PFLEGO's illustration of round robin (arXiv 2202.09848v2): how our partitioner deals one class to three clients."""
 
 import matplotlib
 import numpy as np
@@ -12,18 +12,18 @@ _NUMBER = "examples of client {}"
 
 
 def measure(runs: dict, *, seed: int = 0, **_) -> dict:
-    """{"clients": the indices of the examples of one class that each of three clients gets}."""
+    """Runs the partitioner. Returns {"clients": [indices of the examples of each client]}."""
     labels = Labels(train=np.zeros(EXAMPLES, np.int64), test=np.zeros(0, np.int64))
     return {"clients": [np.sort(of).tolist() for of in round_robin(labels, CLIENTS, seed, K=1).train]}
 
 
 def numbers(data: dict) -> dict:
-    """How many examples each client has."""
+    """{name: {"value"}}: the number of examples of each client."""
     return {_NUMBER.format(i): {"value": len(of)} for i, of in enumerate(data["clients"])}
 
 
 def draw(data: dict) -> Figure:
-    """The examples of the class in a row, and below each client those that it was dealt."""
+    """Draws the examples of the class in a row, and below them each client with its examples."""
     colors = PALETTE[1:]
     total = sum(map(len, data["clients"]))
     with matplotlib.rc_context(STYLE):

@@ -1,7 +1,8 @@
-"""Whose risks clients learn to mind: how PGFed's A changes in a run, and by how much data (arXiv 2212.01448).
+"""How PGFed's matrix A changes during a run, and how this depends on the clients' numbers of examples.
 
-The paper: a client with much data is minded more by the others (the mean of its column of A rises with its number of
-examples), and minds the others less (the mean of its row falls).
+A_ij is the weight of client j's risk for client i. The paper (arXiv 2212.01448) finds: the more examples a client has,
+the more weight the others give to its risk (the mean of its column of A rises), and the less weight it gives to theirs
+(the mean of its row falls).
 """
 
 import csv
@@ -16,21 +17,21 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.studies.plots.style import PALETTE, STYLE, TICKS
 from tfpfl.studies.records import Record
 
-# The axis that the mean is over: column j is how all others weigh client j, row i how client i weighs the others.
+# (axis of the mean, label, marker). Column j: the weights that clients give to client j. Row i: those that i gives.
 MEANS = {"column": (0, "column mean by n_j", "o"), "row": (1, "row mean by n_i", "s")}
 
 
 def measure(runs: dict, **_) -> dict:
-    """A after the last evaluated round of a run less A after the first.
+    """Reads how A changed from the first to the last evaluated round of a run.
 
     Args:
-        runs: {a name: the folder}, one run that has matrices called 'A'.
+        runs: {name: run folder}, one run of a method with a matrix 'A'.
 
     Returns:
         {"rounds": [first, last], "change": [I, I], "num_examples": [I]}.
 
     Raises:
-        ValueError: the run has no A, or it was saved once only.
+        InvalidArgument: the run has no matrix A, or saved it in fewer than two rounds.
     """
     (folder,) = runs.values()
     record = Record.read(folder)
@@ -47,19 +48,21 @@ def measure(runs: dict, **_) -> dict:
 
 
 def regressions(data: dict) -> dict:
-    """'column' | 'row' -> scipy's linear regression of that mean of the change on the number of examples.
+    """{'column' | 'row': scipy's linear regression of this mean of the change on the number of examples}.
 
     Raises:
-        ValueError: all clients have the same number of examples, so that there is no slope.
+        InvalidArgument: all clients have the same number of examples, so there is no slope.
     """
     examples, change = data["num_examples"], np.asarray(data["change"], np.float64)
     if len(set(examples)) < 2:
-        raise InvalidArgument(f"all clients have {examples[0]} examples: what A has to do with it cannot be told")
+        raise InvalidArgument(
+            f"all clients have {examples[0]} examples: how A depends on their number cannot be computed"
+        )
     return {name: stats.linregress(examples, change.mean(axis)) for name, (axis, _, _) in MEANS.items()}
 
 
 def numbers(data: dict) -> dict:
-    """The slopes, as change for each thousand examples more, with the p-values of slope 0."""
+    """{name: {"value", "p"}}: change of A for 1000 more examples, and the p-value of 'the slope is 0'."""
     return {
         f"slope of the {MEANS[name][1]} (per 1000 examples)": {"value": 1000 * line.slope, "p": line.pvalue}
         for name, line in regressions(data).items()
@@ -67,7 +70,7 @@ def numbers(data: dict) -> dict:
 
 
 def draw(data: dict) -> Figure:
-    """The change of A as a heat map, and the means of its columns and rows by the clients' numbers of examples."""
+    """Draws the change of A as a heat map; below, the means of its columns and rows by the number of examples."""
     examples, change = np.array(data["num_examples"]), np.asarray(data["change"], np.float64)
     first, last = data["rounds"]
     with matplotlib.rc_context(STYLE):

@@ -1,9 +1,17 @@
-"""Plots of runs: accuracy by rounds, bytes, passes or seconds; clients; fairness; gains; who listens to whom.
+"""Plots of runs and of federations.
 
-Every function takes `Record`s, or a matrix, and returns a matplotlib Figure that is made without pyplot, so nothing
-stays open. `figure.savefig("curves.svg")` writes PNG, SVG or PDF, by the file's ending. Runs that differ only in their
-seed are one line or one row: the mean over the seeds, with the 95 % interval of `statistics.over_seeds`. A `Protocol`
-says how the numbers were measured; it is written under the title. An algorithm looks the same in every plot.
+    curves        accuracy or loss by rounds, bytes, passes or seconds
+    distribution  accuracies of single clients
+    fairness      how evenly accuracy is spread over the clients
+    gains         what single clients gain over a baseline
+    heatmap       how much clients take from each other
+    new_clients   accuracy of clients that did not train, while they adapt
+    classes       which client of a federation has which classes
+
+Every function returns a matplotlib Figure that is made without pyplot, so no figure stays open.
+`figure.savefig("curves.svg")` writes PNG, SVG or PDF, by the file's ending. In plots of `Record`s, runs that differ
+only in their seed are one line or one row: the mean over the seeds, with its 95 % interval. A `Protocol` says how
+the numbers were measured; it is written under the title. An algorithm looks the same in all plots.
 """
 
 from tfpfl.studies.plots.clients import distribution, fairness, gains

@@ -1,4 +1,4 @@
-"""Plots over clients: distribution, fairness, and gains over a baseline."""
+"""Plots of single clients' accuracies: their distribution, how even they are, and gains over a baseline."""
 
 import textwrap
 from collections.abc import Sequence
@@ -33,17 +33,17 @@ from tfpfl.studies.run_groups import clients, group_runs, measured, paired
 def distribution(
     records: Sequence[Record], protocol: Protocol = EV_ALL, kind: str = "box", *, caption: bool = True
 ) -> Figure:
-    """The accuracies of the single clients.
+    """Draws the accuracies of single clients.
 
     Args:
-        records: of `Record.read`.
-        protocol: how they were measured.
-        kind: 'box': a row for every algorithm, a dot for every client and seed, a box over the middle half, a line at
-            the median; 'ecdf': the share of the clients that have at most so much, for many clients.
-        caption: write the protocol under the title.
+        records: from `Record.read`.
+        protocol: how the accuracies are measured.
+        kind: 'box': a row for each algorithm, with a dot for each client and seed, a box over the middle half and a
+            line at the median. 'ecdf', for many clients: the share of the clients whose accuracy is at most x.
+        caption: whether to write the protocol under the title.
 
     Raises:
-        ValueError: an unknown kind, or no client was scored.
+        InvalidArgument: `kind` is another word, or no client was evaluated by the protocol.
     """
     if kind not in ("box", "ecdf"):
         raise InvalidArgument(unknown("kind of picture", kind, ("box", "ecdf")))
@@ -58,7 +58,7 @@ def distribution(
             axes.ecdf(values, label=s.label, color=look.color, linestyle=look.linestyle)
             continue
         low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
-        # A fixed spread of the dots: the multiples of the golden ratio are as even as points can be.
+        # Multiples of the golden ratio spread the dots evenly, and the same way each time.
         spread = (np.arange(len(values)) * 0.618034) % 1 - 0.5
         alpha = float(np.clip(30 / len(values), 0.15, 0.6))
         axes.scatter(values, i + 0.62 * spread, s=9, color=look.color, alpha=alpha, linewidth=0, zorder=2)
@@ -81,19 +81,19 @@ WORST = {"5 %": (0.05, "^"), "10 %": (0.1, "o"), "25 %": (0.25, "s")}
 def fairness(
     records: Sequence[Record], baselines: Sequence[Record] = (), protocol: Protocol = EV_ALL, *, caption: bool = True
 ) -> Figure:
-    """How evenly accuracy is spread over the clients.
+    """Draws how evenly accuracy is spread over the clients.
 
-    Panels: the deciles; the mean of the worst 5, 10 and 25 % of the clients; Jain's index and the Gini coefficient
-    (see `statistics`); and, where baselines are given, the share of the clients that have less than with each of them.
+    The panels show the deciles; the mean of the worst 5, 10 and 25 % of the clients; Jain's index and the Gini
+    coefficient (see `statistics`); and, if baselines are given, the share of the clients that are worse than with each.
 
     Args:
-        records: of `Record.read`.
-        baselines: runs among or beside them on the same federation, such as Local's.
-        protocol: how accuracies were measured.
-        caption: write the protocol under the title.
+        records: from `Record.read`.
+        baselines: runs on the same federation to compare with, such as Local's; they may be among `records`.
+        protocol: how the accuracies are measured.
+        caption: whether to write the protocol under the title.
 
     Raises:
-        ValueError: no client was scored, or a baseline is on another federation.
+        InvalidArgument: no client was evaluated by the protocol, or a baseline is on another federation.
     """
     rows = group_runs(records)
     _check_scored([(s, np.concatenate([clients(r, protocol) for r in s.records])) for s in rows], protocol)
@@ -144,20 +144,20 @@ def fairness(
 
 @in_style
 def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, caption: bool = True) -> Figure:
-    """What single clients win and lose against a baseline: a histogram for every algorithm.
+    """Draws how much accuracy single clients gain or lose against a baseline: a histogram for each algorithm.
 
-    A client's gain is the difference of its accuracies, each the mean over the seeds. Bars have one width, and the one
-    at zero is centred on it.
+    A client's gain is the difference of two accuracies, each the mean over the seeds. All bars have the same width, and
+    one of them is centred on zero.
 
     Args:
-        records: of `Record.read`; those of the baseline itself are left out.
-        baseline: a record, or those of several seeds.
-        protocol: how accuracies were measured.
-        caption: write the protocol under the title.
+        records: from `Record.read`; the baseline's own runs are left out.
+        baseline: one record, or the records of several seeds of one setting.
+        protocol: how the accuracies are measured.
+        caption: whether to write the protocol under the title.
 
     Raises:
-        ValueError: the runs are not on one federation, the baseline is of several algorithms or configurations, or
-            there is nothing to compare.
+        InvalidArgument: a run has no federation in common with the baseline, the baseline has several settings, or all
+            records are the baseline's.
     """
     other = group_runs(baseline if isinstance(baseline, Sequence) else [baseline])
     if len(other) > 1:
@@ -168,7 +168,7 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
         raise InvalidArgument(f"there is nothing to compare {other[0].label} with: no other run was given")
     rows = [(s, paired(s.records, other[0].records, protocol)) for s in group_runs(rest)]
     found = [(s, 100 * statistics.gains(*pair)) for s, pair in rows]
-    found = [(s, np.round(values[~np.isnan(values)], 9)) for s, values in found]  # 0.9 - 0.8 is not 0.1
+    found = [(s, np.round(values[~np.isnan(values)], 9)) for s, values in found]  # 0.9 - 0.8 is not exactly 0.1
     _check_scored(found, protocol)
     everything = np.concatenate([values for _, values in found])
     width = next(w for w in (0.5, 1, 2, 5, 10) if np.ptp(everything) <= 25 * w or w == 10)
@@ -187,7 +187,7 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
         axes.tick_params(labelsize=TICKS)
         axes.yaxis.get_major_locator().set_params(integer=True)
     for i, axes in enumerate(grid.flat):
-        axes.tick_params(labelbottom=i + columns >= len(found))  # the lowest of its column
+        axes.tick_params(labelbottom=i + columns >= len(found))  # numbers only below a column
         if i >= len(found):
             axes.set_axis_off()
     figure.supxlabel(literal(f"accuracy gained against {other[0].label} (points)"), fontsize=9)

@@ -23,20 +23,21 @@ def curves(
     *,
     caption: bool = True,
 ) -> Figure:
-    """How runs come along, with a band of the 95 % interval where there are several seeds.
+    """Draws learning curves, with a band for the 95 % interval if there are several seeds.
 
     Args:
-        records: of `Record.read`.
-        x: 'rounds'; or, added up over all rounds so far and all clients: 'bytes' (down and up), 'passes' (of clients'
-            examples through the backbone, forward and backward), 'seconds' (of the rounds' work). A run without
-            bytes is a level line.
-        y: 'accuracy' or 'loss' by the protocol in every evaluated round, or 'training loss', the mean over the round's
-            clients in every round.
-        protocol: which model, clients, mean and split; `when` is not looked at.
-        caption: write the protocol under the title.
+        records: from `Record.read`.
+        x: 'rounds', or what all clients together have spent so far: 'bytes' (sent and received), 'passes' (of their
+            examples through the backbone, forward and backward), 'seconds' (of the rounds' work) or 'virtual seconds'
+            (of the clients' clock). A run that sends nothing is a level line over 'bytes'.
+        y: 'accuracy' (in %) or 'loss' (in nats) by the protocol in each evaluated round, or 'training loss': the mean
+            over the round's clients, in each round.
+        protocol: which model, clients, mean and split; its `when` is ignored.
+        caption: whether to write the protocol under the title.
 
     Raises:
-        ValueError: an unknown axis, one that a run has nothing of, or no points at all.
+        InvalidArgument: an unknown axis; an x axis that a run has no numbers for, such as 'passes' of a run that is not
+            finished; or no round with a value.
     """
     if x not in SPENT:
         raise InvalidArgument(unknown("x axis", x, SPENT))
@@ -50,15 +51,15 @@ def curves(
         raise InvalidArgument(f"there is nothing to draw: no round of these runs has {y} by this protocol: {protocol}")
     unit, divisor = byte_unit(max(xs.max() for _, xs, _, _ in lines)) if x == "bytes" else ("", 1)
     figure, axes = make_figure()
-    faint = 0.15 if len(lines) <= 4 else 0.08  # bands over bands
+    faint = 0.15 if len(lines) <= 4 else 0.08  # many bands lie over each other
     for s, xs, mean, half in lines:
         xs, mean, half = xs / divisor, factor * mean, factor * half
         look = style(s.algorithm, s.variant)
         line = {"color": look.color, "linestyle": look.linestyle}
-        if x != "rounds" and not xs.any():  # it costs nothing: at 0 it would be a wall, so its level is drawn
+        if x != "rounds" and not xs.any():  # at x = 0 a line would be vertical: draw its last level
             axes.axhline(mean[-1], linewidth=1, alpha=0.7, label="_level", **line)
             xs, mean, half = xs[-1:], mean[-1:], half[-1:]
-        every = max(1, len(xs) // 12)  # and the last
+        every = max(1, len(xs) // 12)  # a marker about every twelfth of the line, and at its end
         axes.plot(xs, mean, label=s.label, marker=look.marker, markevery=((len(xs) - 1) % every, every), **line)
         if not np.isnan(half).any():
             axes.fill_between(xs, mean - half, mean + half, color=look.color, alpha=faint, linewidth=0)
@@ -67,10 +68,11 @@ def curves(
         axes.xaxis.set_major_formatter(FuncFormatter(thousands))
         few = max(xs.max() for _, xs, _, _ in lines) < 10 * min(xs.min() for _, xs, _, _ in lines)
         axes.xaxis.set_minor_formatter(FuncFormatter(thousands) if few else NullFormatter())
-    # A band of two seeds is 12.7 standard errors wide to each side: it must not push the lines together.
+    # The y axis is cut to the lines: a band of two seeds reaches 12.7 standard errors to each side, and would press the
+    # lines together.
     means = np.concatenate([mean for _, _, mean, _ in lines])
     bottom, top = axes.get_ylim()
-    if y == "accuracy":  # the first rounds may leave the picture: what comes after them is what is compared
+    if y == "accuracy":  # the first rounds may lie below the axis: later ones are compared
         least = min(np.nanquantile(factor * mean, 0.25) for _, _, mean, _ in lines)
         axes.set_ylim(max(bottom, -2, least - 5), min(top, 102))
     elif means.min() > 0 and means.max() > 20 * means.min():
@@ -89,7 +91,7 @@ def curves(
 
 
 def _points(records, x: str, y: str, protocol: Protocol) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x, mean y and half the interval, at the rounds for which every seed has a value."""
+    """Three float [n]: x, the mean of y and half its interval, in the rounds for which all seeds have a value."""
     values, positions = [], []
     for record in records:
         if y == "training loss":
@@ -111,5 +113,5 @@ _LABELS = {
     "seconds": "seconds of the rounds so far",
     "virtual seconds": "virtual seconds so far: the clients' clock",
 }
-_LOGARITHMIC = ("passes", "seconds")  # methods differ by factors in them
+_LOGARITHMIC = ("passes", "seconds")  # methods differ by large factors in these
 _VALUES = {"accuracy": ("accuracy (%)", 100), "loss": ("loss (nats)", 1), "training loss": ("loss (nats)", 1)}

@@ -1,4 +1,4 @@
-"""Who holds what: the classes and the number of examples of every client of a federation."""
+"""A plot of a federation: the classes and the number of examples of each client."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -7,17 +7,17 @@ from tfpfl.data.federation import Federation
 
 
 def classes(federation: Federation, split: str = "train") -> Figure:
-    """A dot for every client and class, its area the number of examples; a heat map where there are many.
+    """Draws which classes each client has (above) and how many examples (below).
 
-    Above 200 clients the upper panel shows 200 of them at even distances. The lower panel, the number of examples of
-    each client, always counts all.
+    Above, the area of a dot is the number of examples of a client and class; more than 1,200 dots become a heat map. Of
+    more than 200 clients, 200 at even distances are shown there. The lower panel always counts all clients.
 
     Args:
-        federation: whose clients are shown.
-        split: whose examples are counted: 'train', 'validation' or 'test'.
+        federation: the federation to draw.
+        split: the examples to count: 'train', 'validation' or 'test'.
 
     Raises:
-        ValueError: there is no such split.
+        ValueError: another split.
     """
     ids = np.unique(np.linspace(0, federation.num_clients - 1, min(federation.num_clients, 200)).astype(int))
     counts = federation.class_counts(split, ids)

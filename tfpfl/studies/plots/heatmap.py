@@ -1,4 +1,4 @@
-"""A matrix of who listens to whom."""
+"""A heat map of how much clients take from each other."""
 
 from collections.abc import Sequence
 
@@ -20,18 +20,18 @@ def heatmap(
     edges: Sequence[int] = (),
     caption: str = "",
 ) -> Figure:
-    """Who listens to whom: FedAMP's attention, PGFed's A, FedFomo's P.
+    """Draws how much each client takes from each other: FedAMP's attention, PGFed's A, FedFomo's P.
 
     Args:
-        matrix: [I, I], of `Record.matrices`: row i is what client i takes from others.
-        title: above it.
-        label: what an entry is.
-        own: show the diagonal too, whose weights are often so large that the others look all the same.
-        edges: positions between groups of clients, where lines are drawn.
-        caption: under the title.
+        matrix: float [I, I], such as one of `Record.matrices`; row i is what client i takes from each client.
+        title: the title.
+        label: what an entry of the matrix is; it stands beside the scale.
+        own: whether to show the diagonal. Its weights are often so large that all others look the same.
+        edges: positions at which a line separates groups of clients, such as 5 for a line before client 5.
+        caption: small text under the title.
 
     Raises:
-        ValueError: not a square matrix.
+        InvalidArgument: the matrix is not square, or empty.
     """
     matrix = np.asarray(matrix, np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:

@@ -1,4 +1,4 @@
-"""What new clients score while they adapt."""
+"""A plot of new clients' accuracy while they adapt."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from tfpfl.studies.new_clients import Adapted
 
 
 def new_clients(results: Sequence[Adapted]) -> Figure:
-    """Mean accuracy over the epochs of adapting, with its 95 % interval over clients: one line a run.
+    """Draws the mean accuracy of new clients over epochs, with its 95 % interval over clients: one line for each run.
 
     Args:
-        results: from `adapt_new_clients` or `adapt_clients`.
+        results: one for each run, from `adapt_new_clients` or `adapt_clients`.
     """
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()

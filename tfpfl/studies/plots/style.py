@@ -1,4 +1,4 @@
-"""How every plot looks: one look for one algorithm, colours for every sight, and words in the margins."""
+"""What all plots have in common: sizes and fonts, the colour of each algorithm, titles and legends."""
 
 import textwrap
 from functools import wraps
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from tfpfl.algorithms import ALGORITHMS, get_method
 from tfpfl.runs.protocols import Protocol
 
-# The defaults of all pictures. As wide as a column of text, so that a telephone shows them without making text small.
+# matplotlib's settings for all plots. They are as wide as a column of text, so that a phone shows them unreduced.
 STYLE: dict[str, Any] = {
     "figure.figsize": (4.8, 3.2),  # inches
     "figure.facecolor": "white",
@@ -31,23 +31,23 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 1.6,
     "lines.markersize": 4,
 }
-TICKS = 8.5  # points
+TICKS = 8.5  # font size of the numbers on an axis, in points
 
 
-# Searched for: far apart for usual sight and for those who see no red or no green, and with a contrast of 3 to white at
-# least, for thin lines. 8 colours x 4 kinds of line are 32.
+# These colours were searched by computer. They are far apart for usual sight and for colour-blind readers (no red, no
+# green), and have a contrast of at least 3 to white, for thin lines. With 4 kinds of line there are 32 looks.
 PALETTE = ("#000000", "#f76617", "#2a60ff", "#3fa66c", "#000095", "#910008", "#7d55b2", "#7398a9")
 
 
-# Where every further eight algorithms begin in it, so that eight that are often compared have eight colours: PFLEGO,
-# FedAvg, Local, FedAvg-FT, FedPer, FedRep, Ditto and FedAMP.
+# Each further eight algorithms start at another colour of the palette. So eight algorithms that are often compared have
+# eight colours: PFLEGO, FedAvg, Local, FedAvg-FT, FedPer, FedRep, Ditto and FedAMP.
 TURNS = (0, 4, 7, 3)
 LINES = ("solid", "dashed", "dotted", "dashdot")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 
 class Style(NamedTuple):
-    """What an algorithm looks like."""
+    """How an algorithm is drawn: colour, kind of line and marker, as matplotlib names them."""
 
     color: str
     linestyle: str
@@ -55,14 +55,14 @@ class Style(NamedTuple):
 
 
 def style(algorithm: str, variant: int = 0) -> Style:
-    """Colour, line and marker of an algorithm: by its place in `ALGORITHMS`, whatever else is drawn.
+    """The colour, line and marker of an algorithm: the same in all plots, given by its place in `ALGORITHMS`.
 
     Args:
         algorithm: a name in `ALGORITHMS`.
-        variant: of several configurations of one algorithm, which differ in their markers.
+        variant: number of the setting, from 0; settings of one algorithm have different markers.
 
     Raises:
-        ValueError: an unknown algorithm.
+        InvalidArgument: an unknown algorithm.
     """
     get_method(algorithm)
     block, place = divmod(list(ALGORITHMS).index(algorithm), len(PALETTE))
@@ -71,7 +71,7 @@ def style(algorithm: str, variant: int = 0) -> Style:
 
 
 def in_style(function):
-    """With our defaults, and the user's own for what they leave open."""
+    """A decorator: draws with the settings in `STYLE`. The user's settings hold for everything else."""
 
     @wraps(function)
     def draw(*arguments, **named):
@@ -82,7 +82,7 @@ def in_style(function):
 
 
 def words(protocol: Protocol, rounds: str = "") -> str:
-    """A protocol in words, with other rounds than its own where a picture shows all of them."""
+    """A protocol in words. `rounds` replaces the protocol's rounds, for plots that show all rounds."""
     parts = str(protocol).split("; ")
     if rounds:
         parts[Protocol._fields.index("when")] = rounds
@@ -93,6 +93,7 @@ GLYPHS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚"
 
 
 def make_figure(height: float | None = None):
+    """(figure, axes): a figure with one panel, `height` inches high; default: that of `STYLE`."""
     width, usual = STYLE["figure.figsize"]
     figure = Figure(figsize=(width, height or usual), layout="constrained")
     axes = figure.subplots()
@@ -101,7 +102,7 @@ def make_figure(height: float | None = None):
 
 
 def put_title(axes, title: str, caption: str) -> None:
-    """The title, and how it was measured in small letters below it."""
+    """Writes the title of a panel, and the caption in small letters below it."""
     small = fill(caption) if caption else ""
     if small:
         axes.annotate(
@@ -118,13 +119,14 @@ def put_title(axes, title: str, caption: str) -> None:
 
 
 def put_rows(axes, labels) -> None:
-    """A row for every label, the first on top."""
+    """Labels the y axis with one row for each label, the first on top."""
     axes.set_yticks(range(len(labels)), [literal(label) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
 
 
 def put_legend(figure, axes) -> None:
+    """Puts the legend of a panel below the figure, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     labels = [literal(label) for label in labels]
     columns = max(1, min(len(labels), 60 // (max(map(len, labels)) + 7)))
@@ -132,24 +134,26 @@ def put_legend(figure, axes) -> None:
 
 
 def bar(half: float) -> float | None:
+    """Half an interval as matplotlib's `xerr`; None for NaN, which draws no bar."""
     return None if np.isnan(half) else half
 
 
 def thousands(value: float, _place=None) -> str:
-    """1000000.0 -> '1,000,000'."""
+    """A number of an axis as text, such as '1,000,000' for 1000000.0."""
     return f"{value:,.10g}"
 
 
 def byte_unit(largest: float) -> tuple[str, float]:
-    """(bytes' unit, what to divide by), in powers of 1000."""
+    """(unit, its number of bytes) for numbers up to `largest`, such as ('MB', 1e6)."""
     place = min(int(np.log10(max(largest, 1)) // 3), 4)
     return ("B", "kB", "MB", "GB", "TB")[place], 1000.0**place
 
 
 def fill(text: str) -> str:
+    """A caption in lines of at most 64 characters."""
     return textwrap.fill(literal(text), 64)
 
 
 def literal(text: str) -> str:
-    """As it is: matplotlib would read what stands between two dollars as a formula, and fail on a bad one."""
+    """Text that matplotlib writes as it is. It would read text between two dollar signs as a formula."""
     return str(text).replace("$", r"\$")

@@ -1,7 +1,7 @@
-"""A comparison of runs as one HTML file: tables, pictures, protocols, costs, configurations and commands.
+"""Compares runs in one HTML file: tables, plots, protocols, costs, configurations and commands.
 
-The file needs nothing else: its style is in it, pictures are SVG with letters as paths, and nothing is loaded from
-anywhere. `page.html` is a Jinja template that escapes all it is given.
+The file is complete: it contains its style sheet, and plots are SVG with letters as paths. It loads nothing from other
+files or from a network. `page.html` is a Jinja template, which escapes every text that it is given.
 """
 
 from tfpfl.studies.report.page import BASELINES, ReportError, render, write_report

@@ -1,4 +1,4 @@
-"""What a page is made of: tables, pictures, sentences, commands, in sections. The template knows these kinds."""
+"""The blocks that a page consists of: tables, pictures, sentences and commands, in sections. page.html writes them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from tfpfl.studies.report.inline_svg import inline_svg
 
 @dataclass
 class Table:
-    """Rows under headings; the first cell of a row is its name."""
+    """A table: a caption, headings and rows. The first cell of a row is its name."""
 
     kind: ClassVar[str] = "table"
     caption: str
@@ -22,7 +22,7 @@ class Table:
 
 @dataclass
 class Folded:
-    """Tables that are shown when a reader asks for them by these words."""
+    """Tables that are hidden until the reader clicks on these words."""
 
     kind: ClassVar[str] = "folded"
     words: str
@@ -31,7 +31,7 @@ class Folded:
 
 @dataclass
 class Picture:
-    """An SVG and what it shows."""
+    """A picture in SVG with its title and caption."""
 
     kind: ClassVar[str] = "picture"
     svg: Markup
@@ -41,7 +41,7 @@ class Picture:
 
 @dataclass
 class Note:
-    """A sentence."""
+    """A paragraph of plain text."""
 
     kind: ClassVar[str] = "note"
     text: str
@@ -49,7 +49,7 @@ class Note:
 
 @dataclass
 class Commands:
-    """What to type."""
+    """Lines to type on the command line."""
 
     kind: ClassVar[str] = "commands"
     lines: list
@@ -57,7 +57,7 @@ class Commands:
 
 @dataclass
 class Section:
-    """A part of the page, with a heading."""
+    """A part of the page: an anchor, a heading and blocks."""
 
     name: str
     title: str
@@ -65,17 +65,18 @@ class Section:
 
 
 class Pictures:
-    """Draws the pictures of a page. It numbers them, so that their ids differ; what cannot be drawn is said instead."""
+    """Draws the pictures of a page, and numbers them, so that their HTML ids differ."""
 
     def __init__(self):
         self._count = 0
 
     def draw(self, title: str, caption: str, function: Callable, /, *arguments, **named) -> Picture | Note:
-        """The picture that a function of `tfpfl.studies.plots` makes of these arguments.
+        """Calls a function of `tfpfl.studies.plots` and returns its picture, or a `Note` that says why there is none.
 
         Args:
-            title: what it shows; a screen reader also gets the last points of its lines.
-            caption: how it was measured.
+            title: what the picture shows; a screen reader also reads the last values of its lines.
+            caption: how the numbers were measured.
+            function, arguments, named: the function, and what it is called with.
         """
         try:
             figure = function(*arguments, **named)

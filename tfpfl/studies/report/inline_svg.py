@@ -1,4 +1,4 @@
-"""A matplotlib figure as an SVG in a page among others: letters as paths, ids of its own, nothing to load."""
+"""A matplotlib figure as an <svg> element for a page with several of them: letters are paths, ids are unique."""
 
 import io
 import re
@@ -14,11 +14,11 @@ def inline_svg(figure, name: str, title: str) -> str:
 
     Args:
         figure: a matplotlib Figure.
-        name: what all ids in it begin with; another for every figure of a page.
-        title: what a screen reader says of it.
+        name: the beginning of all ids in the element; each figure of a page needs another name.
+        title: what a screen reader reads aloud.
 
     Returns:
-        HTML. Its size is left to the page; the viewBox is in points.
+        HTML. The page decides about the size; the viewBox is in points.
     """
     file = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": name}):  # the same ids every time
@@ -26,7 +26,7 @@ def inline_svg(figure, name: str, title: str) -> str:
     root = ET.fromstring(file.getvalue())
     for parent in list(root.iter()):
         for child in list(parent):
-            if _local(child.tag) in ("metadata", "style"):  # the style would be the whole page's
+            if _local(child.tag) in ("metadata", "style"):  # a style element would hold for the whole page
                 parent.remove(child)
     for element in root.iter():
         element.tag = _local(element.tag)
@@ -38,7 +38,7 @@ def inline_svg(figure, name: str, title: str) -> str:
             element.set(key, value)
     box = root.attrib["viewBox"]
     root.attrib.clear()
-    look = {"stroke-linejoin": "round", "stroke-linecap": "butt"}  # what the style that was taken out said
+    look = {"stroke-linejoin": "round", "stroke-linecap": "butt"}  # these two stood in the style element
     for key, value in {"viewBox": box, "role": "img", "aria-labelledby": f"{name}-title", **look}.items():
         root.set(key, value)
     told = ET.Element("title", {"id": f"{name}-title"})
@@ -48,5 +48,5 @@ def inline_svg(figure, name: str, title: str) -> str:
 
 
 def _local(tag: str) -> str:
-    """Without the namespace, which HTML has none of."""
+    """The name of a tag without its XML namespace, which HTML does not have."""
     return tag.rpartition("}")[2]

@@ -1,4 +1,4 @@
-"""The page: what is compared, what a reader must know before the numbers, and the sections."""
+"""Writes the report: what is compared, warnings that a reader needs before the numbers, and the sections."""
 
 import datetime
 import os
@@ -14,18 +14,18 @@ from tfpfl.studies.report import sections
 from tfpfl.studies.report.blocks import Pictures, Section
 from tfpfl.studies.run_groups import RunGroup, check_comparable, group_runs
 
-BASELINES = ("local", "fedavg_ft")  # what a personalized model has to beat: nobody's help, and a plain fine-tuning
+BASELINES = ("local", "fedavg_ft")  # what personalization has to beat: training alone, and plain fine-tuning
 
 
 class ReportError(InvalidArgument):
-    """These runs do not belong into one report. The message says why."""
+    """The runs cannot be in one report, or the file cannot be written. The message says why."""
 
 
 def write_report(records: Sequence[Record], out: str | os.PathLike, **options) -> Path:
-    """Writes `render(records, **options)` to the file `out`; an older one is replaced.
+    """Writes the report to the HTML file `out` and replaces an older one. The options are those of `render`.
 
     Raises:
-        ReportError: see `render`; or `out` is a folder.
+        ReportError: as `render`; or `out` is a folder.
     """
     out = Path(out)
     if out.is_dir():
@@ -46,13 +46,13 @@ def render(
     """The report as HTML.
 
     Args:
-        records: runs to compare, of `Record.read`. Those that differ in their seed alone are one row.
-        title: default: algorithms and data set.
-        baselines: algorithms that the others are compared with client by client, where they are among the runs.
-        allow_different_data: compare runs on different federations anyway, and say so at the top.
+        records: the runs to compare, from `Record.read`. Runs that differ only in their seed are one row.
+        title: the heading; default: the names of the algorithms and of the data set.
+        baselines: names of algorithms. The others are compared with them client by client, if they are among the runs.
+        allow_different_data: compare runs on different federations, with a warning at the top.
 
     Raises:
-        ReportError: no runs, one of them twice, or runs on different data.
+        ReportError: no runs, one of them twice, or runs on different data without `allow_different_data`.
     """
     rows, warnings = _comparable(records, allow_different_data)
     against = [s for s in rows if s.algorithm in baselines]
@@ -82,7 +82,7 @@ def render(
 
 
 def _comparable(records, allow_different_data) -> tuple[list[RunGroup], list[str]]:
-    """The rows, and a warning where their data differ."""
+    """(the rows, warnings): there is a warning if the data of the runs differ."""
     try:
         rows = group_runs(records)
     except InvalidArgument as error:
@@ -103,7 +103,7 @@ def _title(records) -> str:
 
 
 def _facts(records, rows) -> dict:
-    """What is compared, in a few lines."""
+    """{name: text}: what is compared, such as data, rounds and network."""
     c = records[0].config
     arguments = ", ".join(f"{name} {value}" for name, value in c.partition_args.items())
     sizes = {r.rounds for r in records}
@@ -122,7 +122,7 @@ def _facts(records, rows) -> dict:
 
 
 def _warnings(records) -> list[str]:
-    """What a reader must know before the numbers."""
+    """Sentences about runs that stopped early or differ in more than their method."""
     told = []
     for r in records:
         if stopped := r.summary.get("stopped"):

@@ -1,4 +1,4 @@
-"""The sections of a report, each a list of blocks: every number with how it was measured."""
+"""The sections of a report. Each function returns a list of blocks; captions say how the numbers were measured."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tfpfl.studies.report.blocks import Commands, Folded, Note, Pictures, Table
 from tfpfl.studies.run_groups import RunGroup, clients, measured, paired
 from tfpfl.studies.tables import bytes_text, percent
 
-_DOTS = 400  # of one row; above, a distribution is drawn as a curve
+_DOTS = 400  # in one row of a plot; with more, the distribution is drawn as a curve
 _ALL = f"{str(EV_ALL)[:1].upper()}{str(EV_ALL)[1:]}."
 _INTERVAL = (
     "±: half the 95 % interval, over the seeds (Student's t) where a row has several of them, otherwise over the "
@@ -23,7 +23,7 @@ _TOLD_BY_RUN = ("hyperparameters", "versions", "format", "seed", "data_seed", "f
 
 
 def results(rows: list[RunGroup]) -> list:
-    """EV-all, the worst clients and EV-local; and the same runs as others measure."""
+    """Tables of EV-all, the worst clients and EV-local; and of the accuracies by the papers' protocols."""
     table = [
         [
             s.label,
@@ -73,7 +73,7 @@ def _over_seeds(values, text=percent) -> str:
 
 
 def _number(digits: int):
-    """(value, half) -> '0.123 ± 0.004'."""
+    """A function that writes a value and half its interval, such as '0.123 ± 0.004', with so many digits."""
 
     def text(value: float, half: float | None = None) -> str:
         if np.isnan(value):
@@ -84,7 +84,7 @@ def _number(digits: int):
 
 
 def curves(pictures: Pictures, rows: list[RunGroup], records) -> list:
-    """Accuracy and loss by rounds, and accuracy by what it cost."""
+    """Curves of accuracy and loss by rounds, and of accuracy by bytes, passes and seconds."""
     said = f"{plots.words(EV_ALL, 'every evaluated round')}. "
     bands = "Bands: 95 % interval over seeds. " if len(rows) < len(records) else ""
     added = "Added up over all clients and rounds so far"
@@ -106,7 +106,7 @@ def curves(pictures: Pictures, rows: list[RunGroup], records) -> list:
 
 
 def single_clients(pictures: Pictures, rows: list[RunGroup], records, against: list[RunGroup]) -> list:
-    """How accuracy is spread over the clients, and who wins and loses against the baselines `against`."""
+    """How accuracy is spread over the clients, and what they gain or lose against the baselines `against`."""
     comparable = [other for other in against if all(_on_one_federation(s, other) for s in rows)]
     baselines = [r for other in comparable for r in other.records]
     kind, shown = "box", "A dot for every client and seed, a box over the middle half, a line at the median."
@@ -187,7 +187,7 @@ def _tests(rows, other) -> Table:
 
 
 def costs(rows: list[RunGroup]) -> list:
-    """Bytes, passes, seconds."""
+    """A table of bytes, passes and seconds: per client and round, and in all."""
     table = []
     for s in rows:
         visits = np.array([max(sum(row["clients"] for row in r.history), 1) for r in s.records])
@@ -215,7 +215,7 @@ def costs(rows: list[RunGroup]) -> list:
 
 
 def matrices(pictures: Pictures, rows: list[RunGroup]) -> list:
-    """Who listens to whom, of the first seed of every algorithm that knows it."""
+    """Heat maps of how much clients take from each other: the first seed of each algorithm with such weights."""
     blocks = []
     for s in rows:
         record = s.records[0]
@@ -230,7 +230,7 @@ def matrices(pictures: Pictures, rows: list[RunGroup]) -> list:
 
 
 def runs(rows: list[RunGroup]) -> list:
-    """Versions, run ids, configurations, and the commands to do it again."""
+    """Versions, run ids and configurations, and the commands that make the runs again."""
     records = [r for s in rows for r in s.records]
     packages = dict.fromkeys(name for r in records for name in r.config.versions)
     found = [[name, ", ".join(dict.fromkeys(str(r.config.versions.get(name)) for r in records))] for name in packages]
@@ -251,7 +251,7 @@ def runs(rows: list[RunGroup]) -> list:
 
 
 def _entries(config) -> list:
-    """What all seeds have in common; hyperparameters first."""
+    """The entries of the configuration that all seeds have in common, hyperparameters first."""
     found = [[f"hyperparameter {name}", value] for name, value in config.hyperparameters.items()]
     for name, value in vars(config).items():
         if name not in _TOLD_BY_RUN:
