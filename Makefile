@@ -38,6 +38,7 @@ test-newest: $(NEWEST)
 
 lint: $(INSTALLED)
 	@$(VENV_PYTHON) -m ruff check .
+	@$(VENV_PYTHON) -m mypy --no-error-summary
 
 # The variable silences news of the theme about itself.
 docs: $(INSTALLED)
@@ -65,7 +66,7 @@ lock:
 	  --no-emit-index-url --no-emit-find-links --output-file requirements.lock requirements.in >/dev/null
 
 clean:
-	rm -rf .venv .venv-newest .pytest_cache .ruff_cache build dist *.egg-info web/node_modules web/dist
+	rm -rf .venv .venv-newest .pytest_cache .ruff_cache .mypy_cache build dist *.egg-info web/node_modules web/dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call find_python,VERSIONS,GIVEN) sets $$python to the interpreter that was given, or to one that there is; to nothing

@@ -46,7 +46,7 @@ setup(
         "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100"],
         "notebooks": ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"],
         "docs": ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.29,<2"],
-        "lint": ["ruff>=0.5"],
+        "lint": ["ruff>=0.5", "mypy>=2,<3"],
     },
     entry_points={"console_scripts": ["tfpfl = tfpfl.cli:main"]},
     classifiers=[

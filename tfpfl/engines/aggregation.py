@@ -27,7 +27,7 @@ def contribution(algorithm: Algorithm, output: ClientOutput) -> Contribution:
     )
 
 
-def finish(algorithm: Algorithm, total: Contribution, client_ids):
+def finish(algorithm: Algorithm, total: Contribution, client_ids: Any) -> Any:
     """Makes the aggregate that `server_update` receives: divides means by the total weight and sorts rows by client.
 
     Args:

@@ -10,6 +10,7 @@ tfpfl's own and work on all engines; the server then sees the updates of single 
 """
 
 from inspect import signature
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +64,7 @@ def check_aggregator(name: str | None, arguments: dict, engine: str) -> None:
             raise InvalidArgument(f"{argument} of aggregator {name} must be a positive number, found {value!r}")
 
 
-def factory(name: str, arguments: dict, algorithm: Algorithm):
+def factory(name: str, arguments: dict, algorithm: Algorithm) -> Any:
     """Makes the TFF aggregator factory of this name for an algorithm.
 
     Args:

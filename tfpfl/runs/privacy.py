@@ -1,8 +1,9 @@
 """The differential privacy (epsilon, delta) of a run, computed by the package dp-accounting."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tfpfl.checks import Unavailable
+from tfpfl.data.population import Population
 
 
 class Privacy(NamedTuple):
@@ -13,7 +14,9 @@ class Privacy(NamedTuple):
     text: str  # the assumptions in words: rounds, noise multiplier, sampling
 
 
-def privacy(noise: float, population, rounds: int, *, delta: float | None = None, adaptive: bool = False) -> Privacy:
+def privacy(
+    noise: float, population: Population, rounds: int, *, delta: float | None = None, adaptive: bool = False
+) -> Privacy:
     """Computes the (epsilon, delta) of the updates that a run's clients sent, with dp-accounting's RDP accountant.
 
     It does not cover personal heads, which stay on the device, or the losses that clients report to this simulation.
@@ -54,7 +57,7 @@ def privacy(noise: float, population, rounds: int, *, delta: float | None = None
     )
 
 
-def require_accounting():
+def require_accounting() -> Any:
     """Imports the package dp-accounting and returns the module.
 
     Raises:

@@ -6,8 +6,8 @@ client predicts after the server's step: *personal*, *global* or *fine-tuned*. I
 in PGFed and FedAMP).
 """
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Container, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -128,7 +128,7 @@ class Result(NamedTuple):
         return Protocol._make(self[: len(Protocol._fields)])
 
 
-def evaluation_rows(scores: Iterable[dict], client_ids, round_num: int, model: str) -> list[Score]:
+def evaluation_rows(scores: Iterable[dict], client_ids: Iterable[int], round_num: int, model: str) -> list[Score]:
     """Makes a `Score` for every client and split.
 
     Args:
@@ -198,7 +198,7 @@ def results(evaluations: list[Score]) -> list[Result]:
     return found
 
 
-def find(found: list[Result], wanted: Protocol | None = None, **fields) -> Result | None:
+def find(found: list[Result], wanted: Protocol | None = None, **fields: Any) -> Result | None:
     """Finds the first result that was measured with a protocol, or that has the given fields; None if there is none.
 
     Args:
@@ -211,7 +211,7 @@ def find(found: list[Result], wanted: Protocol | None = None, **fields) -> Resul
     return next((r for r in found if all(getattr(r, k) == v for k, v in fields.items())), None)
 
 
-def predicts(rows) -> str | None:
+def predicts(rows: Iterable[Any]) -> str | None:
     """The model with which clients predict: 'personal' or 'fine-tuned' if one was scored, otherwise 'global'.
 
     Args:
@@ -220,7 +220,7 @@ def predicts(rows) -> str | None:
     return _predicts({r.model for r in rows})
 
 
-def _predicts(models) -> str | None:
+def _predicts(models: Container[str]) -> str | None:
     return next((m for m in ("personal", "fine-tuned", "global") if m in models), None)
 
 
@@ -279,7 +279,7 @@ def rounds_to(evaluations: list[Score], accuracy: float, wanted: Protocol = EV_A
     return next((t for t, value in curve(evaluations, wanted).items() if value >= accuracy), None)
 
 
-def _table(evaluations) -> dict:
+def _table(evaluations: Iterable[Score]) -> dict:
     """{(model, split): {round: rows}}."""
     table: dict[tuple[str, str], dict[int, list[Score]]] = {}
     for e in evaluations:
@@ -293,7 +293,7 @@ def _by_round(table: dict, wanted: Protocol) -> dict:
 
 
 def _result(wanted: Protocol, by_round: dict) -> Result:
-    def over_rounds(function):
+    def over_rounds(function: Callable) -> float:
         return float(np.mean([function(rows) for rows in by_round.values()]))
 
     return Result(
@@ -307,7 +307,7 @@ def _result(wanted: Protocol, by_round: dict) -> Result:
     )
 
 
-def _mean(rows, mean, what="accuracy"):
+def _mean(rows: Iterable[Score], mean: str, what: str = "accuracy") -> float:
     values = [getattr(e, what) for e in rows]
     if mean == "clients":
         return statistics.mean_over_clients(values)

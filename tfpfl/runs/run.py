@@ -14,7 +14,7 @@ tensorboard/    the history as TensorBoard events
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cached_property, partial
@@ -24,7 +24,7 @@ from typing import cast
 import numpy as np
 
 from tfpfl.algorithms import build_algorithm, get_method
-from tfpfl.algorithms.contract import ClientData
+from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.data import Federation
 from tfpfl.data.randomness import client_key
@@ -32,6 +32,7 @@ from tfpfl.engines.engine import check_engine
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.rounds import check_fits
 from tfpfl.engines.tff.aggregators import OF_TFF
+from tfpfl.models.split import SplitModel
 from tfpfl.runs import protocols
 from tfpfl.runs.aggregators import PRIVATE, factory
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
@@ -66,7 +67,7 @@ class Run:
         self.store = cast(RunStore, None)  # `create` and `open` set it
         self.stop_reason: str | None = None
 
-    def _aggregator(self):
+    def _aggregator(self) -> Callable | None:
         name, arguments = self.config.aggregator, self.config.aggregator_arguments()
         return partial(factory, name, arguments, self.algorithm) if name in OF_TFF else None
 
@@ -334,7 +335,7 @@ class Run:
         x, y = self.federation.arrays(client_id, "train", labels=self.population.labels)
         info, key = self.population.info(client_id), client_key(self.config.seed, 1, [client_id])[0]
 
-        def build(model):
+        def build(model: SplitModel) -> Algorithm:
             return build_algorithm(self.config.algorithm, model, self.population, **self.config.hyperparameters)
 
         return count_passes(build, self.model, ClientData(x, y, info, key))
@@ -384,7 +385,7 @@ class Run:
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -276,14 +276,14 @@ class RunStore:
     def __enter__(self) -> "RunStore":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _value(self, query: str) -> Any:
         return self._db.execute(query).fetchone()[0]
 
     @contextmanager
-    def _transaction(self):
+    def _transaction(self) -> Iterator[None]:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -294,7 +294,7 @@ class RunStore:
             raise
 
     @contextmanager
-    def _errors(self, kept: str = ""):
+    def _errors(self, kept: str = "") -> Iterator[None]:
         """Converts errors of SQLite to `StoreError`: which file, what happened, and what is kept."""
         try:
             yield

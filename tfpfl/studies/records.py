@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -112,14 +113,14 @@ class Record:
             )
         if what == "virtual seconds" and not self.config.client_seconds:
             raise InvalidArgument(f"{self.folder} has no virtual clock: it was run without client_seconds")
-        of = {
+        of: dict[str, Callable[[dict], float]] = {
             "rounds": lambda row: 1,
             "bytes": lambda row: row.get("bytes_down", 0) + row.get("bytes_up", 0),
             "passes": lambda row: row["clients"] * sum(self.summary["passes"].values()),
             "seconds": lambda row: row["seconds"],
             "virtual seconds": lambda row: row["virtual_seconds"],
-        }[what]
-        return np.cumsum([of(row) for row in self.history])
+        }
+        return np.cumsum([of[what](row) for row in self.history])
 
     @cached_property
     def matrix_rounds(self) -> list[int]:

@@ -232,17 +232,17 @@ def _build(job: list, files: list | None):
         # A node computes one shard per core at the same time; and sums over several threads have no fixed order.
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
-    job: Any = ray.get(job[0])
-    if versions() != job.versions:
+    work = ray.get(job[0])
+    if versions() != work.versions:
         raise Unavailable(
-            f"node {ray.util.get_node_ip_address()} has {versions()}, the coordinator {job.versions}: the result would "
-            "depend on which node computes which client. Install the same versions on all nodes"
+            f"node {ray.util.get_node_ip_address()} has {versions()}, the coordinator {work.versions}: the result "
+            "would depend on which node computes which client. Install the same versions on all nodes"
         )
-    federation = federation_on_node(job.path, job.hash, None if files is None else ray.get(files[0]))
+    federation = federation_on_node(work.path, work.hash, None if files is None else ray.get(files[0]))
     if federation is None:
         return None
-    algorithm = job.recipe(federation)
-    return clients_of(algorithm, federation, job.held_out, job.grouping, threads=1), algorithm.message_per_client
+    algorithm = work.recipe(federation)
+    return clients_of(algorithm, federation, work.held_out, work.grouping, threads=1), algorithm.message_per_client
 
 
 def federation_on_node(path: str, expected: str, files: dict | None = None) -> Federation | None:
