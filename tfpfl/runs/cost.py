@@ -118,7 +118,7 @@ def head_flops(num_features: int, num_classes: int) -> Flops:
     return Flops(products + num_classes, 2 * products + num_classes)
 
 
-def visit_flops(passes: Passes, model, num_examples: int, num_classes: int, *, head_steps: int = 0) -> float:
+def visit_flops(passes: Passes, model, num_examples: float, num_classes: float, *, head_steps: int = 0) -> float:
     """Floating point operations of a client's visit.
 
     Args:

@@ -178,8 +178,10 @@ class Training:
         splits, known = tuple(splits or self.splits), new_states or {}
         ids = self.algorithm.population.client_ids.tolist()
         if splits not in self._evaluations:
-            ways = {"grouping": "one_by_one" if self.grouping == "one_by_one" else "auto", "threads": self.threads}
-            self._evaluations[splits] = Scorer(self.algorithm, self.federation, splits, **ways)
+            grouping = "one_by_one" if self.grouping == "one_by_one" else "auto"
+            self._evaluations[splits] = Scorer(
+                self.algorithm, self.federation, splits, grouping=grouping, threads=self.threads
+            )
         others = [i for i in ids if i not in known]
         known = dict(zip(others, self.client_states(others), strict=True)) | known
         t = self.store.round_num + (new_states is not None)

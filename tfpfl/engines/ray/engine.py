@@ -110,7 +110,8 @@ class Tasks:
         self._federation, self._per_client, self._deadline = federation, message_per_client, machines.deadline
         # If a process or node is lost, Ray runs the shard again, on another node if necessary. Errors are raised here.
         self._work = self._ray.remote(num_cpus=1, max_retries=-1)(work_on_shard)
-        self._key, self._job, self._files = job.key, self._ray.put(job), None
+        self._key, self._job = job.key, self._ray.put(job)
+        self._files: list | None = None
 
     def __call__(self, message_for: Callable, states: list, visits: list):
         """Yields a `Part` for every shard, in the order of the cohort."""
@@ -190,9 +191,8 @@ def shard_size(clients: int) -> int:
     return min(-(-clients // SHARDS), MOST)
 
 
-_built: dict[
-    Any, Any
-] = {}  # in a process of a node: job key -> (how to compute clients, whether each has its own message)
+# in a process of a node: job key -> (how to compute clients, whether each has its own message)
+_built: dict[Any, Any] = {}
 
 
 def work_on_shard(key: str, job: list, files: list | None, places: Sequence[int], message, states: list, visits: list):

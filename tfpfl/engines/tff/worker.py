@@ -50,7 +50,7 @@ def worker_binary() -> Path:
         Unavailable: TFF is not installed here; the message says how to install it.
     """
     spec = find_spec("tensorflow_federated")
-    if spec is None:
+    if spec is None or spec.origin is None:
         raise _without_tff("No module named 'tensorflow_federated'")
     return Path(spec.origin).parent / "data" / "worker_binary"
 
