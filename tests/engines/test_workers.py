@@ -411,7 +411,7 @@ def test_the_worker_command(tff):
     second = command("worker", "--port", worker.port)
     said = second.communicate()[0].splitlines()
     assert second.returncode == 1 and len(said) == 1
-    assert f"Error: port {worker.port} cannot be had (Address already in use)" in said[0]
+    assert f"Error: port {worker.port} cannot be used (Address already in use)" in said[0]
     assert alive(binary)
     worker.command.kill()  # SIGKILL: nothing of the command's own can end the binary
     worker.command.communicate()

@@ -1,4 +1,4 @@
-"""partition, datasets, algorithms, cite."""
+"""The commands partition, datasets, algorithms and cite."""
 
 import os
 from pathlib import Path

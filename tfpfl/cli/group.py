@@ -1,4 +1,4 @@
-"""The group of all commands, here and of tflite_export: which errors are ours, and --trace."""
+"""The group of all commands, also used by tflite_export. It shows our errors in one line, and with --trace in full."""
 
 import click
 
@@ -6,20 +6,26 @@ from tfpfl.checks import TfpflError, unknown
 
 
 class Group(click.Group):
-    """Errors of ours, and Python's own of files, end in one line; anything else is a bug and keeps its trace."""
+    """A group of commands that shows our errors, and Python's errors of files, in one line.
+
+    Any other error is a bug and is shown with its stack trace. The option --trace shows it for all errors.
+    """
 
     ours: tuple[type[Exception], ...] = (TfpflError,)
 
     def parse_args(self, ctx, args):
-        ctx.ensure_object(dict)["trace"] = "--trace" in args  # wherever it stands
+        """Takes --trace out of the arguments, and parses the rest."""
+        ctx.ensure_object(dict)["trace"] = "--trace" in args  # it may stand anywhere on the command line
         return super().parse_args(ctx, [a for a in args if a != "--trace"])
 
     def resolve_command(self, ctx, args):
+        """Finds the command. For an unknown one, the error names the closest command."""
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             ctx.fail(unknown("command", args[0], self.list_commands(ctx)))
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx):
+        """Runs the command. Our errors become one line, unless --trace is given."""
         try:
             return super().invoke(ctx)
         except self.ours + (OSError,) as error:

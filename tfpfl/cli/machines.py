@@ -1,4 +1,4 @@
-"""worker: TFF's runtime on this machine, for runs that were started on another."""
+"""The command worker: it computes rounds on this machine for runs that were started on another one."""
 
 import errno
 import os
@@ -55,13 +55,15 @@ def worker(port, concurrency, isolate, log):
     """
     from tfpfl.engines.tff.worker import answers, last_line, start_worker, worker_binary
 
-    worker_binary()  # is TFF installed?
+    worker_binary()  # raises an error if TFF is not installed
     _check_free(port)
     if log is None:
         handle, name = tempfile.mkstemp(prefix=f"tfpfl-worker-{port}-", suffix=".log")
         os.close(handle)
         log = Path(name)
-    outside, inside = (f"127.0.0.1:{port}", 10000) if isolate else (None, port)  # its own network: any port is free
+    outside, inside = (
+        (f"127.0.0.1:{port}", 10000) if isolate else (None, port)
+    )  # an isolated worker has its own network, in which every port is free
     with open(log, "ab") as file:
         process = start_worker(inside, file, concurrency or os.cpu_count() or 1, outside=outside)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -84,18 +86,20 @@ def worker(port, concurrency, isolate, log):
 
 
 def _check_free(port: int) -> None:
-    """gRPC would share a port that another worker has, and nobody could say who gets a call."""
+    """Refuses a port that is in use. gRPC would share it with another worker, and either of them could get a call."""
     for family, host in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
             with socket.socket(family) as s:
-                s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a worker before may linger
+                s.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+                )  # connections of an earlier worker may still be open
                 s.bind((host, port))
                 s.listen()
         except OSError as problem:
-            if problem.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # no IPv6 here
+            if problem.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # this machine has no IPv6
                 continue
             raise InvalidArgument(
-                f"port {port} cannot be had ({os.strerror(problem.errno)}): take another --port, or end what uses it"
+                f"port {port} cannot be used ({os.strerror(problem.errno)}): take another --port, or end what uses it"
             ) from problem
 
 

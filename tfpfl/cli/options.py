@@ -1,4 +1,4 @@
-"""Options that several commands share, and those that an algorithm or a partitioner brings along."""
+"""Options that several commands share, and options made from the arguments of an algorithm or a partitioner."""
 
 import re
 from difflib import get_close_matches
@@ -14,9 +14,10 @@ from tfpfl.runs.options import DATA_NAMES, OPTIONS, SECTIONS
 
 
 class Picture(click.Path):
-    """The file of a picture; its ending must be one that matplotlib writes. Asked before hours of training."""
+    """An option for the file of a picture. An ending that matplotlib cannot write is refused before any training."""
 
     def convert(self, value, param, ctx):
+        """The path; fails if matplotlib cannot write files with this ending."""
         from matplotlib.backend_bases import FigureCanvasBase
 
         path = super().convert(value, param, ctx)
@@ -29,11 +30,12 @@ class Picture(click.Path):
 class RunCommand(click.Command):
     """A command that makes runs.
 
-    The hyperparameters of the algorithm, if there is one, and the arguments of the partitioner are options of it. Its
-    help has a heading for every section of options.
+    It also has options for the arguments of the partitioner and, if it has --algorithm, for the hyperparameters of the
+    algorithm. Its help has a heading for each section of options.
     """
 
     def parse_args(self, ctx, args):
+        """Finds --algorithm and --partition first, adds their options, and then parses all arguments."""
         algorithm, partition = (_given(args, name) for name in ("algorithm", "partition"))
         own = {flag for p in self.params for flag in p.opts}
         extra = _partition_options(partition)
@@ -52,9 +54,11 @@ class RunCommand(click.Command):
             ) from error
 
     def get_params(self, ctx):
+        """The options of the command, and those of its algorithm and partitioner."""
         return super().get_params(ctx) + getattr(self, "_extra", [])
 
     def format_options(self, ctx, formatter):
+        """Writes the options of the help, each section under its heading."""
         sections: dict[str, list] = {}
         for option in self.get_params(ctx):
             if isinstance(option, click.Option) and (row := option.get_help_record(ctx)):
@@ -73,17 +77,19 @@ class SectionOption(click.Option):
 
 
 class ConfigOption(SectionOption):
-    """An entry of a run's configuration, which has the default.
+    """An option for an entry of a run's configuration. The default is the configuration's.
 
-    It is looked up when it is needed: the configuration imports TensorFlow, for which `tfpfl --help` does not wait.
+    The default is read only when it is needed: the configuration imports TensorFlow, and `tfpfl --help` must not wait
+    for that.
     """
 
     def get_default(self, ctx, call=True):
+        """The default of the entry in `tfpfl.runs.options`."""
         return OPTIONS[self.name].default
 
 
 def config_option(name: str):
-    """The decorator that adds an entry of the table in `tfpfl.runs.options` to a command."""
+    """A decorator that gives a command the option of the entry `name` in the table of `tfpfl.runs.options`."""
     option = OPTIONS[name]
     kind = click.Choice(option.choices) if option.choices else option.type
     return click.option(
@@ -135,11 +141,11 @@ def _partition_options(partition):
 
 
 def hyperparameter_texts(algorithm: str, named=None) -> dict[str, str]:
-    """{hyperparameter: what it is}, whole sentences, from the docstring of the algorithm's builder.
+    """{hyperparameter: its help text}, taken from the docstring of the algorithm's builder.
 
     Args:
         algorithm: its name in `ALGORITHMS`.
-        named: (name of another algorithm) -> what stands for it in a text; default: its title.
+        named: function (name of an algorithm) -> text that replaces `name` in help texts; default: its title.
     """
     from tfpfl.algorithms import ALGORITHMS
 
@@ -152,7 +158,7 @@ def hyperparameter_texts(algorithm: str, named=None) -> dict[str, str]:
 
 
 def _builder_texts(algorithm):
-    """With the texts of the other algorithms that the docstring's first paragraph, or an "as in `fedavg`", names."""
+    """{hyperparameter: text}. Texts of another algorithm are used if the docstring says so, as in "as in `fedavg`"."""
     from tfpfl.algorithms import ALGORITHMS, get_method
 
     builder = get_method(algorithm).builder
@@ -167,7 +173,7 @@ def _builder_texts(algorithm):
 
 
 def argument_texts(function) -> dict[str, str]:
-    """{argument: its text} of a docstring's section "Args"; a line for several gives each of them the same text."""
+    """{argument: its text} from a docstring's section "Args". Arguments that share a line get the same text."""
     section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", getdoc(function) or "", re.DOTALL | re.MULTILINE)
     rows = re.findall(r"^    (\w[\w, ]*): (.*?)(?=^    \w|\Z)", section[1] if section else "", re.DOTALL | re.MULTILINE)
     return {name: " ".join(text.split()) for names, text in rows for name in names.split(", ")}
@@ -178,11 +184,12 @@ def _flag(name):
 
 
 def _sentence(text):
-    """With a capital letter, unless it begins with a symbol or a value."""
+    """The text with a capital letter, unless it begins with a symbol or a value."""
     return text[0].upper() + text[1:] if re.match(r"[a-z]+[ ,:]", text) else text
 
 
 def scalar_type(parameter):
+    """The type of a parameter without None: int, float, bool or str; None if it is another type."""
     annotation = parameter.annotation
     if isinstance(annotation, UnionType):
         annotation = next(a for a in get_args(annotation) if a is not NoneType)
@@ -209,6 +216,8 @@ data_options = [*map(config_option, DATA_NAMES), download_option]
 
 
 def with_options(options):
+    """A decorator that gives a command all these options, in this order."""
+
     def add(function):
         for option in reversed(options):
             function = option(function)
@@ -218,7 +227,7 @@ def with_options(options):
 
 
 def data_arguments(kw) -> dict:
-    """The entries of a RunConfig that say what the federation is."""
+    """The entries of a `RunConfig` that describe the federation, from the values of the data options."""
     clients, dataset = kw["clients"], kw["dataset"]
     if clients is None and kw["partition"] not in ("natural", "grouped_dominant"):
         clients = 20 if dataset == "digits" else 100
@@ -243,7 +252,7 @@ run_options = with_options([*data_options, *map(config_option, RUN_NAMES)])
 
 
 def value_of(text: str):
-    """A hyperparameter as it is written: 3, 0.1, true, none, or a word."""
+    """A hyperparameter's value from its text, such as 3, 0.1, true, none, or a word."""
     words = {"true": True, "false": False, "none": None}
     for kind in (int, float):
         try:
@@ -285,10 +294,10 @@ machine_options = [
 
 
 def machines_of(engine: str, workers: str | None, address: str | None, deadline: float | None, isolate: bool):
-    """The machines that compute the rounds, from the options above.
+    """The `Machines` that compute the rounds, from the values of `machine_options`.
 
     Raises:
-        ValueError: an option that the engine does not have, or a value out of range.
+        InvalidArgument: an option that the engine does not have, or a deadline that is not positive.
     """
     from tfpfl.engines.machines import Machines
 

@@ -1,4 +1,4 @@
-"""run, resume, evaluate, new-clients, demo."""
+"""The commands run, resume, evaluate, new-clients and demo, which make a run or read one."""
 
 import sys
 from dataclasses import fields
@@ -59,7 +59,7 @@ def run(out, allow_download, federation, workers, address, deadline, isolate, **
     dataset = config.dataset if federation is None else federation.name
     out = out or Path("runs") / f"{config.algorithm}-{dataset.replace('/', '-')}-s{config.seed}"
     opened = None
-    if machines.workers:  # before there is a folder
+    if machines.workers:  # check this before the run folder is made
         opened = open_federation(config, allow_download=allow_download)
         _require_workers(machines, opened)
     if machines.address:
@@ -212,9 +212,7 @@ def new_clients(runs, csv_file, picture, **how):
             except new_clients.CannotAdapt as error:
                 click.echo(f"{folder} is left out: {error}", err=True)
     if not done:
-        raise InvalidArgument(
-            "none of these runs has something for new clients to start from; above is why, for each of them"
-        )
+        raise InvalidArgument("new clients cannot adapt to any of these runs; the lines above say why")
     Console().print(tables.new_clients(done))
     if csv_file:
         new_clients.write_csv(done, csv_file)
@@ -271,7 +269,7 @@ def demo(out, rounds, seed, engine):
             engine=engine,
         )
         with Run.create(config, folder) as run:
-            (folder / "demo").touch()  # says to a later demo that this folder may go
+            (folder / "demo").touch()  # tells a later demo that it may replace this folder
             run.train([Progress(get_method(algorithm).title.ljust(8), console)])
             done.append((run.write_summary(), run.results()))
     console.print(comparison(done, f"digits, 20 clients of 2 classes, {rounds} rounds, engine {engine}, seed {seed}"))

@@ -1,4 +1,4 @@
-"""compare, sweep, report, reproduce: what is done with several runs."""
+"""The commands compare, sweep, reproduce and report, which work on several runs."""
 
 from pathlib import Path
 from shlex import quote
@@ -258,7 +258,7 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
 
     console, ledger = Console(), ledger or out / "ledger.json"
     if name is not None:
-        papers.experiment(name)  # refuses what there is not
+        papers.experiment(name)  # refuses an unknown name
     if name is None:
         table = Table(Column("name", no_wrap=True), "what", f"rounds x seeds: {', '.join(papers.SCALES)}")
         for key, e in (papers.EXPERIMENTS | papers.FIGURES).items():
@@ -327,6 +327,6 @@ def report(folders, out, title, baselines, allow_different_data):
     from tfpfl.studies.report import BASELINES, write_report
 
     for name in baselines:
-        get_method(name)  # refuses an unknown one
+        get_method(name)  # refuses an unknown name
     options = {"title": title, "baselines": baselines or BASELINES, "allow_different_data": allow_different_data}
     click.echo(f"Written to {write_report([Record.read(folder) for folder in folders], out, **options)}")
