@@ -168,13 +168,8 @@ _OMNIGLOT = {
     "participation": 0.2,
     "evaluate_every": 10,
 }
-<<<<<<< ours
-# At the paper's size, one round of a method that trains the whole model takes a laptop 15 minutes. At this smaller
-# size, the same runs give tables 2 and 3.
-=======
 # At the paper's size, a round of a method that trains the whole model takes a laptop 15 minutes. At this smaller size,
 # tables 2 and 3 are measured on the same runs.
->>>>>>> theirs
 _OMNIGLOT_LAPTOP = Size(
     rounds=10,
     seeds=1,
