@@ -1,7 +1,7 @@
-"""From a trained run to a device: a bundle that personalizes and takes part in PFLEGO rounds, without TensorFlow.
+"""Brings a client's model from a trained run to a device, which fits its head and takes part in PFLEGO rounds.
 
-`export` makes a bundle (this needs TensorFlow); `DeviceClient` uses one, and `verify` checks one (these need an
-interpreter and NumPy only, and are imported without TensorFlow).
+`export` writes a bundle, a folder of files; this needs TensorFlow. `DeviceClient` uses a bundle, `verify` checks one;
+these need only NumPy and an interpreter of .tflite files, and importing them does not import TensorFlow.
 """
 
 from importlib import import_module

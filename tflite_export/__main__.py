@@ -1,4 +1,4 @@
-"""`python -m tflite_export`."""
+"""Runs the command line: `python -m tflite_export`."""
 
 from tflite_export.cli import main
 

@@ -1,6 +1,6 @@
-"""The command line: export, verify, inspect, bench, simulate-round, web, demo.
+"""The command line: the commands export, verify, inspect, bench, simulate-round, web and demo.
 
-TensorFlow is imported only by the commands that need it.
+Only the commands that need TensorFlow import it.
 """
 
 import json
@@ -36,7 +36,7 @@ _chunk = click.option(
 
 
 class ExportGroup(Group):
-    """Also takes the errors of the modules for devices, which know nothing of tfpfl's."""
+    """A group of commands that also shows the errors of the modules for devices in one line."""
 
     ours = (TfpflError, InvalidInput)
 
@@ -47,7 +47,7 @@ def main():
 
     --trace with any command shows the stack trace of an error.
     """
-    logging.set_verbosity(logging.ERROR)  # of the converter, about gradients that a device does not take
+    logging.set_verbosity(logging.ERROR)  # hides the converter's warnings about gradients that are not exported
 
 
 @main.command()

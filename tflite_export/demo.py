@@ -28,7 +28,7 @@ class Demonstration(NamedTuple):
     bytes: int  # of what an app needs for it: program, theta and head
 
     def lines(self) -> list[str]:
-        """For the terminal."""
+        """The result in lines of text for the terminal."""
         b, worst = self.bundle, max((c.max_relative for c in self.verification.comparisons), default=0.0)
         verdict = "what TensorFlow does" if self.verification.ok else "NOT what TensorFlow does"
         return [

@@ -1,7 +1,7 @@
-"""A federated run whose clients compute with the exported program: the proof that simulation and device are the same.
+"""Runs rounds on simulated devices beside one of tfpfl's engines, to check that both compute the same.
 
-Every client of a round's cohort runs the .tflite file through an interpreter, by the reference client, and sends bytes;
-the server, the cohorts and the initial heads are tfpfl's. Beside it runs one of tfpfl's engines.
+Each client of a round runs the exported .tflite file by the reference client, and sends bytes. The server, the clients
+of each round and the initial heads are tfpfl's.
 """
 
 import tempfile
@@ -28,12 +28,12 @@ from tfpfl.runs.training import Training
 
 
 class RoundComparison(NamedTuple):
-    """Devices against the engine after a round."""
+    """How much devices and engine differ after a round."""
 
     round_num: int
     clients: int
     theta: float  # the largest difference of a weight of theta
-    heads: float  # and of any client's head
+    heads: float  # the largest difference of a weight of any client's head
     device_accuracy: float  # mean over clients, on test examples
     engine_accuracy: float
     bytes_up: int  # sent by the devices in this round
@@ -50,7 +50,7 @@ class Devices:
         chunk, static, interpreter: of the `DeviceClient`s.
 
     Raises:
-        ExportError: the run is not one that devices can do.
+        ExportError: devices cannot take part, such as in a run of another method than PFLEGO.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Devices:
         return settings
 
     def next(self) -> list[int]:
-        """One round; returns the cohort."""
+        """Computes one round on the devices. Returns the ids of its clients."""
         self.round_num += 1
         ids = [int(i) for i in cohort(self.seed, self.round_num, self.population)]
         theta = flatten(self.algorithm.message(self.server))
@@ -133,7 +133,7 @@ class Devices:
         return float(np.mean(scores)) if scores else float("nan")
 
     def close(self) -> None:
-        """Removes the bundles."""
+        """Removes the temporary folder with the bundles."""
         self._folder.cleanup()
 
 
@@ -148,12 +148,12 @@ def simulate_round(
     interpreter=None,
     accuracy_every: int = 1,
 ) -> list[RoundComparison]:
-    """Runs the first rounds of a run anew, on devices and in an engine, and compares.
+    """Computes the first rounds of a run again, on devices and in an engine, and compares them.
 
     Args:
         run: an open `tfpfl.runs.run.Run`, for its configuration; nothing of it is changed. Or (algorithm, config,
             federation).
-        rounds: how many, from the initial state.
+        rounds: number of rounds, from the initial state.
         engine: 'local' or 'tff'.
         payload, chunk, static, interpreter: see `Devices`.
         accuracy_every: score all clients every so many rounds, and after the last; NaN in between.

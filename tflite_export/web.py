@@ -25,7 +25,7 @@ _OTHER_RUNTIMES = ("_compat_", "_threaded_")  # a visitor's browser takes one of
 
 
 class Site(NamedTuple):
-    """What was written."""
+    """The folder and the size of a site that was written."""
 
     folder: Path
     files: int
@@ -34,7 +34,7 @@ class Site(NamedTuple):
 
 
 def write_site(source, out: str | os.PathLike, *, client: int | None = None, page=None) -> Site:
-    """Writes the static site `out`; it appears whole or not at all.
+    """Writes a static site to the folder `out`. If it fails, `out` stays as it was.
 
     Args:
         source: the folder of a bundle that was exported with `browser`, or of a run.

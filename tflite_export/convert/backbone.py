@@ -65,14 +65,14 @@ def convert_predict(model, weights: Weights) -> bytes:
 
 
 def quality(path, head, x, y=None, *, reference, interpreter=None) -> Quality:
-    """How a backbone file's features compare.
+    """Compares the features of a backbone file with float32 features.
 
     Args:
         path: the file.
         head: a `Head`, or (kernel, bias).
         x: [n, ...], examples; y: int [n], their labels, if known.
         reference: float32 features of x.
-        interpreter: default tf.lite's.
+        interpreter: class of the interpreter; default: tf.lite's.
     """
     phi = Runtime(path, interpreter or tf.lite.Interpreter)("features", x=x)["phi"]
     kernel, bias = map(np.asarray, head)
@@ -90,7 +90,7 @@ def _configure(precision, calibration):
     if precision not in BACKBONES.values():
         raise InvalidArgument(f"unknown precision {precision!r}: one of {', '.join(BACKBONES.values())}")
     if precision == "full int8" and calibration is None:
-        raise InvalidArgument("full int8 needs examples of the client to calibrate with")
+        raise InvalidArgument("full int8 needs examples of the client to calibrate with: give calibration")
 
     def configure(converter):
         if precision == "float32":

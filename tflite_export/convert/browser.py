@@ -1,4 +1,4 @@
-"""What a page in a browser needs besides theta and head: a program of fixed shapes, and one client to try it with.
+"""Writes what a page in a browser needs besides theta and head: a program of fixed shapes, and a client's examples.
 
 LiteRT.js runs signatures of fixed shapes only. `program_browser.tflite` has those of program.tflite, with 32 examples
 where the backbone is computed and 128 where only the head is, with `room` columns in the head (see wide_head.py), and
@@ -10,7 +10,7 @@ where the backbone is computed and 128 where only the head is, with `room` colum
     round_<n>.dtheta [P], .kernel [M, K], .bias [K], .loss []; round_<n>.losses [tau]: the loss before every step on the
     head, and at the joint point
 
-It is for showing a round to people: it makes a client's examples public, so a bundle has it only when it is asked for.
+The page shows a round with it. It makes a client's examples public, so a bundle has it only if `browser` is given.
 """
 
 import numpy as np
@@ -26,9 +26,9 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.models import tree
 from tfpfl.models.weights import Head
 
-ROOM = 16  # classes at least
+ROOM = 16  # the program has room for at least so many classes
 HEAD_BATCH = 128
-EXAMPLES = 128  # of the client, at most
+EXAMPLES = 128  # at most so many of the client's examples are written
 
 
 def convert_browser_program(model, room: int, *, safeguard=True, signatures=SIGNATURES) -> bytes:
@@ -46,7 +46,7 @@ def convert_browser_program(model, room: int, *, safeguard=True, signatures=SIGN
 
 
 def browser_files(model, weights, personal) -> tuple[dict, dict]:
-    """({file name: content}, what the manifest says about them)."""
+    """The files for a browser: ({file name: content}, their entry in the manifest)."""
     k = weights.head.bias.shape[0]
     signatures = [s for s in SIGNATURES if personal.rounds or s not in ("joint_gradient", "round")]
     room = max(ROOM, k)
@@ -82,7 +82,7 @@ def _client(model, weights, personal):
 
 
 def reference_round(model, weights, x, y, training) -> dict:
-    """A client's visit by TensorFlow: GradientTape and tfpfl's steps on the head."""
+    """A client's work in a round, computed by TensorFlow: {'dtheta', 'kernel', 'bias', 'loss', 'losses'}."""
     theta, head = tf.nest.map_structure(tf.constant, (tuple(weights.theta), Head(*weights.head)))
     targets, steps = tf.one_hot(y, head.bias.shape[0]), training["tau"] - 1
     phi = model.features(theta, x)
@@ -97,7 +97,7 @@ def reference_round(model, weights, x, y, training) -> dict:
 
 
 def _in_turn(x, y, count):
-    """At most `count` examples, of every class in turn."""
+    """At most `count` examples: the first of each class, then the second of each, and so on."""
     turn = np.zeros(len(y), int)  # an example's rank within its class
     for label in np.unique(y):
         rows = np.flatnonzero(y == label)

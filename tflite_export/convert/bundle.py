@@ -1,6 +1,6 @@
-"""A bundle: everything that an app needs of one client's model, in a folder that says what it holds.
+"""Exports one client's model as a bundle: a folder with everything that an app needs.
 
-layout.py names every file and says what is in it.
+layout.py lists the files of a bundle and says what is in them.
 """
 
 import hashlib
@@ -46,17 +46,17 @@ def export(
     browser: bool = False,
     **given,
 ):
-    """Writes a client's bundle to the new folder `out`; it appears whole or not at all.
+    """Writes a client's bundle to the new folder `out`. If it fails, there is no folder.
 
     Args:
         source: a run folder, an open `tfpfl.runs.run.Run`, or (SplitModel, theta, head).
         client: its id; for a run.
         out: the folder to make.
-        rounds: whether the program shall hold the gradient with respect to theta, which rounds need and not every layer
-            has; None: where the run's algorithm is PFLEGO.
-        inference: also the files that only predict, backbone*.tflite and predict.tflite.
-        browser: also what `write_site` needs: the program in fixed shapes, and up to 128 of the client's training
-            examples, which whoever has the bundle can see.
+        rounds: whether the client can take part in rounds. This needs the gradient of theta, which some layers do not
+            have. None: yes if the run's algorithm is PFLEGO.
+        inference: whether to write the files that only predict, backbone*.tflite and predict.tflite.
+        browser: whether to write what `write_site` needs: the program in fixed shapes, and up to 128 of the client's
+            training examples, which everyone who has the bundle can see.
         **given: for (SplitModel, theta, head): `training` (tau, beta, rho, head_rate, safeguard), `labels` (K names),
             `train` and `test` (x, y), to calibrate int8 with and to measure with, `preprocessing` (scale, shift,
             stored_dtype) and the name of the `dataset`, which say how a drawing becomes an example.
@@ -142,7 +142,7 @@ def _write_inference(folder, personal):
     for name, precision in BACKBONES.items():
         calibration = None if personal.train is None else personal.train[0]
         if precision == "full int8" and calibration is None:
-            continue  # nothing to take its ranges from
+            continue  # there are no examples to take the ranges from
         path = _save(folder, name, convert_backbone(model, theta, precision, calibration))
         found = quality(path, head, x, y, reference=reference)
         data = "random numbers" if y is None else "the client's test examples"

@@ -1,4 +1,4 @@
-"""Inputs and what must come out of every signature, computed by TensorFlow and GradientTape when a bundle is made.
+"""Writes check.npz: inputs for every signature, and the outputs that TensorFlow and GradientTape compute for them.
 
 Any runtime on any machine can then say whether it computes the same: see verification.py. The inputs are
 drawn, not taken from the client: half of them noise, half drawings with constant regions, in which windows of a pooling
@@ -54,7 +54,7 @@ def write_check(folder, model, theta, head, personal) -> dict:
 
 
 def fit(head, phi, targets, steps, beta=BETA, safeguard=False):
-    """`steps` gradient steps on the head; taken back where they raised the loss, if `safeguard`."""
+    """The head after `steps` gradient steps; with `safeguard`, the old head if they raised the loss."""
     found = heads.fit(head, phi, targets, steps, sgd(beta))
     if not safeguard:
         return found
@@ -62,7 +62,7 @@ def fit(head, phi, targets, steps, beta=BETA, safeguard=False):
 
 
 def gradient(model, theta, head, x, targets):
-    """(loss, dtheta flat, dhead) of the whole objective."""
+    """Loss and gradients of a client's mean loss: (loss, dtheta flat [P], dhead)."""
     with tf.GradientTape() as tape:
         tape.watch((theta, head))
         loss = heads.loss(head, model.features(theta, x), targets)

@@ -1,4 +1,4 @@
-"""Gradients of a backbone's operations, written with nothing that a phone's runtime lacks.
+"""Gradients of a backbone's operations, made of operations that the runtime of a phone has.
 
 TensorFlow's own gradients use operations such as ReluGrad, MaxPoolGrad and Conv2DBackpropFilter, which TensorFlow Lite
 does not have. Here are the same gradients in terms of slices, comparisons, matrix products and forward convolutions.
@@ -24,7 +24,7 @@ class UnsupportedLayerError(InvalidArgument):
 
 
 def builtin_gradients():
-    """A context: operations of the current graph that are made in it get the gradients of this file."""
+    """A context in which operations that are added to the current graph get the gradients of this file."""
     graph = tf.compat.v1.get_default_graph()
     return graph.gradient_override_map({name: PREFIX + name for name in GRADIENTS})
 

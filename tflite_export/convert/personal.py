@@ -1,4 +1,4 @@
-"""What is exported: one client's model, taken from a run folder or given by hand."""
+"""Collects what is exported: one client's model, from a run folder or from given arrays."""
 
 import os
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from tfpfl.models.weights import Head, Weights
 
 
 class ExportError(InvalidArgument):
-    """What cannot be exported, and why."""
+    """The model cannot be exported. The message says why."""
 
 
 class Personal(NamedTuple):
@@ -36,7 +36,7 @@ TRAINING = {"tau": 50, "beta": 0.007, "rho": 0.001, "head_rate": 0.001, "safegua
 
 
 def personal_model(source, client: int | None, rounds: bool | None = None, **given) -> Personal:
-    """Client `client`'s model.
+    """One client's model, ready for export.
 
     Args:
         source: a run folder, an open `tfpfl.runs.run.Run`, or (SplitModel, theta, head).
@@ -50,7 +50,7 @@ def personal_model(source, client: int | None, rounds: bool | None = None, **giv
     if isinstance(source, tuple):
         return _given(*source, rounds=rounds, **given)
     if given:
-        raise ExportError(f"{', '.join(given)}: a run has its own")
+        raise ExportError(f"{', '.join(given)}: a run has its own; leave them out")
     if isinstance(source, (str, os.PathLike)):
         from tfpfl.runs.run import Run
 
@@ -115,7 +115,7 @@ def _of_run(run, client, rounds) -> Personal:
 
 
 def device_training(config, population, client: int) -> dict | str:
-    """The client's part of PFLEGO as the device does it; or in words why it cannot."""
+    """The settings of PFLEGO's rounds on the device; or a text that says why the device cannot take part."""
     if config.algorithm != "pflego":
         return (
             f"{config.algorithm} has no program for the device, which computes PFLEGO's rounds; export without rounds"

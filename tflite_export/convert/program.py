@@ -1,8 +1,8 @@
 """The device program: a TensorFlow Lite file without weights, which computes what a PFLEGO client computes.
 
-theta comes in as one flat float32[P] and its gradient goes out as one, so that a new theta needs no new file. An
-example has a weight: 1 / N_i, or 0 for one that only fills up a batch. So a client's examples may come in chunks of any
-size, and the gradients of the chunks add up to exactly that of the whole. Signatures (N examples, M features, K
+theta is an input, flat float32 [P], and so is its gradient an output: a new theta needs no new file. Each example has a
+weight: 1 / N_i, or 0 if it only fills up a batch. So a client's examples may come in chunks of any size, and the
+gradients of the chunks add up to the gradient of all examples. Signatures (N examples, M features, K
 classes):
 
     features        theta [P], x [N, ...] -> phi [N, M]
@@ -48,10 +48,10 @@ def convert_program(model, *, batch=None, num_classes=None, safeguard=True, sign
 
     Args:
         model: a float32 `SplitModel`. Its weights are not in the file.
-        batch: N, for the static variant; None leaves it open.
-        num_classes: K, likewise.
+        batch: the number of examples N, for a program with fixed shapes; None leaves it open.
+        num_classes: the number of classes K, likewise.
         safeguard: take the head back to where it was if the steps raised its loss (PFLEGO's `safeguard`).
-        signatures: which.
+        signatures: the names of the signatures that the file has.
 
     Raises:
         UnsupportedLayerError: a layer of the backbone has no gradient in builtin operations.
@@ -67,7 +67,7 @@ def convert_program(model, *, batch=None, num_classes=None, safeguard=True, sign
 
 
 def program_functions(model, batch, num_classes, safeguard) -> dict:
-    """Signature -> tf.function."""
+    """{signature: tf.function} of the device program. For the arguments see `convert_program`."""
     m, k = model.num_features, num_classes
 
     def spec(name, shape, dtype=tf.float32):
@@ -120,7 +120,7 @@ def program_functions(model, batch, num_classes, safeguard) -> dict:
 
 
 def _record(model, theta, x):
-    """One forward pass and the way back: (phi [N, M], pull_back), pull_back(phi's gradient) -> theta's, flat [P]."""
+    """A forward pass: (phi [N, M], pull_back). pull_back maps the gradient of phi to that of theta, flat [P]."""
     parts = _unflatten(theta, model)
     with builtin_gradients():
         phi = model.features(parts, x)
@@ -146,7 +146,7 @@ def _fit_head(phi, targets, weights, kernel, bias, steps, beta, safeguard):
     start = (tf.constant(0), kernel, bias)
     _, new_kernel, new_bias = tf.while_loop(lambda step, *_: step < steps, body, start, parallel_iterations=1)
     after = _loss(phi, targets, weights, new_kernel, new_bias)
-    if safeguard:  # also where the loss is no number any more
+    if safeguard:  # also restores the head if the loss is NaN
         keep = after <= before
         new_kernel, new_bias = tf.where(keep, new_kernel, kernel), tf.where(keep, new_bias, bias)
         after = tf.where(keep, after, before)
@@ -161,17 +161,20 @@ def _joint(phi, pull_back, targets, weights, kernel, bias):
 
 
 def convert(functions: dict, configure=None) -> bytes:
-    """Functions with input signatures -> one .tflite file with a signature for each, builtin operations only.
+    """Converts functions to one .tflite file that has a signature for each, with builtin operations only.
 
     Args:
-        functions: name -> tf.function.
-        configure: called with the `tf.lite.TFLiteConverter`, to choose a quantization.
+        functions: {name: tf.function with an input signature}.
+        configure: called with the `tf.lite.TFLiteConverter`, to choose a quantization; None: no quantization.
+
+    Returns:
+        The content of the file.
 
     Raises:
-        ValueError: the file would need operations that are not builtin.
+        InvalidInput: the file would need operations that are not builtin.
     """
     module = tf.Module()
-    module.functions = functions  # keeps the constants of the functions alive
+    module.functions = functions  # keeps the constants of the functions in memory
     with tempfile.TemporaryDirectory() as folder, _quiet_converter():
         signatures = {name: f.get_concrete_function() for name, f in functions.items()}
         # Without this option the overridden gradients would be looked for among TensorFlow's when it is loaded again.
@@ -189,10 +192,7 @@ def convert(functions: dict, configure=None) -> bytes:
 
 @contextmanager
 def _quiet_converter():
-    """Without what TensorFlow says while it converts, also from C++: gradients that a device does not take, options.
-
-    What matters of it is raised.
-    """
+    """A context that hides TensorFlow's warnings during conversion, also those from C++. Errors are raised as usual."""
     verbosity = absl.logging.get_verbosity()
     sys.stderr.flush()
     stderr = os.dup(2)
@@ -209,16 +209,17 @@ def _quiet_converter():
 
 
 def check_float32(model) -> None:
-    """Raises ValueError where a model computes in another precision than float32."""
+    """Raises `InvalidArgument` if a model computes in another precision than float32."""
     if model.dtype != np.float32:
         raise InvalidArgument(f"a device computes in float32, but this model is {model.dtype}")
 
 
 def check_differentiable(phi, parts, backbone) -> None:
-    """Every operation between theta and phi needs a gradient that the device has.
+    """Refuses a backbone that the device cannot train.
 
     Raises:
-        UnsupportedLayerError: names the layer.
+        UnsupportedLayerError: an operation between theta and phi has no gradient in builtin operations. The message
+            names its layer.
     """
     moving = {id(p) for p in parts}
     needed = _ancestors(phi.op)
@@ -265,12 +266,12 @@ def _unflatten(theta, model):
 
 
 def flatten(theta) -> np.ndarray:
-    """theta as one float32 [P], in the order of the backbone's weights, each row-major."""
+    """theta as one vector, float32 [P]: the backbone's weights in their order, each row-major."""
     return np.concatenate([np.asarray(w, np.float32).reshape(-1) for w in theta])
 
 
 def unflatten(flat, model) -> tuple:
-    """The inverse of `flatten`, as arrays."""
+    """The inverse of `flatten`: a tuple of arrays with the shapes of the model's theta."""
     shapes = [w.shape for w in model.initial_theta]
     ends = np.cumsum([int(np.prod(s)) for s in shapes])
     return tuple(p.reshape(s) for p, s in zip(np.split(np.asarray(flat), ends[:-1]), shapes, strict=True))

@@ -1,4 +1,4 @@
-"""What a person reads in a bundle: the model card, and the snippets for an app with this client's numbers filled in."""
+"""Writes the texts of a bundle: the model card, and code for an app with this client's numbers filled in."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ _SNIPPETS = Path(__file__).parent / "snippets"
 
 
 def texts(manifest: dict, personal) -> dict:
-    """File name -> text."""
+    """{file name: text} of the model card and of the Kotlin and Swift code for an app."""
     return {MODEL_CARD: _model_card(manifest, personal)} | {
         name: _snippet((_SNIPPETS / name).read_text(encoding="utf-8"), manifest) for name in SNIPPETS
     }

@@ -1,1 +1,1 @@
-"""What runs on a device: an interpreter, NumPy and these files, without TensorFlow."""
+"""The code that runs on a device. It needs NumPy and an interpreter of .tflite files, and no TensorFlow."""

@@ -1,12 +1,12 @@
-"""Time, memory and bytes of a bundle on this machine. NumPy and an interpreter only.
+"""Measures a bundle on this machine: time, memory and bytes. Needs NumPy and an interpreter of .tflite files only.
 
     python -m tflite_export.device.bench BUNDLE [--examples 32,100,300,600] [--threads 1,2] [--repeat 20]
 
-Every row is measured in a process of its own. `features`, `personalize` (tau - 1 steps on features that are there) and
-`round` are the reference client's, in chunks. Time is the median; memory is the peak of resident memory above what the
-process held, with the bundle loaded and the examples in place, before the first call. A full step is one forward and
-backward pass over all examples, as joint_gradient does it in the same process: the ratio is what tau full steps (local
-training by FedAvg) take, in units of a round.
+Each row is measured in its own process. `features`, `personalize` (tau - 1 steps on the head, with features already
+computed) and `round` are run by the reference client, in chunks. Time is the median of the calls. Memory is how much
+resident memory grows at most during the first call, with the bundle and the examples loaded before. A full step is one
+forward and backward pass over all examples (joint_gradient). The ratio is the time of tau full steps, as FedAvg trains
+locally, divided by the time of a round.
 """
 
 import argparse
@@ -28,21 +28,22 @@ WORK = ("features", "personalize", "round")
 
 
 def bench(bundle, *, examples=EXAMPLES, threads=THREADS, repeat=REPEAT, chunk=CHUNK, python=None) -> dict:
-    """Measures a bundle.
+    """Measures time, memory and bytes of a bundle, each row in a new process.
 
     Args:
         bundle: the folder, or an open `Bundle`.
-        examples, threads: which N, and how many threads of the interpreter.
-        repeat: calls of which the median is taken; fewer where one takes long.
-        chunk: examples at a time.
-        python: the interpreter (of Python) of an environment that has ai-edge-litert; default: this one.
+        examples: the numbers N of training examples to measure with.
+        threads: the numbers of threads of the interpreter to measure with.
+        repeat: number of calls that are timed; fewer, but at least 3, if they take more than 5 seconds.
+        chunk: number of examples that are computed at a time.
+        python: path of another Python that has ai-edge-litert and NumPy; default: this Python.
 
     Returns:
         {'runtime', 'tau', 'chunk', 'rows': [{work, examples, threads, milliseconds, calls, megabytes,
         full_step_milliseconds, ratio}], 'files': {name: bytes}, 'wire': {what: {down, up}}}.
 
     Raises:
-        BundleError: the bundle cannot be used.
+        BundleError: the bundle is damaged, or measuring it fails.
     """
     bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
     rounds = bundle.manifest["training"]["rounds"]
@@ -64,7 +65,7 @@ def bench(bundle, *, examples=EXAMPLES, threads=THREADS, repeat=REPEAT, chunk=CH
 
 
 def wire(bundle: Bundle) -> dict:
-    """Bytes of a client and round, down and up."""
+    """{method and precision: {'down', 'up'}}: the bytes that a client receives and sends in a round."""
     p, head = bundle.num_backbone_weights, (bundle.num_features + 1) * bundle.num_classes
     return {
         "PFLEGO, float32": {"down": 4 * p, "up": payload.num_bytes(p, "float32")},
@@ -107,7 +108,7 @@ def _in_own_process(folder, work, n, threads, repeat, chunk, python):
 
 
 def measure(folder, work: str, n: int, threads: int, repeat: int, chunk: int, interpreter=None) -> dict:
-    """One row, in this process."""
+    """Measures one row in this process: `work` with n examples. Returns milliseconds, calls, megabytes and runtime."""
     client = DeviceClient(folder, interpreter=interpreter or any_interpreter(), num_threads=threads, chunk=chunk)
     rng = np.random.default_rng(0)
     x = rng.random((n, *client.bundle.example_shape), np.float32)
@@ -136,7 +137,7 @@ def measure(folder, work: str, n: int, threads: int, repeat: int, chunk: int, in
 
 
 def any_interpreter():
-    """ai-edge-litert's, or where that is not installed TensorFlow's."""
+    """The class of ai-edge-litert's interpreter; if that is not installed, TensorFlow's."""
     from tflite_export.device.runtime import default_interpreter
 
     try:
@@ -159,7 +160,7 @@ def _median(call, repeat, at_most_seconds=5.0):
 
 
 def _reset_peak():
-    """Resident kB now, with the peak set back to it; None where the system does not tell (Linux does)."""
+    """Sets the peak of resident memory back to the present value, and returns this in kB; None if not on Linux."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -176,7 +177,7 @@ def _status(field):
 
 
 def main(arguments=None) -> int:
-    """The command line of this module; prints Markdown."""
+    """The command line of this module. It prints Markdown; 0 if all is well, 2 if the bundle cannot be used."""
     parser = argparse.ArgumentParser(prog="python -m tflite_export.device.bench")
     parser.add_argument("bundle")
     parser.add_argument("--examples", default=",".join(map(str, EXAMPLES)))

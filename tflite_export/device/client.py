@@ -1,12 +1,12 @@
-"""The reference client: what an app on a phone has to do with a bundle, in Python. It imports no TensorFlow.
+"""The reference client: what an app on a phone does with a bundle, in Python and without TensorFlow.
 
     client = DeviceClient("bundle", state="head.bin")
     client.predict(x)                        # probabilities [N, K]
     client.personalize(x, y)                 # fits the head; keeps it only if it is better on held-out examples
-    update = client.round(theta, x, y)       # a PFLEGO round: what to send is update.payload and update.num_examples
+    update = client.round(theta, x, y)       # a PFLEGO round: send update.payload and update.num_examples
 
-Examples are taken in chunks, and sums over chunks are exact, so memory does not grow with their number. What leaves the
-device is `Update`, never examples, labels or the head.
+Examples are computed in chunks, so memory does not grow with their number; the sums over chunks are exact. Only an
+`Update` leaves the device; examples, labels and the head never do.
 """
 
 import os
@@ -25,7 +25,7 @@ CHUNK = 32
 
 
 class Update(NamedTuple):
-    """What is sent to the server after a round, and nothing else."""
+    """What a client sends to the server after a round. Nothing else leaves the device."""
 
     payload: bytes  # the gradient of the client's mean loss with respect to theta; see payload.py
     num_examples: int  # N_i
@@ -33,29 +33,29 @@ class Update(NamedTuple):
 
 
 class Personalized(NamedTuple):
-    """The result of fitting the head."""
+    """The result of fitting the head, before and after."""
 
     kept: bool  # whether the new head replaced the old one
     before: Score  # of the old head, on the held-out examples
     after: Score  # of the new one
-    loss_before: float  # the training loss
-    loss: float
+    loss_before: float  # the training loss of the old head
+    loss: float  # the training loss of the new head
 
 
 class DeviceClient:
-    """One client: a bundle's program, theta, and a head that stays here.
+    """One client on a device: it predicts, fits its head and takes part in rounds.
 
     Args:
         bundle: the folder, or an open `Bundle`.
-        state: the file that keeps the head between starts; where it does not exist, the head of the bundle is taken.
-            None keeps the head in memory.
-        interpreter: see `Runtime`.
-        num_threads: of the interpreter.
-        chunk: examples at a time.
-        static: use program_static.tflite, whose shapes are fixed; `chunk` is then its number of examples.
+        state: the file in which the head is kept between starts. If it does not exist, the bundle's head is used. None:
+            the head is kept in memory only.
+        interpreter: class of the interpreter, see `Runtime`.
+        num_threads: number of threads of the interpreter.
+        chunk: number of examples that are computed at a time, at least 1.
+        static: use program_static.tflite, whose shapes are fixed. It sets `chunk` to its number of examples.
 
     Raises:
-        BundleError: the bundle is damaged, has no program, or the runtime cannot read it.
+        BundleError: the bundle is damaged or has no program, the runtime cannot read it, or `chunk` is less than 1.
         HeadError: the saved head is damaged or has another shape.
     """
 
@@ -85,19 +85,19 @@ class DeviceClient:
 
     @property
     def head(self) -> tuple[np.ndarray, np.ndarray]:
-        """(kernel [M, K], bias [K])."""
+        """The client's head: (kernel float32 [M, K], bias float32 [K])."""
         return self._head.kernel, self._head.bias
 
     @property
     def head_is_stale(self) -> bool:
-        """Whether theta has moved since the head was fitted: it still works, and is due for `personalize`."""
+        """Whether theta has changed since the head was fitted. The head still works; `personalize` fits it again."""
         return self._head.theta_sha256 != theta_sha256(self.theta)
 
     def receive(self, theta: np.ndarray) -> None:
-        """Takes a new theta, float32 [P]; the head stays.
+        """Replaces theta, float32 [P]. The head stays as it is.
 
         Raises:
-            BundleError: another size, or not finite.
+            BundleError: theta has another shape or dtype, or holds NaN or infinity.
         """
         theta = np.asarray(theta)
         expected = self.bundle.num_backbone_weights
@@ -108,10 +108,10 @@ class DeviceClient:
         self.theta = theta
 
     def start_from(self, head: SavedHead) -> None:
-        """Takes another head, and saves it.
+        """Replaces the head, and saves it if the client has a `state` file.
 
         Raises:
-            HeadError: of another shape, or not finite.
+            HeadError: the head has another shape, or holds NaN or infinity.
         """
         shape = (self.bundle.num_features, self.bundle.num_classes)
         if head.kernel.shape != shape or head.bias.shape != shape[1:]:
@@ -121,32 +121,34 @@ class DeviceClient:
         self._store(head)
 
     def features(self, x: np.ndarray) -> np.ndarray:
-        """phi(x; theta): [N, M]."""
+        """The backbone's features of examples x, float32 [N, ...]: phi(x; theta), float32 [N, M]."""
         return self._features(self._checked(x))
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """Probabilities of the client's classes: [N, K]."""
+        """Probabilities of the client's classes for x, float32 [N, ...]: float32 [N, K]."""
         logits = self.features(x) @ self._head.kernel + self._head.bias
         return np.exp(log_softmax(logits))
 
     def score(self, x: np.ndarray, y: np.ndarray) -> Score:
-        """The present head on labelled examples."""
+        """Loss and accuracy of the present head on examples x, float32 [N, ...], with labels y, int [N]."""
         x, y = self._checked(x, y)
         return score(self._features(x), y, *self.head)
 
     def personalize(self, x, y, *, steps: int | None = None, beta: float | None = None, held_out=0.25) -> Personalized:
-        """Fits the head to the client's examples by gradient steps, with theta as it is.
+        """Fits the head to the client's examples by gradient steps; theta does not change.
 
         Args:
-            x, y: float32 [N, ...], preprocessed as the manifest says; int32 [N] in [0, K).
-            steps: default tau - 1.
-            beta: their rate; default the run's.
-            held_out: the new head is kept only if it does better here than the old one: by accuracy, and where that is
-                the same, by loss. (x, y), or the part of the examples that is set aside for it; None: compare on the
-                training examples.
+            x: examples, float32 [N, ...], preprocessed as the manifest says.
+            y: labels, int [N] in [0, K).
+            steps: number of gradient steps; default: tau - 1.
+            beta: learning rate; default: the run's.
+            held_out: the examples on which the new head must be better than the old one to be kept: a higher accuracy,
+                or the same and a lower loss. Give (x, y), or the part of the examples to set aside, in (0, 1). None:
+                compare on the training examples.
 
         Raises:
-            BundleError: NaN, a label out of range, a wrong shape; the head is untouched.
+            BundleError: an example holds NaN or infinity, a label is out of range, a shape or dtype is wrong, there are
+                too few examples to hold some out, or `steps` or `beta` is negative. The head is not changed then.
         """
         x, y = self._checked(x, y)
         if held_out is None:
@@ -168,16 +170,17 @@ class DeviceClient:
         return Personalized(bool(kept), old, new, before, after)
 
     def round(self, theta: np.ndarray, x, y, *, payload: str = "float32") -> Update:
-        """A client's visit in a PFLEGO round: tau - 1 steps on the head, then the joint step.
+        """Takes part in a PFLEGO round: tau - 1 gradient steps on the head, then the joint step.
 
         Args:
             theta: the server's message, float32 [P].
-            x, y: the client's training examples.
-            payload: 'float32' or 'int8'.
+            x, y: the client's training examples, float32 [N, ...], and labels, int [N] in [0, K).
+            payload: how the gradient is sent: 'float32', or 'int8', which is smaller and less exact.
 
         Raises:
-            BundleError: NaN, a label out of range, a wrong shape; a result that is not finite; a bundle that was not
-                exported for rounds. The head is untouched then.
+            BundleError: an input holds NaN or infinity, a label is out of range, a shape or dtype is wrong, the payload
+                is unknown, the result is not finite, or the bundle was not exported for rounds. The head is not
+                changed then.
         """
         x, y = self._checked(x, y)
         if payload not in payloads.KINDS:
@@ -236,7 +239,7 @@ class DeviceClient:
         return {"kernel": kernel.astype(np.float32, copy=False), "bias": bias.astype(np.float32, copy=False)}
 
     def _chunks(self, n, *arrays):
-        """(how many examples, the arrays' chunk, filled up to the static variant's batch by zeros)."""
+        """Yields (number of examples, chunk of each array). The static program's chunks are filled up with zeros."""
         for start in range(0, n, self.chunk):
             parts = [a[start : start + self.chunk] for a in arrays]
             size = len(parts[0])
@@ -251,7 +254,10 @@ class DeviceClient:
         return np.concatenate(parts)
 
     def fit_head(self, phi, y, steps, beta):
-        """(kernel, bias, loss before, loss after): gradient steps on the head, restored where they raised the loss."""
+        """Makes gradient steps on the head: (kernel, bias, loss before, loss after).
+
+        With the run's `safeguard`, the old head is returned if the steps raised the loss.
+        """
         n, (kernel, bias) = len(phi), self.head
         weights, beta = np.full(n, 1 / n, np.float32), np.float32(beta)
         if (self.batch is None or n <= self.batch) and self.runtime.can("personalize"):
@@ -263,7 +269,7 @@ class DeviceClient:
             out = self.runtime("personalize", **example, **self._head_inputs(kernel, bias), **work)
             return out["kernel"], out["bias"], float(out["loss_before"]), float(out["loss"])
         losses = []
-        for _ in range(steps + 1):  # the last call only tells the loss
+        for _ in range(steps + 1):  # the last call only computes the loss
             moved_kernel, moved_bias, loss = np.zeros(kernel.shape), np.zeros(bias.shape), 0.0
             for _, (phi_c, y_c, w_c) in self._chunks(n, phi, y, weights):
                 example = {"phi": phi_c, "labels": y_c, "weights": w_c}
@@ -279,7 +285,7 @@ class DeviceClient:
         return kernel, bias, losses[0], losses[-1]
 
     def joint_gradient(self, x, y, kernel, bias):
-        """(dtheta, dkernel, dbias, loss): chunks summed in double precision."""
+        """Gradients at one point: (dtheta [P], dkernel, dbias, loss). Chunks are summed in float64."""
         n = len(x)
         total = None
         for _, (x_c, y_c, w_c) in self._chunks(n, x, y, np.full(n, 1 / n, np.float32)):

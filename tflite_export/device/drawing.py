@@ -1,11 +1,11 @@
-"""From a drawing to an example: what a page or an app does with a canvas, defined once and exactly. NumPy only.
+"""Makes an example of a drawing, for a page or an app with a canvas. Needs NumPy only.
 
 A drawing is a square grey image of black ink on white paper, uint8. `web/src/preprocess.ts` computes the same numbers.
 
     ink     255 - grey
-    size    to the example's height and width: 'area', the mean of a block of pixels; or 'bilinear', as Omniglot was
-            made (tf.image.resize without antialiasing: each pixel is interpolated between 2 x 2 of the drawing)
-    raw     in `levels` steps, rounded half to even: the numbers as the federation stores them
+    size    ink is resized to the example's height and width. 'area': the mean of a block of pixels. 'bilinear', as
+            Omniglot is prepared: interpolation between 2 x 2 pixels (tf.image.resize without antialiasing)
+    raw     ink in 0 .. `levels`, rounded half to even: the numbers that the federation stores
     x       raw * scale + shift, float32, as for every example (the manifest's preprocessing)
 """
 
@@ -15,10 +15,11 @@ from tflite_export.device.errors import InvalidInput
 
 
 def drawing_settings(dataset: str | None, example_shape, preprocessing: dict, antialias: bool = False) -> dict | None:
-    """How a drawing becomes an example of a data set; None where examples are not square grey images of uint8.
+    """How a drawing becomes an example of a data set; None if examples are not square grey images of uint8.
 
     Returns:
-        `size` of the drawing in pixels, width of the `pen` in the same, `resample`, and `levels`.
+        {'size': side of the drawing in pixels, 'pen': width of a line in pixels, 'resample': 'area' or 'bilinear',
+        'levels': the raw value of full ink}.
     """
     grey = len(example_shape) in (2, 3) and tuple(example_shape[2:]) in ((), (1,))
     if not grey or example_shape[0] != example_shape[1] or preprocessing.get("stored_dtype") != "uint8":
@@ -31,7 +32,11 @@ def drawing_settings(dataset: str | None, example_shape, preprocessing: dict, an
 
 
 def example_of_drawing(grey: np.ndarray, settings: dict, example_shape) -> np.ndarray:
-    """The raw example, uint8 `example_shape`, of a drawing uint8 [size, size]; black is ink."""
+    """The raw example, uint8 `example_shape`, of a drawing, uint8 [size, size]; black is ink.
+
+    Raises:
+        InvalidInput: the drawing has another shape or dtype.
+    """
     size, (height, width) = settings["size"], example_shape[:2]
     if grey.shape != (size, size) or grey.dtype != np.uint8:
         raise InvalidInput(f"a drawing must be uint8 [{size}, {size}], found {grey.dtype} {list(grey.shape)}")
@@ -48,7 +53,7 @@ def example_of_drawing(grey: np.ndarray, settings: dict, example_shape) -> np.nd
 
 
 def _neighbours(pixels, size):
-    """Of every pixel of the example: the two of the drawing around its centre, and the weight of the second."""
+    """For each pixel of the example: the two pixels of the drawing around its centre, and the weight of the second."""
     centre = (np.arange(pixels) + 0.5) * (size / pixels) - 0.5
     first = np.floor(centre)
     weight = centre - first

@@ -2,4 +2,4 @@
 
 
 class InvalidInput(ValueError):
-    """An argument or a file that cannot be used. The message is for the user; the command line shows it in one line."""
+    """An argument or a file cannot be used. The command line shows the message in one line."""

@@ -1,13 +1,13 @@
-"""A client's head as a file: what it is, whose features it was fitted to, and whether it is whole. NumPy only.
+"""Writes and reads a client's head as a file, with a checksum and the hash of its backbone. Needs NumPy only.
 
     8 bytes    b"TFPFLH01"
     uint32     M
     uint32     K
-    32 bytes   sha256 of the theta (float32, flat) whose features the head was fitted to
+    32 bytes   sha256 of the theta (float32, flat) that the head was fitted with
     uint32     crc32 of the numbers
     float32    kernel [M, K], row-major, then bias [K]
 
-All little-endian. A new head replaces the old file in one step: whatever happens, one of the two is there, whole.
+All numbers are little-endian. A new head replaces the old file in one step: one of the two is always there, and whole.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ _HEADER = struct.Struct("<8sII32sI")
 
 
 class HeadError(InvalidInput):
-    """A file that is not a head, not whole, or of another shape."""
+    """A head cannot be used: the file is not a head, is damaged, or the head has another shape or is not finite."""
 
 
 class SavedHead(NamedTuple):
-    """A head, and the theta that it belongs to."""
+    """A head, and the hash of the theta that it was fitted with."""
 
     kernel: np.ndarray  # float32 [M, K]
     bias: np.ndarray  # float32 [K]
@@ -38,19 +38,19 @@ class SavedHead(NamedTuple):
 
 
 def theta_sha256(theta: np.ndarray) -> str:
-    """The name of a theta: of its little-endian float32 numbers."""
+    """The sha256 of theta's little-endian float32 numbers, in hexadecimal: it identifies a backbone."""
     return hashlib.sha256(np.ascontiguousarray(theta, "<f4").tobytes()).hexdigest()
 
 
 def head_bytes(head: SavedHead) -> bytes:
-    """The content of the file."""
+    """The bytes of the file that holds a head."""
     m, k = head.kernel.shape
     numbers = np.ascontiguousarray(head.kernel, "<f4").tobytes() + np.ascontiguousarray(head.bias, "<f4").tobytes()
     return _HEADER.pack(_MAGIC, m, k, bytes.fromhex(head.theta_sha256), zlib.crc32(numbers)) + numbers
 
 
 def save_head(path: str | os.PathLike, head: SavedHead) -> None:
-    """Writes the file; a process that is killed meanwhile leaves the old head or the new one."""
+    """Writes a head to a file. If the process is killed meanwhile, the old or the new head is there, whole."""
     path = Path(path)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
@@ -69,10 +69,10 @@ def save_head(path: str | os.PathLike, head: SavedHead) -> None:
 
 
 def load_head(path: str | os.PathLike, num_features: int, num_classes: int) -> SavedHead:
-    """Reads the file.
+    """Reads a head from a file.
 
     Raises:
-        HeadError: not a head, not whole, or not float32 [num_features, num_classes].
+        HeadError: the file is not a head, is damaged, or holds a head of another shape.
     """
     content = Path(path).read_bytes()
     if len(content) < _HEADER.size or content[:8] != _MAGIC:

@@ -1,4 +1,4 @@
-"""The names of all files of a bundle, in one place. This module imports nothing."""
+"""The names of all files of a bundle, with what is in them. This module imports nothing."""
 
 MANIFEST = "manifest.json"  # shapes, offsets, signatures, hashes, preprocessing, labels, settings, quality, runtimes
 PROGRAM = "program.tflite"  # the program without weights, for any number of examples and classes; see program.py
@@ -10,13 +10,13 @@ CHECK = "check.npz"  # inputs and the outputs expected of them, for `verify`; an
 MODEL_CARD = "MODEL_CARD.md"  # what the model is, for people
 SNIPPETS = ("Personalize.kt", "Personalize.swift")  # how an app uses the bundle, on Android and on iOS
 
-# Only with `inference`: for apps that predict and do not train.
+# These exist only if exported with `inference`: for apps that predict and do not train.
 PREDICT = "predict.tflite"  # backbone and head in one
 BACKBONE = "backbone.tflite"  # the backbone alone, in four precisions
 BACKBONE_FLOAT16 = "backbone_float16.tflite"
 BACKBONE_DYNAMIC_INT8 = "backbone_dynamic_int8.tflite"
 BACKBONE_INT8 = "backbone_int8.tflite"
 
-# Only with `browser`: for a page in a browser; see browser.py.
+# These exist only if exported with `browser`: for a page in a browser; see browser.py.
 BROWSER_PROGRAM = "program_browser.tflite"
 CLIENT = "client.safetensors"

@@ -1,4 +1,4 @@
-"""Which operations a .tflite file needs: read from the file itself, with TensorFlow's or LiteRT's schema."""
+"""Reads from a .tflite file which operations it needs, with TensorFlow's or LiteRT's schema."""
 
 from pathlib import Path
 
@@ -6,9 +6,10 @@ from tflite_export.device.errors import InvalidInput
 
 
 def operations(content: bytes | Path) -> dict:
-    """Every operation of every subgraph -> the newest version of it that the file needs.
+    """{operation: the newest version of it that the file needs}, over all subgraphs.
 
-    Builtin ones have their schema name (CONV_2D), others are 'custom:NAME' (Flex operations are 'custom:Flex...').
+    A builtin operation has its name in the schema, such as CONV_2D. Others are called 'custom:NAME'; those of Flex are
+    'custom:Flex...'.
     """
     schema = _schema()
     names = {v: k for k, v in vars(schema.BuiltinOperator).items() if not k.startswith("_")}
@@ -24,7 +25,7 @@ def operations(content: bytes | Path) -> dict:
 
 
 def minimum_runtime(content: bytes | Path) -> str | None:
-    """The oldest TensorFlow Lite that has all operations in these versions, as the converter wrote it; or None."""
+    """The oldest version of TensorFlow Lite that can run the file, as the converter says; None if it does not."""
     model = _model(_schema(), content)
     for i in range(model.MetadataLength()):
         entry = model.Metadata(i)
@@ -34,7 +35,7 @@ def minimum_runtime(content: bytes | Path) -> str | None:
 
 
 def check_builtin(content: bytes | Path) -> None:
-    """Raises InvalidInput where a file needs an operation that is not builtin: a Flex or a custom one."""
+    """Raises `InvalidInput` if a file needs an operation that is not builtin: a Flex or a custom one."""
     custom = [name for name in operations(content) if name.startswith("custom:")]
     if custom:
         raise InvalidInput(f"the file needs operations that runtimes do not have: {', '.join(custom)}")

@@ -1,4 +1,4 @@
-"""What leaves the device in a round, as bytes: the gradient of theta in float32, or in int8 with a scale per block.
+"""Encodes the gradient of theta, which a device sends in a round: as float32, or as int8 with a scale for each block.
 
     4 bytes   b"TFPG"
     uint32    kind: 0 float32, 1 int8
@@ -7,7 +7,7 @@
     kind 0:   float32[P]
     kind 1:   float32[ceil(P / 1024)] scales, int8[P]; number j is int8[j] * scale[j // 1024]
 
-All little-endian. NumPy only.
+All numbers are little-endian. Needs NumPy only.
 """
 
 import struct
@@ -24,14 +24,18 @@ _HEADER = struct.Struct("<4sIII")
 
 
 class PayloadError(InvalidInput):
-    """Bytes that are not a gradient, or a gradient that must not be sent."""
+    """The bytes are not a gradient that we encoded, or the gradient cannot be sent."""
 
 
 def encode(gradient: np.ndarray, kind: str = "float32") -> bytes:
-    """A gradient, float32 [P], as bytes.
+    """Encodes a gradient, float32 [P], as bytes.
+
+    Args:
+        gradient: the gradient.
+        kind: 'float32', or 'int8', which needs about a quarter of the bytes and is less exact.
 
     Raises:
-        PayloadError: it is not finite, or the kind is unknown.
+        PayloadError: the gradient is not a vector or not finite, or the kind is unknown.
     """
     if kind not in KINDS:
         raise PayloadError(f"unknown payload {kind!r}: one of {', '.join(KINDS)}")
@@ -50,14 +54,14 @@ def encode(gradient: np.ndarray, kind: str = "float32") -> bytes:
 
 
 def decode(payload: bytes, size: int | None = None) -> np.ndarray:
-    """The gradient, float32 [P].
+    """Decodes a gradient: float32 [P].
 
     Args:
-        payload: from `encode`.
-        size: the P that is expected.
+        payload: the bytes from `encode`.
+        size: the expected P; None: any.
 
     Raises:
-        PayloadError: cut off, changed, of another size or kind.
+        PayloadError: the bytes are not a gradient, were cut off or changed, or P is not `size`.
     """
     if len(payload) < _HEADER.size or payload[:4] != _MAGIC:
         raise PayloadError("these bytes are not a gradient of tfpfl")
@@ -76,5 +80,5 @@ def decode(payload: bytes, size: int | None = None) -> np.ndarray:
 
 
 def num_bytes(length: int, kind: str = "float32") -> int:
-    """Of a gradient of so many numbers."""
+    """Number of bytes that encode a gradient of `length` numbers."""
     return _HEADER.size + (4 * length if kind == "float32" else length + 4 * -(-length // BLOCK))

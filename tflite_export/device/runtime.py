@@ -1,4 +1,4 @@
-"""A bundle's files, checked, and a runtime that runs their signatures. NumPy and an interpreter only: no TensorFlow.
+"""Opens a bundle, checks its files, and runs the signatures of its programs. Needs no TensorFlow.
 
 The interpreter is ai-edge-litert's, or any class with its interface, such as `tf.lite.Interpreter`.
 """
@@ -24,17 +24,17 @@ USE_WHILE = ("personalize", "round")
 
 
 class BundleError(InvalidInput):
-    """A bundle that cannot be used as asked. The message says what was found."""
+    """A bundle, or an input for it, cannot be used. The message says what was found."""
 
 
 def manifest_hash(manifest: dict) -> str:
-    """sha256 of the manifest without its own hash, written canonically."""
+    """The sha256 of a manifest without its entry 'hash', written as JSON with sorted keys and no spaces."""
     content = {k: v for k, v in manifest.items() if k != "hash"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def write_manifest(folder: Path, manifest: dict) -> None:
-    """manifest.json, with its own hash."""
+    """Writes manifest.json into `folder`, with its hash as an entry."""
     manifest = {**manifest, "hash": manifest_hash(manifest)}
     temporary = folder / f"{MANIFEST}.new"
     temporary.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -42,14 +42,14 @@ def write_manifest(folder: Path, manifest: dict) -> None:
 
 
 class Bundle:
-    """A bundle's folder, with its manifest and every file as it was exported.
+    """An open bundle: its folder, its manifest and its files.
 
     Args:
-        folder: as `tflite_export.export` wrote it.
-        check: hash all files.
+        folder: a folder that `tflite_export.export` wrote.
+        check: whether to compare the hashes of all files with the manifest.
 
     Raises:
-        BundleError: not a bundle, incomplete, changed, or from a newer version.
+        BundleError: the folder is not a bundle, a file is missing or was changed, or the format is another one.
     """
 
     def __init__(self, folder: str | os.PathLike, check: bool = True):
@@ -75,7 +75,7 @@ class Bundle:
         self.num_backbone_weights = model["num_backbone_weights"]
 
     def check(self, name: str) -> None:
-        """Raises BundleError where a file is missing or was changed."""
+        """Raises `BundleError` if the file `name` is missing or was changed."""
         expected, path = self.manifest["files"][name], self.folder / name
         if not path.is_file():
             raise BundleError(f"{self.folder} is incomplete: {name} is missing")
@@ -84,7 +84,7 @@ class Bundle:
             raise BundleError(f"{path} is damaged: its sha256 is not the one in the manifest")
 
     def path(self, name: str) -> Path:
-        """The place of a file of the manifest.
+        """The path of the bundle's file `name`.
 
         Raises:
             BundleError: the bundle has no such file.
@@ -94,13 +94,13 @@ class Bundle:
         return self.folder / name
 
     def theta(self) -> np.ndarray:
-        """float32 [P], at export."""
+        """The backbone's weights at export, flat: float32 [P]."""
         return np.fromfile(self.path(THETA), "<f4").astype(np.float32)
 
 
 @contextmanager
 def no_news_of_the_interpreter():
-    """Without TensorFlow's warning that its own interpreter is to go: it may be all that is installed."""
+    """A context without TensorFlow's warning that its interpreter is deprecated: no other may be installed."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"\s*Warning: tf\.lite\.Interpreter is deprecated")
         yield
@@ -111,11 +111,11 @@ class Runtime:
 
     Args:
         path: the file.
-        interpreter: a class like ai-edge-litert's `Interpreter`, which is the default.
-        num_threads: of the interpreter.
+        interpreter: a class with the interface of ai-edge-litert's `Interpreter`, which is the default.
+        num_threads: number of threads of the interpreter.
 
     Raises:
-        BundleError: there is no interpreter, or it cannot read the file.
+        BundleError: ai-edge-litert is not installed and no interpreter is given, or it cannot read the file.
     """
 
     def __init__(self, path: Path, interpreter=None, num_threads: int = 1):
@@ -131,14 +131,15 @@ class Runtime:
         self._runners: dict[str, Any] = {}
 
     def can(self, signature: str) -> bool:
-        """Whether the file has a signature and the runtime is known not to crash in it."""
+        """Whether the file has a signature, and the runtime is new enough not to crash in it."""
         return signature in self.signatures and not (signature in USE_WHILE and self._crashes_in_while())
 
     def __call__(self, signature: str, **inputs) -> dict:
-        """Runs a signature. Inputs and outputs are arrays; scalars have the shape [].
+        """Runs a signature: inputs by name -> {output: array}. Scalars are arrays of shape [].
 
         Raises:
-            BundleError: the file has no such signature, or the runtime cannot run it.
+            BundleError: the file has no such signature, an input is missing, unknown or of another shape or dtype, or
+                the runtime cannot run it.
         """
         if signature not in self.signatures:
             found = ", ".join(self.signatures)
@@ -156,7 +157,7 @@ class Runtime:
             wanted = runner.get_input_details()
         except (ValueError, RuntimeError) as error:
             raise self._too_old(f"run signature {signature!r} of {self.path.name}", error) from error
-        self._check_inputs(signature, arrays, wanted)  # what goes wrong after that is not the caller's mistake
+        self._check_inputs(signature, arrays, wanted)  # errors after this are the runtime's, not the caller's
         try:
             return runner(**arrays)
         except (ValueError, RuntimeError) as error:
@@ -184,7 +185,7 @@ class Runtime:
 
 
 def default_interpreter():
-    """ai-edge-litert's `Interpreter`.
+    """The class `Interpreter` of ai-edge-litert.
 
     Raises:
         BundleError: it is not installed.
@@ -200,7 +201,7 @@ def default_interpreter():
 
 
 def runtime_version(interpreter_class) -> tuple[str, str]:
-    """('ai-edge-litert', '2.3.0'): the package that an interpreter comes from, and its version."""
+    """The package that an interpreter comes from, and its version, such as ('ai-edge-litert', '2.3.0')."""
     package = interpreter_class.__module__.partition(".")[0].replace("_", "-")
     try:
         return package, version(package)

@@ -1,4 +1,4 @@
-"""Heads on labelled examples, and which examples are held out. NumPy only."""
+"""Loss and accuracy of a head, and the choice of held-out examples. Needs NumPy only."""
 
 from typing import NamedTuple
 
@@ -8,14 +8,14 @@ from tflite_export.device.runtime import BundleError
 
 
 class Score(NamedTuple):
-    """A head on some examples."""
+    """Loss and accuracy of a head on labelled examples."""
 
-    loss: float  # mean cross-entropy
+    loss: float  # mean cross-entropy in nats
     accuracy: float  # in [0, 1]
 
 
 def cut(x, y, part):
-    """Sets a part of the examples aside, of every class in turn: ((x, y) to fit, (x, y) held out).
+    """Sets a part of the examples of each class aside: ((x, y) to fit, (x, y) held out).
 
     Raises:
         BundleError: the part is not in (0, 1), or there are fewer than 4 examples.
@@ -32,12 +32,12 @@ def cut(x, y, part):
 
 
 def log_softmax(logits):
-    """Of every row."""
+    """The logarithm of softmax of each row of `logits`, [N, K]."""
     shifted = logits - logits.max(1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
 
 
 def score(phi, y, kernel, bias) -> Score:
-    """A head on features [N, M] and labels [N]."""
+    """Loss and accuracy of a head, kernel [M, K] and bias [K], on features [N, M] with labels [N]."""
     log_p = log_softmax(phi @ kernel + bias)
     return Score(float(-log_p[np.arange(len(y)), y].mean()), float((log_p.argmax(1) == y).mean()))

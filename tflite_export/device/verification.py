@@ -1,4 +1,4 @@
-"""Does this runtime compute what TensorFlow computed? Every signature of a bundle against its check.npz.
+"""Checks that a runtime computes what TensorFlow computed: runs all signatures and compares them with check.npz.
 
 Needs NumPy and an interpreter: `python -m tflite_export.device.verification BUNDLE` runs where there is no TensorFlow.
 """
@@ -16,24 +16,24 @@ from tflite_export.device.runtime import Bundle, BundleError, Runtime
 from tflite_export.device.wide_head import widened
 
 PROGRAMS = (PROGRAM, STATIC_PROGRAM, BROWSER_PROGRAM)
-_SMALL = 1e-6  # an output whose largest number is below this is compared absolutely, in units of it
+_SMALL = 1e-6  # smallest denominator of a relative error: errors of smaller outputs are divided by this
 
 
 class Comparison(NamedTuple):
-    """One output of one signature against TensorFlow."""
+    """How much one output of one signature differs from TensorFlow's."""
 
     file: str
     signature: str
     output: str
     max_relative: float  # largest error, in units of the largest number expected
-    l2_relative: float
+    l2_relative: float  # L2 norm of the error, in units of the L2 norm expected
     ok: bool
 
 
 class Verification(NamedTuple):
-    """The result of `verify`."""
+    """The result of `verify`: the runtime, and one `Comparison` for each output."""
 
-    runtime: str  # 'ai-edge-litert 2.3.0'
+    runtime: str  # name and version, such as 'ai-edge-litert 2.3.0'
     comparisons: list
 
     @property
@@ -42,7 +42,7 @@ class Verification(NamedTuple):
         return bool(self.comparisons) and all(c.ok for c in self.comparisons)
 
     def worst(self) -> dict:
-        """(largest max_relative, largest l2_relative) by 'signature.output'."""
+        """{'signature.output': (largest max_relative, largest l2_relative)} over all programs."""
         table: dict[str, tuple[float, float]] = {}
         for c in self.comparisons:
             name = f"{c.signature}.{c.output}"
@@ -52,16 +52,16 @@ class Verification(NamedTuple):
 
 
 def verify(bundle, *, interpreter=None, num_threads: int = 1) -> Verification:
-    """Hashes every file, looks for operations that are not builtin, and runs every signature of every program.
+    """Checks a bundle: the hashes of its files, that all operations are builtin, and the numbers of all signatures.
 
     Args:
         bundle: the folder, or an open `Bundle`.
-        interpreter: see `Runtime`.
-        num_threads: of the interpreter.
+        interpreter: class of the interpreter, see `Runtime`.
+        num_threads: number of threads of the interpreter.
 
     Raises:
-        BundleError: a file is damaged, needs an operation that is not builtin, or the runtime cannot run it. Numbers
-            that differ are no error but in the result.
+        BundleError: a file is damaged or needs an operation that is not builtin, or the runtime cannot run it. Numbers
+            that differ raise no error: `Verification.ok` is false then.
     """
     bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
     for name in bundle.manifest["files"]:
@@ -89,7 +89,7 @@ def verify(bundle, *, interpreter=None, num_threads: int = 1) -> Verification:
 
 
 def _inputs(bundle, values, signature, program):
-    """The inputs of a signature; for a program of fixed shapes filled up with examples of weight 0, closed classes."""
+    """The inputs of a signature. For fixed shapes they are filled up with examples of weight 0 and closed classes."""
     n = len(values["x"])
     table = {**values, "theta": bundle.theta(), "phi": values["features.phi"]}
     table["weights"] = np.full(n, 1 / n, np.float32)
@@ -117,14 +117,14 @@ def _compare(file, signature, output, found, expected, bounds):
     largest = max(float(np.abs(expected).max()), _SMALL)
     relative = float(np.abs(difference).max()) / largest
     l2 = float(np.linalg.norm(difference)) / max(float(np.linalg.norm(expected)), _SMALL)
-    # Where windows overlap, that concerns the gradient with respect to theta alone.
+    # Only the gradient of theta is less exact if pooling windows overlap (see check.py).
     bound = 1e-5 if output != "dtheta" else bounds["max_relative"]
     ok = (bound is None or relative <= bound) and l2 <= bounds["l2_relative"]
     return Comparison(file, signature, output, relative, l2, ok)
 
 
 def main(arguments=None) -> int:
-    """Prints the result as JSON; 0 if all is well, 1 if numbers differ, 2 if the bundle cannot be used."""
+    """Verifies a bundle and prints JSON. Returns 0 if all is well, 1 if numbers differ, 2 if the bundle is unusable."""
     (folder,) = sys.argv[1:] if arguments is None else arguments
     try:
         found = verify(folder)

@@ -1,6 +1,6 @@
 // Client @@CLIENT@@: prediction, personalization of the head and a PFLEGO round, with LiteRT's Interpreter on Android.
-// NOT COMPILED and not run on a phone: it was written against the documentation of the Interpreter API. What it does is
-// what tflite_export/device.py does, which is tested on @@RUNTIMES@@.
+// NOT COMPILED and not run on a phone: it was written against the documentation of the Interpreter API. It does
+// what tflite_export/device/client.py does, which is tested on @@RUNTIMES@@.
 //
 // build.gradle: implementation("com.google.ai.edge.litert:litert:1.4.0") // or newer; at least 1.1 (WHILE)
 // assets: program_static.tflite, theta.bin, head.bin, labels.txt
