@@ -1,4 +1,4 @@
-/** The bundle in the site: its manifest, theta, head, program and client. */
+/** Loads the site's bundle: manifest, theta, head, program and the client's examples. */
 import { floatsOf } from './bytes'
 import { readHead, type Head } from './head'
 import { decoded, type DrawingSettings, type Preprocessing } from './preprocess'
@@ -6,7 +6,7 @@ import { readSafetensors } from './safetensors'
 import { sha256 } from './sha256'
 import { fetchFile, type Site } from './site'
 
-/** What the page reads of manifest.json. */
+/** The part of manifest.json that the page reads. */
 export interface Manifest {
   algorithm: string | null
   client: number | null
@@ -29,15 +29,15 @@ export interface Bundle {
   manifest: Manifest
   program: Uint8Array
   theta: Float32Array
-  /** The backbone's name: of theta's bytes. */
+  /** The sha256 of theta's bytes; it identifies the backbone. */
   thetaSha256: string
   head: Head
 }
 
-/** Some examples of one client, and TensorFlow's results of a round on the first n. */
+/** Examples of one client, and TensorFlow's results of a round on the first n of them. */
 export interface ClientFile {
   examples: number
-  /** As the federation stores them. */
+  /** The examples as the federation stores them. */
   raw: Uint8Array | Float32Array
   x: Float32Array
   labels: Int32Array

@@ -15,7 +15,7 @@ export function bytesOf(numbers: Float32Array): Uint8Array {
   return LITTLE ? bytes : swapped(bytes)
 }
 
-/** Aligned, and in the machine's order. */
+/** A copy of the bytes that is aligned, in the byte order of the machine. */
 function numbers(bytes: Uint8Array): ArrayBuffer {
   const copy = bytes.slice()
   return (LITTLE ? copy : swapped(copy)).buffer as ArrayBuffer

@@ -1,4 +1,4 @@
-/** The checksum of zlib, gzip and PNG. */
+/** CRC-32, the checksum that zlib, gzip and PNG use. */
 
 const TABLE = Uint32Array.from({ length: 256 }, (_, byte) => {
   let value = byte

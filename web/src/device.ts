@@ -1,8 +1,8 @@
 /**
- * What a client computes, with the signatures of the exported program: tflite_export/device/client.py in a browser.
+ * What a client computes in a round, by the exported program: tflite_export/device/client.py for a browser.
  *
- * The program has fixed shapes. Fewer examples are filled up with examples of weight 0, more come in chunks whose sums
- * are exact, and a head of fewer classes has closed columns (see head.ts).
+ * The program has fixed shapes. Fewer examples are filled up with examples of weight 0. More examples are computed in
+ * chunks, whose sums are exact. A head with fewer classes gets closed columns (see head.ts).
  */
 import { CLOSED, resized, type Head } from './head'
 import type { Arrays, Ran, Runtime } from './runtime'
@@ -17,14 +17,14 @@ export interface RoundResult {
   dtheta: Float32Array
   head: Head
   loss: number
-  /** Milliseconds of each part; of `round` alone where one call did it all. */
+  /** Milliseconds of each part; only `round` if one call computed everything. */
   parts: Record<string, number>
 }
 
 export interface RoundSettings {
   steps: number
   beta: number
-  /** Of the head's last step. */
+  /** Learning rate of the head's last step, the joint one. */
   rate: number
   safeguard: boolean
 }
@@ -33,9 +33,9 @@ type Part = 'features' | 'steps on the head' | 'joint gradient' | 'round'
 
 export class Device {
   private readonly pixels: number
-  /** The most classes a head can have here. */
+  /** The largest number of classes that a head can have. */
   readonly room: number
-  /** Examples that the program takes at a time. */
+  /** Number of examples that the program takes at a time. */
   readonly batch: number
   private readonly headBatch: number
   private parts: Partial<Record<Part, number>> = {}
@@ -61,7 +61,7 @@ export class Device {
     return this.runtime.has('round')
   }
 
-  /** phi(x; theta) [N, M] of x [N, ...]. */
+  /** The features phi(x; theta), [N, M], of examples x, [N, ...]. */
   async phi(x: Float32Array): Promise<Float32Array> {
     const n = x.length / this.pixels
     const found = new Float32Array(n * this.features)
@@ -77,7 +77,7 @@ export class Device {
     return found
   }
 
-  /** Gradient steps on the head; taken back where they raised the loss. */
+  /** Makes gradient steps on the head. If they raised the loss, the old head is returned. */
   async fitHead(phi: Float32Array, labels: Int32Array, head: Head, steps: number, beta: number, safeguard = true): Promise<Fitted> {
     const n = labels.length
     if (n > this.headBatch) {
@@ -91,7 +91,7 @@ export class Device {
     return { head: this.closed(outputs, head), lossBefore: outputs.loss_before![0]!, loss: outputs.loss![0]! }
   }
 
-  /** The same, one step at a time: the loss before every step, and after the last. */
+  /** Makes the steps one at a time; also returns the loss before each step and after the last. */
   async stepByStep(phi: Float32Array, labels: Int32Array, head: Head, steps: number, beta: number): Promise<{ head: Head; losses: number[] }> {
     const n = labels.length
     const losses: number[] = []
@@ -113,7 +113,7 @@ export class Device {
     return { head: this.closed(at, head), losses }
   }
 
-  /** A client's visit in a PFLEGO round: steps on the head, then the joint step. */
+  /** A client's work in a PFLEGO round: gradient steps on the head, then the joint step. */
   async round(x: Float32Array, labels: Int32Array, head: Head, settings: RoundSettings): Promise<RoundResult> {
     const { steps, beta, rate, safeguard } = settings
     const n = labels.length
@@ -139,7 +139,7 @@ export class Device {
     return { dtheta: Float32Array.from(sums.dtheta!), head: { kernel, bias }, loss: sums.loss![0]!, parts: { ...this.parts } }
   }
 
-  /** WebAssembly's, in bytes. */
+  /** Memory of WebAssembly, in bytes. */
   get memory(): number {
     return this.runtime.memory
   }
@@ -177,7 +177,7 @@ function chunks(n: number, size: number): [number, number][] {
   return Array.from({ length: Math.ceil(n / size) }, (_, i) => [i * size, Math.min((i + 1) * size, n)])
 }
 
-/** Weight 1 / N for an example, 0 for one that only fills up. */
+/** The weights of examples: 1 / N each, and 0 for those that only fill up the batch. */
 function weighted(labels: Int32Array, n: number, from: number, to: number, batch: number): Arrays {
   const found = { labels: new Int32Array(batch), weights: new Float32Array(batch) }
   found.labels.set(labels.subarray(from, to))

@@ -1,6 +1,6 @@
-/** Small helpers for elements. */
+/** Finds and makes elements of the page. */
 
-/** The element of this id. @throws Error: the page has none of this kind. */
+/** The element with this id. @throws Error: the page has no such element of this kind. */
 export function byId<T extends Element>(id: string, kind: new () => T): T {
   const found = document.getElementById(id)
   if (!(found instanceof kind)) throw new Error(`the page has no ${kind.name} #${id}`)

@@ -33,7 +33,10 @@ export function headBytes(head: Head, thetaSha256: string): Uint8Array {
 }
 
 /**
- * @throws HeadError: not a head, not whole, of another number of features, not finite, or fitted to another backbone.
+ * Reads a head file.
+ *
+ * @throws HeadError: it is not a head, is damaged, has another number of features, is not finite, or was fitted to
+ *   another backbone.
  */
 export function readHead(file: Uint8Array, features: number, thetaSha256: string): Head {
   if (file.length < HEADER || new TextDecoder().decode(file.subarray(0, 8)) !== MAGIC) {
@@ -68,7 +71,7 @@ export function resized(head: Head, columns: number, bias = 0): Head {
   return { kernel, bias: found }
 }
 
-/** The same without one class. */
+/** The head without one of its classes. */
 export function withoutColumn(head: Head, column: number): Head {
   const k = head.bias.length
   return { kernel: head.kernel.filter((_, i) => i % k !== column), bias: head.bias.filter((_, i) => i !== column) }

@@ -1,4 +1,4 @@
-/** The part of the page that learns its user. */
+/** The part of the page that learns to read its user's drawings. */
 import type { Bundle, ClientFile } from './bundle'
 import type { Device } from './device'
 import { byId, download, make, messageOf, millisecondsText, percent } from './elements'
@@ -14,7 +14,7 @@ const NOTHING_LEARNED = 'Nothing learned yet.'
 export class LearnPage {
   private readonly pad: Pad
   private readonly learner: Learner
-  /** An example of the client's that is on the pad instead of a drawing. */
+  /** One of the client's examples, if it is on the pad instead of a drawing. */
   private given: Uint8Array | null = null
   private readonly taken: number[] = []
   private picked = 0
@@ -141,7 +141,7 @@ export class LearnPage {
     return new Learner(this.device, this.bundle.thetaSha256, { names: [], examples: [], head }).exportHead()
   }
 
-  /** Runs what a button does; an error is told, and changed nothing. */
+  /** Runs the action of a button. An error is shown, and nothing has changed then. */
   private attempt(work: () => void | Promise<void>): void {
     void (async () => {
       try {
@@ -252,7 +252,7 @@ export class LearnPage {
     byId('scores', HTMLTableElement).hidden = false
   }
 
-  /** Says what the pad shows; while one prediction is computed, later ones wait and only the last is made. */
+  /** Predicts what the pad shows. While one prediction is computed, only the latest of the next ones waits. */
   private async predict(announce = false): Promise<void> {
     this.predictAgain = true
     if (this.predicting) return
@@ -287,7 +287,7 @@ export class LearnPage {
     )
   }
 
-  /** After something was learned, drawn, named, undone: shows it, and keeps it. */
+  /** Shows the present state and stores it, after each change. */
   private changed(text: string): void {
     this.picked = Math.min(this.picked, this.learner.state.names.length - 1)
     this.refresh()
@@ -394,7 +394,7 @@ export class LearnPage {
   }
 }
 
-/** What was kept, checked: a damaged head is refused, and the one before it is taken if that is whole. */
+/** Reads the stored state and checks it. If the head is damaged, the one before it is used, if that is whole. */
 async function restore(kept: Kept, device: Device, bundle: Bundle): Promise<{ state: State; problem: string }> {
   const { manifest, thetaSha256 } = bundle
   const pixels = manifest.model.example_shape.reduce((a, b) => a * b, 1)

@@ -1,21 +1,21 @@
-/** What the page has learned of its user: classes, drawings, a head; and how that changes. No storage, no elements. */
+/** The state of what the page has learned, and its changes: classes, drawings, head. Uses no storage and no elements. */
 import type { Device } from './device'
 import { readHead, resized, withoutColumn, zeroHead, headBytes, type Head } from './head'
 import { isBetter, probabilities, score, type Score } from './scores'
 
 export interface Example {
-  /** As the federation would store it. */
+  /** The example as the federation would store it. */
   raw: Uint8Array
   phi: Float32Array
   label: number
-  /** Learning never sees it: before and after are compared on these. */
+  /** Held out: learning does not use it, and the old and the new head are compared on it. */
   heldOut: boolean
 }
 
 export interface State {
   names: readonly string[]
   examples: readonly Example[]
-  /** Of the first classes; those named since are not learned yet. */
+  /** The head of the first classes; classes that were named later are not learned yet. */
   head: Head | null
 }
 
@@ -31,7 +31,7 @@ export interface Learned {
 export class LearnError extends Error {}
 
 export const STEPS = 300
-/** Of a class, every so-manieth example is held out. */
+/** Every third example of a class is held out. */
 export const EVERY = 3
 export const MOST_NAMES = 24
 const MOST_UNDO = 50
@@ -109,14 +109,14 @@ export class Learner {
     return this.now.examples.filter((e) => e.label === label).length
   }
 
-  /** What is still missing before learning; null: nothing. */
+  /** A text on what is still missing before learning; null if nothing is. */
   missing(): string | null {
     const lacking = this.now.names.filter((_, label) => this.count(label) < EVERY)
     if (lacking.length === 0) return null
     return `Learning needs ${EVERY} examples of every class: draw more of ${lacking.map((name) => `“${name}”`).join(', ')}.`
   }
 
-  /** Probabilities of the learned classes; null before anything was learned. */
+  /** Probabilities of the learned classes; null if nothing was learned yet. */
   predict(phi: Float32Array): number[] | null {
     return this.now.head && probabilities(this.now.head, phi)
   }
@@ -124,7 +124,7 @@ export class Learner {
   /**
    * Fits the head, and keeps the new one only if it is better on the held-out examples.
    *
-   * The old columns are where it starts; those of new classes start at 0.
+   * Learning starts at the old head; the columns of new classes start at 0.
    */
   async learn(): Promise<Learned> {
     const missing = this.missing()
@@ -144,7 +144,7 @@ export class Learner {
     return { kept, before, after, lossBefore: fitted.lossBefore, loss: fitted.loss, milliseconds }
   }
 
-  /** The present head as a file. */
+  /** The content of a file with the present head. */
   exportHead(): Uint8Array {
     if (!this.now.head) throw new LearnError('Nothing was learned yet: there is no head to export.')
     return headBytes(this.now.head, this.thetaSha256)
@@ -153,7 +153,7 @@ export class Learner {
   /**
    * Takes a head from a file. Its classes are the present ones in their order, or new ones where there are no drawings.
    *
-   * @throws HeadError, LearnError: refused, and nothing was changed.
+   * @throws HeadError, LearnError: the head cannot be used; nothing was changed.
    */
   importHead(file: Uint8Array, names: readonly string[] = []): void {
     const head = readHead(file, this.device.features, this.thetaSha256)
@@ -178,9 +178,9 @@ export class Learner {
 }
 
 /**
- * A rate with which no step can raise the loss: 1 / L, where the curvature of the mean cross-entropy of a linear head is
- * at most L = half the mean of |phi|^2 + 1. The run's beta goes with the clients' heads, which go on from round to round;
- * here a head starts from nothing.
+ * A learning rate with which no step can raise the loss: 1 / L. The curvature of a linear head's mean cross-entropy is
+ * at most L = half the mean of |phi|^2 + 1. The run's beta is not used: it is for heads that continue from round to
+ * round, and here a head starts at 0.
  */
 export function safeRate(phi: Float32Array, examples: number): number {
   return 2 / (phi.reduce((sum, value) => sum + value * value, 0) / examples + 1)

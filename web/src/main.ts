@@ -1,4 +1,4 @@
-/** Opens the site's bundle and starts the program; then the two parts of the page. */
+/** Loads the site's bundle, starts the program, and then the two parts of the page. */
 import { openBundle, openClient, type Bundle } from './bundle'
 import { ClientPage } from './client_page'
 import { Device } from './device'

@@ -1,16 +1,16 @@
-/** Keeps the site for when there is no network: every file that a visit needs, checked against site.json. */
+/** Stores the site for use without a network: every file that a visit needs, checked against site.json. */
 import { sha256 } from './sha256'
 import { address, type Site } from './site'
 
 const PREFIX = 'tfpfl-'
 
-/** The cache of this site; another one, or a newer one, has another name. */
+/** The name of this site's cache. Another site, or a newer version, has another name. */
 export function cacheName(site: Site): string {
   return PREFIX + sha256(new TextEncoder().encode(JSON.stringify(site.files))).slice(0, 16)
 }
 
 /**
- * @param runtime the files of LiteRT.js that this browser took; it never asks for the others.
+ * @param runtime the files of LiteRT.js that this browser uses; the others are not stored.
  * @returns whether the page will open without a network.
  */
 export async function keepForOffline(site: Site, runtime: readonly string[]): Promise<boolean> {
@@ -21,7 +21,7 @@ export async function keepForOffline(site: Site, runtime: readonly string[]): Pr
   const cache = await caches.open(name)
   const keep = async (url: string, expected: string) => {
     if (await cache.match(url)) return
-    // The visit has just loaded it; the hash says whether that is still the file.
+    // The browser has just loaded it; the hash says whether its copy is still the right file.
     const response = await fetch(url, url === './' ? {} : { cache: 'force-cache' })
     if (!response.ok) throw new Error(`${url} is missing`)
     const found = sha256(new Uint8Array(await response.clone().arrayBuffer()))

@@ -1,8 +1,8 @@
-/** The drawing pad: strokes by finger, pen or mouse, or a picture; and the grey drawing that becomes an example. */
+/** The drawing pad. It shows strokes by finger, pen or mouse, or a picture, and returns the grey drawing. */
 import type { DrawingSettings } from './preprocess'
 
-type Point = readonly [number, number] // in parts of the pad's side
-const SHARPNESS = 4 // pixels shown for one of the drawing
+type Point = readonly [number, number] // x and y in [0, 1], as a part of the pad's side
+const SHARPNESS = 4 // each pixel of the drawing is shown with this many pixels a side
 
 export class Pad {
   private strokes: Point[][] = []
@@ -68,7 +68,7 @@ export class Pad {
     this.paint()
   }
 
-  /** Takes the last stroke, or the picture, back; false if there is none. */
+  /** Removes the last stroke, or the picture. Returns false if there is none. */
   undo(): boolean {
     if (this.empty) return false
     if (this.picture) this.picture = null
@@ -88,7 +88,7 @@ export class Pad {
     this.paint()
   }
 
-  /** uint8 [size, size], black on white. */
+  /** The drawing, uint8 [size, size], black on white. */
   grey(): Uint8Array {
     if (this.picture) return this.picture
     const { size, pen } = this.settings

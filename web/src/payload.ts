@@ -1,4 +1,4 @@
-/** What leaves the device in a round, as bytes: the format of tflite_export/device/payload.py. */
+/** Encodes the gradient that a device sends in a round, in the format of tflite_export/device/payload.py. */
 import { bytesOf } from './bytes'
 import { crc32 } from './crc32'
 import { halfToEven } from './rounding'
@@ -20,7 +20,7 @@ export function encodeGradient(gradient: Float32Array, kind: Kind): Uint8Array {
   return file
 }
 
-/** A scale for every block of 1024 numbers, then the numbers in steps of it. */
+/** int8: a scale for each block of 1024 numbers, then the numbers divided by their scale. */
 function int8(gradient: Float32Array): Uint8Array {
   const scales = new Float32Array(Math.ceil(gradient.length / BLOCK))
   const steps = new Int8Array(gradient.length)

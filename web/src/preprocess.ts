@@ -1,10 +1,10 @@
-/** From a drawing to an example: the definition, and the numbers, of tflite_export/device/drawing.py. */
+/** Makes an example of a drawing, with the same numbers as tflite_export/device/drawing.py. */
 import { halfToEven } from './rounding'
 
 export interface DrawingSettings {
-  /** Of the drawing, in pixels; it is square. */
+  /** Side of the square drawing, in pixels. */
   size: number
-  /** Width of a line, in the same. */
+  /** Width of a line, in pixels. */
   pen: number
   resample: 'area' | 'bilinear'
   levels: number

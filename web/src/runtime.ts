@@ -2,7 +2,7 @@
 
 export type Numbers = Float32Array | Int32Array
 export type Arrays = Record<string, Numbers>
-/** Input name -> its shape, which is fixed: LiteRT.js 2.5 refuses every tensor of another one. */
+/** {input: its shape}. Shapes are fixed: LiteRT.js 2.5 refuses a tensor of another shape. */
 export type Signature = Record<string, { dtype: string; shape: number[] }>
 
 /** What LiteRT.js's files must be, by their name, and the cache that keeps them for offline. */
@@ -20,13 +20,13 @@ export interface Started {
   signatures: Record<string, Signature>
   threads: number
   memory: number
-  /** Those of LiteRT.js that this browser took. */
+  /** The files of LiteRT.js that this browser uses. */
   files: string[]
 }
 export interface Ran {
   outputs: Arrays
   milliseconds: number
-  /** Of WebAssembly, in bytes; the largest so far. */
+  /** The largest memory of WebAssembly so far, in bytes. */
   memory: number
 }
 export type Reply = { id: number } & ({ value: Started | Ran | null } | { error: string })
@@ -56,8 +56,8 @@ export class Runtime {
   /**
    * @param folder the address of LiteRT.js's WebAssembly files; ends with a slash.
    * @param program a .tflite file.
-   * @param checks of the files in the folder.
-   * @param threads take the build with threads, if the page is cross-origin isolated.
+   * @param checks the size and sha256 of the files in the folder.
+   * @param threads whether to use the build with threads, if the page is cross-origin isolated.
    */
   static async start(
     folder: string,
@@ -78,7 +78,7 @@ export class Runtime {
     return Object.assign(runtime, started)
   }
 
-  /** Keeps an input in the worker, for every later run: theta. */
+  /** Keeps an input, such as theta, in the worker for all later runs. */
   async keep(name: string, data: Numbers): Promise<void> {
     await this.ask({ kind: 'keep', name, data })
   }

@@ -1,4 +1,4 @@
-/** Runs the exported program by LiteRT.js, beside the page, which stays responsive meanwhile. */
+/** Runs the exported program by LiteRT.js in a worker, so that the page stays responsive. */
 import { getGlobalLiteRt, loadAndCompile, loadLiteRt, supportsFeature, Tensor, type CompiledModel } from '@litertjs/core'
 import { sha256 } from './sha256'
 import type { Arrays, Numbers, Reply, Request, Signature, Started } from './runtime'

@@ -1,4 +1,4 @@
-/** What a head says of features, and how right it is. */
+/** Probabilities, loss and accuracy of a head on features. */
 import type { Head } from './head'
 
 export interface Score {
@@ -8,7 +8,7 @@ export interface Score {
   loss: number
 }
 
-/** Of one example's features: the probabilities of the classes. */
+/** The probabilities of the classes, from the features of one example. */
 export function probabilities(head: Head, phi: Float32Array): number[] {
   return logProbabilities(head, phi).map(Math.exp)
 }
@@ -24,7 +24,7 @@ export function score(head: Head, features: Float32Array[], labels: number[]): S
   return { correct, examples: features.length, loss }
 }
 
-/** The rule by which a new head replaces the old one: more right on held-out examples, or as many and a lower loss. */
+/** Whether a new head replaces the old one: a higher accuracy on held-out examples, or the same and a lower loss. */
 export function isBetter(after: Score, before: Score): boolean {
   if (!Number.isFinite(after.loss)) return false
   return after.correct > before.correct || (after.correct === before.correct && after.loss < before.loss)

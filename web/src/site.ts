@@ -24,7 +24,7 @@ export function address(site: Site, name: string): string {
   return `${name}?sha256=${file.sha256.slice(0, 16)}`
 }
 
-/** @throws SiteError: missing, or not the file that site.json names. */
+/** Loads a file of the site. @throws SiteError: it is missing, or is not the file that site.json describes. */
 export async function fetchFile(site: Site, name: string): Promise<Uint8Array> {
   const response = await fetch(address(site, name))
   if (!response.ok) throw new SiteError(`${name} is missing.`)

@@ -1,4 +1,4 @@
-/** What is kept in the browser: heads as checked files, and drawings, for every backbone by the hash of its theta. */
+/** What the browser stores: a head file and drawings for each backbone, found by the hash of its theta. */
 import { openDB, type DBSchema, type IDBPDatabase } from 'idb'
 
 export interface Kept {
@@ -6,7 +6,7 @@ export interface Kept {
   examples: { raw: Uint8Array; label: number; heldOut: boolean }[]
   /** A head file (head.ts). */
   head: Uint8Array | null
-  /** The one before it, which is taken where `head` is damaged. */
+  /** The head before it, which is used if `head` is damaged. */
   previous: Uint8Array | null
 }
 
@@ -34,7 +34,7 @@ export class Store {
     await this.database.delete('learners', thetaSha256)
   }
 
-  /** Backbones that something is kept for. */
+  /** The backbones that something is stored for. */
   backbones(): Promise<string[]> {
     return this.database.getAllKeys('learners')
   }
