@@ -1,6 +1,6 @@
 // Client @@CLIENT@@: prediction, personalization of the head and a PFLEGO round, with TensorFlowLiteSwift on iOS.
-// NOT COMPILED and not run on a phone: it was written against the source of TensorFlowLiteSwift's SignatureRunner. What it
-// does is what tflite_export/device.py does, which is tested on @@RUNTIMES@@.
+// NOT COMPILED and not run on a phone: it was written against the source of TensorFlowLiteSwift's SignatureRunner. It
+// does what tflite_export/device/client.py does, which is tested on @@RUNTIMES@@.
 //
 // Podfile: pod 'TensorFlowLiteSwift' // 2.14 or newer
 // Resources: program_static.tflite, theta.bin, head.bin, labels.txt
