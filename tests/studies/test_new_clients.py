@@ -289,7 +289,7 @@ def test_the_command(folders, tmp_path):
     output = tfpfl("new-clients", folders / "ditto", "--protocol", "global", "--epochs", 1)
     assert "protocol 'global'" in output
     assert "no client is new" in tfpfl("new-clients", folders / "everyone", code=1)
-    assert "none of these runs has something" in tfpfl("new-clients", folders / "fedamp", code=1)
+    assert "new clients cannot adapt to any of these runs" in tfpfl("new-clients", folders / "fedamp", code=1)
     assert "has no hyperparameter eta" in tfpfl("new-clients", folders / "pflego", "--protocol", "global", code=1)
     output = tfpfl("new-clients", folders / "fedamp", "--protocol", "global", "--epochs", 1, code=1)
     assert "fedamp cannot be fine-tuned with --protocol global" in output
