@@ -17,7 +17,7 @@ BUILTIN = {"ValueError", "RuntimeError", "TypeError", "KeyError", "Exception"}
 OTHERS = {
     ("tfpfl/data/randomness.py", "ValueError"),
     ("tfpfl/engines/tff/notebook_kernel.py", "RuntimeError"),
-    ("tfpfl/algorithms/contract.py", "KeyError"),
+    ("tfpfl/data/population.py", "KeyError"),
     ("tfpfl/runs/store.py", "TypeError"),
 }
 

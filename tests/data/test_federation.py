@@ -257,7 +257,7 @@ def leaking(labels, num_clients, seed):
     [
         ({"partitioner": "dirichlt"}, "unknown partitioner 'dirichlt'"),
         ({"K": 9}, "must lie in 1..5"),
-        ({"clients": 150, "K": 1}, "1 training examples left of 2, with 1 set aside for validation"),
+        ({"clients": 150, "K": 1}, "1 training examples left of 2: 1 were set aside for validation"),
         ({"validation": 1.0}, "validation must lie in"),
         ({"partitioner": overlapping}, "example 5 out for training 2 times"),
         ({"partitioner": leaking}, "example 0 out for training and for test"),

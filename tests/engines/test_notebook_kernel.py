@@ -15,13 +15,13 @@ pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 HAND_OVER = f"""
 import os, sys
 from pathlib import Path
-from tfpfl import tff_kernel
-tff_kernel.find_spec = lambda name: None
-tff_kernel.checkout = lambda: Path()
-tff_kernel.python_with_tff = lambda folder: Path({sys.executable!r})
+from tfpfl.engines.tff import notebook_kernel
+notebook_kernel.find_spec = lambda name: None
+notebook_kernel.checkout = lambda: Path()
+notebook_kernel.python_with_tff = lambda folder: Path({sys.executable!r})
 here = os.getpid()
 print(here)
-tff_kernel.continue_with_tff()
+notebook_kernel.continue_with_tff()
 """
 
 
@@ -56,7 +56,7 @@ def test_nothing_happens_where_tff_is(tff):
 
 def test_outside_of_a_notebook(monkeypatch):
     monkeypatch.setattr(notebook_kernel, "find_spec", lambda name: None)
-    with pytest.raises(RuntimeError, match="for notebooks"):
+    with pytest.raises(RuntimeError, match="works only in a notebook"):
         notebook_kernel.continue_with_tff()
 
 

@@ -471,9 +471,7 @@ def test_a_system_without_network_namespaces_is_told_by_an_exit_code(monkeypatch
     assert "make a network namespace (Operation not permitted). Leave out isolate" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("code", "message"), [(os.EX_NOPERM, "^it may not$"), (1, "did not start .*see its log")]
-)
+@pytest.mark.parametrize(("code", "message"), [(os.EX_NOPERM, "^it may not$"), (1, "did not start .*see its log")])
 def test_a_worker_that_ends_at_once(tff, code, message, monkeypatch):
     """Only the code says why; whatever the last line of its log is."""
 

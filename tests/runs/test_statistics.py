@@ -80,7 +80,7 @@ def test_nothing_left_is_nan_without_a_warning(recwarn):
         (lambda: statistics.worst([1.0], 1.5), "1.5"),
         (lambda: statistics.last([1.0], 0), "0"),
         (lambda: statistics.mean_over_clients([[1.0]]), r"\(1, 1\)"),
-        (lambda: statistics.pooled([1.0, 2.0], [1]), r"\(1,\) for \(2,\)"),
+        (lambda: statistics.pooled([1.0, 2.0], [1]), r"\(2,\) and \(1,\)"),
     ],
 )
 def test_bad_arguments_say_what_was_found(call, found):

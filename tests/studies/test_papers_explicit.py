@@ -122,5 +122,5 @@ def test_gains_of_fine_tuning():
 
 
 def test_a_run_without_a_global_model_is_refused(tmp_path):
-    with pytest.raises(CannotAdapt, match="no whole model"):
+    with pytest.raises(CannotAdapt, match="neither a common model nor a common backbone"):
         explicit.measure({"run": trained(tmp_path / "run", "fedamp", 1)})

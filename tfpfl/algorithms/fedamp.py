@@ -197,7 +197,7 @@ def heurfedamp(
         model, population: the `SplitModel`, and the `Population` that it is trained on.
         lam, alpha: lambda >= 0 and alpha > 0: a client is pulled to u_i by lambda / alpha.
         sigma: how much the cosine between two models matters, >= 0; 0: all others count alike.
-        self_weight: xi_ii, in [0, 1].
+        self_weight: the weight xi_ii of a client's own model, in [0, 1].
         start, eta, steps, epochs, batch_size, momentum, implicit_prox: start, rate, amount, mini-batches and momentum
             of the local SGD, and the pull's step, as in `fedamp`.
 

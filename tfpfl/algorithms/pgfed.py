@@ -114,7 +114,7 @@ def pgfed(
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
         mu: the weight of the others' risks, >= 0; 0 is FedAvg.
-        eta2: learning rate of A, >= 0.
+        eta2: learning rate of the matrix A, >= 0.
         eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the local SGD,
             and the weights of the average, as in `fedavg`.
 

@@ -77,7 +77,7 @@ def scaffold(
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
         eta, steps, epochs, batch_size: rate, amount and mini-batches of the local SGD, as in `fedavg`.
-        eta_g: the server's rate, >= 0.
+        eta_g: the server's learning rate for x, >= 0.
         option: how c_i is renewed: 'I' (a gradient at x, one more pass) or 'II' (the mean of the gradients just seen).
         eval_model: what a client predicts with: 'global' (x), or 'local' (its last y_i, which it then keeps; x before
             its first visit).
