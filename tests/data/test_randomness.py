@@ -73,4 +73,4 @@ def test_no_generator_starts_elsewhere():
     """`battery` makes up data, and `papers.explicit` chooses whom a figure shows: neither is part of a run."""
     starts = re.compile(r"SeedSequence|default_rng|RandomState|np\.random\.seed|random\.set_seed|^import random", re.M)
     found = {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py") if starts.search(p.read_text())}
-    assert found == {"data/randomness.py", "battery.py", "papers/explicit.py"}
+    assert found == {"data/randomness.py", "studies/battery_subject.py", "studies/papers/explicit.py"}
