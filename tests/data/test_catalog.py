@@ -32,13 +32,15 @@ def test_signed_pixels_are_minus_one_to_one():
 
 @pytest.mark.parametrize("name", slow_but(["mnist", "fashion_mnist", "cifar10"], "mnist"))
 def test_tfds_images_equal_what_tfds_loads(name, tfds_data):
-    tfds_data(name)
+    where = tfds_data(name)
     import tensorflow_datasets as tfds
 
     source = load_source(name)
     assert len(source.x_train) == (50_000 if name == "cifar10" else 60_000) and len(source.x_test) == 10_000
     assert len(source.class_names) == 10 and source.scale == 1 / 255
-    for k, example in enumerate(tfds.load(name, split="test[:50]", download=False).as_numpy_iterator()):
+    # TFDS reads TFDS_DATA_DIR when it is imported, and another test may have had another folder then.
+    theirs = tfds.load(name, split="test[:50]", data_dir=str(where), download=False)
+    for k, example in enumerate(theirs.as_numpy_iterator()):
         assert example["label"] == source.y_test[k] and np.array_equal(example["image"], source.x_test[k])
     assert k == 49
 
