@@ -1,7 +1,8 @@
 # make demo | test | test-docs | test-all | test-newest | lint | docs | notebooks | web | web-test | lock | clean. The
 # environment is .venv, made once from requirements.lock on Python 3.11; test-newest makes .venv-newest on Python 3.12 or
-# 3.13, without TFF and from the newest releases. `make test` leaves out what is
-# marked slow and what is marked docs; test-docs runs the latter, test-all and test-newest everything. The page in web/ needs Node.js 20.19 or newer and npm 11, its tests Chromium.
+# 3.13, without TFF and from the newest releases. `make test` leaves out what is marked slow and what is marked docs;
+# test-docs runs the latter, test-all and test-newest everything. The page in web/ needs Node.js 20.19 or newer and npm
+# 11, its tests Chromium.
 # PYTHON=/path/to/python3.11 chooses the interpreter, NEWEST_PYTHON the other one; else what PATH, uv or pyenv have.
 PYTHON ?=
 NEWEST_PYTHON ?=
