@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.checks import InvalidArgument
 from tfpfl.engines import aggregation
+from tfpfl.engines.graphs import any_number
 from tfpfl.engines.visit import (
     EVALUATION_CHUNK,
     Readers,
@@ -273,3 +274,8 @@ def any_state_spec(algorithm: Algorithm) -> Callable | None:
     """Makes the argument of `relaxed` for client states whose K_i differ; None if all clients have the same K_i."""
     classes, spec = algorithm.population.num_classes, client_state_spec(algorithm)
     return None if classes.min() == classes.max() else lambda state: spec
+
+
+def any_examples(visit):
+    """The argument of `relaxed` for visits whose N_i differ. Only a `ClientData` carries its examples."""
+    return visit._replace(x=any_number(visit.x), y=any_number(visit.y)) if isinstance(visit, ClientData) else visit

@@ -44,10 +44,7 @@ class Rounds:
             return step(server, aggregation.finish(algorithm, total, client_ids), total.weight)
 
         self._messages = Messages(algorithm)
-        sampling, arrival = algorithm.population.sampling, algorithm.population.arrival
-        some = sampling.kind != "fixed" or arrival is not None  # then the number of clients differs between rounds
-        types = (None, lambda total: total._replace(rows=any_number(total.rows)), any_number) if some else ()
-        self._finish = relaxed(finish, *types)
+        self._finish = relaxed(finish, None, lambda total: total._replace(rows=any_number(total.rows)), any_number)
         self._initialize = tf.function(algorithm.init_server, autograph=False)
 
     def initialize(self):

@@ -10,6 +10,7 @@ from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.engines.graphs import any_number, check_threads, in_order, relaxed
 from tfpfl.engines.packed import (
     Packed,
+    any_examples,
     any_state_spec,
     features_of_splits,
     for_each,
@@ -151,7 +152,7 @@ class EvaluationOneByOne:
     """Scores models of any kind, each client by itself, `threads` clients at the same time."""
 
     def __init__(self, algorithm: Algorithm, readers: Readers, threads: int):
-        self._work = relaxed(evaluation_work(algorithm, readers), None, any_state_spec(algorithm), None)
+        self._work = relaxed(evaluation_work(algorithm, readers), None, any_state_spec(algorithm), any_examples)
         self._threads = threads
 
     def __call__(self, message_for: Callable, states: list, visits: list):

@@ -11,7 +11,16 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.engines import aggregation
 from tfpfl.engines.graphs import any_number, in_order, relaxed
-from tfpfl.engines.packed import Packed, any_state_spec, fused_work, groups, one_each, side_by_side, tree_sum
+from tfpfl.engines.packed import (
+    Packed,
+    any_examples,
+    any_state_spec,
+    fused_work,
+    groups,
+    one_each,
+    side_by_side,
+    tree_sum,
+)
 from tfpfl.engines.rounds import Part
 from tfpfl.engines.visit import Readers, checked, client_result, client_state_spec, client_work
 
@@ -35,7 +44,8 @@ class OneByOne:
             rows = tf.nest.map_structure(lambda row: row[None], result.contribution.rows)
             return result._replace(contribution=result.contribution._replace(rows=rows))
 
-        self._visit, self._threads = relaxed(visit_client, None, any_state_spec(algorithm), None), threads
+        self._visit = relaxed(visit_client, None, any_state_spec(algorithm), any_examples)
+        self._threads = threads
 
     def __call__(self, message_for: Callable, states: list, visits: list):
         """Yields a `Part` for every client, in the order of the visits."""
