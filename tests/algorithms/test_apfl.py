@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.rounds import COHORTS, loss_of, nothing_arrives, play, shared
 from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl.algorithms import apfl, fedavg, local
@@ -26,7 +27,10 @@ def fedavg_path(data):
 
 @pytest.mark.parametrize(
     "options",
-    [{"mixing": 0.0}, {"mixing": 0.3}, {"mixing": 1.0}, {"eta_a": 0.5}, {"init": "first_broadcast"}],
+    slow_but(
+        [{"mixing": 0.0}, {"mixing": 0.3}, {"mixing": 1.0}, {"eta_a": 0.5}, {"init": "first_broadcast"}],
+        {"mixing": 0.3},
+    ),
     ids=str,
 )
 def test_the_global_path_is_fedavgs(data, fedavg_path, options):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from helpers.marks import slow_but
 from helpers.rounds import by_hand, loss_of, play, shared
 from helpers.toys import distance, identical, initial_states, toy
 from tfpfl.algorithms import ditto, fedavg, local
@@ -15,7 +16,7 @@ def data():
     return toy()
 
 
-@pytest.mark.parametrize("eta_p", [0.1, 0.3])
+@pytest.mark.parametrize("eta_p", slow_but([0.1, 0.3], 0.3))
 def test_without_lambda_the_personal_models_are_local_training(data, eta_p):
     algorithm = ditto(data.model, data.population, lam=0.0, eta=0.1, eta_p=eta_p, **SOLVER)
     start = {i: state.v for i, state in initial_states(algorithm, data.population).items()}
@@ -33,10 +34,10 @@ def fedavg_path(data):
 @pytest.mark.parametrize(
     "options",
     [
-        {"lam": 0.0},
-        {"lam": 1.0, "anchor": "local"},
+        pytest.param({"lam": 0.0}, marks=pytest.mark.slow),
+        pytest.param({"lam": 1.0, "anchor": "local"}, marks=pytest.mark.slow),
         {"lam": 50.0, "implicit_prox": True},
-        {"steps_p": 7, "init": "first_broadcast"},
+        pytest.param({"steps_p": 7, "init": "first_broadcast"}, marks=pytest.mark.slow),
     ],
 )
 def test_the_global_path_is_fedavgs(data, fedavg_path, options):

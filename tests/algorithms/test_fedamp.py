@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.rounds import by_hand, loss_of, play, shared
 from helpers.toys import distance, identical, initial_states, toy
 from tfpfl.algorithms import fedamp, heurfedamp, local
@@ -145,7 +146,7 @@ def test_a_client_descends_on_its_loss_near_u(data, build, start, momentum):
     assert identical(algorithm.personal_model(message, w, data.visit(2)), w)  # its own, not the newest u
 
 
-@pytest.mark.parametrize("build", [fedamp, heurfedamp])
+@pytest.mark.parametrize("build", slow_but([fedamp, heurfedamp], fedamp))
 def test_rounds_in_which_clients_are_missing(data, build):
     """Client 0 leaves after round 1, client 1 joins in round 3, client 4 never comes; weights and messages by hand."""
     options = {"alpha": 0.7, "sigma": 4.0} if build is fedamp else {"sigma": 4.0, "self_weight": 0.3}

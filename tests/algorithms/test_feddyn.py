@@ -28,7 +28,9 @@ def mean(structures):
     return tree.scale(1 / len(structures), tf.nest.map_structure(lambda *x: tf.add_n(x), *structures))
 
 
-@pytest.mark.parametrize("options", [{"dyn": 0.1}, {"dyn": 3.0, "implicit_prox": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", slow_but([{"dyn": 0.1}, {"dyn": 3.0, "implicit_prox": True}], {"dyn": 0.1}), ids=str
+)
 def test_h_is_the_mean_of_all_clients_gradients_always(data, options):
     """Of all I: those that never came and those that left as well."""
     engine = Simulation(feddyn(data.model, data.population, **BATCHES, **options))
@@ -43,7 +45,7 @@ def test_h_is_the_mean_of_all_clients_gradients_always(data, options):
 
 
 @pytest.mark.parametrize("dyn", slow_but([0.5, 1e-12], 0.5))
-@pytest.mark.parametrize("cohort", [(0, 2, 3), (1,), (0, 1, 2, 3, 4)])
+@pytest.mark.parametrize("cohort", slow_but([[0, 2, 3], [1], [0, 1, 2, 3, 4]], [0, 2, 3]))
 def test_round_1_overshoots_the_mean_by_r_of_i(data, dyn, cohort):
     """w + (1 + r / I) mean (v_i - w): a -> 0 is not FedAvg. Without gradients yet, v_i is FedProx's with mu = a."""
     (found,), _ = play(feddyn(data.model, data.population, dyn=dyn, **BATCHES), data, [cohort])
@@ -74,7 +76,7 @@ def test_a_visit_is_written_out(data, momentum):
     assert float(output.update.one) == float(output.weight) == 1  # clients count the same, whatever their N_i
 
 
-@pytest.mark.parametrize("dyn", [0.4, 2.0])
+@pytest.mark.parametrize("dyn", slow_but([0.4, 2.0], 0.4))
 def test_an_exact_solve_leaves_the_clients_gradient_in_its_state(data, dyn, monkeypatch):
     """And solves it: (A + a I) v = b + g + a w on a quadratic."""
     use(monkeypatch, "feddyn")

@@ -80,7 +80,7 @@ def test_where_nobody_helps_the_model_stays(data, which):
     assert distance(output.state.theta, trained) < 1e-9
 
 
-@pytest.mark.parametrize(("candidates", "cohorts"), [(1, [range(5)] * 5), (3, [[1]] * 4)])
+@pytest.mark.parametrize(("candidates", "cohorts"), slow_but([(1, [range(5)] * 5), (3, [[1]] * 4)], (3, [[1]] * 4)))
 def test_with_only_its_own_model_it_is_local_training(data, candidates, cohorts):
     """P starts as the identity, so that of one candidate a client gets its own; or nobody else was there."""
     algorithm = fedfomo(data.model, data.population, candidates=candidates, validation_fraction=0.0, **SOLVER)
@@ -154,6 +154,7 @@ def test_no_more_candidates_than_a_cohort_has():
         ).models.shape[0] == 1  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", slow_but([0.0, 0.5], 0.5))
 def test_the_server_credits_those_whose_models_were_sent(data, epsilon):
     """P grows by the normalized weights, in the columns of the candidates; absent rows stay. Uploads are kept."""
@@ -182,6 +183,7 @@ def test_the_server_credits_those_whose_models_were_sent(data, epsilon):
     assert credited >= 4
 
 
+@pytest.mark.slow
 def test_exploration_draws_from_the_last_uploads(data):
     """With epsilon = 1 candidates differ from client to client and from round to round, and are a function of both."""
     algorithm = fedfomo(data.model, data.population, candidates=1, epsilon=1.0, **FULL)

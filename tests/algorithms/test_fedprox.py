@@ -90,6 +90,7 @@ def test_a_round_in_which_all_are_dropped_changes_nothing(data):
     assert identical(path[-1], algorithm.init_server())
 
 
+@pytest.mark.slow
 def test_stragglers_are_drawn_with_their_probability_and_their_work_uniformly():
     clients, p_s, work = 3000, 0.3, 5
     keys = tf.constant(np.concatenate([client_key(0, t, np.arange(clients // 3)) for t in (1, 2, 3)]))

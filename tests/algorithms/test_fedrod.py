@@ -56,6 +56,7 @@ def residual(data, client_id, weights):
     return loss
 
 
+@pytest.mark.slow
 def test_with_balanced_classes_the_generic_model_is_fedavgs():
     data = toy((6, 9, 3, 12, 6), (3,) * 5)  # every client has as many of each class
     for options in ({}, {"init": "zeros", "weighting": "uniform"}, {"eta_p": 0.7}):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.rounds import COHORTS, by_hand, loss_of, play, shared
 from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl.algorithms import ditto, fedavg, fedprox, layerwise
@@ -98,6 +99,7 @@ def test_a_neuron_is_a_column_or_a_filter_with_its_bias():
     np.testing.assert_array_equal(np.sort(layers[1][:, 3]), np.sort(expected))
 
 
+@pytest.mark.slow
 def test_without_the_cosine_it_is_fedprox(data):
     for options in ({"momentum": 0.5, "straggler": 0.5}, {"implicit_prox": True}):
         algorithm = layerwise(data.model, data.population, l_cos=0.0, l_2=0.8, **SOLVER, **options)
@@ -133,7 +135,7 @@ def visits_of(client):
     return [t for t, cohort in enumerate(COHORTS, 1) if client in cohort]
 
 
-@pytest.mark.parametrize("kappa", [0.0, 0.75, 1.0])
+@pytest.mark.parametrize("kappa", slow_but([0.0, 0.75, 1.0], 0.75))
 def test_pm_b_is_a_closed_sum_over_the_visits(data, kappa):
     """p = kappa^(m-1) w^(1) + (1 - kappa) sum_{s=2..m} kappa^(m-s) w^(s), w^(s) the local model of visit s."""
     algorithm = layerwise(data.model, data.population, kappa=kappa, eta=0.1, steps=2)

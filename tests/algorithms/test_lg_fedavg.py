@@ -4,6 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
 from helpers.toys import distance, identical, initial_states, toy
 from tfpfl.algorithms import fedavg, lg_fedavg
@@ -67,7 +68,7 @@ def test_one_client_trains_alone(data):
     assert distance(Weights(states[3].theta, path[-1].head), expected[-1]) < 1e-9
 
 
-@pytest.mark.parametrize("new_body", ["initial", "average"])
+@pytest.mark.parametrize("new_body", slow_but(["initial", "average"], "average"))
 def test_pretraining_is_fedavg_and_bodies_start_where_it_ends(data, new_body):
     """Who misses the whole pretraining starts there as well."""
     rounds = 2

@@ -5,6 +5,7 @@ A row: (method, knobs), (method, knobs), who takes part, and what of every clien
 
 import pytest
 
+from helpers.marks import slow_but
 from helpers.toys import distance, run, toy
 from tfpfl.algorithms import build_algorithm
 from tfpfl.models.weights import Weights
@@ -81,7 +82,11 @@ def personal_models(method, data, cohort, rounds):
     return [algorithm.personal_model(message, states[i], data.visit(i)) for i in data.ids]
 
 
-@pytest.mark.parametrize(("method", "other", "cohort", "same"), LIMITS, ids=[f"{a[0]}-{b[0]}" for a, b, *_ in LIMITS])
+NAMES = [f"{a[0]}-{b[0]}" for a, b, *_ in LIMITS]
+PFLEGO = [limit for limit in LIMITS if limit[0][0] == "pflego"]  # the others are written out in files of their own too
+
+
+@pytest.mark.parametrize(("method", "other", "cohort", "same"), slow_but(LIMITS, *PFLEGO), ids=NAMES)
 def test_limit(method, other, cohort, same):
     """Heads start at 0, so that shared and private ones start alike; three classes for all, for the same reason."""
     only = cohort == "one client"

@@ -60,6 +60,7 @@ def slope_norm(head, phi, targets) -> float:
     return float(tf.sqrt(tree.dot(slope, slope)))
 
 
+@pytest.mark.slow
 def test_newton_reaches_the_minimum_that_gradient_descent_approaches():
     head, phi, targets = problem(n=40)
     newton = heads.fit_newton(head, phi, targets, 30)

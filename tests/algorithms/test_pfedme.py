@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.quadratics import flat, quadratic, use
 from helpers.rounds import COHORTS, nothing_arrives, play, shared
 from helpers.toys import client_loss, distance, gradient, identical, initial_states, toy
@@ -38,7 +39,7 @@ def test_a_whole_step_takes_the_personal_model(data, batches):
     assert distance(output.update, tree.zeros_like(w)) > 1e-2
 
 
-@pytest.mark.parametrize("implicit", [False, True])
+@pytest.mark.parametrize("implicit", slow_but([False, True], False))
 def test_many_inner_steps_reach_the_closed_form_on_a_quadratic(data, implicit, monkeypatch):
     """theta = (A + lambda I)^-1 (A c + lambda w_i), and w_i follows it; the fewer steps, the farther."""
     use(monkeypatch, "pfedme")
@@ -97,7 +98,7 @@ def test_a_visit_is_written_out(data, options):
     assert identical(algorithm.local_model(w, found), found.state.theta)
 
 
-@pytest.mark.parametrize("beta", [0.5, 1.0, 1.6])
+@pytest.mark.parametrize("beta", slow_but([0.5, 1.0, 1.6], 0.5))
 def test_the_server_goes_beta_of_the_way_to_the_unweighted_mean(data, beta):
     algorithm, w, cohort = pfedme(data.model, data.population, beta=beta, **QUICK), shared(data), (0, 1, 4)
     updates = [visit(data, algorithm, i, w).update for i in cohort]

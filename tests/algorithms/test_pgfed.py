@@ -22,7 +22,7 @@ def data():
     return toy(sampling=Sampling("fixed", 0.4))
 
 
-@pytest.mark.parametrize("build", [pgfed, pgfedmo])
+@pytest.mark.parametrize("build", slow_but([pgfed, pgfedmo], pgfedmo))
 def test_without_mu_it_is_fedavg(data, build):
     base, algorithm = (
         fedavg(data.model, data.population, eta=0.1, **SOLVER),
@@ -38,7 +38,7 @@ def test_without_mu_it_is_fedavg(data, build):
         assert distance(states[i].v, copy) < 1e-9
 
 
-@pytest.mark.parametrize("build", [pgfed, pgfedmo])
+@pytest.mark.parametrize("build", slow_but([pgfed, pgfedmo], pgfed))
 def test_the_first_round_is_fedavg_for_any_mu(data, build):
     [expected], _ = play(fedavg(data.model, data.population, eta=0.1, **SOLVER), data, COHORTS[:1])
     [server], _ = play(build(data.model, data.population, mu=3.0, eta=0.1, eta2=2.0, **SOLVER), data, COHORTS[:1])
@@ -79,7 +79,7 @@ def listing(data, cohorts, *, mu, eta, eta2, steps, momentum, beta=None):
     return path, v, aux
 
 
-@pytest.mark.parametrize("beta", slow_but([None, 0.0, 0.6, 1.0], None, 0.6))
+@pytest.mark.parametrize("beta", slow_but([None, 0.0, 0.6, 1.0], 0.6))
 @pytest.mark.parametrize("momentum", slow_but([0.0, 0.9], 0.9))
 def test_rounds_are_the_listings(data, beta, momentum):
     """Somebody skips rounds, somebody comes late, cohorts differ in size; A reaches 0 somewhere."""
@@ -121,6 +121,7 @@ def test_what_is_added_to_the_gradient_is_that_of_the_others_linearized_risks(da
         assert abs(float(server.offsets[j] - 0.4 * offset)) < 1e-9
 
 
+@pytest.mark.slow
 def test_beta_0_is_pgfed(data):
     options = {"mu": 0.4, "eta": 0.1, "eta2": 0.2, **SOLVER}
     path, states = play(pgfed(data.model, data.population, **options), data)
@@ -139,7 +140,7 @@ def test_without_eta2_everybody_counts_the_same_in_round_2(data):
         assert distance(message.g_t, message.g_bar) < 1e-9 and distance(message.g_t, tree.zeros_like(server.w)) > 1e-4
 
 
-@pytest.mark.parametrize("build", [pgfed, pgfedmo])
+@pytest.mark.parametrize("build", slow_but([pgfed, pgfedmo], pgfedmo))
 def test_only_what_could_be_learned_changes_in_A(data, build):
     """Rows of clients that were not there, and columns of those whose gradients were not: bit for bit."""
     algorithm = build(data.model, data.population, mu=0.4, eta=0.1, eta2=3.0, **SOLVER)
@@ -154,7 +155,7 @@ def test_only_what_could_be_learned_changes_in_A(data, build):
     assert (path[-1].A.numpy() == 0).any() and (path[-1].A.numpy() > 0).any()
 
 
-@pytest.mark.parametrize("build", [pgfed, pgfedmo])
+@pytest.mark.parametrize("build", slow_but([pgfed, pgfedmo], pgfedmo))
 def test_who_never_came_and_who_left(data, build):
     """Client 4 is never there, client 0 only in round 1."""
     algorithm = build(data.model, data.population, mu=0.4, eta=0.1, eta2=0.2, **FULL)

@@ -3,6 +3,7 @@
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.quadratics import flat, optimum, use
 from helpers.rounds import COHORTS, loss_of, nothing_arrives, play, shared
 from helpers.toys import distance, gradient, identical, initial_states, toy
@@ -27,7 +28,7 @@ def mean(structures):
     return tree.scale(1 / len(structures), tf.nest.map_structure(lambda *x: tf.add_n(x), *structures))
 
 
-@pytest.mark.parametrize("option", ["I", "II"])
+@pytest.mark.parametrize("option", slow_but(["I", "II"], "II"))
 @pytest.mark.parametrize("work", [BATCHES, {"eta": 0.2, "steps": 7}], ids=["batches", "steps"])
 def test_round_1_is_uniform_fedavg(data, option, work):
     (found,), _ = play(scaffold(data.model, data.population, option=option, **work), data, COHORTS[:1])
@@ -50,7 +51,7 @@ def test_c_is_the_mean_of_all_clients_control_variates_always(data, option):
             assert all(identical(states[i].c, zero) == (i in (1, 4)) for i in data.ids)
 
 
-@pytest.mark.parametrize("option", ["I", "II"])
+@pytest.mark.parametrize("option", slow_but(["I", "II"], "II"))
 def test_one_full_step_of_everyone_is_gradient_descent_in_every_round(data, option):
     """On the unweighted mean loss, with c_i = grad l_i at the model received."""
     algorithm = scaffold(data.model, data.population, eta=0.3, steps=1, option=option)
@@ -105,7 +106,7 @@ def test_it_ends_where_the_objective_is_smallest_and_fedavg_does_not(data, monke
     assert distance(ours.c, tree.zeros_like(ours.c)) < 1e-8
 
 
-@pytest.mark.parametrize("eval_model", ["global", "local"])
+@pytest.mark.parametrize("eval_model", slow_but(["global", "local"], "local"))
 def test_the_model_that_a_client_predicts_with(data, eval_model):
     """x, or what the client held after its last visit; x also where it was never visited."""
     algorithm = scaffold(data.model, data.population, eval_model=eval_model, eta_g=0.5, **BATCHES)
@@ -122,6 +123,7 @@ def test_the_model_that_a_client_predicts_with(data, eval_model):
     assert label == ("personal" if eval_model == "local" else "global")
 
 
+@pytest.mark.slow
 def test_predicting_with_the_local_model_changes_nothing_else(data):
     ours, theirs = (scaffold(data.model, data.population, eval_model=m, **BATCHES) for m in ("global", "local"))
     assert identical(play(ours, data)[0], play(theirs, data)[0])

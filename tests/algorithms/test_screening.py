@@ -43,7 +43,7 @@ def after(process, algorithm, cohort, rounds=2):
     return server, states, out
 
 
-@pytest.mark.parametrize("name", slow_but(ALGORITHMS, *OF_EACH_KIND))
+@pytest.mark.parametrize("name", slow_but(ALGORITHMS, "pflego", "fedavg", "pgfed"))
 def test_a_client_whose_work_is_not_finite_counts_as_absent(name, federation):
     algorithm = build(name, federation)
     expected = after(Simulation(algorithm, federation), algorithm, [i for i in COHORT if i != BROKEN], 3)
@@ -95,6 +95,7 @@ def test_every_fault_is_named(name, more, kind, reason, federation, without_it):
     assert [REASONS[int(m["rejected"])] for m in out.client_metrics] == ["", reason, ""]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

@@ -76,6 +76,7 @@ def test_the_default_folder_says_what_the_run_is(federation, tmp_path):
     assert (tmp_path / "runs/fedavg-federation-s3/summary.json").exists()
 
 
+@pytest.mark.slow
 def test_interrupted_by_the_keyboard(federation, monkeypatch):
     work = training.Training._round
 
@@ -181,6 +182,7 @@ def test_an_error_of_ours_is_one_line(kind, federation, monkeypatch):
     assert error("run", "--federation", federation.path, "--out", "run") == "Error: this is wrong"
 
 
+@pytest.mark.slow
 def test_a_bug_shows_its_stack_trace(tmp_path):
     """In a process of its own, as a user sees it."""
     program = (

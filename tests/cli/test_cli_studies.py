@@ -21,6 +21,7 @@ def call(*args, code=0):
     return result.output
 
 
+@pytest.mark.slow
 def test_compare_trains_then_compares_then_writes(tmp_path):
     out = tmp_path / "out"
     args = ["--algorithms", "pflego,local", "--seeds", "0,1", "--set", "pflego.tau=5", "--set", "local.steps=2"]

@@ -335,6 +335,7 @@ def test_unknown_splits_and_label_spaces_are_refused(federation):
         federation.reader(labels="mine")
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_clients(tmp_path):
     start = time.perf_counter()
     source = Source.from_arrays(*blobs(650_000, shape=(4,)))

@@ -70,6 +70,7 @@ def test_labels_and_preprocessing_are_the_federations(bundle, federation):
     assert np.array_equal(x, federation.arrays(4, "test")[0])
 
 
+@pytest.mark.slow
 def test_head_rate_is_the_joint_step_of_the_simulation(bundle, make_run, federation, tmp_path):
     assert bundle.manifest["training"]["head_rate"] == pytest.approx(0.01 * 10 / 5)
     exact = export(make_run(rounds=1, rule="exact", rho=0.01), 4, tmp_path / "b", inference=False)
@@ -158,6 +159,7 @@ def test_an_unknown_client_is_refused(run_folder, tmp_path, client):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_what_cannot_take_part_in_rounds_is_refused_by_its_reason(make_run, tmp_path):
     fedavg = make_run("fedavg", rounds=1)
     with pytest.raises(ExportError, match="fedavg has no program"):
@@ -174,6 +176,7 @@ def test_a_run_without_rounds_is_refused(federation, tmp_path):
         export(run, 4, tmp_path / "b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", slow_but(["fedavg", "ditto", "fedper", "fedavg_ft"], "ditto"))
 def test_other_algorithms_export_for_inference(make_run, federation, tmp_path, algorithm):
     folder = make_run(algorithm, rounds=2)

@@ -26,6 +26,7 @@ def asked(federation):
     return make
 
 
+@pytest.mark.slow
 def test_five_rounds_are_those_of_the_tff_engine(asked, tff):
     rows = simulate_round(asked(), 5, engine="tff", accuracy_every=5)
     assert [r.clients for r in rows] == [5] * 5

@@ -97,6 +97,7 @@ def test_bytes_on_the_wire_are_those_of_the_payload(bundle):
     assert found["FedAvg, float32"] == {"down": 4 * (b + head), "up": 4 * (b + head)}
 
 
+@pytest.mark.slow
 def test_simulate_round(run_folder):
     text = call("simulate-round", run_folder, "--rounds", 2)
     rows = [line.split() for line in text.splitlines()[1:3]]

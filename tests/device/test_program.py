@@ -17,7 +17,7 @@ from tfpfl.models import SplitModel, build_network
 L2 = {"cifar_2conv": 1e-3}  # near-ties of overlapping windows: a pixel's gradient may go to the neighbour
 
 
-@pytest.fixture(scope="module", params=slow_but(PAPERS, "mlp200", "omniglot_4conv"))
+@pytest.fixture(scope="module", params=slow_but(PAPERS, "mlp200"))
 def paper(request):
     model = SplitModel(build_network(request.param, PAPERS[request.param]))
     return request.param, model, convert_program(model)

@@ -30,7 +30,7 @@ ROOT = str(Path(__file__).resolve().parents[2])
 NETWORKS = [*PAPERS, "strided convolutions", "average pools", "max pools", "residual"]
 
 
-@pytest.fixture(scope="module", params=slow_but(NETWORKS, "mlp200", "residual"))
+@pytest.fixture(scope="module", params=slow_but(NETWORKS, "mlp200"))
 def bundle(request, tmp_path_factory):
     """A bundle with weights that are not the initial ones."""
     own = OWN.get(request.param)

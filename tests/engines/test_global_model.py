@@ -42,11 +42,11 @@ def fedavg(federation):
 @pytest.mark.parametrize(
     ("name", "model_name", "options"),
     [
-        ("fedavg_ft", "fine-tuned", {"steps_ft": 4}),
+        pytest.param("fedavg_ft", "fine-tuned", {"steps_ft": 4}, marks=pytest.mark.slow),
         ("fedavg_ft", "fine-tuned", {"steps_ft": 4, "part": "head"}),
         ("ditto", "personal", {"lam": 0.5}),
-        ("apfl", "personal", {}),
-        ("pgfed", "personal", {"mu": 0.0}),
+        pytest.param("apfl", "personal", {}, marks=pytest.mark.slow),
+        pytest.param("pgfed", "personal", {"mu": 0.0}, marks=pytest.mark.slow),
     ],
 )
 def test_it_is_fedavgs(federation, fedavg, name, model_name, options):
@@ -78,7 +78,7 @@ def of_tff(tff, federation):
     return cache(lambda name: evaluations(name, federation, "personal", engine="tff")[0])
 
 
-@pytest.mark.parametrize("grouping", ["one_by_one", "auto"])
+@pytest.mark.parametrize("grouping", slow_but(["one_by_one", "auto"], "auto"))
 @pytest.mark.parametrize("name", slow_but(["ditto", "fedrod", "pgfed"], "ditto"))
 def test_both_engines_score_it(of_tff, federation, name, grouping):
     local, _ = evaluations(name, federation, "personal", grouping=grouping)
@@ -87,6 +87,7 @@ def test_both_engines_score_it(of_tff, federation, name, grouping):
         np.testing.assert_allclose(mine[5:], its[5:], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_who_predicts_with_it_scores_it_once(federation, fedavg):
     assert {e.model for e in evaluations("fedavg", federation, "global")[0]} == {"global", "local copy"}
     assert {e.model for e in evaluations("scaffold", federation, "global")[0]} == {"global", "local copy"}
@@ -96,6 +97,7 @@ def test_who_predicts_with_it_scores_it_once(federation, fedavg):
         evaluations("ditto", federation, "global")
 
 
+@pytest.mark.slow
 def test_the_table_of_clients_shows_what_they_predict_with(federation, tmp_path):
     asked = {"algorithm": "ditto", "rounds": 2, "hyperparameters": {"steps": 3, "eta": 0.2, "lam": 0.1}}
     folder = runs.train(tmp_path / "run", federation, **asked).folder

@@ -26,7 +26,8 @@ EXAMPLES, CLASSES = (6, 9, 6, 7, 9), (2, 3, 2, 4, 3)
 COHORTS = ([0, 1, 2, 4], [3, 1, 0], [4, 2, 0, 1, 3])
 ONE_PASS = {"pflego": {"tau": 7, "beta": 0.1}, "fedsgd": {}, "fedrecon": {"tau": 7, "beta": 0.1}}
 SMALL_STEPS = {"epochs": 2, "batch_size": 4, "eta": 0.1, "momentum": 0.5}
-STACKED = [("pflego", "float64"), ("fedavg", "float64"), ("fedamp", "float64"), ("fedavg", "float32")]  # the fast ones
+STACKED = [("pflego", "float64"), ("fedavg", "float64")]  # the fast ones
+FUSED = [("pflego", "float64"), ("fedsgd", "float64")]  # likewise
 OTHERS = {"fedavg": SMALL_STEPS, "fedper": SMALL_STEPS, "ditto": {"steps": 2, "steps_p": 2}, "fedamp": {"steps": 2}}
 
 
@@ -65,7 +66,7 @@ def one_in_float32(names, single):
     return [(name, "float64") for name in names] + [(single, "float32")]
 
 
-@pytest.mark.parametrize(("name", "dtype"), one_in_float32(ONE_PASS, "pflego"))
+@pytest.mark.parametrize(("name", "dtype"), slow_but(one_in_float32(ONE_PASS, "pflego"), *FUSED))
 def test_fused_is_plain(federation, name, dtype):
     algorithm = make(name, federation, dtype)
     assert one_pass_of(algorithm) is not None
@@ -112,7 +113,10 @@ def test_a_fused_cohort_takes_one_pass_each_way(federation, monkeypatch):
     assert calls == [6 + 9 + 7] and counter.backward == 6 + 9 + 7
 
 
-@pytest.mark.parametrize(("name", "way"), [("pflego", "fused"), ("fedavg", "stacked"), ("fedavg", "one_by_one")])
+WAYS = [("pflego", "fused"), ("fedavg", "one_by_one"), ("fedavg", "stacked")]
+
+
+@pytest.mark.parametrize(("name", "way"), slow_but(WAYS, *WAYS[:2]))
 def test_nothing_is_traced_again_for_other_clients(tmp_path, name, way):
     examples = (5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10)
     federation = on_disk(tmp_path / "federation", examples, [2, 2, 3, 3, 4, 4] * 2)
@@ -157,7 +161,7 @@ def test_a_copy_of_the_weights_changes_nothing(federation):
     assert identical(rounds(wrapped, federation), rounds(algorithm, federation))
 
 
-@pytest.mark.parametrize("name", SHARE)
+@pytest.mark.parametrize("name", slow_but(SHARE, *list(SHARE)[:4]))
 def test_who_shares_a_backbone_is_evaluated_together(federation, name):
     algorithm = make(name, federation, **({"steps": 2, "epochs": None} if name != "pflego" else {}))
     server, states = algorithm.init_server(), arrays_of_states(algorithm)

@@ -134,7 +134,12 @@ def stop_the_first(recipe, stop) -> threading.Thread:
 @pytest.mark.parametrize(
     "name, hyperparameters, more",
     [
-        ("pflego", {"tau": 5, "beta": 0.1}, {"dropout": 0.2, "on_broken": "reject"}),
+        pytest.param(
+            "pflego",
+            {"tau": 5, "beta": 0.1},
+            {"dropout": 0.2, "on_broken": "reject"},
+            marks=pytest.mark.slow,
+        ),
         pytest.param("ditto", {"steps": 2, "steps_p": 2, "batch_size": 4}, {}, marks=pytest.mark.slow),
     ],
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.processes import alive, children_of
 from helpers.toys import CLASSES, backbone, distance, initial_states, on_disk, run, toy, visits_by_id
 from tfpfl.algorithms import build_algorithm, fedavg, local, pflego
@@ -130,6 +131,7 @@ def test_a_client_with_one_example_and_one_class(tff):
     assert distance((server, states), (ours[0], list(ours[1].values()))) < 1e-5
 
 
+@pytest.mark.slow
 def test_double_precision_goes_through_tff(tff):
     """The engines differ by the order of sums alone."""
     data = toy()
@@ -193,6 +195,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ties a worker to its parent on Linux")
 def test_the_worker_dies_with_its_parent_and_does_not_hold_its_output(tff):
     parent = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -226,6 +229,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_tff_started_before_does_not_stop_us(tff):
     process = subprocess.Popen(
         [sys.executable, "-c", AFTER_TFF_STARTED_ITS_OWN],
@@ -244,8 +248,8 @@ def test_a_worker_that_tff_started_before_does_not_stop_us(tff):
         os.killpg(process.pid, signal.SIGKILL)  # TFF's worker with it, which would outlive it
 
 
-@pytest.mark.parametrize("name", ["pflego", "fedavg", "scaffold"])
-@pytest.mark.parametrize("pack", [2, 5])
+@pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "scaffold"], "scaffold"))
+@pytest.mark.parametrize("pack", slow_but([2, 5], 2))
 def test_packed_clients_are_the_same_clients(tff, federation, name, pack):
     """Five clients as 2 + 2 + 1, and as one; for algorithms that are fused, looped, and have sums of two kinds."""
     population = federation.population(shared_slots=True)

@@ -161,6 +161,7 @@ ROUNDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(ROUNDS, "pflego"))
 def test_three_workers_are_one_process(name, federation, machines):
     rounds, hyperparameters = ROUNDS[name]
@@ -521,6 +522,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
+@pytest.mark.slow
 def test_where_isolating_is_forbidden(tff):
     port = portpicker.pick_unused_port()
     arguments = ["-m", "tfpfl", "worker", "--isolate", "--port", str(port)]

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from helpers import small_runs
+from helpers.marks import slow_but
 from helpers.one_broken import build, only
 from helpers.toys import distance, identical, initial_states, on_disk, visits_by_id
 from tfpfl.algorithms.transforms import faults
@@ -52,7 +53,7 @@ def updates(algorithm, federation):
 # ---- TFF's
 
 
-@pytest.mark.parametrize("name", ["pflego", "fedavg", "scaffold"])
+@pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "scaffold"], "scaffold"))
 def test_an_aggregator_that_changes_nothing_changes_nothing(name, federation, tff):
     algorithm = build(name, federation)
     expected = one_round(Simulation(algorithm, federation), algorithm)[1]
@@ -81,6 +82,7 @@ def test_zeroing_leaves_out_who_has_a_large_number(federation, tff):
     assert distance(tree.to_vector(tree.subtract(after, before)), expected) < 1e-6
 
 
+@pytest.mark.slow
 def test_compression_errs_by_less_than_a_step_and_counts_its_bytes(federation, tff):
     algorithm = build("fedavg", federation, weighting="uniform")
     threshold = 20
@@ -99,7 +101,7 @@ def test_compression_errs_by_less_than_a_step_and_counts_its_bytes(federation, t
 # ---- ours
 
 
-@pytest.mark.parametrize("engine", ["local", "tff"])
+@pytest.mark.parametrize("engine", slow_but(["local", "tff"], "local"))
 def test_the_median_and_the_trimmed_mean_are_numpys(engine, federation, tff):
     algorithm = build("fedavg", federation)
     moves = np.array(updates(algorithm, federation))
@@ -159,7 +161,7 @@ def test_private_sums_without_noise_to_speak_of_are_the_mean(federation, tff):
     assert distance(tree.to_vector(tree.subtract(after, before)), expected) < 1e-5
 
 
-@pytest.mark.parametrize(("name", "scale"), [("fedavg", 1 / 3), ("fedsgd", 0.2 / 3)])
+@pytest.mark.parametrize(("name", "scale"), slow_but([("fedavg", 1 / 3), ("fedsgd", 0.2 / 3)], ("fedavg", 1 / 3)))
 def test_the_noise_has_its_size(name, scale, federation, tff):
     """Of every number that the server moves by: noise * clip / r, times FedSGD's rate."""
     algorithm = build(name, federation, weighting="uniform", eta=0.2 if name == "fedsgd" else 1e-9)
@@ -223,6 +225,7 @@ def test_a_run_with_an_adaptive_aggregator_is_resumed_exactly(small, tmp_path, t
             training.run(5)
 
 
+@pytest.mark.slow
 def test_a_private_run_says_its_epsilon(small, tmp_path, tff, accounting):
     arguments = ("noise=1.5", "clip=0.5")
     run = small_runs.train(

@@ -44,6 +44,7 @@ def full_step(data, theta, heads):
     return tree.add_scaled(theta, -RHO, slope), {i: tree.add_scaled(heads[i], -RHO, slopes[i]) for i in heads}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arrival",
     [
@@ -163,6 +164,7 @@ def test_a_run_with_dropouts_is_repeated_and_resumed_exactly(federation, short_e
     assert small_runs.saved(tmp_path / "half")["server"] == small_runs.saved(run.folder)["server"]
 
 
+@pytest.mark.slow
 def test_who_joins_or_leaves_touches_nobody_elses_state(federation, short_end, tmp_path):
     """FedPer at full participation: the others' states depend on theta alone; Local's on nothing."""
     how = {"algorithm": "local", "participation": 1.0, "rounds": 6, "hyperparameters": {"steps": 3}}
@@ -188,6 +190,7 @@ def test_rounds_that_nobody_survives_change_nothing(federation, short_end, tmp_p
         assert [row["clients"] for row in opened.store.history()] == [0, 0, 0, 6, 6]
 
 
+@pytest.mark.slow
 def test_broken_clients_in_a_run_are_counted_and_named(federation, short_end, tmp_path):
     """A limit on the norm that the first updates pass and later ones do not, or the other way round."""
     free = small_runs.train(tmp_path / "free", federation, on_broken="reject", rounds=7)

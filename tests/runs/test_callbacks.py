@@ -91,6 +91,7 @@ def events(folder) -> dict:
     return found
 
 
+@pytest.mark.slow
 def test_tensorboard_has_the_history_after_interruptions_too(federation, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):  # before TensorBoard hears of round 2, which is saved

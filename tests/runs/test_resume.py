@@ -58,6 +58,7 @@ def test_interrupted_at_several_rounds(case, federation, shared_run, short_end, 
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_through_tff(tff, federation, tmp_path):
     asked = {"engine": "tff", "rounds": 4}
     whole = runs.train(tmp_path / "whole", federation, **asked)
@@ -70,6 +71,7 @@ def test_through_tff(tff, federation, tmp_path):
     assert len(runs.saved(folder)["history"]) == 4
 
 
+@pytest.mark.slow
 def test_more_rounds_give_the_states_of_a_longer_run(federation, shared_run, short_end, tmp_path):
     whole = runs.saved(shared_run)
     runs.train(tmp_path / "extended", federation, rounds=2)

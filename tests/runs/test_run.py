@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from helpers import small_runs as runs
+from helpers.marks import slow_but
 from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.protocols import results
@@ -79,7 +80,9 @@ def test_summary(finished):
     }
 
 
-@pytest.mark.parametrize(("eval_model", "label"), [("global", "global"), ("local", "personal")])
+@pytest.mark.parametrize(
+    ("eval_model", "label"), slow_but([("global", "global"), ("local", "personal")], ("global", "global"))
+)
 def test_results_say_which_model_was_scored(federation, tmp_path, eval_model, label):
     """Where a hyperparameter decides it; and a comparison of runs finds it."""
     asked = {"algorithm": "scaffold", "rounds": 1, "hyperparameters": {"steps": 2, "eval_model": eval_model}}
@@ -116,6 +119,7 @@ def test_clients_csv_is_the_federation_and_the_last_evaluation(finished, federat
             assert float(row[f"{split}_loss"]) == pytest.approx(last[i, split].loss, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_evaluate_makes_lost_tables_again_and_loses_nothing(federation, tmp_path):
     def stop(training, row):
         training.stop_reason = "the electricity bill"
@@ -163,6 +167,7 @@ def test_numbers_of_numpy_are_numbers(federation):
     ).resolved(federation).run_id  # fmt: skip
 
 
+@pytest.mark.slow
 def test_your_own_backbone_from_a_file(federation, tmp_path):
     backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(7, activation="tanh")])
     path = tmp_path / "mine.keras"

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from helpers import small_runs as runs
 from helpers import toys
+from helpers.marks import slow_but
 from tfpfl import Sampling, SplitModel, Training, build_algorithm
 from tfpfl.data import Federation
 from tfpfl.data.cohorts import cohort
@@ -64,7 +65,11 @@ def counted(algorithm, traces):
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [("pflego", "fused"), ("pflego", "one_by_one"), ("fedper", "auto"), ("ditto", "auto"), ("fedamp", "auto")],
+    slow_but(
+        [("pflego", "fused"), ("pflego", "one_by_one"), ("fedper", "auto"), ("ditto", "auto"), ("fedamp", "auto")],
+        ("pflego", "fused"),
+        ("ditto", "auto"),
+    ),
 )
 def test_every_function_is_traced_once_for_all_clients_and_cohorts(federation, monkeypatch, name, way):
     """`client_update` and `server_update` twice: rounds with scores on held-out splits are another graph."""
@@ -80,6 +85,7 @@ def test_every_function_is_traced_once_for_all_clients_and_cohorts(federation, m
     assert traces["personal_model"] <= 2
 
 
+@pytest.mark.slow
 def test_your_own_backbone_on_your_own_data(tmp_path):
     rng = np.random.default_rng(0)
     means = rng.standard_normal((3, 6, 6, 1))
@@ -105,6 +111,7 @@ def test_your_own_backbone_on_your_own_data(tmp_path):
     assert history[-1]["personal test accuracy"] == pytest.approx(np.mean([e.accuracy for e in rows]))
 
 
+@pytest.mark.slow
 def test_methods_are_compared_on_the_same_cohorts_and_keys(federation, monkeypatch):
     """Cohorts and the seeds of the shuffles are functions of (seed, round, client), not of the algorithm."""
     seen = []

@@ -84,7 +84,7 @@ WORK = {
 
 
 @pytest.mark.parametrize("labels", slow_but(["local", "global"], "local"))
-@pytest.mark.parametrize("name", WORK)
+@pytest.mark.parametrize("name", slow_but(WORK, "pflego", "fedavg", "pgfed"))
 def test_every_client_and_epoch_is_as_written_out(federation, name, labels):
     """Three clients of other N_i and K_i, from files, in a graph."""
     algorithm = make(name, federation, labels=labels, **WORK[name])
@@ -101,7 +101,7 @@ def test_every_client_and_epoch_is_as_written_out(federation, name, labels):
     assert some.client_ids.tolist() == [5, 1] and distance(some.loss, found.loss[[2, 0]]) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["pflego", "ditto", "fedavg"])
+@pytest.mark.parametrize("name", slow_but(["pflego", "ditto", "fedavg"], "pflego"))
 def test_before_the_first_epoch_it_is_the_personal_model_of_who_never_came(federation, name):
     """As the evaluation scores it, in a population that has everyone."""
     algorithm, everyone = make(name, federation, **WORK[name]), make(name, federation, None, **WORK[name])
@@ -273,6 +273,7 @@ def tfpfl(*arguments, code=0):
     return result.output
 
 
+@pytest.mark.slow
 def test_the_command(folders, tmp_path):
     before = contents(folders)
     names = ("pflego", "fedamp", "ditto", "fedper")

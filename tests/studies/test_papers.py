@@ -143,6 +143,7 @@ def test_verdicts():
     assert of(seeds((80.0, 1.0)), {}) == ["open"]
 
 
+@pytest.mark.slow
 def test_run_again_in_pieces(toy):
     cells = papers.reproduce("toy", scale="smoke", out=toy, command="the command")
     assert cells["more | local"]["not run"] == "the data set mnist is not here"
@@ -163,6 +164,7 @@ def test_run_again_in_pieces(toy):
     assert ledgers.load(toy / "ledger.json")["toy"] == cells
 
 
+@pytest.mark.slow
 def test_a_scale_can_make_every_run_smaller_and_the_ledger_says_so(toy, monkeypatch):
     few = Size(2, 1, {"participation": 0.5}, "half of the clients a round")
     small = TOY._replace(cells=TOY.cells[:2], sizes=TOY.sizes | {"smoke": few})
@@ -217,6 +219,7 @@ def test_a_cell_that_diverges_is_in_the_ledger_as_such(toy, monkeypatch):
     assert "round 1 diverged" in cells["digits | fedavg"]["not run"]
 
 
+@pytest.mark.slow
 def test_a_picture_has_the_runs_numbers(toy):
     with pytest.raises(ValueError, match="nothing of a toy was run"):
         papers.draw("toy", toy)

@@ -100,6 +100,7 @@ def test_slopes_of_a_made_change():
         weights_of_risks.numbers(data | {"num_examples": [10] * 4})
 
 
+@pytest.mark.slow
 def test_change_of_a_of_a_run(tmp_path, monkeypatch):
     toy(monkeypatch, "pgfed-figure-A", cell("pgfed", hyperparameters=SGD | {"mu": 0.1, "eta2": 0.01}), rounds=3)
     folder = run_folder(tmp_path, papers.FIGURES["pgfed-figure-A"].cells[0], 0)
@@ -117,6 +118,7 @@ def test_change_of_a_of_a_run(tmp_path, monkeypatch):
 # ---- new clients
 
 
+@pytest.mark.slow
 def test_new_clients_of_several_methods(tmp_path, monkeypatch):
     monkeypatch.setattr(newcomers, "ETA", 0.05)
     cells = [cell("fedavg", new_clients=2), cell("fedfomo", new_clients=2, hyperparameters=SGD | {"candidates": 2})]
@@ -158,6 +160,7 @@ def groups(monkeypatch):
     return two
 
 
+@pytest.mark.slow
 def test_clients_and_attention_by_group(tmp_path, monkeypatch, groups):
     split = {"partition": "grouped_dominant", "partition_args": {"groups": "mnist"}, "clients": None}
     split |= {"participation": 1.0}

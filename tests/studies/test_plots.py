@@ -316,6 +316,7 @@ def test_dollars_are_no_formulas(records):
         assert len(file.getvalue()) > 1000
 
 
+@pytest.mark.slow
 def test_without_pyplot_and_without_changing_the_users_defaults(records):
     before = dict(matplotlib.rcParams)
     plots.curves(records)

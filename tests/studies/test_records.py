@@ -117,6 +117,7 @@ ENTRIES_OF_FORMAT_2 = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_of_the_format_before_goes_on(tmp_path, federation):
     """Format 2 had no entry `new_clients`, and called `grouping` `cohort`; its run_id is that of then."""
     import hashlib

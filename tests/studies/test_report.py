@@ -198,6 +198,7 @@ def test_one_run(records):
     assert sum(tag == "svg" for tag, _ in one.elements) == 9  # no gains: there is nobody to compare with
 
 
+@pytest.mark.slow
 def test_eight_algorithms_of_two_seeds():
     names = ("pflego", "fedavg", "fedavg_ft", "fedper", "fedrep", "ditto", "local", "pfedme")
     page = Page(render([made(name, seed) for name in names for seed in range(2)]))

@@ -47,6 +47,7 @@ def test_rungs_of_successive_halving():
         search.rungs(3, 3, 0)
 
 
+@pytest.mark.slow
 def test_settings_are_ranked_by_validation_and_halving_only_adds_rounds(config, tmp_path):
     settings = search.grid({"beta": [1e-6, 0.05, 0.02, 0.01]})
     found = search.search_hyperparameters(config, settings, tmp_path / "out", factor=2)
