@@ -68,6 +68,7 @@ def test_shuffles_are_functions_of_seed_round_client_and_epoch():
     assert all(sorted(o) == list(range(30)) for o in others)
 
 
+@pytest.mark.slow
 def test_every_order_is_equally_likely():
     counts = np.zeros((4, 4))
     for t in range(600):

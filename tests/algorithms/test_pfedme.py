@@ -39,6 +39,7 @@ def test_a_whole_step_takes_the_personal_model(data, batches):
     assert distance(output.update, tree.zeros_like(w)) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implicit", slow_but([False, True], False))
 def test_many_inner_steps_reach_the_closed_form_on_a_quadratic(data, implicit, monkeypatch):
     """theta = (A + lambda I)^-1 (A c + lambda w_i), and w_i follows it; the fewer steps, the farther."""

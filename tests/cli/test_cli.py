@@ -94,6 +94,7 @@ def test_interrupted_by_the_keyboard(federation, monkeypatch):
     assert runs.saved("run") == runs.saved(whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges(federation):
     hyper = ("--rho", 1e30, "--server-opt", "sgd")
     found = error("run", "--federation", federation.path, "--rounds", 9, *hyper, "--participation", 0.5, "--out", "run")

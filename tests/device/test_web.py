@@ -37,6 +37,7 @@ def page(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_program_for_browsers_computes_the_same(browser_bundle, tmp_path):
     found = verify(browser_bundle, interpreter=INTERPRETER)
     assert found.ok
@@ -48,6 +49,7 @@ def test_the_program_for_browsers_computes_the_same(browser_bundle, tmp_path):
         verify(copy, interpreter=INTERPRETER)
 
 
+@pytest.mark.slow
 def test_its_shapes_are_fixed_and_it_has_room(browser_bundle):
     runtime = Runtime(browser_bundle.path("program_browser.tflite"), INTERPRETER)
     rng = np.random.default_rng(0)
@@ -59,6 +61,7 @@ def test_its_shapes_are_fixed_and_it_has_room(browser_bundle):
     assert browser_bundle.manifest["browser"]["room"] == 16
 
 
+@pytest.mark.slow
 def test_closed_columns_stay_closed_whatever_the_rate(browser_bundle):
     rng, room = np.random.default_rng(0), browser_bundle.manifest["browser"]["room"]
     phi = rng.random((128, 200), np.float32)
@@ -76,6 +79,7 @@ def test_closed_columns_stay_closed_whatever_the_rate(browser_bundle):
     assert not np.array_equal(open_["kernel"], kernel)
 
 
+@pytest.mark.slow
 def test_the_clients_file_has_its_examples_and_what_a_round_gives(browser_bundle, federation):
     stored = load_file(browser_bundle.path("client.safetensors"))
     raw, labels = federation.raw(4, "train")
@@ -132,6 +136,7 @@ def test_a_drawing_in_blocks_and_levels():
         example_of_drawing(grey[1:], settings, (8, 8, 1))
 
 
+@pytest.mark.slow
 def test_the_site_names_every_file_by_its_hash(browser_bundle, page, tmp_path):
     site = write_site(browser_bundle.folder, tmp_path / "site", page=page)
     listed = json.loads((tmp_path / "site" / "site.json").read_text())["files"]
@@ -147,6 +152,7 @@ def test_the_site_names_every_file_by_its_hash(browser_bundle, page, tmp_path):
     assert site.bytes - site.visit == 2000  # one WebAssembly of three
 
 
+@pytest.mark.slow
 def test_a_site_is_renewed_and_nothing_else_is_touched(browser_bundle, page, tmp_path):
     site = tmp_path / "site"
     write_site(browser_bundle.folder, site, page=page)
@@ -165,6 +171,7 @@ def test_a_site_is_renewed_and_nothing_else_is_touched(browser_bundle, page, tmp
         write_site(browser_bundle.folder, tmp_path / "no" / "site", page=page)
 
 
+@pytest.mark.slow
 def test_a_broken_bundle_leaves_the_old_site(browser_bundle, page, tmp_path):
     site = tmp_path / "site"
     write_site(browser_bundle.folder, site, page=page)
@@ -177,6 +184,7 @@ def test_a_broken_bundle_leaves_the_old_site(browser_bundle, page, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["copy", "site"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_shown_is_refused(bundle, browser_bundle, run_folder, page, tmp_path):
     with pytest.raises(BundleError, match="without a program for browsers.*--browser"):
         write_site(bundle.folder, tmp_path / "site", page=page)

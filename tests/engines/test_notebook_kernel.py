@@ -33,6 +33,7 @@ def executed(*cells):
     return [cell.outputs for cell in notebook.cells]
 
 
+@pytest.mark.slow
 def test_cells_run_in_the_other_kernel():
     first, second, third, fourth = executed(
         HAND_OVER,

@@ -178,6 +178,7 @@ def test_messages_of_their_own_and_rows(nodes, federation, name, hyperparameters
     assert toys.distance(some_rounds(on_ray(nodes, federation, recipe)), expected) < 1e-6
 
 
+@pytest.mark.slow
 def test_everyone_has_its_own_head_back(nodes, federation):
     """Heads that say whose they are, and rates that are too small to move them."""
     recipe = partial(build, tau=1, rho=1e-30)
@@ -223,6 +224,7 @@ def fails_on_nodes(federation):
     return build(federation)
 
 
+@pytest.mark.slow
 def test_what_fails_on_a_node_is_said(nodes, federation):
     engine = on_ray(nodes, federation, fails_on_nodes)
     with pytest.raises(MachinesError, match=r"client \d failed on a node of the Ray cluster: no such network"):
@@ -251,6 +253,7 @@ def test_shards_are_the_cohort_in_order():
         assert max(map(len, cut)) <= 8 and len(cut) <= max(16, clients / 8 + 1)
 
 
+@pytest.mark.slow
 def test_bad_input(nodes, federation):
     algorithm = build(federation)
     with pytest.raises(ValueError, match="engine 'ray' needs a recipe"):
@@ -278,6 +281,7 @@ def test_bad_options(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_cluster_that_does_not_answer(nodes, monkeypatch):
     monkeypatch.setattr(sys.modules["ray"], "is_initialized", lambda: False)
     with socket.socket() as taken, pytest.raises(MachinesError, match="no Ray cluster answers at 127.0.0.1:.*refused"):

@@ -187,6 +187,7 @@ def test_broken_clients_are_left_out_on_several_workers(name, federation, machin
     assert int(ours[2][0][0]["rejected"]) > 0
 
 
+@pytest.mark.slow
 def test_heads_come_back_to_their_owner(federation, machines):
     """At rates of 0 nothing changes them, so that each still says whose it is."""
     algorithm = algorithm_of("pflego", federation, tau=2, beta=0.0, rho=0.0)
@@ -351,6 +352,7 @@ def test_all_workers_gone_and_resume(on_three, federation, machines, started, tm
     again(started, 1)
 
 
+@pytest.mark.slow
 def test_a_worker_with_other_files_is_refused(federation, machines, tmp_path):
     """The folder is a link, which leads elsewhere once this process has opened it."""
     link, changed, other = tmp_path / "federation", tmp_path / "changed", tmp_path / "other"

@@ -74,6 +74,7 @@ def test_a_callback_stops_a_run_with_a_reason(federation, tmp_path):
     assert run.stop_reason == "enough" and len(runs.saved(run.folder)["history"]) == 2
 
 
+@pytest.mark.slow
 def test_progress_shows_rounds_and_loss(federation, tmp_path):
     text = io.StringIO()
     runs.train(tmp_path / "run", federation, [Progress("PFLEGO", Console(file=text, width=90))], rounds=2)

@@ -227,6 +227,7 @@ def contents(folder) -> dict:
     return {p: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
+@pytest.mark.slow
 def test_of_a_run(folders):
     with Run.open(folders / "pflego") as run:
         new = np.setdiff1d(range(6), run.population.client_ids)
@@ -245,6 +246,7 @@ def test_of_a_run(folders):
             adapt_new_clients(run, eta=0.1)
 
 
+@pytest.mark.slow
 def test_a_method_that_copies_its_weights_can_be_fine_tuned(folders, monkeypatch):
     """A copy of the common backbone is the common backbone."""
     row = ALGORITHMS["pflego"]
@@ -297,6 +299,7 @@ def test_the_command(folders, tmp_path):
     assert "is not a run folder" in tfpfl("new-clients", tmp_path / "nowhere", code=1)
 
 
+@pytest.mark.slow
 def test_a_run_without_rounds(folders, tmp_path):
     with Run.open(folders / "pflego") as run:
         data = run.federation

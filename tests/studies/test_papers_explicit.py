@@ -81,6 +81,7 @@ def test_explicit_gradient_is_that_of_the_whole_objective(fedavg):
         assert isinstance(found, Weights)
 
 
+@pytest.mark.slow
 def test_fine_tuning_goes_on_where_it_was(fedavg, monkeypatch):
     saved, told = [], []
     some = explicit.measure(

@@ -45,6 +45,7 @@ def by_round(record):
     return [(row["round"], row) for row in record.history]
 
 
+@pytest.mark.slow
 def test_a_run_is_read_while_it_is_written(tmp_path, federation):
     with Run.create(runs.config(), tmp_path / "run", federation) as run:
         with pytest.raises(RunError, match="has no rounds yet"):

@@ -208,6 +208,7 @@ def test_eight_algorithms_of_two_seeds():
     assert "8 algorithms on digits" in page.text("h1")
 
 
+@pytest.mark.slow
 def test_many_clients_are_drawn_as_shares(records, monkeypatch):
     monkeypatch.setattr("tfpfl.studies.report.sections._DOTS", 5)
     assert "The share of the clients that have at most so much" in render(records)
@@ -241,6 +242,7 @@ def test_different_data_are_refused_unless_asked_for(tmp_path):
         render([made(), made("local", 0, dataset="mnist")])
 
 
+@pytest.mark.slow
 def test_runs_that_stopped_or_differ_are_named():
     stopped, short = made("pflego"), made("fedavg", rounds=9)
     stopped.summary["stopped"] = "round 13 diverged"
@@ -270,6 +272,7 @@ def test_mistakes(records, tmp_path):
         write_report(records, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path, monkeypatch):
     monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "run with spaces"
