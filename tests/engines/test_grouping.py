@@ -1,5 +1,6 @@
 """Fused and stacked cohorts against the plain one, client after client."""
 
+import importlib.util
 from functools import cache, partial
 
 import numpy as np
@@ -13,12 +14,15 @@ from tfpfl.algorithms.transforms import faults
 from tfpfl.algorithms.transforms.compression import compressed
 from tfpfl.algorithms.transforms.robust import median, trimmed_mean
 from tfpfl.algorithms.transforms.screening import screened
+from tfpfl.data import Federation, Source
 from tfpfl.data.population import Sampling
 from tfpfl.engines import packed
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.packed import Packed, groups, one_pass_of
 from tfpfl.engines.scoring import Scorer, shared_theta
+from tfpfl.engines.tff.process import federate
 from tfpfl.models import SplitModel, build_network
+from tfpfl.models.losses import client_loss
 from tfpfl.runs.cost import Counter
 
 # Two clients like each other, twice, and one like no other.
@@ -80,6 +84,41 @@ def test_fused_is_plain(federation, name, dtype):
 def test_stacked_is_plain(federation, plain, name, dtype):
     stacked = rounds(make(name, federation, dtype), federation, grouping="stacked")
     assert distance(stacked, plain(name, dtype)) < {"float32": 1e-5, "float64": 1e-9}[dtype]
+
+
+@pytest.fixture(scope="module")
+def pixels(tmp_path_factory):
+    """Clients whose examples are stored as bytes; 1 / 255 is exact in no dtype, so it shows where they are decoded."""
+    rng = np.random.default_rng(3)
+    x, y = rng.integers(0, 256, (80, 4), np.uint8), np.arange(80) % 4
+    source = Source.from_arrays(x, y, scale=1 / 255)
+    return Federation.build(source, clients=5, K=2, seed=0, out=tmp_path_factory.mktemp("pixels") / "federation")
+
+
+def test_every_way_of_computing_reads_examples_in_the_models_dtype(pixels):
+    """A client's loss at the initial weights, from examples that are decoded here, in float64."""
+    algorithm = make("pflego", pixels, tau=1)
+    server, states = algorithm.init_server(), arrays_of_states(algorithm)
+    ids, losses = [0, 1, 3], {}
+    own, its_visits = [states[i] for i in ids], visits(algorithm, ids, 1)
+
+    def truth(client, split):
+        raw, y = pixels.raw(client, split)
+        weights = algorithm.personal_model(server.theta, states[client], None)
+        return client_loss(algorithm.model)(weights, raw.astype(np.float64) * (1 / 255), y)
+
+    for grouping in ("one_by_one", "stacked", "fused"):
+        output = Simulation(algorithm, pixels, grouping=grouping).next(server, own, its_visits)
+        losses[grouping] = [m["loss"] for m in output.client_metrics], [truth(i, "train") for i in ids]
+    if importlib.util.find_spec("tensorflow_federated"):
+        output = federate(algorithm, pixels).next(server, own, its_visits)
+        losses["tff"] = [m["loss"] for m in output.client_metrics], [truth(i, "train") for i in ids]
+    for grouping in ("one_by_one", "auto"):
+        scores = Scorer(algorithm, pixels, ["test"], grouping=grouping)(server, own, its_visits)
+        losses[f"evaluation, {grouping}"] = [s["test_loss"] for s in scores], [truth(i, "test") for i in ids]
+    assert {way: float(np.abs(np.subtract(*pair)).max()) for way, pair in losses.items()} == pytest.approx(
+        dict.fromkeys(losses, 0.0), abs=1e-14
+    )
 
 
 @pytest.mark.parametrize("name", ["pflego", "fedavg", "fedamp"])

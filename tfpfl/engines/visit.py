@@ -193,16 +193,15 @@ def of_global(scores: dict) -> dict:
 
 
 def federation_readers(algorithm: Algorithm, federation, held_out: Sequence[str] = ()) -> Readers:
-    """Makes `Readers` that read a visit's examples from the federation's files, by client id, inside the graph."""
+    """Makes `Readers` that read a visit's examples from the federation's files, by client id, inside the graph.
+
+    The examples are decoded in the dtype of the algorithm's model. Decoded in float32 and then cast, they would keep
+    float32's rounding of raw * scale, which a float64 model would then learn from.
+    """
 
     def read(split):
-        reader = federation.reader(split, labels=algorithm.population.labels)
-
-        def from_file(visit):
-            x, y = reader(visit.info.client_id)
-            return tf.cast(x, algorithm.model.dtype), y
-
-        return from_file
+        reader = federation.reader(split, algorithm.population.labels, algorithm.model.dtype)
+        return lambda visit: reader(visit.info.client_id)
 
     return Readers(read("train"), {split: read(split) for split in held_out})
 
