@@ -9,6 +9,7 @@ from helpers.quadratics import flat, optimum, quadratic, use
 from helpers.rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
 from helpers.toys import distance, identical, initial_states, toy
 from tfpfl.algorithms import fedavg, feddyn, fedprox
+from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.data.population import Sampling
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import tree
@@ -71,9 +72,28 @@ def test_a_visit_is_written_out(data, momentum):
     output = algorithm.client_update(w, g, data.visit(1))
     v = by_hand(regularized, w, 0.1, 5, momentum)
     assert distance(algorithm.local_model(w, output), v) < 1e-9
-    assert distance(output.update.dv, tree.subtract(v, w)) < 1e-9
+    assert distance(output.update, tree.subtract(v, w)) < 1e-9
     assert distance(output.state, tree.add_scaled(g, -a, tree.subtract(v, w))) < 1e-9
-    assert float(output.update.one) == float(output.weight) == 1  # clients count the same, whatever their N_i
+    assert float(output.weight) == 1  # clients count the same, whatever their N_i
+
+
+def test_a_norm_is_that_of_the_change_of_the_model(data):
+    """A limit above every |v_i - w| rejects nobody, clips nothing, and moves the server to the same bits."""
+    algorithm, ids = feddyn(data.model, data.population, **BATCHES), list(data.ids)
+    server, states = shared(data), initial_states(algorithm, data.population)
+    outputs = [algorithm.client_update(server, states[i], data.visit(i)) for i in ids]
+    moves = [tree.subtract(algorithm.local_model(server, output), server) for output in outputs]
+    norms = [float(tf.linalg.global_norm(tf.nest.flatten(move))) for move in moves]
+    limit = 1.001 * max(norms)
+    assert limit < 1  # the norm of a constant 1 beside the change would be larger
+    limited = screened(algorithm, max_norm=limit, clip_norm=limit)
+    start, theirs = algorithm.init_server()._replace(w=server), [data.visit(i) for i in ids]
+    plain, found = (Simulation(a).next(start, [states[i] for i in ids], theirs) for a in (algorithm, limited))
+    assert [float(m["update_norm"]) for m in found.client_metrics] == pytest.approx(norms)
+    assert int(found.metrics["rejected"]) == 0
+    assert identical(found.server, plain.server) and identical(found.client_states, plain.client_states)
+    size = sum(int(tf.size(leaf)) for leaf in tf.nest.flatten(server))
+    assert int(plain.metrics["bytes_up"]) == len(ids) * 8 * size  # float64, and nothing but the change
 
 
 @pytest.mark.parametrize("dyn", slow_but([0.4, 2.0], 0.4))
@@ -105,7 +125,7 @@ def test_the_server_subtracts_what_all_clients_have_gathered(data):
     algorithm = feddyn(data.model, data.population, dyn=a, **BATCHES)
     before, states = play(algorithm, data, SOME)
     server = before[-1]
-    dv = [algorithm.client_update(server.w, states[i], data.visit(i)).update.dv for i in cohort]
+    dv = [algorithm.client_update(server.w, states[i], data.visit(i)).update for i in cohort]
     (found,), _ = play(algorithm, data, [cohort], server, states)
     h = tree.add_scaled(server.h, -a / 5, tree.add(*dv))
     assert distance(found.h, h) < 1e-9
@@ -126,7 +146,7 @@ def test_a_client_that_comes_late_starts_without_a_gradient(data):
     assert identical(algorithm.personal_model(algorithm.message(server), new, data.visit(4)), server.w)
     output = algorithm.client_update(server.w, new, data.visit(4))
     prox = fedprox(data.model, data.population, mu=0.1, **BATCHES).client_update(server.w, (), data.visit(4))
-    assert distance(output.update.dv, prox.update) < 1e-9
+    assert distance(output.update, prox.update) < 1e-9
 
 
 def test_a_stiff_regularizer_warns_and_its_implicit_step_is_stable(data):

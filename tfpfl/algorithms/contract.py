@@ -73,7 +73,11 @@ class Algorithm(NamedTuple):
     """A personalized federated algorithm as pure functions of tensors.
 
     `message` is a function of (server state) if all clients of the cohort get the same message, or of (server state,
-    client id) if each client gets its own. `aggregate` is 'mean' (weighted), 'sum' (weighted) or 'rows' (all updates,
+    client id) if each client gets its own. `server_update` is a function of (server state, aggregate), or of (server
+    state, aggregate, total weight) if it needs the sum of the weights of the clients whose updates arrived; with
+    weights 1 this is their number r. Code that runs or wraps an algorithm calls `step`, which knows both forms.
+
+    `aggregate` is 'mean' (weighted), 'sum' (weighted) or 'rows' (all updates,
     as `Rows`); or a structure of these, with the top-level fields of the update. `matrices` gives matrices between
     clients, such as attention weights, which a run saves at every evaluation. Their rows and columns are in the order
     of `population.client_ids`.
@@ -101,7 +105,7 @@ class Algorithm(NamedTuple):
     init_client: Callable  # (ClientInfo) -> client state before the client's first visit
     message: Callable  # (server state[, client id]) -> the message to the clients
     client_update: Callable  # (message, client state, ClientData) -> ClientOutput
-    server_update: Callable  # (server state, aggregate) -> server state
+    server_update: Callable  # (server state, aggregate[, total weight]) -> server state
     personal_model: Callable  # (message, client state, ClientData) -> Weights with which this client predicts
     local_model: Callable  # (message, ClientOutput) -> Weights of the client after its work, before aggregation
     aggregate: Any = "mean"
@@ -119,12 +123,24 @@ class Algorithm(NamedTuple):
     @property
     def message_per_client(self) -> bool:
         """Whether `message` takes a client id, so that every client gets its own message."""
-        required = [
-            p
-            for p in signature(self.message).parameters.values()
-            if p.default is Parameter.empty and p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-        ]
-        return len(required) == 2
+        return _num_required(self.message) == 2
+
+    def step(self, server: Tree, aggregate: Tree, total_weight: Tensor) -> Tree:
+        """Calls `server_update`, with the total weight if it takes that: the server's new state.
+
+        Args:
+            server: the server's state.
+            aggregate: what the updates were combined to, as `Algorithm.aggregate` says.
+            total_weight: float [], the sum of the weights of the clients whose updates arrived.
+        """
+        more = (total_weight,) if _num_required(self.server_update) == 3 else ()
+        return self.server_update(server, aggregate, *more)
+
+
+def _num_required(function: Callable) -> int:
+    """The number of positional arguments that a function cannot do without."""
+    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.default is p.empty and p.kind in positional for p in signature(function).parameters.values())
 
 
 KINDS = ("mean", "sum", "rows")

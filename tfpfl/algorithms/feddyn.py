@@ -4,16 +4,16 @@ Objective: (1 / I) sum_i l_i(w), one model for all; all clients have the same we
 last solution. With g_i in the local objectives, a point that is stationary for all clients is stationary for the global
 objective. (ICLR 2021)
 
-Messages: 4d bytes down, 4d up (and the number 1, to count the cohort). On the device: g_i, of the size of the model,
-which starts at 0. h includes the g_i of all clients, also of those that never took part or have left. A new client gets
-w and has g_i = 0; it adapts w by SGD, without the regularizer. The local model is v_i.
+Messages: 4d bytes down, 4d up. The server takes r from the weights, which are 1. On the device: g_i, of the size of the
+model, which starts at 0. h includes the g_i of all clients, also of those that never took part or have left. A new
+client gets w and has g_i = 0; it adapts w by SGD, without the regularizer. The local model is v_i.
 
 a is `dyn`, and must be positive. The limit a -> 0 is not FedAvg, because h / a does not go to 0: with fixed local steps
 round 1 then gives w + (1 + r / I) mean (v_i - w). With implicit_prox the step is
 v <- (v - eta (grad l_i(v) - g_i) + eta a w) / (1 + eta a), which is stable for every a.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -33,13 +33,6 @@ class Server(NamedTuple):
 
     w: Weights
     h: Weights  # (1 / I) sum_i g_i
-
-
-class Update(NamedTuple):
-    """What a client sends: its change of the model, and a 1."""
-
-    dv: Weights  # v_i - w
-    one: Any  # 1: their sum is r
 
 
 def feddyn(
@@ -100,11 +93,9 @@ def feddyn(
     def client_update(w, g, data):
         v, loss = solve(objective, w, data, anchor=w, penalty=lambda v: -tree.dot(g, v))
         dv = tree.subtract(v, w)
-        one = tf.ones([], model.dtype)
-        return ClientOutput(Update(dv, one), one, tree.add_scaled(g, -dyn, dv), {"loss": loss})
+        return ClientOutput(dv, tf.ones([], model.dtype), tree.add_scaled(g, -dyn, dv), {"loss": loss})
 
-    def server_update(server, aggregate):
-        mean_dv, r = aggregate
+    def server_update(server, mean_dv, r):
         h = tree.add_scaled(server.h, -dyn / population.num_clients * r, mean_dv)
         return Server(tree.add_scaled(tree.add(server.w, mean_dv), -1 / dyn, h), h)
 
@@ -117,8 +108,8 @@ def feddyn(
         client_update=client_update,
         server_update=server_update,
         personal_model=lambda w, g, data: w,
-        local_model=lambda w, output: tree.add(w, output.update.dv),
-        aggregate=Update(dv="mean", one="sum"),
+        local_model=lambda w, output: tree.add(w, output.update),
+        aggregate="mean",
         adapt=adaptation(model, lambda w, g, data: w, sgd(eta, momentum), batch_size=batch_size),
         shares="model",
     )

@@ -132,7 +132,7 @@ def server_step(algorithm: Algorithm) -> Callable:
     """
 
     def step(server, aggregated, total_weight):
-        updated = algorithm.server_update(server, aggregated)
+        updated = algorithm.step(server, aggregated, total_weight)
         return tree.where(total_weight > 0, updated, server)
 
     return step

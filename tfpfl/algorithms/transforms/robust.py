@@ -57,15 +57,14 @@ def _with_statistic(algorithm: Algorithm, statistic: Callable) -> Algorithm:
         output = algorithm.client_update(message, state, data)
         return output._replace(update=weighed.put_on(output.update, output.weight))
 
-    def server_update(server, aggregated):
-        total = tf.reduce_sum(aggregated.weight.values)
+    def server_update(server, aggregated, total):
 
         def of(kind, part):
             value = tf.nest.map_structure(statistic, part.values)
             return tree.scale(total, value) if kind == "sum" else value
 
         values = aggregated._make([*map(of, sent, aggregated[:-1]), total])
-        return algorithm.server_update(server, weighed.take_off(values))
+        return algorithm.step(server, weighed.take_off(values), total)
 
     def local_model(message, output):
         return algorithm.local_model(message, output._replace(update=weighed.take_off(output.update)))

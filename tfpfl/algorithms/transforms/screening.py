@@ -79,7 +79,9 @@ def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: 
         return screening
     return screening._replace(
         aggregate=flag.put_on(algorithm.aggregate, "rows"),
-        server_update=lambda server, aggregated: algorithm.server_update(server, flag.take_off(_accepted(aggregated))),
+        server_update=lambda server, aggregated, weight: algorithm.step(
+            server, flag.take_off(_accepted(aggregated)), weight
+        ),
         local_model=lambda message, out: algorithm.local_model(message, out._replace(update=flag.take_off(out.update))),
     )
 
