@@ -74,6 +74,31 @@ def test_range_draws_its_size_uniformly_and_its_clients_too():
         assert stats.binomtest(int(count), rounds, 4 / 9).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("present", [[7], [0, 3, 8], [1, 2, 4, 5, 6, 7, 9]], ids=len)
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"kind": "fixed", "rate": 0.35},
+        {"kind": "binomial", "rate": 0.3},
+        {"kind": "range", "low": 2, "high": 5},
+    ],
+    ids=str,
+)
+def test_whoever_is_away_the_others_are_drawn_as_often_as_with_all(sampling, present):
+    """P(i in S) I / E[r] = 1 of everybody who is present, which makes a sum that is scaled by I / E[r] unbiased."""
+    people, rounds = population(10, **sampling), 3000
+    share = people.clients_per_round / 10
+    cohorts = [cohort(2, t, people, np.array(present)) for t in range(1, rounds + 1)]
+    counts = np.bincount(np.concatenate(cohorts), minlength=10)
+    assert counts.sum() == counts[present].sum()
+    for count in counts[present]:
+        assert stats.binomtest(int(count), rounds, share).pvalue > 1e-4
+    if sampling["kind"] == "fixed":  # the two whole numbers beside n r / I
+        assert {len(c) for c in cohorts} == {len(present) * 3 // 10, len(present) * 3 // 10 + 1}
+    everyone = [cohort(2, t, people, people.client_ids).tolist() for t in range(1, 50)]
+    assert everyone == [cohort(2, t, people).tolist() for t in range(1, 50)]
+
+
 def test_runs_of_older_formats_keep_the_sizes_that_they_began_with():
     """Taken from the version before the sizes got a stream of their own."""
     old = population(9, kind="range", low=2, high=6, old_sizes=True)

@@ -195,6 +195,12 @@ def test_epsilon_is_dp_accountings(accounting):
     accountant.compose(event, 50)
     assert fixed.epsilon == accountant.get_epsilon(1e-5) > poisson.epsilon
 
+    some = privacy(1.1, population(Sampling("fixed", 0.1)), 50, delta=1e-5, present=[100] * 20 + [42] * 29 + [0])
+    accountant = RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE)
+    accountant.compose(event, 20)
+    accountant.compose(accounting.SampledWithoutReplacementDpEvent(42, 5, accounting.GaussianDpEvent(0.55)), 29)
+    assert some.epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-12)  # 4.2 of 42, which may become 5
+
     everyone = privacy(3.0, population(Sampling()), 1, delta=1e-5)
     classic = np.sqrt(2 * np.log(1.25e5)) / 3  # Dwork and Roth, theorem A.1, which needs more noise than is needed
     assert 0.5 * classic < everyone.epsilon < classic * 1.3

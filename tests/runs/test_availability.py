@@ -1,15 +1,18 @@
 """Who comes back from a round, and when; and what it does to a run."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import combinations, product
 from math import prod
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from helpers import small_runs
-from helpers.toys import distance, gradient, initial_states, objective, run, toy
+from helpers.toys import client_loss, distance, gradient, initial_states, objective, run, toy
 from tfpfl.algorithms import pflego_exact
+from tfpfl.data import cohorts
 from tfpfl.data.population import Population, Sampling
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import tree
@@ -63,10 +66,10 @@ def test_the_mean_over_all_dropouts_is_the_full_step(arrival):
     assert distance(expectation(data, start, algorithm, range(5), arrival), wanted) < 1e-9
 
     two = replace(toy(sampling=Sampling("fixed", 0.4)).population, arrival=arrival)
-    algorithm, cohorts = pflego_exact(data.model, two, tau=1, rho=RHO), list(combinations(range(5), 2))
+    algorithm, pairs = pflego_exact(data.model, two, tau=1, rho=RHO), list(combinations(range(5), 2))
     mean = tree.scale(0, start)
-    for cohort in cohorts:
-        mean = tree.add_scaled(mean, 1 / len(cohorts), expectation(data, start, algorithm, cohort, arrival))
+    for pair in pairs:
+        mean = tree.add_scaled(mean, 1 / len(pairs), expectation(data, start, algorithm, pair, arrival))
     assert distance(mean, wanted) < 1e-9
 
 
@@ -77,6 +80,32 @@ def test_without_knowing_the_probabilities_the_step_is_too_short():
     found = expectation(data, start, algorithm, range(5), arrival)
     shorter = tree.add_scaled(tree.scale(0.3, start), 0.7, full_step(data, *start))
     assert distance(found, shorter) < 1e-9 and distance(found, full_step(data, *start)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling("fixed", 0.5), Sampling("binomial", 0.4), Sampling("range", low=2, high=4)],
+    ids=lambda sampling: sampling.kind,
+)
+def test_while_clients_are_away_the_mean_is_the_full_step_of_the_others(sampling):
+    """A step from one point for each set that the cohort may be, as often as the run draws it in 6,000 rounds."""
+    data, present = toy(sampling=sampling), Availability(leaves={3: [1, 4]}).present(5, np.arange(5))
+    assert present.tolist() == [0, 2, 3]
+    algorithm = pflego_exact(data.model, data.population, tau=1, rho=RHO)
+    engine, start = Simulation(algorithm), algorithm.init_server().theta
+    drawn = Counter(tuple(cohorts.cohort(0, t, data.population, present)) for t in range(1, 6001))
+    mean = tree.scale(0, start)
+    for ids, times in drawn.items():
+        after = run(engine, data, cohort=ids)[0].theta if ids else start
+        mean = tree.add_scaled(mean, times / 6000, tree.subtract(after, start))
+    heads = {i: h for i, h in initial_states(algorithm, data.population).items() if i in present}
+    alpha = {i: float(data.population.info(i, "float64").alpha) for i in heads}
+
+    def theirs(theta, heads):
+        return tf.add_n([alpha[i] * client_loss(data, i, theta, heads[i]) for i in heads])
+
+    wanted = tree.scale(-RHO, gradient(theirs, start, heads)[0])
+    assert distance(mean, wanted) < 0.06 * distance(wanted, tree.scale(0, wanted))
 
 
 # ---- the model itself

@@ -12,9 +12,10 @@ and one backward pass for every tau; the paper counts two and one. `on_features`
 The paper and its authors' code differ. The paper prints eq. (3), whose head step has no alpha_i, and says that it
 equals eq. (5), which has it (`rule`). The code weights clients by N_i over the *sampled* clients, and also multiplies
 by I/r (`weighting`). Both divide by the actual number of clients in the round. Here it is the expected number, because
-the actual one biases the step if sampling is binomial. If clients drop out with known probabilities
-(`population.arrival`), what arrives is divided by the probability to arrive, so that the step stays unbiased. The code
-does not restore a head if the inner steps have raised its loss (`safeguard`).
+the actual one biases the step if sampling is binomial. While clients are away, cohorts are smaller in the same
+proportion (`data.cohorts`), so I / r still fits. If clients drop out with known probabilities (`population.arrival`),
+what arrives is divided by the probability to arrive, so that the step stays unbiased. The code does not restore a head
+if the inner steps have raised its loss (`safeguard`).
 """
 
 from functools import partial

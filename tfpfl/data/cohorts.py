@@ -13,12 +13,16 @@ def cohort(seed: int, round_num: int, population: Population, present: np.ndarra
     uniform sampling without replacement. 'binomial' takes every client whose bits, as a number in [0, 1), are below the
     rate; this may be nobody.
 
+    While some clients are away, each of the n present ones is drawn as often as if all I were there: a cohort of r
+    becomes one of n r / I clients. If that is no whole number, it is rounded up or down at random, so that it is right
+    on average; this may be nobody. So P(i in the cohort) I / E[r] is 1 for every client that is present, with every
+    kind of sampling, and a method that weights with I / r, such as PFLEGO, stays unbiased.
+
     Args:
         seed: the seed of the run, >= 0.
         round_num: the round, >= 0; training starts with round 1.
         population: the clients and their sampling.
-        present: int [n], ascending: the clients that can be sampled; default: all of the population. For 'fixed' and
-            'binomial' the rate then applies to these n clients.
+        present: int [n], ascending: the clients of the population that can be sampled; default: all of them.
 
     Returns:
         int64 [r], ascending client ids.
@@ -42,7 +46,9 @@ def cohort(seed: int, round_num: int, population: Population, present: np.ndarra
         stream = COHORT_SIZE_UNTIL_FORMAT_4 if sampling.old_sizes else Stream.COHORT_SIZE
         draw = int(random_bits(seed, stream, round_num, [0])[0])
         size = sampling.low + draw % (sampling.high - sampling.low + 1)  # the bias is below 1e-9: the draw has 64 bits
-        size = min(size, len(ids))
     else:
-        size = int(sampling.expected(len(ids)))
+        size = int(sampling.expected(population.num_clients))
+    if len(ids) < population.num_clients:
+        size, rest = divmod(size * len(ids), population.num_clients)
+        size += int(uniform(seed, Stream.COHORT_SHARE, round_num, [0])[0] * population.num_clients < rest)
     return ids[np.sort(np.argpartition(bits, size - 1)[:size])]

@@ -28,7 +28,7 @@ class Sampling:
     Args:
         kind: 'fixed': r = max(floor(rate * I), 1) clients, uniformly without replacement. 'binomial': every client with
             probability `rate`, independently. 'range': r is uniform in [low, high] in every round; the r clients are
-            then drawn as with 'fixed'.
+            then drawn as with 'fixed'. While clients are away, r is smaller in proportion to those that are there.
         rate: the participation rate in (0, 1], for 'fixed' and 'binomial'; default 1, everyone.
         low, high: the smallest and the largest r, for 'range'; 1 <= low <= high.
         old_sizes: for 'range': draw r as run folders up to format 4 did, so that such runs continue unchanged.

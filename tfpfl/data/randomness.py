@@ -41,6 +41,7 @@ class Stream(IntEnum):
     CLIENT_SPEED = 6  # run: each client's mean speed; index: 0
     JITTER = 7  # run: a client's speed in a round; index: the round
     COHORT_SIZE = 8  # run: the size of a cohort under 'range' sampling; index: the round
+    COHORT_SHARE = 10  # run: whether a cohort is rounded up while some clients are away; index: the round
     CLIENT_TEST = 9  # data: a client's test examples, in `Federation.from_clients`; index: the client
     POOL_TEST = 1_000  # data: a client's test examples, in partitioners that split off a test part; index: the client
 

@@ -102,7 +102,8 @@ SECTIONS = {
         RunOption(
             "sampling",
             "How the clients of a round are drawn. fixed: the same number in every round. binomial: each client with "
-            "probability --participation. range: a random number from --sampling-range.",
+            "probability --participation. range: a random number from --sampling-range. While clients are away "
+            "(--joins, --leaves), cohorts are smaller in the same proportion.",
             choices=("fixed", "binomial", "range"),
         ),
         RunOption(

@@ -1,5 +1,7 @@
 """The differential privacy (epsilon, delta) of a run, computed by the package dp-accounting."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tfpfl.checks import Unavailable
@@ -15,7 +17,13 @@ class Privacy(NamedTuple):
 
 
 def privacy(
-    noise: float, population: Population, rounds: int, *, delta: float | None = None, adaptive: bool = False
+    noise: float,
+    population: Population,
+    rounds: int,
+    *,
+    delta: float | None = None,
+    adaptive: bool = False,
+    present: Sequence[int] | None = None,
 ) -> Privacy:
     """Computes the (epsilon, delta) of the updates that a run's clients sent, with dp-accounting's RDP accountant.
 
@@ -29,6 +37,8 @@ def privacy(
         rounds: the number of rounds so far.
         delta: default: 1 / I^1.1.
         adaptive: whether the aggregator is dp_adaptive. Its noisy count of clipped updates is included in `noise`.
+        present: int [rounds], how many clients could be sampled in each round; default: all I in every round. With
+            'fixed' sampling, a cohort that is rounded up or down counts as rounded up.
 
     Raises:
         Unavailable: dp-accounting is not installed.
@@ -39,18 +49,26 @@ def privacy(
     people, sampling = population.num_clients, population.sampling
     delta = people**-1.1 if delta is None else delta
     event = dp_accounting.GaussianDpEvent(noise)
+    events = {event: rounds}  # event -> number of rounds
     relation, text = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, "every client in every round"
     if sampling.kind == "binomial":
-        event = dp_accounting.PoissonSampledDpEvent(sampling.rate, event)
+        events = {dp_accounting.PoissonSampledDpEvent(sampling.rate, event): rounds}
         text = f"Poisson sampling at {sampling.rate:g}"
     elif sampling.kind == "fixed" and sampling.expected(people) < people:
         size = int(sampling.expected(people))
         relation = dp_accounting.NeighboringRelation.REPLACE_ONE
         half = dp_accounting.GaussianDpEvent(noise / 2)  # of the sum's sensitivity, which is 2 clip here
-        event = dp_accounting.SampledWithoutReplacementDpEvent(people, size, half)
+        there = Counter([people] * rounds if present is None else present)
+        events = {
+            dp_accounting.SampledWithoutReplacementDpEvent(n, -(-size * n // people), half): times
+            for n, times in there.items()
+            if n  # a round without clients reveals nothing
+        }
         text = f"{size} of {people} clients without replacement"
+        text += "" if set(there) == {people} else ", and as large a part while clients are away"
     accountant = RdpAccountant(neighboring_relation=relation)
-    accountant.compose(event, rounds)
+    for event, times in events.items():
+        accountant.compose(event, times)
     more = "; the clipping norm's estimate included" if adaptive else ""
     return Privacy(
         float(accountant.get_epsilon(delta)), delta, f"{rounds} rounds, noise multiplier {noise:g}, {text}{more}"

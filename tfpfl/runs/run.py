@@ -77,7 +77,9 @@ class Run:
         if self.config.aggregator not in PRIVATE or not self.store.round_num:
             return None
         noise, adaptive = self.config.aggregator_arguments()["noise"], self.config.aggregator == "dp_adaptive"
-        return privacy(noise, self.population, self.store.round_num, adaptive=adaptive)
+        rounds, ids = self.store.round_num, self.population.client_ids
+        present = [len(self.availability.present(t, ids)) for t in range(1, rounds + 1)]
+        return privacy(noise, self.population, rounds, adaptive=adaptive, present=present)
 
     def _arrival(self) -> np.ndarray:
         """float [I], the probability that a sampled client's work reaches the server."""
