@@ -152,6 +152,27 @@ def test_clipping_scales_the_update_to_the_norm(federation):
     assert float(tf.linalg.global_norm(moved)) == pytest.approx(rho * scale * alpha * clip, rel=1e-4)
 
 
+SUMS = {  # method -> (what the server keeps, what a client keeps, of which it is the mean over all clients)
+    "scaffold": (lambda server: server.c, lambda state: state.c),
+    "feddyn": (lambda server: server.h, lambda state: state),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_clipped_client_keeps_what_it_has_sent(name, federation):
+    """Else the mean that the server keeps would drift away from the clients, a little in every round."""
+    algorithm, (kept, of_client) = build(name, federation), SUMS[name]
+    unlimited = after(Simulation(screened(algorithm), federation), algorithm, COHORT, 4)
+    norms = [float(m["update_norm"]) for m in unlimited[2].client_metrics]
+    limited = screened(algorithm, clip_norm=0.5 * min(norms))
+    server, states, out = after(Simulation(limited, federation), algorithm, COHORT, 4)
+    assert min(float(m["update_norm"]) for m in out.client_metrics) > 0.5 * min(norms)
+    mean = tf.nest.map_structure(lambda *leaves: sum(leaves) / len(states), *map(of_client, states.values()))
+    assert distance(kept(server), mean) < 1e-6 < 1e-2 < distance(kept(server), kept(algorithm.init_server()))
+    unclipped = screened(algorithm, clip_norm=1e3)
+    assert identical(after(Simulation(unclipped, federation), algorithm, COHORT, 4)[:2], unlimited[:2])
+
+
 def test_a_fused_cohort_cannot_be_screened(federation):
     with pytest.raises(ValueError, match="grouping='fused' needs a federation"):
         Simulation(screened(build("pflego", federation)), federation, grouping="fused")

@@ -55,7 +55,7 @@ def updates(algorithm, federation):
 
 @pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "scaffold"], "scaffold"))
 def test_an_aggregator_that_changes_nothing_changes_nothing(name, federation, tff):
-    algorithm = build(name, federation)
+    algorithm = build(name, federation)._replace(balance=None)  # SCAFFOLD's: it has two parts, and none is clipped here
     expected = one_round(Simulation(algorithm, federation), algorithm)[1]
     found = one_round(aggregated("clip", algorithm, federation, norm=1e9), algorithm)[1]
     assert distance(found, expected) < 1e-6
@@ -267,6 +267,34 @@ def test_a_median_on_the_local_engine(six_clients, a_run, tmp_path):
 def test_bad_input(change, reason):
     with pytest.raises(ValueError, match=reason):
         small_runs.config(**change)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+def test_a_sum_of_what_clients_keep_is_not_changed_at_the_server_alone(name, federation, six_clients, tmp_path, tff):
+    algorithm, reason = build(name, federation), "would drift away from what the clients keep"
+    for changed in (median, trimmed_mean):
+        with pytest.raises(ValueError, match=f"a median or a trimmed mean changes what the server adds up.*{reason}"):
+            changed(algorithm)
+    for aggregator, arguments in (("zero", {}), ("robust", {}), ("dp", {"noise": 1.0, "clip": 1.0}), ("compress", {})):
+        with pytest.raises(ValueError, match=f"aggregator '{aggregator}' changes.*{reason}"):
+            factory(aggregator, arguments, algorithm)
+    with pytest.raises(ValueError, match=f"an aggregator of TFF changes.*{reason}"):
+        federate(algorithm, federation, aggregator=tff.aggregators.MeanFactory())
+    for how in ({"aggregator": "median"}, {"aggregator": "clip", "engine": "tff"}):
+        with pytest.raises(ValueError, match=f"aggregator '{how['aggregator']}' changes.*{reason}"):
+            Run.create(small_runs.config(algorithm=name, labels="global", **how), tmp_path / "run", six_clients)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_an_older_version_began_is_read_and_continued(six_clients, tmp_path, short_end, monkeypatch):
+    """Such a run combines SCAFFOLD with a median, which is refused today."""
+    how = {"algorithm": "scaffold", "aggregator": "median", "labels": "global", "hyperparameters": {"steps": 2}}
+    with monkeypatch.context() as before:
+        before.setattr("tfpfl.runs.run.check_method", lambda name, algorithm: None)
+        small_runs.train(tmp_path / "run", six_clients, rounds=2, **how)
+    with Run.open(tmp_path / "run", rounds=3) as run:
+        run.train()
+        assert run.store.round_num == 3
 
 
 def test_rows_are_not_aggregated(federation, tff):

@@ -5,7 +5,7 @@ import re
 import pytest
 import tensorflow as tf
 
-from tfpfl.algorithms import ditto, fedper, lg_fedavg, pflego
+from tfpfl.algorithms import ditto, feddyn, fedper, lg_fedavg, pflego, scaffold
 from tfpfl.models import tree
 from tfpfl.models.weights import Weights
 from tfpfl.studies import battery
@@ -133,6 +133,11 @@ def its_one_pass_is_not_its_work(model, population):
     return right._replace(client_update=client_update)
 
 
+def balanced_by(base, balance):
+    """The method with another `balance`."""
+    return lambda model, population: base(model, population, **SMALL)._replace(balance=balance)
+
+
 SMALL = {"eta": 0.2, "steps": 4}
 MISTAKES = [
     (changed(nothing_moves), battery.rounds_change_something),
@@ -153,6 +158,10 @@ MISTAKES = [
     (its_backbone_is_that_of_the_last_visit, battery.what_is_shared_is_declared),
     (its_global_model_has_another_backbone, battery.what_is_shared_is_declared),
     (its_one_pass_is_not_its_work, battery.one_pass_is_the_work_of_a_client),
+    (balanced_by(scaffold, None), battery.a_sum_of_what_clients_keep_is_declared),
+    (balanced_by(feddyn, None), battery.a_sum_of_what_clients_keep_is_declared),
+    (balanced_by(scaffold, lambda state, output: output.state), battery.a_sum_of_what_clients_keep_is_declared),
+    (balanced_by(fedper, lambda head, output: head), battery.a_sum_of_what_clients_keep_is_declared),
 ]
 
 

@@ -77,10 +77,9 @@ class Algorithm(NamedTuple):
     state, aggregate, total weight) if it needs the sum of the weights of the clients whose updates arrived; with
     weights 1 this is their number r. Code that runs or wraps an algorithm calls `step`, which knows both forms.
 
-    `aggregate` is 'mean' (weighted), 'sum' (weighted) or 'rows' (all updates,
-    as `Rows`); or a structure of these, with the top-level fields of the update. `matrices` gives matrices between
-    clients, such as attention weights, which a run saves at every evaluation. Their rows and columns are in the order
-    of `population.client_ids`.
+    `aggregate` is 'mean' (weighted), 'sum' (weighted) or 'rows' (all updates, as `Rows`); or a structure of these, with
+    the top-level fields of the update. `matrices` gives matrices between clients, such as attention weights, which a
+    run saves at every evaluation. Their rows and columns are in the order of `population.client_ids`.
 
     `global_model` is the one whole model that some methods keep for everyone besides the personal models. It is None if
     there is no such model, or if `personal_model` is this model. `adapt` starts from the model with which a new client
@@ -94,9 +93,15 @@ class Algorithm(NamedTuple):
     clients in one forward pass, and a new client can start from this backbone.
 
     `one_pass` does the work of `client_update` in another form, which an engine can run for a whole cohort at once.
-    Both
-    must give the same result: code that replaces `client_update` must replace `one_pass` too, or set it to None. The
-    battery (`tfpfl.studies.battery`) checks both fields.
+    Both must give the same result: code that replaces `client_update` must replace `one_pass` too, or set it to None.
+
+    `balance` is for methods whose server keeps a sum or a mean of what the clients keep, such as SCAFFOLD, where c is
+    the mean of all c_i. It gives the client state that goes with an update, if another update is sent than the one that
+    `client_update` made: a client whose update is clipped then keeps what it has really sent. What changes updates at
+    the server alone, such as a median or noise, is refused for such methods, see `check_no_balance`. None: the server
+    keeps no such sum.
+
+    The battery (`tfpfl.studies.battery`) checks `shares`, `one_pass` and `balance`.
     """
 
     model: Any  # the `SplitModel`
@@ -114,6 +119,7 @@ class Algorithm(NamedTuple):
     adapt: Adaptation | None = None
     shares: str | None = None  # 'model', 'backbone', 'head' or None: the common part of all personal models
     one_pass: OnePass | None = None  # the same work as `client_update`, for a whole cohort at once
+    balance: Callable | None = None  # (client state before the visit, ClientOutput as it is sent) -> client state
 
     @property
     def shares_backbone(self) -> bool:
@@ -158,3 +164,22 @@ def kinds(algorithm: Algorithm) -> list:
         if kind not in KINDS:
             raise InvalidArgument(f"unknown aggregate {kind!r}: one of {', '.join(KINDS)}")
     return found
+
+
+def check_no_balance(algorithm: Algorithm, what: str) -> None:
+    """Checks that updates may be changed at the server, where the clients do not know of it.
+
+    Args:
+        algorithm: the algorithm whose updates are changed.
+        what: what changes them, for the message.
+
+    Raises:
+        InvalidArgument: the algorithm has a `balance`.
+    """
+    if algorithm.balance is not None:
+        raise InvalidArgument(
+            f"{what} changes what the server adds up, but the clients of this method have already kept what they sent: "
+            "the server's sum would drift away from what the clients keep, and nothing corrects it (`balance` in "
+            "tfpfl/algorithms/contract.py). Use --on-broken reject with --clip-norm or --max-norm, which a client "
+            "applies to its own update, or another method"
+        )

@@ -112,6 +112,7 @@ def feddyn(
         aggregate="mean",
         adapt=adaptation(model, lambda w, g, data: w, sgd(eta, momentum), batch_size=batch_size),
         shares="model",
+        balance=lambda g, output: tree.add_scaled(g, -dyn, output.update),
     )
 
 

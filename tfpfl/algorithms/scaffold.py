@@ -150,6 +150,7 @@ def scaffold(
         aggregate=Update(dy="mean", dc="sum"),
         adapt=adaptation(model, lambda server, state, data: server.x, sgd(eta), batch_size=batch_size),
         shares=None if keeps_y else "model",
+        balance=lambda state, output: output.state._replace(c=tree.add(state.c, output.update.dc)),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpfl.algorithms.contract import Algorithm, kinds
+from tfpfl.algorithms.contract import Algorithm, check_no_balance, kinds
 from tfpfl.algorithms.transforms.compression import compressed
 from tfpfl.algorithms.transforms.robust import median, trimmed_mean
 from tfpfl.checks import InvalidArgument, unknown
@@ -64,6 +64,25 @@ def check_aggregator(name: str | None, arguments: dict, engine: str) -> None:
             raise InvalidArgument(f"{argument} of aggregator {name} must be a positive number, found {value!r}")
 
 
+def check_method(name: str, algorithm: Algorithm) -> None:
+    """Checks that an aggregator can combine the updates of a method.
+
+    Args:
+        name: a key of `AGGREGATORS`.
+        algorithm: the method, before `with_aggregator`.
+
+    Raises:
+        InvalidArgument: the algorithm's server receives the updates of single clients (rows), not a mean or sum; or it
+            keeps a sum of what its clients keep (`Algorithm.balance`).
+    """
+    if "rows" in kinds(algorithm):
+        raise InvalidArgument(
+            f"aggregator {name!r} needs a method whose updates are averaged or added; the server of this method "
+            "receives every client's own update. Leave out the aggregator"
+        )
+    check_no_balance(algorithm, f"aggregator {name!r}")
+
+
 def factory(name: str, arguments: dict, algorithm: Algorithm) -> Any:
     """Makes the TFF aggregator factory of this name for an algorithm.
 
@@ -73,13 +92,9 @@ def factory(name: str, arguments: dict, algorithm: Algorithm) -> Any:
         algorithm: gives the expected number of clients in a round, if the aggregator needs it.
 
     Raises:
-        InvalidArgument: the algorithm's server receives the updates of single clients (rows), not a mean or sum.
+        InvalidArgument: the aggregator cannot combine this algorithm's updates, see `check_method`.
     """
-    if "rows" in kinds(algorithm):
-        raise InvalidArgument(
-            f"aggregator {name!r} needs a method whose updates are averaged or added; the server of this method "
-            "receives every client's own update. Leave out the aggregator"
-        )
+    check_method(name, algorithm)
     made = OF_TFF[name]
     if "clients" in signature(made).parameters:
         arguments = arguments | {"clients": algorithm.population.clients_per_round}
@@ -96,8 +111,11 @@ def with_aggregator(name: str | None, arguments: dict, algorithm: Algorithm) -> 
 
     Returns:
         For median and trimmed_mean an algorithm with this aggregation; for compress one that counts compressed bytes;
-        for all others the algorithm itself.
+        for all others the algorithm itself. With an aggregator it has no `balance`: `check_method` is asked when a run
+        is created, and a run that an older version created continues as it began.
     """
+    if name is not None:
+        algorithm = algorithm._replace(balance=None)
     if name in OF_OURS:
         return OF_OURS[name](algorithm, **arguments)
     return compressed(algorithm, **arguments) if name == "compress" else algorithm

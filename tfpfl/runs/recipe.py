@@ -52,14 +52,17 @@ class Recipe:
             backbone = _load_network(*self.network)
         return SplitModel(backbone, seed=config.seed, head_init=config.head_init), population
 
+    def method(self, model: SplitModel, population: Population) -> Algorithm:
+        """Builds the algorithm as its method has it, without the wrappers of `algorithm`."""
+        return build_algorithm(self.config.algorithm, model, population, **self.config.hyperparameters)
+
     def algorithm(self, model: SplitModel, population: Population) -> Algorithm:
         """Builds the algorithm, and wraps it as the configuration says.
 
         Wrappers are the aggregators that work without TFF (see `with_aggregator`), and the rejection of broken updates.
         """
         config = self.config
-        made = build_algorithm(config.algorithm, model, population, **config.hyperparameters)
-        made = with_aggregator(config.aggregator, config.aggregator_arguments(), made)
+        made = with_aggregator(config.aggregator, config.aggregator_arguments(), self.method(model, population))
         if config.on_broken == "reject":
             return screened(made, max_norm=config.max_norm, clip_norm=config.clip_norm)
         return made

@@ -34,7 +34,7 @@ from tfpfl.engines.rounds import check_fits
 from tfpfl.engines.tff.aggregators import OF_TFF
 from tfpfl.models.split import SplitModel
 from tfpfl.runs import protocols
-from tfpfl.runs.aggregators import PRIVATE, factory
+from tfpfl.runs.aggregators import PRIVATE, check_method, factory
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
 from tfpfl.runs.config import NETWORK, RunConfig, RunError, package_versions, read_config
 from tfpfl.runs.cost import Passes, count_passes, visit_flops
@@ -130,6 +130,8 @@ class Run:
         federation = federation or open_federation(config, allow_download=allow_download)
         network_file, config = config.network_file, config.resolved(federation)
         run = cls(folder, config, federation, network_file, config.engine)  # raises if the configuration is impossible
+        if config.aggregator is not None:
+            check_method(config.aggregator, run.recipe.method(run.model, run.population))
         made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         try:

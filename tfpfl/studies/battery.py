@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.scoring import Scorer, shared_theta
 from tfpfl.models import SplitModel
@@ -317,6 +318,28 @@ def one_pass_is_the_work_of_a_client(subject):
         require(away < AGREE, f"{what} differs by {away:.1e} between one_pass and client_update")
 
 
+def a_sum_of_what_clients_keep_is_declared(subject):
+    """A server's number that is always the sum or mean over all clients of what they keep needs `Algorithm.balance`.
+
+    With `balance`, that is still so when clients' updates are clipped to half of their norm.
+    """
+    algorithm, trained = subject.algorithm, subject.trained
+    found = _balanced(trained)
+    if algorithm.balance is None:
+        require(
+            not found,
+            f"the server's tensors {found} are sums or means of what all clients keep: without `balance`, clipping an "
+            "update would break that",
+        )
+        return
+    require(found, "it has a `balance`, but no tensor of the server is the sum or mean of what all clients keep")
+    norms = [float(tf.linalg.global_norm(tf.nest.flatten(subject.visit(i)[3].update))) for i in EVERYONE]
+    clipped = screened(algorithm, clip_norm=min(norms) / 2)
+    now = _balanced(Trained(clipped, Simulation(clipped, subject.federation)).rounds(4))
+    broken = sorted(set(found) - set(now))
+    require(not broken, f"where updates are clipped, the server's tensors {broken} are not what all clients keep")
+
+
 def a_new_client_adapts(subject):
     """If new clients can adapt, adapting starts at the personal or global model and lowers the loss in nine epochs."""
     algorithm = subject.algorithm
@@ -354,6 +377,7 @@ CHECKS = (
     the_global_model_is_everyones,
     what_is_shared_is_declared,
     one_pass_is_the_work_of_a_client,
+    a_sum_of_what_clients_keep_is_declared,
     a_new_client_adapts,
     no_graph_is_traced_again_for_other_clients,
     both_engines_agree,
@@ -369,6 +393,20 @@ def kinds(structure) -> list:
 def _same(a, b) -> bool:
     """Whether two structures have the same dtypes, shapes and bits."""
     return kinds(a) == kinds(b) and identical(a, b)
+
+
+def _balanced(trained: Trained) -> list[int]:
+    """Which tensors of the server's state have moved, and are the sum or mean over all clients of one they keep."""
+    first, found = tf.nest.flatten(trained.algorithm.init_server()), []
+    alpha = [float(trained.population.info(i).alpha) for i in EVERYONE]
+    kept = list(zip(*map(tf.nest.flatten, trained.states(EVERYONE)), strict=True))
+    kept = [np.asarray(leaves, float) for leaves in kept if len({np.shape(leaf) for leaf in leaves}) == 1]
+    for place, (before, now) in enumerate(zip(first, tf.nest.flatten(trained.server), strict=True)):
+        sums = (np.tensordot(w, k, 1) for k in kept for w in (np.ones(len(k)), np.full(len(k), 1 / len(k)), alpha))
+        same = any(np.shape(s) == np.shape(now) and distance(s, now) < AGREE for s in sums)
+        if same and distance(before, now) > 1e-3:
+            found.append(place)
+    return found
 
 
 def _keep(now, before, clients):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, kinds
+from tfpfl.algorithms.contract import Algorithm, check_no_balance, kinds
 from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import tree
@@ -16,7 +16,8 @@ def median(algorithm: Algorithm) -> Algorithm:
     All clients count alike. In place of a weighted sum, the server gets the sum of the weights times the median.
 
     Raises:
-        InvalidArgument: the server needs every client's own update (aggregate 'rows').
+        InvalidArgument: the server needs every client's own update (aggregate 'rows'), or it keeps a sum of what the
+            clients keep (`Algorithm.balance`).
     """
     return _with_statistic(algorithm, lambda rows: _trimmed(rows, 0.5))
 
@@ -29,7 +30,8 @@ def trimmed_mean(algorithm: Algorithm, *, trim: float = 0.1) -> Algorithm:
         trim: the fraction of the smallest and of the largest values of each coordinate that is left out, in [0, 0.5).
 
     Raises:
-        InvalidArgument: trim is outside [0, 0.5), or the server needs every client's own update (aggregate 'rows').
+        InvalidArgument: trim is outside [0, 0.5); the server needs every client's own update (aggregate 'rows'); or it
+            keeps a sum of what the clients keep (`Algorithm.balance`).
     """
     if not 0 <= trim < 0.5:
         raise InvalidArgument(f"trim must lie in [0, 0.5), found {trim}")
@@ -50,6 +52,7 @@ def _with_statistic(algorithm: Algorithm, statistic: Callable) -> Algorithm:
             "median and trimmed_mean are for updates that are added up, but in this method the server sees every "
             "client's own. Use screened (--on-broken reject) against broken clients"
         )
+    check_no_balance(algorithm, "a median or a trimmed mean")
     weighed = AlongWith(algorithm.aggregate, "weight")
     rows = "rows" if isinstance(algorithm.aggregate, str) else ("rows",) * len(sent)
 

@@ -34,7 +34,8 @@ def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: 
     Args:
         algorithm: any `Algorithm`.
         max_norm: updates with a larger L2 norm, over all their numbers, are rejected; None: no limit.
-        clip_norm: updates with a larger L2 norm are scaled down to this norm; None: never. Applied after `max_norm`.
+        clip_norm: updates with a larger L2 norm are scaled down to this norm; None: never. Applied after `max_norm`. If
+            the algorithm has a `balance`, such a client keeps the state that goes with the shorter update.
 
     Returns:
         The algorithm. Its clients have two more metrics: 'rejected', the number of the reason in `REASONS`, and
@@ -60,11 +61,9 @@ def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: 
         if max_norm is not None:
             reason = _first(reason, norm > max_norm, 5)
         accepted = tf.equal(reason, 0)
-        update = output.update
         if clip_norm is not None:
-            factor = tf.minimum(tf.cast(1, norm.dtype), clip_norm / tf.maximum(norm, clip_norm))
-            update = tf.nest.map_structure(lambda x: tf.cast(factor, x.dtype) * x if x.dtype.is_floating else x, update)
-        update = tree.where(accepted, update, tree.zeros_like(update))
+            output = _clipped(algorithm, state, output, norm, clip_norm)
+        update = tree.where(accepted, output.update, tree.zeros_like(output.update))
         metrics = {k: tf.where(accepted, v, tf.zeros_like(v)) for k, v in output.metrics.items()}
         metrics |= {"rejected": reason, "update_norm": tf.where(finite, norm, tf.zeros_like(norm))}
         return ClientOutput(
@@ -84,6 +83,16 @@ def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: 
         ),
         local_model=lambda message, out: algorithm.local_model(message, out._replace(update=flag.take_off(out.update))),
     )
+
+
+def _clipped(algorithm: Algorithm, state, output: ClientOutput, norm, clip_norm: float) -> ClientOutput:
+    """The output with an update of at most `clip_norm`, and with the state that goes with it."""
+    factor = clip_norm / tf.maximum(norm, tf.cast(clip_norm, norm.dtype))
+    update = tf.nest.map_structure(lambda x: tf.cast(factor, x.dtype) * x if x.dtype.is_floating else x, output.update)
+    sent = output._replace(update=update)
+    if algorithm.balance is None:
+        return sent
+    return sent._replace(state=tree.where(norm > clip_norm, algorithm.balance(state, sent), output.state))
 
 
 def _accepted(aggregated):

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from safetensors.numpy import load, save
 
-from tfpfl.algorithms.contract import kinds
+from tfpfl.algorithms.contract import check_no_balance, kinds
 from tfpfl.algorithms.transforms.compression import QUANTIZED_ABOVE
 from tfpfl.engines.tff.worker import require_tff
 from tfpfl.models import tree
@@ -24,6 +24,9 @@ def make_adder(algorithm, aggregator, contribution_type):
     Returns:
         A TFF computation () -> the aggregator's first state, None for plain sums; and a function (state,
         contributions@CLIENTS) -> (new state, (sums, sum of weights)@SERVER).
+
+    Raises:
+        InvalidArgument: there is an aggregator, and the algorithm has a `balance`.
     """
     tff = require_tff()
     if aggregator is None:
@@ -34,6 +37,7 @@ def make_adder(algorithm, aggregator, contribution_type):
 
         return None, add
 
+    check_no_balance(algorithm, "an aggregator of TFF")
     weighted = isinstance(aggregator, tff.aggregators.WeightedAggregationFactory)
     averaged = [kind == "mean" for kind in kinds(algorithm) if kind != "rows"]
     expected = algorithm.population.clients_per_round

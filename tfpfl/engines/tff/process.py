@@ -64,7 +64,8 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
     Raises:
         Unavailable: TFF is not installed.
         InvalidArgument: `data` is of another kind; `held_out` or `pack` is used without a Federation; `pack` is less
-            than 1, does not work for this algorithm, or is combined with an aggregator.
+            than 1, does not work for this algorithm, or is combined with an aggregator; or there is an aggregator, and
+            the algorithm has a `balance`.
     """
     tff = require_tff()
     use_local_worker()
