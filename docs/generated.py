@@ -18,7 +18,7 @@ from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.cli.options import hyperparameter_texts
 from tfpfl.data.population import Population
-from tfpfl.runs.cost import count_passes
+from tfpfl.runs.cost import count_work
 from tfpfl.studies import cite
 
 ROOMS = (  # what the API reference describes, in this order
@@ -82,14 +82,15 @@ def algorithm_page(name: str) -> str:
         f"* `--preset {preset}`: " + ", ".join(f"`{option} = {value!r}`" for option, value in values.items())
         for preset, values in row.presets.items()
     ]
-    received, sent = passes(name)
+    (forward, backward), head_steps = work(name)
     facts = [
         f"| Head | {row.head} |",
         f"| Message | {'each client gets its own' if row.message == 'per client' else 'all clients get the same'} |",
         f"| Numbers that a client receives in a round | {row.down} |",
         f"| Numbers that a client sends in a round | {row.up} |",
         f"| A client keeps between rounds | {row.state} |",
-        f"| Passes through the backbone in one visit, forward + backward | {received:g} + {sent:g} |",
+        f"| Passes through the backbone in one visit, forward + backward | {forward:g} + {backward:g} |",
+        f"| Steps on the head alone in one visit, on features that are computed already | {head_steps:g} |",
         f"| A client predicts | {PREDICTS[row.evaluates]} |",
     ]
     for (option, value), label in row.evaluates_if.items():
@@ -106,8 +107,8 @@ def algorithm_page(name: str) -> str:
         "## At a glance",
         "\n".join(["| | |", "|---|---|", *facts]),
         "b is the number of weights of the backbone, h of the head, d = b + h; I is the number of clients. A number "
-        "takes 4 bytes in float32. A visit is a client's work in one round; passes are counted during a client's first "
-        "visit, with the default hyperparameters.",
+        "takes 4 bytes in float32. A visit is a client's work in one round; passes and steps are counted during a "
+        "client's first visit, with the default hyperparameters.",
         "## Hyperparameters",
         "\n".join(table) if row.hyperparameters else "None.",
         *(["### Presets", "\n".join(presets)] if presets else []),
@@ -159,13 +160,13 @@ def argument_text(name: str, option: str) -> str:
 
 
 @cache
-def passes(name: str):
+def work(name: str):
     """Of a first visit to a small network, with the default hyperparameters."""
     model, population = small()
     rng = np.random.default_rng(0)
     x, y = rng.random((8, 3), np.float32), np.arange(8, dtype=np.int32) % 2
     data = ClientData(x, y, population.info(0), np.array([0, 1], np.int32))
-    return count_passes(partial(built, name, population), model, data)
+    return count_work(partial(built, name, population), model, data)
 
 
 def built(name, population, model):
@@ -188,7 +189,7 @@ def choosing_table() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in ALGORITHMS.items():
-        forward, backward = passes(name)
+        forward, backward = work(name).passes
         cells = (
             f"[{row.title}](algorithms/{name}.md)",
             shared(name),

@@ -7,10 +7,12 @@ import pytest
 from helpers.toys import backbone
 from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.contract import ClientData
+from tfpfl.algorithms.parts import linear_head
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
 from tfpfl.models import SplitModel, build_network
-from tfpfl.runs.cost import Flops, Passes, backbone_flops, count_passes, head_flops, visit_flops
+from tfpfl.runs.cost import Flops, Passes, Work, backbone_flops, count_work, head_flops, visit_flops
+from tfpfl.runs.run import Run
 
 N = 24
 
@@ -20,12 +22,16 @@ def model():
     return SplitModel(backbone("float32"))
 
 
-def passes(model, name, **hyperparameters) -> Passes:
+def work(model, name, **hyperparameters) -> Work:
     population = Population([N, N], [3, 3])
     rng = np.random.default_rng(0)
     x = rng.normal(size=(N, *model.input_shape)).astype(np.float32)
     data = ClientData(x, rng.integers(0, 3, N).astype(np.int32), population.info(0), client_key(0, 1, [0])[0])
-    return count_passes(lambda m: build_algorithm(name, m, population, **hyperparameters), model, data)
+    return count_work(lambda m: build_algorithm(name, m, population, **hyperparameters), model, data)
+
+
+def passes(model, name, **hyperparameters) -> Passes:
+    return work(model, name, **hyperparameters).passes
 
 
 @pytest.mark.parametrize("tau", [1, 5, 50])
@@ -76,6 +82,36 @@ def test_fedrecon_takes_one_pass_each_way(model):
     assert passes(model, "fedrecon", tau=9) == Passes(1, 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "steps"),
+    [
+        ("pflego", {"tau": 50}, 49),
+        ("pflego", {"tau": 1}, 0),
+        ("pflego", {"tau": 50, "inner_opt": "adam", "safeguard": False, "chunk": 7}, 49),
+        ("fedrecon", {"tau": 9}, 9),
+        ("fedrep", {"tau_h": 9, "tau_b": 4}, 9),
+        ("fedrep", {"tau_h": 3, "tau_b": 1, "unit": "epochs", "batch_size": 5}, 3),
+        ("fedrep", {"tau_h": 3, "tau_b": 1, "unit": "steps", "batch_size": 6}, 0.75),
+        ("fedavg", {"steps": 6}, 0),  # its steps go through the backbone, and are passes
+        ("fedsgd", {}, 0),
+    ],
+)
+def test_steps_on_the_head_alone(model, name, options, steps):
+    assert work(model, name, **options).head_steps == pytest.approx(steps)
+
+
+def test_a_newton_step_is_counted_by_its_products(model):
+    """Logits and gradient; the probabilities; the Hessian for each conjugate gradient; one loss or more."""
+    found = work(model, "pflego", tau=2, inner_opt="newton").head_steps
+    least = 1 + 0.5 + linear_head.CONJUGATE_GRADIENT_STEPS + 0.5
+    assert least <= found <= least + 5 and found % 0.5 == 0
+
+
+def test_who_does_not_count_has_no_counter_in_the_graph(model):
+    phi = np.ones((3, 5), np.float32)
+    assert linear_head.counted(phi) is phi
+
+
 def test_operations_of_a_dense_backbone():
     """mlp200: a product with 784 x 200 and a bias; back, the outer product of the input and the gradient."""
     assert backbone_flops(SplitModel(build_network("mlp200", (28, 28, 1)))) == Flops(2 * 784 * 200 + 200, 2 * 784 * 200)
@@ -110,10 +146,29 @@ def test_operations_of_convolutions():
 def test_operations_of_a_visit(model):
     head, backbone = head_flops(5, 3), backbone_flops(model)
     assert head == Flops(2 * 5 * 3 + 3, 4 * 5 * 3 + 3)
-    counted = passes(model, "pflego", tau=50)
     joint = sum(backbone) + sum(head)
-    assert visit_flops(counted, model, N, 3) == N * joint
     steps = 49 * (4 * 5 * 3 + 2 * 3)
-    assert visit_flops(counted, model, N, 3, head_steps=49) == N * (joint + steps)
-    assert visit_flops(passes(model, "fedavg", steps=6), model, N, 3) == 6 * N * joint
-    assert visit_flops(passes(model, "fedavg", steps=2, batch_size=6), model, N, 3) == 0.5 * N * joint
+    assert visit_flops(work(model, "pflego", tau=1), model, N, 3) == N * joint
+    assert visit_flops(work(model, "pflego", tau=50), model, N, 3) == N * (joint + steps)
+    assert visit_flops(work(model, "fedavg", steps=6), model, N, 3) == 6 * N * joint
+    assert visit_flops(work(model, "fedavg", steps=2, batch_size=6), model, N, 3) == 0.5 * N * joint
+
+
+@pytest.mark.parametrize(("pixels", "classes", "times"), [(28, 2, 1.125), (28, 10, 1.615), (8, 2, 2.461)])
+def test_pflegos_head_steps_are_no_small_part_on_a_small_backbone(pixels, classes, times):
+    """Written out: a pass is 4 pixels 200 numbers there and as many back, and 49 steps are two products each."""
+    model = SplitModel(build_network("mlp200", (pixels, pixels, 1)))
+    alone, whole = (visit_flops(Work(Passes(1, 1), steps), model, N, classes) for steps in (0, 49))
+    assert whole - alone == N * 49 * 2 * (2 * 200 * classes + classes)
+    assert whole / alone == pytest.approx(times, abs=1e-3)
+
+
+def test_a_run_counts_the_steps_of_its_heads(a_run):
+    """PFLEGO with tau=4, as `RunConfig` of the run says."""
+    with Run.open(a_run) as run:
+        examples, classes = np.mean(run.population.num_examples), np.mean(run.population.num_classes)
+        expected = examples * (sum(backbone_flops(run.model)) + sum(head_flops(200, classes)))
+        expected += examples * 3 * 2 * (2 * 200 * classes + classes)
+        assert run.flops == pytest.approx(expected, rel=1e-12)
+        summary = run.write_summary()
+    assert (summary["flops"], summary["head_steps"]) == (pytest.approx(expected), 3)

@@ -10,7 +10,9 @@ import pytest
 from helpers import small_runs as runs
 from tfpfl.runs import statistics
 from tfpfl.runs.config import RunConfig, RunError
+from tfpfl.runs.cost import Passes, Work, visit_flops
 from tfpfl.runs.protocols import EV_LOCAL, protocol
+from tfpfl.runs.run import Run
 from tfpfl.studies import comparison
 from tfpfl.studies.records import Record
 
@@ -49,9 +51,11 @@ def test_a_row_is_what_its_runs_say(records):
     assert row["p (Local)"] == pytest.approx(statistics.wilcoxon(*both).p_value, nan_ok=True)
     assert table[1]["gain over Local"] == 0 and math.isnan(table[1]["p (Local)"])
     assert (row["seeds"], row["rounds"], row["passes"]) == (2, 4, 2.0)
-    assert row["GFLOP a visit"] == pytest.approx(
-        table[1]["GFLOP a visit"] / 2
-    )  # two steps on all examples: 2 + 2 passes
+    with Run.open(records[0].folder) as run:
+        clients = run.population.num_examples.mean(), run.population.num_classes.mean()
+        joint, local = (visit_flops(Work(Passes(n, n), h), run.model, *clients) for n, h in ((1, 3), (2, 0)))
+    assert row["GFLOP a visit"] == pytest.approx(joint / 1e9)  # tau = 4: three steps on the head, and the joint one
+    assert table[1]["GFLOP a visit"] == pytest.approx(local / 1e9)  # two steps on all examples: 2 + 2 passes
     sent = [(h["bytes_down"] + h["bytes_up"]) / h["clients"] for r in records[:1] for h in r.history]
     assert row["bytes a visit"] == pytest.approx(sent[0]) and table[1]["bytes a visit"] == 0
 

@@ -1,7 +1,8 @@
 """The cost of a visit for a client: passes through the backbone, and floating point operations (FLOPs).
 
-Passes are counted while a visit runs. The FLOPs of a pass through the backbone are counted by TensorFlow's profiler, in
-the graph. Those of the head, a product of matrices, are computed. A multiplication and an addition are two FLOPs.
+Passes are counted while a visit runs, and so are the steps of a head on features that are computed already. The FLOPs
+of a pass through the backbone are counted by TensorFlow's profiler, in the graph. Those of the head, a product of
+matrices, are computed. A multiplication and an addition are two FLOPs.
 """
 
 import copy
@@ -12,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData
+from tfpfl.algorithms.parts import linear_head
 from tfpfl.checks import Unavailable
 
 
@@ -22,6 +24,13 @@ class Passes(NamedTuple):
     backward: float
 
 
+class Work(NamedTuple):
+    """What a client computes in one visit."""
+
+    passes: Passes
+    head_steps: float  # steps on the head alone, such as PFLEGO's tau - 1; a step on N_i / 10 examples counts 0.1
+
+
 class Flops(NamedTuple):
     """Floating point operations for one example, in the forward pass and in the backward pass."""
 
@@ -30,13 +39,15 @@ class Flops(NamedTuple):
 
 
 class Counter:
-    """Counts the examples that go forward and backward through a model's backbone.
+    """Counts the examples that go forward and backward through a model's backbone, and steps on the head alone.
 
-    Use the attribute `model`, a copy of the given model that counts in `forward` and `backward`.
+    Use the attribute `model`, a copy of the given model that counts in `forward` and `backward`. Steps on the head are
+    added to `head_steps` in graphs that are traced in `with linear_head.counting(counter.add_head_steps)`.
     """
 
     def __init__(self, model):
         self.forward = self.backward = 0
+        self.head_steps = 0.0
         self.model = copy.copy(model)
         apply = model._apply
 
@@ -59,6 +70,10 @@ class Counter:
 
         return identity(phi)
 
+    def add_head_steps(self, examples: int, steps: float) -> None:
+        """Adds steps on so many examples."""
+        self.head_steps += examples * steps
+
     def _add_forward(self, examples):
         self.forward += int(examples)
         return np.int32(0)
@@ -68,8 +83,8 @@ class Counter:
         return np.int32(0)
 
 
-def count_passes(build: Callable[..., Algorithm], model, data: ClientData) -> Passes:
-    """Runs the first visit of a client, and counts its passes through the backbone.
+def count_work(build: Callable[..., Algorithm], model, data: ClientData) -> Work:
+    """Runs the first visit of a client, and counts its passes through the backbone and its steps on the head alone.
 
     Args:
         build: (model) -> the algorithm.
@@ -82,9 +97,15 @@ def count_passes(build: Callable[..., Algorithm], model, data: ClientData) -> Pa
     per_client = algorithm.message_per_client
     message = algorithm.message(server, data.info.client_id) if per_client else algorithm.message(server)
     state = algorithm.init_client(data.info)
-    tf.function(algorithm.client_update, autograph=False)(message, state, data)
+    with linear_head.counting(counter.add_head_steps):
+        tf.function(algorithm.client_update, autograph=False)(message, state, data)
     examples = int(data.info.num_examples)
-    return Passes(counter.forward / examples, counter.backward / examples)
+    return Work(Passes(counter.forward / examples, counter.backward / examples), counter.head_steps / examples)
+
+
+def count_passes(build: Callable[..., Algorithm], model, data: ClientData) -> Passes:
+    """The passes of `count_work`, whose arguments it has."""
+    return count_work(build, model, data).passes
 
 
 def backbone_flops(model) -> Flops:
@@ -118,22 +139,23 @@ def head_flops(num_features: int, num_classes: int) -> Flops:
     return Flops(products + num_classes, 2 * products + num_classes)
 
 
-def visit_flops(passes: Passes, model, num_examples: float, num_classes: float, *, head_steps: int = 0) -> float:
+def visit_flops(work: Work, model, num_examples: float, num_classes: float) -> float:
     """Floating point operations of a client's visit.
 
+    Every pass goes through the backbone and the head. A step on the head alone counts the logits and the gradient of
+    the head. What is computed only for a log or a comparison, such as the loss before PFLEGO's steps, is not counted.
+
     Args:
-        passes: counted by `count_passes`; every pass goes through the head as well.
+        work: counted by `count_work`.
         model: the SplitModel.
         num_examples, num_classes: N_i and K_i.
-        head_steps: full-batch steps on the head alone, on features that are computed already, such as PFLEGO's tau - 1.
-            They are not part of `passes`. Each counts the logits and the gradient of the head. Default: 0.
 
     Raises:
         Unavailable: this TensorFlow has no profiler that counts operations.
     """
     backbone, head = backbone_flops(model), head_flops(model.num_features, num_classes)
-    forward, backward = (passes[k] * (backbone[k] + head[k]) for k in (0, 1))
-    return num_examples * (forward + backward + head_steps * 2 * head.forward)
+    forward, backward = (work.passes[k] * (backbone[k] + head[k]) for k in (0, 1))
+    return num_examples * (forward + backward + work.head_steps * 2 * head.forward)
 
 
 def _profiled(function, *specs) -> int:

@@ -5,7 +5,7 @@ network.keras   the backbone, if it is the user's own file
 state.sqlite    server state, client states, history, evaluations, matrices; one transaction a round
 history.csv     one row per round
 clients.csv     one row per client: N_i, K_i, loss and accuracy of its personal model on train, validation and test
-summary.json    results by protocol, bytes, seconds
+summary.json    results by protocol, bytes, floating point operations, seconds
 tensorboard/    the history as TensorBoard events
 
 `Run.evaluate` writes the tables and the summary again, from state.sqlite.
@@ -37,7 +37,7 @@ from tfpfl.runs import protocols
 from tfpfl.runs.aggregators import PRIVATE, check_method, factory
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
 from tfpfl.runs.config import NETWORK, RunConfig, RunError, package_versions, read_config
-from tfpfl.runs.cost import Passes, count_passes, visit_flops
+from tfpfl.runs.cost import Passes, Work, count_work, visit_flops
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import write_csv, write_whole
 from tfpfl.runs.privacy import Privacy, privacy, require_accounting
@@ -332,9 +332,14 @@ class Run:
             )
         return self.store.matrices(rounds[-1] if round_num is None else round_num) if rounds else {}
 
-    @cached_property
+    @property
     def passes(self) -> Passes:
         """How often an example goes through the backbone in a visit, counted in the smallest client's first visit."""
+        return self.work.passes
+
+    @cached_property
+    def work(self) -> Work:
+        """The passes and the steps on the head alone of a visit, counted in the smallest client's first visit."""
         client_id = int(self.population.client_ids[np.argmin(self.population.num_examples)])
         x, y = self.federation.arrays(client_id, "train", labels=self.population.labels)
         info, key = self.population.info(client_id), client_key(self.config.seed, 1, [client_id])[0]
@@ -342,14 +347,14 @@ class Run:
         def build(model: SplitModel) -> Algorithm:
             return build_algorithm(self.config.algorithm, model, self.population, **self.config.hyperparameters)
 
-        return count_passes(build, self.model, ClientData(x, y, info, key))
+        return count_work(build, self.model, ClientData(x, y, info, key))
 
     @cached_property
     def flops(self) -> float | None:
         """Floating point operations of one visit, for mean N_i and K_i; None if this TensorFlow cannot count them."""
         examples, classes = (float(np.mean(n)) for n in (self.population.num_examples, self.population.num_classes))
         try:
-            return visit_flops(self.passes, self.model, examples, classes)
+            return visit_flops(self.work, self.model, examples, classes)
         except Unavailable:
             return None
 
@@ -372,6 +377,7 @@ class Run:
             "bytes_up": sum(row.get("bytes_up", 0) for row in history),
             "client_visits": sum(row["clients"] for row in history),
             "passes": self.passes._asdict(),
+            "head_steps": self.work.head_steps,
             "flops": self.flops,
             "stopped": self.stop_reason,
             "privacy": private and private._asdict(),

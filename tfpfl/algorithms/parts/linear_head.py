@@ -7,6 +7,10 @@ The code uses transposed matrices, [K, M] by [M, N], and its own softmax. On a C
 take four times as long, and between its two passes a client of PFLEGO does little but steps on its head.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import tensorflow as tf
 
 from tfpfl.algorithms.parts.optimizers import Optimizer
@@ -14,6 +18,7 @@ from tfpfl.models import tree
 from tfpfl.models.weights import Head
 
 CONJUGATE_GRADIENT_STEPS = 10
+_ADD: ContextVar[Callable | None] = ContextVar("what counts the steps of heads", default=None)
 DAMPING = 1e-3  # added to the Hessian, which is singular: the same constant for all classes does not change the loss
 
 
@@ -47,6 +52,37 @@ def feature_gradient(head: Head, errors):
     return tf.matmul(errors, head.kernel, transpose_a=True, transpose_b=True)
 
 
+@contextmanager
+def counting(add: Callable) -> Iterator[None]:
+    """Counts the steps of heads on features that are computed already, in all graphs that are traced meanwhile.
+
+    Args:
+        add: called while such a graph runs, as add(number of examples, number of steps); see `counted`.
+    """
+    before = _ADD.set(add)
+    try:
+        yield
+    finally:
+        _ADD.reset(before)
+
+
+def counted(phi, steps: float = 1.0):
+    """The features phi [n, M], which report `steps` steps on n examples when they are used; see `counting`.
+
+    A step is two products of matrices: the logits, and the gradient of the kernel. One of them alone is half a step.
+    """
+    add = _ADD.get()
+    if add is None:
+        return phi
+
+    def report(examples):
+        add(int(examples), steps)
+        return examples
+
+    with tf.control_dependencies([tf.numpy_function(report, [tf.shape(phi)[0]], tf.int32)]):
+        return tf.identity(phi)
+
+
 def fit(head: Head, phi, targets, steps, optimizer: Optimizer) -> Head:
     """Trains the head with `steps` full-batch steps of an optimizer, which starts from its initial state.
 
@@ -64,9 +100,10 @@ def fit(head: Head, phi, targets, steps, optimizer: Optimizer) -> Head:
     targets = tf.transpose(targets) / examples
 
     def body(step, head, slots):
-        powers = tf.exp(_logits(head.kernel, head.bias, phi))
+        its_phi = counted(phi)
+        powers = tf.exp(_logits(head.kernel, head.bias, its_phi))
         errors = powers / (examples * tf.reduce_sum(powers, 0)) - targets
-        its_gradient = Head(tf.matmul(errors, phi), tf.reduce_sum(errors, 1, keepdims=True))
+        its_gradient = Head(tf.matmul(errors, its_phi), tf.reduce_sum(errors, 1, keepdims=True))
         slots, head = optimizer.step(slots, head, its_gradient)
         return step + 1, head, slots
 
@@ -93,11 +130,12 @@ def fit_newton(head: Head, phi, targets, steps) -> Head:
     """
 
     def body(step, head):
-        current, error = loss_and_errors(head, phi, targets)
+        current, error = loss_and_errors(head, counted(phi), targets)
         direction = _conjugate_gradient(head, phi, targets, gradient(phi, error))
 
         def worse(length):
-            return (loss(tree.add_scaled(head, -length, direction), phi, targets) > current) & (length > 1e-3)
+            shorter = loss(tree.add_scaled(head, -length, direction), counted(phi, 0.5), targets)
+            return (shorter > current) & (length > 1e-3)
 
         (length,) = tf.while_loop(worse, lambda length: (length / 2,), (tf.ones([], phi.dtype),))
         return step + 1, tree.add_scaled(head, -length, direction)
@@ -107,11 +145,11 @@ def fit_newton(head: Head, phi, targets, steps) -> Head:
 
 def _conjugate_gradient(head, phi, targets, right_side):
     """Solves (H + DAMPING) d = right_side approximately for d; H is the Hessian of the loss at `head`."""
-    probabilities = tf.nn.softmax(tf.matmul(phi, head.kernel) + head.bias)
+    probabilities = tf.nn.softmax(tf.matmul(counted(phi, 0.5), head.kernel) + head.bias)
     examples = tf.cast(tf.shape(phi)[0], phi.dtype)
 
     def hessian_times(v: Head):
-        u = tf.matmul(phi, v.kernel) + v.bias
+        u = tf.matmul(counted(phi), v.kernel) + v.bias
         pu = probabilities * u
         curved = (pu - probabilities * tf.reduce_sum(pu, 1, keepdims=True)) / examples
         return tree.add_scaled(gradient(phi, tf.transpose(curved)), DAMPING, v)

@@ -254,7 +254,9 @@ def head_solver(model, *, eta, steps=None, epochs=None, batch_size=None, momentu
         if batch_size is None:
             head = heads.fit(head, phi, targets, work, sgd(eta, momentum))
         else:
-            head, _ = solve(lambda w, phi, y: cross_entropy(logits(w, phi), y), head, data._replace(x=phi))
+            head, _ = solve(
+                lambda w, phi, y: cross_entropy(logits(w, heads.counted(phi)), y), head, data._replace(x=phi)
+            )
         return head, heads.loss(head, phi, targets)
 
     return fit
