@@ -269,7 +269,7 @@ def test_a_state_of_another_run_or_a_lost_or_damaged_one(a_run, federation, tmp_
     state.write_bytes(intact)
     with Run.open(a_run) as run:
         assert run.store.round_num == 7
-        with pytest.raises(StoreError, match="being written by another process"):
+        with pytest.raises(RunError, match="another run is being created or trained in .* by this process"):
             Run.open(a_run)
 
 

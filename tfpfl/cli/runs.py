@@ -250,6 +250,7 @@ def demo(out, rounds, seed, engine):
     from tfpfl.algorithms import get_method
     from tfpfl.runs.callbacks import Progress
     from tfpfl.runs.config import RunConfig
+    from tfpfl.runs.folders import locked_folder
     from tfpfl.runs.run import Run
     from tfpfl.studies.tables import comparison
 
@@ -258,7 +259,9 @@ def demo(out, rounds, seed, engine):
     for algorithm in ("pflego", "fedavg", "local"):
         folder = out / algorithm
         if (folder / "demo").exists():
-            shutil.rmtree(folder)
+            with locked_folder(folder) as lock:  # another demo may be running in it
+                shutil.rmtree(folder)
+            lock.release()
         config = RunConfig(
             algorithm=algorithm,
             partition_args={"K": 2},

@@ -40,9 +40,10 @@ from tfpfl.runs.config import NETWORK, RunConfig, RunError, package_versions, re
 from tfpfl.runs.cost import Passes, Work, count_work, visit_flops
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import write_csv, write_whole
+from tfpfl.runs.folders import STATE, locked_folder, new_folder
 from tfpfl.runs.privacy import Privacy, privacy, require_accounting
 from tfpfl.runs.recipe import Recipe, read_network
-from tfpfl.runs.store import OtherRun, RunStore, StoreError
+from tfpfl.runs.store import OtherRun, RunStore
 from tfpfl.runs.training import DivergedError, Training
 
 
@@ -118,31 +119,24 @@ class Run:
             allow_download: whether the data set may be downloaded. Default: no.
 
         Raises:
-            RunError: the folder is not empty.
+            RunError: the folder is not empty, or another process creates or trains a run in it.
             InvalidArgument: the configuration does not fit the data or the method; then nothing is written.
             Unavailable: the engine, or a private aggregator, needs a package that is not installed.
         """
         folder = Path(folder)
-        _check_free(folder)
-        check_engine(config.engine)
-        if config.aggregator in PRIVATE:
-            require_accounting()  # checked now, because the summary needs it, perhaps hours later
-        federation = federation or open_federation(config, allow_download=allow_download)
-        network_file, config = config.network_file, config.resolved(federation)
-        run = cls(folder, config, federation, network_file, config.engine)  # raises if the configuration is impossible
-        if config.aggregator is not None:
-            check_method(config.aggregator, run.recipe.method(run.model, run.population))
-        made = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
+        with new_folder(folder) as lock:
+            check_engine(config.engine)
+            if config.aggregator in PRIVATE:
+                require_accounting()  # checked now, because the summary needs it, perhaps hours later
+            federation = federation or open_federation(config, allow_download=allow_download)
+            network_file, config = config.network_file, config.resolved(federation)
+            run = cls(folder, config, federation, network_file, config.engine)  # raises if the configuration cannot be
+            if config.aggregator is not None:
+                check_method(config.aggregator, run.recipe.method(run.model, run.population))
             if network_file is not None:
                 shutil.copyfile(network_file, folder / NETWORK)
             write_whole(folder / "config.json", json.dumps(asdict(config), indent=2) + "\n")
-            run.store = RunStore(folder / "state.sqlite", config.run_id)
-        except (OSError, StoreError):
-            if made:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
+            run.store = RunStore(folder / STATE, config.run_id, lock=lock)
         return run
 
     @classmethod
@@ -155,28 +149,32 @@ class Run:
             engine: 'local', 'tff' or 'ray' instead of that of the configuration, for evaluating and not for continuing.
 
         Raises:
-            RunError: this is not a run folder, a file of it is missing or was changed, it is from a newer version, or
-                it has more than `rounds` rounds already.
-            StoreError: state.sqlite is damaged, or another process is writing it.
+            RunError: this is not a run folder, a file of it is missing or was changed, it is from a newer version,
+                another process is writing it, or it has more than `rounds` rounds already.
+            StoreError: state.sqlite is damaged.
             Unavailable: the engine needs a package that is not installed.
         """
         folder = Path(folder)
-        config = read_config(folder)
-        state = folder / "state.sqlite"
-        if not state.exists() and (folder / "history.csv").exists():
-            raise RunError(f"{state} is missing: the run has a history.csv, but its state is lost. Put the file back")
+        read_config(folder)  # before the lock, because a folder that holds no run gets no lock file
         if rounds is not None and rounds < 1:
             raise RunError(f"rounds must be at least 1, found {rounds}")
-        check_engine(engine or config.engine)
-        network_file = folder / NETWORK if config.network_hash else None
-        run = cls(folder, config, open_federation(config), network_file, engine or config.engine)
-        try:
-            run.store = RunStore(state, config.run_id)
-        except OtherRun as error:
-            raise RunError(
-                f"config.json and state.sqlite in {folder} are not of one run: one of them was changed or replaced. "
-                "To run with other settings, start a run in a new folder"
-            ) from error
+        with locked_folder(folder) as lock:
+            config = read_config(folder)
+            state = folder / STATE
+            if not state.exists() and (folder / "history.csv").exists():
+                raise RunError(
+                    f"{state} is missing: the run has a history.csv, but its state is lost. Put the file back"
+                )
+            check_engine(engine or config.engine)
+            network_file = folder / NETWORK if config.network_hash else None
+            run = cls(folder, config, open_federation(config), network_file, engine or config.engine)
+            try:
+                run.store = RunStore(state, config.run_id, lock=lock)
+            except OtherRun as error:
+                raise RunError(
+                    f"config.json and {STATE} in {folder} are not of one run: one of them was changed or replaced. "
+                    "To run with other settings, start a run in a new folder"
+                ) from error
         if rounds is not None and rounds != config.rounds:
             done = run.store.round_num
             if rounds < done:
@@ -397,15 +395,6 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _check_free(folder: Path) -> None:
-    """Checks that a new run would overwrite nothing. Files of a `create` that was killed do not count."""
-    leftovers = {NETWORK, f"{NETWORK}.new", "config.json.new"}
-    if not folder.exists() or (folder.is_dir() and {p.name for p in folder.iterdir()} <= leftovers):
-        return
-    hint = f"; continue it with `tfpfl resume {folder}`" if (folder / "config.json").exists() else ""
-    raise RunError(f"{folder} exists and is not empty{hint}. For a new run use another folder (--out)")
 
 
 def _plain(row: dict) -> dict:

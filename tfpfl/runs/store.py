@@ -7,7 +7,6 @@ the caller gives the structure in which they are returned, so that nothing in th
 SQLite keeps committed rounds in `FILE-wal` until the file is closed: copy both files, or copy after the run.
 """
 
-import fcntl
 import json
 import os
 import sqlite3
@@ -23,6 +22,7 @@ from safetensors.numpy import load, save
 from tensorflow import nest
 
 from tfpfl.checks import InvalidArgument
+from tfpfl.runs.locks import InUse, Lock
 from tfpfl.runs.protocols import Score
 
 FORMAT_VERSION = 2  # 1 had no matrices
@@ -62,6 +62,7 @@ class RunStore:
         run_id: identifies the run, for example the hash of its configuration; a file of another run is refused.
             None (default): accept the file of any run.
         read_only: only read the file, which must exist; possible while another process writes it.
+        lock: the lock of the file, if the caller has it already; `close` releases it. Default: it is taken here.
 
     Raises:
         OtherRun: the file belongs to another run.
@@ -69,10 +70,17 @@ class RunStore:
             process.
     """
 
-    def __init__(self, path: str | os.PathLike | None = None, run_id: str | None = None, *, read_only: bool = False):
+    def __init__(
+        self,
+        path: str | os.PathLike | None = None,
+        run_id: str | None = None,
+        *,
+        read_only: bool = False,
+        lock: Lock | None = None,
+    ):
         self._path = path
         self._name = "the store in memory" if path is None else str(path)
-        self._lock = None if path is None or read_only else _lock(path)
+        self._lock = lock if lock or path is None or read_only else _lock(path)
         self._db = cast(sqlite3.Connection, None)  # until it is open
         place = ":memory:" if path is None else f"{Path(path).absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
         try:
@@ -100,7 +108,7 @@ class RunStore:
             if new or version < FORMAT_VERSION:
                 found = "holds nothing" if new else f"has format {version}: `tfpfl evaluate` converts it"
                 raise StoreError(f"{self._name} {found}")
-            self.run_id = self._value("SELECT run_id FROM run")
+            self.run_id = self._found_run(run_id)
             return
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
@@ -110,14 +118,17 @@ class RunStore:
                     self._db.execute(statement)
                 self._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                 self._db.execute("INSERT INTO run VALUES (?)", (run_id or "",))
-        found = self._value("SELECT run_id FROM run")
-        if run_id is not None and found != run_id:
-            raise OtherRun(f"{self._name} belongs to run {found!r}, not to {run_id!r}")
-        self.run_id = found
+        self.run_id = self._found_run(run_id)
         if new or version < FORMAT_VERSION:
             with self._transaction():
                 self._db.execute(_MATRICES)
                 self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+
+    def _found_run(self, run_id: str | None) -> str:
+        found = self._value("SELECT run_id FROM run")
+        if run_id is not None and found != run_id:
+            raise OtherRun(f"{self._name} belongs to run {found!r}, not to {run_id!r}")
+        return found
 
     def _torn(self) -> bool:
         """Whether the file ends within a page, which SQLite would read as zeros; not if the WAL can repair it."""
@@ -270,8 +281,7 @@ class RunStore:
         if self._db is not None:
             self._db.close()
         if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            self._lock.release()
 
     def __enter__(self) -> "RunStore":
         return self
@@ -308,18 +318,15 @@ class RunStore:
             raise StoreError(f"{self._name}: {kept + ': ' if kept else ''}{found}") from error
 
 
-def _lock(path: str | os.PathLike) -> int:
-    """Locks `FILE.lock`. The kernel unlocks it when this process ends, also on kill -9."""
+def _lock(path: str | os.PathLike) -> Lock:
     try:
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return Lock(path)
+    except InUse as error:
+        raise StoreError(
+            f"{path} is being written by another process, or a second time by this one: {error}"
+        ) from error
     except OSError as error:
         raise StoreError(f"cannot write beside {path}: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        raise StoreError(f"{path} is being written by another process, or a second time by this one") from error
-    return lock
 
 
 def _pack(state: Any) -> tuple[bytes, int]:

@@ -15,7 +15,7 @@ from tfpfl.runs import protocols
 from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.protocols import EV_ALL, Protocol, Result
 from tfpfl.runs.protocols import Score as Score
-from tfpfl.runs.store import RunStore
+from tfpfl.runs.store import OtherRun, RunStore
 
 SPENT = ("rounds", "bytes", "passes", "seconds", "virtual seconds")
 
@@ -43,15 +43,20 @@ class Record:
         """Reads a run folder.
 
         Raises:
-            RunError: the folder is not a run folder, its state is missing, or it has no rounds yet.
+            RunError: the folder is not a run folder, its state is missing or of another run, or it has no rounds yet.
             StoreError: its state is damaged.
         """
         folder = Path(folder)
         config, state = read_config(folder), folder / "state.sqlite"
         if not state.exists():
             raise RunError(f"{state} is missing: the run's state is lost")
-        with RunStore(state, read_only=True) as store:
-            history, evaluations = store.history(), store.evaluations()
+        try:
+            with RunStore(state, config.run_id, read_only=True) as store:
+                history, evaluations = store.history(), store.evaluations()
+        except OtherRun as error:
+            raise RunError(
+                f"config.json and {state.name} in {folder} are not of one run: config.json does not say what was run"
+            ) from error
         if not history:
             raise RunError(f"{folder} has no rounds yet")
         try:

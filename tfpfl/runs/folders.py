@@ -1,0 +1,77 @@
+"""Takes a run folder for this process: a new one to create a run in, or that of a run to go on with."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tfpfl.runs.config import NETWORK, RunError
+from tfpfl.runs.locks import InUse, Lock
+
+STATE = "state.sqlite"
+_LEFTOVERS = {NETWORK, f"{NETWORK}.new", "config.json.new", f"{STATE}.lock"}  # of a creation that was killed
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Lock]:
+    """Makes and locks the folder of a new run. If the block raises an error, all that was made is removed again.
+
+    Args:
+        folder: it must not exist, or be empty; what a creation that was killed has left does not count.
+
+    Yields:
+        The lock. It stays locked after the block; whoever gets it releases it.
+
+    Raises:
+        RunError: the folder holds something, or another process creates or trains a run in it.
+    """
+    _check_free(folder)
+    made = [p for p in (folder, *folder.parents) if not p.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked_folder(folder) as lock:
+            _check_free(folder)  # again, because another process may have created a run meanwhile
+            before = set(folder.iterdir()) - {folder / f"{STATE}.lock"}
+            try:
+                yield lock
+            except BaseException:
+                for path in set(folder.iterdir()) - before:
+                    with suppress(OSError):
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+                raise
+    except BaseException:
+        for path in made:
+            with suppress(OSError):  # another process has put something into it
+                path.rmdir()
+        raise
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[Lock]:
+    """Locks a run folder. It stays locked after the block, unless the block raises an error.
+
+    Raises:
+        RunError: another process creates or trains a run in it, or its lock cannot be written.
+    """
+    try:
+        lock = Lock(folder / STATE)
+    except InUse as error:
+        raise RunError(
+            f"another run is being created or trained in {folder} {error}: wait until it ends, or end it. A run "
+            "folder is written by one process at a time"
+        ) from error
+    except OSError as error:
+        raise RunError(f"cannot write in {folder}: {error.strerror}") from error
+    try:
+        yield lock
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _check_free(folder: Path) -> None:
+    """Checks that a new run would overwrite nothing."""
+    if not folder.exists() or (folder.is_dir() and {p.name for p in folder.iterdir()} <= _LEFTOVERS):
+        return
+    hint = f"; continue it with `tfpfl resume {folder}`" if (folder / "config.json").exists() else ""
+    raise RunError(f"{folder} exists and is not empty{hint}. For a new run use another folder (--out)")

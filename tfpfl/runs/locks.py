@@ -1,0 +1,91 @@
+"""Locks a file, so that one process at a time writes it. The kernel unlocks it when that process ends, however it ends.
+
+The lock is taken on `FILE.lock`, in which its owner writes its process number and the time.
+"""
+
+import fcntl
+import os
+import re
+import time
+from contextlib import suppress
+from datetime import datetime
+
+from tfpfl.checks import InvalidArgument
+
+_READ_TIMES, _READ_EVERY = 20, 0.01  # a new owner writes its number a moment after it has the lock
+
+
+class InUse(InvalidArgument):
+    """Another process, or this one a second time, has the lock. The message says who has had it since when."""
+
+
+class Lock:
+    """An exclusive lock for `path`, from the moment it is made until `release`.
+
+    Args:
+        path: the file that is protected; `path.lock` is made beside it and stays there.
+
+    Raises:
+        InUse: it is locked already.
+        OSError: `path.lock` cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self._path = f"{path}.lock"
+        self._file: int | None = None
+        while self._file is None:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(file)
+                raise InUse(_owner(self._path)) from error
+            except OSError:
+                os.close(file)
+                raise
+            if _is_at(file, self._path):
+                self._file = file
+            else:  # its last owner removed it after this process had opened it
+                os.close(file)
+        with suppress(OSError):  # only told to others; a full disk is noticed when something is saved
+            os.ftruncate(self._file, 0)
+            os.write(self._file, f"{os.getpid()} {datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
+
+    def release(self) -> None:
+        """Unlocks. A second call does nothing."""
+        if self._file is not None:
+            with suppress(OSError):
+                os.ftruncate(self._file, 0)
+            os.close(self._file)
+            self._file = None
+
+
+def _is_at(file: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _owner(path: str) -> str:
+    """Who has the lock, as text: 'by process 4711 since 2026-11-22 06:10:00'."""
+    found = None
+    for _ in range(_READ_TIMES):
+        with suppress(OSError, UnicodeDecodeError), open(path, encoding="ascii") as file:
+            found = re.fullmatch(r"(\d+) (.{19})\n", file.read()) or found
+        if found and _is_alive(int(found[1])):  # otherwise it is what a killed owner has left
+            break
+        time.sleep(_READ_EVERY)
+    if found is None:
+        return "by another process"
+    return f"by {'this process' if int(found[1]) == os.getpid() else 'process'} {found[1]} since {found[2]}"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # it belongs to another user
+    return True
