@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.small_runs import Interrupt, federation, saved, train
+from helpers.stores import as_format
 from helpers.toys import Toy, backbone, clients, distance, identical, initial_states, run
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.parts import server_rows
@@ -202,8 +203,7 @@ def test_a_store_without_matrices_goes_on(tmp_path):
     path = tmp_path / "state.sqlite"
     with RunStore(path, "run") as store:
         store.commit_round(1, (np.ones(2),), {}, {})
-        store._db.execute("DROP TABLE matrix")
-        store._db.execute("PRAGMA user_version = 1")
+    as_format(path, 1)
     with RunStore(path, "run") as store:
         assert store.round_num == 1 and store.matrix_rounds() == []
         store.commit_round(2, (np.ones(2),), {}, {}, matrices={"A": np.eye(2)})

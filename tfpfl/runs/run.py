@@ -43,7 +43,8 @@ from tfpfl.runs.files import write_csv, write_whole
 from tfpfl.runs.folders import STATE, locked_folder, new_folder
 from tfpfl.runs.privacy import Privacy, privacy, require_accounting
 from tfpfl.runs.recipe import Recipe, read_network
-from tfpfl.runs.store import OtherRun, RunStore
+from tfpfl.runs.store import OtherRun, RunStore, StoreError
+from tfpfl.runs.store_content import check_of_run
 from tfpfl.runs.training import DivergedError, Training
 
 
@@ -67,6 +68,17 @@ class Run:
         self.machines = Machines()  # TFF workers or a Ray cluster for the rounds; may be changed before `train`
         self.store = cast(RunStore, None)  # `create` and `open` set it
         self.stop_reason: str | None = None
+
+    def _check_store(self) -> None:
+        """Checks that what is stored can be of this run and its clients; closes the store if not."""
+        ids = set(self.population.client_ids.tolist())
+        try:
+            check_of_run(
+                str(self.folder / STATE), self.store.history(), self.store.evaluations(), self.store.client_ids(), ids
+            )
+        except StoreError:
+            self.store.close()
+            raise
 
     def _aggregator(self) -> Callable | None:
         name, arguments = self.config.aggregator, self.config.aggregator_arguments()
@@ -170,6 +182,7 @@ class Run:
             run = cls(folder, config, open_federation(config), network_file, engine or config.engine)
             try:
                 run.store = RunStore(state, config.run_id, lock=lock)
+                run._check_store()
             except OtherRun as error:
                 raise RunError(
                     f"config.json and {STATE} in {folder} are not of one run: one of them was changed or replaced. "

@@ -1,8 +1,9 @@
 """Saves a run in one SQLite file: server and client states, history, evaluations, matrices.
 
 A round is one transaction. If it is interrupted (kill -9, a full disk, a power cut), the file holds the last whole
-round and nothing of the next. States are nested structures of arrays. They are stored as safetensors with a checksum;
-the caller gives the structure in which they are returned, so that nothing in the file is ever executed.
+round and nothing of the next. States are nested structures of arrays. They are stored as safetensors; the caller gives
+the structure in which they are returned, so that nothing in the file is ever executed. Everything has a checksum, which
+also covers the run, the round and the client that it belongs to.
 
 SQLite keeps committed rounds in `FILE-wal` until the file is closed: copy both files, or copy after the run.
 """
@@ -10,42 +11,20 @@ SQLite keeps committed rounds in `FILE-wal` until the file is closed: copy both 
 import json
 import os
 import sqlite3
-import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 from tensorflow import nest
 
 from tfpfl.checks import InvalidArgument
+from tfpfl.runs import store_content as content
 from tfpfl.runs.locks import InUse, Lock
 from tfpfl.runs.protocols import Score
-
-FORMAT_VERSION = 2  # 1 had no matrices
-_APPLICATION_ID = int.from_bytes(b"tfpf", "big")  # in the file's header: this SQLite file is one of ours
-_SCHEMA = """
-CREATE TABLE run (run_id TEXT NOT NULL);
-CREATE TABLE server (round INTEGER PRIMARY KEY, state BLOB NOT NULL, crc INTEGER NOT NULL);
-CREATE TABLE client (id INTEGER PRIMARY KEY, round INTEGER NOT NULL, state BLOB NOT NULL, crc INTEGER NOT NULL);
-CREATE TABLE history (round INTEGER PRIMARY KEY, row TEXT NOT NULL);
-CREATE TABLE evaluation (
-    round INTEGER, client INTEGER, model TEXT, split TEXT, num_examples INTEGER, loss REAL, accuracy REAL,
-    PRIMARY KEY (round, client, model, split)
-) WITHOUT ROWID;
-"""
-_MATRICES = """
-CREATE TABLE IF NOT EXISTS matrix (
-    round INTEGER, name TEXT, value BLOB NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (round, name)
-)
-"""
-
-
-class StoreError(InvalidArgument):
-    """The store cannot be used, or could not save a round. The message says why, and what is still saved."""
+from tfpfl.runs.store_convert import convert
+from tfpfl.runs.store_file import FORMAT_VERSION, StoreFile
+from tfpfl.runs.store_file import StoreError as StoreError
 
 
 class OtherRun(StoreError):
@@ -78,70 +57,92 @@ class RunStore:
         read_only: bool = False,
         lock: Lock | None = None,
     ):
-        self._path = path
-        self._name = "the store in memory" if path is None else str(path)
         self._lock = lock if lock or path is None or read_only else _lock(path)
-        self._db = cast(sqlite3.Connection, None)  # until it is open
-        place = ":memory:" if path is None else f"{Path(path).absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+        self._file, self._db = cast(StoreFile, None), cast(sqlite3.Connection, None)  # until it is open
         try:
+            self._file = StoreFile(path, read_only)
+            self._db, self._name, self._errors = self._file.db, self._file.name, self._file.errors
             with self._errors():
-                # No isolation level: this class begins and ends the transactions itself.
-                self._db = sqlite3.connect(place, isolation_level=None, uri=True)
                 self._open(run_id, read_only)
         except BaseException:
             self.close()
             raise
 
     def _open(self, run_id: str | None, read_only: bool) -> None:
-        application_id = self._value("PRAGMA application_id")
-        version = self._value("PRAGMA user_version")
-        new = not self._value("SELECT count(*) FROM sqlite_master")
-        if not new and application_id != _APPLICATION_ID:
-            raise StoreError(f"{self._name} is an SQLite file, but not one that tfpfl wrote")
-        if version > FORMAT_VERSION:
-            raise StoreError(
-                f"{self._name} has format {version}, from a newer tfpfl; this one reads up to {FORMAT_VERSION}"
-            )
-        if not new and self._torn():
-            raise StoreError(f"{self._name} is damaged or cut off: its last page is not whole")
-        if read_only:
-            if new or version < FORMAT_VERSION:
-                found = "holds nothing" if new else f"has format {version}: `tfpfl evaluate` converts it"
-                raise StoreError(f"{self._name} {found}")
-            self.run_id = self._found_run(run_id)
-            return
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        if new:
-            with self._transaction():
-                for statement in _SCHEMA.split(";"):
-                    self._db.execute(statement)
-                self._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        if read_only and not self._file.format:
+            raise StoreError(f"{self._name} holds nothing")
+        if not read_only:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+        if not self._file.format:
+            with self._file.transaction():
+                self._file.create(since=0)
                 self._db.execute("INSERT INTO run VALUES (?)", (run_id or "",))
-        self.run_id = self._found_run(run_id)
-        if new or version < FORMAT_VERSION:
-            with self._transaction():
-                self._db.execute(_MATRICES)
-                self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+        with self._file.reading():
+            self.run_id = self._found_run(run_id)
+            self._check_rounds()
+            if not read_only:  # who only reads checks what it reads
+                self.history()
+                self.evaluations()
+        if not read_only and self._file.format < FORMAT_VERSION:
+            convert(self._file, self.run_id)
 
     def _found_run(self, run_id: str | None) -> str:
-        found = self._value("SELECT run_id FROM run")
-        if run_id is not None and found != run_id:
-            raise OtherRun(f"{self._name} belongs to run {found!r}, not to {run_id!r}")
-        return found
+        found = [name for (name,) in self._db.execute("SELECT run_id FROM run").fetchmany(2)]
+        if len(found) != 1 or not isinstance(found[0], str):
+            raise StoreError(f"{self._name} is damaged: it must name one run, found {found or 'none'}")
+        if run_id is not None and found[0] != run_id:
+            raise OtherRun(f"{self._name} belongs to run {found[0]!r}, not to {run_id!r}")
+        return found[0]
 
-    def _torn(self) -> bool:
-        """Whether the file ends within a page, which SQLite would read as zeros; not if the WAL can repair it."""
-        if self._path is None or os.path.getsize(self._path) % self._value("PRAGMA page_size") == 0:
-            return False
-        wal = Path(f"{self._path}-wal")
-        return not wal.exists() or wal.stat().st_size == 0
+    def _check_rounds(self) -> None:
+        """Checks that the rounds of all tables belong together, and that no client's state is missing or too many."""
+        servers = [t for (t,) in self._db.execute("SELECT round FROM server").fetchmany(2)]
+        last = servers[0] if servers else 0
+        if len(servers) > 1 or min(servers, default=1) < 1:
+            raise StoreError(f"{self._name} is damaged: it must have one server state, found some of rounds {servers}")
+        tables = ["history", "client", "evaluation", *["matrix", "checksum"][: self._file.format - 1]]
+        for table in tables:
+            query = f"SELECT count(*), min(round), max(round), sum(typeof(round) != 'integer') FROM {table}"
+            count, low, high, strange = self._db.execute(query).fetchone()
+            each = table in ("history", "checksum")  # these have one row for each round
+            if (each and count != last) or (count and (strange or not 1 <= low <= high <= last)):
+                found = f"has {count} rows, of rounds {low!r} to {high!r}" if count else "is empty"
+                raise StoreError(
+                    f"{self._name} is damaged: its server state is {f'of round {last}' if servers else 'missing'}, but "
+                    f"the table {table} {found}"
+                )
+        stored = dict(self._db.execute("SELECT id, round FROM client"))
+        if stored and min(stored) < 0:
+            raise StoreError(f"{self._name} is damaged: it has a state of client {min(stored)}, and ids begin with 0")
+        if "matrix" in tables and self._file.value("SELECT count(*) FROM matrix WHERE typeof(name) != 'text'"):
+            raise StoreError(f"{self._name} is damaged: it has a matrix whose name is no text")
+        if self._bound:
+            rows = self._db.execute("SELECT round, clients, clients_crc FROM checksum ORDER BY round").fetchall()
+            for t, ids, crc in rows:
+                content.check(ids, crc, self._of("clients", t), f"{self._name}: the list of clients of round {t}", str)
+            content.check_clients(self._name, stored, ((t, ids) for t, ids, _ in rows))
+
+    @property
+    def _bound(self) -> bool:
+        """Whether checksums also cover what a content belongs to; those of formats 1 and 2 are of arrays alone."""
+        return self._file.format >= 3
+
+    def _of(self, kind: str, *which: Any) -> tuple:
+        return (kind, self.run_id, *which) if self._bound else ()
+
+    def _sums(self, kind: str, round_num: int | None = None) -> dict[int, int]:
+        """{round: checksum} of what a round has of this kind; {} for older formats, which have none."""
+        if not self._bound:
+            return {}
+        query = f"SELECT round, {kind}_crc FROM checksum WHERE ? IS NULL OR round = ? ORDER BY round"
+        return dict(self._db.execute(query, (round_num, round_num)))
 
     @property
     def round_num(self) -> int:
         """The number of the last committed round; 0 if there is none."""
         with self._errors():
-            return self._value("SELECT coalesce(max(round), 0) FROM server")
+            return self._file.value("SELECT coalesce(max(round), 0) FROM server")
 
     def server_state(self, initial: Any) -> Any:
         """The server's state after the last round, in the structure of `initial`; before the first round, `initial`.
@@ -150,8 +151,12 @@ class RunStore:
             StoreError: what is stored does not have the leaves of `initial` (their number, dtypes and ranks).
         """
         with self._errors():
-            row = self._db.execute("SELECT state, crc FROM server ORDER BY round DESC LIMIT 1").fetchone()
-        return initial if row is None else _unpack(row[0], row[1], initial, f"{self._name}: the server state")
+            row = self._db.execute("SELECT state, crc, round FROM server ORDER BY round DESC LIMIT 1").fetchone()
+        if row is None:
+            return initial
+        data, crc, t = row
+        content.check(data, crc, self._of("server", t), what := f"{self._name}: the server state")
+        return content.unpack(data, initial, what)
 
     def client_ids(self) -> np.ndarray:
         """The ids of the clients that have a stored state, ascending: int64 [n]."""
@@ -176,12 +181,15 @@ class RunStore:
         states = []
         for client_id in map(int, client_ids):
             with self._errors():
-                row = self._db.execute("SELECT state, crc FROM client WHERE id = ?", (client_id,)).fetchone()
+                row = self._db.execute("SELECT state, crc, round FROM client WHERE id = ?", (client_id,)).fetchone()
             if row is None:
                 states.append(default(client_id))
             else:
+                data, crc, t = row
+                what = f"{self._name}: the state of client {client_id}"
+                content.check(data, crc, self._of("client", client_id, t), what)
                 like = default(client_id) if like is None else like
-                states.append(_unpack(row[0], row[1], like, f"{self._name}: the state of client {client_id}"))
+                states.append(content.unpack(data, like, what))
         return states
 
     def commit_round(
@@ -206,7 +214,7 @@ class RunStore:
 
         Raises:
             StoreError: `round_num` is not the next round, or the file could not be written. Earlier rounds are kept.
-            InvalidArgument: an evaluation is of another round.
+            InvalidArgument: an evaluation is of another round, of an unknown split, or has an accuracy outside [0, 1].
         """
         done = self.round_num
         if round_num != done + 1:
@@ -216,22 +224,31 @@ class RunStore:
             others = sorted({row.round_num for row in evaluation_rows} - {round_num})
             raise InvalidArgument(f"all evaluations must be of round {round_num}, found some of {others}")
         # What can fail for a reason other than the file is done before the transaction.
-        server = _pack(server_state)
-        clients = [(int(i), round_num, *_pack(state)) for i, state in client_states.items() if nest.flatten(state)]
-        history = json.dumps(history_row, default=_plain)
-        named = [(round_num, name, *_pack(matrix)) for name, matrix in (matrices or {}).items()]
-        # SQLite would store a NumPy number as bytes, and NaN as NULL.
-        evaluations = [
-            (round_num, int(e.client_id), e.model, e.split, int(e.num_examples), float(e.loss), float(e.accuracy))
-            for e in evaluation_rows
+        server = self._packed(server_state, "server", round_num)
+        states = {int(i): state for i, state in client_states.items() if nest.flatten(state)}
+        clients = [(i, round_num, *self._packed(state, "client", i, round_num)) for i, state in states.items()]
+        history = json.dumps(history_row, default=content.plain)
+        named = [
+            (round_num, name, *self._packed(matrix, "matrix", round_num, name))
+            for name, matrix in (matrices or {}).items()
         ]
-        with self._errors(f"round {round_num} was not saved, round {done} is the last whole one"), self._transaction():
+        scores = sorted(map(content.score_row, evaluation_rows), key=lambda row: row[1:4])
+        sums = content.sums(self.run_id, round_num, states, history, scores, [name for _, name, *_ in named])
+        with (
+            self._errors(f"round {round_num} was not saved, round {done} is the last whole one"),
+            self._file.transaction(),
+        ):
             self._db.execute("DELETE FROM server")
             self._db.execute("INSERT INTO server VALUES (?, ?, ?)", (round_num, *server))
             self._db.executemany("INSERT OR REPLACE INTO client VALUES (?, ?, ?, ?)", clients)
             self._db.execute("INSERT INTO history VALUES (?, ?)", (round_num, history))
-            self._db.executemany("INSERT INTO evaluation VALUES (?, ?, ?, ?, ?, ?, ?)", evaluations)
+            self._db.executemany("INSERT INTO evaluation VALUES (?, ?, ?, ?, ?, ?, ?)", scores)
             self._db.executemany("INSERT INTO matrix VALUES (?, ?, ?, ?)", named)
+            self._db.execute("INSERT INTO checksum VALUES (?, ?, ?, ?, ?, ?)", sums)
+
+    def _packed(self, state: Any, kind: str, *which: Any) -> tuple[bytes, int]:
+        data = content.pack(state)
+        return data, content.checksum(data, *self._of(kind, *which))
 
     def check_size(self, state: Any) -> None:
         """Checks that a server state is small enough to be saved; to be called before the work of a round.
@@ -248,38 +265,69 @@ class RunStore:
             )
 
     def history(self) -> list[dict]:
-        """The history rows, in the order of the rounds."""
-        with self._errors():
-            return [json.loads(row) for (row,) in self._db.execute("SELECT row FROM history ORDER BY round")]
+        """The history rows, in the order of the rounds.
+
+        Raises:
+            StoreError: a row is damaged.
+        """
+        with self._errors(), self._file.reading():
+            rows = dict(self._db.execute("SELECT round, row FROM history ORDER BY round"))
+            sums = self._sums("history")
+        for t, crc in sums.items():
+            content.check(rows.get(t), crc, self._of("history", t), f"{self._name}: the history of round {t}", str)
+        return [content.history_row(text, t, f"{self._name}: the history of round {t}") for t, text in rows.items()]
 
     def evaluations(self, round_num: int | None = None) -> list[Score]:
-        """The evaluations of one round or of all, ordered by round, client, model and split."""
+        """The evaluations of one round or of all, ordered by round, client, model and split.
+
+        Raises:
+            StoreError: a score is damaged, missing or impossible.
+        """
         query = "SELECT * FROM evaluation WHERE ? IS NULL OR round = ? ORDER BY round, client, model, split"
-        with self._errors():
-            rows = [Score(*row) for row in self._db.execute(query, (round_num, round_num))]
-        return [row._replace(loss=_nan(row.loss), accuracy=_nan(row.accuracy)) for row in rows]
+        with self._errors(), self._file.reading():
+            rows = self._db.execute(query, (round_num, round_num)).fetchall()
+            sums = self._sums("evaluation", round_num)
+        if self._bound:
+            found = {t: content.as_text(list(of_round)) for t, of_round in groupby(rows, key=lambda row: row[0])}
+            for t in sorted(sums.keys() | found.keys()):
+                what = f"{self._name}: the evaluation of round {t}"
+                content.check(found.get(t, b"[]"), sums.get(t), self._of("evaluation", t), what)
+        return content.scores(rows, f"{self._name}: the scores")
 
     def matrix_rounds(self) -> list[int]:
         """The rounds for which matrices were saved, ascending."""
-        with self._errors():
+        if self._file.format < 2:  # only read, otherwise it would have been converted
+            return []
+        with self._errors(), self._file.reading():
             return [t for (t,) in self._db.execute("SELECT DISTINCT round FROM matrix ORDER BY round")]
 
     def matrices(self, round_num: int) -> dict[str, np.ndarray]:
         """The matrices that were saved for this round: {name: array}; {} if there are none.
 
         Raises:
-            StoreError: a stored matrix is damaged.
+            StoreError: a stored matrix is damaged or missing.
         """
-        with self._errors():
-            rows = self._db.execute(
-                "SELECT name, value, crc FROM matrix WHERE round = ? ORDER BY name", (round_num,)
-            ).fetchall()
-        return {name: _load(value, crc, f"{self._name}: {name} of round {round_num}")[0] for name, value, crc in rows}
+        if self._file.format < 2:
+            return {}
+        query = "SELECT name, value, crc FROM matrix WHERE round = ? ORDER BY name"
+        with self._errors(), self._file.reading():
+            rows = self._db.execute(query, (round_num,)).fetchall()
+            sums = self._sums("matrix", round_num)
+        for t, crc in sums.items():
+            what = f"{self._name}: the list of matrices of round {t}"
+            content.check(content.as_text([name for name, *_ in rows]), crc, self._of("matrices", t), what)
+        found = {}
+        for name, data, crc in rows:
+            content.check(
+                data, crc, self._of("matrix", round_num, name), what := f"{self._name}: {name} of round {round_num}"
+            )
+            (found[name],) = content.arrays(data, what)
+        return found
 
     def close(self) -> None:
         """Closes the file, so that other processes can write it. Saved rounds are safe without it."""
-        if self._db is not None:
-            self._db.close()
+        if self._file is not None:
+            self._file.db.close()
         if self._lock is not None:
             self._lock.release()
 
@@ -288,34 +336,6 @@ class RunStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _value(self, query: str) -> Any:
-        return self._db.execute(query).fetchone()[0]
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # SQLite has rolled back by itself after some errors
-                self._db.execute("ROLLBACK")
-            raise
-
-    @contextmanager
-    def _errors(self, kept: str = "") -> Iterator[None]:
-        """Converts errors of SQLite to `StoreError`: which file, what happened, and what is kept."""
-        try:
-            yield
-        except (sqlite3.Error, OverflowError, json.JSONDecodeError) as error:
-            found = str(error)
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the lowest byte; the others say more of the same code
-            if code == sqlite3.SQLITE_NOTADB:
-                found = "this is not an SQLite file"
-            elif code == sqlite3.SQLITE_CORRUPT:
-                found = f"the file is damaged or cut off ({found})"
-            raise StoreError(f"{self._name}: {kept + ': ' if kept else ''}{found}") from error
 
 
 def _lock(path: str | os.PathLike) -> Lock:
@@ -327,43 +347,3 @@ def _lock(path: str | os.PathLike) -> Lock:
         ) from error
     except OSError as error:
         raise StoreError(f"cannot write beside {path}: {error.strerror}") from error
-
-
-def _pack(state: Any) -> tuple[bytes, int]:
-    """The leaves of a structure as safetensors, in the order of `nest.flatten`: the bytes and their checksum."""
-    leaves = [np.asarray(leaf, order="C") for leaf in nest.flatten(state)]
-    data = save({str(i): leaf for i, leaf in enumerate(leaves)})
-    return data, zlib.crc32(data)
-
-
-def _load(data: bytes, crc: int, what: str) -> list[np.ndarray]:
-    if zlib.crc32(data) != crc:
-        raise StoreError(f"{what} is damaged: its checksum is wrong")
-    try:
-        stored = load(data)
-    except SafetensorError as error:
-        raise StoreError(f"{what} cannot be read: {error}") from error
-    return [stored[str(i)] for i in range(len(stored))]
-
-
-def _unpack(data: bytes, crc: int, like: Any, what: str) -> Any:
-    leaves = _load(data, crc, what)
-    wanted = [np.asarray(leaf) for leaf in nest.flatten(like)]
-    kinds, wanted_kinds = ([f"{leaf.dtype}, rank {leaf.ndim}" for leaf in group] for group in (leaves, wanted))
-    if len(leaves) != len(wanted):
-        raise StoreError(f"{what} has {len(leaves)} arrays, but this algorithm and model have {len(wanted)}")
-    for i, (found, expected) in enumerate(zip(kinds, wanted_kinds, strict=True)):
-        if found != expected:
-            raise StoreError(f"{what} has in array {i}: {found}; this algorithm and model have {expected}")
-    return nest.pack_sequence_as(like, leaves)
-
-
-def _plain(value: Any) -> Any:
-    """Converts NumPy's numbers and arrays, and tensors, to JSON's types."""
-    if not hasattr(value, "__array__"):
-        raise TypeError(f"a history row holds numbers, text, lists and dicts; found {type(value).__name__}")
-    return np.asarray(value).tolist()
-
-
-def _nan(value: float | None) -> float:
-    return np.nan if value is None else value

@@ -16,6 +16,7 @@ from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.protocols import EV_ALL, Protocol, Result
 from tfpfl.runs.protocols import Score as Score
 from tfpfl.runs.store import OtherRun, RunStore
+from tfpfl.runs.store_content import check_of_run
 
 SPENT = ("rounds", "bytes", "passes", "seconds", "virtual seconds")
 
@@ -44,7 +45,7 @@ class Record:
 
         Raises:
             RunError: the folder is not a run folder, its state is missing or of another run, or it has no rounds yet.
-            StoreError: its state is damaged.
+            StoreError: its state is damaged, or cannot be that of this run.
         """
         folder = Path(folder)
         config, state = read_config(folder), folder / "state.sqlite"
@@ -52,13 +53,14 @@ class Record:
             raise RunError(f"{state} is missing: the run's state is lost")
         try:
             with RunStore(state, config.run_id, read_only=True) as store:
-                history, evaluations = store.history(), store.evaluations()
+                history, evaluations, ids = store.history(), store.evaluations(), store.client_ids()
         except OtherRun as error:
             raise RunError(
                 f"config.json and {state.name} in {folder} are not of one run: config.json does not say what was run"
             ) from error
         if not history:
             raise RunError(f"{folder} has no rounds yet")
+        check_of_run(str(state), history, evaluations, ids, set(range(config.clients or 0)))
         try:
             summary = json.loads((folder / "summary.json").read_text())
         except (OSError, ValueError):

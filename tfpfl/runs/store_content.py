@@ -1,0 +1,211 @@
+"""What a store holds, as bytes and numbers: arrays, checksums, and which values are possible.
+
+A checksum is the CRC-32 of the content and of what the content belongs to: the run, the round, the client. So a state
+that is copied to another client or another round is found like a flipped bit. It protects against damage and mistakes,
+not against somebody who computes the checksums again; therefore possible values are checked too.
+"""
+
+import json
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+from tensorflow import nest
+
+from tfpfl.checks import InvalidArgument
+from tfpfl.data.manifest import SPLITS
+from tfpfl.runs.protocols import Score
+from tfpfl.runs.store_file import StoreError
+
+
+def checksum(content: bytes, *of: Any) -> int:
+    """The CRC-32 of a content that belongs to `of`, such as ("client", run_id, 3, 17); of it alone without `of`."""
+    crc = zlib.crc32(content)
+    return zlib.crc32(as_text(of), crc) if of else crc
+
+
+def as_text(rows: Any) -> bytes:
+    """Rows of a table as bytes, for their checksum: equal bytes for equal rows."""
+    return json.dumps(rows, default=repr).encode()
+
+
+def pack(state: Any) -> bytes:
+    """The leaves of a structure as safetensors, in the order of `nest.flatten`."""
+    leaves = [np.asarray(leaf, order="C") for leaf in nest.flatten(state)]
+    return save({str(i): leaf for i, leaf in enumerate(leaves)})
+
+
+def sums(
+    run_id: str, t: int, client_ids: Iterable[int], history: str, scores: Sequence[tuple], names: Iterable[str]
+) -> tuple:
+    """The row of the table `checksum` for round t.
+
+    Args:
+        run_id: the run.
+        t: the round.
+        client_ids: the clients whose states were saved in it.
+        history: its row of the history, as JSON.
+        scores: its rows of the table of scores, ordered by client, model and split.
+        names: the names of its matrices.
+    """
+    clients = json.dumps(sorted(client_ids))
+    content = {
+        "clients": clients.encode(),
+        "history": history.encode(),
+        "evaluation": as_text(scores),
+        "matrices": as_text(sorted(names)),
+    }
+    return (t, clients, *(checksum(data, kind, run_id, t) for kind, data in content.items()))
+
+
+def check(content: Any, crc: Any, of: Sequence, what: str, kind: type = bytes) -> None:
+    """Raises StoreError unless `content` is of this kind and has the checksum `crc`; `what` names it."""
+    data = content.encode() if isinstance(content, str) else content
+    if not isinstance(content, kind) or checksum(data, *of) != crc:
+        raise StoreError(f"{what} is damaged: its checksum is wrong")
+
+
+def arrays(data: bytes, what: str) -> list[np.ndarray]:
+    """The arrays that `pack` made bytes of; `what` names them in errors."""
+    try:
+        stored = load(data)
+        return [stored[str(i)] for i in range(len(stored))]
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise StoreError(f"{what} cannot be read: {error}") from error
+
+
+def unpack(data: bytes, like: Any, what: str) -> Any:
+    """The arrays in the structure of `like`, after a check of their number, dtypes and ranks."""
+    leaves = arrays(data, what)
+    wanted = [np.asarray(leaf) for leaf in nest.flatten(like)]
+    kinds, wanted_kinds = ([f"{leaf.dtype}, rank {leaf.ndim}" for leaf in group] for group in (leaves, wanted))
+    if len(leaves) != len(wanted):
+        raise StoreError(f"{what} has {len(leaves)} arrays, but this algorithm and model have {len(wanted)}")
+    for i, (found, expected) in enumerate(zip(kinds, wanted_kinds, strict=True)):
+        if found != expected:
+            raise StoreError(f"{what} has in array {i}: {found}; this algorithm and model have {expected}")
+    return nest.pack_sequence_as(like, leaves)
+
+
+def plain(value: Any) -> Any:
+    """Converts NumPy's numbers and arrays, and tensors, to JSON's types."""
+    if not hasattr(value, "__array__"):
+        raise TypeError(f"a history row holds numbers, text, lists and dicts; found {type(value).__name__}")
+    return np.asarray(value).tolist()
+
+
+def history_row(text: str, round_num: int, what: str) -> dict:
+    """A row of the history, which is stored as JSON; one that names a round names its own."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{what} is damaged: it is not valid JSON ({error})") from error
+    if not isinstance(row, dict) or row.get("round", round_num) != round_num:
+        raise StoreError(f"{what} is damaged: it must be a JSON object of round {round_num}, found {text[:80]}")
+    return row
+
+
+def score_row(score: Score) -> tuple:
+    """The row of the table for a score, as SQLite gives it back: NumPy's numbers as Python's, NaN as None.
+
+    Raises:
+        InvalidArgument: a value is impossible; see `scores`.
+    """
+    loss, accuracy = (None if math.isnan(x := float(value)) else x + 0.0 for value in (score.loss, score.accuracy))
+    row = (score.round_num, int(score.client_id), score.model, score.split, int(score.num_examples), loss, accuracy)
+    if wrong := _wrong(row):
+        raise InvalidArgument(f"a score of round {score.round_num} {wrong}")
+    return row
+
+
+def scores(rows: Sequence[tuple], what: str) -> list[Score]:
+    """The scores of rows of the table.
+
+    Raises:
+        StoreError: a client id or a number of examples is negative, an accuracy is outside [0, 1], a split is unknown,
+            or a value has a wrong type.
+    """
+    for row in rows:
+        if wrong := _wrong(row):
+            raise StoreError(f"{what} are damaged: one {wrong}")
+    return [Score(*row[:5], *(math.nan if x is None else x for x in row[5:])) for row in rows]
+
+
+def _wrong(row: tuple) -> str | None:
+    _, client, model, split, num_examples, loss, accuracy = row
+    if type(client) is not int or client < 0:
+        return f"is of client {client!r}, and ids are whole numbers from 0"
+    if type(model) is not str or split not in SPLITS:
+        return f"is of model {model!r} and split {split!r}; a split is one of {', '.join(SPLITS)}"
+    if type(num_examples) is not int or num_examples < 0:
+        return f"is of {num_examples!r} examples"
+    if not (loss is None or type(loss) is float):
+        return f"has the loss {loss!r}, which is no number"
+    if not (accuracy is None or (type(accuracy) is float and 0 <= accuracy <= 1)):
+        return f"has the accuracy {accuracy!r}, which is outside [0, 1]"
+    return None
+
+
+def check_clients(name: str, stored: Mapping[int, int], saved: Iterable[tuple[int, str]]) -> None:
+    """Checks that exactly those clients have a state that were saved in some round, each the one of its last round.
+
+    Args:
+        name: the store's name in errors.
+        stored: {client id: round of its state}.
+        saved: (round, ids of the clients that were saved in it, as JSON), ascending.
+
+    Raises:
+        StoreError: a state is missing, is too many, or is of another round.
+    """
+    last: dict[int, int] = {}
+    try:
+        for t, ids in saved:
+            last |= dict.fromkeys(json.loads(ids), t)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise StoreError(f"{name} is damaged: the list of the clients of a round cannot be read") from error
+    for i in sorted(last.keys() | stored.keys()):
+        if last.get(i) != stored.get(i):
+            found = "has no state" if i not in stored else f"has a state of round {stored[i]}"
+            wanted = f"its last round was {last[i]}" if i in last else "it was in no round"
+            raise StoreError(f"{name} is damaged: client {i} {found}, but {wanted}")
+
+
+_NUMBERS = ("bytes_down", "bytes_up", "virtual_seconds", "dropped", "late", "loss")
+
+
+def check_of_run(
+    name: str, history: Sequence[dict], evaluations: Iterable[Score], stored: Iterable[int], ids: set[int]
+) -> None:
+    """Checks that a history and scores can be those of a run: what tables, reports and a resumed run read of them.
+
+    Args:
+        name: the store's name in errors.
+        history: the rows of all rounds.
+        evaluations: the scores of all rounds.
+        stored: the ids of the clients that have a state.
+        ids: the ids of the run's clients.
+
+    Raises:
+        StoreError: a row lacks an entry, an entry is no number or impossible, or a state or score is of another client.
+    """
+    for t, row in enumerate(history, 1):
+        number = {k: v for k, v in row.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        needed = {"round", "clients", "seconds", *(row.keys() & set(_NUMBERS))}
+        rates = {k for k in row if k.endswith(" accuracy")}
+        wrong = sorted((needed | rates) - number.keys())
+        if wrong:
+            raise StoreError(f"{name}: the history of round {t} has no number for {', '.join(wrong)}: it is damaged")
+        wrong = sorted(k for k in rates if not (number[k] != number[k] or -1e-9 <= number[k] <= 1 + 1e-9))
+        wrong += ["clients"] if number["clients"] not in range(len(ids) + 1) else []
+        wrong += ["seconds"] if not 0 <= number["seconds"] < math.inf else []
+        if wrong:
+            raise StoreError(f"{name}: the history of round {t} has {wrong[0]} = {row[wrong[0]]}: it is damaged")
+    for what, found in (("a state", {int(i) for i in stored}), ("scores", {e.client_id for e in evaluations})):
+        if strange := sorted(found - ids):
+            raise StoreError(
+                f"{name} has {what} of client {strange[0]}, which is not a client of this run: it is damaged"
+            )
