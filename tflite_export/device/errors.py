@@ -3,3 +3,7 @@
 
 class InvalidInput(ValueError):
     """An argument or a file cannot be used. The command line shows the message in one line."""
+
+
+class BundleError(InvalidInput):
+    """A bundle, or an input for it, cannot be used. The message says what was found."""

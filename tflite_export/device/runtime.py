@@ -15,16 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from tflite_export.device.errors import InvalidInput
+from tflite_export.device.bundle_files import check_file, read_json
+from tflite_export.device.errors import BundleError as BundleError
 from tflite_export.device.layout import MANIFEST, THETA
 
 FORMAT = 1
+MOST_STATIC_BATCH = 4096  # examples in program_static.tflite; tfpfl writes 32
 WHILE_SINCE = "1.1"  # ai-edge-litert before this version ends the process in any WHILE operation
 USE_WHILE = ("personalize", "round")
-
-
-class BundleError(InvalidInput):
-    """A bundle, or an input for it, cannot be used. The message says what was found."""
 
 
 def manifest_hash(manifest: dict) -> str:
@@ -56,11 +54,13 @@ class Bundle:
         self.folder = Path(folder)
         path = self.folder / MANIFEST
         try:
-            self.manifest = json.loads(path.read_text(encoding="utf-8"))
+            self.manifest = read_json(self.folder, MANIFEST)
             found_format, found_hash = self.manifest["format"], self.manifest["hash"]
         except FileNotFoundError:
             raise BundleError(f"{self.folder} is not a bundle: it has no {MANIFEST}") from None
-        except (NotADirectoryError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        except BundleError:
+            raise
+        except (NotADirectoryError, ValueError, KeyError, TypeError) as error:
             raise BundleError(f"{self.folder} is not a bundle: its {MANIFEST} cannot be read ({error!r})") from None
         if found_format != FORMAT:
             raise BundleError(f"{self.folder} has bundle format {found_format}; this version reads format {FORMAT}")
@@ -70,18 +70,23 @@ class Bundle:
             for name in self.manifest["files"]:
                 self.check(name)
         model = self.manifest["model"]
+        self._check_sizes(model)
         self.example_shape = tuple(model["example_shape"])
         self.num_features, self.num_classes = model["num_features"], model["num_classes"]
         self.num_backbone_weights = model["num_backbone_weights"]
 
     def check(self, name: str) -> None:
         """Raises `BundleError` if the file `name` is missing or was changed."""
-        expected, path = self.manifest["files"][name], self.folder / name
-        if not path.is_file():
-            raise BundleError(f"{self.folder} is incomplete: {name} is missing")
-        content = path.read_bytes()
-        if len(content) != expected["bytes"] or hashlib.sha256(content).hexdigest() != expected["sha256"]:
-            raise BundleError(f"{path} is damaged: its sha256 is not the one in the manifest")
+        check_file(self.folder, name, self.manifest["files"][name])
+
+    def _check_sizes(self, model: dict) -> None:
+        """Checks the sizes that the manifest claims, because memory is taken by them before a program is asked."""
+        batch, weights = model["static_batch"], model["num_backbone_weights"]
+        if not 1 <= batch <= MOST_STATIC_BATCH:
+            raise BundleError(f"{self.folder}: its manifest has static_batch {batch}, not 1 to {MOST_STATIC_BATCH}")
+        found = self.manifest["files"].get(THETA, {}).get("bytes")
+        if found is not None and found != 4 * weights:
+            raise BundleError(f"{self.folder}: {THETA} has {found:,} bytes, but {weights:,} weights have 4 bytes each")
 
     def path(self, name: str) -> Path:
         """The path of the bundle's file `name`.

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tflite_export.device.bundle_files import stored_arrays
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.layout import BROWSER_PROGRAM, CHECK, PROGRAM, STATIC_PROGRAM
 from tflite_export.device.ops import check_builtin
@@ -70,8 +71,7 @@ def verify(bundle, *, interpreter=None, num_threads: int = 1) -> Verification:
                 check_builtin(bundle.path(name))
             except InvalidInput as error:
                 raise BundleError(f"{bundle.folder}/{name}: {error}") from error
-    with np.load(bundle.path(CHECK)) as file:
-        values = {name: file[name] for name in file.files}
+    values = stored_arrays(bundle.path(CHECK))
     bounds, comparisons = bundle.manifest["check"], []
     for name in (n for n in PROGRAMS if n in bundle.manifest["files"]):
         runtime = Runtime(bundle.path(name), interpreter, num_threads)
