@@ -1,6 +1,8 @@
 """What happens beside the rounds."""
 
+import gc
 import io
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
@@ -115,12 +117,54 @@ def test_tensorboard_that_cannot_write_does_not_end_a_run(tmp_path):
     board.start(SimpleNamespace(store=RunStore()), 1)
 
     class Full:
-        def as_default(self, step):
+        def write(self, event):
             raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+        def close(self):
+            self.write(None)
 
     board._writer = Full()
     with pytest.warns(UserWarning, match="round 3 were not written.*No space left"):
         board.round(None, {"round": 3, "loss": 1.0})
+    with pytest.warns(UserWarning, match="last TensorBoard events were not written.*No space left"):
+        board.end(None)
+
+
+def test_tensorboard_has_a_round_on_disk_before_the_next_begins(tmp_path):
+    """A process that is killed then loses none."""
+    board = TensorBoard(tmp_path)
+    board.start(SimpleNamespace(store=RunStore()), 1)
+    for t in (1, 2):
+        board.round(None, {"round": t, "loss": 0.5})
+        assert events(tmp_path) == {("loss", i): 0.5 for i in range(1, t + 1)}
+    again = TensorBoard(tmp_path)  # in the same second: another file
+    again.start(SimpleNamespace(store=RunStore()), 1)
+    board.end(None)
+    again.end(None)
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 2 and len(events(tmp_path)) == 2
+
+
+def test_tensorboard_keeps_no_memory_of_what_it_wrote(tmp_path):
+    """In 100,000 rounds a few hundred bytes for each number would be a quarter of a GB."""
+    board = TensorBoard(tmp_path)
+    board.start(SimpleNamespace(store=RunStore()), 1)
+
+    def rounds(first, last):
+        for t in range(first, last):
+            board.round(None, {"round": t, "clients": 5, "loss": 1.0 / t, "personal test accuracy": 0.5})
+
+    rounds(1, 100)
+    tracemalloc.start()
+    try:
+        rounds(100, 200)
+        before = tracemalloc.get_traced_memory()[0]
+        rounds(200, 700)
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] - before < 20_000
+    finally:
+        tracemalloc.stop()
+    board.end(None)
+    assert len(events(tmp_path)) == 3 * 699
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,17 @@ The training calls `start(training, rounds)` at the beginning, `round(training, 
 its history row, and `end(training)`. A callback stops the training by setting `training.stop_reason` to a text.
 """
 
+import itertools
+import os
+import socket
+import time
 import warnings
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.plugins.scalar.summary import scalar_pb
 
 from tfpfl.checks import InvalidArgument
 
@@ -63,8 +69,13 @@ class Progress(Callback):
         self._bar.stop()
 
 
+_FILES = itertools.count()  # of this process: no two of its event files have the same name
+
+
 class TensorBoard(Callback):
     """Writes every number of the history as a TensorBoard scalar over rounds.
+
+    It does not use `tf.summary`, which keeps about half a kB of memory for every number that it has written.
 
     The events of a round are written before the next round begins. A resumed training writes those of the last saved
     round again, because it may have been killed after saving the round and before writing the events.
@@ -78,24 +89,32 @@ class TensorBoard(Callback):
 
     def start(self, training, rounds):
         """Opens an event file, and writes the last saved round to it."""
-        self._writer = tf.summary.create_file_writer(str(self._folder))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_FILES)}.v2"
+        self._writer = tf.io.TFRecordWriter(str(self._folder / name))
+        self._write(file_version="brain.Event:2")  # every event file begins with this
         for row in training.store.history()[-1:]:
             self.round(training, row)
 
     def round(self, training, row):
         """Writes the numbers of a round; a write error gives a warning only."""
         try:
-            with self._writer.as_default(step=row["round"]):
-                for name, value in row.items():
-                    if name != "round" and isinstance(value, int | float) and np.isfinite(value):
-                        tf.summary.scalar(name.replace(" ", "/"), value)
+            for name, value in row.items():
+                if name != "round" and isinstance(value, int | float) and np.isfinite(value):
+                    self._write(step=row["round"], summary=scalar_pb(name.replace(" ", "/"), value))
             self._writer.flush()
         except tf.errors.OpError as error:  # not a reason to end the run: history.csv has the same numbers
             warnings.warn(f"TensorBoard events of round {row['round']} were not written: {error}", stacklevel=2)
 
     def end(self, training):
-        """Closes the event file after the last round."""
-        self._writer.close()
+        """Closes the event file after the last round; a write error gives a warning only."""
+        try:
+            self._writer.close()
+        except tf.errors.OpError as error:
+            warnings.warn(f"the last TensorBoard events were not written: {error}", stacklevel=2)
+
+    def _write(self, **event):
+        self._writer.write(Event(wall_time=time.time(), **event).SerializeToString())
 
 
 class EarlyStopping(Callback):
