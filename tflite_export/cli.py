@@ -14,7 +14,7 @@ from absl import logging
 
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.layout import MODEL_CARD
-from tfpfl.checks import TfpflError
+from tfpfl.checks import TfpflError, one_line
 from tfpfl.cli.group import Group
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -97,7 +97,7 @@ def verify(bundle, python):
     result = check(bundle, interpreter=any_interpreter())
     click.echo(f"{'output':32} {'max relative':>12} {'L2':>9}")
     for name, (largest, l2) in result.worst().items():
-        click.echo(f"{name:32} {largest:12.1e} {l2:9.1e}")
+        click.echo(one_line(f"{name:32} {largest:12.1e} {l2:9.1e}"))
     click.echo(f"{result.runtime}: {'the same as TensorFlow' if result.ok else 'NOT the same as TensorFlow'}")
     sys.exit(0 if result.ok else 1)
 
@@ -112,13 +112,14 @@ def inspect(bundle):
     for key in ("algorithm", "dataset", "client", "round", "model", "training", "preprocessing", "labels", "runtimes"):
         if key in manifest:
             shown = {k: v for k, v in manifest[key].items() if k != "theta"} if key == "model" else manifest[key]
-            click.echo(f"{key}: {shown if isinstance(shown, (str, int)) else json.dumps(shown, ensure_ascii=False)}")
+            told = shown if isinstance(shown, (str, int)) else json.dumps(shown, ensure_ascii=False)
+            click.echo(one_line(f"{key}: {told}"))
     for name, signature in manifest["signatures"].items():
         inputs, outputs = (", ".join(f"{n} {t}" for n, t in signature[side].items()) for side in ("inputs", "outputs"))
-        click.echo(f"\n{name}({inputs})\n  -> {outputs}")
+        click.echo(f"\n{one_line(f'{name}({inputs})')}\n  -> {one_line(outputs)}")
     click.echo()
     for name, file in manifest["files"].items():
-        click.echo(f"{name:32} {file['bytes']:>12,} bytes  {' '.join(file.get('operations', {}))}")
+        click.echo(one_line(f"{name:32} {file['bytes']:>12,} bytes  {' '.join(file.get('operations', {}))}"))
 
 
 @main.command()

@@ -3,6 +3,7 @@
 Any other exception is a bug of this package, or comes from the system or from the user's own code.
 """
 
+import unicodedata
 import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -50,6 +51,40 @@ def unknown(what: str, name: object, known: Iterable[str]) -> str:
     near = get_close_matches(str(name), known, n=1)
     hint = f" did you mean {near[0]!r}?" if near else ""
     return f"unknown {what} {name!r};{hint} there are {', '.join(known) or 'none'}"
+
+
+# These marks turn the direction of what is written after them, so that a reader sees another text than is there.
+_TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_NO_TEXT = frozenset("\ufeff\ufffe\uffff")  # a mark of byte order, and what XML does not allow
+
+
+def one_line(text: object, most: int | None = None, *, keep: str = "") -> str:
+    """A text that may come from a stranger, such as the name of a client, so that it can be shown in one line.
+
+    Control characters (line breaks, NUL, the escape that colours a terminal), marks that turn the direction of reading
+    and halves of surrogate pairs are written as their code, such as \\x1b or \\u202e. Letters of all scripts stay.
+
+    Args:
+        text: the text, or anything else, which `str` converts.
+        most: the largest number of characters of the result; the rest is replaced by '…'. Default: any number.
+        keep: characters that stay as they are, such as a line break.
+
+    Examples:
+        >>> one_line("cat\\n\\x1b[31m שלום", most=12)
+        'cat\\\\n\\\\x1b[31…'
+    """
+    shown = str(text)
+    if not shown.isprintable():  # most names are: a federation can have 100,000
+        shown = "".join(c if c in keep or not _is_hidden(c) else _code(c) for c in shown)
+    return shown if most is None or len(shown) <= most else shown[: most - 1] + "…"
+
+
+def _is_hidden(c: str) -> bool:
+    return c in _TURNING or c in _NO_TEXT or unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")
+
+
+def _code(c: str) -> str:
+    return c.encode("unicode_escape").decode("ascii")
 
 
 def check_choice(**choices: tuple[Any, Iterable[str]]) -> None:

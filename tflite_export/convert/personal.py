@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tflite_export.convert.program import flatten
 from tfpfl.algorithms.contract import ClientData
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.models.weights import Head, Weights
 
 
@@ -100,7 +100,7 @@ def _of_run(run, client, rounds) -> Personal:
             "took_part": bool(np.isin(client, run.store.client_ids())),
             "round": t,
             "network": run.config.network,
-            "dataset": run.config.dataset,
+            "dataset": one_line(run.config.dataset),
             "federation_hash": run.federation.hash,
             "run_id": run.config.run_id,
             "num_examples": int(len(x)),
@@ -157,7 +157,7 @@ def _given(
     if unknown:
         raise ExportError(f"unknown in training: {', '.join(sorted(unknown))}; there are {', '.join(TRAINING)}")
     k = head.bias.shape[0]
-    labels = [str(i) for i in range(k)] if labels is None else [str(name) for name in labels]
+    labels = [str(i) for i in range(k)] if labels is None else [one_line(name) for name in labels]
     if len(labels) != k:
         raise ExportError(f"the head has {k} classes, but there are {len(labels)} labels")
     return Personal(

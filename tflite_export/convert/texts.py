@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from tflite_export.device.layout import MODEL_CARD, SNIPPETS
+from tfpfl.runs.files import markdown
 
 _SNIPPETS = Path(__file__).parent / "snippets"
 
@@ -51,14 +52,16 @@ def _model_card(manifest, personal) -> str:
     if about.get("algorithm"):
         took = "took part in training" if about["took_part"] else "never took part: its head is the initial one"
         lines += [
-            f"* Trained by {about['algorithm']} on {about['dataset']} (federation {about['federation_hash'][:12]}), as "
-            f"it is after round {about['round']}; this client has {about['num_examples']} training examples and {took}."
+            f"* Trained by {about['algorithm']} on {markdown(about['dataset'])} (federation "
+            f"{about['federation_hash'][:12]}), as it is after round {about['round']}; this client has "
+            f"{about['num_examples']} training examples and {took}."
         ]
     pre = manifest["preprocessing"]
     lines += [
         f"* Input: float32 {shape}"
         + (f", x = raw * {pre['scale']} + {pre['shift']} of {pre['stored_dtype']}" if pre else "")
-        + f". Output: {model['num_classes']} classes, in the order of labels.txt: {', '.join(personal.labels)}.",
+        + f". Output: {model['num_classes']} classes, in the order of labels.txt: "
+        f"{', '.join(map(markdown, personal.labels))}.",
         f"* {model['num_backbone_weights']:,} weights in the backbone, which clients share; {model['num_features']} "
         f"features; {(model['num_features'] + 1) * model['num_classes']:,} in the head, which is this client's own.",
         "* On the device it can predict and fit its head"

@@ -31,6 +31,7 @@ def partition(out, seed, allow_download, **kw):
 
     from tfpfl.data import Federation, load_source
     from tfpfl.studies import plots
+    from tfpfl.studies.tables import text
 
     data = data_arguments(kw)
     seed = seed if data["data_seed"] is None else data["data_seed"]
@@ -48,7 +49,7 @@ def partition(out, seed, allow_download, **kw):
     plots.classes(federation).savefig(picture, dpi=120)
     console = Console()
     for name, value in federation.describe().items():
-        console.print(f"[bold]{name}[/]: {value}", soft_wrap=True)
+        console.print(f"[bold]{name}[/]: {text(value)}", soft_wrap=True)
     click.echo(f"Written to {out}, and a picture to {picture}")
 
 
@@ -64,7 +65,7 @@ def datasets():
     for row in list_datasets():
         table.add_row(row["name"], str(row["shape"]), str(row["classes"]), "yes" if row["present"] else "no")
     Console().print(table)
-    Console().print(f"Looked in {os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')} (TFDS_DATA_DIR).")
+    click.echo(f"Looked in {os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')} (TFDS_DATA_DIR).")
 
 
 @main.command()

@@ -2,7 +2,7 @@
 
 import click
 
-from tfpfl.checks import TfpflError, unknown
+from tfpfl.checks import TfpflError, one_line, unknown
 
 
 class Group(click.Group):
@@ -32,7 +32,7 @@ class Group(click.Group):
             known = isinstance(error, self.ours) or type(error).__module__ == "builtins"  # FileNotFoundError, ...
             if not known or ctx.obj["trace"]:
                 raise
-            raise click.ClickException(" ".join(str(error).split())) from error
+            raise click.ClickException(one_line(" ".join(str(error).split()))) from error
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

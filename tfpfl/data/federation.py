@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.checks import InvalidArgument, one_line, unknown
 from tfpfl.data.catalog import load_source
 from tfpfl.data.client_arrays import client_arrays, cut_test, rows_of_clients
 from tfpfl.data.manifest import FILES, FORMAT, SPLITS, FederationError, manifest_hash, plain_values
@@ -42,7 +42,7 @@ class Federation:
         num_clients: the number of clients, I.
         num_labels: the number of classes of the data set, C.
         example_shape: the shape of one example, without the batch dimension.
-        class_names: the names of the C classes.
+        class_names: the names of the C classes, as `tfpfl.checks.one_line` shows them; the manifest has them as given.
         client_names: the names of the I clients: their natural keys, or the ids that `from_clients` got, or else '0',
             '1', ...
     """
@@ -50,10 +50,10 @@ class Federation:
     def __init__(self, path: Path, manifest: dict):
         self.path, self.manifest, self.hash = path, manifest, manifest["hash"]
         self.example_shape = tuple(manifest["example_shape"])
-        self.class_names = list(manifest["class_names"])
+        self.class_names = [one_line(name) for name in manifest["class_names"]]
         self.num_labels = len(self.class_names)
         self.num_clients = len(manifest["clients"]["train"])
-        self.client_names = manifest["clients"].get("names") or [str(i) for i in range(self.num_clients)]
+        self.client_names = [one_line(name) for name in manifest["clients"].get("names") or range(self.num_clients)]
         total = manifest["num_examples"]
         self._index = self._map("index.raw", np.int64, (self.num_clients, 5))
         self._x = self._map("x.raw", np.dtype(manifest["dtype"]), (total, *self.example_shape))
@@ -410,8 +410,8 @@ class Federation:
         source, partitioner = self.manifest["source"], self.manifest["partitioner"]
         arguments = ", ".join(f"{k}={v}" for k, v in partitioner["arguments"].items())
         rows = {
-            "source": f"{source['name']} {source['version']}".strip(),
-            "partitioner": f"{partitioner['name']}({arguments})",
+            "source": one_line(f"{source['name']} {source['version']}".strip()),
+            "partitioner": one_line(f"{partitioner['name']}({arguments})"),
             "seed": self.manifest["seed"],
             "clients": self.num_clients,
             "classes": self.num_labels,

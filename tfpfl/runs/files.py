@@ -1,4 +1,7 @@
-"""Writes files atomically: after a crash the old file or the new one is there, never a part of one."""
+"""Writes files atomically: after a crash the old file or the new one is there, never a part of one.
+
+Texts of strangers, such as the name of a data set, are written so that they stay text: see `csv_cell` and `markdown`.
+"""
 
 import csv
 import io
@@ -6,6 +9,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tfpfl.checks import one_line
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -30,8 +35,43 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
         columns: the names of the columns, in their order.
         rows: dicts {column: value}; a missing value is left empty.
     """
+    write_whole(path, csv_text(columns, rows))
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """A table as CSV; the arguments are those of `write_csv`. Every text in it went through `csv_cell`."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns)
-    writer.writeheader()
-    writer.writerows(rows)
-    write_whole(path, text.getvalue())
+    writer.writerow({name: csv_cell(name) for name in columns})
+    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def csv_cell(value: Any) -> Any:
+    """A value for a CSV file. A text that a spreadsheet would take for a formula gets an apostrophe in front.
+
+    Excel, LibreOffice and Google Sheets compute a cell that begins with = + - or @, and such a formula can send the
+    sheet to a stranger. Numbers stay numbers, negative ones too. Control characters are written as their codes, so that
+    a row is one line.
+
+    Examples:
+        >>> csv_cell("=1+1"), csv_cell(-1.5), csv_cell("PFLEGO (rho=0.1)")
+        ("'=1+1", -1.5, 'PFLEGO (rho=0.1)')
+    """
+    if not isinstance(value, str):
+        return value
+    shown = one_line(value)
+    return f"'{shown}" if shown.lstrip()[:1] in tuple("=+-@＝＋－＠") else shown
+
+
+_MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\`*[]|"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"})
+
+
+def markdown(text: object) -> str:
+    """A text as Markdown shows it: no HTML, no links, no emphasis, and no new cell or line of a table.
+
+    Examples:
+        >>> markdown("<b>a|b</b> [c](d)")
+        '&lt;b&gt;a\\\\|b&lt;/b&gt; \\\\[c\\\\](d)'
+    """
+    return one_line(text).translate(_MARKDOWN)

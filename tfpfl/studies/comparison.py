@@ -4,8 +4,6 @@ A number over clients is computed for each seed and then averaged. The interval 
 there are several, otherwise over clients. Paired tests compare each client with itself, by its mean over the seeds.
 """
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,10 +12,11 @@ import numpy as np
 from tabulate import tabulate
 
 from tfpfl.algorithms import get_method
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.runs import statistics
 from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.federations import open_federation
+from tfpfl.runs.files import csv_text, markdown
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, Protocol
 from tfpfl.runs.run import Run
 from tfpfl.studies.records import Record
@@ -148,7 +147,7 @@ def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL) -> str:
 
     Args:
         table: from `rows`.
-        kind: 'csv' (all digits), 'md' or 'tex' (rounded, with the protocol).
+        kind: 'csv' (all digits; see `tfpfl.runs.files.csv_cell`), 'md' or 'tex' (rounded, with the protocol).
         protocol: how the accuracies were measured; it is written below the table.
 
     Raises:
@@ -157,12 +156,9 @@ def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL) -> str:
     if kind not in FORMATS:
         raise InvalidArgument(f"a table is written as {', '.join(FORMATS)}; found {kind!r}")
     if kind == "csv":
-        out = io.StringIO()
-        writer = csv.DictWriter(out, list(table[0]))
-        writer.writeheader()
-        writer.writerows(table)
-        return out.getvalue()
-    rounded = [{name: shown(name, value) for name, value in row.items()} for row in table]
+        return csv_text(list(table[0]), table)
+    safe = markdown if kind == "md" else one_line  # tabulate escapes what LaTeX would read as a command
+    rounded = [{safe(name): safe(shown(name, value)) for name, value in row.items()} for row in table]
     comment = "% " if kind == "tex" else "\n"
     return (
         tabulate(rounded, headers="keys", tablefmt=FORMATS[kind], disable_numparse=True)

@@ -13,8 +13,8 @@ global  Every method adapts in the same way, as in PGFed: SGD with momentum 0.9 
 An epoch is one pass over the client's training examples; without mini-batches, it is one step. The run is not changed.
 """
 
-import csv
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ from tfpfl.data.randomness import client_key
 from tfpfl.engines.graphs import check_threads, in_order, relaxed
 from tfpfl.engines.rounds import Messages
 from tfpfl.engines.visit import Visit, evaluate, federation_readers
-from tfpfl.runs import statistics
+from tfpfl.runs import files, statistics
 
 WAYS = ("own", "global")
 
@@ -229,14 +229,13 @@ def adapt_new_clients(
 
 def write_csv(results: Sequence[Adapted], path) -> None:
     """Writes the scores as CSV to the file `path`: a row for each run, client and epoch; accuracies in [0, 1]."""
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["run", "protocol", "split", "client", "num_examples", "epoch", "accuracy", "loss"])
-        for r in results:
-            for i, client_id in enumerate(r.client_ids.tolist()):
-                for e, (accuracy, loss) in enumerate(zip(r.accuracy[i].tolist(), r.loss[i].tolist(), strict=True)):
-                    row = [r.name, r.protocol, r.split, client_id, int(r.num_examples[i]), e, accuracy, loss]
-                    writer.writerow(row)
+    columns, rows = ["run", "protocol", "split", "client", "num_examples", "epoch", "accuracy", "loss"], []
+    for r in results:
+        for i, client_id in enumerate(r.client_ids.tolist()):
+            for e, (accuracy, loss) in enumerate(zip(r.accuracy[i].tolist(), r.loss[i].tolist(), strict=True)):
+                row = [r.name, r.protocol, r.split, client_id, int(r.num_examples[i]), e, accuracy, loss]
+                rows.append(dict(zip(columns, row, strict=True)))
+    files.write_csv(Path(path), columns, rows)
 
 
 def _new_ids(population, federation, client_ids) -> np.ndarray:

@@ -8,10 +8,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfpfl.algorithms import get_method
+from tfpfl.checks import one_line
 from tfpfl.runs import statistics
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, find
 from tfpfl.studies.comparison import shown
 from tfpfl.studies.new_clients import Adapted
+
+
+def text(value: object, most: int | None = None) -> str:
+    """A text for a table of the terminal: one line, and rich reads no [colours] or [links] in it; see `one_line`."""
+    return escape(one_line(value, most))
 
 
 def bytes_text(amount: float) -> str:
@@ -38,7 +44,7 @@ def comparison(runs: list[tuple[dict, list]], title: str) -> Table:
         runs: (content of summary.json, results) of each run.
         title: the text above the table.
     """
-    table = Table(title=title, caption=CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=text(title), caption=CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("algorithm", no_wrap=True)
     for column in ("EV-all", "worst", "EV-local", "bytes", "passes", "s/round"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -71,7 +77,7 @@ CAPTION = (
 def protocols(results: list, title: str) -> Table:
     """A table of all results of one run, each with the protocol that it was measured by; 80 columns wide."""
     table = Table(
-        title=escape(title), caption=_PROTOCOLS_CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=0
+        title=text(title), caption=_PROTOCOLS_CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=0
     )
     for column in ("model", "clients", "when", "split"):
         table.add_column(column, no_wrap=True)
@@ -113,7 +119,7 @@ def comparison_over_clients(rows: list[dict], protocol) -> Table:
     p = next((name for name in rows[0] if name.startswith("p (")), None)
     than = f" gain: individual {gain.removeprefix('gain ')}, p: Wilcoxon's, one-sided." if gain else ""
     caption = f"accuracy, %: {protocol}.{than} ±: over seeds, or clients where there is one. bytes, passes: a visit."
-    table = Table(caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(caption=text(caption), caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("algorithm", overflow="fold")
     names = {"accuracy": "accuracy", "EV-local": "EV-local", "worst 10 %": "worst 10 %", gain: "gain", p: "p"}
     names |= {"bytes a visit": "bytes", "passes": "passes", "s a round": "s/round"}
@@ -124,9 +130,9 @@ def comparison_over_clients(rows: list[dict], protocol) -> Table:
         cells = []
         for name in shown_names:
             half = row.get(f"{name} ±", math.nan)
-            text = bytes_text(row[name]) if name == "bytes a visit" else shown(name, row[name])
-            cells.append(text + (f" ± {half:.2f}" if half == half else ""))
-        table.add_row(row["algorithm"], *cells)
+            cell = bytes_text(row[name]) if name == "bytes a visit" else shown(name, row[name])
+            cells.append(cell + (f" ± {half:.2f}" if half == half else ""))
+        table.add_row(text(row["algorithm"]), *cells)
     return table
 
 
@@ -139,7 +145,7 @@ def rungs(found: list, config) -> Table:
         table.add_column(name, justify="right")
     for rung in reversed(found):
         for candidate in rung:
-            values = (str(candidate.hyperparameters[name]) for name in names)
+            values = (text(candidate.hyperparameters[name]) for name in names)
             diverged = candidate.accuracy != candidate.accuracy
             score = "diverged" if diverged else percent(candidate.accuracy)
             table.add_row(str(candidate.rounds), *values, score)
@@ -162,5 +168,5 @@ def new_clients(results: Sequence[Adapted]) -> Table:
         rows.add_column(column, justify="right", no_wrap=True)
     for r in results:
         cells = [percent(r.means[e], r.intervals[e]) if e < len(r.means) else "-" for e in epochs]
-        rows.add_row(r.name, str(statistics.num_tested(r.accuracy[:, 0])), *cells)
+        rows.add_row(text(r.name), str(statistics.num_tested(r.accuracy[:, 0])), *cells)
     return rows

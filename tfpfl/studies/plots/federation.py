@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tfpfl.data.federation import Federation
+from tfpfl.studies.plots.style import short
 
 
 def classes(federation: Federation, split: str = "train") -> Figure:
@@ -35,11 +36,10 @@ def classes(federation: Federation, split: str = "train") -> Figure:
                    interpolation="nearest")  # fmt: skip
     figure.colorbar(top.collections[0] if top.collections else top.images[0], ax=top, label=f"{split} examples")
     if federation.num_labels <= 20:
-        top.set_yticks(range(federation.num_labels), federation.class_names)
+        top.set_yticks(range(federation.num_labels), [short(name, 30) for name in federation.class_names])
     shown = "" if len(ids) == federation.num_clients else f", {len(ids)} of {federation.num_clients} clients shown"
-    top.set_title(
-        f"{federation.describe()['source']}{shown}\n{federation.describe()['partitioner']}", fontsize=9, loc="left"
-    )
+    told = federation.describe()
+    top.set_title(f"{short(told['source'], 90)}{shown}\n{short(told['partitioner'], 90)}", fontsize=9, loc="left")
     top.set_ylabel("class")
     if len(ids) == federation.num_clients:
         bottom.bar(np.arange(len(ids)), federation.num_examples(split), color="#33538c")

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tfpfl.algorithms import ALGORITHMS, get_method
+from tfpfl.checks import one_line
 from tfpfl.runs.protocols import Protocol
 
 # matplotlib's settings for all plots. They are as wide as a column of text, so that a phone shows them unreduced.
@@ -120,7 +121,7 @@ def put_title(axes, title: str, caption: str) -> None:
 
 def put_rows(axes, labels) -> None:
     """Labels the y axis with one row for each label, the first on top."""
-    axes.set_yticks(range(len(labels)), [literal(label) for label in labels])
+    axes.set_yticks(range(len(labels)), [short(label, 48) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
 
@@ -128,7 +129,7 @@ def put_rows(axes, labels) -> None:
 def put_legend(figure, axes) -> None:
     """Puts the legend of a panel below the figure, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
-    labels = [literal(label) for label in labels]
+    labels = [short(label, 64) for label in labels]
     columns = max(1, min(len(labels), 60 // (max(map(len, labels)) + 7)))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.8)
 
@@ -155,5 +156,13 @@ def fill(text: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Text that matplotlib writes as it is. It would read text between two dollar signs as a formula."""
-    return str(text).replace("$", r"\$")
+    """Text that matplotlib writes as it is; see `one_line`. It would read text between two dollar signs as a formula.
+
+    Line breaks stay, because a title may have them.
+    """
+    return one_line(text, keep="\n").replace("$", r"\$")
+
+
+def short(label: str, most: int) -> str:
+    """A label as `literal` text in one line of at most `most` characters: a long one leaves no room for the drawing."""
+    return literal(one_line(label, most))

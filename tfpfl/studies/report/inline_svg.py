@@ -6,6 +6,8 @@ from xml.etree import ElementTree as ET
 
 import matplotlib
 
+from tfpfl.checks import one_line
+
 _DRAWN = re.compile(r"url\(#([^)]+)\)")
 
 
@@ -42,7 +44,7 @@ def inline_svg(figure, name: str, title: str) -> str:
     for key, value in {"viewBox": box, "role": "img", "aria-labelledby": f"{name}-title", **look}.items():
         root.set(key, value)
     told = ET.Element("title", {"id": f"{name}-title"})
-    told.text = title
+    told.text = one_line(title)
     root.insert(0, told)
     return ET.tostring(root, encoding="unicode")
 

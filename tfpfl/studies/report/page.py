@@ -7,8 +7,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.studies.records import Record
 from tfpfl.studies.report import sections
 from tfpfl.studies.report.blocks import Pictures, Section
@@ -69,6 +70,7 @@ def render(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -79,6 +81,11 @@ def render(
         sections=[part for part in parts if part.blocks],
         made=f"tfpfl {version('tfpfl')}, {datetime.date.today().isoformat()}",
     )
+
+
+def _shown(value: object) -> object:
+    """A text as the page shows it, before it is escaped: without control characters and marks that turn letters."""
+    return one_line(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _comparable(records, allow_different_data) -> tuple[list[RunGroup], list[str]]:
