@@ -16,6 +16,7 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.layout import MODEL_CARD
 from tfpfl.checks import TfpflError, one_line
 from tfpfl.cli.group import Group
+from tfpfl.cli.options import allow_code_of, allow_code_option
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -72,10 +73,13 @@ def main():
     help="Also write what the command web needs. Whoever has the bundle can then see up to 128 of the client's "
     "training examples.",
 )
-def export(run, client, out, rounds, inference, browser):
+@allow_code_option
+def export(run, client, out, rounds, inference, browser, allow_code):
     """Export the model of one client of RUN. RUN is a run folder; the bundle is written to a new folder."""
     from tflite_export.convert.bundle import export as write
 
+    if allow_code:
+        allow_code_of(run)
     bundle = write(run, client, out, rounds=rounds, inference=inference, browser=browser)
     click.echo((out / MODEL_CARD).read_text(encoding="utf-8"))
     click.echo(f"Written to {out}: {sum(f['bytes'] for f in bundle.manifest['files'].values()):,} bytes")
@@ -187,7 +191,8 @@ def bench(bundle, examples, threads, repeat, chunk, record, python):
 @click.option(
     "--static", is_flag=True, help="Use the program with fixed shapes, for runtimes that cannot resize tensors."
 )
-def simulate_round(run, rounds, engine, payload, chunk, static):
+@allow_code_option
+def simulate_round(run, rounds, engine, payload, chunk, static, allow_code):
     """Compare rounds on devices with rounds in an engine. Prints how much they differ after each round.
 
     RUN is a run folder, whose first rounds are computed again. The devices are simulated, but each of them runs the
@@ -196,6 +201,8 @@ def simulate_round(run, rounds, engine, payload, chunk, static):
     from tflite_export.rounds import simulate_round as simulate
     from tfpfl.runs.run import Run
 
+    if allow_code:
+        allow_code_of(run)
     with Run.open(run) as opened:
         rows = simulate(opened, rounds, engine=engine, payload=payload, chunk=chunk, static=static)
     click.echo(f"{'round':>5} {'clients':>7} {'theta':>8} {'heads':>8} {'devices':>8} {engine:>8} {'bytes up':>10}")
@@ -218,7 +225,8 @@ def simulate_round(run, rounds, engine, payload, chunk, static):
     "--client", type=int, help="If the source is a run: the client that the page shows. Default: its first client."
 )
 @click.option("--page", type=_folder, help="Folder of the built page. Default: web/dist, which `make web` builds.")
-def web(source, out, client, page):
+@allow_code_option
+def web(source, out, client, page, allow_code):
     """Write a static site in which a browser is the device. It learns from drawings and takes part in a round.
 
     RUN_OR_BUNDLE is the folder of a run, or of a bundle that was exported with --browser. Any web server for files
@@ -226,6 +234,8 @@ def web(source, out, client, page):
     """
     from tflite_export.web import write_site
 
+    if allow_code:
+        allow_code_of(source)
     site = write_site(source, out, client=client, page=page)
     click.echo(f"Written to {out}: {site.files} files, {site.bytes:,} bytes; a visitor loads {site.visit:,} of them")
     click.echo(f"python -m http.server --directory {out}")
@@ -242,10 +252,13 @@ def web(source, out, client, page):
     show_default=True,
     help="Number of gradient steps on the head that the device makes.",
 )
-def demo(run, client, out, steps):
+@allow_code_option
+def demo(run, client, out, steps, allow_code):
     """Export a client of RUN, verify the bundle, train its head."""
     from tflite_export.demo import demonstrate
 
+    if allow_code:
+        allow_code_of(run)
     for line in demonstrate(run, client, out, steps).lines():
         click.echo(line)
 

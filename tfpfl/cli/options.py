@@ -212,6 +212,30 @@ download_option = click.option(
     section="Data",
     help="Let TensorFlow Datasets download the data set if it is not on this machine.",
 )
+allow_code_option = click.option(
+    "--allow-code",
+    is_flag=True,
+    cls=SectionOption,
+    section="Model",
+    help="Let the file of the network run code of its own, such as a Lambda layer. Only for a file that you made: the "
+    "code can do all that you can. The file is remembered on this machine by its sha256.",
+)
+
+
+def allow_code_of(*paths: str | Path | None) -> None:
+    """Does what --allow-code says, for files of networks or for run folders.
+
+    Raises:
+        InvalidArgument: a path is no file of a network, and no run folder that has one.
+    """
+    from tfpfl.runs.consent import allow_code
+
+    for path in paths:
+        if path is None:
+            raise InvalidArgument("--allow-code is for --network FILE.keras: leave it out, or name the file")
+        allow_code(path)
+
+
 data_options = [*map(config_option, DATA_NAMES), download_option]
 
 
@@ -248,7 +272,7 @@ def data_arguments(kw) -> dict:
 
 
 RUN_NAMES = ("network", "participation", "rounds", "engine", "evaluate_every")
-run_options = with_options([*data_options, *map(config_option, RUN_NAMES)])
+run_options = with_options([*data_options, *map(config_option, RUN_NAMES), allow_code_option])
 
 
 def value_of(text: str):

@@ -12,6 +12,8 @@ from tfpfl.cli.group import main
 from tfpfl.cli.options import (
     Picture,
     RunCommand,
+    allow_code_of,
+    allow_code_option,
     config_option,
     data_arguments,
     download_option,
@@ -23,13 +25,13 @@ from tfpfl.runs.options import DATA_NAMES, OPTIONS
 
 
 @main.command(cls=RunCommand)
-@with_options([*map(config_option, OPTIONS), download_option, *machine_options])
+@with_options([*map(config_option, OPTIONS), allow_code_option, download_option, *machine_options])
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     help="The run folder to make. Default: runs/ALGORITHM-DATASET-sSEED.",
 )
-def run(out, allow_download, federation, workers, address, deadline, isolate, **kw):
+def run(out, allow_code, allow_download, federation, workers, address, deadline, isolate, **kw):
     """Train a method and write a run folder.
 
     The hyperparameters of the method and the arguments of the partition are options too. They stand at the end of
@@ -58,6 +60,8 @@ def run(out, allow_download, federation, workers, address, deadline, isolate, **
     config = RunConfig(**{k: kw[k] for k in names}, hyperparameters=hyper, **data)
     dataset = config.dataset if federation is None else federation.name
     out = out or Path("runs") / f"{config.algorithm}-{dataset.replace('/', '-')}-s{config.seed}"
+    if allow_code:
+        allow_code_of(config.network)
     opened = None
     if machines.workers:  # check this before the run folder is made
         opened = open_federation(config, allow_download=allow_download)
@@ -118,11 +122,13 @@ def _print_stop(run):
     help="Number of rounds that the run shall have in the end; a larger number than before extends it. Default: the "
     "number it was started with.",
 )
-@with_options(machine_options)
-def resume(folder, rounds, **where):
+@with_options([allow_code_option, *machine_options])
+def resume(folder, rounds, allow_code, **where):
     """Continue the run in FOLDER as if it had never stopped."""
     from tfpfl.runs.run import Run
 
+    if allow_code:
+        allow_code_of(folder)
     with Run.open(folder, rounds=rounds) as run:
         run.machines = machines_of(run.engine, **where)
         done = run.store.round_num
@@ -135,7 +141,8 @@ def resume(folder, rounds, **where):
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-def evaluate(folder):
+@allow_code_option
+def evaluate(folder, allow_code):
     """Evaluate all clients of the run in FOLDER. Prints this, then the results from during the run."""
     from rich.console import Console
 
@@ -143,6 +150,8 @@ def evaluate(folder):
     from tfpfl.runs.run import Run
     from tfpfl.studies.tables import protocols
 
+    if allow_code:
+        allow_code_of(folder)
     with Run.open(folder, engine="local") as run:
         done = run.store.round_num
         if done == 0:
@@ -194,7 +203,8 @@ def evaluate(folder):
     type=Picture(path_type=Path),
     help="Draw the mean accuracy over epochs into this picture file. Default: no file.",
 )
-def new_clients(runs, csv_file, picture, **how):
+@allow_code_option
+def new_clients(runs, csv_file, picture, allow_code, **how):
     """Let clients that never trained adapt to the runs in RUNS.
 
     These are the clients that `tfpfl run --new-clients` kept out of training. Prints their accuracy after each epoch.
@@ -204,6 +214,8 @@ def new_clients(runs, csv_file, picture, **how):
     from tfpfl.runs.run import Run
     from tfpfl.studies import new_clients, plots, tables
 
+    if allow_code:
+        allow_code_of(*runs)
     done = []
     for folder in runs:
         with Run.open(folder, engine="local") as run:

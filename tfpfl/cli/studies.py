@@ -11,6 +11,7 @@ from tfpfl.cli.options import (
     RUN_NAMES,
     Picture,
     RunCommand,
+    allow_code_of,
     config_option,
     data_arguments,
     run_options,
@@ -66,7 +67,7 @@ from tfpfl.cli.options import (
     help="Draw the accuracy over rounds, with bands over seeds, into this picture file. Default: no file.",
 )
 @run_options
-def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, allow_download, **kw):
+def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, allow_code, allow_download, **kw):
     """Compare methods on one federation. Split, clients of each round, batches and initial weights are the same.
 
     Give folders of runs that are trained already (RUN...), or methods to train (--algorithms), or both.
@@ -107,6 +108,8 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
     configs = [
         RunConfig(algorithm=name, hyperparameters=hyper[name], seed=seed, **common) for seed in drawn for name in names
     ]
+    if allow_code:
+        allow_code_of(kw["network"])
     trained = comparing.compare_runs(
         configs, out, callbacks=lambda label: [Progress(label.ljust(24), console)], allow_download=allow_download
     )
@@ -155,7 +158,7 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
     help="The folder for the run folders, one for each setting.",
 )
 @run_options
-def sweep(algorithm, grid, random, draws, halving, seed, out, allow_download, **kw):
+def sweep(algorithm, grid, random, draws, halving, seed, out, allow_code, allow_download, **kw):
     """Search for good hyperparameters. Settings are ranked by accuracy on validation examples, never on test examples.
 
     Hyperparameters that are not searched are options, as in `tfpfl run`.
@@ -186,6 +189,8 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_download, **
     hyper = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
     common = {name: kw[name] for name in RUN_NAMES} | data_arguments(kw)
     config = RunConfig(algorithm=algorithm, hyperparameters=hyper, seed=seed, **common)
+    if allow_code:
+        allow_code_of(kw["network"])
     settings = searching.grid(values) if values else searching.draws(ranges, draws, seed)
     console = Console()
     found = searching.search_hyperparameters(

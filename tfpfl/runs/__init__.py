@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tfpfl.runs.config import RunConfig as RunConfig
     from tfpfl.runs.config import RunError as RunError
     from tfpfl.runs.config import read_config as read_config
+    from tfpfl.runs.consent import allow_code as allow_code
     from tfpfl.runs.federations import open_federation as open_federation
     from tfpfl.runs.privacy import Privacy as Privacy
     from tfpfl.runs.protocols import EV_ALL as EV_ALL
@@ -54,6 +55,7 @@ _HOME = {
     "StoreError": "store",
     "TensorBoard": "callbacks",
     "Training": "training",
+    "allow_code": "consent",
     "curve": "protocols",
     "open_federation": "federations",
     "per_client": "protocols",

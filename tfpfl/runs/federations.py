@@ -44,12 +44,16 @@ def open_federation(config: RunConfig, *, allow_download: bool = False) -> Feder
     return federation
 
 
+def cache_folder() -> Path:
+    """The folder of what tfpfl keeps for this user on this machine: `TFPFL_CACHE`, default ~/.cache/tfpfl."""
+    return Path(os.environ.get("TFPFL_CACHE") or Path.home() / ".cache" / "tfpfl")
+
+
 def _cached_federation(config: RunConfig, allow_download: bool) -> Federation:
     seed = config.seed if config.data_seed is None else config.data_seed
     asked = [config.dataset, config.source, config.partition, config.partition_args, config.clients]
     name = hashlib.sha256(json.dumps([*asked, config.validation, seed], sort_keys=True).encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("TFPFL_CACHE") or Path.home() / ".cache" / "tfpfl") / "federations"
-    folder = cache / f"{config.dataset.replace('/', '-')}-{name}"
+    folder = cache_folder() / "federations" / f"{config.dataset.replace('/', '-')}-{name}"
     if not folder.exists():
         source = load_source(config.dataset, allow_download=allow_download, **({"seed": seed} | config.source))
         try:

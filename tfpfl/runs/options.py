@@ -87,7 +87,8 @@ SECTIONS = {
         RunOption(
             "network",
             "The backbone: mlp200, cifar_2conv, omniglot_4conv, fedavg_cnn, or a Keras file of your own, FILE.keras. "
-            "Default: cifar_2conv for images with three colours, otherwise mlp200.",
+            "A file with code in it needs --allow-code. Default: cifar_2conv for images with three "
+            "colours, otherwise mlp200.",
         ),
         RunOption("head_init", "How the weights of the head are initialized: glorot, uniform01 or zeros."),
         RunOption(

@@ -1,6 +1,6 @@
 """Builds a run's model, population and algorithm from its configuration and a federation."""
 
-import tempfile
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,12 +9,12 @@ import numpy as np
 from tfpfl.algorithms import build_algorithm, get_method
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.transforms.screening import screened
-from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation
 from tfpfl.data.population import Population
 from tfpfl.models import SplitModel, build_network
+from tfpfl.models.network_file import load_network
 from tfpfl.runs.aggregators import with_aggregator
-from tfpfl.runs.config import NETWORK, RunConfig, RunError, file_hash
+from tfpfl.runs.config import RunConfig, RunError
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,11 +24,13 @@ class Recipe:
     Args:
         config: a configuration with all defaults filled in; see `RunConfig.resolved`.
         network: the path and the content of network.keras, if the backbone is the user's own; default: None.
+        run_code: whether this file may run code of its own; see `tfpfl.runs.consent`.
         arrival: float [I], the probability that a sampled client's work reaches the server. None: 1 for all clients.
     """
 
     config: RunConfig
     network: tuple[Path, bytes] | None = None
+    run_code: bool = False
     arrival: np.ndarray | None = None
 
     def __call__(self, federation: Federation) -> Algorithm:
@@ -38,7 +40,8 @@ class Recipe:
         """Builds the model and the population of training clients for which the algorithm is built.
 
         Raises:
-            InvalidArgument: the network's file is not a Keras model, or no client is left to train.
+            InvalidArgument: the network's file is not a Keras model, or might run code that was not allowed; or no
+                client is left to train.
         """
         config = self.config
         slots = get_method(config.algorithm).head == "shared"  # one head for clients with different local labels
@@ -49,7 +52,7 @@ class Recipe:
         if self.network is None:
             backbone = build_network(config.network, federation.example_shape, seed=config.seed)
         else:
-            backbone = _load_network(*self.network)
+            backbone = load_network(*self.network, run_code=self.run_code)
         return SplitModel(backbone, seed=config.seed, head_init=config.head_init), population
 
     def method(self, model: SplitModel, population: Population) -> Algorithm:
@@ -80,19 +83,7 @@ def read_network(path: Path, expected: str) -> bytes:
     """
     if not path.exists():
         raise RunError(f"{path} is missing: without it the run's backbone is unknown. Put the file back")
-    if file_hash(path) != expected:
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != expected:
         raise RunError(f"{path} was changed: its sha256 is not the one in config.json. Put the original file back")
-    return path.read_bytes()
-
-
-def _load_network(path: Path, content: bytes):
-    """Loads the user's backbone from the content of its file. Its weights are the initial theta."""
-    import keras
-
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / NETWORK
-        copy.write_bytes(content)
-        try:
-            return keras.models.load_model(copy, compile=False)
-        except Exception as error:  # zip, JSON, HDF5 and the named layers each raise errors of their own
-            raise InvalidArgument(f"{path} cannot be read as a Keras model: {error}") from error
+    return content

@@ -13,7 +13,6 @@ tensorboard/    the history as TensorBoard events
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -37,6 +36,7 @@ from tfpfl.runs import protocols
 from tfpfl.runs.aggregators import PRIVATE, check_method, factory
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
 from tfpfl.runs.config import NETWORK, RunConfig, RunError, package_versions, read_config
+from tfpfl.runs.consent import is_allowed
 from tfpfl.runs.cost import Passes, Work, count_work, visit_flops
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import write_csv, write_whole
@@ -57,7 +57,7 @@ class Run:
     def __init__(self, folder: Path, config: RunConfig, federation: Federation, network_file: Path | None, engine: str):
         self.folder, self.config, self.federation, self.engine = folder, config, federation, engine
         network = network_file and (network_file, read_network(network_file, config.network_hash))
-        self.recipe = Recipe(config, network)
+        self.recipe = Recipe(config, network, run_code=bool(network) and is_allowed(config.network_hash))
         self.model, self.population = self.recipe.model_and_population(federation)
         self.availability = config.availability()
         if not self.availability.is_perfect:
@@ -132,7 +132,8 @@ class Run:
 
         Raises:
             RunError: the folder is not empty, or another process creates or trains a run in it.
-            InvalidArgument: the configuration does not fit the data or the method; then nothing is written.
+            InvalidArgument: the configuration does not fit the data or the method, or the network's file might run code
+                that `tfpfl.runs.allow_code` did not allow; then nothing is written.
             Unavailable: the engine, or a private aggregator, needs a package that is not installed.
         """
         folder = Path(folder)
@@ -145,8 +146,8 @@ class Run:
             run = cls(folder, config, federation, network_file, config.engine)  # raises if the configuration cannot be
             if config.aggregator is not None:
                 check_method(config.aggregator, run.recipe.method(run.model, run.population))
-            if network_file is not None:
-                shutil.copyfile(network_file, folder / NETWORK)
+            if run.recipe.network is not None:
+                (folder / NETWORK).write_bytes(run.recipe.network[1])  # what was checked
             write_whole(folder / "config.json", json.dumps(asdict(config), indent=2) + "\n")
             run.store = RunStore(folder / STATE, config.run_id, lock=lock)
         return run
@@ -163,6 +164,7 @@ class Run:
         Raises:
             RunError: this is not a run folder, a file of it is missing or was changed, it is from a newer version,
                 another process is writing it, or it has more than `rounds` rounds already.
+            InvalidArgument: network.keras might run code that `tfpfl.runs.allow_code` did not allow.
             StoreError: state.sqlite is damaged.
             Unavailable: the engine needs a package that is not installed.
         """

@@ -1,0 +1,91 @@
+"""Code in a network's file runs only after this user allowed this very file on this machine."""
+
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from helpers import small_runs as runs
+from tflite_export.cli import main as export
+from tfpfl.checks import InvalidArgument
+from tfpfl.cli import main
+from tfpfl.runs import allow_code
+from tfpfl.runs.run import Run
+
+
+def twice(file):
+    """A backbone with code: a Lambda that doubles."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(7, activation="tanh")])
+    model.add(keras.layers.Lambda(lambda x: 2 * x, output_shape=(7,)))
+    model.save(file)
+    return model
+
+
+def test_code_runs_only_where_it_was_allowed(six_clients, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "mine"))
+    file, folder = tmp_path / "mine.keras", tmp_path / "run"
+    model = twice(file)
+    asked = ["run", "--network", str(file), "--federation", str(six_clients.path), "--rounds", "1", "--tau", "1"]
+    asked += ["--out", str(folder)]
+    call = CliRunner()
+    refused = call.invoke(main, asked)
+    assert refused.exit_code == 1 and not folder.exists()
+    assert "layers[2].class_name is 'Lambda'" in refused.output and "--allow-code" in refused.output
+    assert call.invoke(main, [*asked, "--allow-code"]).exit_code == 0
+    with Run.open(folder) as run:  # remembered
+        x = np.ones((2, 4), np.float32)
+        np.testing.assert_allclose(run.model.features(run.model.initial_theta, x), model(x), rtol=1e-6)
+    assert call.invoke(main, ["evaluate", str(folder)]).exit_code == 0
+
+    # whoever gets the run folder, with all that is in it, has allowed nothing
+    sent = shutil.copytree(folder, tmp_path / "sent")
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "theirs"))
+    for words in (["evaluate"], ["resume", "--rounds", "2"], ["new-clients"]):
+        refused = call.invoke(main, [*words, str(sent)])
+        assert refused.exit_code == 1 and "--allow-code" in refused.output
+    refused = call.invoke(export, ["export", str(sent), "--client", "0", "--out", str(tmp_path / "bundle")])
+    assert refused.exit_code == 1 and "--allow-code" in refused.output
+    assert call.invoke(main, ["evaluate", str(sent), "--allow-code"]).exit_code == 0
+    assert call.invoke(main, ["evaluate", str(sent)]).exit_code == 0
+
+    # a file that is changed afterwards was not allowed, also if config.json has its hash
+    twice(file)
+    import hashlib
+
+    shutil.copy(file, sent / "network.keras")
+    config = json.loads((sent / "config.json").read_text())
+    config["network_hash"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (sent / "config.json").write_text(json.dumps(config))
+    refused = call.invoke(main, ["evaluate", str(sent)])
+    assert refused.exit_code == 1 and "'Lambda'" in refused.output
+
+
+def test_allowing_code_where_there_is_none(a_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(InvalidArgument, match="has no network.keras, so that there is no code to allow"):
+        allow_code(a_run)
+    with pytest.raises(InvalidArgument, match="no.keras cannot be read: No such file"):
+        allow_code(tmp_path / "no.keras")
+    refused = CliRunner().invoke(main, ["run", "--allow-code", "--out", str(tmp_path / "run")])
+    assert refused.exit_code == 1 and "--allow-code is for --network FILE.keras" in refused.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_hash_of_a_configuration_is_no_path(a_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+    twice(a_run / "network.keras")
+    config = json.loads((a_run / "config.json").read_text())
+    (a_run / "config.json").write_text(json.dumps(config | {"network": "network.keras", "network_hash": "/etc/passwd"}))
+    with pytest.raises(InvalidArgument, match=r"network.keras was changed"):
+        Run.open(a_run)
+
+
+def test_small_runs_need_no_consent(six_clients, tmp_path):
+    """A network without code is loaded as before."""
+    file = tmp_path / "plain.keras"
+    keras.Sequential([keras.Input((4,)), keras.layers.Dense(7)]).save(file)
+    runs.train(tmp_path / "run", six_clients, network=str(file), rounds=1)
+    Run.open(tmp_path / "run").close()
