@@ -2,13 +2,10 @@
 
 import ctypes
 import errno
-import fcntl
 import logging
 import os
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import time
@@ -22,6 +19,7 @@ from click.testing import CliRunner
 
 from helpers import small_runs as runs
 from helpers.marks import slow_but
+from helpers.network import addresses, reached
 from helpers.processes import alive, descendants
 from helpers.toys import distance, identical, initial_states, visits_by_id
 from tfpfl.algorithms import build_algorithm
@@ -397,10 +395,9 @@ def test_the_command_refuses_before_it_makes_a_folder(federation, started, tmp_p
     out = ("--out", tmp_path / "run")
     assert f"no worker answers ({nobody}: does not answer)" in error("--engine", "tff", "--workers", nobody, *out)
     assert "--workers is for --engine tff, found --engine local" in error("--workers", nobody, *out)
-    assert "--isolate is for --engine tff" in error("--isolate", *out)
     assert "--deadline goes with --workers" in error("--engine", "tff", "--deadline", 5, *out)
     assert "HOST:PORT, found 'here'" in error("--engine", "tff", "--workers", "here", *out)
-    assert "isolate is for the TFF worker" in error("--engine", "tff", "--workers", nobody, "--isolate", *out)
+    assert "isolation is for the TFF worker" in error("--engine", "tff", "--workers", nobody, "--isolate", *out)
 
 
 @pytest.mark.slow
@@ -426,38 +423,11 @@ def test_the_worker_command(tff):
     assert not alive(binary)
 
 
-def addresses() -> list:
-    """Of this machine: all IPv4 addresses of its interfaces, and ::1."""
-    found = ["::1"]
-    for _, name in socket.if_nameindex():
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-            try:
-                answer = fcntl.ioctl(s, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
-            except OSError:  # it has none
-                continue
-        found.append(socket.inet_ntoa(answer[20:24]))
-    return found
-
-
-def reached(port: int) -> list:
-    """The addresses at which somebody listens on a port."""
-    found = []
-    for address in addresses():
-        try:
-            socket.create_connection((address, port), 2).close()
-        except OSError:
-            continue
-        found.append(address)
-    return found
-
-
-def isolated_worker():
-    try:
-        return Worker(2, isolate=True)
-    except RuntimeError as error:
-        if "make a network namespace" in str(error):
-            pytest.skip(str(error))
-        raise
+@pytest.fixture
+def isolable():
+    """Skips where this system does not let this user make a network namespace."""
+    if why := worker_module.why_not_isolated():
+        pytest.skip(why)
 
 
 def test_a_system_without_network_namespaces_is_told_by_an_exit_code(monkeypatch, capsys):
@@ -471,7 +441,7 @@ def test_a_system_without_network_namespaces_is_told_by_an_exit_code(monkeypatch
     with pytest.raises(SystemExit) as ended:
         isolated.enter_namespace()
     assert ended.value.code == os.EX_NOPERM
-    assert "make a network namespace (Operation not permitted). Leave out isolate" in capsys.readouterr().err
+    assert "make a network namespace (Operation not permitted; see sysctl" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("code", "message"), [(os.EX_NOPERM, "^it may not$"), (1, "did not start .*see its log")])
@@ -482,16 +452,17 @@ def test_a_worker_that_ends_at_once(tff, code, message, monkeypatch):
         return subprocess.Popen([sys.executable, "-c", f"print('it may not'); raise SystemExit({code})"], stdout=log)
 
     monkeypatch.setattr(worker_module, "start_worker", start)
+    monkeypatch.setattr(worker_module, "why_not_isolated", lambda: None)
     with pytest.raises(Unavailable, match=message):
         Worker(2, isolate=True)
 
 
-def test_an_isolated_worker_is_reached_by_its_user_alone(tff, federation):
+def test_an_isolated_worker_is_reached_by_its_user_alone(tff, federation, isolable):
     from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
 
     from tfpfl.engines.tff.process import federate
 
-    plain, isolated = Worker(2), isolated_worker()
+    plain, isolated = Worker(2, isolate=False), Worker(2, isolate=True)
     try:
         assert "127.0.0.1" in reached(plain.port) and len(reached(plain.port)) == len(addresses())
         assert reached(isolated.port) == []
@@ -511,33 +482,8 @@ def test_an_isolated_worker_is_reached_by_its_user_alone(tff, federation):
         isolated.close()
 
 
-FORBIDDEN = """
-import ctypes, os, sys
-uid = os.getuid()
-if ctypes.CDLL(None).unshare(0x10000000):  # a user namespace, in which there may be no further ones
-    sys.exit("no user namespaces")
-texts = {"self/setgroups": "deny", "self/uid_map": f"{uid} {uid} 1", "sys/user/max_user_namespaces": "0"}
-for file, text in texts.items():
-    with open(f"/proc/{file}", "w") as f:
-        f.write(text)
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
-
-
 @pytest.mark.slow
-def test_where_isolating_is_forbidden(tff):
-    port = portpicker.pick_unused_port()
-    arguments = ["-m", "tfpfl", "worker", "--isolate", "--port", str(port)]
-    done = subprocess.run([sys.executable, "-c", FORBIDDEN, *arguments], capture_output=True, text=True, check=False)
-    if "no user namespaces" in done.stderr:
-        pytest.skip("this system has no user namespaces")
-    assert done.returncode == 1 and "this system does not let users make a network namespace" in done.stderr
-    assert len(done.stderr.splitlines()) == 1 and reached(port) == []
-
-
-@pytest.mark.slow
-def test_an_isolated_worker_for_tunnels(tff, federation, tmp_path):
-    isolated_worker().close()
+def test_an_isolated_worker_for_tunnels(tff, federation, isolable, tmp_path):
     worker = Started(portpicker.pick_unused_port(), "--isolate").wait()
     try:
         binary = worker.binary

@@ -286,8 +286,8 @@ def value_of(text: str):
     return words.get(text.lower(), text)
 
 
-def _machine_option(flag, **kw):
-    return click.option(flag, cls=SectionOption, section="Machines", **kw)
+def _machine_option(*flags, **kw):
+    return click.option(*flags, cls=SectionOption, section="Machines", **kw)
 
 
 machine_options = [
@@ -310,24 +310,30 @@ machine_options = [
         "another worker, and Ray gives the round up. Default: 600.",
     ),
     _machine_option(
+        "--require-isolation/--no-isolation",
         "--isolate",
-        is_flag=True,
-        help="With --engine tff on Linux: no other user or machine can reach the worker of this run.",
+        "isolate",
+        default=None,
+        help="With --engine tff: whether the worker of this run must be isolated, so that no other user or machine can "
+        "reach it; or must not be. Default: it is isolated if this system allows it, otherwise a warning says who can "
+        "reach it. --isolate is an older name of --require-isolation.",
     ),
 ]
 
 
-def machines_of(engine: str, workers: str | None, address: str | None, deadline: float | None, isolate: bool):
+def machines_of(engine: str, workers: str | None, address: str | None, deadline: float | None, isolate: bool | None):
     """The `Machines` that compute the rounds, from the values of `machine_options`.
 
     Raises:
         InvalidArgument: an option that the engine does not have, or a deadline that is not positive.
+        Unavailable: isolation is required, and this system does not allow it.
     """
     from tfpfl.engines.machines import Machines
 
     for flag, given, whose in (
         ("--workers", workers, "tff"),
-        ("--isolate", isolate, "tff"),
+        ("--require-isolation", isolate, "tff"),
+        ("--no-isolation", isolate is False, "tff"),
         ("--address", address, "ray"),
     ):
         if given and engine != whose:
@@ -340,4 +346,9 @@ def machines_of(engine: str, workers: str | None, address: str | None, deadline:
             "nothing is waited for: leave --deadline out"
         )
     waiting: dict[str, Any] = {} if deadline is None else {"deadline": deadline}
-    return Machines(address, tuple(workers.split(",")) if workers else (), isolate=isolate, **waiting)
+    machines = Machines(address, tuple(workers.split(",")) if workers else (), isolate=isolate, **waiting)
+    if isolate:  # checked now, before a run folder is made
+        from tfpfl.engines.tff.worker import require_isolation
+
+        require_isolation()
+    return machines

@@ -38,7 +38,7 @@ def make_engine(
 
     Raises:
         InvalidArgument: no engine or `grouping` has this name, or the engine does not support an argument.
-        Unavailable: TFF (for 'tff') or Ray (for 'ray') is not installed.
+        Unavailable: TFF (for 'tff') or Ray (for 'ray') is not installed, or the worker must be isolated and cannot be.
         MachinesError: the TFF workers or the Ray cluster do not answer.
     """
     check_engine(name)
@@ -50,7 +50,7 @@ def make_engine(
     if name == "tff":
         from tfpfl.engines.tff.process import federate
 
-        use_local_worker(isolate=machines.isolate or None)
+        use_local_worker(isolate=machines.isolate)
         factory = aggregator and aggregator()
         process = federate(algorithm, federation, held_out=held_out, aggregator=factory)
         return WithState(process) if factory else process

@@ -19,18 +19,19 @@ class Machines:
             machine.
         deadline: seconds, default 600. TFF: after this time a shard is given to another worker. Ray (which reschedules
             by itself): after this time without any result the round is aborted.
-        isolate: give the TFF worker that is started on this machine a network namespace of its own, so that other users
-            cannot reach its port.
+        isolate: whether the TFF worker that is started on this machine gets a network namespace of its own, so that no
+            other user or machine can reach its port. None (default): wherever this system allows it; elsewhere a
+            warning says who can reach the port. True: refuse to work without. False: never.
 
     Raises:
-        InvalidArgument: `deadline` is 0 or negative; a worker is not HOST:PORT or is named twice; or `isolate` is set
+        InvalidArgument: `deadline` is 0 or negative; a worker is not HOST:PORT or is named twice; or `isolate` is given
             together with `workers`.
     """
 
     address: str | None = None
     workers: tuple[str, ...] = ()
     deadline: float = 600.0
-    isolate: bool = False
+    isolate: bool | None = None
 
     def __post_init__(self) -> None:
         if self.deadline <= 0:
@@ -41,8 +42,8 @@ class Machines:
                 raise InvalidArgument(f"a worker is given as HOST:PORT, found {worker!r}")
         if len(set(self.workers)) < len(self.workers):
             raise InvalidArgument(f"a worker is named twice in {', '.join(self.workers)}")
-        if self.isolate and self.workers:
+        if self.isolate is not None and self.workers:
             raise InvalidArgument(
-                "isolate is for the TFF worker that this process starts, but there are others: "
-                f"{', '.join(self.workers)}. Leave out isolate or the workers"
+                "isolation is for the TFF worker that this process starts, but there are others: "
+                f"{', '.join(self.workers)}. Leave out what is said of isolation, or the workers"
             )

@@ -6,6 +6,7 @@ closes. The modules of TFF used here are private; that is why requirements.lock 
 """
 
 import atexit
+import logging
 import os
 import shutil
 import socket
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,14 @@ _TIED_TO_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.exe
 _ISOLATED = Path(__file__).with_name("isolated.py")
 _MAX_MESSAGE_BYTES = 2_000_000_000
 _START_SECONDS = 60
+_LOG = logging.getLogger(__name__)
+_LONGEST_SOCKET = 100  # characters; Linux allows 107
+_IS_OPEN = (
+    "TFF's worker listens on port %d of every address of this machine, without a password: while this process runs, "
+    "every user of this machine, and every other machine that reaches the port, can read and write files as user %d. "
+    "It is not isolated, because %s. What to do: allow network namespaces, keep others away from the port, or use the "
+    "local engine; --require-isolation refuses to work like this"
+)
 CHANNEL_OPTIONS = [
     (f"grpc.max_{kind}_length", _MAX_MESSAGE_BYTES) for kind in ("message", "receive_message", "send_message")
 ]
@@ -91,51 +101,90 @@ def start_worker(port: int, log, concurrency: int = -1, *, outside: str | None =
     )
 
 
+@lru_cache
+def why_not_isolated() -> str | None:
+    """Why this system does not let this user isolate a worker; None if it does. It is tried, once in a process."""
+    if sys.platform != "linux":
+        return f"network namespaces exist on Linux only, and this is {sys.platform}"
+    probe = [sys.executable, "-I", str(_ISOLATED), "probe"]
+    done = subprocess.run(probe, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    return None if done.returncode == 0 else (done.stderr.strip() or f"the probe ended with {done.returncode}")
+
+
+def require_isolation() -> None:
+    """Checks that a worker of this process can be isolated.
+
+    Raises:
+        Unavailable: it cannot; the message says why and what to do.
+    """
+    if why := why_not_isolated():
+        raise Unavailable(
+            f"isolation of TFF's worker is required, but {why}. Allow it, use the local engine, or leave the "
+            "requirement out: other users and machines may then reach the worker's port"
+        )
+
+
 class Worker:
     """A TFF worker that serves this process alone, and is ready for work when the constructor returns.
 
     Args:
         concurrency: see `start_worker`.
-        isolate: run it in its own network namespace. It is then reached through a socket in a private folder, which no
-            other user can open. Default: it listens on all addresses of the machine.
+        isolate: whether it runs in its own network namespace. It is then reached through a socket in a private folder,
+            which no other user can open; otherwise it listens on all addresses of the machine, and a warning says so.
+            None (default): if this system allows it. True: or not at all. False: no.
 
     Raises:
-        Unavailable: TFF is not installed, or the worker did not start within 60 s. The message says why, or where the
-            log is.
+        Unavailable: TFF is not installed, or `isolate` is True and not possible, or the worker did not start within
+            60 s. The message says why, or where the log is.
     """
 
-    def __init__(self, concurrency: int = -1, isolate: bool = False):
+    def __init__(self, concurrency: int = -1, isolate: bool | None = None):
         require_tff()
         import grpc
         import portpicker
         from tensorflow_federated.python.core.impl.executors import remote_executor_grpc_stub
 
+        if isolate:
+            require_isolation()
+        open_because = "--no-isolation (isolate=False) was given" if isolate is False else why_not_isolated()
         self.port = portpicker.pick_unused_port()
         self._folder = Path(tempfile.mkdtemp(prefix="tfpfl-worker-"))  # mode 0700
-        self.log = self._folder / "log"
-        self.address = f"unix:{self._folder / 'socket'}" if isolate else f"localhost:{self.port}"
+        self._handle: int | None = os.open(self._folder, os.O_RDONLY)
+        self.log, place = self._folder / "log", self._folder / "socket"
+        self.address = f"localhost:{self.port}" if open_because else f"unix:{self._short(place)}"
         with open(self.log, "wb") as log:
-            outside = self.address if isolate else None
-            self.process = start_worker(self.port, log, concurrency, outside=outside)
+            self.process = start_worker(self.port, log, concurrency, outside=None if open_because else f"unix:{place}")
         atexit.register(self.close)
+        if open_because:
+            _LOG.warning(_IS_OPEN, self.port, os.getuid(), open_because)
         self.stub = remote_executor_grpc_stub.RemoteExecutorGrpcStub(
             grpc.insecure_channel(self.address, [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 200)])
         )
+        self._wait()
+
+    def _wait(self):
         deadline = time.monotonic() + _START_SECONDS
         while not self.stub.is_ready:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 said, code = last_line(self.log), self.process.poll()
                 self.close(keep_log=True)
-                if isolate and code == os.EX_NOPERM:  # what `tfpfl.engines.tff.isolated` ends with
+                if code == os.EX_NOPERM:  # what `tfpfl.engines.tff.isolated` ends with
                     raise Unavailable(said)
                 raise Unavailable(f"TFF's worker did not start within {_START_SECONDS} s; see its log, {self.log}")
             time.sleep(0.05)
+
+    def _short(self, path: Path) -> Path:
+        """A path to the same file that is short enough for the address of a socket."""
+        return path if len(str(path)) <= _LONGEST_SOCKET else Path(f"/proc/self/fd/{self._handle}", path.name)
 
     def close(self, keep_log: bool = False) -> None:
         """Kills the worker and, without `keep_log`, deletes its log."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
         if not keep_log:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -191,7 +240,7 @@ def context_on(stub: Callable):
     )
 
 
-def execution_context(concurrency: int = -1, isolate: bool = False):
+def execution_context(concurrency: int = -1, isolate: bool | None = None):
     """Makes a TFF execution context on a `Worker` of this process; see `Worker` for the arguments.
 
     The first computation starts the worker; a later one starts a new worker if that has ended.
@@ -206,7 +255,7 @@ def execution_context(concurrency: int = -1, isolate: bool = False):
     return context_on(stub)
 
 
-_context = None  # (the context, whether its worker is isolated)
+_context = None  # (the context, the `isolate` of its worker)
 _replaced: list[Any] = []
 
 
@@ -216,17 +265,19 @@ def use_local_worker(concurrency: int | None = None, isolate: bool | None = None
     Args:
         concurrency: number of clients at the same time; default: the number of cores. More are not faster, and each
             needs memory. Ignored if the worker is in use already.
-        isolate: see `Worker`; None (default): do not change it.
+        isolate: see `Worker`; None (default): what an earlier call said, or else as in `Worker`.
 
     Raises:
-        Unavailable: TFF is not installed.
+        Unavailable: TFF is not installed, or `isolate` is True and not possible.
     """
     global _context
+    if isolate:
+        require_isolation()
     if _context is None or isolate not in (None, _context[1]):
         require_tff()
         from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
 
-        _context = execution_context(concurrency or os.cpu_count() or 1, bool(isolate)), bool(isolate)
+        _context = execution_context(concurrency or os.cpu_count() or 1, isolate), isolate
         # Keep the replaced context: when it is deleted, it sends SIGINT to its worker and waits until the worker ends.
         # That lasts for ever where SIGINT is ignored, as in background jobs of a shell.
         _replaced.append(context_stack_impl.context_stack.current)
