@@ -5,6 +5,7 @@ import inspect
 import numpy as np
 import pytest
 
+from tfpfl.data.dealing import rounded
 from tfpfl.data.partitioners import GROUP_PRESETS, PARTITIONERS, Group, Labels, Partition, pathological, round_robin
 
 
@@ -150,6 +151,35 @@ def test_pathological_gives_two_shards_of_different_classes(seed):
     assert {len(s) for s in class_sets(part.train, data.train)} == {2}
     for s, test in zip(class_sets(part.train, data.train), part.test, strict=True):
         assert set(data.test[test]) == s
+
+
+MNIST = (  # examples of each class
+    [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+    [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
+)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("clients, shards", [(100, 2), (62, 3), (20, 1)])
+def test_pathological_tests_a_client_on_what_it_trains_on(clients, shards, seed):
+    data = Labels(*(np.repeat(np.arange(10), counts) for counts in MNIST))  # shards straddle classes
+    part = pathological(data, clients, seed, shards=shards)
+    train, test = (
+        np.stack([np.bincount(y[own], minlength=10) for own in parts])
+        for y, parts in ((data.train, part.train), (data.test, part.test))
+    )
+    exact = train * np.array(MNIST[1]) / np.array(MNIST[0])  # client i's share of the class's test examples
+    assert np.abs(test - exact).max() < 1 and (test.sum(0) == MNIST[1]).all()
+    distance = 0.5 * np.abs(train / train.sum(1, keepdims=True) - test / test.sum(1, keepdims=True)).sum(1)
+    assert distance.max() < 0.03  # one example of about 100, and unequal shares of the classes in MNIST's two sets
+
+
+def test_the_largest_remainders_get_what_is_left_over():
+    rng = np.random.default_rng(0)
+    assert rounded(np.array([5, 3, 2]), 7, rng).tolist() == [4, 2, 1]  # 3.5, 2.1 and 1.4
+    assert rounded(np.array([0, 3, 3]), 5, rng).tolist() in ([0, 3, 2], [0, 2, 3])
+    once = [tuple(rounded(np.ones(4, int), 1, rng)) for _ in range(40)]
+    assert len(set(once)) == 4  # equal remainders: not always the first client
 
 
 def test_pathological_with_one_class_keeps_its_shards():

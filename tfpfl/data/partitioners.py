@@ -13,6 +13,7 @@ import numpy as np
 from numpy.random import Generator
 
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.dealing import in_proportion
 from tfpfl.data.randomness import Stream, generator
 
 
@@ -265,8 +266,8 @@ def pathological(labels: Labels, num_clients: int, seed: int, *, shards: int = 2
     """Examples sorted by label are cut into shards * I equal shards; each client gets `shards` (McMahan et al. 2017).
 
     Clients whose shards all have one class draw again, together with as many other random clients, until there is no
-    such client (at most 1,000 times). Test examples are divided among the clients that have training examples of the
-    class.
+    such client (at most 1,000 times). The test examples of a class are divided in proportion to the clients' training
+    examples of it, so that a client is tested on what it trains on.
 
     Args:
         shards: number of shards of each client, >= 1.
@@ -290,10 +291,7 @@ def pathological(labels: Labels, num_clients: int, seed: int, *, shards: int = 2
         again = np.concatenate([single, rng.permutation(others)[: len(single)]])
         hand[again] = rng.permutation(hand[again].ravel()).reshape(-1, shards)
     train = [np.concatenate([pieces[s] for s in shards_of]) for shards_of in hand]
-    client_of = np.repeat(np.arange(num_clients), [len(t) for t in train])
-    pairs = np.unique(np.stack([client_of, labels.train[np.concatenate(train)]]), axis=1)
-    test = _deal(labels.test, _holders(*pairs), rng, "test", need_each=False)
-    return Partition(train, _by_owner(test, num_clients))
+    return Partition(train, in_proportion(labels.train, labels.test, train, rng))
 
 
 def _blocks(num_groups: int, num_clients: int, width: int, sizes: Sequence[int]) -> list[Group]:
