@@ -1,7 +1,7 @@
 """The pages of the site that are made from code, when it is built: a hook of MkDocs.
 
 `algorithms/NAME.md` for every entry of `ALGORITHMS`, `api.md` from the names that the rooms hand on, and the table in
-choosing.md. None of them is in the repository.
+choosing.md; `cells.md` from the papers' experiments. None of them is in the repository.
 """
 
 import html
@@ -19,7 +19,9 @@ from tfpfl.algorithms.contract import ClientData
 from tfpfl.cli.options import hyperparameter_texts
 from tfpfl.data.population import Population
 from tfpfl.runs.cost import count_work
+from tfpfl.runs.protocols import protocol
 from tfpfl.studies import cite
+from tfpfl.studies.papers import EXPERIMENTS, FIGURES, SCALES
 
 ROOMS = (  # what the API reference describes, in this order
     "tfpfl.checks",
@@ -55,7 +57,8 @@ def on_files(files, config):
     """The generated pages."""
     from mkdocs.structure.files import File
 
-    pages = {f"algorithms/{name}.md": algorithm_page(name) for name in ALGORITHMS} | {"api.md": api_page()}
+    pages = {f"algorithms/{name}.md": algorithm_page(name) for name in ALGORITHMS}
+    pages |= {"api.md": api_page(), "cells.md": cells_page()}
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     return files
@@ -210,6 +213,65 @@ def shared(name: str) -> str:
     if algorithm.message_per_client:
         return "models, client to client"
     return SHARED["model" if algorithm.global_model is not None else algorithm.shares]
+
+
+def cells_page() -> str:
+    """Every cell of every table and figure of the papers: what is run, and how it is measured."""
+    parts = [
+        "# Cells of the papers' tables",
+        "What `tfpfl reproduce` runs for every cell of every table: the method with all its hyperparameters, and how "
+        "the number is measured. What the cell sets is **bold**; the rest are the method's defaults. Entries that all "
+        "cells of a table share stand above it. [Reproduction](reproduction.md) has the numbers, and says what is "
+        "known about the differences from the papers.",
+    ]
+    for name, found in {**EXPERIMENTS, **FIGURES}.items():
+        sizes = [f"{scale} {size_text(found.sizes[scale])}" for scale in SCALES]
+        parts += [f"## {name}: {found.title}", f"{found.source}. {found.note}".rstrip(), f"Sizes: {'; '.join(sizes)}."]
+        if found.cells:
+            parts += cells_table(found)
+    return "\n\n".join(parts) + "\n"
+
+
+def size_text(size) -> str:
+    """How much is run at a scale, in words."""
+    rounds = f"{size.rounds} round{'s' if size.rounds != 1 else ''}"
+    return f"{rounds}, {size.seeds} seed{'s' if size.seeds != 1 else ''}" + (f" ({size.said})" if size.said else "")
+
+
+def cells_table(found) -> list:
+    """The entries that all cells share, and a row for every cell."""
+    shared = {k: v for k, v in found.cells[0].config.items() if all(c.config.get(k, ...) == v for c in found.cells)}
+    shared = {k: v for k, v in shared.items() if k not in ("algorithm", "hyperparameters")}
+    lines = ["| column | method | entries of its own | hyperparameters | protocol |", "|---|---|---|---|---|"]
+    for cell in found.cells:
+        own = {k: v for k, v in cell.config.items() if k not in {*shared, "algorithm", "hyperparameters"}}
+        title = f"[{ALGORITHMS[cell.method].title}](algorithms/{cell.method}.md)"
+        measured = cell.protocol or getattr(found, "protocol", "")
+        measured = f'<span title="{protocol(measured)}">`{measured}`</span>' if measured else "-"
+        method = title + (f", {cell.label}" if cell.label else "")
+        cells = (cell.column, method, entries(own), hyperparameters(cell), measured)
+        lines.append("| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |")
+    return [f"All cells: {entries(shared)}.", "\n".join(lines)]
+
+
+def entries(config: dict) -> str:
+    """Entries of a configuration in words."""
+    return ", ".join(f"{name} {plain(value)}" for name, value in config.items()) or "-"
+
+
+def plain(value) -> str:
+    """A value without quotes and braces."""
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{k} {plain(v)}" for k, v in value.items()) + ")" if value else "-"
+    return " to ".join(map(str, value)) if isinstance(value, tuple) else "default" if value is None else str(value)
+
+
+def hyperparameters(cell) -> str:
+    """All hyperparameters of a cell's method; those that the cell sets are bold."""
+    given = cell.config["hyperparameters"]
+    defaults = {name: p.default for name, p in ALGORITHMS[cell.method].hyperparameters.items()}
+    all_of_it = defaults | given
+    return ", ".join(f"**{k} {v}**" if k in given else f"{k} {v}" for k, v in all_of_it.items())
 
 
 def api_page() -> str:

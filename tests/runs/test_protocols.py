@@ -178,6 +178,7 @@ def toy():
         ("validated", 0.4, [1]),
         ("pflego", (1.0 + (0.5 + 3 * 0.6) / 4 + 0.2) / 3, [1, 2, 3]),
         ("pgfed", 0.7, [2]),  # rounds 2 and 3 are equal; the first counts
+        ("final", 0.7, [3]),
         ("fedamp", 0.7, [2]),
         ("pfllib", 0.6, [1]),  # pooled: 2.4 / 4, against 2.2 / 4 and 2.4 / 4
     ],

@@ -93,8 +93,9 @@ EV_ALL = Protocol()
 EV_LOCAL = Protocol(LOCAL_COPY, "sampled")
 
 # The protocols of papers. PFLEGO: the authors' code logs the sampled clients' local copies, pooled over their examples;
-# the paper averages the last ten rounds. PGFed: mean over all clients; its code keeps the best round. FedAMP: "best
-# mean testing accuracy" (BMTA). PFLlib: correct answers of all clients divided by all their test examples, best round.
+# the paper averages the last ten rounds. PGFed: mean over all clients; its code keeps the best round, but scores
+# FedBABU once, after the last round ("final"). FedAMP: "best mean testing accuracy" (BMTA). PFLlib: correct answers of
+# all clients divided by all their test examples, best round.
 PROTOCOLS = {
     "EV-all": EV_ALL,
     "EV-local": EV_LOCAL,
@@ -102,6 +103,7 @@ PROTOCOLS = {
     "validated": EV_ALL._replace(when="best_validation"),
     "pflego": EV_LOCAL._replace(mean="examples"),
     "pgfed": EV_ALL._replace(when="best_test"),
+    "final": EV_ALL._replace(when="last"),
     "fedamp": EV_ALL._replace(when="best_test"),
     "pfllib": EV_ALL._replace(mean="examples", when="best_test"),
 }

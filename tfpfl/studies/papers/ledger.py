@@ -125,13 +125,18 @@ def value(experiment: Experiment, cell: dict | None, name: str | None = None) ->
     return statistics.over_seeds([a for a, _ in pairs])
 
 
+def measured(experiment: Experiment, cell: Cell, found: dict | None) -> tuple[float, float] | None:
+    """`value` of a cell by its own protocol, if the paper measures this method in another way than the rest."""
+    return value(experiment, found, cell.protocol or None)
+
+
 def agreement(experiment: Experiment, cell: Cell, found: dict | None) -> str:
     """'agrees', 'above', 'below', 'not run', 'not reached' (70 % accuracy) or '-' (nothing to compare with).
 
     A value agrees if it differs from the paper's by at most the sum of both half intervals. If the paper gives no
     interval, 1 point is used.
     """
-    ours = value(experiment, found)
+    ours = measured(experiment, cell, found)
     if ours is None:
         return "not run" if not (found or {}).get("seeds") else "not reached"
     if cell.published is None or experiment.measures in ("seconds", "rounds to 70 %"):
@@ -150,7 +155,7 @@ def verdicts(experiment: Experiment, cells: dict) -> list[tuple[str, str, str]]:
         for column in ordering.columns:
             values = {}
             for cell in experiment.cells:
-                if cell.column == column and (number := value(experiment, cells.get(key(cell)))) is not None:
+                if cell.column == column and (number := measured(experiment, cell, cells.get(key(cell)))) is not None:
                     values[cell.label or cell.method] = number
             held = ordering.holds(values)
             found.append((ordering.text, column, "open" if held is None else "holds" if held else "fails"))
@@ -224,7 +229,7 @@ def markdown(ledger: dict, notes: dict | None = None) -> str:
     for name, experiment in EXPERIMENTS.items():
         cells = ledger.get(name, {})
         parts.append(f"## {name}: {experiment.title}\n{experiment.source}. {experiment.note}".rstrip())
-        parts.append(f"Measured as the paper does: {protocol(experiment.protocol)}.")
+        parts.append(f"Measured as the paper does: {protocol(experiment.protocol)}.{_exceptions(experiment)}")
         if name in notes.get("about", {}):
             parts.append(notes["about"][name].strip())
         scales = {e["scale"] for c in cells.values() for e in c.get("seeds", {}).values()}
@@ -332,12 +337,18 @@ the paper's value (1 point where the paper gives none). Fewer rounds than the pa
 orders there, not decimals. *seconds* are those of all rounds' work, on a shared machine."""
 
 
+def _exceptions(experiment: Experiment) -> str:
+    """Text on the methods that are measured by a protocol of their own, otherwise ''."""
+    own = {cell.method: cell.protocol for cell in experiment.cells if cell.protocol}
+    return "".join(f" {get_method(method).title}: {protocol(name)}." for method, name in own.items())
+
+
 def _rows(experiment: Experiment, cells: dict) -> list[dict]:
     decimals, rows = DECIMALS[experiment.measures], []
     for cell in experiment.cells:
         found = cells.get(key(cell), {})
         seeds = found.get("seeds", {})
-        ours, after = value(experiment, found), None
+        ours, after = measured(experiment, cell, found), None
         if experiment.measures == "accuracy":
             after = value(experiment, found, "EV-all")
         comparable = cell.published is not None and ours is not None
