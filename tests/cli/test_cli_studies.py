@@ -122,7 +122,7 @@ def test_reproduce_lists_shows_and_writes(tmp_path):
     cells = {"MNIST, 2 | pflego": {"seeds": {"0": entry}}}
     ledger.write_text(json.dumps({"format": 1, "experiments": {"pflego-table1": cells}}))
     said = call("reproduce", "pflego-table1", "--no-run", "--ledger", ledger, "--write", tmp_path / "out.md")
-    assert "98.40 ± 0.50" in said and "-0.30" in said and "agrees" in said
+    assert "98.40 ± 0.50" in said and "-0.30" in said and "one seed" in said
     assert "PFLEGO is no more than 0.6 points below the paper: holds" in said
     assert (
         "| MNIST, 2 | PFLEGO | 98.70 ± 0.21 | 98.40 ± 0.50 | -0.30 | 98.10 ± 0.40 | 50 | 1 |"

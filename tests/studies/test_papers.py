@@ -118,19 +118,76 @@ def test_a_cell_over_clients_and_over_seeds():
     assert ledgers.value(TOY, seeds((88.0, 2.0)), "pgfed") is None
 
 
+def three(mean, half):
+    """Three seeds whose Student's 95 % interval is mean ± half: t = 4.303 with two degrees of freedom."""
+    away = half * math.sqrt(3) / 4.302652729911275
+    return seeds(*((accuracy, 9.0) for accuracy in (mean - away, mean, mean + away)))
+
+
 @pytest.mark.parametrize(
-    "pair, expected",
-    [((87.1, 2.0), "agrees"), ((92.9, 2.0), "agrees"), ((86.9, 2.0), "below"), ((93.1, 2.0), "above")],
+    "mean, half, expected",  # the paper: 90 ± 1
+    [
+        (90.0, 0.9, "agrees"),
+        (90.5, 0.4, "agrees"),
+        (89.4, 0.5, "unclear"),
+        (90.0, 1.1, "unclear"),  # in the middle, but seeds differ too much to tell
+        (92.0, 0.9, "above"),
+        (92.0, 1.1, "unclear"),
+        (87.9, 1.0, "below"),
+    ],
 )
-def test_a_value_agrees_within_both_intervals(pair, expected):
-    assert ledgers.agreement(TOY, TOY.cells[0], seeds(pair)) == expected
+def test_a_value_agrees_if_the_interval_over_seeds_lies_within_the_bound(mean, half, expected):
+    found = three(mean, half)
+    assert ledgers.value(TOY, found) == pytest.approx((mean, half))
+    assert ledgers.agreement(TOY, TOY.cells[0], found) == expected
+
+
+@pytest.mark.parametrize("own", [0.0, 0.5, 5.0])
+def test_one_seed_never_agrees(own):
+    """Not even with the paper's own number: an interval over clients says nothing on other seeds."""
+    assert ledgers.agreement(TOY, TOY.cells[0], seeds((90.0, own))) == "one seed"
+    assert ledgers.agreement(TOY, TOY.cells[0], seeds((50.0, own))) == "one seed"
+
+
+def test_the_recorded_cell_of_fashion_mnist_does_not_agree():
+    """97.90 against 96.34 ± 0.43: within 2.04, the sum of the half intervals, and 1.56 points away."""
+    table = EXPERIMENTS["pflego-table1"]
+    (one,) = [cell for cell in table.cells if (cell.column, cell.method) == ("Fashion-MNIST, 2", "pflego")]
+    accuracies = [
+        {"seeds": {str(s): {"accuracy": {"pflego": [97.9 + s / 10, 1.61]}} for s in range(n)}} for n in (1, 3)
+    ]
+    assert one.published == Published(96.34, 0.43)
+    assert [ledgers.agreement(table, one, found) for found in accuracies] == ["one seed", "above"]
 
 
 def test_agreement_without_an_interval_or_a_value():
-    assert ledgers.agreement(TOY, TOY.cells[1], seeds((51.4, 0.5))) == "agrees"  # one point, and our 0.5
-    assert ledgers.agreement(TOY, TOY.cells[1], seeds((51.6, 0.5))) == "above"
-    assert ledgers.agreement(TOY, TOY.cells[2], seeds((51.6, 0.5))) == "-"
+    assert ledgers.agreement(TOY, TOY.cells[1], three(50.4, 0.5)) == "agrees"  # the paper gives no interval: one point
+    assert ledgers.agreement(TOY, TOY.cells[1], three(51.6, 0.5)) == "above"
+    assert ledgers.agreement(TOY, TOY.cells[2], three(51.6, 0.5)) == "-"
     assert ledgers.agreement(TOY, TOY.cells[0], None) == "not run"
+    narrow = TOY.cells[0]._replace(published=Published(90.0, 0.03))  # a smaller ± than a point is not asked for
+    assert ledgers.agreement(TOY, narrow, three(90.4, 0.5)) == "agrees"
+
+
+def test_a_gain_is_not_compared_with_its_spread_over_clients():
+    table = EXPERIMENTS["pgfed-tables3-4"]
+    (one,) = [c for c in table.cells if (c.column, c.method) == ("CIFAR-10, 25", "fedavg")]
+    assert one.published == Published(-8.99, 10.36)
+    near, far = ({"seeds": {str(s): {"gain over Local": [mean, 10.0]} for s in range(3)}} for mean in (-8.5, -3.0))
+    assert ledgers.agreement(table, one, near) == "agrees" and ledgers.agreement(table, one, far) == "above"
+
+
+def test_nothing_that_was_recorded_agrees_with_one_seed():
+    docs = Path(__file__).parents[2] / "docs"
+    ledger = ledgers.load(docs / "reproduction.json")
+    found = [
+        ledgers.agreement(experiment, one, ledger[name][ledgers.key(one)])
+        for name, experiment in EXPERIMENTS.items()
+        for one in experiment.cells
+        if len(ledger.get(name, {}).get(ledgers.key(one), {}).get("seeds", {})) == 1
+    ]
+    assert len(found) > 50 and set(found) <= {"one seed", "-", "not reached"}
+    assert "| agrees |" not in (docs / "reproduction.md").read_text(encoding="utf-8")
 
 
 def test_verdicts():

@@ -24,6 +24,7 @@ from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import paired
 
 FORMAT = 1
+BOUND = 1.0  # points: the smallest difference from a paper's value that counts
 DECIMALS = {"accuracy": 2, "seconds": 3, "rounds to 70 %": 0, "gain over Local": 2}
 
 
@@ -95,6 +96,21 @@ def entry(record: Record, scale: str, asked: int, command: str, local: Record | 
     return found
 
 
+def of_seeds(experiment: Experiment, cell: dict | None, name: str | None = None) -> list[tuple[float, float]]:
+    """[(number, half interval over clients)] of every seed that has it; NaN where there is no interval.
+
+    For a gain, the second number is the standard deviation over clients. Arguments: see `value`.
+    """
+    seeds, name = list((cell or {}).get("seeds", {}).values()), name or experiment.protocol
+    if experiment.measures == "accuracy":
+        return [tuple(e["accuracy"][name]) for e in seeds if name in e["accuracy"]]
+    if experiment.measures == "seconds":
+        return [(e["seconds a round"], float("nan")) for e in seeds]
+    if experiment.measures == "gain over Local":
+        return [tuple(e["gain over Local"]) for e in seeds if "gain over Local" in e]
+    return [(e["rounds to 70 %"], float("nan")) for e in seeds if e["rounds to 70 %"] is not None]
+
+
 def value(experiment: Experiment, cell: dict | None, name: str | None = None) -> tuple[float, float] | None:
     """(mean of a cell's number over its seeds, half its interval); None if the cell was not run.
 
@@ -106,17 +122,7 @@ def value(experiment: Experiment, cell: dict | None, name: str | None = None) ->
         cell: the cell in the ledger; None if it is not there.
         name: name of a protocol; default: the experiment's.
     """
-    seeds = [e for e in (cell or {}).get("seeds", {}).values()]
-    if experiment.measures == "accuracy":
-        pairs = [
-            e["accuracy"][name or experiment.protocol] for e in seeds if (name or experiment.protocol) in e["accuracy"]
-        ]
-    elif experiment.measures == "seconds":
-        pairs = [(e["seconds a round"], float("nan")) for e in seeds]
-    elif experiment.measures == "gain over Local":
-        pairs = [e["gain over Local"] for e in seeds if "gain over Local" in e]
-    else:
-        pairs = [(e["rounds to 70 %"], float("nan")) for e in seeds if e["rounds to 70 %"] is not None]
+    pairs = of_seeds(experiment, cell, name)
     if not pairs:
         return None
     if len(pairs) == 1 or experiment.measures == "gain over Local":
@@ -131,21 +137,32 @@ def measured(experiment: Experiment, cell: Cell, found: dict | None) -> tuple[fl
 
 
 def agreement(experiment: Experiment, cell: Cell, found: dict | None) -> str:
-    """'agrees', 'above', 'below', 'not run', 'not reached' (70 % accuracy) or '-' (nothing to compare with).
+    """How a cell compares with the paper's value.
 
-    A value agrees if it differs from the paper's by at most the sum of both half intervals. If the paper gives no
-    interval, 1 point is used.
+    Our 95 % interval over seeds is compared with the paper's value ± a bound: the number after the paper's ±, but at
+    least `BOUND` points. (For a gain, that number is a spread over clients, not an interval: the bound is `BOUND`.) An
+    own interval that is wider makes it harder to agree, not easier.
+
+    Returns:
+        'agrees': the interval lies within the bound. 'above', 'below': it lies outside. 'unclear': it crosses the
+        bound, so there are too few seeds to tell. 'one seed': there is no interval over seeds, so nothing is claimed.
+        'not run', 'not reached' (70 % accuracy) or '-' (nothing to compare with).
     """
     ours = measured(experiment, cell, found)
     if ours is None:
         return "not run" if not (found or {}).get("seeds") else "not reached"
     if cell.published is None or experiment.measures in ("seconds", "rounds to 70 %"):
         return "-"
-    allowed = (1.0 if cell.published.spread is None else cell.published.spread) + (
-        0.0 if np.isnan(ours[1]) else ours[1]
-    )
-    gap = ours[0] - cell.published.value
-    return "agrees" if abs(gap) <= allowed else "above" if gap > 0 else "below"
+    mean, half = statistics.over_seeds([number for number, _ in of_seeds(experiment, found, cell.protocol or None)])
+    if np.isnan(half):
+        return "one seed"
+    printed = 0.0 if experiment.measures == "gain over Local" else cell.published.spread or 0.0
+    bound, gap = max(printed, BOUND), mean - cell.published.value
+    if abs(gap) + half <= bound:
+        return "agrees"
+    if abs(gap) - half <= bound:
+        return "unclear"
+    return "above" if gap > 0 else "below"
 
 
 def verdicts(experiment: Experiment, cells: dict) -> list[tuple[str, str, str]]:
@@ -255,6 +272,8 @@ def markdown(ledger: dict, notes: dict | None = None) -> str:
         held = [(text, column, verdict) for text, column, verdict in verdicts(experiment, cells) if verdict != "open"]
         if held:
             lines = [f"* {column}: {text}: **{v}**{_lengths(experiment, cells, column)}" for text, column, v in held]
+            if all(len(c.get("seeds", {})) < 2 for c in cells.values()):
+                parts.append("Orders in one seed (another seed may give another order):")
             parts.append("\n".join(lines))
         why = [f"* {cell}: {text}" for cell, text in notes.get(name, {}).items()]
         if why:
@@ -332,9 +351,12 @@ _HEAD = """# Reproduction: what the papers have, and what we found
 Made from reproduction.json and reproduction_notes.toml by `tfpfl reproduce --write docs/reproduction.md`; not edited by
 hand. *ours* is measured by the paper's own protocol, which stands above each table, *EV-all* by ours: mean over all
 clients of the model that each predicts with after the server's step, mean of the last ten evaluated rounds, test
-examples. ± is the 95 % interval over clients for one seed, over seeds for several. *agrees*: within both intervals of
-the paper's value (1 point where the paper gives none). Fewer rounds than the paper's are in the table as such: read
-orders there, not decimals. *seconds* are those of all rounds' work, on a shared machine."""
+examples. ± is the 95 % interval over clients for one seed, over seeds for several. *agreement* compares our interval
+over seeds with the paper's value ± a bound, which is the number after the paper's ± but at least 1 point. *agrees*: the
+interval lies within the bound; *above*, *below*: it lies outside; *unclear*: it crosses the bound, so more seeds are
+needed; *one seed*: there is no interval over seeds, so nothing is claimed. Fewer rounds than the paper's are in the
+table as such: read orders there, not decimals. *seconds* are those of all rounds' work, on a shared machine. [All
+cells](cells.md) lists what is run for every cell."""
 
 
 def _exceptions(experiment: Experiment) -> str:
