@@ -59,10 +59,10 @@ _NO_TEXT = frozenset("\ufeff\ufffe\uffff")  # a mark of byte order, and what XML
 
 
 def one_line(text: object, most: int | None = None, *, keep: str = "") -> str:
-    """A text that may come from a stranger, such as the name of a client, so that it can be shown in one line.
+    r"""A text that may come from a stranger, such as the name of a client, so that it can be shown in one line.
 
     Control characters (line breaks, NUL, the escape that colours a terminal), marks that turn the direction of reading
-    and halves of surrogate pairs are written as their code, such as \\x1b or \\u202e. Letters of all scripts stay.
+    and halves of surrogate pairs are written as their code, such as \x1b or \u202e. Letters of all scripts stay.
 
     Args:
         text: the text, or anything else, which `str` converts.
@@ -70,8 +70,10 @@ def one_line(text: object, most: int | None = None, *, keep: str = "") -> str:
         keep: characters that stay as they are, such as a line break.
 
     Examples:
-        >>> one_line("cat\\n\\x1b[31m שלום", most=12)
-        'cat\\\\n\\\\x1b[31…'
+        >>> one_line("cat\n\x1b[31m שלום")
+        'cat\\n\\x1b[31m שלום'
+        >>> one_line("a long name", most=7)
+        'a long…'
     """
     shown = str(text)
     if not shown.isprintable():  # most names are: a federation can have 100,000

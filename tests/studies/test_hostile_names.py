@@ -187,6 +187,7 @@ def test_a_federation_of_hostile_names(name, tmp_path):
 
 def test_a_hostile_client_in_an_error_of_the_command_line(tmp_path, monkeypatch):
     """A message is one line without colours, whatever it quotes."""
+
     def broken(*_, **__):
         raise InvalidArgument("client \x1b[31mann\nbob\u202e has 1 training example")
 

@@ -76,9 +76,7 @@ CAPTION = (
 
 def protocols(results: list, title: str) -> Table:
     """A table of all results of one run, each with the protocol that it was measured by; 80 columns wide."""
-    table = Table(
-        title=text(title), caption=_PROTOCOLS_CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=0
-    )
+    table = Table(title=text(title), caption=_PROTOCOLS_CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=0)
     for column in ("model", "clients", "when", "split"):
         table.add_column(column, no_wrap=True)
     for column in ("accuracy", "pooled", "worst", "loss", "n"):
