@@ -18,7 +18,7 @@ OTHERS = {
     ("tfpfl/data/randomness.py", "ValueError"),
     ("tfpfl/engines/tff/notebook_kernel.py", "RuntimeError"),
     ("tfpfl/data/population.py", "KeyError"),
-    ("tfpfl/runs/store.py", "TypeError"),
+    ("tfpfl/runs/store_content.py", "TypeError"),
 }
 
 

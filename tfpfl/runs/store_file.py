@@ -16,7 +16,7 @@ from tfpfl.checks import InvalidArgument
 
 FORMAT_VERSION = 3  # 1 had no matrices, 2 no checksums of rounds
 APPLICATION_ID = int.from_bytes(b"tfpf", "big")  # in the file's header: this SQLite file is one of ours
-SECONDS = 60.0  # of processor time that one reading may take, so that waiting for a disk does not count
+SECONDS = 120.0  # of processor time that one reading may take; waiting for a disk does not count
 _STEPS = 100_000  # of SQLite's virtual machine from one look at the clock to the next
 _TABLES = {  # name -> (the format that added it, how it is made)
     "run": (1, "CREATE TABLE run (run_id TEXT NOT NULL)"),
@@ -149,10 +149,10 @@ class StoreFile:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """All that the block reads is of one moment, also while another process writes; it ends after `SECONDS`."""
-        if self.db.in_transaction:
+        self._until = time.thread_time() + SECONDS
+        if self.db.in_transaction:  # a part of a reading has its own limit
             yield
             return
-        self._until = time.thread_time() + SECONDS
         try:
             self.db.execute("BEGIN")
             yield
