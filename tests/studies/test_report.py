@@ -1,9 +1,12 @@
 """The report: its numbers are those of the records, and the file needs nothing but a browser."""
 
 import re
+import resource
 import shlex
+from contextlib import contextmanager
 from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +14,12 @@ from click.testing import CliRunner
 
 from helpers.made_records import CLIENTS, ROUNDS, made, stored
 from tfpfl.cli import main
-from tfpfl.runs import statistics
+from tfpfl.runs import files, statistics
 from tfpfl.runs.command import command
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, PROTOCOLS
 from tfpfl.runs.run import Run
+from tfpfl.studies import plots
 from tfpfl.studies.report import ReportError, render, write_report
 from tfpfl.studies.run_groups import clients, paired
 
@@ -270,6 +274,49 @@ def test_mistakes(records, tmp_path):
         render([records[0], made("pflego", 0, good=0.6)])
     with pytest.raises(ReportError, match="is a folder; name the file"):
         write_report(records, tmp_path)
+
+
+@contextmanager
+def no_file_larger_than(size):
+    """The kernel refuses to let a file grow, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_the_old_report_as_it_was(records, tmp_path):
+    out = tmp_path / "report.html"
+    out.write_text("the old one")
+    with no_file_larger_than(10_000), pytest.raises(OSError, match="File too large"):
+        write_report(records[:1], out)
+    assert out.read_text() == "the old one" and [p.name for p in tmp_path.iterdir()] == ["report.html"]
+    link = tmp_path / "link.html"
+    link.symlink_to(out)
+    write_report(records[:1], link)
+    assert link.is_symlink() and out.read_text(encoding="utf-8").startswith("<!")
+
+
+def test_a_full_disk_leaves_the_old_picture_and_table_as_they_were(records, tmp_path):
+    for name, write in {
+        "curves.png": lambda path: plots.write_picture(plots.curves(records), path),
+        "curves.svg": lambda path: plots.write_picture(plots.curves(records), path),
+        "table.md": lambda path: files.write_whole(path, "± 1\n" * 5000),
+    }.items():
+        path = tmp_path / name
+        path.write_text("the old one")
+        with no_file_larger_than(5_000), pytest.raises(OSError, match="File too large"):
+            write(path)
+        assert path.read_text() == "the old one" and len(list(tmp_path.iterdir())) == 1
+        write(path)
+        assert path.stat().st_size > 5_000
+        path.unlink()
+
+
+def test_a_report_may_go_to_a_device(records):
+    assert write_report(records[:1], "/dev/null") == Path("/dev/null") and not Path("/dev/null").is_file()
 
 
 @pytest.mark.slow

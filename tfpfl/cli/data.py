@@ -46,7 +46,7 @@ def partition(out, seed, allow_download, **kw):
         **data["partition_args"],
     )
     picture = out.with_name(out.name + "-classes.png")
-    plots.classes(federation).savefig(picture, dpi=120)
+    plots.write_picture(plots.classes(federation), picture, dpi=120)
     console = Console()
     for name, value in federation.describe().items():
         console.print(f"[bold]{name}[/]: {text(value)}", soft_wrap=True)

@@ -230,7 +230,7 @@ def new_clients(runs, csv_file, picture, allow_code, **how):
         new_clients.write_csv(done, csv_file)
         click.echo(f"Written to {csv_file}")
     if picture:
-        plots.new_clients(done).savefig(picture, dpi=120)
+        plots.write_picture(plots.new_clients(done), picture, dpi=120)
         click.echo(f"Written to {picture}")
 
 

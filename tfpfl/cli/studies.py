@@ -78,6 +78,7 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
     from tfpfl.runs import protocols
     from tfpfl.runs.callbacks import Progress
     from tfpfl.runs.config import RunConfig
+    from tfpfl.runs.files import write_whole
     from tfpfl.studies import comparison as comparing
     from tfpfl.studies.records import Record
     from tfpfl.studies.tables import comparison_over_clients
@@ -117,11 +118,11 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
     table = comparing.rows(records, wanted)
     console.print(comparison_over_clients(table, wanted))
     for path in write:
-        path.write_text(comparing.text(table, path.suffix[1:], wanted))
+        write_whole(path, comparing.text(table, path.suffix[1:], wanted))
     if plot:
-        from tfpfl.studies.plots import curves
+        from tfpfl.studies.plots import curves, write_picture
 
-        curves(records).savefig(plot)
+        write_picture(curves(records), plot)
 
 
 @main.command(cls=RunCommand)
@@ -258,8 +259,10 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
     from rich.table import Column, Table
 
     from tfpfl.runs.callbacks import Progress
+    from tfpfl.runs.files import write_whole
     from tfpfl.studies import papers
     from tfpfl.studies.papers import ledger as ledgers
+    from tfpfl.studies.plots import write_picture
 
     console, ledger = Console(), ledger or out / "ledger.json"
     if name is not None:
@@ -294,10 +297,10 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
             if held != "open":
                 console.print(f"{column}: {text}: [bold]{held}[/]", soft_wrap=True)
     if name is not None and plot:
-        papers.draw(name, out, kw["scale"]).savefig(plot)
+        write_picture(papers.draw(name, out, kw["scale"]), plot)
     if write:
         written = ledgers.notes(ledger.with_name(ledger.stem + "_notes.toml"))
-        write.write_text(ledgers.markdown(ledgers.load(ledger), written))
+        write_whole(write, ledgers.markdown(ledgers.load(ledger), written))
 
 
 @main.command()

@@ -6,7 +6,8 @@ Texts of strangers, such as the name of a data set, are written so that they sta
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,26 @@ from tfpfl.checks import one_line
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes text to a file; if that fails or is interrupted, the old file stays as it was."""
+    """Writes text to a file as UTF-8; if that fails or is interrupted, the old file stays as it was."""
+    with replaced(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        file.write(text)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Gives the name of a new file to write, which then takes the place of `path`; it is removed after an error.
+
+    A device such as /dev/stdout has nothing to keep, and is written itself.
+    """
+    path = Path(os.path.realpath(path)) if path.is_file() else path  # a link goes on to lead to the file
+    if path.exists() and not path.is_file():
+        yield path
+        return
     temporary = path.with_name(path.name + ".new")
     try:
-        with open(temporary, "w", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())  # before the name, so that a power cut leaves no empty file either
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -331,7 +331,7 @@ def notes(path: str | os.PathLike) -> dict:
     if not path.exists():
         return {}
     try:
-        found = tomllib.loads(path.read_text())
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise LedgerError(f"{path} cannot be read: {error}") from error
     for name, cells in found.items():

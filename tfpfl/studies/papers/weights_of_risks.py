@@ -41,7 +41,7 @@ def measure(runs: dict, **_) -> dict:
     first, last = (record.matrices(t).get("A") for t in (rounds[0], rounds[-1]))
     if first is None:
         raise InvalidArgument(f"{folder}: {record.title} has no matrix A")
-    with open(Path(folder) / "clients.csv", newline="") as file:
+    with open(Path(folder) / "clients.csv", newline="", encoding="utf-8") as file:
         examples = [int(row["num_examples"]) for row in csv.DictReader(file)]
     change = np.asarray(last, np.float64) - first
     return {"rounds": [rounds[0], rounds[-1]], "change": change.tolist(), "num_examples": examples}

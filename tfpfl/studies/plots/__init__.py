@@ -17,6 +17,7 @@ the numbers were measured; it is written under the title. An algorithm looks the
 from tfpfl.studies.plots.clients import distribution, fairness, gains
 from tfpfl.studies.plots.curves import curves
 from tfpfl.studies.plots.federation import classes
+from tfpfl.studies.plots.files import write_picture
 from tfpfl.studies.plots.heatmap import heatmap
 from tfpfl.studies.plots.new_clients import new_clients
 from tfpfl.studies.plots.style import Style, style, words
@@ -32,4 +33,5 @@ __all__ = [
     "new_clients",
     "style",
     "words",
+    "write_picture",
 ]

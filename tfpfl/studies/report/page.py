@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.runs.files import write_whole
 from tfpfl.studies.records import Record
 from tfpfl.studies.report import sections
 from tfpfl.studies.report.blocks import Pictures, Section
@@ -23,7 +24,7 @@ class ReportError(InvalidArgument):
 
 
 def write_report(records: Sequence[Record], out: str | os.PathLike, **options) -> Path:
-    """Writes the report to the HTML file `out` and replaces an older one. The options are those of `render`.
+    """Writes the report to the HTML file `out`; an older one stays if that fails. The options are those of `render`.
 
     Raises:
         ReportError: as `render`; or `out` is a folder.
@@ -33,7 +34,7 @@ def write_report(records: Sequence[Record], out: str | os.PathLike, **options) -
         raise ReportError(f"{out} is a folder; name the file, for example {out / 'report.html'}")
     page = render(records, **options)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8")
+    write_whole(out, page)
     return out
 
 
