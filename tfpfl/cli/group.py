@@ -3,6 +3,7 @@
 import click
 
 from tfpfl.checks import TfpflError, one_line, unknown
+from tfpfl.cli.terminal import show_what_it_can
 
 
 class Group(click.Group):
@@ -12,6 +13,11 @@ class Group(click.Group):
     """
 
     ours: tuple[type[Exception], ...] = (TfpflError,)
+
+    def main(self, *args, **how):
+        """Runs the command line. What is printed never fails because the terminal lacks a character."""
+        show_what_it_can()
+        return super().main(*args, **how)
 
     def parse_args(self, ctx, args):
         """Takes --trace out of the arguments, and parses the rest."""
