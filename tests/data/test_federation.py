@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import signal
+import subprocess
+import sys
 import time
 from functools import partial
 
@@ -278,6 +281,44 @@ def test_a_crash_while_writing_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         Federation.build(numbered(), clients=4, out=tmp_path / "f")
     assert not list(tmp_path.iterdir())
+
+
+DIE = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+from tfpfl.data import Federation, writing
+write = writing._write_blocks
+def die(path, blocks):
+    if sys.argv[2] == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("building", flush=True)
+    sys.stdin.readline()
+    return write(path, blocks)
+writing._write_blocks = die
+Federation.from_clients([(np.ones((8, 3)), np.arange(8) % 2)], out=sys.argv[1])
+"""
+
+
+def test_what_killed_buildings_left_is_removed_by_the_next_one_and_what_is_being_built_is_not(tmp_path):
+    def start(out, how):
+        return subprocess.Popen(
+            [sys.executable, "-c", DIE, str(out), how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    killed = [start(tmp_path / name, "die") for name in ("one", "two")]
+    assert [process.wait(60) for process in killed] == [-signal.SIGKILL] * 2
+    assert len(list(tmp_path.glob(".*.partial"))) == 2  # nobody can tidy up after kill -9 ...
+    (tmp_path / ".mine.partial").mkdir()  # not one of ours, because it has no number
+    alive = start(tmp_path / "three", "wait")
+    assert alive.stdout.readline() == "building\n"  # ... but the next building does
+    clients = [(np.ones((8, 3)), np.arange(8) % 2)]
+    Federation.from_clients(clients, out=tmp_path / "four")
+    left = sorted(p.name.split(".")[1] for p in tmp_path.glob(".*.partial"))
+    assert left == ["mine", "three"] and len(list(tmp_path.iterdir())) == 3
+    alive.communicate("\n" * 4)
+    assert alive.returncode == 0 and Federation.load(tmp_path / "three").num_clients == 1
+    assert {p.name for p in tmp_path.iterdir()} == {".mine.partial", "three", "four"}
 
 
 def test_an_existing_folder_is_kept(tmp_path, federation):

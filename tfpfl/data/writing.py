@@ -1,11 +1,14 @@
 """Writes the folder of a federation. The folder appears complete, or not at all."""
 
+import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -141,9 +144,7 @@ def write_federation(
         "index.raw": [index.astype("<i8")],
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.partial")
-    partial.mkdir()
-    try:
+    with _partial_folder(out) as partial:
         files = {name: _write_blocks(partial / name, blocks) for name, blocks in contents.items()}
         client_rows = {split: counts[:, i].tolist() for i, split in enumerate(SPLITS)} | {"classes": classes}
         if names:
@@ -160,10 +161,47 @@ def write_federation(
         except OSError as error:
             raise FederationError(f"cannot move the finished federation to {out}: {error}") from None
         _sync_folder(out.parent)
+    return out
+
+
+@contextmanager
+def _partial_folder(out: Path) -> Iterator[Path]:
+    """Makes a folder beside `out` to write in, and removes it after an error. Nobody can remove it after kill -9.
+
+    So each building first removes what killed ones have left beside it. A folder is locked while it is written.
+    """
+    for left in out.parent.glob(".*.partial"):
+        if re.fullmatch(r"\..+\.[0-9a-f]{8}\.partial", left.name) and (lock := _locked(left)) is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+    lock = None
+    while lock is None:  # again where another process has removed it in the moment before it was locked
+        partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.partial")
+        partial.mkdir()
+        lock = _locked(partial)
+    try:
+        yield partial
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    return out
+    finally:
+        os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """Locks a folder until this number is closed or the process ends; None if it is gone, or another process has it."""
+    try:
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(number), os.stat(folder)):
+            return number
+    except OSError:
+        pass
+    os.close(number)
+    return None
 
 
 def _check_order(order: np.ndarray, is_test: np.ndarray, num_examples: int) -> None:
