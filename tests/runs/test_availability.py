@@ -149,6 +149,12 @@ def test_the_clock_waits_for_the_last_or_for_the_deadline():
     assert enough.seconds == seconds.max() and not len(enough.late)
 
 
+def test_the_slowest_clock_that_is_allowed_stays_finite():
+    slow = Availability(seconds=1e12, seconds_spread=3.0, jitter=2.5, deadline=1e30)
+    found = slow.round(0, 1, MANY, np.full(len(MANY), 1e6))
+    assert len(found.came) == len(MANY) and np.isfinite(found.seconds) and found.seconds > 1e18
+
+
 def test_clients_join_and_leave():
     clients = Availability(joins={5: [1, 2], 9: [3]}, leaves=((5, (0,)), (7, (1,)), (9, (2,))))
     present = {t: clients.present(t, np.arange(5)).tolist() for t in (1, 4, 5, 7, 9)}
@@ -247,6 +253,11 @@ def test_broken_clients_in_a_run_are_counted_and_named(federation, short_end, tm
         ({"jitter": float("nan")}, "jitter must be a finite number of at least 0, found nan"),
         ({"round_deadline": 3.0}, "a deadline must be positive, and needs `seconds`"),
         ({"client_seconds": 1.0, "round_deadline": 0.0}, "found deadline=0.0"),
+        ({"client_seconds": 1e300}, r"the virtual clock goes up to 1e\+30 seconds: seconds=1e\+300"),
+        ({"client_seconds": 1.0, "client_seconds_spread": 1e300}, "let a client take inf seconds for one example"),
+        ({"client_seconds": 1.0, "jitter": 20.0}, r"jitter=20 let a client take .*e\+61 seconds"),
+        ({"client_seconds": 1.0, "round_deadline": 1e300}, r"deadline=1e\+300. Take smaller numbers"),
+        ({"client_seconds": 1.0, "round_deadline": float("inf")}, "deadline=inf"),
         ({"joins": ("3",)}, "joins is written ROUND:ID,ID,..., such as 20:3,4; found '3'"),
         ({"leaves": ("0:1",)}, "leaves must be .round: client ids. with rounds from 1"),
         ({"joins": ("3:1", "3:2")}, "joins names a round twice"),

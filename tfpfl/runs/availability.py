@@ -22,6 +22,7 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import Stream, uniform
 
 _NORMAL = NormalDist()
+_MOST_SECONDS, _FARTHEST = 1e30, 7.04  # virtual seconds; a normal number is never farther from 0, see `_normal`
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Availability:
 
     Raises:
         InvalidArgument: a number is negative or not finite; a probability p_i could lie outside [0, 1); `deadline` is
-            not positive, or is given while `seconds` is 0; `joins` or `leaves` has a round below 1, a round twice, no
+            not positive, or is given while `seconds` is 0; the slowest client could take more than 1e30 virtual
+            seconds for an example, or the deadline is later; `joins` or `leaves` has a round below 1, a round twice, no
             clients for a round, or a negative client id.
     """
 
@@ -69,6 +71,14 @@ class Availability:
             raise InvalidArgument(
                 "a deadline must be positive, and needs `seconds` above 0, the time per example and pass; found "
                 f"deadline={self.deadline}, seconds={self.seconds}"
+            )
+        with np.errstate(over="ignore"):
+            slowest = self.seconds * np.exp(np.float64(_FARTHEST) * (self.seconds_spread + self.jitter))
+        if slowest > _MOST_SECONDS or (self.deadline or 0) > _MOST_SECONDS:
+            raise InvalidArgument(
+                f"the virtual clock goes up to {_MOST_SECONDS:g} seconds: seconds={self.seconds:g}, seconds_spread="
+                f"{self.seconds_spread:g} and jitter={self.jitter:g} let a client take {slowest:.3g} seconds for one "
+                f"example, and deadline={self.deadline}. Take smaller numbers"
             )
         for name in ("joins", "leaves"):
             object.__setattr__(self, name, _changes(name, getattr(self, name)))
