@@ -10,7 +10,7 @@ import pytest
 from helpers import small_runs as runs
 from helpers import toys
 from tfpfl import Simulation, SplitModel, build_algorithm
-from tfpfl.checks import Unavailable
+from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.data import Federation, load_source
 from tfpfl.data.manifest import FederationError
 from tfpfl.data.source import Source
@@ -131,12 +131,55 @@ def nan(x):
         ({"a": (X, Y), "b": (X, Y / 2)}, "client 'b': train labels must be integers, found float64"),
         ({"a": (X, Y), "b": (X, Y[:3])}, "client 'b': train examples and labels differ in number: 8 and 3"),
         ({"a": (X, Y), "b": (X[:, :3], Y)}, r"examples must have one shape, found \[\(3,\), \(4,\)\]"),
+        ({"a": (X, Y), "b": (X[:, :0], Y)}, r"client 'b': train examples have no features: .* shape \(8, 0\)"),
+        ({"a": (X, Y), "b": (X[0, 0], Y)}, r"client 'b': train must be arrays .* found shapes \(\) and \(8,\)"),
+        ({"a": (X, Y), "b": (X, Y[0])}, r"client 'b': train must be arrays .* found shapes \(8, 4\) and \(\)"),
+        ({"a": (X, Y), "b": ([[1, 2], [3]], Y[:2])}, "client 'b': train examples cannot be made an array"),
+        ({"a": (X, Y), "b": (X + 1e300, Y)}, "client 'b': train examples must be finite: 8 are not"),
+        ({1: (X, Y), "1": (X, Y)}, "the clients 1 and '1' would have one name, '1': give them different ids"),
+        ({"a": (X, Y), "b": (X, Y + 2_000_000_000)}, "labels go up to 2000000001, which would make .* at most 1000000"),
     ],
 )
 def test_clients_that_cannot_train(clients, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         Federation.from_clients(clients, out=tmp_path / "federation")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"scale": 1e38}, r"at most 1e\+15, because float32 overflows; .* goes up to 2e\+38 with scale=1e"),
+        ({"scale": 1e300}, "Take a smaller scale"),
+        ({"shift": -1e300}, "Take a smaller scale"),
+        ({"scale": float("inf")}, "scale and shift must be finite"),
+    ],
+)
+def test_examples_that_overflow(given, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        Federation.from_clients([(X + 2, Y)], out=tmp_path / "federation", **given)
+    assert list(tmp_path.iterdir()) == []
+    Federation.from_clients([(X + 2, Y)], out=tmp_path / "federation", scale=1e14)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((X[:, :0], Y), "training examples have no features"),
+        ((X[0, 0], Y), r"training examples must be an array of numbers \[N, ...\], found float32 of shape \(\)"),
+        ((X, Y[0]), r"training labels must be a vector of class ids, found shape \(\)"),
+        ((X, Y, X[0, 0], Y), r"test examples must be an array of numbers"),
+        ((X, Y + 2_000_000_000), "labels go up to 2000000001"),
+    ],
+)
+def test_sources_that_cannot_be(given, message):
+    with pytest.raises(InvalidArgument, match=message):
+        Source.from_arrays(*given)
+
+
+def test_a_key_that_is_no_vector():
+    with pytest.raises(InvalidArgument, match=r"key must have one entry per training example: shape \(\) for 8"):
+        Source.from_arrays(X, Y, key=3)
 
 
 def test_labels_outside_the_class_set(tmp_path):

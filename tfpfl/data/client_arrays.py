@@ -8,7 +8,7 @@ import numpy as np
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.manifest import SPLITS
 from tfpfl.data.randomness import Stream, generator
-from tfpfl.data.source import as_examples, as_labels, check_same_length
+from tfpfl.data.source import as_array, as_examples, as_labels, check_same_length
 
 
 def client_arrays(clients: Any, test: Any = None) -> dict[Any, dict[str, tuple[np.ndarray, np.ndarray]]]:
@@ -47,10 +47,14 @@ def client_arrays(clients: Any, test: Any = None) -> dict[Any, dict[str, tuple[n
             )
         found[client] = {}
         for split, pair in parts.items():
+            what = f"client {client!r}: {split}"
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise InvalidArgument(f"client {client!r}: {split} must be a pair (x, y), found {type(pair).__name__}")
-            what = f"client {client!r}: {split}"
-            x, y = np.asarray(pair[0]), np.asarray(pair[1])
+            x, y = as_array(pair[0], f"{what} examples"), as_array(pair[1], f"{what} labels")
+            if not (x.ndim and y.ndim):
+                raise InvalidArgument(
+                    f"{what} must be arrays with one row per example, found shapes {x.shape} and {y.shape}"
+                )
             if split == "train" and not len(x):
                 raise InvalidArgument(f"client {client!r} has no training examples")
             found[client][split] = (as_examples(x, what), as_labels(y, what)) if len(x) else (x, y)
@@ -76,6 +80,26 @@ def _dataset_arrays(dataset: Any, client: Any) -> tuple[np.ndarray, np.ndarray]:
     if not xs:
         raise InvalidArgument(f"client {client!r} has no examples")
     return as_examples(np.stack(xs), f"client {client!r}:"), as_labels(np.stack(ys), f"client {client!r}:")
+
+
+def names_of(data: dict) -> list[str]:
+    """The names of the clients: their ids as text.
+
+    Args:
+        data: from `client_arrays`.
+
+    Raises:
+        InvalidArgument: two ids have the same text, such as 1 and '1'.
+    """
+    ids: dict[str, Any] = {}
+    for client in data:
+        if str(client) in ids:
+            raise InvalidArgument(
+                f"the clients {ids[str(client)]!r} and {client!r} would have one name, {str(client)!r}: give them "
+                "different ids"
+            )
+        ids[str(client)] = client
+    return list(ids)
 
 
 def rows_of_clients(data: dict) -> tuple[list[np.ndarray], list[np.ndarray], list[list[np.ndarray]]]:

@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike
 
 from tfpfl.checks import InvalidArgument, one_line, unknown
 from tfpfl.data.catalog import load_source
-from tfpfl.data.client_arrays import client_arrays, cut_test, rows_of_clients
+from tfpfl.data.client_arrays import client_arrays, cut_test, names_of, rows_of_clients
 from tfpfl.data.manifest import FILES, FORMAT, SPLITS, FederationError, manifest_hash, plain_values
 from tfpfl.data.partitioners import PARTITIONERS, Labels, Partition, check_seed
 from tfpfl.data.population import Population, Sampling, Tensor
@@ -165,7 +165,8 @@ class Federation:
 
         Raises:
             InvalidArgument: a client has no data or would keep fewer than 2 training examples; examples differ in
-                shape or are not finite; labels are not integers in [0, C); a fraction is outside [0, 1).
+                shape, have no features or are not finite; labels are not integers in [0, C); two ids are the same
+                text; a fraction is outside [0, 1).
             FederationError: `out` exists already.
 
         Examples:
@@ -182,6 +183,7 @@ class Federation:
             if not 0 <= fraction < 1:
                 raise InvalidArgument(f"{what} must lie in [0, 1), found {fraction}")
         data = client_arrays(clients, test)
+        names = names_of(data)
         xs, ys, rows = rows_of_clients(data)
         source = Source.from_arrays(
             np.concatenate(xs),
@@ -194,7 +196,6 @@ class Federation:
             x_test=np.empty((0, *xs[0].shape[1:]), xs[0].dtype),
             y_test=np.empty(0, np.int32),
         )
-        names = [str(c) for c in data]
         cut_test(rows, ["test" in parts for parts in data.values()], test_fraction, seed)
         cut_validation(rows, source.y_train, None, validation, seed, names, ["validation" in p for p in data.values()])
         manifest = describe_source(source) | {

@@ -8,6 +8,9 @@ from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument
 
+MOST_CLASSES = 1_000_000  # if no class names are given; every class gets a name in the manifest
+LARGEST = 1e15  # of an example's numbers; sums of squares of larger ones soon overflow in float32
+
 
 class Source(NamedTuple):
     """Examples with global labels, before they are divided among clients.
@@ -59,8 +62,9 @@ class Source(NamedTuple):
 
         Raises:
             InvalidArgument: there are no training examples; examples and labels (or keys) differ in number; x is not
-                numeric or not finite; labels are not integers in [0, C); train and test examples differ in shape or
-                dtype; only one of x_test and y_test, or of key and key_test, is given; scale or shift is not finite.
+                numeric, not finite or without features; labels are not integers in [0, C), or are above a million
+                without class names; train and test examples differ in shape or dtype; only one of x_test and y_test,
+                or of key and key_test, is given; scale or shift is not finite, or makes examples larger than 1e15.
         """
         x, y = as_examples(x, "training"), as_labels(y, "training")
         check_same_length(x, y, "training")
@@ -69,8 +73,8 @@ class Source(NamedTuple):
         if (x_test is None) != (y_test is None):
             raise InvalidArgument("x_test and y_test come together: one of them is missing")
         key = None if key is None else np.asarray(key)
-        if key is not None and len(key) != len(x):
-            raise InvalidArgument(f"key must have one entry per training example: {len(key)} for {len(x)}")
+        if key is not None and key.shape != (len(x),):
+            raise InvalidArgument(f"key must have one entry per training example: shape {key.shape} for {len(x)}")
         if x_test is None or y_test is None:
             test = every_nth(y, 4)
             x, y, x_test, y_test = x[~test], y[~test], x[test], y[test]
@@ -84,15 +88,27 @@ class Source(NamedTuple):
                 f"{x_test.dtype} {x_test.shape[1:]}"
             )
         key_test = None if key_test is None else np.asarray(key_test)
-        if (key is None) != (key_test is None) or (key_test is not None and len(key_test) != len(x_test)):
+        if (key is None) != (key_test is None) or (key_test is not None and key_test.shape != (len(x_test),)):
             raise InvalidArgument("key and key_test come together, one entry per example")
         top = int(max(y.max(initial=-1), y_test.max(initial=-1)))
+        if class_names is None and top >= MOST_CLASSES:
+            raise InvalidArgument(
+                f"labels go up to {top}, which would make {top + 1} classes, and at most {MOST_CLASSES} are possible: "
+                "number the classes from 0 on, as np.unique(y, return_inverse=True) does"
+            )
         class_names = [str(c) for c in (range(top + 1) if class_names is None else class_names)]
         if top >= len(class_names):
             raise InvalidArgument(f"labels go up to {top}, but there are only {len(class_names)} class names")
         scale = (1 / 255 if x.dtype == np.uint8 else 1.0) if scale is None else float(scale)
         if not (np.isfinite(scale) and np.isfinite(shift)):
             raise InvalidArgument(f"scale and shift must be finite, found {scale} and {shift}")
+        for part in filter(len, (x, x_test)):
+            largest = max(abs(float(value) * scale + shift) for value in (part.min(), part.max()))
+            if not largest <= LARGEST:
+                raise InvalidArgument(
+                    f"examples are at most {LARGEST:g}, because float32 overflows; x * scale + shift goes up to "
+                    f"{largest:.3g} with scale={scale:g} and shift={shift:g}. Take a smaller scale"
+                )
         return cls(name, version, x, y, x_test.astype(x.dtype), y_test, class_names, scale, float(shift), key, key_test,
                    None, dict(options or {}))  # fmt: skip
 
@@ -105,21 +121,25 @@ def as_examples(x: ArrayLike, what: str) -> np.ndarray:
         what: the name of the part in errors, such as 'training'.
 
     Raises:
-        InvalidArgument: x is not numeric, a scalar, or not finite.
+        InvalidArgument: x is not numeric, a scalar, without features, or not finite as float32.
     """
-    x = np.asarray(x)
+    x = as_array(x, f"{what} examples")
     if x.ndim < 1 or x.dtype.kind not in "biuf":
         raise InvalidArgument(
             f"{what} examples must be an array of numbers [N, ...], found {x.dtype} of shape {x.shape}"
         )
     if x.ndim == 1:
         x = x[:, None]  # one feature
+    if 0 in x.shape[1:]:
+        raise InvalidArgument(f"{what} examples have no features: the array has shape {x.shape}")
     if x.dtype == np.uint8:
         return x
+    with np.errstate(over="ignore"):  # the next lines say it
+        x = x.astype(np.float32)
     bad = ~np.isfinite(x).reshape(len(x), -1).all(1) if len(x) else np.zeros(0, bool)
     if bad.any():
         raise InvalidArgument(f"{what} examples must be finite: {bad.sum()} are not, first number {int(bad.argmax())}")
-    return x.astype(np.float32)
+    return x
 
 
 def as_labels(y: ArrayLike, what: str) -> np.ndarray:
@@ -128,7 +148,7 @@ def as_labels(y: ArrayLike, what: str) -> np.ndarray:
     Raises:
         InvalidArgument: y is not a vector, its values are not integers, or one is negative or above 2^31 - 1.
     """
-    y = np.asarray(y)
+    y = as_array(y, f"{what} labels")
     if y.ndim != 1:
         raise InvalidArgument(f"{what} labels must be a vector of class ids, found shape {y.shape}")
     if y.dtype.kind not in "iu" and len(y):
@@ -136,6 +156,18 @@ def as_labels(y: ArrayLike, what: str) -> np.ndarray:
     if len(y) and (y.min() < 0 or y.max() > np.iinfo(np.int32).max):
         raise InvalidArgument(f"{what} labels must be class ids >= 0, found {y.min()}..{y.max()}")
     return y.astype(np.int32)
+
+
+def as_array(values: ArrayLike, what: str) -> np.ndarray:
+    """The values as an array; `what` names them in errors.
+
+    Raises:
+        InvalidArgument: they are lists of different lengths.
+    """
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise InvalidArgument(f"{what} cannot be made an array: {error}") from error
 
 
 def check_same_length(x: np.ndarray, y: np.ndarray, what: str) -> None:
