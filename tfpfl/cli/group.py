@@ -1,8 +1,11 @@
 """The group of all commands, also used by tflite_export. It shows our errors in one line, and with --trace in full."""
 
+import sys
+
 import click
 
 from tfpfl.checks import TfpflError, one_line, unknown
+from tfpfl.cli.ending import end_with_signals, exit_code, exit_of
 from tfpfl.cli.terminal import show_what_it_can
 
 
@@ -14,10 +17,21 @@ class Group(click.Group):
 
     ours: tuple[type[Exception], ...] = (TfpflError,)
 
-    def main(self, *args, **how):
-        """Runs the command line. What is printed never fails because the terminal lacks a character."""
+    def main(self, args=None, **how):
+        """Runs the command line. Without `args`, this process is the command, and SIGTERM or SIGHUP end it in order.
+
+        What is printed never fails because the terminal lacks a character.
+        """
         show_what_it_can()
-        return super().main(*args, **how)
+        if args is not None:
+            return super().main(args, **how)
+        end_with_signals()
+        try:
+            return super().main(**how)
+        except SystemExit:
+            if (code := exit_code()) is not None:
+                sys.exit(code)
+            raise
 
     def parse_args(self, ctx, args):
         """Takes --trace out of the arguments, and parses the rest."""
@@ -31,9 +45,11 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx):
-        """Runs the command. Our errors become one line, unless --trace is given."""
+        """Runs the command. Our errors become one line, unless --trace is given; so does the end by a signal."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt as end:
+            raise exit_of(end) from None
         except self.ours + (OSError,) as error:
             known = isinstance(error, self.ours) or type(error).__module__ == "builtins"  # FileNotFoundError, ...
             if not known or ctx.obj["trace"]:

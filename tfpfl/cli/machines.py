@@ -4,7 +4,6 @@ import errno
 import os
 import signal
 import socket
-import tempfile
 import time
 from pathlib import Path
 
@@ -44,7 +43,7 @@ ssh -N -L {port}:127.0.0.1:{port} {host}"""
 @click.option(
     "--log",
     type=click.Path(path_type=Path),
-    help="File that the worker writes its messages to. Default: a new temporary file.",
+    help="File that the worker writes its messages to. Default: a temporary file, deleted when you end the worker.",
 )
 def worker(port, concurrency, isolate, log):
     """Compute rounds for runs on other machines. It works until you end it with Ctrl-C.
@@ -53,14 +52,15 @@ def worker(port, concurrency, isolate, log):
 
     The worker reads the federation itself: its folder must have the same path here as on the other machine.
     """
+    from tfpfl.engines.temporary import TemporaryFolder
     from tfpfl.engines.tff.worker import answers, last_line, start_worker, worker_binary
 
     worker_binary()  # raises an error if TFF is not installed
     _check_free(port)
+    folder = None
     if log is None:
-        handle, name = tempfile.mkstemp(prefix=f"tfpfl-worker-{port}-", suffix=".log")
-        os.close(handle)
-        log = Path(name)
+        folder = TemporaryFolder("tfpfl-worker-")
+        log = folder.path / "log"
     outside, inside = (
         (f"127.0.0.1:{port}", 10000) if isolate else (None, port)
     )  # an isolated worker has its own network, in which every port is free
@@ -80,6 +80,10 @@ def worker(port, concurrency, isolate, log):
         raise Unavailable(f"TFF's worker ended by itself ({code}): {last_line(log)} (its log is {log})")
     except KeyboardInterrupt:
         click.echo("Ended.")
+    except Unavailable:
+        if folder is not None:
+            folder.keep()  # the message names the log in it
+        raise
     finally:
         process.kill()
         process.wait()

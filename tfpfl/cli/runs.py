@@ -3,11 +3,13 @@
 import sys
 from dataclasses import fields
 from pathlib import Path
+from shlex import quote
 
 import click
 from click.core import ParameterSource
 
 from tfpfl.checks import InvalidArgument
+from tfpfl.cli.ending import resumable
 from tfpfl.cli.group import main
 from tfpfl.cli.options import (
     Picture,
@@ -90,12 +92,8 @@ def _train_and_print(run):
     from tfpfl.runs.callbacks import Progress
 
     console = Console()
-    try:
+    with resumable(f"tfpfl resume {quote(str(run.folder))}", lambda: f"{run.store.round_num} rounds are saved"):
         run.train([Progress(get_method(run.config.algorithm).title, console)])
-    except KeyboardInterrupt:
-        done = run.store.round_num
-        print(f"\nInterrupted; {done} rounds are saved. Continue with: tfpfl resume {run.folder}", file=sys.stderr)
-        raise click.exceptions.Exit(130) from None
     _print_run(run, console)
 
 

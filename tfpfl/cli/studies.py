@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from tfpfl.cli.ending import SAME_COMMAND, resumable
 from tfpfl.cli.group import main
 from tfpfl.cli.options import (
     RUN_NAMES,
@@ -111,9 +112,10 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
     ]
     if allow_code:
         allow_code_of(kw["network"])
-    trained = comparing.compare_runs(
-        configs, out, callbacks=lambda label: [Progress(label.ljust(24), console)], allow_download=allow_download
-    )
+    with resumable(SAME_COMMAND):
+        trained = comparing.compare_runs(
+            configs, out, callbacks=lambda label: [Progress(label.ljust(24), console)], allow_download=allow_download
+        )
     records = [Record.read(folder) for folder in (*folders, *trained)]
     table = comparing.rows(records, wanted)
     console.print(comparison_over_clients(table, wanted))
@@ -194,14 +196,15 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_code, allow_
         allow_code_of(kw["network"])
     settings = searching.grid(values) if values else searching.draws(ranges, draws, seed)
     console = Console()
-    found = searching.search_hyperparameters(
-        config,
-        settings,
-        out,
-        factor=halving,
-        callbacks=lambda label: [Progress(label, console)],
-        allow_download=allow_download,
-    )
+    with resumable(SAME_COMMAND):
+        found = searching.search_hyperparameters(
+            config,
+            settings,
+            out,
+            factor=halving,
+            callbacks=lambda label: [Progress(label, console)],
+            allow_download=allow_download,
+        )
     console.print(rungs(found, config))
 
 
@@ -278,16 +281,17 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
         size = size._replace(rounds=rounds or size.rounds, seeds=seeds or size.seeds)
         shown = f"tfpfl reproduce {name} --scale {kw['scale']}" + "".join(f" --only {quote(w)}" for w in kw["only"])
         shown += (f" --rounds {rounds}" if rounds else "") + (f" --seeds {seeds}" if seeds else "")
-        papers.reproduce(
-            name,
-            out=out,
-            ledger=ledger,
-            size=size,
-            command=shown,
-            callbacks=lambda label: [Progress(label, console)],
-            tell=console.print,
-            **kw,
-        )
+        with resumable(SAME_COMMAND):
+            papers.reproduce(
+                name,
+                out=out,
+                ledger=ledger,
+                size=size,
+                command=shown,
+                callbacks=lambda label: [Progress(label, console)],
+                tell=console.print,
+                **kw,
+            )
     if name in papers.FIGURES:
         console.print(ledgers.picture_table(name, ledgers.load(ledger).get(name, {})))
     elif name is not None:

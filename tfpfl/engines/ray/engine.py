@@ -7,6 +7,7 @@ number of nodes, which node computed which shard, and repetitions after a failur
 all nodes have the same kind of processor.
 """
 
+import atexit
 import logging
 import os
 import shutil
@@ -35,9 +36,11 @@ from tfpfl.engines.local.simulation import clients_of
 from tfpfl.engines.machines import Machines, MachinesError
 from tfpfl.engines.rounds import Rounds, joined
 from tfpfl.engines.shards import shards
+from tfpfl.engines.temporary import TemporaryFolder
 from tfpfl.models import tree
 
 SHARDS, MOST = 16, 8  # a round has up to 16 shards, more only if a shard would have more than 8 clients
+_LONGEST_FOLDER = 20  # characters: the paths of Ray's sockets add 86 to it, and Linux allows 107
 _ANSWER_SECONDS = 5  # how long to wait for the head of a cluster
 KEPT = 4  # jobs whose algorithm a node's process keeps; a run has two, for rounds with and without held-out splits
 
@@ -293,7 +296,7 @@ def versions() -> dict:
 def connect(machines: Machines):
     """Connects to the Ray cluster at `machines.address`, or starts Ray on this machine, and returns the module ray.
 
-    A Ray that is started here ends with this process.
+    A Ray that is started here ends with this process, and its folder for temporary files goes with it.
 
     Raises:
         Unavailable: Ray is not installed.
@@ -314,8 +317,11 @@ def connect(machines: Machines):
         warnings.simplefilter("ignore")
         if machines.address is None:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            folder = TemporaryFolder("tfpfl-ray-", _short_folder())
+            atexit.register(_end, ray, folder)
             # On the loopback device only, because everyone who reaches Ray's ports can run code here.
-            ray.init(address="local", num_cpus=default_threads(), _node_ip_address="127.0.0.1", **quiet)
+            here = {"_node_ip_address": "127.0.0.1", "_temp_dir": str(folder.path)}
+            ray.init(address="local", num_cpus=default_threads(), **here, **quiet)
             return ray
         try:
             host, _, port = machines.address.rpartition(":")
@@ -325,6 +331,18 @@ def connect(machines: Machines):
         except Exception as error:  # ConnectionError, RuntimeError, ValueError, and what gRPC raises
             raise MachinesError(f"no Ray cluster answers at {machines.address}: {error}") from error
     return ray
+
+
+def _short_folder() -> str | None:
+    """The parent of Ray's folder: RAY_TMPDIR, or TMPDIR if that is short enough; Ray refuses a longer one."""
+    parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    return parent if len(parent) <= _LONGEST_FOLDER else "/tmp"
+
+
+def _end(ray, folder: TemporaryFolder) -> None:
+    """Ends the Ray that was started here, and deletes its folder, which Ray itself would leave."""
+    ray.shutdown()
+    folder.delete()
 
 
 def require_ray():

@@ -8,11 +8,9 @@ closes. The modules of TFF used here are private; that is why requirements.lock 
 import atexit
 import logging
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tfpfl.checks import Unavailable
+from tfpfl.engines.temporary import TemporaryFolder
 
 # On Linux: asks the kernel to kill this process when its parent ends for any reason, then becomes the worker.
 _TIED_TO_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
@@ -148,9 +147,9 @@ class Worker:
             require_isolation()
         open_because = "--no-isolation (isolate=False) was given" if isolate is False else why_not_isolated()
         self.port = portpicker.pick_unused_port()
-        self._folder = Path(tempfile.mkdtemp(prefix="tfpfl-worker-"))  # mode 0700
-        self._handle: int | None = os.open(self._folder, os.O_RDONLY)
-        self.log, place = self._folder / "log", self._folder / "socket"
+        self._folder = TemporaryFolder("tfpfl-worker-")
+        self._handle: int | None = os.open(self._folder.path, os.O_RDONLY)
+        self.log, place = self._folder.path / "log", self._folder.path / "socket"
         self.address = f"localhost:{self.port}" if open_because else f"unix:{self._short(place)}"
         with open(self.log, "wb") as log:
             self.process = start_worker(self.port, log, concurrency, outside=None if open_because else f"unix:{place}")
@@ -185,8 +184,10 @@ class Worker:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-        if not keep_log:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if keep_log:
+            self._folder.keep()
+        else:
+            self._folder.delete()
 
 
 def last_line(log: Path) -> str:

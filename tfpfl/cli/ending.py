@@ -1,0 +1,105 @@
+"""How a command ends when it is asked to: by Ctrl-C, by SIGTERM (`kill`, a batch system, a container) or by SIGHUP.
+
+The round in progress is dropped; rounds are saved as a whole or not at all. The command says in one line how to
+continue, deletes its temporary files, and exits with 128 plus the signal's number: 130, 143 or 129.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import click
+
+SAME_COMMAND = "the same command, in the same folder"
+PATIENCE = 5.0  # seconds; `docker stop` sends SIGKILL after 10
+
+
+class Ended(KeyboardInterrupt):
+    """The process was sent SIGTERM or SIGHUP; the only argument is the signal's number."""
+
+
+_advice: list[str] = []  # how to continue, of each `resumable` block that is running
+_received: list[int] = []  # numbers of SIGTERM and SIGHUP, in the order in which they were acted upon
+_told: list[bool] = []  # not empty if the user was told that the command ends
+
+
+@contextmanager
+def resumable(how: str, saved: Callable[[], str] = lambda: "finished rounds are saved") -> Iterator[None]:
+    """If the command is asked to end in this block, says how to continue, and ends it.
+
+    Args:
+        how: how to continue, such as 'tfpfl resume runs/a'.
+        saved: () -> what is saved, such as '3 rounds are saved'.
+    """
+    _advice.append(how)
+    try:
+        yield
+    except KeyboardInterrupt as end:
+        raise exit_of(end, f"; {saved()}. Continue with: {how}") from None
+    finally:
+        _advice.pop()
+
+
+def exit_of(end: KeyboardInterrupt, more: str = ".") -> click.exceptions.Exit:
+    """Says that the command ends, and what `more` says; returns the exception with which it ends."""
+    number = end.args[0] if isinstance(end, Ended) else signal.SIGINT
+    _told.append(True)
+    click.echo(f"\n{_how(number)}{more}", err=True)
+    return click.exceptions.Exit(128 + number)
+
+
+def end_with_signals() -> None:
+    """From now on, SIGTERM and SIGHUP end this process as Ctrl-C does: by an exception, `Ended`.
+
+    Python raises it when the main thread comes back from the call that it is in, which may be a long round of
+    TensorFlow; and other threads may have to finish, too. After `PATIENCE` seconds, a thread ends the process.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return  # only there, Python lets us
+    # A signal that is ignored, as under nohup, stays so.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # written to at once, whatever the main thread does
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # its signals are not ours
+    threading.Thread(target=_watch, args=(reader, numbers), daemon=True).start()
+    for number in numbers:
+        signal.signal(number, _raise)
+
+
+def exit_code() -> int | None:
+    """128 + the number of the first of these signals that came; None if none came."""
+    return 128 + _received[0] if _received else None
+
+
+def _raise(number: int, _: object) -> None:
+    _received.append(number)
+    if len(_received) == 1:  # a second one must not disturb the end
+        raise Ended(number)
+
+
+def _watch(reader: int, numbers: list) -> None:
+    while byte := os.read(reader, 1):
+        if byte[0] in numbers:
+            time.sleep(PATIENCE)
+            _end_now(byte[0])
+
+
+def _end_now(number: int) -> None:
+    """Ends the process without waiting for any thread. Its workers end with it, by order of the kernel."""
+    if not _told:
+        how = f"; finished rounds are saved. Continue with: {_advice[-1]}" if _advice else "."
+        with suppress(OSError):  # nobody may be there any more to read it
+            sys.stderr.write(f"\n{_how(number)}{how}\n")
+            sys.stderr.flush()
+    if temporary := sys.modules.get("tfpfl.engines.temporary"):  # otherwise there are no such folders
+        temporary.delete_all()
+    os._exit(128 + number)
+
+
+def _how(number: int) -> str:
+    return "Interrupted" if number == signal.SIGINT else f"Ended by {signal.Signals(number).name}"
