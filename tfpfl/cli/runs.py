@@ -174,7 +174,7 @@ def evaluate(folder, allow_code):
     default="own",
     show_default=True,
     help="How a client adapts. own: as its method does it. global: SGD with momentum 0.9 from the global model, the "
-    "same for all methods.",
+    "same for all methods; with mini-batches the momentum starts at 0 in every epoch.",
 )
 @click.option("--eta", type=float, help="Learning rate with --protocol global. Default: the eta of the run.")
 @click.option(

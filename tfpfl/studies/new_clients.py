@@ -8,7 +8,8 @@ own     Every method adapts in its own way (`Algorithm.adapt`): PFLEGO fits a he
         those of the run.
 global  Every method adapts in the same way, as in PGFed: SGD with momentum 0.9 on all weights. It starts from the
         global model; from the shared backbone and a new head if heads are personal; from w^0 for Local, which shares
-        nothing.
+        nothing. With mini-batches the momentum starts at 0 in every epoch, as in the authors' code; without, an epoch
+        is one step, and the momentum goes on. (In 'own' it always goes on from epoch to epoch.)
 
 An epoch is one pass over the client's training examples; without mini-batches, it is one step. The run is not changed.
 """
@@ -72,7 +73,7 @@ def fine_tuning(
 
     Args:
         algorithm: the algorithm that was trained.
-        eta, momentum: learning rate and momentum of SGD.
+        eta, momentum: learning rate and momentum of SGD. With mini-batches, the momentum starts at 0 in every epoch.
         batch_size: examples in a step; None: all examples of the client.
         name: what error messages call the algorithm.
 
@@ -95,7 +96,15 @@ def fine_tuning(
             f"backbone.{'' if algorithm.adapt is None else ' Use --protocol own.'}"
         )
 
-    return adaptation(algorithm.model, start, sgd(eta, momentum), batch_size=batch_size)
+    optimizer = sgd(eta, momentum)
+    tuning = adaptation(algorithm.model, start, optimizer, batch_size=batch_size)
+    if batch_size is None:
+        return tuning
+
+    def epoch(fit, data, n):
+        return tuning.epoch(fit._replace(slots=optimizer.init(fit.weights)), data, n)
+
+    return tuning._replace(epoch=epoch)
 
 
 def adapt_clients(
