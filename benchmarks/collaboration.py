@@ -40,7 +40,9 @@ DIRICHLET = {
     "evaluate_every": 1,
 }
 SGD = {"eta": 0.005, "epochs": 5, "batch_size": 10, "momentum": 0.9}  # of the PGFed authors' examples
-DIRICHLET_METHODS = {"pgfed": {"mu": 0.1, "eta2": 0.01}, "fedrod": {}, "fedper": {}, "local": {}, "fedavg": {}}
+# init: docs/collaboration.md says what the authors' rule would change
+PGFED = {"mu": 0.1, "eta2": 0.01, "init": "newest"}
+DIRICHLET_METHODS = {"pgfed": PGFED, "fedrod": {}, "fedper": {}, "local": {}, "fedavg": {}}
 
 GROUPED = {
     "dataset": "fashion_mnist",

@@ -7,7 +7,7 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.quadratics import flat, optimum, quadratic, use
 from helpers.rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
-from helpers.toys import distance, identical, initial_states, toy
+from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl.algorithms import fedavg, feddyn, fedprox
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.data.population import Sampling
@@ -164,3 +164,33 @@ def test_a_stiff_regularizer_warns_and_its_implicit_step_is_stable(data):
 def test_a_bad_hyperparameter_is_refused_by_name(data, name, value):
     with pytest.raises(ValueError, match=rf"\b{name}\b"):
         feddyn(data.model, data.population, **{name: value})
+
+
+def test_momentum_that_is_kept_goes_on_in_the_next_visit(data):
+    """The second visit is written out from the velocity of the first one; without, from rest."""
+    a, m, eta = 0.7, 0.9, 0.05
+
+    def steps(w, g, velocity):
+        v = w
+        for _ in range(4):
+            slope = tree.subtract(gradient(loss_of(data, 2), v)[0], g)
+            slope = tree.add_scaled(slope, a, tree.subtract(v, w))
+            velocity = tree.add_scaled(slope, m, velocity)
+            v = tree.add_scaled(v, -eta, velocity)
+        return v, velocity
+
+    for keep in (True, False):
+        options = {"dyn": a, "eta": eta, "steps": 4, "momentum": m, "keep_momentum": keep}
+        algorithm = feddyn(data.model, data.population, **options)
+        (first,), states = play(algorithm, data, [(2,)])
+        g = states[2].g if keep else states[2]
+        w_0 = algorithm.init_server().w
+        _, velocity = steps(w_0, tree.zeros_like(g), tree.zeros_like(g))
+        expected, _ = steps(first.w, g, velocity if keep else tree.zeros_like(g))
+        output = algorithm.client_update(first.w, states[2], data.visit(2, 2))
+        assert distance(algorithm.local_model(first.w, output), expected) < 1e-9
+        after = output.state.g if keep else output.state
+        assert distance(after, tree.add_scaled(g, -a, tree.subtract(expected, first.w))) < 1e-9
+    assert distance(velocity, tree.zeros_like(velocity)) > 1e-3
+    with pytest.raises(ValueError, match="keep_momentum needs a momentum above 0"):
+        feddyn(data.model, data.population, keep_momentum=True)

@@ -66,3 +66,22 @@ def test_refusals(data):
     for wrong in ({"eta": -1.0}, {"steps": 0}, {"momentum": -1.0}, {"weighting": "alpha"}, {"head_init": "ones"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             fedper(data.model, data.population, **wrong)
+
+
+def test_momentum_that_is_kept_goes_on_in_the_next_visit(data):
+    """Two visits of one client are one of twice the steps, of head and backbone; without, the momentum starts anew."""
+    options = {"eta": 0.1, "momentum": 0.9}
+    whole, heads = play(fedper(data.model, data.population, steps=6, **options), data, [(1,)])
+    ends = {}
+    for keep in (True, False):
+        algorithm = fedper(data.model, data.population, steps=3, keep_momentum=keep, **options)
+        path, states = play(algorithm, data, [(1,), (1,)])
+        found = algorithm.personal_model(path[-1], states[1], data.visit(1))
+        ends[keep] = distance(found, Weights(whole[-1], heads[1]))
+        if keep:
+            message, output = path[-1], algorithm.client_update(path[-1], states[1], data.visit(1, 3))
+            expected = Weights(tree.add(message, output.update), output.state.head)
+            assert distance(algorithm.local_model(message, output), expected) < 1e-12
+    assert ends[True] < 1e-9 and ends[False] > 1e-3
+    with pytest.raises(ValueError, match="keep_momentum needs a momentum above 0, found momentum=0.0"):
+        fedper(data.model, data.population, keep_momentum=True)

@@ -155,15 +155,21 @@ def test_only_what_could_be_learned_changes_in_A(data, build):
     assert (path[-1].A.numpy() == 0).any() and (path[-1].A.numpy() > 0).any()
 
 
+@pytest.mark.parametrize("init", ["w0", "newest"])
 @pytest.mark.parametrize("build", slow_but([pgfed, pgfedmo], pgfedmo))
-def test_who_never_came_and_who_left(data, build):
+def test_who_never_came_and_who_left(data, build, init):
     """Client 4 is never there, client 0 only in round 1."""
-    algorithm = build(data.model, data.population, mu=0.4, eta=0.1, eta2=0.2, **FULL)
+    algorithm = build(data.model, data.population, mu=0.4, eta=0.1, eta2=0.2, init=init, **FULL)
     path, states = play(algorithm, data, [(0, 1), (1, 2), (2, 3)])
     server, first = path[-1], initial_states(algorithm, data.population)
     message = algorithm.message(server, tf.constant(4))
     assert identical(states[4], first[4]) and identical(server.A[4], np.full(5, 0.5))
-    assert identical(algorithm.personal_model(message, states[4], data.visit(4)), server.w)  # what a new client has
+    w_0 = algorithm.init_server().w
+    before = w_0 if init == "w0" else server.w
+    assert identical(algorithm.personal_model(message, states[4], data.visit(4)), before)
+    assert distance(w_0, server.w) > 1e-3
+    start = algorithm.adapt.start(message, first[4], data.visit(4))
+    assert identical(algorithm.adapt.model(start), server.w)  # a new client starts from the newest w
     assert identical(algorithm.personal_model(message, states[0], data.visit(0)), states[0].v)  # stale
     assert not server.gradients.numpy()[[0, 1, 4]].any() and server.gradients.numpy()[[2, 3]].any(1).all()
     [after], states = play(algorithm, data, [(4,)], server, states, first=4)  # it joins late, as anybody else
@@ -191,7 +197,35 @@ def test_the_gradient_is_of_all_examples_and_at_the_end(data):
     assert identical(algorithm.local_model((), output), output.state.v)
 
 
+def test_the_default_is_the_authors_rule_for_who_never_came(data):
+    for build in (pgfed, pgfedmo):
+        algorithm = build(data.model, data.population, mu=0.4, eta=0.1, **FULL)
+        path, states = play(algorithm, data, [(0, 1), (1, 2)])
+        message = algorithm.message(path[-1], tf.constant(4))
+        found = algorithm.personal_model(message, states[4], data.visit(4))
+        assert identical(found, algorithm.init_server().w)
+
+
+@pytest.mark.parametrize("build", [pgfed, pgfedmo])
+def test_momentum_that_is_kept_goes_on_in_the_next_visit(data, build):
+    """With mu = 0 and one client, two visits of 4 steps are one of 8: w_i is the server's w."""
+    options = {"mu": 0.0, "eta": 0.1, "momentum": 0.5}
+    whole, _ = play(build(data.model, data.population, steps=8, **options), data, [(3,)])
+    ends = {}
+    for keep in (True, False):
+        algorithm = build(data.model, data.population, steps=4, keep_momentum=keep, **options)
+        path, states = play(algorithm, data, [(3,), (3,)])
+        ends[keep] = distance(path[-1].w, whole[-1].w)
+        assert len(tf.nest.flatten(states[3].slots)) == (len(tf.nest.flatten(path[-1].w)) if keep else 0)
+    assert ends[True] < 1e-9 and ends[False] > 1e-3
+
+
 def test_refusals(data):
+    for build in (pgfed, pgfedmo):
+        with pytest.raises(ValueError, match="keep_momentum needs a momentum above 0"):
+            build(data.model, data.population, keep_momentum=True)
+        with pytest.raises(ValueError, match="init must be one of w0, newest"):
+            build(data.model, data.population, init="mean")
     for wrong in ({"mu": -1.0}, {"eta": -1.0}, {"eta2": -0.1}, {"momentum": -1.0}, {"steps": 0}, {"weighting": "x"}):
         for build in (pgfed, pgfedmo):
             with pytest.raises(ValueError, match=next(iter(wrong))):

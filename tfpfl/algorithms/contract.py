@@ -32,7 +32,7 @@ class ClientOutput(NamedTuple):
     update: Tree  # sent to the server, which combines the cohort's updates as `Algorithm.aggregate` says
     weight: Tensor  # float []: this client's weight in 'mean' and 'sum'
     state: Tree  # kept by the client for its next visit; same structure, shapes and dtypes as from `init_client`
-    metrics: dict  # scalars for logs, at least 'loss', the client's training loss
+    metrics: dict  # scalars for logs, at least 'loss': before the last local step, on the examples of this step
 
 
 class Rows(NamedTuple):
@@ -83,9 +83,9 @@ class Algorithm(NamedTuple):
 
     `global_model` is the one whole model that some methods keep for everyone besides the personal models. It is None if
     there is no such model, or if `personal_model` is this model. `adapt` starts from the model with which a new client
-    would predict: `personal_model` of its initial state. If that model is itself fine-tuned, `adapt` starts from the
-    model before fine-tuning. `adapt` is None if a client can become personal only by taking part; the method's file
-    says why.
+    would predict: `personal_model` of its initial state, or from the `global_model` (PGFed). If that model is itself
+    fine-tuned, `adapt` starts from the model before fine-tuning. `adapt` is None if a client can become personal only
+    by taking part; the method's file says why.
 
     `shares` says which part of `personal_model` is the same for every client: the whole 'model', its 'backbone' or its
     'head'; None if no part is. The shared part depends on the message only, never on the client's state, data or id. If

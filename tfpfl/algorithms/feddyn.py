@@ -10,7 +10,8 @@ client gets w and has g_i = 0; it adapts w by SGD, without the regularizer. The 
 
 a is `dyn`, and must be positive. The limit a -> 0 is not FedAvg, because h / a does not go to 0: with fixed local steps
 round 1 then gives w + (1 + r / I) mean (v_i - w). With implicit_prox the step is
-v <- (v - eta (grad l_i(v) - g_i) + eta a w) / (1 + eta a), which is stable for every a.
+v <- (v - eta (grad l_i(v) - g_i) + eta a w) / (1 + eta a), which is stable for every a. In PGFed's comparison a client
+keeps the momentum of its last visit (`keep_momentum`): then it also keeps d numbers, and its state is a `Kept`.
 """
 
 from typing import NamedTuple
@@ -20,7 +21,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import local_solver
+from tfpfl.algorithms.parts.local_training import check_kept, resumed_solver
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.checks import InvalidArgument, check_penalty
 from tfpfl.models import tree
@@ -35,6 +36,13 @@ class Server(NamedTuple):
     h: Weights  # (1 / I) sum_i g_i
 
 
+class Kept(NamedTuple):
+    """What a client keeps with `keep_momentum`."""
+
+    g: Weights  # g_i
+    velocity: Weights  # of the last visit, see `resumed_solver`
+
+
 def feddyn(
     model,
     population,
@@ -45,6 +53,7 @@ def feddyn(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    keep_momentum: bool = False,
     implicit_prox: bool = False,
 ) -> Algorithm:
     """FedDyn: one model for all clients; every client has a regularizer, updated at each visit, that makes the clients'
@@ -64,6 +73,8 @@ def feddyn(
         dyn: a, the regularizer's coefficient, > 0.
         eta, steps, epochs, batch_size, momentum: rate, amount, mini-batches and momentum of the local SGD, as in
             `fedavg`.
+        keep_momentum: whether a client keeps the momentum of its last visit, as in PGFed's code; default: the momentum
+            starts at 0 in every visit.
         implicit_prox: take an implicit step on the quadratic part, which is stable for every coefficient. Default: an
             explicit step, by its gradient.
 
@@ -72,9 +83,9 @@ def feddyn(
 
     Raises:
         InvalidArgument: dyn is not positive or not finite (the server divides by it); eta or momentum is negative or
-            not finite; steps, epochs or batch_size is below 1, or steps and epochs are both given; clients have
-            different numbers of classes (this method shares one head) and the population has no `num_labels`. Warns if
-            eta dyn >= 2 and the step is explicit: such steps diverge.
+            not finite; keep_momentum without momentum; steps, epochs or batch_size is below 1, or steps and epochs are
+            both given; clients have different numbers of classes (this method shares one head) and the population has
+            no `num_labels`. Warns if eta dyn >= 2 and the step is explicit: such steps diverge.
 
     Source:
         Acar, Zhao, Matas, Mattina, Whatmough, Saligrama, ICLR 2021, algorithm 1.
@@ -82,28 +93,42 @@ def feddyn(
     check_penalty(eta, implicit_prox, dyn=dyn)
     if dyn == 0:
         raise InvalidArgument("dyn must be positive, found 0: the server divides by it")
+    check_kept(keep_momentum, momentum)
     work = {"eta": eta, "steps": steps, "epochs": epochs, "batch_size": batch_size, "momentum": momentum}
-    solve = local_solver(**work, prox=dyn, implicit_prox=implicit_prox)
+    solve = resumed_solver(**work, prox=dyn, implicit_prox=implicit_prox)
     objective, num_labels = client_loss(model), population.shared_labels()
 
     def init_server():
         w = Weights(model.theta(), model.shared_head(num_labels))
         return Server(w, tree.zeros_like(w))
 
-    def client_update(w, g, data):
-        v, loss = solve(objective, w, data, anchor=w, penalty=lambda v: -tree.dot(g, v))
+    def init_client(info):
+        g = init_server().h
+        return Kept(g, tree.zeros_like(g)) if keep_momentum else g
+
+    def kept(g, dv, velocity):
+        g = tree.add_scaled(g, -dyn, dv)
+        return Kept(g, velocity) if keep_momentum else g
+
+    def client_update(w, state, data):
+        g, velocity = state if keep_momentum else (state, tree.zeros_like(w) if momentum else ())
+        v, velocity, loss = solve(objective, w, velocity, data, anchor=w, penalty=lambda v: -tree.dot(g, v))
         dv = tree.subtract(v, w)
-        return ClientOutput(dv, tf.ones([], model.dtype), tree.add_scaled(g, -dyn, dv), {"loss": loss})
+        return ClientOutput(dv, tf.ones([], model.dtype), kept(g, dv, velocity), {"loss": loss})
 
     def server_update(server, mean_dv, r):
         h = tree.add_scaled(server.h, -dyn / population.num_clients * r, mean_dv)
         return Server(tree.add_scaled(tree.add(server.w, mean_dv), -1 / dyn, h), h)
 
+    def balance(state, output):
+        g, velocity = (state.g, output.state.velocity) if keep_momentum else (state, ())
+        return kept(g, output.update, velocity)
+
     return Algorithm(
         model=model,
         population=population,
         init_server=init_server,
-        init_client=lambda info: init_server().h,
+        init_client=init_client,
         message=lambda server: server.w,
         client_update=client_update,
         server_update=server_update,
@@ -112,7 +137,7 @@ def feddyn(
         aggregate="mean",
         adapt=adaptation(model, lambda w, g, data: w, sgd(eta, momentum), batch_size=batch_size),
         shares="model",
-        balance=lambda g, output: tree.add_scaled(g, -dyn, output.update),
+        balance=balance,
     )
 
 

@@ -25,6 +25,7 @@ class Method:
     evaluates: str = "personal"  # what `personal_model` is: 'personal', 'global', 'fine-tuned'
     evaluates_if: dict = field(default_factory=dict)  # (hyperparameter, value) -> what it is with this value
     presets: dict = field(default_factory=dict)
+    older: dict = field(default_factory=dict)  # format of config.json -> hyperparameters of runs of older formats
 
     @property
     def hyperparameters(self) -> dict:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpfl.algorithms import check_names, get_method
+from tfpfl.algorithms import ALGORITHMS, check_names, get_method
 from tfpfl.algorithms.transforms.screening import ON_BROKEN, check_norms
 from tfpfl.checks import InvalidArgument, check_choice
 from tfpfl.data import Federation
@@ -26,7 +26,8 @@ from tfpfl.runs.availability import Availability
 # Older files are read: entries that a later format added have their defaults. Format 1 added up a cohort in another
 # order and is refused. Before format 5 `grouping` was called `cohort`, its value 'one_by_one' was called 'plain', and
 # the sizes of 'range' cohorts shared a stream of random numbers with the data; older runs go on with that stream.
-FORMAT = 5
+# Where a method does something else by default since a format (`Method.older`), older runs go on as they were trained.
+FORMAT = 6
 NETWORK = "network.keras"  # the user's own backbone, in the run folder
 PACKAGES = ("tfpfl", "tensorflow", "keras", "tensorflow-federated", "numpy")  # whose versions config.json records
 _ADDED = {  # format -> entries that it added
@@ -175,6 +176,8 @@ class RunConfig:
         identity = {k: v for k, v in asdict(self).items() if k not in _NOT_IDENTITY}
         for name in _added_after(self.format):
             del identity[name]
+        older = _older_choices(self.algorithm, self.format)
+        identity["hyperparameters"] = {k: v for k, v in self.hyperparameters.items() if k not in older}
         if self.format < 5:
             grouping = identity.pop("grouping")
             identity["cohort"] = "plain" if grouping == "one_by_one" else grouping
@@ -258,6 +261,8 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
     if raw["format"] > 1:
         defaults: dict[str, Any] = {f.name: f.default for f in fields(RunConfig)}
         raw = {name: defaults[name] for name in _added_after(raw["format"])} | raw
+        if isinstance(raw.get("hyperparameters"), dict):
+            raw["hyperparameters"] = _older_choices(raw.get("algorithm"), raw["format"]) | raw["hyperparameters"]
         if raw["format"] < 5 and "cohort" in raw:
             grouping = raw.pop("cohort")
             raw["grouping"] = "one_by_one" if grouping == "plain" else grouping
@@ -278,6 +283,12 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
 
 def _added_after(format_number: int) -> list[str]:
     return [name for n, names in _ADDED.items() if n > format_number for name in names]
+
+
+def _older_choices(algorithm: Any, format_number: int) -> dict:
+    """The hyperparameters, not in config.json, with which a run of this format was trained; {} of the newest format."""
+    older = ALGORITHMS[algorithm].older if algorithm in ALGORITHMS else {}
+    return {name: value for n, choices in older.items() if n > format_number for name, value in choices.items()}
 
 
 def _changes(name: str, written: tuple) -> tuple:

@@ -208,11 +208,34 @@ def local_solver(
     Raises:
         InvalidArgument: eta or momentum is negative or not finite; and the errors of `batch_loop`.
     """
-    work = {"steps": steps, "epochs": epochs, "batch_size": batch_size, "straggler": straggler}
-    loop = batch_loop(**work, at_least=at_least, suffix=suffix)
-    check_rates(**{f"eta{suffix}": eta, "momentum": momentum})
+    work = {"steps": steps, "epochs": epochs, "batch_size": batch_size, "straggler": straggler, "at_least": at_least}
+    held = {"prox": prox, "implicit_prox": implicit_prox}
+    resumed = resumed_solver(eta=eta, momentum=momentum, **held, **work, suffix=suffix)
 
     def solve(objective, weights, data: ClientData, anchor=None, penalty=None):
+        velocity = tree.zeros_like(weights) if momentum else ()
+        weights, _, value = resumed(objective, weights, velocity, data, anchor, penalty)
+        return weights, value
+
+    return solve
+
+
+def resumed_solver(*, eta, momentum=0.0, prox=0.0, implicit_prox=False, suffix="", **work):
+    """`local_solver` whose momentum goes on where an earlier call ended, as in an optimizer that a client keeps.
+
+    Args:
+        eta, momentum, prox, implicit_prox, suffix: as in `local_solver`.
+        work: steps, epochs, batch_size, straggler, at_least, as in `batch_loop`.
+
+    Returns:
+        solve(objective, weights, velocity, data, anchor=None, penalty=None) -> (weights, velocity, the objective before
+        the last step). The velocity is minus eta times the momentum buffer, in the structure of the weights; zeros at
+        first, and () without momentum.
+    """
+    loop = batch_loop(**work, suffix=suffix)
+    check_rates(**{f"eta{suffix}": eta, "momentum": momentum})
+
+    def solve(objective, weights, velocity, data: ClientData, anchor=None, penalty=None):
         def step(carry, x, y):
             weights, velocity, _ = carry
             value, move = value_and_gradient(lambda w: objective(w, x, y), weights, -eta)  # -eta g; velocity: -eta v
@@ -227,12 +250,22 @@ def local_solver(
                 weights = tree.scale(1 / (1 + eta * prox), tree.add_scaled(weights, eta * prox, anchor))
             return weights, velocity, value
 
-        velocity = tree.zeros_like(weights) if momentum else ()
         no_value = tf.zeros([], tf.nest.flatten(weights)[0].dtype)
-        weights, _, value = loop(step, (weights, velocity, no_value), data)
-        return weights, value
+        return loop(step, (weights, velocity, no_value), data)
 
     return solve
+
+
+def check_kept(keep_momentum: bool, momentum: float) -> None:
+    """Checks `keep_momentum`.
+
+    Raises:
+        InvalidArgument: it is true without momentum.
+    """
+    if keep_momentum and not momentum:
+        raise InvalidArgument(
+            f"keep_momentum needs a momentum above 0, found momentum={momentum}: there is nothing to keep"
+        )
 
 
 def head_solver(model, *, eta, steps=None, epochs=None, batch_size=None, momentum=0.0, **checks):
