@@ -15,7 +15,7 @@ SHOW = """
 from tfpfl.cli.group import main
 @main.command()
 def show():
-    print("96.34 ± 0.43")
+    print("96.34 \\u00b1 0.43")
 main(["show"])
 """
 

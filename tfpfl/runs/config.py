@@ -251,7 +251,7 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
     if not path.exists():
         raise RunError(f"{folder} is not a run folder: it has no config.json")
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise RunError(f"{path} is damaged, it is not valid JSON: {error}") from error
     if not isinstance(raw, dict) or not isinstance(raw.get("format"), int):

@@ -375,7 +375,7 @@ class Run:
         """Writes summary.json and returns its content. `stopped` keeps the reason why these rounds stopped earlier."""
         path, done, private = self.folder / "summary.json", self.store.round_num, self.privacy
         with suppress(OSError, ValueError, AttributeError):
-            before = json.loads(path.read_text())
+            before = json.loads(path.read_text(encoding="utf-8"))
             if before.get("rounds") == done:
                 self.stop_reason = self.stop_reason or before.get("stopped")
         history = self.store.history()

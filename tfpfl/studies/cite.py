@@ -82,7 +82,7 @@ def names_of_run(folder: str | Path) -> list[str]:
 
     path = Path(folder) / "config.json"
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
         algorithm, dataset, partition = (config[name] for name in ("algorithm", "dataset", "partition"))
         engine = config["engine"]
     except (OSError, ValueError, KeyError, TypeError) as error:

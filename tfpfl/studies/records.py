@@ -62,7 +62,7 @@ class Record:
             raise RunError(f"{folder} has no rounds yet")
         check_of_run(str(state), history, evaluations, ids, set(range(config.clients or 0)))
         try:
-            summary = json.loads((folder / "summary.json").read_text())
+            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             summary = {}
         return cls(folder, config, history, evaluations, summary if isinstance(summary, dict) else {})

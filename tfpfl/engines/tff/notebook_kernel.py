@@ -95,7 +95,8 @@ class Kernel:
             spec = Path(folder) / "tff" / "kernel.json"
             spec.parent.mkdir()
             command = [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-            spec.write_text(json.dumps({"argv": command, "display_name": "TFF", "language": "python"}))
+            kernel = {"argv": command, "display_name": "TFF", "language": "python"}
+            spec.write_text(json.dumps(kernel), encoding="utf-8")
             self._manager = KernelManager(
                 kernel_name="tff", kernel_spec_manager=KernelSpecManager(kernel_dirs=[folder])
             )

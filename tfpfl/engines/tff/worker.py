@@ -192,7 +192,7 @@ class Worker:
 
 def last_line(log: Path) -> str:
     """The last line of a worker's log; '' if the log is empty."""
-    lines = log.read_text(errors="replace").strip().splitlines()
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1] if lines else ""
 
 

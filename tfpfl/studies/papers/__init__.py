@@ -209,7 +209,7 @@ def _data(out: Path, name: str, seed: int) -> Path:
 def _read(path: Path) -> dict:
     """The content of a file of data; {} if there is none or it cannot be read, so that it is measured again."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
 

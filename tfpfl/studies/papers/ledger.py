@@ -42,7 +42,7 @@ def load(path: str | os.PathLike) -> dict:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LedgerError(f"{path} cannot be read as a ledger: {error}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:

@@ -1,0 +1,44 @@
+"""Files of text are UTF-8 on every machine, whatever its locale."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FILES = [f for package in ("tfpfl", "tflite_export") for f in sorted((ROOT / package).rglob("*.py"))]
+OF_LINUX = {"server_rows.py", "isolated.py", "bench.py"}  # read or write /proc and /sys, which is ASCII
+
+
+def names_no_encoding(call: ast.Call) -> bool:
+    """Whether a call opens, reads or writes a file of text in the encoding of the locale."""
+    named = {k.arg for k in call.keywords}
+    if isinstance(call.func, ast.Attribute) and call.func.attr in ("read_text", "write_text"):
+        return "encoding" not in named
+    if not (isinstance(call.func, ast.Name) and call.func.id == "open"):
+        return False
+    modes = [a.value for a in call.args[1:2] if isinstance(a, ast.Constant)]
+    return "encoding" not in named and not any("b" in mode for mode in modes)
+
+
+def test_every_file_of_text_has_an_encoding():
+    found = {
+        f.name
+        for f in FILES
+        for node in ast.walk(ast.parse(f.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and names_no_encoding(node)
+    }
+    assert found == OF_LINUX
+
+
+def test_a_table_is_written_in_a_locale_without_letters_for_it(tmp_path):
+    """Python then takes ASCII for files that name no encoding."""
+    code = (
+        "import locale, pathlib, sys; from tfpfl.runs.files import write_csv;"
+        "assert locale.getpreferredencoding(False) != 'UTF-8';"
+        "write_csv(pathlib.Path(sys.argv[1]), ['accuracy \\u00b1'], [{'accuracy \\u00b1': '\\u05e9\\u05dc'}])"
+    )
+    env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.csv")], env=env, check=True, timeout=100)
+    assert (tmp_path / "a.csv").read_bytes() == "accuracy ±\r\nשל\r\n".encode()
