@@ -219,7 +219,7 @@ def test_fedfomo_mixes_once_as_in_its_visit(data):
     assert identical(found[0], state.theta)
     for n in (1, 2):
         held = build(n).client_update(message, state, visit)
-        assert float(tf.reduce_sum(held.update.weights)) > 0.99  # the others' models help it
+        assert float(tf.reduce_sum(held.update.weights)) > 0.99  # the others' models help it; its own is the start
         assert distance(found[n], held.state.theta) < 1e-9
 
 

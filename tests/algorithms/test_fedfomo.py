@@ -17,6 +17,7 @@ from tfpfl.models.losses import client_loss
 
 SOLVER = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}
 FULL = {"eta": 0.1, "steps": 3, "validation_fraction": 0.0}  # all examples for both, so that losses are `loss_of`
+VISITED = {"own_model": "visited"}  # the own model is one of the candidates that the server chooses
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,8 @@ def better(data, client, w, steps):
 
 def test_weights_are_the_papers(data):
     """Two models that help, one that does not, one that is no model."""
-    algorithm, old, w = fedfomo(data.model, data.population, **FULL), shared(data), shared(data, seed=8)
+    algorithm, old = fedfomo(data.model, data.population, **FULL, **VISITED), shared(data)
+    w = shared(data, seed=8)
     models = [better(data, 2, old, 3), tree.scale(5.0, shared(data, seed=5)), better(data, 2, old, 9)]
     message = sent(*models, better(data, 2, old, 20))._replace(valid=tf.constant([True, True, True, False]))
     output = algorithm.client_update(message, visited(algorithm, data, 2, w, old), data.visit(2))
@@ -66,8 +68,9 @@ def test_weights_are_the_papers(data):
 
 
 @pytest.mark.parametrize("which", ["worse", "none"])
-def test_where_nobody_helps_the_model_stays(data, which):
-    algorithm = fedfomo(data.model, data.population, **FULL)
+@pytest.mark.parametrize("own_model", ["always", "visited"])
+def test_where_nobody_helps_the_model_stays(data, which, own_model):
+    algorithm = fedfomo(data.model, data.population, own_model=own_model, **FULL)
     old = better(data, 2, shared(data), 200)
     w = better(data, 2, old, 10)
     message = sent(shared(data, seed=5), shared(data, seed=6))
@@ -83,7 +86,8 @@ def test_where_nobody_helps_the_model_stays(data, which):
 @pytest.mark.parametrize(("candidates", "cohorts"), slow_but([(1, [range(5)] * 5), (3, [[1]] * 4)], (3, [[1]] * 4)))
 def test_with_only_its_own_model_it_is_local_training(data, candidates, cohorts):
     """P starts as the identity, so that of one candidate a client gets its own; or nobody else was there."""
-    algorithm = fedfomo(data.model, data.population, candidates=candidates, validation_fraction=0.0, **SOLVER)
+    options = {"candidates": candidates, "validation_fraction": 0.0} | SOLVER | VISITED
+    algorithm = fedfomo(data.model, data.population, **options)
     start = initial_states(algorithm, data.population)
     _, expected = play(
         local(data.model, data.population, **SOLVER), data, cohorts, states={i: s.theta for i, s in start.items()}
@@ -113,6 +117,7 @@ def test_a_client_never_trains_on_its_validation_examples(data):
         assert identical(other.state.theta, later.state.theta) == same
 
     # and the weights come from them: another example there changes a weight, one of the others does not
+    algorithm = fedfomo(data.model, data.population, validation_fraction=0.3, **SOLVER, **VISITED)
     message = sent(better(data, 1, first.state.old, 2), better(data, 1, first.state.old, 15))
     weights = algorithm.client_update(message, first.state, visit).update.weights
     assert (weights.numpy() > 0).all()
@@ -122,15 +127,21 @@ def test_a_client_never_trains_on_its_validation_examples(data):
         assert identical(other.update.weights, weights) == same
 
 
-def test_candidates_are_the_last_uploads_that_helped_most(data):
-    algorithm = fedfomo(data.model, data.population, candidates=3, **FULL)
+@pytest.mark.parametrize("own_model", ["always", "visited"])
+def test_candidates_are_the_last_uploads_that_helped_most(data, own_model):
+    """Of equals the one with the lowest id; with 'always' never the client's own, which it has."""
+    algorithm = fedfomo(data.model, data.population, candidates=3, own_model=own_model, **FULL)
     models = tf.reshape(tf.range(5.0 * 4), [5, 4])
     models = tf.concat([models, tf.zeros([5, len(tree.to_vector(shared(data))) - 4])], 1)
     P = tf.constant([[1, 5, 0, 7, 3], [0, 0, 0, 0, 0.0], [9, 1, 1, 2, 1], [0] * 5, [0, 0, 0, 0, 1]], tf.float64)
     server = algorithm.init_server()._replace(
         models=tf.cast(models, tf.float64), P=P, last=tf.constant([False, True, True, True, True])
     )
-    for client, expected in ((0, [3, 1, 4]), (1, [1, 2, 3]), (2, [3, 1, 2]), (4, [4, 1, 2])):  # of equals the lowest
+    chosen = {
+        "visited": ((0, [3, 1, 4]), (1, [1, 2, 3]), (2, [3, 1, 2]), (4, [4, 1, 2])),
+        "always": ((0, [3, 1, 4]), (1, [2, 3, 4]), (2, [3, 1, 4]), (4, [1, 2, 3])),
+    }
+    for client, expected in chosen[own_model]:
         message = algorithm.message(server, tf.constant(client))
         assert message.models.numpy()[:, 0].tolist() == [4.0 * i for i in expected] and message.valid.numpy().all()
     few = algorithm.message(server._replace(last=tf.constant([False, False, True, False, True])), tf.constant(0))
@@ -158,7 +169,7 @@ def test_no_more_candidates_than_a_cohort_has():
 @pytest.mark.parametrize("epsilon", slow_but([0.0, 0.5], 0.5))
 def test_the_server_credits_those_whose_models_were_sent(data, epsilon):
     """P grows by the normalized weights, in the columns of the candidates; absent rows stay. Uploads are kept."""
-    algorithm = fedfomo(data.model, data.population, candidates=2, epsilon=epsilon, **FULL)
+    algorithm = fedfomo(data.model, data.population, candidates=2, epsilon=epsilon, **FULL, **VISITED)
     cohorts = [(0, 1, 2), (0, 3), (1, 3, 4), (0, 1, 4)]
     server, states, P = algorithm.init_server(), initial_states(algorithm, data.population), np.eye(5)
     assert identical(server.P, P)
@@ -186,7 +197,7 @@ def test_the_server_credits_those_whose_models_were_sent(data, epsilon):
 @pytest.mark.slow
 def test_exploration_draws_from_the_last_uploads(data):
     """With epsilon = 1 candidates differ from client to client and from round to round, and are a function of both."""
-    algorithm = fedfomo(data.model, data.population, candidates=1, epsilon=1.0, **FULL)
+    algorithm = fedfomo(data.model, data.population, candidates=1, epsilon=1.0, **FULL, **VISITED)
     vectors = tf.tile(tf.range(5, dtype=tf.float64)[:, None], [1, len(tree.to_vector(shared(data)))])
     last = tf.constant([True, True, False, True, True])
     drawn = []
@@ -197,7 +208,7 @@ def test_exploration_draws_from_the_last_uploads(data):
     counts = np.bincount(np.ravel(drawn), minlength=5)
     assert counts[2] == 0 and (np.delete(counts, 2) > 25).all()  # 50 expected of each, with a deviation of 6
     assert len({tuple(d) for d in drawn}) > 30
-    half = fedfomo(data.model, data.population, candidates=1, epsilon=0.5, **FULL)
+    half = fedfomo(data.model, data.population, candidates=1, epsilon=0.5, **FULL, **VISITED)
     servers = [half.init_server()._replace(models=vectors, last=last, rounds=tf.constant(t)) for t in range(60)]
     own = sum(int(half.message(s, tf.constant(i)).models[0, 0]) == i for s in servers for i in (0, 3))
     assert 50 < own < 100  # 120 messages; its own where there is no exploration, or by chance: 75 expected
@@ -223,8 +234,42 @@ def test_who_never_came_who_left_and_who_joins_late(data, init):
     assert identical(algorithm.personal_model(nothing, first[4], data.visit(4)), first[4].theta)  # nobody's models yet
 
 
+def test_the_own_model_is_a_candidate_after_a_pause_too(data):
+    """Somebody's model is better than theta_i^old and worse than theta_i: it does not replace theta_i as a whole."""
+    old = shared(data)
+    w, other = better(data, 2, old, 30), better(data, 2, old, 3)
+    loss = loss_of(data, 2)
+    assert loss(w) < loss(other) < loss(old)
+    gains = [(loss(old) - loss(m)) / (tf.sqrt(tree.dot(*2 * [tree.subtract(m, old)])) + EPSILON) for m in (other, w)]
+    share = float(gains[0] / (gains[0] + gains[1]))
+    starts = {}
+    for own_model in ("always", "visited"):
+        algorithm = fedfomo(data.model, data.population, own_model=own_model, **FULL)
+        output = algorithm.client_update(sent(other), visited(algorithm, data, 2, w, old), data.visit(2))
+        starts[own_model] = output.state.old
+        weight = share if own_model == "always" else 1.0
+        assert output.update.weights.shape == (1,) and abs(float(output.update.weights[0]) - weight) < 1e-9
+    assert distance(starts["always"], tree.add_scaled(w, share, tree.subtract(other, w))) < 1e-9
+    assert distance(starts["visited"], other) < 1e-9 and loss(starts["visited"]) > loss(w)
+
+
+def test_with_own_candidates_only_others_are_credited(data):
+    """P grows by the weights of the models that were sent; the diagonal, the own model, stays 1."""
+    path, _ = play(fedfomo(data.model, data.population, candidates=3, **FULL), data, [(0, 1, 2), (0, 1, 3), (1, 3)])
+    P = path[-1].P.numpy()
+    assert (np.diag(P) == 1).all() and (P - np.eye(5) > 0).any()
+    assert ((P - np.eye(5)).sum(1) <= 2 + 1e-9).all()  # at most 1 a visit
+
+
 def test_refusals(data):
-    wrong = [{"candidates": 0}, {"validation_fraction": 1.5}, {"epsilon": -0.1}, {"init": "x"}, {"eta": -1.0}]
+    wrong = [
+        {"own_model": "never"},
+        {"candidates": 0},
+        {"validation_fraction": 1.5},
+        {"epsilon": -0.1},
+        {"init": "x"},
+        {"eta": -1.0},
+    ]
     for options in [*wrong, {"epochs": 0}]:
         with pytest.raises(ValueError, match=next(iter(options))):
             fedfomo(data.model, data.population, **options)

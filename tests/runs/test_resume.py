@@ -1,7 +1,10 @@
 """A run that was interrupted and resumed is, bit for bit, the run that was not."""
 
+import hashlib
+import json
 import multiprocessing
 import random
+import sqlite3
 import time
 
 import pytest
@@ -98,6 +101,36 @@ def test_a_run_of_an_older_format_keeps_its_cohorts(federation, tmp_path):
     found = runs.saved(tmp_path / "run")
     assert [row["clients"] for row in found["history"]] == [1, 2, 1, 4, 5, 1]
     assert {i: last for i, last, *_ in found["client"]} == {0: 5, 1: 5, 2: 6, 3: 5, 4: 4, 5: 5}
+
+
+OLDER = {"fedfomo": {"own_model": "visited"}, "pgfed": {"init": "newest"}, "pgfedmo": {"init": "newest"}}
+
+
+@pytest.mark.parametrize("name", slow_but(OLDER, "fedfomo"))
+def test_a_run_of_an_older_format_goes_on_as_it_was_trained(federation, tmp_path, name):
+    """What a method now does by default is not in its config.json: the older rule is used, and the run's id stays."""
+    asked = {"algorithm": name, "hyperparameters": OLDER[name] | {"steps": 2, "eta": 0.1}, "rounds": 4}
+    whole = runs.train(tmp_path / "whole", federation, **asked)
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(folder, federation, [runs.Interrupt(2)], **asked)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for option in (*OLDER[name], "keep_momentum"):
+        config["hyperparameters"].pop(option, None)
+    config["format"] = 5
+    path.write_text(json.dumps(config))
+    identity = {k: v for k, v in config.items() if k not in ("rounds", "versions", "federation")}
+    run_id = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    with sqlite3.connect(folder / "state.sqlite") as store:  # as an older version would have written it
+        store.execute("UPDATE run SET run_id = ?", (run_id,))
+    store.close()
+    with Run.open(folder) as run:
+        assert run.config.format == 5 and run.config.run_id == run_id
+        assert {k: run.config.hyperparameters[k] for k in OLDER[name]} == OLDER[name]
+        run.train()
+    found, expected = runs.saved(folder), runs.saved(whole.folder)
+    assert found["client"] == expected["client"] and found["evaluation"] == expected["evaluation"]
 
 
 @pytest.mark.slow

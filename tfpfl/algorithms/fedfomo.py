@@ -8,6 +8,11 @@ server keeps a model and a row of P for every client, O(I d); `matrices` gives P
 the mean of the first models that it receives (init='mean'). It adapts as in a visit: it mixes once, before its first
 epoch, and then trains.
 
+A client's own model is always among those that it mixes, besides the M that it receives, as in NVlabs' code. It has
+this model on the device, so nothing more is sent, and the model's weight stays there. own_model='visited' is the rule
+of PGFed's code: the own model is one of the M, and only if the client was in the last cohort. After a pause, a model
+that is better than theta_i^old but worse than theta_i can then replace theta_i as a whole.
+
 Decisions: P grows by the normalized w_n, not by u_n. Among clients with equal P, the lowest id comes first. With
 probability epsilon a client gets M random uploads instead (the paper's exploration; default 0). The validation examples
 are drawn at a client's first visit and stay the same; the client never trains on them.
@@ -104,6 +109,12 @@ def before_visit(message, state, init):
     return tree.where(new, mean, state.theta), tree.where(new, mean, state.old)
 
 
+def with_own(message, theta):
+    """The message with the client's own model as one more candidate, the last."""
+    own = tree.to_vector(theta)[None]
+    return Message(tf.concat([message.models, own], 0), tf.concat([message.valid, [True]], 0))
+
+
 def training_and_validation(data, fraction):
     """Splits the client's examples at random, by `data.key`, into (training, validation); fraction 0: all in both."""
     return support_and_query(data, fraction) if fraction else (data, data)
@@ -126,7 +137,12 @@ def explore(scores, rows, rounds, *, epsilon, seed):
 
 
 def highest(scores, last, count):
-    """The `count` clients of the last round with the highest scores: (indices [n, count], bool: whether it exists)."""
+    """The `count` clients with the highest scores of those in `last`: (indices [n, count], bool: whether it exists).
+
+    Args:
+        scores: float [n, I].
+        last: bool [I] or [n, I], who can be chosen.
+    """
     best = tf.math.top_k(tf.where(last, scores, -tf.ones_like(scores)), count)
     return best.indices, best.values >= 0
 
@@ -161,6 +177,7 @@ def fedfomo(
     candidates: int = 8,
     validation_fraction: float = 0.2,
     epsilon: float = 0.0,
+    own_model: str = "always",
     init: str = "w0",
     eta: float = 0.007,
     steps: int | None = None,
@@ -175,13 +192,14 @@ def fedfomo(
 
         client(theta_1..theta_M):
             u_n = max(0, (L_i(theta_i^old) - L_i(theta_n)) / (|theta_n - theta_i^old| + 1e-5)),  w_n = u_n / sum_m u_m
-            theta_i <- theta_i + sum_n w_n (theta_n - theta_i)          where no theta_n is better, all w_n are 0
+            theta_i <- theta_i + sum_n w_n (theta_n - theta_i)          where no theta_n is better, all w_n are 0;
+                                                                        theta_i itself is one of the theta_n
             theta_i^old <- theta_i;  theta_i <- SGD from theta_i on l_i
             keep theta_i and theta_i^old, send theta_i and all w_n
         server:
             P_in <- P_in + w_n                                          P is the identity at first
-            client i gets next those M of the last round's theta_n whose P_in are largest; with probability epsilon,
-            any M of them
+            client i gets next those M of the last round's theta_n, n != i, whose P_in are largest; with probability
+            epsilon, any M of them
 
     theta is a whole model here, as in the paper; L_i is client i's mean cross-entropy on its validation examples, l_i
     that on its other ones. M is `candidates`.
@@ -192,6 +210,8 @@ def fedfomo(
         validation_fraction: part of the client's examples for L_i, in [0, 1], the rest being for training; 0: all for
             both.
         epsilon: the probability in [0, 1] that a client's candidates are random ones; default 0.
+        own_model: when the client's own model is a candidate: 'always' (besides the M received), or 'visited' (as one
+            of the M, if the client was in the last cohort).
         init: the model of a client before its first visit: 'w0' (that of round 0), or 'mean' (of the models that it
             receives first).
         eta, steps, epochs, batch_size, momentum: rate, amount, mini-batches and momentum of the local SGD, as in
@@ -201,10 +221,11 @@ def fedfomo(
         The `Algorithm`. A client keeps theta_i and theta_i^old, and predicts with theta_i. `matrices` gives P.
 
     Raises:
-        InvalidArgument: candidates is below 1; validation_fraction or epsilon is outside [0, 1]; init is neither 'w0'
-            nor 'mean'; eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps and
-            epochs are both given; clients have different numbers of classes (this method shares one head) and the
-            population has no `num_labels`; the server's table of I models does not fit into memory.
+        InvalidArgument: candidates is below 1; validation_fraction or epsilon is outside [0, 1]; own_model is neither
+            'always' nor 'visited'; init is neither 'w0' nor 'mean'; eta or momentum is negative or not finite; steps,
+            epochs or batch_size is below 1, or steps and epochs are both given; clients have different numbers of
+            classes (this method shares one head) and the population has no `num_labels`; the server's table of I models
+            does not fit into memory.
 
     Source:
         Zhang, Sapra, Fidler, Yeung, Alvarez, ICLR 2021.
@@ -212,7 +233,7 @@ def fedfomo(
     if candidates < 1:
         raise InvalidArgument(f"candidates must be at least 1, found {candidates}")
     check_fractions(validation_fraction=validation_fraction, epsilon=epsilon)
-    check_choice(init=(init, ("w0", "mean")))
+    check_choice(own_model=(own_model, ("always", "visited")), init=(init, ("w0", "mean")))
     solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
     objective, num_labels, people = client_loss(model), population.shared_labels(), population.num_clients
     check_table(population, model.num_weights(num_labels) + people, model.dtype)
@@ -231,16 +252,20 @@ def fedfomo(
         P_i = tf.where(known[:, None], tf.gather(server.P, rows), tf.zeros_like(server.P[:1]))
         if epsilon:
             P_i = explore(P_i, rows, server.rounds, epsilon=epsilon, seed=model.seed)
-        return rows, *highest(P_i, server.last, M)
+        others = server.last
+        if own_model == "always":  # the client has its own model already
+            others &= ~(tf.one_hot(rows, people, on_value=True, off_value=False) & known[:, None])
+        return rows, *highest(P_i, others, M)
 
     def message(server, client_id):
         _, of, valid = candidates_of(server, tf.reshape(client_id, [1]))
         return Message(tf.gather(server.models, of[0]), valid[0])
 
     def mix(message, theta, old, validation):
-        """(theta_i + sum_n w_n (theta_n - theta_i), the weights w_n)"""
-        weights = first_order_weights(lambda at: objective(at, validation.x, validation.y), message, old)
-        return combined(theta, message.models, weights), weights
+        """(theta_i + sum_n w_n (theta_n - theta_i), the weights w_n of the models received)"""
+        all_of_them = with_own(message, theta) if own_model == "always" else message
+        weights = first_order_weights(lambda at: objective(at, validation.x, validation.y), all_of_them, old)
+        return combined(theta, all_of_them.models, weights), weights[: message.models.shape[0]]
 
     def client_update(message, state, data):
         split = tf.where(state.started, state.split, data.key)
@@ -288,4 +313,5 @@ FEDFOMO = Method(
     up="d + candidates",
     reference="Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order Model "
     "Optimization, ICLR 2021",
+    older={6: {"own_model": "visited"}},
 )

@@ -212,16 +212,17 @@ _PGFED = {
 _PGFED_SGD = {"eta": 0.005, "epochs": 5, "batch_size": 10}
 # As in the authors' code: SGD with momentum 0.9 for these methods, without momentum for the others.
 _PGFED_MOMENTUM = ("local", "fedavg", "feddyn", "fedper", "lg_fedavg", "fedbabu", "pgfed", "pgfedmo")
+_PGFED_KEPT = ("feddyn", "fedper", "pgfed", "pgfedmo")  # and there a client keeps the momentum of its last visit
 # pFedMe: lambda 1 is the default of PGFed's code (15 that of pFedMe's own). FedBABU: one epoch of fine-tuning; its rate
 # is that of the authors' example command.
 _PGFED_MORE = {
     "pfedme": {"lam": 1.0, "inner_steps": 5, "eta_p": 0.01, "beta": 1.0},
     "fedbabu": {"epochs_ft": 1, "eta_ft": 0.001},
-    "fedfomo": {"candidates": 8, "validation_fraction": 0.2},
+    "fedfomo": {"candidates": 8, "validation_fraction": 0.2, "own_model": "visited"},
     "apfl": {"mixing": 0.5},
     "feddyn": {"dyn": 0.1},
-    "pgfed": {"mu": 0.1, "eta2": 0.01},
-    "pgfedmo": {"mu": 0.1, "eta2": 0.01, "beta": 0.5},
+    "pgfed": {"mu": 0.1, "eta2": 0.01, "init": "w0"},
+    "pgfedmo": {"mu": 0.1, "eta2": 0.01, "beta": 0.5, "init": "w0"},
 }
 _PGFED_OWN = {  # methods whose hyperparameters have other names
     "fedrep": {"unit": "epochs", "tau_h": 5, "tau_b": 5, "eta_h": 0.005, "eta_b": 0.005, "batch_size": 10},
@@ -230,7 +231,8 @@ _PGFED_OWN = {  # methods whose hyperparameters have other names
 
 _PGFED_NOTE = (
     "Dirichlet(0.3), 25 % a round, 5 epochs in batches of 10. The rates are those of the authors' example commands; "
-    "the best ones of each setting are not published."
+    "the best ones of each setting are not published. In the authors' code, clients of Local and FedAvg keep their "
+    "momentum too; here it starts at 0 in every visit."
 )
 
 
@@ -240,6 +242,7 @@ def _pgfed(table, *more):
     for (method, column), value in [*table.items(), *(((m, c), None) for m in more for c in columns)]:
         title, clients = column.split(", ")
         momentum = {"momentum": 0.9} if method in _PGFED_MOMENTUM else {}
+        momentum |= {"keep_momentum": True} if method in _PGFED_KEPT else {}
         hyper = _PGFED_OWN.get(method) or _PGFED_SGD | momentum | _PGFED_MORE.get(method, {})
         data = {"dataset": titles[title], "clients": int(clients)}
         # FedBABU's clients are fine-tuned and scored once, after the last round.
