@@ -47,7 +47,7 @@ def main(out, algorithms, clients, **settings):
             run.train([Progress(get_method(name).title.ljust(26), console)])
             done.append((run.write_summary(), run.results()))
             losses = [round(row["loss"], 3) for row in run.store.history() if "loss" in row]
-            console.print(f"training loss by round: {losses}", soft_wrap=True, highlight=False)
+            console.print(f"loss of the last local step by round: {losses}", soft_wrap=True, highlight=False)
     title = f"{settings['dataset']}, {settings['rounds']} rounds, seed {settings['seed']}, engine {settings['engine']}"
     console.print(comparison(done, title))
 

@@ -284,6 +284,7 @@ def test_a_picture_has_the_runs_numbers(toy):
     figure = papers.draw("toy", toy)
     loss, accuracy = figure.axes
     assert loss.get_title("left") == "digits"
+    assert loss.get_ylabel() == "loss of the last local step (nats)"
     record = Record.read(run_folder(toy, TOY.cells[0], 0))
     drawn = {line.get_label(): line for line in accuracy.lines}
     assert set(drawn) == {"PFLEGO", "FedAvg"}

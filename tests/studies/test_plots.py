@@ -70,7 +70,10 @@ def test_curves_of_another_protocol_and_of_training(records):
     _, local = line(plots.curves(records, protocol=EV_LOCAL), "Local")
     expected = list(column(records[-1], f"{LOCAL_COPY} test accuracy").values())
     np.testing.assert_allclose(local, 100 * np.array(expected))
-    rounds, loss = line(plots.curves(records, y="training loss"), "Local")
+    figure = plots.curves(records, y="training loss")
+    rounds, loss = line(figure, "Local")
+    said = " ".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
+    assert "Loss of the last local step by rounds" in said and "before the step, on its examples" in said
     assert rounds.tolist() == list(range(1, ROUNDS + 1))
     np.testing.assert_allclose(loss, [row["loss"] for row in records[-1].history])
 

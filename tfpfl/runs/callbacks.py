@@ -33,7 +33,7 @@ class Callback:
 
 
 class Progress(Callback):
-    """Shows a progress bar with the rounds, the time left and the mean training loss of the round's clients.
+    """Shows a progress bar with the rounds, the time left and the mean loss of the round's clients at their last step.
 
     Args:
         label: the text before the bar.

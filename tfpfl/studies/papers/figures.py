@@ -1,4 +1,7 @@
-"""Draws the learning curves of an experiment: for each column of its table, training loss above and accuracy below."""
+"""Draws the learning curves of an experiment: for each column of its table, loss above and accuracy below.
+
+The loss is what a client reports in its visit: before its last local step, on the examples of this step.
+"""
 
 from pathlib import Path
 
@@ -50,7 +53,7 @@ def draw(experiment: Experiment, records: dict[tuple[str, str, str], list[Record
         for place, column in enumerate(columns):
             axes[0, place].set(title=column, yscale="log")
             axes[1, place].set(xlabel="round")
-        axes[0, 0].set(ylabel="training loss (nats)")
+        axes[0, 0].set(ylabel="loss of the last local step (nats)")
         axes[1, 0].set(ylabel="test accuracy (%)")
         figure.legend(
             lines.values(), lines, loc="outside lower center", ncols=max(1, min(len(lines), 2 * len(columns)))

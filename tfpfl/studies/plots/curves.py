@@ -81,10 +81,14 @@ def curves(
         axes.set_ylim(max(bottom, -0.02 * means.max()), min(top, 1.5 * means.max()))
     axes.set(xlabel=_LABELS[x] + (f" ({unit})" if unit else ""), ylabel=y_label)
     rounds = "every round" if y == "training loss" else "every evaluated round"
-    said = "mean over the round's clients, as they train" if y == "training loss" else words(protocol, rounds)
+    said = (
+        "before the step, on its examples; mean over the round's clients"
+        if y == "training loss"
+        else words(protocol, rounds)
+    )
     seeds = max(len(s.records) for s, *_ in lines)
     band = "; bands: 95 % interval over seeds" if seeds > 1 else ""
-    kind = "Training loss" if y == "training loss" else f"{protocol.split.capitalize()} {y}"
+    kind = "Loss of the last local step" if y == "training loss" else f"{protocol.split.capitalize()} {y}"
     put_title(axes, f"{kind} by {x}", said + band if caption else "")
     put_legend(figure, axes)
     return figure

@@ -90,11 +90,11 @@ def curves(pictures: Pictures, rows: list[RunGroup], records) -> list:
     added = "Added up over all clients and rounds so far"
     passes = "passes through the backbone of a client's examples, forward and backward"
     seconds = "The rounds' work on the machine that ran them, without evaluation. "
-    training = "Mean over the round's clients, as they train. "
+    training = "Before the step, on its examples (a mini-batch, or all); mean over the round's clients. "
     cases = [
         ("Test accuracy by rounds", "rounds", "accuracy", said),
         ("Test loss by rounds", "rounds", "loss", said),
-        ("Training loss by rounds", "rounds", "training loss", training),
+        ("Loss of the last local step by rounds", "rounds", "training loss", training),
         ("Test accuracy by bytes", "bytes", "accuracy", f"{said}{added}, down and up; level: nothing is sent. "),
         ("Test accuracy by passes", "passes", "accuracy", f"{said}{added}: {passes}. "),
         ("Test accuracy by seconds", "seconds", "accuracy", said + seconds),
