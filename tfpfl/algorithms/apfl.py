@@ -8,7 +8,8 @@ that it receives (init='first_broadcast'). The client adapts v_i, and a_i if eta
 model is a_i v_i + (1 - a_i) w_i.
 
 a_i starts at `mixing`. By default it is fixed, as in PGFed's comparison; the paper adapts it (eta_a > 0). a_i = 0 is
-FedAvg, a_i = 1 is Local, and the global model is that of FedAvg for every a_i. Each model has its own momentum; the
+FedAvg, a_i = 1 is Local, and the global model is that of FedAvg for every a_i. It weighs clients by their examples,
+N_i, where the paper weighs them equally (weighting='uniform'). Each model has its own momentum; the
 papers use none.
 """
 

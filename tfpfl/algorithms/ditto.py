@@ -8,7 +8,8 @@ penalty. The local model is v_i.
 
 v_i is pulled towards the w that the client received, as in Ditto's algorithm and in its code. One description uses the
 client's own trained copy w_i instead (anchor='local'). Both models use the same batches. lambda = 0 is Local. The
-global model is that of FedAvg for every lambda. With implicit_prox the step is v <- (v - eta_p grad l_i(v) + eta_p
+global model is that of FedAvg for every lambda; it weighs clients by their examples, N_i, where the paper weighs them
+equally (weighting='uniform'). With implicit_prox the step is v <- (v - eta_p grad l_i(v) + eta_p
 lambda w) / (1 + eta_p lambda).
 """
 

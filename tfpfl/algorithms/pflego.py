@@ -11,11 +11,18 @@ and one backward pass for every tau; the paper counts two and one. `on_features`
 
 The paper and its authors' code differ. The paper prints eq. (3), whose head step has no alpha_i, and says that it
 equals eq. (5), which has it (`rule`). The code weights clients by N_i over the *sampled* clients, and also multiplies
-by I/r (`weighting`). Both divide by the actual number of clients in the round. Here it is the expected number, because
-the actual one biases the step if sampling is binomial. While clients are away, cohorts are smaller in the same
-proportion (`data.cohorts`), so I / r still fits. If clients drop out with known probabilities (`population.arrival`),
-what arrives is divided by the probability to arrive, so that the step stays unbiased. The code does not restore a head
-if the inner steps have raised its loss (`safeguard`).
+by I/r (`weighting`). In the paper r is the size of every round, or its expectation. The code takes the number of
+clients that came. Here it is the expected number, because the actual one biases the step if sampling is binomial. While
+clients are away, cohorts are smaller in the same proportion (`data.cohorts`), so I / r still fits. If clients drop out
+with known probabilities (`population.arrival`), what arrives is divided by the probability to arrive, so that the step
+stays unbiased. The code does not restore a head if the inner steps have raised its loss (`safeguard`).
+
+The preset 'code' takes these decisions from the authors' code. It does not give the same numbers, because the rest of a
+run differs: (1) With sampling 'range' or 'binomial', the code divides by the number of clients that came, the preset by
+the expected number; with 'fixed' these are the same. (2) The code's first weights are Glorot normal kernels and small
+random biases, N(0, 1e-2) in dense layers and N(0, 1e-6) in convolutions; here they are Glorot uniform kernels and zero
+biases. (3) The code's rounds have int(I x fraction) clients, in floating point: 28 of 100 for 0.29, here 29. (4) The
+code trains on all training examples; a run here sets a tenth aside for validation, except with --validation 0.
 """
 
 from functools import partial
@@ -82,7 +89,8 @@ def pflego(
     chunk: int | None = None,
 ) -> Algorithm:
     """PFLEGO: a shared backbone and private heads, trained together by exact, distributed SGD: a client fits its head,
-    then takes one joint gradient step. The defaults are the preset 'paper'.
+    then takes one joint gradient step. The defaults are the preset 'paper'. The preset 'code' has the decisions of the
+    authors' code; first weights, cohort sizes and the validation examples still differ (see the file's docstring).
 
     Update rule:
 
