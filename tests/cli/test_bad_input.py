@@ -264,7 +264,7 @@ def change(**entries):
         (lambda text: text[: len(text) // 2], "config.json is damaged, it is not valid JSON"),
         (lambda text: "", "config.json is damaged, it is not valid JSON"),
         (lambda text: "[1]", "not the configuration of a run: it has no format number"),
-        (change(format=99), "format 99, from a newer tfpfl; this one reads up to 5"),
+        (change(format=99), "format 99, from a newer tfpfl; this one reads up to 6"),
         (change(color="red"), "config.json is damaged, it has unknown entries color"),
         (lambda text: json.dumps({"format": 3}), "config.json is damaged, it has no entries algorithm"),
         (lambda text: json.dumps({"format": 1}), "config.json has format 1, from an older tfpfl"),

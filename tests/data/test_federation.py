@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -283,34 +282,34 @@ def test_a_crash_while_writing_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-DIE = """
-import os, signal, sys
-from pathlib import Path
+WAIT = """
+import sys
 import numpy as np
 from tfpfl.data import Federation, writing
 write = writing._write_blocks
-def die(path, blocks):
-    if sys.argv[2] == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
+def wait(path, blocks):
     print("building", flush=True)
     sys.stdin.readline()
     return write(path, blocks)
-writing._write_blocks = die
+writing._write_blocks = wait
 Federation.from_clients([(np.ones((8, 3)), np.arange(8) % 2)], out=sys.argv[1])
 """
 
 
 def test_what_killed_buildings_left_is_removed_by_the_next_one_and_what_is_being_built_is_not(tmp_path):
-    def start(out, how):
-        return subprocess.Popen(
-            [sys.executable, "-c", DIE, str(out), how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def start(name):
+        command = [sys.executable, "-c", WAIT, str(tmp_path / name)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    killed = [start(tmp_path / name, "die") for name in ("one", "two")]
-    assert [process.wait(60) for process in killed] == [-signal.SIGKILL] * 2
+    killed = [start("one"), start("two")]
+    for process in killed:
+        assert process.stdout.readline() == "building\n"
+    for process in killed:
+        process.kill()
+        process.communicate()
     assert len(list(tmp_path.glob(".*.partial"))) == 2  # nobody can tidy up after kill -9 ...
     (tmp_path / ".mine.partial").mkdir()  # not one of ours, because it has no number
-    alive = start(tmp_path / "three", "wait")
+    alive = start("three")
     assert alive.stdout.readline() == "building\n"  # ... but the next building does
     clients = [(np.ones((8, 3)), np.arange(8) % 2)]
     Federation.from_clients(clients, out=tmp_path / "four")

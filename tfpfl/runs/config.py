@@ -287,7 +287,8 @@ def _added_after(format_number: int) -> list[str]:
 
 def _older_choices(algorithm: Any, format_number: int) -> dict:
     """The hyperparameters, not in config.json, with which a run of this format was trained; {} of the newest format."""
-    older = ALGORITHMS[algorithm].older if algorithm in ALGORITHMS else {}
+    known = isinstance(algorithm, str) and algorithm in ALGORITHMS  # it comes from a file
+    older = ALGORITHMS[algorithm].older if known else {}
     return {name: value for n, choices in older.items() if n > format_number for name, value in choices.items()}
 
 
