@@ -111,6 +111,7 @@ def test_the_private_head_fits_a_generic_model_that_stands_still(data):
     assert distance(output.state, by_hand(residual(data, 1, w), p, 0.2, 4, 0.5)) < 1e-9
 
 
+@pytest.mark.slow
 def test_nothing_of_the_private_loss_reaches_the_generic_model(data):
     """Its gradient with respect to theta and W is 0: the path is the same whatever the private head does."""
     variants = [{}, {"eta_p": 0.0}, {"eta_p": 3.0}, {"init": "zeros"}]

@@ -155,7 +155,7 @@ def test_only_what_could_be_learned_changes_in_A(data, build):
     assert (path[-1].A.numpy() == 0).any() and (path[-1].A.numpy() > 0).any()
 
 
-@pytest.mark.parametrize("init", ["w0", "newest"])
+@pytest.mark.parametrize("init", slow_but(["w0", "newest"], "w0"))
 @pytest.mark.parametrize("build", slow_but([pgfed, pgfedmo], pgfedmo))
 def test_who_never_came_and_who_left(data, build, init):
     """Client 4 is never there, client 0 only in round 1."""
@@ -206,7 +206,7 @@ def test_the_default_is_the_authors_rule_for_who_never_came(data):
         assert identical(found, algorithm.init_server().w)
 
 
-@pytest.mark.parametrize("build", [pgfed, pgfedmo])
+@pytest.mark.parametrize("build", slow_but([pgfed, pgfedmo], pgfed))
 def test_momentum_that_is_kept_goes_on_in_the_next_visit(data, build):
     """With mu = 0 and one client, two visits of 4 steps are one of 8: w_i is the server's w."""
     options = {"mu": 0.0, "eta": 0.1, "momentum": 0.5}

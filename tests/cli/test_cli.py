@@ -277,6 +277,7 @@ def test_the_lists_of_commands_are_whole_sentences():
         assert listed.count("\n") == len(group.commands) + 1 and "..." not in listed
 
 
+@pytest.mark.slow
 def test_demo(tmp_path):
     output = tfpfl("demo", "--engine", "local", "--rounds", 2, "--out", "demo")
     for title in ("PFLEGO", "FedAvg", "Local", "EV-all", "EV-local", "worst"):

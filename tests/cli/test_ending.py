@@ -173,6 +173,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stuck", "waiting"])
 def test_a_call_that_does_not_return(name, started):
     """Of the main thread, or of another one that Python waits for in the end."""

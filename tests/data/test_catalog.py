@@ -30,6 +30,7 @@ def test_signed_pixels_are_minus_one_to_one():
     assert values.min() == -1 and values.max() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["mnist", "fashion_mnist", "cifar10"], "mnist"))
 def test_tfds_images_equal_what_tfds_loads(name, tfds_data):
     where = tfds_data(name)

@@ -124,6 +124,7 @@ def test_where_namespaces_are_really_forbidden():
     assert len(probe.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_worker_command_where_namespaces_are_forbidden(tff):
     port = pytest.importorskip("portpicker").pick_unused_port()
     command = forbidden("-m", "tfpfl", "worker", "--isolate", "--port", port)

@@ -385,6 +385,7 @@ def test_a_worker_with_other_files_is_refused(federation, machines, tmp_path):
     ShardedProcess(algorithm, ours, anew())
 
 
+@pytest.mark.slow
 def test_the_command_refuses_before_it_makes_a_folder(federation, started, tmp_path):
     def error(*arguments):
         result = CliRunner().invoke(main, ["run", "--federation", str(federation.path), *map(str, arguments)])

@@ -243,6 +243,7 @@ def test_a_private_run_says_its_epsilon(small, tmp_path, tff, accounting):
     assert found["text"] == "4 rounds, noise multiplier 1.5, Poisson sampling at 0.5"
 
 
+@pytest.mark.slow
 def test_a_median_on_the_local_engine(six_clients, a_run, tmp_path):
     run = small_runs.train(tmp_path / "run", six_clients, aggregator="median", rounds=7)
     with Run.open(run.folder) as a, Run.open(a_run) as b:
@@ -286,6 +287,7 @@ def test_a_sum_of_what_clients_keep_is_not_changed_at_the_server_alone(name, fed
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_an_older_version_began_is_read_and_continued(six_clients, tmp_path, short_end, monkeypatch):
     """Such a run combines SCAFFOLD with a median, which is refused today."""
     how = {"algorithm": "scaffold", "aggregator": "median", "labels": "global", "hyperparameters": {"steps": 2}}

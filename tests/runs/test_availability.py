@@ -175,6 +175,7 @@ CLOCK = {"dropout": 0.3, "client_seconds": 0.01, "client_seconds_spread": 0.8, "
 CLOCK |= {"participation": 1.0, "rounds": 7}
 
 
+@pytest.mark.slow
 def test_a_run_with_dropouts_a_clock_and_a_deadline(federation, short_end, tmp_path):
     run = small_runs.train(tmp_path / "run", federation, **CLOCK)
     record = Record.read(tmp_path / "run")

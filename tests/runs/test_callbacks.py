@@ -43,6 +43,7 @@ class Recorder(Callback):
         self._see("end")
 
 
+@pytest.mark.slow
 def test_the_order_of_calls(federation, tmp_path):
     log = []
     folder = runs.train(tmp_path / "run", federation, [Recorder(log)], rounds=2).folder

@@ -33,6 +33,7 @@ def records(tmp_path_factory):
     return [Record.read(f) for f in folders]
 
 
+@pytest.mark.slow
 def test_a_row_is_what_its_runs_say(records):
     table = comparison.rows(records)
     assert [row["algorithm"] for row in table] == ["PFLEGO", "Local", "FedAvg-FT"]
@@ -60,6 +61,7 @@ def test_a_row_is_what_its_runs_say(records):
     assert row["bytes a visit"] == pytest.approx(sent[0]) and table[1]["bytes a visit"] == 0
 
 
+@pytest.mark.slow
 def test_one_seed_has_the_interval_over_clients_and_any_protocol_can_be_asked_for(records):
     (row,) = comparison.rows(records[:1], EV_LOCAL)
     found = records[0].result(EV_LOCAL)
@@ -68,6 +70,7 @@ def test_one_seed_has_the_interval_over_clients_and_any_protocol_can_be_asked_fo
     assert math.isnan(comparison.rows(records[:1], protocol("global"))[0]["accuracy"])  # PFLEGO has no global model
 
 
+@pytest.mark.slow
 def test_tables_in_every_format(records):
     table = comparison.rows(records)
     parsed = list(csv.DictReader(io.StringIO(comparison.text(table, "csv"))))
@@ -86,6 +89,7 @@ def test_small_p_values_and_nothing():
     assert comparison.shown("accuracy", math.nan) == "-" and comparison.shown("Jain", 0.98765) == "0.9877"
 
 
+@pytest.mark.slow
 def test_a_folder_with_another_run_is_not_touched(records):
     out = records[0].folder.parent
     changed = RunConfig(

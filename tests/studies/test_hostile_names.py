@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from helpers.made_records import made, stored
+from helpers.marks import slow_but
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.cli import main
 from tfpfl.data import Federation
@@ -129,7 +130,7 @@ def harmless(tmp_path_factory):
     return found.tags, found.attributes
 
 
-@named
+@pytest.mark.parametrize("name", slow_but(NAMES.values(), NAMES["script"], NAMES["markup"]), ids=NAMES)
 def test_the_report_has_no_tag_or_attribute_more(name, tmp_path, harmless):
     page = render(records(name, tmp_path / "runs"), title=name or None)
     page.encode("utf-8")

@@ -160,6 +160,7 @@ def test_the_protocol_of_pgfed_is_the_same_for_all(federation):
     assert distance(moved.theta, server.theta) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [None, 1000])
 def test_the_protocol_of_pgfed_starts_its_momentum_anew_in_every_epoch(federation, batch_size):
     """One batch an epoch: then a momentum of 0.9 is none. Without mini-batches, an epoch is a step: it goes on."""

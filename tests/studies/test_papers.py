@@ -244,6 +244,7 @@ def test_no_cell_is_begun_after_the_time(toy):
     assert papers.reproduce("toy", scale="smoke", out=toy, minutes=0) == {}
 
 
+@pytest.mark.slow
 def test_the_ledger_in_words(toy):
     cells = papers.reproduce("toy", scale="smoke", out=toy, command="tfpfl reproduce toy")
     written = ledgers.markdown(

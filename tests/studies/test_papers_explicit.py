@@ -122,6 +122,7 @@ def test_gains_of_fine_tuning():
     assert sum(patch.get_height() for patch in below.patches) == 4  # two clients, two ways
 
 
+@pytest.mark.slow
 def test_a_run_without_a_global_model_is_refused(tmp_path):
     with pytest.raises(CannotAdapt, match="neither a common model nor a common backbone"):
         explicit.measure({"run": trained(tmp_path / "run", "fedamp", 1)})

@@ -18,6 +18,7 @@ def federation(tmp_path_factory):
     return runs.federation(tmp_path_factory.mktemp("data") / "federation")
 
 
+@pytest.mark.slow
 def test_a_record_tells_what_the_run_does(a_run):
     record = Record.read(a_run)
     with Run.open(a_run) as run:

@@ -184,6 +184,7 @@ def test_attention_is_there_for_who_has_it(records, html):
     assert "Who listens to whom" not in render([records[0], records[2]])
 
 
+@pytest.mark.slow
 def test_what_the_runs_are(records, html, page):
     ids = {row["run id"] for rows in page.tables if "run id" in rows[0] for row in
            [dict(zip(rows[0], r, strict=True)) for r in rows[1:]]}  # fmt: skip
@@ -218,6 +219,7 @@ def test_many_clients_are_drawn_as_shares(records, monkeypatch):
     assert "The share of the clients that have at most so much" in render(records)
 
 
+@pytest.mark.slow
 def test_everything_is_escaped(tmp_path):
     evil = '"><script>alert(1)</script><img src=https://evil.example/x onerror=alert(2)>&amp;$\\frac$'
     record = made(dataset=evil, partition_args={evil: evil}, folder=f"runs/{evil}", versions={evil: evil},

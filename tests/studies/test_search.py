@@ -64,6 +64,7 @@ def test_settings_are_ranked_by_validation_and_halving_only_adds_rounds(config, 
     assert again[-1][0].folder == winner.folder
 
 
+@pytest.mark.slow
 def test_one_that_diverges_is_last_and_goes_no_further(config, tmp_path):
     found = search.search_hyperparameters(config, [{"rho": 1e30}, {"rho": 0.001}], tmp_path / "out", factor=2)
     assert math.isnan(found[0][1].accuracy) and found[0][1].hyperparameters == {"rho": 1e30}
