@@ -85,7 +85,6 @@ def test_a_norm_is_that_of_the_change_of_the_model(data):
     moves = [tree.subtract(algorithm.local_model(server, output), server) for output in outputs]
     norms = [float(tf.linalg.global_norm(tf.nest.flatten(move))) for move in moves]
     limit = 1.001 * max(norms)
-    assert limit < 1  # the norm of a constant 1 beside the change would be larger
     limited = screened(algorithm, max_norm=limit, clip_norm=limit)
     start, theirs = algorithm.init_server()._replace(w=server), [data.visit(i) for i in ids]
     plain, found = (Simulation(a).next(start, [states[i] for i in ids], theirs) for a in (algorithm, limited))
