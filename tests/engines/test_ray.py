@@ -131,6 +131,37 @@ def stop_the_first(recipe, stop) -> threading.Thread:
     return thread
 
 
+OWN = """
+import sys
+from tfpfl.engines.machines import Machines
+from tfpfl.engines.ray.engine import connect
+ray = connect(Machines())
+print(ray.get(ray.remote(lambda: "works").remote()), ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_of_our_own_lets_nobody_in_without_its_secret():
+    """As another user of the machine would ask, who reaches 127.0.0.1, too."""
+    grpc = pytest.importorskip("grpc", reason="grpcio is not installed")
+    messages = pytest.importorskip("ray.core.generated.gcs_service_pb2", reason="Ray is not installed")
+    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    with subprocess.Popen(
+        [sys.executable, "-c", OWN], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            said, address = process.stdout.readline().split()
+            assert said == "works"
+            with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as refused:
+                NodeInfoGcsServiceStub(channel).GetClusterId(messages.GetClusterIdRequest(), timeout=30)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        finally:
+            process.stdin.close()
+
+
 @pytest.mark.parametrize(
     "name, hyperparameters, more",
     [

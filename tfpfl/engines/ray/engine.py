@@ -10,6 +10,7 @@ all nodes have the same kind of processor.
 import atexit
 import logging
 import os
+import secrets
 import shutil
 import socket
 import tempfile
@@ -319,7 +320,8 @@ def connect(machines: Machines):
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             folder = TemporaryFolder("tfpfl-ray-", _short_folder())
             atexit.register(_end, ray, folder)
-            # On the loopback device only, because everyone who reaches Ray's ports can run code here.
+            # On the loopback device only and with a secret, because who gets into Ray's ports can run code here.
+            _close_to_others()
             here = {"_node_ip_address": "127.0.0.1", "_temp_dir": str(folder.path)}
             ray.init(address="local", num_cpus=default_threads(), **here, **quiet)
             return ray
@@ -337,6 +339,29 @@ def _short_folder() -> str | None:
     """The parent of Ray's folder: RAY_TMPDIR, or TMPDIR if that is short enough; Ray refuses a longer one."""
     parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     return parent if len(parent) <= _LONGEST_FOLDER else "/tmp"
+
+
+def _close_to_others() -> None:
+    """Lets only those into the Ray that will be started who have a secret: other users reach 127.0.0.1, too.
+
+    A `RAY_AUTH_MODE` of the user's own stays as it is.
+
+    Raises:
+        Unavailable: this Ray cannot be closed in this way.
+    """
+    if "RAY_AUTH_MODE" in os.environ:
+        return
+    try:
+        from ray._raylet import AuthenticationTokenLoader, Config
+
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        AuthenticationTokenLoader.instance().reset_cache()
+        Config.initialize("")  # Ray read the environment when it was imported, and has to read it again
+    except (ImportError, AttributeError) as error:
+        raise Unavailable(
+            "this version of Ray cannot be closed to other users of this machine: take Ray 2.52, another engine or, "
+            f"if nobody else uses the machine, RAY_AUTH_MODE=disabled. Ray said: {error}"
+        ) from error
 
 
 def _end(ray, folder: TemporaryFolder) -> None:
