@@ -404,7 +404,7 @@ def _balanced(trained: Trained) -> list[int]:
     for place, (before, now) in enumerate(zip(first, tf.nest.flatten(trained.server), strict=True)):
         sums = (np.tensordot(w, k, 1) for k in kept for w in (np.ones(len(k)), np.full(len(k), 1 / len(k)), alpha))
         same = any(np.shape(s) == np.shape(now) and distance(s, now) < AGREE for s in sums)
-        if same and distance(before, now) > 1e-3:
+        if same and distance(before, now) > 10 * AGREE:
             found.append(place)
     return found
 
