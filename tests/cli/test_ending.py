@@ -57,11 +57,11 @@ class Command:
         return self.until(lambda: wal.exists() and wal.stat().st_size > 50_000)
 
     def end(self, number) -> int:
-        """Its exit code after a signal. Nothing that it started lives on."""
+        """Its exit code after a signal. Nothing of it lives on; after kill -9, Ray's agents do for half a minute."""
         others = descendants(self.process.pid)
         self.process.send_signal(number)
         code = self.process.wait(60)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while any(map(alive, others)):
             assert time.monotonic() < end, [p for p in others if alive(p)]
             time.sleep(0.05)

@@ -12,14 +12,16 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
+import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -314,7 +316,7 @@ def connect(machines: Machines):
             )
         return ray
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _our_sigterm():
         warnings.simplefilter("ignore")
         if machines.address is None:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -333,6 +335,17 @@ def connect(machines: Machines):
         except Exception as error:  # ConnectionError, RuntimeError, ValueError, and what gRPC raises
             raise MachinesError(f"no Ray cluster answers at {machines.address}: {error}") from error
     return ray
+
+
+@contextmanager
+def _our_sigterm() -> Iterator[None]:
+    """Keeps what this process does on SIGTERM. Ray puts a handler of its own in its place, which made it crash."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _short_folder() -> str | None:
