@@ -22,6 +22,14 @@ MANY = ("--rounds", "1000000", "--evaluate-every", "0")
 SMALL = ("--algorithm", "fedavg", "--steps", "2", "--clients", "5", *MANY)
 
 
+def arguments(pid: int) -> str:
+    """Of a process; '' if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
 class Command:
     """`tfpfl ...` in a process of its own, with its own folder for temporary files."""
 
@@ -57,11 +65,11 @@ class Command:
         return self.until(lambda: wal.exists() and wal.stat().st_size > 50_000)
 
     def end(self, number) -> int:
-        """Its exit code after a signal. Nothing of it lives on; after kill -9, Ray's agents do for half a minute."""
-        others = descendants(self.process.pid)
+        """Its exit code after a signal. Nothing of it lives on; only Ray's agents do for a minute, after kill -9."""
+        others = [p for p in descendants(self.process.pid) if number != signal.SIGKILL or "agent" not in arguments(p)]
         self.process.send_signal(number)
         code = self.process.wait(60)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 20
         while any(map(alive, others)):
             assert time.monotonic() < end, [p for p in others if alive(p)]
             time.sleep(0.05)
