@@ -17,7 +17,7 @@ class Group(click.Group):
 
     ours: tuple[type[Exception], ...] = (TfpflError,)
 
-    def main(self, args=None, **how):
+    def main(self, args=None, **how):  # type: ignore[override]
         """Runs the command line. Without `args`, this process is the command, and SIGTERM or SIGHUP end it in order.
 
         What is printed never fails because the terminal lacks a character.

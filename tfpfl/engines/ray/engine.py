@@ -365,7 +365,7 @@ def _close_to_others() -> None:
     if "RAY_AUTH_MODE" in os.environ:
         return
     try:
-        from ray._raylet import AuthenticationTokenLoader, Config
+        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         AuthenticationTokenLoader.instance().reset_cache()

@@ -153,5 +153,6 @@ def splice(source: socket.socket, target: socket.socket) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["probe"]:
-        sys.exit(enter_namespace())
+        enter_namespace()
+        sys.exit()
     sys.exit(main(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))
