@@ -166,7 +166,7 @@ class StoreFile:
         """Converts errors of SQLite to `StoreError`: which file, what happened, and what is kept."""
         try:
             yield
-        except (sqlite3.Error, OverflowError, MemoryError) as error:
+        except (sqlite3.Error, OverflowError, MemoryError, UnicodeDecodeError) as error:
             found = str(error) or "it asks for more memory than there is"
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the lowest byte; the others say more of the same code
             if code == sqlite3.SQLITE_NOTADB:
