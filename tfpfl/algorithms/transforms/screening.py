@@ -87,12 +87,13 @@ def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: 
 
 def _clipped(algorithm: Algorithm, state, output: ClientOutput, norm, clip_norm: float) -> ClientOutput:
     """The output with an update of at most `clip_norm`, and with the state that goes with it."""
-    factor = clip_norm / tf.maximum(norm, tf.cast(clip_norm, norm.dtype))
+    limit = tf.constant(clip_norm, norm.dtype)  # tf.cast would round it to float32 first
+    factor = limit / tf.maximum(norm, limit)
     update = tf.nest.map_structure(lambda x: tf.cast(factor, x.dtype) * x if x.dtype.is_floating else x, output.update)
     sent = output._replace(update=update)
     if algorithm.balance is None:
         return sent
-    return sent._replace(state=tree.where(norm > clip_norm, algorithm.balance(state, sent), output.state))
+    return sent._replace(state=tree.where(norm > limit, algorithm.balance(state, sent), output.state))
 
 
 def _accepted(aggregated):
