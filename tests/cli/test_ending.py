@@ -30,6 +30,12 @@ def arguments(pid: int) -> str:
         return ""
 
 
+def answer_to_signals():
+    """A process that is started in the background, or under nohup, would else ignore some of them."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Command:
     """`tfpfl ...` in a process of its own, with its own folder for temporary files."""
 
@@ -44,6 +50,7 @@ class Command:
             stdin=subprocess.DEVNULL,
             stdout=self.said,
             stderr=subprocess.STDOUT,
+            preexec_fn=answer_to_signals,
         )
 
     def text(self) -> str:
