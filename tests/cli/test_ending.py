@@ -75,8 +75,8 @@ class Command:
         """Its exit code after a signal. Nothing of it lives on; only Ray's agents do for a minute, after kill -9."""
         others = [p for p in descendants(self.process.pid) if number != signal.SIGKILL or "agent" not in arguments(p)]
         self.process.send_signal(number)
-        code = self.process.wait(60)
-        end = time.monotonic() + 20
+        code = self.process.wait(120)
+        end = time.monotonic() + 120
         while any(map(alive, others)):
             assert time.monotonic() < end, [p for p in others if alive(p)]
             time.sleep(0.05)
@@ -174,14 +174,14 @@ def stuck():
     from tfpfl.engines.temporary import TemporaryFolder
     TemporaryFolder("tfpfl-stuck-")
     with ending.resumable("tfpfl resume somewhere"):
-        print("ready", flush=True)
+        print("it waits now", flush=True)
         hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # a call of many minutes that lets other threads work
 
 @main.command()
 def waiting():
     threading.Thread(target=lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)).start()
     with ending.resumable("tfpfl resume somewhere"):
-        print("ready", flush=True)
+        print("it waits now", flush=True)
         signal.pause()
 
 main()
@@ -192,7 +192,7 @@ main()
 @pytest.mark.parametrize("name", ["stuck", "waiting"])
 def test_a_call_that_does_not_return(name, started):
     """Of the main thread, or of another one that Python waits for in the end."""
-    command = started(name, program=("-c", STUCK)).until_it_says("ready")
+    command = started(name, program=("-c", STUCK)).until_it_says("it waits now")
     assert command.end(signal.SIGTERM) == 143
     check_said(command, "Ended by SIGTERM; finished rounds are saved. ", "tfpfl resume somewhere")
     assert command.text().count("Continue with") == 1 and command.left() == []
@@ -203,9 +203,9 @@ def test_signals_that_are_ignored_stay_so(started):
     program = (
         "import signal, time; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         "from tfpfl.cli import ending\n"
-        "ending.end_with_signals(); print('ready', flush=True); time.sleep(600)"
+        "ending.end_with_signals(); print('it waits now', flush=True); time.sleep(600)"
     )
-    command = started(program=("-c", program)).until_it_says("ready")
+    command = started(program=("-c", program)).until_it_says("it waits now")
     command.process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
         command.process.wait(0.5)
