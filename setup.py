@@ -38,6 +38,7 @@ setup(
         "rich>=13,<16",
         "safetensors>=0.4.3,<1",
         "h5py>=3.9,<4",  # the weights in a file of Keras
+        "jsonschema>=4.18,<5",  # the manifest of a federation
     ],
     # No extra brings TensorFlow Federated: its own pins (jaxlib 0.4.14 among them) can no longer be resolved from the
     # package index, and a resolver without an upper bound falls back to a TFF of 2019. `make demo` installs the lock.

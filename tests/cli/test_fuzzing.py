@@ -1,123 +1,31 @@
 """Damaged files and strange values: an error of ours, or it works; never a stack trace, and nothing is written.
 
-`pytest tests/cli/test_fuzzing.py --fuzz 10000` takes another number of cases.
+`pytest tests/cli/test_fuzzing.py --fuzz 10000` takes another number of cases. `helpers.fuzzing` damages the files;
+tests/device/test_fuzzed_bundles.py does the same with bundles.
 """
 
+import io
 import json
 import shutil
+import sqlite3
 import traceback
-from pathlib import Path
+import zipfile
 
+import keras
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-import tfpfl
 from helpers import small_runs
-from helpers.marks import slow_but
-from tfpfl.checks import TfpflError
+from helpers.fuzzing import changed, damaged, pytest_generate_tests, quick, refused_or_fine, scalars, values  # noqa: F401
 from tfpfl.cli import main, runs
 from tfpfl.data import Federation
+from tfpfl.data.manifest import manifest_hash
+from tfpfl.models.network_file import load_network
+from tfpfl.runs.config import RunError, read_config
 from tfpfl.runs.run import Run
-
-OURS = str(Path(tfpfl.__file__).parent)
-
-
-def quick(cases):
-    """Settings for tests that keep their fixtures over all cases."""
-    return settings(
-        max_examples=cases,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
-
-
-scalars = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-3, 12),
-    st.sampled_from([2**31, -(2**63), 2**70, 10**400]),
-    st.floats(),
-    st.text(max_size=8),
-    st.sampled_from(["", "..", "/", "nan", "0", "pflego", "digits", "\x00", "é" * 300]),
-)
-values = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-def places(document, here=()):
-    """Every path in a JSON document."""
-    found = [here]
-    children = (
-        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
-    )
-    for key, child in children:
-        found += places(child, (*here, key))
-    return found
-
-
-@st.composite
-def damaged(draw, text):
-    """A JSON file of which one or two values are others, missing or new; or some of whose bytes are."""
-    if draw(st.integers(0, 4)) == 0:
-        data = bytearray(text.encode())
-        for _ in range(draw(st.integers(1, 3))):
-            data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
-        return bytes(data[: draw(st.sampled_from([len(data), len(data) // 2, len(data) - 2]))])
-    document = json.loads(text)
-    for _ in range(draw(st.integers(1, 2))):
-        *way, last = draw(st.sampled_from([p for p in places(document) if p]))
-        parent = document
-        for key in way:
-            parent = parent[key]
-        what = draw(st.sampled_from(["other", "other", "missing", "new"]))
-        if what == "missing":
-            del parent[last]
-        elif what == "new" and isinstance(parent, dict):
-            parent[draw(st.text(min_size=1, max_size=5))] = draw(values)
-        else:
-            parent[last] = draw(values)
-        if not document:
-            break
-    return json.dumps(document).encode()
-
-
-def contents(folder) -> dict:
-    return {p.relative_to(folder): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
-
-
-def is_ours(error: BaseException) -> bool:
-    """Raised in this package, and a kind of error that the command line says in one line."""
-    of_a_file = isinstance(error, OSError) and type(error).__module__ == "builtins"
-    last = traceback.extract_tb(error.__traceback__)[-1].filename
-    return (isinstance(error, TfpflError) or of_a_file) and last.startswith(OURS) and str(error)
-
-
-def refused_or_fine(function, folder):
-    """Whether it worked; an error must be ours, and nothing may be written."""
-    before = contents(folder)
-    try:
-        function()
-        return True
-    except Exception as error:
-        assert is_ours(error), "".join(traceback.format_exception(error))
-        return False
-    finally:
-        assert contents(folder) == before
-
-
-def pytest_generate_tests(metafunc):
-    """100 cases, and 1,000 for those who have the time; or what --fuzz says."""
-    if "cases" in metafunc.fixturenames:
-        asked = metafunc.config.getoption("--fuzz")
-        metafunc.parametrize("cases", [asked] if asked else slow_but([100, 1000], 100))
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +56,39 @@ def test_manifests(federation, tmp_path, cases):
     one()
 
 
+def use(found):
+    """Everything that is done with a federation before a round."""
+    found.describe()
+    found.class_counts()
+    found.population()
+    read = found.cohort_reader()
+    for i in range(found.num_clients):
+        for split in ("train", "validation", "test"):
+            x, y = found.arrays(i, split)
+            assert len(x) == len(y) == found.num_examples(split)[i]
+        np.testing.assert_array_equal(read([i])[1], found.arrays(i)[1])
+
+
+def test_manifests_that_were_hashed_again(federation, tmp_path, cases):
+    folder = tmp_path / "federation"
+    shutil.copytree(federation.path, folder)
+    text = (folder / "manifest.json").read_text()
+
+    @quick(cases * 2 // 5)
+    @given(changed(text))
+    def one(case):
+        manifest, ways = case
+        try:
+            manifest["hash"] = manifest_hash(manifest)
+        except ValueError:  # NaN
+            pass
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        ways = [*ways, ("JSON",)]
+        refused_or_fine(lambda: use(Federation.load(folder)), folder, ways, "manifest")
+
+    one()
+
+
 def test_configurations(federation, tmp_path, cases):
     folder = tmp_path / "run"
     with Run.create(small_runs.config(rounds=2), folder, federation) as run:
@@ -164,6 +105,97 @@ def test_configurations(federation, tmp_path, cases):
                 assert run.store.round_num == 2
 
         refused_or_fine(read, folder.parent)
+
+    one()
+
+
+def test_configurations_of_a_store_with_their_hash(federation, tmp_path, cases):
+    """Whoever sends a run folder can also write the new `run_id` into its store."""
+    folder = tmp_path / "run"
+    small_runs.train(folder, federation, rounds=2)
+    text = (folder / "config.json").read_text()
+
+    @quick(cases // 5)
+    @given(changed(text))
+    def one(case):
+        config, ways = case
+        (folder / "config.json").write_text(json.dumps(config))
+        try:
+            run_id = read_config(folder).run_id
+        except RunError:
+            run_id = ""
+        db = sqlite3.connect(folder / "state.sqlite", isolation_level=None)
+        db.execute("UPDATE run SET run_id = ?", (run_id,))
+        db.close()
+
+        def read():
+            with Run.open(folder, engine="local") as run:
+                run.training().server_state()
+                run.changed_versions, run.results()
+
+        refused_or_fine(read, folder.parent, ways, "configuration")
+
+    one()
+
+
+@pytest.fixture
+def mark(tmp_path, monkeypatch):
+    """The file that is written if a module `evil` is imported."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "evil.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\nrun = Dense = print\n")
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    return tmp_path / "mark"
+
+
+def named(module, name, config):
+    return {"module": module, "class_name": name, "config": config, "registered_name": name}
+
+
+HOSTILE = st.sampled_from(
+    [
+        named("evil", "Dense", {}),
+        named("evil", "function", "run"),
+        named("builtins", "function", "eval"),
+        named("keras.layers", "Lambda", {"function": "print"}),
+        named("keras.layers", "TFOpLambda", {"function": "io.write_file"}),
+        named("keras.layers", "TFSMLayer", {"filepath": "evil"}),
+        {"class_name": "__lambda__", "config": {"value": "4wAAAA=="}},
+    ]
+)
+
+
+def test_network_files(tmp_path, cases, mark):
+    model = keras.Sequential(
+        [
+            keras.Input((4, 4, 1)),
+            keras.layers.Conv2D(3, 2, activation="relu", kernel_regularizer="l2"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(5, kernel_constraint="max_norm"),
+        ]
+    )
+    model.save(tmp_path / "net.keras")
+    with zipfile.ZipFile(tmp_path / "net.keras") as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+
+    @quick(cases * 2 // 5)
+    @given(changed(parts["config.json"], st.one_of(HOSTILE, values)), st.integers(0, 4), st.data())
+    def one(case, how, data):
+        config, ways = case
+        ways = [*ways, ("model",)]
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w") as archive:
+            for name, part in (parts | {"config.json": json.dumps(config)}).items():
+                archive.writestr(name, part)
+        content = bytearray(content.getvalue())
+        if how == 0:  # bytes of the file, and not values of its configuration
+            for _ in range(data.draw(st.integers(1, 3))):
+                content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+
+        def load():
+            load_network("net.keras", bytes(content))(np.zeros((1, 4, 4, 1), np.float32))
+
+        refused_or_fine(load, tmp_path, ways, "network")
+        assert not mark.exists()
 
     one()
 

@@ -17,7 +17,9 @@ import numpy as np
 
 from tflite_export.device.bundle_files import check_file, read_json
 from tflite_export.device.errors import BundleError as BundleError
+from tflite_export.device.errors import InvalidInput
 from tflite_export.device.layout import MANIFEST, THETA
+from tflite_export.device.manifest import check_manifest
 
 FORMAT = 1
 MOST_STATIC_BATCH = 4096  # examples in program_static.tflite; tfpfl writes 32
@@ -60,12 +62,17 @@ class Bundle:
             raise BundleError(f"{self.folder} is not a bundle: it has no {MANIFEST}") from None
         except BundleError:
             raise
-        except (NotADirectoryError, ValueError, KeyError, TypeError) as error:
+        except (NotADirectoryError, ValueError, RecursionError, KeyError, TypeError) as error:  # ValueError: no JSON
             raise BundleError(f"{self.folder} is not a bundle: its {MANIFEST} cannot be read ({error!r})") from None
-        if found_format != FORMAT:
+        if found_format is True or found_format != FORMAT:
+            found_format = str(found_format)[:80]
             raise BundleError(f"{self.folder} has bundle format {found_format}; this version reads format {FORMAT}")
         if manifest_hash(self.manifest) != found_hash:
             raise BundleError(f"{path} was changed: its content does not have the hash that it names")
+        try:
+            check_manifest(self.manifest)
+        except InvalidInput as error:
+            raise BundleError(f"{path} was changed: {error}") from None
         if check:
             for name in self.manifest["files"]:
                 self.check(name)

@@ -71,7 +71,7 @@ def verify(bundle, *, interpreter=None, num_threads: int = 1) -> Verification:
                 check_builtin(bundle.path(name))
             except InvalidInput as error:
                 raise BundleError(f"{bundle.folder}/{name}: {error}") from error
-    values = stored_arrays(bundle.path(CHECK))
+    values = _values(bundle)
     bounds, comparisons = bundle.manifest["check"], []
     for name in (n for n in PROGRAMS if n in bundle.manifest["files"]):
         runtime = Runtime(bundle.path(name), interpreter, num_threads)
@@ -82,10 +82,33 @@ def verify(bundle, *, interpreter=None, num_threads: int = 1) -> Verification:
             for output in sorted(out):
                 if f"{signature}.{output}" in values:
                     expected = values[f"{signature}.{output}"]
-                    found = out[output][tuple(slice(n) for n in expected.shape)]
+                    found = out[output]
+                    if found.ndim == expected.ndim:  # a program of fixed shapes has more rows and columns
+                        found = found[tuple(slice(n) for n in expected.shape)]
                     comparisons.append(_compare(name, signature, output, found, expected, bounds))
     label = f"{runtime.name} {runtime.version}"
     return Verification(label, comparisons)
+
+
+def _values(bundle) -> dict:
+    """The arrays of check.npz, if the inputs among them are those of this model."""
+    path = bundle.path(CHECK)
+    values = stored_arrays(path)
+    n, (m, k) = len(np.atleast_1d(values.get("labels", ()))), (bundle.num_features, bundle.num_classes)
+    inputs = {"x": (n, *bundle.example_shape), "labels": (n,), "kernel": (m, k), "bias": (k,), "features.phi": (n, m)}
+    inputs |= dict.fromkeys(("steps", "beta", "rate"), ())
+    for name, shape in inputs.items():
+        dtype = np.dtype(np.int32 if name in ("labels", "steps") else np.float32)
+        found = values.get(name)
+        if found is None or found.shape != shape or found.dtype != dtype:
+            what = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
+            raise BundleError(f"{path}: {name} must be {dtype} {list(shape)}, found {what}")
+    if texts := [name for name, value in values.items() if value.dtype.kind not in "fiu"]:
+        raise BundleError(f"{path}: {', '.join(texts)} must be numbers")
+    batch = bundle.manifest["model"]["static_batch"]
+    if not 0 < n <= batch or ((values["labels"] < 0) | (values["labels"] >= k)).any():
+        raise BundleError(f"{path}: labels must be 1 to {batch} class ids below {k}")
+    return values
 
 
 def _inputs(bundle, values, signature, program):
@@ -93,12 +116,17 @@ def _inputs(bundle, values, signature, program):
     n = len(values["x"])
     table = {**values, "theta": bundle.theta(), "phi": values["features.phi"]}
     table["weights"] = np.full(n, 1 / n, np.float32)
-    wanted = {name: table[name] for name in bundle.manifest["signatures"][signature]["inputs"]}
+    names = bundle.manifest["signatures"][signature]["inputs"]
+    if missing := sorted(set(names) - set(table)):
+        raise BundleError(f"{bundle.folder}: signatures.{signature}.inputs has unknown names {', '.join(missing)}")
+    wanted = {name: table[name] for name in names}
     batch = None
     if program == STATIC_PROGRAM:
         batch = bundle.manifest["model"]["static_batch"]
     elif program == BROWSER_PROGRAM:
-        about = bundle.manifest["browser"]
+        about = bundle.manifest.get("browser")
+        if about is None:
+            raise BundleError(f"{bundle.folder}: the manifest has no browser, which {program} needs")
         batch = about["head_batch" if signature in ("personalize", "head_step") else "batch"]
         if "kernel" in wanted:
             wanted["kernel"], wanted["bias"] = widened(wanted["kernel"], wanted["bias"], about["room"])
@@ -111,7 +139,7 @@ def _inputs(bundle, values, signature, program):
 
 def _compare(file, signature, output, found, expected, bounds):
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-    if found.shape != expected.shape or not np.isfinite(found).all():
+    if found.shape != expected.shape or not found.size or not np.isfinite(found).all():
         return Comparison(file, signature, output, np.inf, np.inf, False)
     difference = found - expected
     largest = max(float(np.abs(expected).max()), _SMALL)

@@ -12,7 +12,6 @@ training on them.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from numpy.typing import DTypeLike
 from tfpfl.checks import InvalidArgument, one_line, unknown
 from tfpfl.data.catalog import load_source
 from tfpfl.data.client_arrays import client_arrays, cut_test, names_of, rows_of_clients
-from tfpfl.data.manifest import FILES, FORMAT, SPLITS, FederationError, manifest_hash, plain_values
+from tfpfl.data.manifest import FILES, SPLITS, FederationError, check_index, check_labels, plain_values, read_manifest
 from tfpfl.data.partitioners import PARTITIONERS, Labels, Partition, check_seed
 from tfpfl.data.population import Population, Sampling, Tensor
 from tfpfl.data.source import Source
@@ -213,34 +212,14 @@ class Federation:
 
         Args:
             path: the folder.
-            verify: hash every file, which finds a single changed bit. If false, only names and sizes are checked.
+            verify: hash every file, which finds a single changed bit, and check all labels. If false, only the
+                manifest, the index and the sizes of the files are checked.
 
         Raises:
             FederationError: the folder is no federation, is incomplete, was changed, or has a newer format.
         """
         path = Path(os.path.abspath(path))
-        try:
-            manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise FederationError(f"{path} is not a federation: it has no manifest.json") from None
-        except (NotADirectoryError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise FederationError(f"{path} is not a federation: its manifest.json cannot be read ({error})") from None
-        if not isinstance(manifest, dict) or "format" not in manifest or "hash" not in manifest:
-            raise FederationError(f"{path} is not a federation: its manifest.json names no format and hash")
-        if manifest["format"] != FORMAT:
-            raise FederationError(
-                f"{path} has federation format {manifest['format']}; this version of tfpfl reads format {FORMAT}: "
-                "update tfpfl, or build the federation again"
-            )
-        try:
-            found = manifest_hash(manifest)
-        except ValueError as error:  # Python reads Infinity and NaN, which are not JSON
-            raise FederationError(f"{path}/manifest.json was changed: {error}") from error
-        if found != manifest["hash"]:
-            raise FederationError(
-                f"{path}/manifest.json was changed: it says hash {str(manifest['hash'])[:12]}, its content has "
-                f"{found[:12]}"
-            )
+        manifest = read_manifest(path)
         for name in FILES:
             expected = manifest["files"][name]["bytes"]
             size = (path / name).stat().st_size if (path / name).is_file() else None
@@ -250,10 +229,12 @@ class Federation:
         federation = cls(path, manifest)
         if verify:
             federation.verify()
+        else:
+            federation._check_index(labels_too=False)
         return federation
 
     def verify(self) -> None:
-        """Hashes every file and compares it with the manifest.
+        """Hashes every file and compares it with the manifest, then the index and the labels.
 
         Raises:
             FederationError: a file was changed.
@@ -263,6 +244,15 @@ class Federation:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != self.manifest["files"][name]["sha256"]:
                 raise FederationError(f"{self.path}/{name} was changed: its sha256 is not the one in the manifest")
+        self._check_index(labels_too=True)
+
+    def _check_index(self, labels_too: bool) -> None:
+        try:
+            check_index(self.manifest, self._index)
+            if labels_too:
+                check_labels(self.manifest, self._index, self._y["global"], self._y["local"])
+        except FederationError as error:
+            raise FederationError(f"{self.path}/{error}") from None
 
     def num_examples(self, split: str = "train") -> np.ndarray:
         """The number of every client's examples in a split ('train', 'validation' or 'test'): int64 [I]."""

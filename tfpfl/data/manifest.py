@@ -1,8 +1,16 @@
-"""The manifest of a federation: its format, its files and its hash."""
+"""The manifest of a federation: what its entries may be, its files and its hash.
+
+The hash says that nothing was changed by accident. It says nothing about whoever wrote the folder, who can compute it
+anew. So every entry is checked before it is used.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +20,39 @@ from tfpfl.checks import InvalidArgument
 FORMAT = 1
 SPLITS = ("train", "validation", "test")
 FILES = ("x.raw", "labels.raw", "labels_local.raw", "index.raw")
+
+
+_COUNT = {"type": "integer", "minimum": 0, "maximum": 2**62}
+_FLOAT32 = {"type": "number", "minimum": -3.4e38, "maximum": 3.4e38}
+
+
+def _entries(**properties: dict) -> dict:
+    """The schema of an object that has all these entries, and may have others."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_FILE = _entries(bytes=_COUNT, sha256={"type": "string", "pattern": "^[0-9a-f]{64}$"})
+# What the lists with an item for every client hold is checked by `_check_clients`: a schema takes seconds for many.
+SCHEMA = _entries(
+    hash={"type": "string"},
+    source=_entries(name={"type": "string"}, version={"type": "string"}, options={"type": "object"}),
+    preprocessing=_entries(scale=_FLOAT32, shift=_FLOAT32),
+    class_names={"type": "array", "minItems": 1, "maxItems": 2**31 - 1, "items": {"type": "string"}},
+    example_shape={
+        "type": "array",
+        "minItems": 1,
+        "maxItems": 16,
+        "items": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
+    },
+    dtype={"enum": ["uint8", "float32"]},
+    partitioner=_entries(name={"type": "string"}, arguments={"type": "object"}),
+    seed=_COUNT,
+    validation={"type": "number", "minimum": 0, "exclusiveMaximum": 1},
+    num_examples={"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
+    clients=_entries(**{name: {"type": "array"} for name in (*SPLITS, "classes")})
+    | {"properties": {name: {"type": "array"} for name in (*SPLITS, "classes", "names")}},
+    files=_entries(**dict.fromkeys(FILES, _FILE)),
+)
 
 
 class FederationError(InvalidArgument):
@@ -36,3 +77,141 @@ def manifest_hash(manifest: dict) -> str:
     content = {k: v for k, v in manifest.items() if k != "hash"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> dict:
+    """Reads the manifest of a federation, and checks its hash and every entry.
+
+    Raises:
+        FederationError: the folder is no federation, its manifest was changed, or it has another format.
+    """
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FederationError(f"{folder} is not a federation: it has no manifest.json") from None
+    except (NotADirectoryError, ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, long numbers
+        raise FederationError(f"{folder} is not a federation: its manifest.json cannot be read ({error})") from None
+    if not isinstance(manifest, dict) or "format" not in manifest or "hash" not in manifest:
+        raise FederationError(f"{folder} is not a federation: its manifest.json names no format and hash")
+    if manifest["format"] is True or manifest["format"] != FORMAT:
+        raise FederationError(
+            f"{folder} has federation format {_cut(repr(manifest['format']))}; this version of tfpfl reads format "
+            f"{FORMAT}: update tfpfl, or build the federation again"
+        )
+    try:
+        found = manifest_hash(manifest)
+    except (ValueError, RecursionError) as error:  # Python reads Infinity and NaN, which are not JSON
+        raise FederationError(f"{folder}/manifest.json was changed: {error}") from error
+    if found != manifest["hash"]:
+        raise FederationError(
+            f"{folder}/manifest.json was changed: it says hash {str(manifest['hash'])[:12]}, its content has "
+            f"{found[:12]}"
+        )
+    try:
+        check_manifest(manifest)
+    except FederationError as error:
+        raise FederationError(f"{folder}/manifest.json was changed: {error}") from None
+    return manifest
+
+
+def check_manifest(manifest: dict) -> None:
+    """Checks every entry of a manifest: its type, its range, and whether the sizes of the files follow from the others.
+
+    Raises:
+        FederationError: an entry is missing or wrong. The message names it.
+    """
+    wrong = next(_validator().iter_errors(manifest), None)
+    if wrong is not None:
+        raise FederationError(f"{wrong.json_path.removeprefix('$.')} is wrong: {_cut(wrong.message)}")
+    clients = len(manifest["clients"]["train"])
+    if not clients:
+        raise FederationError("clients.train is wrong: there are no clients")
+    total, shape = manifest["num_examples"], manifest["example_shape"]
+    sizes = {
+        "x.raw": total * math.prod(shape) * np.dtype(manifest["dtype"]).itemsize,
+        "labels.raw": 4 * total,
+        "labels_local.raw": 4 * total,
+        "index.raw": 8 * 5 * clients,
+    }
+    for name, wanted in sizes.items():
+        found = manifest["files"][name]["bytes"]
+        if found != wanted:
+            raise FederationError(
+                f"files.{name}.bytes is {found}, but num_examples {total}, example_shape {shape}, dtype "
+                f"{manifest['dtype']} and the {clients} items of clients.train take {wanted}"
+            )
+    _check_clients(manifest["clients"], clients, total, len(manifest["class_names"]))
+
+
+def check_index(manifest: dict, index: np.ndarray) -> None:
+    """Checks index.raw, int64 [I, 5], against a manifest that `check_manifest` accepts.
+
+    Raises:
+        FederationError: they do not say the same.
+    """
+    clients = manifest["clients"]
+    counts = np.array([clients[split] for split in SPLITS]).T
+    ends = np.cumsum(counts.sum(1))
+    expected = np.column_stack([ends - counts.sum(1), counts, [len(c) for c in clients["classes"]]])
+    if not np.array_equal(index, expected):
+        bad = int(np.argmax((index != expected).any(1)))
+        found, wanted = index[bad].tolist(), expected[bad].tolist()
+        raise FederationError(f"index.raw was changed: client {bad} has {found}, by clients in manifest.json {wanted}")
+
+
+def check_labels(manifest: dict, index: np.ndarray, labels: np.ndarray, local: np.ndarray) -> None:
+    """Checks the labels of all examples, int32 [N], against a manifest and an index that were checked.
+
+    Raises:
+        FederationError: a label is none of its client's classes, or a local label is not the rank of its class.
+    """
+    classes = list(chain.from_iterable(manifest["clients"]["classes"]))
+    k = np.repeat(index[:, 4], index[:, 1:4].sum(1))
+    first = np.repeat(np.cumsum(index[:, 4]) - index[:, 4], index[:, 1:4].sum(1))
+    inside = (local >= 0) & (local < k)
+    named = np.asarray(classes, np.int64)[first + np.where(inside, local, 0)]
+    for file, wrong in (("labels_local.raw", ~inside), ("labels.raw", named != labels)):
+        if wrong.any():
+            raise FederationError(
+                f"{file} was changed: the label of example {int(np.argmax(wrong))} is no class of its client"
+            )
+
+
+def _check_clients(clients: dict, number: int, total: int, labels: int) -> None:
+    for name, values in clients.items():
+        if name in (*SPLITS, "classes", "names") and len(values) != number:
+            raise FederationError(f"clients.{name} has {len(values)} items, clients.train {number}")
+
+    def check(name: str, values: list, fine: Callable[[Any], bool], wanted: str) -> None:
+        bad = next((i for i, value in enumerate(values) if not fine(value)), None)
+        if bad is not None:
+            raise FederationError(f"clients.{name}[{bad}] must be {wanted}, found {_cut(repr(values[bad]))}")
+
+    check("train", clients["train"], lambda n: type(n) is int and 1 <= n <= total, "a count from 1 on")
+    for split in SPLITS[1:]:
+        check(split, clients[split], lambda n: type(n) is int and 0 <= n <= total, "a count from 0 on")
+    check("names", clients.get("names", []), lambda name: isinstance(name, str), "a text")
+    check(
+        "classes",
+        clients["classes"],
+        lambda c: isinstance(c, list) and bool(c) and all(type(k) is int and 0 <= k < labels for k in c)
+        and all(a < b for a, b in zip(c, c[1:], strict=False)),
+        f"a list of class ids, ascending, from 0 to {labels - 1} as in class_names",
+    )  # fmt: skip
+    added = sum(sum(clients[split]) for split in SPLITS)
+    if added != total:
+        raise FederationError(f"num_examples is {total}, but clients.train, .validation and .test add up to {added}")
+
+
+@cache
+def _validator() -> Any:
+    from jsonschema import Draft202012Validator  # here: most commands open no federation
+    from jsonschema.validators import extend
+
+    # 1.0 is an integer for the standard, and not for an array's shape
+    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    return extend(Draft202012Validator, type_checker=types)(SCHEMA)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}..."

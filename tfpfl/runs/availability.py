@@ -60,7 +60,8 @@ class Availability:
         for name in ("dropout", "dropout_spread", "seconds", "seconds_spread", "jitter"):
             value = getattr(self, name)
             if not 0 <= value < np.inf:
-                raise InvalidArgument(f"{name} must be a finite number of at least 0, found {value}")
+                shown = name.replace("seconds", "client_seconds")  # as in the configuration of a run
+                raise InvalidArgument(f"{shown} must be a finite number of at least 0, found {value}")
         low, high = self.dropout - self.dropout_spread, self.dropout + self.dropout_spread
         if low < 0 or high >= 1:
             raise InvalidArgument(
@@ -70,7 +71,7 @@ class Availability:
         if self.deadline is not None and not (self.deadline > 0 and self.seconds > 0):
             raise InvalidArgument(
                 "a deadline must be positive, and needs `seconds` above 0, the time per example and pass; found "
-                f"deadline={self.deadline}, seconds={self.seconds}"
+                f"deadline={self.deadline}, seconds={self.seconds} (round_deadline and client_seconds of a run)"
             )
         with np.errstate(over="ignore"):
             slowest = self.seconds * np.exp(np.float64(_FARTHEST) * (self.seconds_spread + self.jitter))
