@@ -39,10 +39,11 @@ from tfpfl.runs.config import NETWORK, RunConfig, RunError, package_versions, re
 from tfpfl.runs.consent import is_allowed
 from tfpfl.runs.cost import Passes, Work, count_work, visit_flops
 from tfpfl.runs.federations import open_federation
-from tfpfl.runs.files import write_csv, write_whole
+from tfpfl.runs.files import write_whole
 from tfpfl.runs.folders import STATE, locked_folder, new_folder
 from tfpfl.runs.privacy import Privacy, privacy, require_accounting
 from tfpfl.runs.recipe import Recipe, read_network
+from tfpfl.runs.results import plain, stopped_earlier, totals, write_clients, write_history, write_summary
 from tfpfl.runs.store import OtherRun, RunStore, StoreError
 from tfpfl.runs.store_content import check_of_run
 from tfpfl.runs.training import DivergedError, Training
@@ -253,7 +254,7 @@ class Run:
             raise
         except BaseException:
             with suppress(OSError):  # a full disk: the error that is being raised says more
-                self.write_history()
+                write_history(self.folder / "history.csv", self.store.history())
             raise
         self.stop_reason = training.stop_reason
         self._evaluate(training)  # with this training, because its graphs are traced already
@@ -292,34 +293,10 @@ class Run:
 
     def _evaluate(self, training: Training) -> list[protocols.Score]:
         scores = training.evaluate(training.server_state(), splits=("train", "validation", "test"))
-        self.write_history()
-        self.write_clients(scores)
+        write_history(self.folder / "history.csv", self.store.history())
+        write_clients(self.folder / "clients.csv", self.federation, self.population, scores)
         self.write_summary()
         return scores
-
-    def write_history(self) -> None:
-        """Writes history.csv from the store: one row per round."""
-        rows = self.store.history()
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        write_csv(self.folder / "history.csv", columns, rows)
-
-    def write_clients(self, scores: Sequence[protocols.Score]) -> None:
-        """Writes clients.csv: N_i and K_i of every client, and the scores of the model with which it predicts.
-
-        Args:
-            scores: those of `evaluate`.
-        """
-        own = protocols.predicts(scores)
-        rows: dict[int, dict[str, float]] = {
-            int(i): {"client": int(i), "num_examples": int(n), "num_classes": len(self.federation.classes(int(i)))}
-            for i, n in zip(self.population.client_ids, self.population.num_examples, strict=True)
-        }
-        for e in scores:
-            if e.model != own:
-                continue
-            row = rows[e.client_id]
-            row |= {f"{e.split}_examples": e.num_examples, f"{e.split}_loss": e.loss, f"{e.split}_accuracy": e.accuracy}
-        write_csv(self.folder / "clients.csv", list(next(iter(rows.values()))), rows.values())
 
     def results(self) -> list[protocols.Result]:
         """All results of the run, each with its protocol: which model, clients, mean, rounds and split."""
@@ -374,21 +351,13 @@ class Run:
     def write_summary(self) -> dict:
         """Writes summary.json and returns its content. `stopped` keeps the reason why these rounds stopped earlier."""
         path, done, private = self.folder / "summary.json", self.store.round_num, self.privacy
-        with suppress(OSError, ValueError, AttributeError):
-            before = json.loads(path.read_text(encoding="utf-8"))
-            if before.get("rounds") == done:
-                self.stop_reason = self.stop_reason or before.get("stopped")
-        history = self.store.history()
-        seconds = [row["seconds"] for row in history if row["clients"]]
+        self.stop_reason = self.stop_reason or stopped_earlier(path, done)
         summary = {
             "algorithm": self.config.algorithm,
             "dataset": self.config.dataset,
             "engine": self.config.engine,
             "rounds": done,
-            "seconds_per_round_median": float(np.median(seconds)) if seconds else None,
-            "bytes_down": sum(row.get("bytes_down", 0) for row in history),
-            "bytes_up": sum(row.get("bytes_up", 0) for row in history),
-            "client_visits": sum(row["clients"] for row in history),
+            **totals(self.store.history()),
             "passes": self.passes._asdict(),
             "head_steps": self.work.head_steps,
             "flops": self.flops,
@@ -396,9 +365,9 @@ class Run:
             "privacy": private and private._asdict(),
             "federation_hash": self.federation.hash,
             "run_id": self.config.run_id,
-            "results": [_plain(r._asdict()) for r in self.results()],
+            "results": [plain(r._asdict()) for r in self.results()],
         }
-        write_whole(path, json.dumps(summary, indent=2) + "\n")
+        write_summary(path, summary)
         return summary
 
     def close(self) -> None:
@@ -410,8 +379,3 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _plain(row: dict) -> dict:
-    """Replaces NaN by None, because JSON has no NaN."""
-    return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()}

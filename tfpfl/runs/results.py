@@ -1,0 +1,88 @@
+"""Writes the result files of a run: history.csv, clients.csv and summary.json."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfpfl.data.federation import Federation
+from tfpfl.data.population import Population
+from tfpfl.runs import protocols
+from tfpfl.runs.files import write_csv, write_whole
+
+
+def write_history(path: Path, history: Sequence[Mapping[str, Any]]) -> None:
+    """Writes history.csv: one row for every round.
+
+    Args:
+        path: the file.
+        history: the rounds, as `RunStore.history` gives them. A column that a round does not have is left empty.
+    """
+    columns = list(dict.fromkeys(name for row in history for name in row))
+    write_csv(path, columns, history)
+
+
+def write_clients(
+    path: Path, federation: Federation, population: Population, scores: Sequence[protocols.Score]
+) -> None:
+    """Writes clients.csv: N_i and K_i of every client, and the scores of the model with which it predicts.
+
+    Args:
+        path: the file.
+        federation: the clients' data.
+        population: the clients of the run.
+        scores: those of `Run.evaluate`.
+    """
+    own = protocols.predicts(scores)
+    rows: dict[int, dict[str, Any]] = {
+        int(i): {"client": int(i), "num_examples": int(n), "num_classes": len(federation.classes(int(i)))}
+        for i, n in zip(population.client_ids, population.num_examples, strict=True)
+    }
+    for e in scores:
+        if e.model != own:
+            continue
+        row = rows[e.client_id]
+        row |= {f"{e.split}_examples": e.num_examples, f"{e.split}_loss": e.loss, f"{e.split}_accuracy": e.accuracy}
+    write_csv(path, list(next(iter(rows.values()))), rows.values())
+
+
+def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+    """Writes summary.json.
+
+    Args:
+        path: the file.
+        summary: values of JSON by name, such as `totals`.
+    """
+    write_whole(path, json.dumps(summary, indent=2) + "\n")
+
+
+def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The seconds of a round (median, of the rounds that had clients), and the sums of bytes and visits.
+
+    Args:
+        history: as in `write_history`.
+    """
+    seconds = [row["seconds"] for row in history if row["clients"]]
+    return {
+        "seconds_per_round_median": float(np.median(seconds)) if seconds else None,
+        "bytes_down": sum(row.get("bytes_down", 0) for row in history),
+        "bytes_up": sum(row.get("bytes_up", 0) for row in history),
+        "client_visits": sum(row["clients"] for row in history),
+    }
+
+
+def stopped_earlier(path: Path, rounds: int) -> str | None:
+    """Why a run stopped after so many rounds, as an earlier summary.json says; None if it does not."""
+    with suppress(OSError, ValueError, AttributeError):
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if before.get("rounds") == rounds:
+            return before.get("stopped")
+    return None
+
+
+def plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row without NaN and infinity, which JSON does not have: None stands in their place."""
+    return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()}
