@@ -40,6 +40,7 @@ class ExportGroup(Group):
     """A group of commands that also shows the errors of the modules for devices in one line."""
 
     ours = (TfpflError, InvalidInput)
+    heavy = ("export", "simulate-round", "web", "demo")
 
 
 @click.group(cls=ExportGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -102,6 +102,8 @@ if not TYPE_CHECKING:  # to a type checker every name would exist, a typo too
     def __getattr__(name: str) -> Any:
         if name not in _HOME:
             raise AttributeError(f"module 'tfpfl' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
+        if _HOME[name] != "data":  # the other rooms import TensorFlow
+            import_module("tfpfl.checks").check_address_space()
         value = getattr(import_module(f"tfpfl.{_HOME[name]}"), name)
         globals()[name] = value
         return value

@@ -3,6 +3,8 @@
 Any other exception is a bug of this package, or comes from the system or from the user's own code.
 """
 
+import os
+import resource
 import unicodedata
 import warnings
 from collections.abc import Iterable
@@ -13,6 +15,7 @@ __all__ = [
     "InvalidArgument",
     "TfpflError",
     "Unavailable",
+    "check_address_space",
     "check_choice",
     "check_fractions",
     "check_penalty",
@@ -87,6 +90,26 @@ def _is_hidden(c: str) -> bool:
 
 def _code(c: str) -> str:
     return c.encode("unicode_escape").decode("ascii")
+
+
+ADDRESS_SPACE = 2 * 2**30  # bytes that TensorFlow and a small run reserve; they use a part of them
+ADDRESS_SPACE_OF_THREAD = 136 * 2**20  # what Linux's C library reserves for a thread: 128 MB of heap, 8 MB of stack
+
+
+def check_address_space() -> None:
+    """Checks that TensorFlow can start. In too small an address space it aborts the process, without an error.
+
+    Raises:
+        Unavailable: the address space of this process is limited (`ulimit -v`) to less than TensorFlow needs.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    needed = ADDRESS_SPACE + (os.cpu_count() or 1) * ADDRESS_SPACE_OF_THREAD  # TensorFlow starts a thread for each core
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        raise Unavailable(
+            f"TensorFlow needs an address space of {needed / 2**30:.3g} GB or more on this machine, and this process "
+            f"may take {limit / 2**30:.3g} GB: it would be aborted. Raise the limit, for example with "
+            "`ulimit -v unlimited`"
+        )
 
 
 def check_choice(**choices: tuple[Any, Iterable[str]]) -> None:

@@ -1,7 +1,12 @@
 """What cannot work is refused early, in words that say what was found, and leaves nothing behind."""
 
 import json
+import os
+import re
+import resource
 import shutil
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -220,6 +225,32 @@ def test_a_network_file_that_is_none(federation, tmp_path):
     with pytest.raises(ValueError, match=r"the model takes examples of shape \(5,\), the federation's are \(4,\)"):
         Run.create(RunConfig(network=file), tmp_path / "run", federation)
     assert not (tmp_path / "run").exists()
+
+
+def in_little_address_space(*arguments):
+    """What a Python that may take 1 GB of addresses prints and returns."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, preexec_fn=limit, env=os.environ, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_too_little_address_space_for_tensorflow(tmp_path):
+    """TensorFlow would abort the process, without an error."""
+    needed = "TensorFlow needs an address space of .* GB or more on this machine, .* 1 GB: .*ulimit -v unlimited"
+    code, _, told = in_little_address_space("-m", "tfpfl", "run", "--out", str(tmp_path / "run"))
+    assert code == 1 and re.fullmatch(f"Error: {needed}`\n", told) and not (tmp_path / "run").exists()
+    code, _, told = in_little_address_space("-m", "tflite_export", "export", "run", "--client", "0")
+    assert code == 1 and re.fullmatch(f"Error: {needed}`\n", told)
+    code, _, told = in_little_address_space("-c", "import tfpfl; print(tfpfl.Federation); tfpfl.Run")
+    assert code == 1 and re.search(f"Unavailable: {needed}", told)
+    for words, shown in ((["--help"], "new-clients"), (["cite", "pflego"], "@")):  # these need no TensorFlow
+        code, text, _ = in_little_address_space("-m", "tfpfl", *words)
+        assert code == 0 and shown in text
 
 
 def test_the_tff_engine_without_tff(federation, tmp_path, monkeypatch):

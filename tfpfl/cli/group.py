@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from tfpfl.checks import TfpflError, one_line, unknown
+from tfpfl.checks import TfpflError, check_address_space, one_line, unknown
 from tfpfl.cli.ending import end_with_signals, exit_code, exit_of
 from tfpfl.cli.terminal import show_what_it_can
 
@@ -16,6 +16,7 @@ class Group(click.Group):
     """
 
     ours: tuple[type[Exception], ...] = (TfpflError,)
+    heavy: tuple[str, ...] = ()  # the commands that import TensorFlow, which needs a large address space
 
     def main(self, args=None, **how):  # type: ignore[override]
         """Runs the command line. Without `args`, this process is the command, and SIGTERM or SIGHUP end it in order.
@@ -39,9 +40,15 @@ class Group(click.Group):
         return super().parse_args(ctx, [a for a in args if a != "--trace"])
 
     def resolve_command(self, ctx, args):
-        """Finds the command. For an unknown one, the error names the closest command."""
+        """Finds the command. For an unknown one, the error names the closest command.
+
+        Raises:
+            Unavailable: the command imports TensorFlow, and the address space of this process is too small for it.
+        """
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             ctx.fail(unknown("command", args[0], self.list_commands(ctx)))
+        if args[0] in self.heavy:
+            check_address_space()
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx):
@@ -57,7 +64,16 @@ class Group(click.Group):
             raise click.ClickException(one_line(" ".join(str(error).split()))) from error
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class Commands(Group):
+    """The group of the command `tfpfl`."""
+
+    heavy = (
+        *("run", "resume", "evaluate", "new-clients", "demo", "partition"),
+        *("compare", "sweep", "reproduce", "report", "algorithms"),
+    )
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="tfpfl")
 def main():
     """tfpfl: personalized federated learning on TensorFlow Federated and Keras.
