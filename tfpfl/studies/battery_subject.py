@@ -12,6 +12,7 @@ from tfpfl.data.cohorts import cohort
 from tfpfl.data.population import Population, Sampling
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.local.simulation import Simulation
+from tfpfl.engines.scoring import Scorer
 from tfpfl.engines.visit import Visit
 from tfpfl.runs.store import RunStore
 
@@ -20,6 +21,7 @@ CLASSES = (2, 3, 2, 4, 3, 8, 2)  # 8 is no width of the backbone: a tensor with 
 EVERYONE = list(range(len(EXAMPLES)))
 WIDEST = CLASSES.index(max(CLASSES))
 ROUNDS = 10
+SCORED = ("train", "test")
 
 
 class Broken(AssertionError):
@@ -142,6 +144,11 @@ class Subject:
     def engine(self) -> Simulation:
         """The algorithm in the local engine, which also scores test examples."""
         return Simulation(self.algorithm, self.federation, held_out=["test"])
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        """The evaluation of personal models, and of the global one if there is one, on train and test examples."""
+        return Scorer(self.algorithm, self.federation, SCORED)
 
     @cached_property
     def trained(self) -> Trained:
