@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.toys import distance, gradient, identical, initial_states, run, toy
 from tfpfl import algorithms
 from tfpfl.algorithms import apfl, build_algorithm, ditto, fedavg_ft, fedfomo, fedrecon, fedrod, pfedme, pflego
@@ -115,7 +116,7 @@ VISITS = {  # an algorithm whose visit of n epochs does to some model what n epo
 }
 
 
-@pytest.mark.parametrize("implicit", [False, True])
+@pytest.mark.parametrize("implicit", slow_but([False, True], True))
 @pytest.mark.parametrize("name", VISITS)
 def test_epochs_are_those_of_a_visit(data, w, name, implicit):
     options, count = VISITS[name]

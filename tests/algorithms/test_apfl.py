@@ -46,6 +46,7 @@ def test_mixing_0_is_fedavg(data, fedavg_path):
         assert identical(states[i].v, algorithm.init_server())  # v_i never moves
 
 
+@pytest.mark.slow
 def test_mixing_1_is_local_training(data):
     algorithm = apfl(data.model, data.population, mixing=1.0, **SOLVER)
     start = {i: state.v for i, state in initial_states(algorithm, data.population).items()}
@@ -107,7 +108,7 @@ def test_a_client_mixes_its_model_with_the_newest(data):
     assert identical(states[0], left)  # who left has v_i and a_i of its last visit
 
 
-@pytest.mark.parametrize("init", ["w0", "first_broadcast"])
+@pytest.mark.parametrize("init", slow_but(["w0", "first_broadcast"], "w0"))
 def test_who_never_came_mixes_the_initial_model_or_none(data, init):
     algorithm = apfl(data.model, data.population, mixing=0.3, init=init, **SOLVER)
     path, states = play(algorithm, data, SOME)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.rounds import play
 from helpers.toys import client_loss, distance, gradient, initial_states, toy
 from tfpfl.algorithms import apfl, ditto, fedavg, get_method, pflego
@@ -66,7 +67,7 @@ def test_under_range_the_preset_code_divides_by_the_expected_number(cohort):
     assert distance(server.theta, tree.add_scaled(theta, -0.01 * 5 / 2, move)) < 1e-9
 
 
-@pytest.mark.parametrize("build", [ditto, apfl])
+@pytest.mark.parametrize("build", slow_but([ditto, apfl], ditto))
 def test_weights_of_the_papers_are_an_option(build):
     """The global model is the mean of the clients' copies: by N_i, or each the same."""
     data = toy()

@@ -31,6 +31,7 @@ def fedavg_path(data):
     return play(fedavg(data.model, data.population, eta=0.1, **SOLVER), data)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

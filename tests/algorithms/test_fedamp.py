@@ -146,6 +146,7 @@ def test_a_client_descends_on_its_loss_near_u(data, build, start, momentum):
     assert identical(algorithm.personal_model(message, w, data.visit(2)), w)  # its own, not the newest u
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", slow_but([fedamp, heurfedamp], fedamp))
 def test_rounds_in_which_clients_are_missing(data, build):
     """Client 0 leaves after round 1, client 1 joins in round 3, client 4 never comes; weights and messages by hand."""

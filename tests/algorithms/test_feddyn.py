@@ -149,6 +149,7 @@ def test_a_client_that_comes_late_starts_without_a_gradient(data):
     assert distance(output.update, prox.update) < 1e-9
 
 
+@pytest.mark.slow
 def test_a_stiff_regularizer_warns_and_its_implicit_step_is_stable(data):
     stiff, w = {"dyn": 100.0, "eta": 0.05, "steps": 100}, shared(data)
     with pytest.warns(UserWarning, match="dyn=100.0"):
@@ -166,6 +167,7 @@ def test_a_bad_hyperparameter_is_refused_by_name(data, name, value):
         feddyn(data.model, data.population, **{name: value})
 
 
+@pytest.mark.slow
 def test_momentum_that_is_kept_goes_on_in_the_next_visit(data):
     """The second visit is written out from the velocity of the first one; without, from rest."""
     a, m, eta = 0.7, 0.9, 0.05

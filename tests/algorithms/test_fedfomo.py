@@ -68,7 +68,7 @@ def test_weights_are_the_papers(data):
 
 
 @pytest.mark.parametrize("which", ["worse", "none"])
-@pytest.mark.parametrize("own_model", ["always", "visited"])
+@pytest.mark.parametrize("own_model", slow_but(["always", "visited"], "always"))
 def test_where_nobody_helps_the_model_stays(data, which, own_model):
     algorithm = fedfomo(data.model, data.population, own_model=own_model, **FULL)
     old = better(data, 2, shared(data), 200)
@@ -214,7 +214,7 @@ def test_exploration_draws_from_the_last_uploads(data):
     assert 50 < own < 100  # 120 messages; its own where there is no exploration, or by chance: 75 expected
 
 
-@pytest.mark.parametrize("init", ["w0", "mean"])
+@pytest.mark.parametrize("init", slow_but(["w0", "mean"], "w0"))
 def test_who_never_came_who_left_and_who_joins_late(data, init):
     algorithm = fedfomo(data.model, data.population, candidates=5, init=init, **FULL)
     path, states = play(algorithm, data, [(0, 1, 2), (1, 2), (1, 2)])

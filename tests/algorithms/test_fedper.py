@@ -2,6 +2,7 @@
 
 import pytest
 
+from helpers.marks import slow_but
 from helpers.rounds import play, shared
 from helpers.toys import client_loss, distance, gradient, initial_states, objective, toy
 from tfpfl.algorithms import fedavg, fedper, pflego
@@ -36,7 +37,7 @@ def test_one_step_with_everyone_is_pflego_eq3(data):
     assert distance(heads, expected_heads) < 1e-9
 
 
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@pytest.mark.parametrize("weighting", slow_but(["examples", "uniform"], "uniform"))
 def test_it_is_fedavg_whose_head_stays_at_home(data, weighting):
     """A visit from an equal model, and several rounds of one client, whose private head might as well be shared."""
     w = shared(data)

@@ -102,6 +102,7 @@ def test_stragglers_are_drawn_with_their_probability_and_their_work_uniformly():
     assert (later | ~late).all()  # who is late at 30 % is late at 60 %
 
 
+@pytest.mark.slow
 def test_a_stiff_penalty_warns_and_its_implicit_step_is_stable(data):
     stiff = {"mu": 100.0, "eta": 0.05, "steps": 200}
     with pytest.warns(UserWarning, match=r"mu=100.* >= 2, here 5.*implicit_prox"):

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 
+from helpers.marks import slow_but
 from helpers.rounds import by_hand, loss_of, play
 from helpers.toys import distance, identical, initial_states, toy
 from tfpfl.algorithms import fedrep, pflego
@@ -40,7 +41,7 @@ def test_theta_moves_as_in_pflego(data):
     assert distance(path[0], expected[0].theta) < 1e-9
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", slow_but([0.0, 0.9], 0.9))
 @pytest.mark.parametrize("unit", ["steps", "epochs"])  # the same with all examples in one batch
 def test_the_head_first_then_the_body_at_the_new_head(data, momentum, unit):
     algorithm = fedrep(

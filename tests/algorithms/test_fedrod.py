@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.rounds import COHORTS, by_hand, nothing_arrives, play, shared
 from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl.algorithms import fedavg, fedrod
@@ -140,7 +141,7 @@ def test_a_client_predicts_with_the_newest_model_and_its_own_head(data):
     assert distance(found, expected) < 1e-9
 
 
-@pytest.mark.parametrize("init", ["copy", "zeros"])
+@pytest.mark.parametrize("init", slow_but(["copy", "zeros"], "zeros"))
 def test_who_never_came_has_the_initial_private_head(data, init):
     algorithm = fedrod(data.model, data.population, init=init, **SOLVER)
     (*_, w), states = play(algorithm, data, SOME)

@@ -117,7 +117,7 @@ def test_any_algorithm_can_be_fine_tuned(data):
 @pytest.mark.parametrize(
     ("base", "part", "shares"),
     [
-        (fedavg, "full", None),
+        pytest.param(fedavg, "full", None, marks=pytest.mark.slow),
         (fedavg, "head", "backbone"),
         (fedavg, "body", "head"),
         (fedper, "head", "backbone"),

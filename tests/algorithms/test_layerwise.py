@@ -107,7 +107,7 @@ def test_without_the_cosine_it_is_fedprox(data):
         assert distance(play(algorithm, data)[0], play(sibling, data)[0]) < 1e-9
 
 
-@pytest.mark.parametrize(("kind", "scheme"), zip(KINDS, ["pm_a", "pm_b"], strict=True))
+@pytest.mark.parametrize(("kind", "scheme"), slow_but(zip(KINDS, ["pm_a", "pm_b"], strict=True), (KINDS[1], "pm_b")))
 def test_without_both_it_is_fedavg(data, kind, scheme):
     algorithm = layerwise(data.model, data.population, l_cos=0.0, l_2=0.0, penalty_kind=kind, scheme=scheme, **SOLVER)
     expected, _ = play(fedavg(data.model, data.population, weighting="uniform", **SOLVER), data)
@@ -157,6 +157,7 @@ def test_pm_b_is_a_closed_sum_over_the_visits(data, kappa):
             assert distance(states[i].p, held[-1]) < 1e-9
 
 
+@pytest.mark.slow
 def test_pm_a_that_keeps_everything_is_ditto(data):
     """kappa = 1 without the cosine, for the same sequence of global models."""
     algorithm = layerwise(data.model, data.population, scheme="pm_a", kappa=1.0, l_cos=0.0, l_2=0.6, **SOLVER)

@@ -41,7 +41,7 @@ def without_a_body():
     return data._replace(model=SplitModel(backbone))
 
 
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@pytest.mark.parametrize("weighting", slow_but(["examples", "uniform"], "uniform"))
 def test_without_a_private_part_it_is_fedavg(weighting):
     data = without_a_body()
     path, _ = play(lg_fedavg(data.model, data.population, weighting=weighting, **SOLVER), data)
@@ -61,6 +61,7 @@ def test_body_and_head_descend_together(data, momentum):
     assert distance(algorithm.local_model(Shared(message.head, (), ()), output), expected) < 1e-9
 
 
+@pytest.mark.slow
 def test_one_client_trains_alone(data):
     """Its body is at home and its head goes around: FedAvg with that client."""
     path, states = play(lg_fedavg(data.model, data.population, **SOLVER), data, [(3,)] * 3)
@@ -105,6 +106,7 @@ def test_a_new_client_may_start_from_the_average_body(data):
     assert identical(held, Weights(states[0].theta, server.head))
 
 
+@pytest.mark.slow
 def test_sharing_bodies_does_not_change_who_has_one(data):
     """If all start in round 1, where the body sent is theta^0."""
     ours, theirs = (lg_fedavg(data.model, data.population, new_body=b, **SOLVER) for b in ("average", "initial"))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.quadratics import flat, quadratic, use
 from helpers.rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
 from helpers.toys import client_loss, distance, gradient, identical, toy
@@ -49,7 +50,7 @@ def test_without_alpha_it_is_fedavg_on_the_second_halves(data, variant):
         assert distance(algorithm.local_model(w, output), expected) < 1e-9
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", slow_but(VARIANTS, "hf"))
 def test_without_alpha_and_batches_it_is_fedavg(data, variant):
     path, _ = play(per_fedavg(data.model, data.population, variant=variant, eta_inner=0.0, beta=0.3, steps=4), data)
     expected, _ = play(fedavg(data.model, data.population, eta=0.3, steps=4, weighting="uniform"), data)

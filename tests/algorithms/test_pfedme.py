@@ -67,7 +67,12 @@ def test_without_a_gradient_nothing_moves(data, monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"weight_decay": 0.3}, {"implicit_prox": True}, {"implicit_prox": True, "weight_decay": 0.3}],
+    [
+        {},
+        pytest.param({"weight_decay": 0.3}, marks=pytest.mark.slow),
+        pytest.param({"implicit_prox": True}, marks=pytest.mark.slow),
+        {"implicit_prox": True, "weight_decay": 0.3},
+    ],
     ids=str,
 )
 def test_a_visit_is_written_out(data, options):
@@ -134,6 +139,7 @@ def test_a_round_in_which_nothing_arrives_changes_nothing(data):
     assert identical(nothing_arrives(algorithm, data, w), w)
 
 
+@pytest.mark.slow
 def test_a_stiff_lambda_warns_and_its_implicit_step_is_stable(data):
     stiff, w = {"lam": 100.0, "eta_p": 0.1, "eta": 0.005, "steps": 20}, shared(data)
     with pytest.warns(UserWarning, match="lam=100.0 with a rate of 0.1"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.toys import client_loss, distance, gradient, identical, initial_states, objective, run, toy
 from tfpfl.algorithms import build_algorithm, pflego, pflego_code, pflego_exact, pflego_paper
 from tfpfl.data.population import Sampling
@@ -127,7 +128,7 @@ def head_then_theta(data, start, tau_head, beta, rho):
     return descend(theta, rho, slope), heads
 
 
-@pytest.mark.parametrize("tau", [2, 8])
+@pytest.mark.parametrize("tau", slow_but([2, 8], 2))
 def test_theta_moves_as_in_fedrep_and_fedrecon_with_tau_minus_1_head_steps(data, start, tau):
     algorithm = pflego_exact(data.model, data.population, tau=tau, beta=0.5, rho=RHO)
     theta, _ = one_round(algorithm, data, data.ids)
@@ -158,7 +159,7 @@ def test_the_head_takes_tau_minus_1_steps_of_beta_and_the_joint_step(data, start
         ("float64", 1e-9, {"chunk": 4}),
         *(pytest.param("float64", 1e-9, {"chunk": chunk}, marks=pytest.mark.slow) for chunk in (1, 2, 5, 9, 100)),
         pytest.param("float32", 1e-5, {"recompute": True}, marks=pytest.mark.slow),
-        ("float32", 1e-5, {"chunk": 4}),
+        pytest.param("float32", 1e-5, {"chunk": 4}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

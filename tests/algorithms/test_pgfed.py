@@ -38,6 +38,7 @@ def test_without_mu_it_is_fedavg(data, build):
         assert distance(states[i].v, copy) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", slow_but([pgfed, pgfedmo], pgfed))
 def test_the_first_round_is_fedavg_for_any_mu(data, build):
     [expected], _ = play(fedavg(data.model, data.population, eta=0.1, **SOLVER), data, COHORTS[:1])
@@ -178,6 +179,7 @@ def test_who_never_came_and_who_left(data, build, init):
     assert learned.tolist() == [False, False, True, True, False]
 
 
+@pytest.mark.slow
 def test_a_buffer_begins_with_what_came_first(data):
     algorithm = pgfedmo(data.model, data.population, mu=0.4, beta=0.7, eta=0.1, **FULL)
     engine = Simulation(algorithm)
@@ -206,6 +208,7 @@ def test_the_default_is_the_authors_rule_for_who_never_came(data):
         assert identical(found, algorithm.init_server().w)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", slow_but([pgfed, pgfedmo], pgfed))
 def test_momentum_that_is_kept_goes_on_in_the_next_visit(data, build):
     """With mu = 0 and one client, two visits of 4 steps are one of 8: w_i is the server's w."""

@@ -29,14 +29,16 @@ def mean(structures):
 
 
 @pytest.mark.parametrize("option", slow_but(["I", "II"], "II"))
-@pytest.mark.parametrize("work", [BATCHES, {"eta": 0.2, "steps": 7}], ids=["batches", "steps"])
+@pytest.mark.parametrize(
+    "work", [BATCHES, pytest.param({"eta": 0.2, "steps": 7}, marks=pytest.mark.slow)], ids=["batches", "steps"]
+)
 def test_round_1_is_uniform_fedavg(data, option, work):
     (found,), _ = play(scaffold(data.model, data.population, option=option, **work), data, COHORTS[:1])
     (expected,), _ = play(fedavg(data.model, data.population, weighting="uniform", **work), data, COHORTS[:1])
     assert distance(found.x, expected) < 1e-9
 
 
-@pytest.mark.parametrize("option", ["I", "II"])
+@pytest.mark.parametrize("option", slow_but(["I", "II"], "II"))
 def test_c_is_the_mean_of_all_clients_control_variates_always(data, option):
     """Of all I: those that never came and those that left as well."""
     engine = Simulation(scaffold(data.model, data.population, option=option, eta_g=0.7, **BATCHES))
@@ -106,6 +108,7 @@ def test_it_ends_where_the_objective_is_smallest_and_fedavg_does_not(data, monke
     assert distance(ours.c, tree.zeros_like(ours.c)) < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eval_model", slow_but(["global", "local"], "local"))
 def test_the_model_that_a_client_predicts_with(data, eval_model):
     """x, or what the client held after its last visit; x also where it was never visited."""

@@ -43,7 +43,7 @@ def after(process, algorithm, cohort, rounds=2):
     return server, states, out
 
 
-@pytest.mark.parametrize("name", slow_but(ALGORITHMS, "pflego", "fedavg", "pgfed"))
+@pytest.mark.parametrize("name", slow_but(ALGORITHMS, "pflego", "fedavg"))
 def test_a_client_whose_work_is_not_finite_counts_as_absent(name, federation):
     algorithm = build(name, federation)
     expected = after(Simulation(algorithm, federation), algorithm, [i for i in COHORT if i != BROKEN], 3)
@@ -74,7 +74,7 @@ def without_it(federation):
     [
         ("pflego", {}),
         pytest.param("fedavg", {}, marks=pytest.mark.slow),
-        ("fedavg", {"batch_size": 4}),
+        pytest.param("fedavg", {"batch_size": 4}, marks=pytest.mark.slow),
         pytest.param("fedamp", {}, marks=pytest.mark.slow),
     ],
 )
@@ -114,7 +114,7 @@ def test_tff_does_the_same(name, kind, federation, tff):
     assert int(there[2].metrics["rejected"]) == 1
 
 
-@pytest.mark.parametrize("grouping", ["one_by_one", "stacked"])
+@pytest.mark.parametrize("grouping", slow_but(["one_by_one", "stacked"], "stacked"))
 @pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "fedamp", "pgfed", "local"], "pflego", "fedamp"))
 def test_where_everybody_is_broken_nothing_changes(name, grouping, federation):
     algorithm = build(name, federation)
@@ -127,7 +127,7 @@ def test_where_everybody_is_broken_nothing_changes(name, grouping, federation):
     assert int(out.metrics["rejected"]) == 3
 
 
-@pytest.mark.parametrize("name", ["pflego", "fedavg", "fedamp"])
+@pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "fedamp"], "pflego"))
 def test_without_a_fault_screening_changes_no_bit_of_a_clients_work(name, federation):
     algorithm = build(name, federation)
     plain = after(Simulation(algorithm, federation, grouping="one_by_one"), algorithm, COHORT)

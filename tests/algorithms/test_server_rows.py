@@ -175,6 +175,7 @@ def test_interrupted_and_continued_gives_the_same_matrices(short_end, tmp_path, 
     assert len(saved(tmp_path / "whole")["matrix"]) == 3
 
 
+@pytest.mark.slow
 def test_an_algorithm_without_matrices_saves_none(a_run):
     with Run.open(a_run) as opened:
         assert opened.matrices() == {} and opened.matrices(3) == {} and opened.store.matrix_rounds() == []

@@ -378,6 +378,7 @@ def test_a_damaged_federation_in_the_cache_says_what_to_do():
     assert open_federation(config).hash == made.hash
 
 
+@pytest.mark.slow
 def test_a_diverged_run_can_be_looked_at(federation, tmp_path):
     folder = tmp_path / "run"
     hyper = {"rho": 1e30, "server_opt": "sgd"}

@@ -29,6 +29,7 @@ def test_a_command_in_a_locale_of_ascii_ends_well(locale):
     assert (found.returncode, found.stdout) == (0, b"96.34 +- 0.43\n"), found.stderr.decode()
 
 
+@pytest.mark.slow
 def test_the_tables_of_a_run(a_run):
     found = [CliRunner(charset=charset).invoke(main, ["evaluate", str(a_run)]) for charset in ("ascii", "utf-8")]
     assert [done.exit_code for done in found] == [0, 0], found

@@ -105,6 +105,7 @@ def test_simulate_round(run_folder):
     assert all(float(row[2]) < 1e-4 and float(row[3]) < 1e-4 and row[4] == row[5] for row in rows)
 
 
+@pytest.mark.slow
 def test_demo(run_folder, tmp_path):
     text = call("demo", run_folder, "--client", 3, "--out", tmp_path / "b")
     assert "Client 3 exported" in text and "computes what TensorFlow does" in text

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.toys import backbone, distance, identical
 from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, Rows, kinds
 from tfpfl.data.population import Population
@@ -129,7 +130,10 @@ def test_rows_come_sorted_by_client_and_unweighted(start_engine):
     np.testing.assert_array_equal(output.server.total, [741, 982])
 
 
-@pytest.mark.parametrize("kind", ["rows", "sum", "mean", Update("rows", "sum", "mean")], ids=str)
+EACH = Update("rows", "sum", "mean")
+
+
+@pytest.mark.parametrize("kind", slow_but(["rows", "sum", "mean", EACH], EACH), ids=str)
 def test_where_all_weights_are_0_the_server_stays(start_engine, kind):
     algorithm = toy_amp(
         aggregate=kind, server_update=lambda server, anything: server._replace(rounds=server.rounds + 1)

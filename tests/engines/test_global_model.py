@@ -43,7 +43,7 @@ def fedavg(federation):
     ("name", "model_name", "options"),
     [
         pytest.param("fedavg_ft", "fine-tuned", {"steps_ft": 4}, marks=pytest.mark.slow),
-        ("fedavg_ft", "fine-tuned", {"steps_ft": 4, "part": "head"}),
+        pytest.param("fedavg_ft", "fine-tuned", {"steps_ft": 4, "part": "head"}, marks=pytest.mark.slow),
         ("ditto", "personal", {"lam": 0.5}),
         pytest.param("apfl", "personal", {}, marks=pytest.mark.slow),
         pytest.param("pgfed", "personal", {"mu": 0.0}, marks=pytest.mark.slow),
@@ -78,6 +78,7 @@ def of_tff(tff, federation):
     return cache(lambda name: evaluations(name, federation, "personal", engine="tff")[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grouping", slow_but(["one_by_one", "auto"], "auto"))
 @pytest.mark.parametrize("name", slow_but(["ditto", "fedrod", "pgfed"], "ditto"))
 def test_both_engines_score_it(of_tff, federation, name, grouping):

@@ -121,7 +121,7 @@ def test_every_way_of_computing_reads_examples_in_the_models_dtype(pixels):
     )
 
 
-@pytest.mark.parametrize("name", ["pflego", "fedavg", "fedamp"])
+@pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "fedamp"], "pflego"))
 def test_threads_change_no_bit(federation, name):
     algorithm = make(name, federation, "float32")
     alone = rounds(algorithm, federation, grouping="one_by_one", threads=1)
@@ -188,6 +188,7 @@ def copied(algorithm):
     return algorithm._replace(personal_model=personal_model, client_update=client_update)
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_weights_changes_nothing(federation):
     algorithm = make("pflego", federation, "float32")
     wrapped, ids = copied(algorithm), [4, 0, 1, 3, 2]

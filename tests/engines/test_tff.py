@@ -104,8 +104,8 @@ def test_arrays_give_what_the_federation_gives(algorithm, federation, read_by_id
     "shape",
     [
         lambda data: data,
-        lambda data: data.batch(4),
-        lambda data: data.map(lambda x, y: {"x": x, "y": y}),
+        pytest.param(lambda data: data.batch(4), marks=pytest.mark.slow),
+        pytest.param(lambda data: data.map(lambda x, y: {"x": x, "y": y}), marks=pytest.mark.slow),
         lambda data: data.map(lambda x, y: {"x": tf.cast(x, tf.float64), "y": tf.cast(y, tf.int64)[None]}).batch(3),
     ],
     ids=["examples", "batches", "dicts", "batches of dicts of other dtypes"],
@@ -248,7 +248,7 @@ def test_a_worker_that_tff_started_before_does_not_stop_us(tff):
         os.killpg(process.pid, signal.SIGKILL)  # TFF's worker with it, which would outlive it
 
 
-@pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "scaffold"], "scaffold"))
+@pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "scaffold"], "pflego"))
 @pytest.mark.parametrize("pack", slow_but([2, 5], 2))
 def test_packed_clients_are_the_same_clients(tff, federation, name, pack):
     """Five clients as 2 + 2 + 1, and as one; for algorithms that are fused, looped, and have sums of two kinds."""

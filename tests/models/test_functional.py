@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from helpers.marks import slow_but
 from tfpfl.models.functional import functional
 
 IMAGE = (6, 6, 2)
@@ -68,7 +69,7 @@ MODELS = [dense, convolutions, normalized, nested, Residual, recurrent, half_fro
 SHAPES = {convolutions: IMAGE, recurrent: (4, 3)}
 
 
-@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("make", slow_but(MODELS, *(name for name in MODELS if name != "recurrent")))
 def test_values_and_gradients_are_those_of_the_model(make):
     """At the model's own weights, and at others that it is then given."""
     model = make()

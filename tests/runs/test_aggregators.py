@@ -72,6 +72,7 @@ def test_clipping_is_that_of_screening(federation, tff):
     assert distance(found, expected) < 1e-6 and distance(found, free) > 1e-4
 
 
+@pytest.mark.slow
 def test_zeroing_leaves_out_who_has_a_large_number(federation, tff):
     algorithm = build("fedavg", federation, weighting="uniform")
     moves = updates(algorithm, federation)
@@ -141,6 +142,7 @@ def test_one_huge_update_moves_the_mean_and_not_the_median(federation):
     assert moved(lambda a: a) > 100 and moved(median) < 1
 
 
+@pytest.mark.slow
 def test_a_screened_median_forgets_the_rejected(federation):
     algorithm = build("fedavg", federation)
     broken = screened(median(faults.broken_work(algorithm, only("not finite"))))
@@ -152,6 +154,7 @@ def test_a_screened_median_forgets_the_rejected(federation):
 # ---- privacy
 
 
+@pytest.mark.slow
 def test_private_sums_without_noise_to_speak_of_are_the_mean(federation, tff):
     algorithm = build("fedavg", federation, weighting="uniform")
     process = aggregated("dp", algorithm, federation, noise=1e-9, clip=1e3)
@@ -161,6 +164,7 @@ def test_private_sums_without_noise_to_speak_of_are_the_mean(federation, tff):
     assert distance(tree.to_vector(tree.subtract(after, before)), expected) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "scale"), slow_but([("fedavg", 1 / 3), ("fedsgd", 0.2 / 3)], ("fedavg", 1 / 3)))
 def test_the_noise_has_its_size(name, scale, federation, tff):
     """Of every number that the server moves by: noise * clip / r, times FedSGD's rate."""

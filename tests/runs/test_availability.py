@@ -84,7 +84,11 @@ def test_without_knowing_the_probabilities_the_step_is_too_short():
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling("fixed", 0.5), Sampling("binomial", 0.4), Sampling("range", low=2, high=4)],
+    [
+        Sampling("fixed", 0.5),
+        pytest.param(Sampling("binomial", 0.4), marks=pytest.mark.slow),
+        Sampling("range", low=2, high=4),
+    ],
     ids=lambda sampling: sampling.kind,
 )
 def test_while_clients_are_away_the_mean_is_the_full_step_of_the_others(sampling):

@@ -57,7 +57,11 @@ def test_the_order_of_calls(federation, tmp_path):
 @pytest.mark.parametrize(
     ("fail_at", "calls"),
     [
-        ("round 1", ["a start 0 2", "b start 0 2", "a round 1", "b round 1", "b end", "a end"]),
+        pytest.param(
+            "round 1",
+            ["a start 0 2", "b start 0 2", "a round 1", "b round 1", "b end", "a end"],
+            marks=pytest.mark.slow,
+        ),
         ("start 0 2", ["a start 0 2", "b start 0 2", "a end"]),
     ],
 )

@@ -90,7 +90,7 @@ def test_fedrecon_takes_one_pass_each_way(model):
         ("pflego", {"tau": 50, "inner_opt": "adam", "safeguard": False, "chunk": 7}, 49),
         ("fedrecon", {"tau": 9}, 9),
         ("fedrep", {"tau_h": 9, "tau_b": 4}, 9),
-        ("fedrep", {"tau_h": 3, "tau_b": 1, "unit": "epochs", "batch_size": 5}, 3),
+        pytest.param("fedrep", {"tau_h": 3, "tau_b": 1, "unit": "epochs", "batch_size": 5}, 3, marks=pytest.mark.slow),
         ("fedrep", {"tau_h": 3, "tau_b": 1, "unit": "steps", "batch_size": 6}, 0.75),
         ("fedavg", {"steps": 6}, 0),  # its steps go through the backbone, and are passes
         ("fedsgd", {}, 0),

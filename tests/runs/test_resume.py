@@ -91,6 +91,7 @@ def test_more_rounds_give_the_states_of_a_longer_run(federation, shared_run, sho
         assert run.config.rounds == 7
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_format_keeps_its_cohorts(federation, tmp_path):
     """Those of the version that wrote format 4: [5], [2, 4], [0], [0, 2, 3, 4], [0, 1, 2, 3, 5], [2]."""
     asked = {"format": 4, "sampling": "range", "sampling_range": (1, 5), "rounds": 6}
@@ -107,6 +108,7 @@ def test_a_run_of_an_older_format_keeps_its_cohorts(federation, tmp_path):
 OLDER = {"fedfomo": {"own_model": "visited"}, "pgfed": {"init": "newest"}, "pgfedmo": {"init": "newest"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(OLDER, "fedfomo"))
 def test_a_run_of_an_older_format_goes_on_as_it_was_trained(federation, tmp_path, name):
     """What a method now does by default is not in its config.json: the older rule is used, and the run's id stays."""

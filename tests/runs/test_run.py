@@ -80,6 +80,7 @@ def test_summary(finished):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("eval_model", "label"), slow_but([("global", "global"), ("local", "personal")], ("global", "global"))
 )

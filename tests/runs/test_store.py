@@ -315,6 +315,7 @@ def write_until_refused(path, pipe):
                 return
 
 
+@pytest.mark.slow
 def test_a_kernel_that_refuses_to_write_loses_no_whole_round(path):
     receive, send = processes.Pipe(duplex=False)
     child = processes.Process(target=write_until_refused, args=(path, send))

@@ -68,7 +68,6 @@ def counted(algorithm, traces):
     slow_but(
         [("pflego", "fused"), ("pflego", "one_by_one"), ("fedper", "auto"), ("ditto", "auto"), ("fedamp", "auto")],
         ("pflego", "fused"),
-        ("ditto", "auto"),
     ),
 )
 def test_every_function_is_traced_once_for_all_clients_and_cohorts(federation, monkeypatch, name, way):

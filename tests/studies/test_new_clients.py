@@ -84,7 +84,7 @@ WORK = {
 
 
 @pytest.mark.parametrize("labels", slow_but(["local", "global"], "local"))
-@pytest.mark.parametrize("name", slow_but(WORK, "pflego", "fedavg", "pgfed"))
+@pytest.mark.parametrize("name", slow_but(WORK, "pflego"))
 def test_every_client_and_epoch_is_as_written_out(federation, name, labels):
     """Three clients of other N_i and K_i, from files, in a graph."""
     algorithm = make(name, federation, labels=labels, **WORK[name])

@@ -100,6 +100,7 @@ def test_what_stands_side_by_side(tmp_path, federation):
         check_comparable([*records, Record.read(tmp_path / "e")])
 
 
+@pytest.mark.slow
 def test_clients_that_are_kept_out_of_training(tmp_path, federation):
     run = runs.train(tmp_path / "run", federation, new_clients=2, rounds=2)
     assert len(run.population.client_ids) == 4

@@ -197,6 +197,7 @@ def test_what_the_runs_are(records, html, page):
     assert render(records) == html  # the same every time
 
 
+@pytest.mark.slow
 def test_one_run(records):
     one = Page(render(records[3:4]))
     assert list(one.table("EV-all", "worst decile")) == ["FedAMP"]
@@ -317,6 +318,7 @@ def test_a_full_disk_leaves_the_old_picture_and_table_as_they_were(records, tmp_
         path.unlink()
 
 
+@pytest.mark.slow
 def test_a_report_may_go_to_a_device(records):
     assert write_report(records[:1], "/dev/null") == Path("/dev/null") and not Path("/dev/null").is_file()
 
