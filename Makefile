@@ -4,10 +4,12 @@
 # test-docs runs the latter, test-all and test-newest everything. The page in web/ needs Node.js 20.19 or newer and npm
 # 11, its tests Chromium.
 # PYTHON=/path/to/python3.11 chooses the interpreter, NEWEST_PYTHON the other one; else what PATH, uv or pyenv have.
+# TEST_PROCESSES=4 runs the tests in four processes.
 PYTHON ?=
 NEWEST_PYTHON ?=
 PYTEST_ARGS ?=
 WEB_TEST_ARGS ?=
+TEST_PROCESSES ?= 2
 VENV_PYTHON := .venv/bin/python
 INSTALLED := .venv/installed-from-lock
 NEWEST := .venv-newest/installed
@@ -23,7 +25,7 @@ demo: $(INSTALLED)
 
 # A file's tests share what was made for them, so that a file stays in one process; those that take longest start first
 # (tests/durations.json, which PYTEST_ARGS=--store-durations writes anew).
-PYTEST := -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: $(INSTALLED)
 	@$(VENV_PYTHON) $(PYTEST) -m "not slow and not docs" $(PYTEST_ARGS)
