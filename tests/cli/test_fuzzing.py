@@ -24,6 +24,7 @@ from tfpfl.cli import main, runs
 from tfpfl.data import Federation
 from tfpfl.data.manifest import manifest_hash
 from tfpfl.models.network_file import load_network
+from tfpfl.runs import store_content
 from tfpfl.runs.config import RunError, read_config
 from tfpfl.runs.run import Run
 
@@ -109,8 +110,28 @@ def test_configurations(federation, tmp_path, cases):
     one()
 
 
+def give_to(run_id, db):
+    """Makes the content of a store that of another run, with the checksums that it then has."""
+    db.execute("UPDATE run SET run_id = ?", (run_id,))
+    for table, column, keys in (
+        ("server", "state", ("round",)),
+        ("client", "state", ("id", "round")),
+        ("matrix", "value", ("round", "name")),
+    ):
+        where = " AND ".join(f"{key} = ?" for key in keys)
+        for data, *of in db.execute(f"SELECT {column}, {', '.join(keys)} FROM {table}").fetchall():
+            crc = store_content.checksum(data, table, run_id, *of)
+            db.execute(f"UPDATE {table} SET crc = ? WHERE {where}", (crc, *of))
+    for t, clients, row in db.execute("SELECT round, clients, row FROM checksum JOIN history USING (round)").fetchall():
+        order = "ORDER BY client, model, split"
+        scores = db.execute(f"SELECT * FROM evaluation WHERE round = ? {order}", (t,)).fetchall()
+        names = [name for (name,) in db.execute("SELECT name FROM matrix WHERE round = ?", (t,))]
+        sums = store_content.sums(run_id, t, json.loads(clients), row, scores, names)
+        db.execute("REPLACE INTO checksum VALUES (?, ?, ?, ?, ?, ?)", sums)
+
+
 def test_configurations_of_a_store_with_their_hash(federation, tmp_path, cases):
-    """Whoever sends a run folder can also write the new `run_id` into its store."""
+    """Whoever sends a run folder can also write the new `run_id` into its store, and compute all checksums again."""
     folder = tmp_path / "run"
     small_runs.train(folder, federation, rounds=2)
     text = (folder / "config.json").read_text()
@@ -125,7 +146,9 @@ def test_configurations_of_a_store_with_their_hash(federation, tmp_path, cases):
         except RunError:
             run_id = ""
         db = sqlite3.connect(folder / "state.sqlite", isolation_level=None)
-        db.execute("UPDATE run SET run_id = ?", (run_id,))
+        with db:
+            db.execute("BEGIN")
+            give_to(run_id, db)
         db.close()
 
         def read():

@@ -16,7 +16,7 @@ import tflite_export
 import tfpfl
 from helpers.marks import slow_but
 from tflite_export.device.errors import InvalidInput
-from tfpfl.checks import TfpflError
+from tfpfl.checks import TfpflError, one_line
 
 OURS = tuple(str(Path(package.__file__).parent) for package in (tfpfl, tflite_export))
 
@@ -116,7 +116,8 @@ def refused_or_fine(function, folder, ways=(), kind=""):
     except Exception as error:
         assert is_ours(error), "".join(traceback.format_exception(error))
         if ways:
-            names = {str(key) for way in ways for key in way}
+            keys = [str(key) for way in ways for key in way]
+            names = {*keys, *(repr(key)[1:-1] for key in keys), *map(one_line, keys)}  # control characters: their codes
             assert any(name in str(error) for name in names), f"{ways}: {error}"
             assert "\n" not in str(error), error
         FOUND[kind, "refused"] += 1

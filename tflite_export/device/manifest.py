@@ -13,6 +13,7 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.layout import HEAD, THETA
 
 LARGEST = 2**31 - 1
+MOST_STATIC_BATCH = 4096  # examples in program_static.tflite, for which memory is taken; tfpfl writes 32
 HEAD_HEADER = 52  # bytes; see head_file.py
 
 
@@ -56,7 +57,7 @@ RULES = {
         "num_features": COUNT,
         "num_classes": COUNT,
         "num_backbone_weights": COUNT,
-        "static_batch": COUNT,
+        "static_batch": Number(1, MOST_STATIC_BATCH, whole=True),
         "theta": Several({"name": Text(), "shape": Several(COUNT), "offset": ID}),
     },
     "training": {

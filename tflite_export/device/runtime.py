@@ -22,7 +22,6 @@ from tflite_export.device.layout import MANIFEST, THETA
 from tflite_export.device.manifest import check_manifest
 
 FORMAT = 1
-MOST_STATIC_BATCH = 4096  # examples in program_static.tflite; tfpfl writes 32
 WHILE_SINCE = "1.1"  # ai-edge-litert before this version ends the process in any WHILE operation
 USE_WHILE = ("personalize", "round")
 
@@ -77,7 +76,6 @@ class Bundle:
             for name in self.manifest["files"]:
                 self.check(name)
         model = self.manifest["model"]
-        self._check_sizes(model)
         self.example_shape = tuple(model["example_shape"])
         self.num_features, self.num_classes = model["num_features"], model["num_classes"]
         self.num_backbone_weights = model["num_backbone_weights"]
@@ -85,15 +83,6 @@ class Bundle:
     def check(self, name: str) -> None:
         """Raises `BundleError` if the file `name` is missing or was changed."""
         check_file(self.folder, name, self.manifest["files"][name])
-
-    def _check_sizes(self, model: dict) -> None:
-        """Checks the sizes that the manifest claims, because memory is taken by them before a program is asked."""
-        batch, weights = model["static_batch"], model["num_backbone_weights"]
-        if not 1 <= batch <= MOST_STATIC_BATCH:
-            raise BundleError(f"{self.folder}: its manifest has static_batch {batch}, not 1 to {MOST_STATIC_BATCH}")
-        found = self.manifest["files"].get(THETA, {}).get("bytes")
-        if found is not None and found != 4 * weights:
-            raise BundleError(f"{self.folder}: {THETA} has {found:,} bytes, but {weights:,} weights have 4 bytes each")
 
     def path(self, name: str) -> Path:
         """The path of the bundle's file `name`.

@@ -14,7 +14,7 @@ import numpy as np
 
 from tfpfl.algorithms import ALGORITHMS, check_names, get_method
 from tfpfl.algorithms.transforms.screening import ON_BROKEN, check_norms
-from tfpfl.checks import InvalidArgument, check_choice
+from tfpfl.checks import InvalidArgument, check_choice, one_line
 from tfpfl.data import Federation
 from tfpfl.data.population import Sampling
 from tfpfl.data.randomness import Stream, generator
@@ -216,7 +216,7 @@ class RunConfig:
                 value = float(number)
             except ValueError as error:
                 raise InvalidArgument(
-                    f"an argument of an aggregator is written NAME=NUMBER, such as noise=1.0; found {text!r}"
+                    f"aggregator_args: an argument is written NAME=NUMBER, such as noise=1.0; found {text!r}"
                 ) from error
             found[name] = int(value) if value.is_integer() and name in ("bits", "threshold") else value
         return found
@@ -274,7 +274,7 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
     names = {f.name for f in fields(RunConfig)}
     for what, which in (("unknown entries", set(raw) - names), ("no entries", names - set(raw))):
         if which:
-            raise RunError(f"{path} is damaged, it has {what} {', '.join(sorted(which))}")
+            raise RunError(f"{path} is damaged, it has {what} {', '.join(map(one_line, sorted(which)))}")
     try:
         return RunConfig(**raw)
     except InvalidArgument as error:
