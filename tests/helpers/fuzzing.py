@@ -7,6 +7,7 @@ the argument `cases`.
 import json
 import traceback
 from collections import Counter
+from copy import deepcopy
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
@@ -77,7 +78,7 @@ def changed(draw, text, other=values):
         if what == "missing":
             del parent[last]
         else:
-            parent[last] = draw(other)
+            parent[last] = deepcopy(draw(other))  # the second change may be within it
     return document, ways
 
 
@@ -117,7 +118,9 @@ def refused_or_fine(function, folder, ways=(), kind=""):
         assert is_ours(error), "".join(traceback.format_exception(error))
         if ways:
             keys = [str(key) for way in ways for key in way]
-            names = {*keys, *(repr(key)[1:-1] for key in keys), *map(one_line, keys)}  # control characters: their codes
+            # A control character is told by its code, and one of several hyperparameters as 'hyperparameter'.
+            singular = [key.removesuffix("s") for key in keys if len(key) > 4]
+            names = {*keys, *singular, *map(one_line, keys), *(repr(key)[1:-1] for key in keys)}
             assert any(name in str(error) for name in names), f"{ways}: {error}"
             assert "\n" not in str(error), error
         FOUND[kind, "refused"] += 1
