@@ -112,6 +112,23 @@ def check_address_space() -> None:
         )
 
 
+DEEPEST = 30  # levels of a JSON file of ours
+
+
+def levels(value: object) -> int:
+    """How deep lists and dicts lie in one another; 0 for anything else. Files from elsewhere can be nested too deeply.
+
+    Examples:
+        >>> levels({"a": [1, {}]}), levels(3)
+        (3, 0)
+    """
+    found, inner = 0, [value]
+    while inner := [item for item in inner if isinstance(item, list | tuple | dict)]:
+        found += 1
+        inner = [child for item in inner for child in (item.values() if isinstance(item, dict) else item)]
+    return found
+
+
 def check_choice(**choices: tuple[Any, Iterable[str]]) -> None:
     """Checks arguments that have a fixed set of values.
 

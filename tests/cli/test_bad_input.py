@@ -294,6 +294,16 @@ def change(**entries):
     [
         (lambda text: text[: len(text) // 2], "config.json is damaged, it is not valid JSON"),
         (lambda text: "", "config.json is damaged, it is not valid JSON"),
+        (lambda text: "[" * 100_000, "config.json is damaged, it is not valid JSON"),
+        (
+            lambda text: text.replace('"seed": 0', f'"seed": {"1" * 5_000}'),
+            "config.json is damaged, it is not valid JSON",
+        ),
+        (
+            lambda text: text.replace('"source": {}', f'"source": {{"a": {"[" * 400}{"]" * 400}}}'),
+            "config.json is damaged: it has more than 30 levels",
+        ),
+        (lambda text: text.replace('"clients": 6', '"clients": 3000000000'), "clients must lie in 1..2^31-1"),
         (lambda text: "[1]", "not the configuration of a run: it has no format number"),
         (change(format=99), "format 99, from a newer tfpfl; this one reads up to 6"),
         (change(color="red"), "config.json is damaged, it has unknown entries color"),

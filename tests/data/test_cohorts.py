@@ -108,6 +108,19 @@ def test_runs_of_older_formats_keep_the_sizes_that_they_began_with():
     assert [len(cohort(5, t, new)) for t in range(1, 13)] != [len(cohort(5, t, old)) for t in range(1, 13)]
 
 
+def test_runs_of_older_formats_keep_their_cohorts_while_clients_are_away():
+    """Up to format 5: with 'range' r of those that are there, with 'fixed' the floor of their share, but one."""
+    some = np.array([0, 2, 5])
+    fixed = population(9, kind="fixed", rate=0.5, old_shares=True)
+    ranges = population(9, kind="range", low=2, high=6, old_shares=True)
+    for t in range(1, 60):
+        assert len(cohort(0, t, fixed, some)) == 1  # floor(0.5 * 3)
+        assert len(cohort(0, t, fixed, some[:1])) == 1  # max(floor(0.5), 1)
+        assert len(cohort(0, t, ranges, some)) == min(len(cohort(0, t, ranges)), 3)
+    new = population(9, kind="range", low=2, high=6)
+    assert any(len(cohort(0, t, new, some)) < 2 for t in range(1, 60))
+
+
 def test_rounds_and_seeds_are_independent():
     """Who was in round t says nothing about round t + 1, nor one seed about the next."""
     people = population(20, kind="fixed", rate=0.5)

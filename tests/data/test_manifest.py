@@ -46,6 +46,7 @@ WRONG_ENTRIES = [
     (("preprocessing",), {"scale": "1", "shift": 0}, "preprocessing.scale is wrong: '1' is not of type 'number'"),
     (("preprocessing", "scale"), None, "preprocessing is wrong: 'scale' is a required property"),
     (("source",), [], r"source is wrong: \[\] is not of type 'object'"),
+    (("partitioner", "arguments"), {"a": json.loads("[" * 400 + "]" * 400)}, "it has more than 30 levels"),
     (("partitioner", "name"), None, "partitioner is wrong: 'name' is a required property"),
     (("seed",), -1, "seed is wrong: -1 is less than the minimum of 0"),
     (("validation",), 1.0, "validation is wrong: 1.0 is greater than or equal to the maximum of 1"),

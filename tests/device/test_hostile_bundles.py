@@ -248,6 +248,26 @@ def test_a_check_that_is_no_archive(folder, content):
     refused(folder, "check.npz cannot be read", function=verify)
 
 
+@pytest.mark.parametrize("header", ["{(", "{'descr': (), 'fortran_order': False, 'shape': ()}", "-" * 9000 + "1"])
+def test_a_header_that_no_reader_can_read(folder, header):
+    text = header.encode() + b"\n"
+    with_check(folder, {"x.npy": b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text})
+    refused(folder, "check.npz cannot be read", function=verify)
+
+
+@pytest.mark.parametrize(
+    ("browser", "told"),
+    [
+        ({"room": 1, "batch": 8, "head_batch": 8}, "browser.room is 1, but the model has 2 classes"),
+        ({"room": 2**31 - 1, "batch": 8, "head_batch": 8}, "browser.room must be an integer from 1 to 65536"),
+        ({"room": 16, "batch": 10**6, "head_batch": 8}, "browser.batch must be an integer from 1 to 4096"),
+    ],
+)
+def test_a_lie_about_the_program_of_a_page(folder, browser, told):
+    write(folder, browser=browser)
+    refused(folder, told)
+
+
 def test_nothing_in_an_archive_is_executed(folder):
     """An array of objects is a pickle, which runs code when it is loaded."""
     np.savez(folder / "check.npz", x=np.array([{"a": 1}], dtype=object))

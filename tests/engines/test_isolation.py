@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner
@@ -140,6 +141,18 @@ def test_what_an_isolated_program_sees(allowed, tmp_path):
     command = [sys.executable, "-I", SCRIPT, f"unix:{tmp_path / 'socket'}", "1", *program]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["found1"] and not done.stderr
+
+
+def test_an_error_of_one_connection_does_not_end_the_others(monkeypatch):
+    """The client may be gone already, or too many files may be open for a moment."""
+    came = [OSError(24, "Too many open files"), (one := socket.socket(), None), KeyboardInterrupt]
+    seen = []
+    monkeypatch.setattr(isolated, "relay", lambda connection, port: seen.append((connection, port)))
+    listener = mock.Mock(accept=mock.Mock(side_effect=came))
+    with pytest.raises(KeyboardInterrupt):
+        isolated.accept(listener, 7)
+    one.close()
+    assert seen == [(one, 7)]
 
 
 @pytest.mark.parametrize("with_splice", [True, False])

@@ -120,6 +120,12 @@ def operation(name, **config) -> dict:
     return {"module": "keras.layers", "class_name": "TFOpLambda", "config": {"name": "op", "function": name, **config}}
 
 
+def constant(value) -> dict:
+    """An initializer whose value is an object."""
+    entries = {"module": "keras.initializers", "class_name": "Constant", "registered_name": None}
+    return entries | {"config": {"value": value}}
+
+
 def the_code_of_lambda() -> dict:
     """How Keras writes a Python lambda as a value."""
     config = json.loads(members(saved(with_code()))["config.json"])
@@ -197,6 +203,18 @@ HOSTILE = {
     "a dtype of any module": lambda: changed(dense(dtype=an("DTypePolicy"))),
     "a cell of any module": lambda: changed(layer(**an("RNN", "keras.layers", {"cell": an("Cell")}))),
     "a type of any module": lambda: changed(dense(units=an("__typespec__") | {"spec_name": "Spec"})),
+    "a value of any module": lambda: changed(lambda config, _: config.update(an("TensorShape"))),
+    "a tuple of any module": lambda: changed(dense(kernel_initializer=constant(an("__tuple__")))),
+    "a slice of any module": lambda: changed(dense(kernel_initializer=constant(an("__slice__")))),
+    "a slice of any module in HDF5": lambda: changed_hdf5(dense(kernel_initializer=constant(an("__slice__")))),
+    "arithmetic of any module": lambda: changed(layer(**operation("math.add") | {"module": "evil"})),
+    "a class by another name": lambda: changed(
+        dense(kernel_initializer=constant(an("Dense", "keras.src.models") | {"registered_name": "Thing"}))
+    ),
+    "a class that its module does not have": lambda: changed(layer(**an("Dense", "keras.src.utils.io_utils"))),
+    "an activation by another name": lambda: changed(
+        dense(activation=function("relu", "builtins") | {"registered_name": "run"})
+    ),
     "an operation that writes": lambda: changed(layer(**operation("io.write_file"))),
     "an operation that deletes": lambda: changed(layer(**operation("io.gfile.rmtree"))),
     "an operation that downloads": lambda: changed_hdf5(layer(**operation("keras.utils.get_file"))),
@@ -250,6 +268,18 @@ WRONG = {
         "is not an array of numbers",
     ),
     "a circle": (lambda: in_hdf5(lambda file: file.__setitem__("again", file["/"])), "is there twice"),
+    "a huge output within a model within the model": (
+        lambda: saved(
+            keras.Sequential(
+                [
+                    keras.Input((4,)),
+                    keras.Sequential([keras.Input((4,)), layers.RepeatVector(2**30), layers.GlobalMaxPooling1D()]),
+                    layers.Dense(3),
+                ]
+            )
+        ),
+        "gives 4294967296 numbers for an example",
+    ),
     "packed numbers": (
         lambda: replaced(lambda file, name, a: file.create_dataset(name, data=a, compression="gzip")),
         "is packed, or lies in another file",

@@ -1,6 +1,7 @@
 """Code in a network's file runs only after this user allowed this very file on this machine."""
 
 import json
+import os
 import shutil
 
 import keras
@@ -12,7 +13,7 @@ from helpers import small_runs as runs
 from tflite_export.cli import main as export
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
-from tfpfl.runs import allow_code
+from tfpfl.runs import allow_code, consent
 from tfpfl.runs.run import Run
 
 
@@ -61,6 +62,30 @@ def test_code_runs_only_where_it_was_allowed(six_clients, tmp_path, monkeypatch)
     (sent / "config.json").write_text(json.dumps(config))
     refused = call.invoke(main, ["evaluate", str(sent)])
     assert refused.exit_code == 1 and "'Lambda'" in refused.output
+
+
+def test_what_others_can_write_allows_nothing(tmp_path, monkeypatch):
+    """Several users can share a cache: one of them must not allow code for another."""
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "a.keras"
+    file.write_bytes(b"code")
+    allow_code(file)
+    (folder,) = (tmp_path / "cache").iterdir()
+    (entry,) = folder.iterdir()
+    assert consent.is_allowed(entry.name) and folder.stat().st_mode & 0o777 == 0o700
+    for path, mode in ((folder, 0o770), (folder, 0o707), (entry, 0o660)):
+        before = path.stat().st_mode & 0o777
+        path.chmod(mode)
+        assert not consent.is_allowed(entry.name)
+        path.chmod(before)
+    folder.chmod(0o777)
+    with pytest.raises(InvalidArgument, match="others can write it: remove it, or run chmod 700"):
+        allow_code(file)
+    folder.chmod(0o700)
+    other = os.getuid() + 1
+    folder.rename(folder.with_name(f"allowed_code_of_user_{other}"))  # made by this user, for another one
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    assert not consent.is_allowed(entry.name)
 
 
 def test_allowing_code_where_there_is_none(a_run, tmp_path, monkeypatch):

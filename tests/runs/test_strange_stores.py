@@ -54,7 +54,7 @@ def everything(path, read_only=False):
     with RunStore(path, "run", read_only=read_only) as store:
         states = store.client_states(range(CLIENTS), lambda i: None, like=(np.zeros((1, 1)),))
         matrices = [store.matrices(t) for t in range(1, store.round_num + 1)]
-        server = store.server_state((np.zeros(1),))
+        server = store.server_state((np.zeros(5),))
         found = [store.round_num, store.history(), store.evaluations(), server, states, matrices, store.matrix_rounds()]
     return repr(found)
 
@@ -335,6 +335,42 @@ def test_a_history_that_no_run_has(a_run, change, match):
             read(a_run)
     rewritten(a_run, 2, lambda row: {"round": 2, "clients": 0, "seconds": 0.0})
     Run.open(a_run).close()  # and it was not left open
+
+
+def with_sums(path, *changes):
+    """Changes a store, and computes the checksums of what was changed again, as whoever sends a file can do."""
+    with closing(sqlite3.connect(path)) as db:
+        (run_id,) = db.execute("SELECT run_id FROM run").fetchone()
+        for statement, content, of in changes:
+            data = content.encode() if isinstance(content, str) else content
+            db.execute(statement, (content, checksum(data, of[0], run_id, *of[1:])))
+        db.commit()
+
+
+STRANGE = {
+    "a list of clients of text": (
+        ("UPDATE checksum SET clients = ?, clients_crc = ? WHERE round = 2", '["x"]', ("clients", 2)),
+        "the list of the clients of a round cannot be read"),
+    "a list of clients that is a number": (
+        ("UPDATE checksum SET clients = ?, clients_crc = ? WHERE round = 2", "7", ("clients", 2)),
+        "the list of the clients of a round cannot be read"),
+    "a server state of another size": (
+        ("UPDATE server SET state = ?, crc = ?", pack((np.zeros(4),)), ("server", 3)),
+        r"server state has in array 0: float64, shape \[4\]; this algorithm and model have float64, shape \[5\]"),
+    "no matrix": (
+        ("UPDATE matrix SET value = ?, crc = ? WHERE round = 2", pack(()), ("matrix", 2, "A")),
+        "A of round 2 must be one array, found 0"),
+    "two matrices in one": (
+        ("UPDATE matrix SET value = ?, crc = ? WHERE round = 2", pack((np.eye(2), np.eye(2))), ("matrix", 2, "A")),
+        "A of round 2 must be one array, found 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STRANGE)
+def test_strange_content_with_the_checksums_that_belong_to_it(path, case):
+    change_, match = STRANGE[case]
+    with_sums(path, change_)
+    refused(path, match)
 
 
 def test_clients_that_a_run_does_not_have(a_run):

@@ -96,6 +96,39 @@ def test_the_second_of_two_that_resume_is_told_before_it_reads_any_data(a_run, m
     Run.open(a_run).close()
 
 
+def test_a_link_in_a_run_folder_is_not_written_through(a_run, tmp_path):
+    """An archive can hold links; each of these files is written by whoever resumes or evaluates a run."""
+    victim = tmp_path / "victim"
+    for name in ("state.sqlite.lock", "history.csv", "clients.csv", "summary.json", "config.json", "tensorboard"):
+        path, kept = a_run / name, tmp_path / "kept"
+        had = path.exists()
+        if had:
+            path.rename(kept)
+        victim.write_bytes(kept.read_bytes() if kept.is_file() else b"mine")
+        before = victim.read_bytes()
+        path.symlink_to(victim)
+        with pytest.raises(RunError, match=f"{name} is a link: a run would write elsewhere through it"):
+            Run.open(a_run)
+        assert victim.read_bytes() == before
+        path.unlink()
+        if had:
+            kept.rename(path)
+    os.mkfifo(a_run / "history.pipe")
+    with pytest.raises(RunError, match="history.pipe is no ordinary file"):
+        Run.open(a_run)
+
+
+def test_a_lock_is_no_link_and_no_pipe(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "a.lock").symlink_to(victim)
+    os.mkfifo(tmp_path / "b.lock")
+    for name in "ab":
+        with pytest.raises(OSError):
+            Lock(tmp_path / name)
+    assert victim.read_text() == "mine"
+
+
 def test_a_creation_that_fails_leaves_nothing_and_blocks_nobody(six_clients, tmp_path, monkeypatch):
     def full(path, text):
         raise OSError(28, "No space left on device")

@@ -107,8 +107,8 @@ def stored_arrays(path: Path) -> dict[str, np.ndarray]:
                     raise BundleError(f"{entry.filename!r} is compressed; arrays of a bundle are not")
                 with archive.open(entry) as member:
                     found[entry.filename.removesuffix(".npy")] = _array(member, entry)
-    except (ValueError, KeyError, OSError, RuntimeError, NotImplementedError, EOFError, zipfile.BadZipFile) as error:
-        raise BundleError(f"{path} cannot be read: {error}") from error
+    except Exception as error:  # the readers of archives and of NumPy's headers each raise errors of their own
+        raise BundleError(f"{path} cannot be read: {' '.join(str(error).split()) or type(error).__name__}") from error
     return found
 
 

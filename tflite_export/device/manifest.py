@@ -13,7 +13,7 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.layout import HEAD, THETA
 
 LARGEST = 2**31 - 1
-MOST_STATIC_BATCH = 4096  # examples in program_static.tflite, for which memory is taken; tfpfl writes 32
+MOST_STATIC_BATCH = 4096  # examples in a program of fixed shapes, for which memory is taken; tfpfl writes 32
 HEAD_HEADER = 52  # bytes; see head_file.py
 
 
@@ -47,6 +47,7 @@ class Optional(NamedTuple):
     of: Any
 
 
+MANY = Number(1, MOST_STATIC_BATCH, whole=True)
 COUNT, ID = Number(1, LARGEST, whole=True), Number(0, LARGEST, whole=True)
 _TENSORS = Several(Text(r"(float32|int32)\[(-?\d+(, -?\d+)*)?\]", "a dtype and a shape"), named=r"\w{1,40}")
 _SHAPE = Several(COUNT, least=1)
@@ -57,7 +58,7 @@ RULES = {
         "num_features": COUNT,
         "num_classes": COUNT,
         "num_backbone_weights": COUNT,
-        "static_batch": Number(1, MOST_STATIC_BATCH, whole=True),
+        "static_batch": MANY,
         "theta": Several({"name": Text(), "shape": Several(COUNT), "offset": ID}),
     },
     "training": {
@@ -83,7 +84,7 @@ RULES = {
     "runtimes": Optional({"tested": Several(Text()), "minimum": Several(Text(), named=".{1,80}")}),
     "memory": Optional(Several(dict)),
     "check": {"max_relative": Number(0, none=True), "l2_relative": Number(0)},
-    "browser": Optional({"room": COUNT, "batch": COUNT, "head_batch": COUNT}),
+    "browser": Optional({"room": Number(1, 2**16, whole=True), "batch": MANY, "head_batch": MANY}),
 }
 
 
@@ -112,6 +113,9 @@ def check_manifest(manifest: dict) -> None:
     names, ids = manifest["labels"]["names"], manifest["labels"]["class_ids"]
     if len(names) != k or len(ids) > k:  # a head that clients share may be wider than this client's classes
         raise InvalidInput(f"labels has {len(names)} names and {len(ids)} class_ids for {k} classes")
+    room = manifest.get("browser", {}).get("room")
+    if room is not None and room < k:
+        raise InvalidInput(f"browser.room is {room}, but the model has {k} classes")
 
 
 def _check(value: Any, rule: Any, place: str) -> None:

@@ -131,6 +131,8 @@ def _inputs(bundle, values, signature, program):
         if "kernel" in wanted:
             wanted["kernel"], wanted["bias"] = widened(wanted["kernel"], wanted["bias"], about["room"])
     if batch is not None:
+        if n > batch:
+            raise BundleError(f"{bundle.path(CHECK)} has {n} examples, but {program} takes {batch} at most")
         for name in {"x", "phi", "labels", "weights"} & set(wanted):
             a = wanted[name]
             wanted[name] = np.pad(a, [(0, batch - n)] + [(0, 0)] * (a.ndim - 1))

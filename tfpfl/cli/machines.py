@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 import socket
 import time
 from pathlib import Path
@@ -66,8 +65,6 @@ def worker(port, concurrency, isolate, log):
     )  # an isolated worker has its own network, in which every port is free
     with open(log, "ab") as file:
         process = start_worker(inside, file, concurrency or os.cpu_count() or 1, outside=outside)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
     try:
         while not answers(f"127.0.0.1:{port}"):
             if process.poll() is not None:
@@ -105,8 +102,3 @@ def _check_free(port: int) -> None:
             raise InvalidArgument(
                 f"port {port} cannot be used ({os.strerror(problem.errno)}): take another --port, or end what uses it"
             ) from problem
-
-
-def _interrupt(*_):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise KeyboardInterrupt

@@ -48,7 +48,9 @@ def cohort(seed: int, round_num: int, population: Population, present: np.ndarra
         size = sampling.low + draw % (sampling.high - sampling.low + 1)  # the bias is below 1e-9: the draw has 64 bits
     else:
         size = int(sampling.expected(population.num_clients))
-    if len(ids) < population.num_clients:
+    if sampling.old_shares:
+        size = min(size, len(ids)) if sampling.kind == "range" else int(sampling.expected(len(ids)))
+    elif len(ids) < population.num_clients:
         size, rest = divmod(size * len(ids), population.num_clients)
         size += int(uniform(seed, Stream.COHORT_SHARE, round_num, [0])[0] * population.num_clients < rest)
     return ids[np.sort(np.argpartition(bits, size - 1)[:size])]

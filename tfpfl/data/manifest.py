@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import DEEPEST, InvalidArgument, levels
 
 FORMAT = 1
 SPLITS = ("train", "validation", "test")
@@ -120,6 +120,8 @@ def check_manifest(manifest: dict) -> None:
     Raises:
         FederationError: an entry is missing or wrong. The message names it.
     """
+    if levels(manifest) > DEEPEST:
+        raise FederationError(f"it has more than {DEEPEST} levels")
     wrong = next(_validator().iter_errors(manifest), None)
     if wrong is not None:
         raise FederationError(f"{wrong.json_path.removeprefix('$.')} is wrong: {_cut(wrong.message)}")

@@ -32,6 +32,8 @@ class Sampling:
         rate: the participation rate in (0, 1], for 'fixed' and 'binomial'; default 1, everyone.
         low, high: the smallest and the largest r, for 'range'; 1 <= low <= high.
         old_sizes: for 'range': draw r as run folders up to format 4 did, so that such runs continue unchanged.
+        old_shares: while clients are away, take as many as run folders up to format 5 did: with 'range' r, with
+            'fixed' r = max(floor(rate * n), 1) of the n that are there.
 
     Raises:
         InvalidArgument: an unknown kind; a rate outside (0, 1]; low and high without 1 <= low <= high.
@@ -42,6 +44,7 @@ class Sampling:
     low: int = 0
     high: int = 0
     old_sizes: bool = False
+    old_shares: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("fixed", "binomial", "range"):

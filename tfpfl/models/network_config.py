@@ -23,8 +23,9 @@ VALUES = {"__tensor__", "__keras_tensor__", "__numpy__", "__bytes__", "__ellipsi
 VALUES |= {"TensorShape"}
 # Keras 3 writes arithmetic between layers as operations of these modules.
 OPERATIONS = ("keras.src.ops.numpy", "keras.src.ops.nn", "keras.src.ops.math", "keras.src.ops.linalg")
-# Keras 2 writes it as a layer TFOpLambda or SlicingOpLambda that names a function of TensorFlow, also one that writes
-# or deletes files. These only compute.
+# Keras 2 writes it as a layer TFOpLambda or SlicingOpLambda of these modules.
+OF_FUNCTIONS = (None, "keras.layers", "keras.src.layers.core.tf_op_layer")
+# Such a layer names a function of TensorFlow, also one that writes or deletes files. These only compute.
 FUNCTIONS = {
     *(f"__operators__.{name}" for name in ("add", "getitem")),
     *(f"math.{name}" for name in ("abs", "add", "cos", "divide", "exp", "log", "maximum", "minimum", "multiply")),
@@ -69,9 +70,11 @@ def _checked(value: Any, place: str, depth: int) -> Any:
     if depth > DEEPEST:
         raise InvalidArgument(f"{place} is more than {DEEPEST} levels deep")
     if isinstance(value, dict):
+        left_out = _NOT_NEEDED
         if "class_name" in value:
             _check_class(value, place)
-        return {k: _checked(v, f"{place}.{k}", depth + 1) for k, v in value.items() if k not in _NOT_NEEDED}
+            left_out += ("module", "registered_name") if value["class_name"] in VALUES else ()
+        return {k: _checked(v, f"{place}.{k}", depth + 1) for k, v in value.items() if k not in left_out}
     if isinstance(value, list):
         return [_checked(v, f"{place}[{i}]", depth + 1) for i, v in enumerate(value)]
     if isinstance(value, int) and abs(value) > LARGEST and not place.endswith(".shared_object_id"):
@@ -93,7 +96,8 @@ def _check_class(entry: dict, place: str) -> None:
         return
     if name == "function":
         _check_function(entry, place)
-    elif name in ("TFOpLambda", "SlicingOpLambda"):
+        return
+    if name in ("TFOpLambda", "SlicingOpLambda") and module in OF_FUNCTIONS:
         config = entry.get("config")
         function = config.get("function") if isinstance(config, dict) else None
         if not isinstance(function, str) or function not in FUNCTIONS:
@@ -101,12 +105,15 @@ def _check_class(entry: dict, place: str) -> None:
     elif _class_of(entry) is None:
         whose = f" of module {_shown(module)}" if module else ""
         raise NotAccepted(f"{place}.class_name is {_shown(name)}{whose}, which is {_why(name, module)}")
+    if registered not in (None, name):  # Keras looks for this name in the module, too
+        raise NotAccepted(f"{place}.registered_name is {_shown(registered)}, but its class_name is {_shown(name)}")
 
 
 def _check_function(entry: dict, place: str) -> None:
     """Accepts the activations of Keras; Keras itself would take any function of any module."""
     name, module = entry.get("config"), entry.get("module")
     known = isinstance(name, str) and name in _activations()
+    known &= entry.get("registered_name") in (None, "function", name)
     if not known or module not in (None, "builtins", "keras.activations"):
         raise NotAccepted(f"{place} is the function {_shown(name)} of module {_shown(module)}, not one of Keras")
 
@@ -129,8 +136,19 @@ def _class_of(entry: dict) -> type | None:
         is_operation = isinstance(found, type) and issubclass(found, keras.Operation) and found.__module__ == module
         return found if is_operation else None
     accepted = _classes().get(name)
-    named = getattr(sys.modules.get(module or ""), name, accepted)  # what Keras finds, as far as it is imported
-    return accepted if named is accepted else None
+    if module is not None and getattr(_imported(module), name, None) is not accepted:  # what Keras would find
+        return None
+    return accepted
+
+
+def _imported(module: str) -> object:
+    """The module of Keras of this name, such as keras.layers, as far as it is imported; otherwise None."""
+    found: object = sys.modules.get(module)
+    if found is None:  # some of Keras's public modules have other names in sys.modules
+        found = keras
+        for part in module.split(".")[1:]:
+            found = getattr(found, part, None)
+    return found
 
 
 @cache

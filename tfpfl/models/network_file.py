@@ -225,11 +225,17 @@ def _to_blame(config: dict, weights: int) -> str:
 
 
 def _check_outputs(model: keras.Model) -> None:
+    """Checks the sizes of what all layers give wherever they are used, those of models within the model, too."""
     for layer in model.layers:
-        shape = getattr(getattr(layer, "output", None), "shape", ())
-        size = math.prod(n for n in shape if n)
-        if size > MOST_PER_EXAMPLE:
-            raise InvalidArgument(f"layer {layer.name} gives {size} numbers for an example, over {MOST_PER_EXAMPLE}")
+        if isinstance(layer, keras.Model):
+            _check_outputs(layer)
+        for node in getattr(layer, "_inbound_nodes", ()):
+            for output in tf.nest.flatten(getattr(node, "outputs", None)):
+                size = math.prod(n for n in getattr(output, "shape", None) or () if n)
+                if size > MOST_PER_EXAMPLE:
+                    raise InvalidArgument(
+                        f"layer {layer.name} gives {size} numbers for an example, over {MOST_PER_EXAMPLE}"
+                    )
 
 
 def _first_line(error: Exception) -> str:

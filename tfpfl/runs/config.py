@@ -14,7 +14,7 @@ import numpy as np
 
 from tfpfl.algorithms import ALGORITHMS, check_names, get_method
 from tfpfl.algorithms.transforms.screening import ON_BROKEN, check_norms
-from tfpfl.checks import InvalidArgument, check_choice, one_line
+from tfpfl.checks import DEEPEST, InvalidArgument, check_choice, levels, one_line
 from tfpfl.data import Federation
 from tfpfl.data.population import Sampling
 from tfpfl.data.randomness import Stream, generator
@@ -112,7 +112,8 @@ class RunConfig:
         check_names(self.algorithm, self.preset, self.hyperparameters)
         known = get_method(self.algorithm).hyperparameters
         self.hyperparameters = {k: typed(k, v, known[k].annotation) for k, v in self.hyperparameters.items()}
-        at_least = {"rounds": 1, "seed": 0, "data_seed": 0, "evaluate_every": 0, "patience": 1, "new_clients": 0}
+        at_least = {"clients": 1, "rounds": 1, "evaluate_every": 0, "patience": 1, "new_clients": 0}
+        at_least |= {"seed": 0, "data_seed": 0}
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is not None and not least <= value < 2**31:
@@ -187,7 +188,7 @@ class RunConfig:
         """The `Sampling` of this configuration: how the clients of a round are drawn."""
         low, high = self.sampling_range or (0, 0)
         rate = 1.0 if self.sampling == "range" else self.participation
-        return Sampling(self.sampling, rate, low, high, old_sizes=self.format < 5)
+        return Sampling(self.sampling, rate, low, high, old_sizes=self.format < 5, old_shares=self.format < 6)
 
     def availability(self) -> Availability:
         """The `Availability` of this configuration: dropouts, slow clients, a deadline, clients that join and leave."""
@@ -252,8 +253,10 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
         raise RunError(f"{folder} is not a run folder: it has no config.json")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, a number of thousands of digits
         raise RunError(f"{path} is damaged, it is not valid JSON: {error}") from error
+    if levels(raw) > DEEPEST:
+        raise RunError(f"{path} is damaged: it has more than {DEEPEST} levels")
     if not isinstance(raw, dict) or not isinstance(raw.get("format"), int):
         raise RunError(f"{path} is not the configuration of a run: it has no format number")
     if raw["format"] > FORMAT:

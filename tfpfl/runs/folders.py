@@ -1,5 +1,6 @@
 """Takes a run folder for this process: a new one to create a run in, or that of a run to go on with."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -46,13 +47,29 @@ def new_folder(folder: Path) -> Iterator[Lock]:
         raise
 
 
+def check_no_links(folder: Path) -> None:
+    """Checks that a run's folder holds files and folders only. What is written into a link would be written elsewhere.
+
+    Raises:
+        RunError: something in it is a link, a pipe or a device. The message names it.
+    """
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in sorted(folders + files)):
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                what = "a link" if path.is_symlink() else "no ordinary file"
+                raise RunError(
+                    f"{path} is {what}: a run would write elsewhere through it. Put the file itself in its place"
+                )
+
+
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[Lock]:
     """Locks a run folder. It stays locked after the block, unless the block raises an error.
 
     Raises:
-        RunError: another process creates or trains a run in it, or its lock cannot be written.
+        RunError: another process creates or trains a run in it, its lock cannot be written, or it holds links.
     """
+    check_no_links(folder)
     try:
         lock = Lock(folder / STATE)
     except InUse as error:

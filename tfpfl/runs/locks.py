@@ -3,9 +3,11 @@
 The lock is taken on `FILE.lock`, in which its owner writes its process number and the time.
 """
 
+import errno
 import fcntl
 import os
 import re
+import stat
 import time
 from contextlib import suppress
 from datetime import datetime
@@ -27,15 +29,18 @@ class Lock:
 
     Raises:
         InUse: it is locked already.
-        OSError: `path.lock` cannot be written.
+        OSError: `path.lock` cannot be written, or is a link.
     """
 
     def __init__(self, path: str | os.PathLike):
         self._path = f"{path}.lock"
         self._file: int | None = None
         while self._file is None:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            # It is emptied below, and a folder from elsewhere can hold a link to a file of the user.
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
             try:
+                if not stat.S_ISREG(os.fstat(file).st_mode):
+                    raise OSError(errno.EINVAL, "it is no ordinary file", self._path)
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 os.close(file)

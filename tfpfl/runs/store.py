@@ -148,7 +148,7 @@ class RunStore:
         """The server's state after the last round, in the structure of `initial`; before the first round, `initial`.
 
         Raises:
-            StoreError: what is stored does not have the leaves of `initial` (their number, dtypes and ranks).
+            StoreError: what is stored does not have the leaves of `initial` (their number, dtypes and shapes).
         """
         with self._errors():
             row = self._db.execute("SELECT state, crc, round FROM server ORDER BY round DESC LIMIT 1").fetchone()
@@ -156,7 +156,7 @@ class RunStore:
             return initial
         data, crc, t = row
         content.check(data, crc, self._of("server", t), what := f"{self._name}: the server state")
-        return content.unpack(data, initial, what)
+        return content.unpack(data, initial, what, same_shapes=True)
 
     def client_ids(self) -> np.ndarray:
         """The ids of the clients that have a stored state, ascending: int64 [n]."""
@@ -321,7 +321,10 @@ class RunStore:
             content.check(
                 data, crc, self._of("matrix", round_num, name), what := f"{self._name}: {name} of round {round_num}"
             )
-            (found[name],) = content.arrays(data, what)
+            stored = content.arrays(data, what)
+            if len(stored) != 1:
+                raise StoreError(f"{what} must be one array, found {len(stored)}")
+            found[name] = stored[0]
         return found
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ not against somebody who computes the checksums again; therefore possible values
 import json
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,11 +78,14 @@ def arrays(data: bytes, what: str) -> list[np.ndarray]:
         raise StoreError(f"{what} cannot be read: {error}") from error
 
 
-def unpack(data: bytes, like: Any, what: str) -> Any:
-    """The arrays in the structure of `like`, after a check of their number, dtypes and ranks."""
+def unpack(data: bytes, like: Any, what: str, *, same_shapes: bool = False) -> Any:
+    """The arrays in the structure of `like`, after a check of their number, dtypes and ranks, or shapes."""
     leaves = arrays(data, what)
     wanted = [np.asarray(leaf) for leaf in nest.flatten(like)]
-    kinds, wanted_kinds = ([f"{leaf.dtype}, rank {leaf.ndim}" for leaf in group] for group in (leaves, wanted))
+    kinds, wanted_kinds = (
+        [f"{leaf.dtype}, {f'shape {list(leaf.shape)}' if same_shapes else f'rank {leaf.ndim}'}" for leaf in group]
+        for group in (leaves, wanted)
+    )
     if len(leaves) != len(wanted):
         raise StoreError(f"{what} has {len(leaves)} arrays, but this algorithm and model have {len(wanted)}")
     for i, (found, expected) in enumerate(zip(kinds, wanted_kinds, strict=True)):
@@ -164,7 +167,10 @@ def check_clients(name: str, stored: Mapping[int, int], saved: Iterable[tuple[in
     last: dict[int, int] = {}
     try:
         for t, ids in saved:
-            last |= dict.fromkeys(json.loads(ids), t)
+            of_round = json.loads(ids)
+            if not isinstance(of_round, list) or any(type(i) is not int for i in of_round):
+                raise ValueError("it is no list of whole numbers")
+            last |= dict.fromkeys(of_round, t)
     except (ValueError, TypeError, RecursionError) as error:
         raise StoreError(f"{name} is damaged: the list of the clients of a round cannot be read") from error
     for i in sorted(last.keys() | stored.keys()):
@@ -178,7 +184,7 @@ _NUMBERS = ("bytes_down", "bytes_up", "virtual_seconds", "dropped", "late", "los
 
 
 def check_of_run(
-    name: str, history: Sequence[dict], evaluations: Iterable[Score], stored: Iterable[int], ids: set[int]
+    name: str, history: Sequence[dict], evaluations: Iterable[Score], stored: Iterable[int], ids: Collection[int]
 ) -> None:
     """Checks that a history and scores can be those of a run: what tables, reports and a resumed run read of them.
 
@@ -205,7 +211,7 @@ def check_of_run(
         if wrong:
             raise StoreError(f"{name}: the history of round {t} has {wrong[0]} = {row[wrong[0]]}: it is damaged")
     for what, found in (("a state", {int(i) for i in stored}), ("scores", {e.client_id for e in evaluations})):
-        if strange := sorted(found - ids):
+        if strange := sorted(i for i in found if i not in ids):
             raise StoreError(
                 f"{name} has {what} of client {strange[0]}, which is not a client of this run: it is damaged"
             )

@@ -60,7 +60,7 @@ class Record:
             ) from error
         if not history:
             raise RunError(f"{folder} has no rounds yet")
-        check_of_run(str(state), history, evaluations, ids, set(range(config.clients or 0)))
+        check_of_run(str(state), history, evaluations, ids, range(config.clients or 0))
         try:
             summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -20,6 +20,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
@@ -102,7 +103,11 @@ def switch_loopback_on() -> None:
 def accept(listener: socket.socket, port: int) -> None:
     """Accepts connections for ever, and forwards each to `port` on a thread of its own."""
     while True:
-        connection, _ = listener.accept()
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # the client is gone already, or this process has too many open files for now
+            time.sleep(0.05)
+            continue
         threading.Thread(target=relay, args=(connection, port), daemon=True).start()
 
 
