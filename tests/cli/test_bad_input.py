@@ -303,7 +303,7 @@ def change(**entries):
             lambda text: text.replace('"source": {}', f'"source": {{"a": {"[" * 400}{"]" * 400}}}'),
             "config.json is damaged: it has more than 30 levels",
         ),
-        (lambda text: text.replace('"clients": 6', '"clients": 3000000000'), "clients must lie in 1..2^31-1"),
+        (lambda text: text.replace('"clients": 6', '"clients": 3000000000'), r"clients must lie in 0..2\^31-1"),
         (lambda text: "[1]", "not the configuration of a run: it has no format number"),
         (change(format=99), "format 99, from a newer tfpfl; this one reads up to 6"),
         (change(color="red"), "config.json is damaged, it has unknown entries color"),

@@ -12,8 +12,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 ONE_CORE = "taskset"  # not a variable of the environment: the process may use one core only
 
-SETTINGS = {
-    "again": {},
+SETTINGS = {  # to find which of them makes a difference, give `run` one alone
     "hash seed 0": {"PYTHONHASHSEED": "0"},
     "hash seed 12345": {"PYTHONHASHSEED": "12345"},
     "one thread": {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"},
@@ -56,31 +55,15 @@ def test_the_local_engine_in_a_process_where_everything_differs(six_clients, sho
 ENGINES = {"local": None, "tff": "tensorflow_federated", "ray": "ray"}
 
 
-@pytest.fixture(scope="module")
-def first(six_clients, tmp_path_factory):
-    """first(engine, algorithm) -> the hashes of a run without any setting; skips where the engine is not installed."""
-    known = {}
-
-    def hashes(engine, algorithm):
-        if ENGINES[engine] and importlib.util.find_spec(ENGINES[engine]) is None:
-            pytest.skip(f"{ENGINES[engine]} is not installed")
-        if (engine, algorithm) not in known:
-            known[engine, algorithm] = run(engine, {}, six_clients, tmp_path_factory.mktemp("first"), algorithm)
-        return known[engine, algorithm]
-
-    return hashes
+# Besides PFLEGO: a control variate, messages and rows for single clients, drawn candidates, second derivatives.
+CASES = [("local", name) for name in ("scaffold", "fedamp", "fedfomo", "per_fedavg")]
+CASES += [("tff", "pflego"), ("tff", "fedamp"), ("ray", "pflego")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_each_setting(setting, six_clients, first, tmp_path):
-    """Where everything at once makes a difference, this tells what did."""
-    assert run("local", SETTINGS[setting], six_clients, tmp_path) == first("local", "pflego")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["pflego", "scaffold", "fedamp", "fedfomo", "per_fedavg"])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_each_engine_where_everything_differs(engine, algorithm, six_clients, first, tmp_path):
-    """The others have a control variate, messages and rows for single clients, drawn candidates, second derivatives."""
-    assert run(engine, ALL_AT_ONCE, six_clients, tmp_path, algorithm) == first(engine, algorithm)
+@pytest.mark.parametrize(("engine", "algorithm"), CASES)
+def test_each_engine_in_a_process_where_everything_differs(engine, algorithm, six_clients, tmp_path):
+    if ENGINES[engine] and importlib.util.find_spec(ENGINES[engine]) is None:
+        pytest.skip(f"{ENGINES[engine]} is not installed")
+    one = run(engine, {}, six_clients, tmp_path / "one", algorithm)
+    assert run(engine, ALL_AT_ONCE, six_clients, tmp_path / "other", algorithm) == one

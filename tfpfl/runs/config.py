@@ -112,7 +112,7 @@ class RunConfig:
         check_names(self.algorithm, self.preset, self.hyperparameters)
         known = get_method(self.algorithm).hyperparameters
         self.hyperparameters = {k: typed(k, v, known[k].annotation) for k, v in self.hyperparameters.items()}
-        at_least = {"clients": 1, "rounds": 1, "evaluate_every": 0, "patience": 1, "new_clients": 0}
+        at_least = {"clients": 0, "rounds": 1, "evaluate_every": 0, "patience": 1, "new_clients": 0}
         at_least |= {"seed": 0, "data_seed": 0}
         for name, least in at_least.items():
             value = getattr(self, name)
