@@ -151,7 +151,10 @@ def test_numbers_of_history_and_evaluations_are_exact(path):
     [
         ((np.zeros((5, 2), np.float32),), "2 arrays.* have 1"),
         (Head(np.zeros((5, 2)), np.zeros(2)), "array 0: float32, [rs].*; .* float64, (rank 2|shape .5, 2.)"),
-        (Head(np.zeros((5, 2), np.float32), np.zeros((1, 2), np.float32)), "array 1: float32, [rs].*; .* (rank 2|shape .1, 2.)"),
+        (
+            Head(np.zeros((5, 2), np.float32), np.zeros((1, 2), np.float32)),
+            "array 1: float32, [rs].*; .* (rank 2|shape .1, 2.)",
+        ),
     ],
 )
 def test_a_state_of_another_structure_is_refused(like, found):

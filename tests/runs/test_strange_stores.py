@@ -350,10 +350,10 @@ def with_sums(path, *changes):
 STRANGE = {
     "a list of clients of text": (
         ("UPDATE checksum SET clients = ?, clients_crc = ? WHERE round = 2", '["x"]', ("clients", 2)),
-        "the list of the clients of a round cannot be read"),
+        "the list of the clients of round 2 cannot be read"),
     "a list of clients that is a number": (
         ("UPDATE checksum SET clients = ?, clients_crc = ? WHERE round = 2", "7", ("clients", 2)),
-        "the list of the clients of a round cannot be read"),
+        "the list of the clients of round 2 cannot be read"),
     "a server state of another size": (
         ("UPDATE server SET state = ?, crc = ?", pack((np.zeros(4),)), ("server", 3)),
         r"server state has in array 0: float64, shape \[4\]; this algorithm and model have float64, shape \[5\]"),

@@ -70,7 +70,7 @@ def _checked(value: Any, place: str, depth: int) -> Any:
     if depth > DEEPEST:
         raise InvalidArgument(f"{place} is more than {DEEPEST} levels deep")
     if isinstance(value, dict):
-        left_out = _NOT_NEEDED
+        left_out: tuple[str, ...] = _NOT_NEEDED
         if "class_name" in value:
             _check_class(value, place)
             left_out += ("module", "registered_name") if value["class_name"] in VALUES else ()

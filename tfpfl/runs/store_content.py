@@ -79,18 +79,19 @@ def arrays(data: bytes, what: str) -> list[np.ndarray]:
 
 
 def unpack(data: bytes, like: Any, what: str, *, same_shapes: bool = False) -> Any:
-    """The arrays in the structure of `like`, after a check of their number, dtypes and ranks, or shapes."""
+    """The arrays in the structure of `like`, after a check of their number, dtypes and ranks, or shapes.
+
+    An empty array in `like` stands for one of any size, such as the state of an aggregator of TFF.
+    """
     leaves = arrays(data, what)
     wanted = [np.asarray(leaf) for leaf in nest.flatten(like)]
-    kinds, wanted_kinds = (
-        [f"{leaf.dtype}, {f'shape {list(leaf.shape)}' if same_shapes else f'rank {leaf.ndim}'}" for leaf in group]
-        for group in (leaves, wanted)
-    )
     if len(leaves) != len(wanted):
         raise StoreError(f"{what} has {len(leaves)} arrays, but this algorithm and model have {len(wanted)}")
-    for i, (found, expected) in enumerate(zip(kinds, wanted_kinds, strict=True)):
-        if found != expected:
-            raise StoreError(f"{what} has in array {i}: {found}; this algorithm and model have {expected}")
+    for i, (leaf, expected) in enumerate(zip(leaves, wanted, strict=True)):
+        exact = same_shapes and expected.size
+        kinds = [f"{a.dtype}, {f'shape {list(a.shape)}' if exact else f'rank {a.ndim}'}" for a in (leaf, expected)]
+        if kinds[0] != kinds[1]:
+            raise StoreError(f"{what} has in array {i}: {kinds[0]}; this algorithm and model have {kinds[1]}")
     return nest.pack_sequence_as(like, leaves)
 
 
@@ -165,14 +166,15 @@ def check_clients(name: str, stored: Mapping[int, int], saved: Iterable[tuple[in
         StoreError: a state is missing, is too many, or is of another round.
     """
     last: dict[int, int] = {}
-    try:
-        for t, ids in saved:
+    for t, ids in saved:
+        wrong = f"{name} is damaged: the list of the clients of round {t} cannot be read"
+        try:
             of_round = json.loads(ids)
-            if not isinstance(of_round, list) or any(type(i) is not int for i in of_round):
-                raise ValueError("it is no list of whole numbers")
-            last |= dict.fromkeys(of_round, t)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise StoreError(f"{name} is damaged: the list of the clients of a round cannot be read") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            raise StoreError(wrong) from error
+        if not isinstance(of_round, list) or any(type(i) is not int for i in of_round):
+            raise StoreError(wrong)
+        last |= dict.fromkeys(of_round, t)
     for i in sorted(last.keys() | stored.keys()):
         if last.get(i) != stored.get(i):
             found = "has no state" if i not in stored else f"has a state of round {stored[i]}"
