@@ -91,7 +91,7 @@ def main(algorithm, clients, examples, rounds, same, json_path):
             for name in courses if t % 2 else reversed(courses):
                 courses[name].round(t)
         pairs = zip(*(course.result() for course in courses.values()), strict=True)
-        difference = max(float(np.abs(a - b).max(initial=0.0)) for a, b in pairs)
+        difference = max(float(np.abs(np.subtract(a, b, dtype=float)).max(initial=0.0)) for a, b in pairs)
     seconds = {name: np.array(course.seconds[2:]) for name, course in courses.items()}  # the first two rounds trace
     ratios = seconds["other"] / seconds["open"]
     sent = sum(leaf.nbytes for leaf in courses["open"].result())
