@@ -96,6 +96,7 @@ def test_a_norm_is_that_of_the_change_of_the_model(data):
     assert int(plain.metrics["bytes_up"]) == len(ids) * 8 * size  # float64, and nothing but the change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dyn", slow_but([0.4, 2.0], 0.4))
 def test_an_exact_solve_leaves_the_clients_gradient_in_its_state(data, dyn, monkeypatch):
     """And solves it: (A + a I) v = b + g + a w on a quadratic."""

@@ -76,6 +76,7 @@ def test_no_penalty_while_fine_tuning(data):
     assert identical(personal(near, data, w), personal(fedavg_ft(data.model, data.population, **SOLVER), data, w))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["fedavg_ft", "fedprox_ft", "fedbabu"], "fedavg_ft"))
 def test_training_does_not_see_it(data, name):
     """Bit for bit: the base method, and its path with the personal models of all clients computed after every round."""

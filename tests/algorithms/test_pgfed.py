@@ -22,6 +22,7 @@ def data():
     return toy(sampling=Sampling("fixed", 0.4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", slow_but([pgfed, pgfedmo], pgfedmo))
 def test_without_mu_it_is_fedavg(data, build):
     base, algorithm = (

@@ -130,6 +130,7 @@ def give_to(run_id, db):
         db.execute("REPLACE INTO checksum VALUES (?, ?, ?, ?, ?, ?)", sums)
 
 
+@pytest.mark.slow
 def test_configurations_of_a_store_with_their_hash(federation, tmp_path, cases):
     """Whoever sends a run folder can also write the new `run_id` into its store, and compute all checksums again."""
     folder = tmp_path / "run"

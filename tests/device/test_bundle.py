@@ -30,6 +30,7 @@ def evaluated(folder, client):
     return next((e.accuracy, e.loss) for e in rows if e.client_id == client)
 
 
+@pytest.mark.slow
 def test_the_exported_client_scores_as_in_the_simulation(bundle, run_folder, federation):
     x, y = federation.arrays(4, "test")
     accuracy, loss = evaluated(run_folder, 4)

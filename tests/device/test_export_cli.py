@@ -89,6 +89,7 @@ def test_bench_measures_and_records(bundle, tmp_path):
         assert "0 is not in the range x>=1" in call("bench", copy, number, 0, code=2)
 
 
+@pytest.mark.slow
 def test_bytes_on_the_wire_are_those_of_the_payload(bundle):
     found = bench.wire(bundle)
     b, head = 64 * 200 + 200, 201 * 3

@@ -39,6 +39,7 @@ def fedavg(federation):
     return of(evaluations("fedavg", federation, "global")[0], "global")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model_name", "options"),
     [

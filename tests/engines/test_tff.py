@@ -90,6 +90,7 @@ def read_by_id(tff, algorithm, federation):
     return three_rounds(process, algorithm, lambda t: visits_by_id(algorithm.population, IDS, t))
 
 
+@pytest.mark.slow
 def test_arrays_give_what_the_federation_gives(algorithm, federation, read_by_id):
     specs = (tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.int32))
 

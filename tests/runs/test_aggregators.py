@@ -61,6 +61,7 @@ def test_an_aggregator_that_changes_nothing_changes_nothing(name, federation, tf
     assert distance(found, expected) < 1e-6
 
 
+@pytest.mark.slow
 def test_clipping_is_that_of_screening(federation, tff):
     """Two implementations: TFF's at the sum, and ours in the client's work."""
     algorithm = build("fedavg", federation)
@@ -185,6 +186,7 @@ def population(sampling, people=100):
     return Population(np.full(people, 10), np.full(people, 2), sampling=sampling)
 
 
+@pytest.mark.slow
 def test_epsilon_is_dp_accountings(accounting):
     from dp_accounting.rdp import RdpAccountant
 

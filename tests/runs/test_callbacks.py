@@ -72,6 +72,7 @@ def test_what_was_started_is_ended_after_an_error(federation, tmp_path, fail_at,
     assert log == calls
 
 
+@pytest.mark.slow
 def test_a_callback_stops_a_run_with_a_reason(federation, tmp_path):
     class Stop(Callback):
         def round(self, training, row):

@@ -373,6 +373,7 @@ def test_strange_content_with_the_checksums_that_belong_to_it(path, case):
     refused(path, match)
 
 
+@pytest.mark.slow
 def test_clients_that_a_run_does_not_have(a_run):
     """In a file of format 2 the row is believed, because it has no checksum of the round."""
     intact = (a_run / "state.sqlite").read_bytes()

@@ -35,6 +35,7 @@ def state(loop):
     return tf.nest.map_structure(np.asarray, (loop.server_state(), loop.client_states(range(6))))
 
 
+@pytest.mark.slow
 def test_without_splits_nothing_is_evaluated_and_all_else_is_the_same(federation):
     silent, usual = (Training(make("pflego", federation), federation, **how) for how in ({"splits": ()}, {}))
     for loop in (silent, usual):
