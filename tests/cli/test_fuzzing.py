@@ -24,7 +24,7 @@ from tfpfl.cli import main, runs
 from tfpfl.data import Federation
 from tfpfl.data.manifest import manifest_hash
 from tfpfl.models.network_file import load_network
-from tfpfl.runs import store_content
+from tfpfl.runs import store_content, store_convert
 from tfpfl.runs.config import RunError, read_config
 from tfpfl.runs.run import Run
 
@@ -34,9 +34,13 @@ def federation(tmp_path_factory):
     return small_runs.federation(tmp_path_factory.mktemp("fuzzing") / "federation")
 
 
-def test_manifests(federation, tmp_path, cases):
-    folder = tmp_path / "federation"
-    shutil.copytree(federation.path, folder)
+@pytest.fixture
+def folder(federation, tmp_path):
+    """A copy of the federation, to damage."""
+    return shutil.copytree(federation.path, tmp_path / "federation")
+
+
+def test_manifests(federation, folder, cases):
     text = (folder / "manifest.json").read_text()
 
     @quick(cases * 2 // 5)
@@ -70,9 +74,7 @@ def use(found):
         np.testing.assert_array_equal(read([i])[1], found.arrays(i)[1])
 
 
-def test_manifests_that_were_hashed_again(federation, tmp_path, cases):
-    folder = tmp_path / "federation"
-    shutil.copytree(federation.path, folder)
+def test_manifests_that_were_hashed_again(folder, cases):
     text = (folder / "manifest.json").read_text()
 
     @quick(cases * 2 // 5)
@@ -113,11 +115,7 @@ def test_configurations(federation, tmp_path, cases):
 def give_to(run_id, db):
     """Makes the content of a store that of another run, with the checksums that it then has."""
     db.execute("UPDATE run SET run_id = ?", (run_id,))
-    for table, column, keys in (
-        ("server", "state", ("round",)),
-        ("client", "state", ("id", "round")),
-        ("matrix", "value", ("round", "name")),
-    ):
+    for table, (column, keys) in store_convert._BLOBS.items():
         where = " AND ".join(f"{key} = ?" for key in keys)
         for data, *of in db.execute(f"SELECT {column}, {', '.join(keys)} FROM {table}").fetchall():
             crc = store_content.checksum(data, table, run_id, *of)

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from helpers.fuzzing import set_entry
 from tfpfl.data import Federation, FederationError, Source
 from tfpfl.data.manifest import manifest_hash
 
@@ -21,13 +22,7 @@ def copy(tmp_path):
 def hashed_again(folder, *way, to):
     """Changes an entry of a manifest, and writes the hash that it has then."""
     manifest = json.loads((folder / "manifest.json").read_text())
-    parent = manifest
-    for key in way[:-1]:
-        parent = parent[key]
-    if to is None:
-        del parent[way[-1]]
-    else:
-        parent[way[-1]] = to
+    set_entry(manifest, way, to)
     manifest["hash"] = manifest_hash(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 
-from helpers.fuzzing import changed, pytest_generate_tests, quick, refused_or_fine  # noqa: F401
+from helpers.fuzzing import changed, pytest_generate_tests, quick, refused_or_fine, set_entry  # noqa: F401
 from tflite_export import Bundle, BundleError, DeviceClient, verify
 from tflite_export.device.bench import wire
 from tflite_export.device.runtime import manifest_hash
@@ -69,13 +69,7 @@ WRONG_ENTRIES = [
 @pytest.mark.parametrize("way, to, said", WRONG_ENTRIES, ids=lambda value: str(value)[:30])
 def test_an_entry_that_was_changed_and_hashed_again_is_named(copy, way, to, said):
     manifest = json.loads((copy / "manifest.json").read_text())
-    parent = manifest
-    for key in way[:-1]:
-        parent = parent[key]
-    if to is None:
-        del parent[way[-1]]
-    else:
-        parent[way[-1]] = to
+    set_entry(manifest, way, to)
     hashed_again(copy, manifest)
     with pytest.raises(BundleError, match=f"manifest.json was changed: {said}"):
         Bundle(copy)

@@ -60,6 +60,22 @@ def places(document, here=()):
     return found
 
 
+def parent_of(document, way):
+    """The list or dict in which the last key of the path `way` stands."""
+    for key in way[:-1]:
+        document = document[key]
+    return document
+
+
+def set_entry(document, way, to):
+    """Changes the value at the path `way`; with None, removes it."""
+    parent = parent_of(document, way)
+    if to is None:
+        del parent[way[-1]]
+    else:
+        parent[way[-1]] = to
+
+
 @st.composite
 def changed(draw, text, other=values):
     """A JSON document of which one or two values are others, missing or new; and the places of these values."""
@@ -68,9 +84,7 @@ def changed(draw, text, other=values):
         if not document:
             break
         *way, last = draw(st.sampled_from([p for p in places(document) if p]))
-        parent = document
-        for key in way:
-            parent = parent[key]
+        parent = parent_of(document, (*way, last))
         what = draw(st.sampled_from(["other", "other", "missing", "new"]))
         if what == "new" and isinstance(parent, dict):
             last = draw(st.text(min_size=1, max_size=5))
