@@ -1,5 +1,6 @@
 """What any test may ask for, the order in which files run, and what is said of those that were skipped."""
 
+import gc
 import importlib.util
 import json
 import os
@@ -12,8 +13,14 @@ from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before anything imports TensorFlow
+if os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1":  # as many processes as cores: more threads only wait
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
 
 import pytest
+
+# TensorFlow's modules and graphs are millions of objects that live on: Python looks through them less often.
+gc.set_threshold(100_000, 50, 1000)
 
 DURATIONS = Path(__file__).parent / "durations.json"
 

@@ -25,6 +25,7 @@ def fedavg_path(data):
     return play(fedavg(data.model, data.population, **SOLVER), data)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     slow_but(
@@ -38,6 +39,7 @@ def test_the_global_path_is_fedavgs(data, fedavg_path, options):
     assert distance(path, fedavg_path) < 1e-9
 
 
+@pytest.mark.slow
 def test_mixing_0_is_fedavg(data, fedavg_path):
     algorithm = apfl(data.model, data.population, mixing=0.0, **SOLVER)
     path, states = play(algorithm, data)
@@ -125,6 +127,7 @@ def test_who_never_came_mixes_the_initial_model_or_none(data, init):
     assert distance(later, mixed(0.3, late.state.v, algorithm.init_server())) < 1e-9  # now v_i is the client's own
 
 
+@pytest.mark.slow
 def test_clients_are_weighed_as_in_fedavg(data):
     for weighting, expected in (("examples", [6, 9, 4, 7, 5]), ("uniform", [1] * 5)):
         algorithm = apfl(data.model, data.population, weighting=weighting, **SOLVER)

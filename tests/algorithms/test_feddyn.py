@@ -133,6 +133,7 @@ def test_the_server_subtracts_what_all_clients_have_gathered(data):
     assert distance(found.w, tree.add_scaled(tree.add(server.w, mean(dv)), -1 / a, h)) < 1e-9
 
 
+@pytest.mark.slow
 def test_a_round_in_which_nothing_arrives_changes_nothing(data):
     algorithm = feddyn(data.model, data.population, **BATCHES)
     server = play(algorithm, data)[0][-1]

@@ -69,6 +69,7 @@ def test_one_client_trains_alone(data):
     assert distance(Weights(states[3].theta, path[-1].head), expected[-1]) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new_body", slow_but(["initial", "average"], "average"))
 def test_pretraining_is_fedavg_and_bodies_start_where_it_ends(data, new_body):
     """Who misses the whole pretraining starts there as well."""

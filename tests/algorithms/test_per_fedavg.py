@@ -38,6 +38,7 @@ def loss_on(data, client, rows):
     return lambda weights: client_loss(batch, 0, *weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_without_alpha_it_is_fedavg_on_the_second_halves(data, variant):
     beta, w = 0.2, shared(data)

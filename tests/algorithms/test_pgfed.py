@@ -200,6 +200,7 @@ def test_the_gradient_is_of_all_examples_and_at_the_end(data):
     assert identical(algorithm.local_model((), output), output.state.v)
 
 
+@pytest.mark.slow
 def test_the_default_is_the_authors_rule_for_who_never_came(data):
     for build in (pgfed, pgfedmo):
         algorithm = build(data.model, data.population, mu=0.4, eta=0.1, **FULL)

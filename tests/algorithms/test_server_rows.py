@@ -80,6 +80,7 @@ def test_rows_of_clients_whose_ids_have_gaps():
     assert (int(row), bool(known)) == (2, True) and row.shape == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(PER_CLIENT, "fedamp"))
 def test_ids_with_gaps_are_only_names(name):
     """The same clients under other ids: the same rounds, row by row."""
@@ -142,6 +143,7 @@ def test_a_round_without_clients_changes_nothing(name, a_federation):
     assert identical(next(iter(training.store.matrices(8).values())), matrix)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", slow_but(["local", "tff"], "local"))
 @pytest.mark.parametrize(("name", "matrix"), slow_but(MATRICES, MATRICES[0]))
 def test_a_run_saves_its_matrix_at_every_evaluation(request, short_end, tmp_path, a_federation, name, matrix, engine):

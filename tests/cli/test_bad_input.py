@@ -357,6 +357,7 @@ def test_a_state_of_another_run_or_a_lost_or_damaged_one(a_run, federation, tmp_
             Run.open(a_run)
 
 
+@pytest.mark.slow
 def test_a_federation_that_was_changed_or_is_gone(tmp_path):
     federation = runs.federation(tmp_path / "federation")
     folder = runs.train(tmp_path / "run", federation, rounds=1).folder

@@ -117,6 +117,7 @@ def test_padding_of_the_static_variant_changes_nothing(paper):
         assert relative_l2(found[name], expected[name]) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_safeguard_takes_back_steps_that_raise_the_loss():
     model = SplitModel(build_network("mlp200", (4, 4)))
     rng = np.random.default_rng(0)
@@ -134,7 +135,7 @@ def test_the_safeguard_takes_back_steps_that_raise_the_loss():
     assert out["loss"] > out["loss_before"]
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", slow_but(OWN, "strided convolutions"))
 def test_gradient_of_a_users_own_backbone(name):
     keras.utils.set_random_seed(0)  # of the layers' weights: a drawing whose units are all dead has no gradient
     model = SplitModel(OWN[name]())

@@ -95,6 +95,7 @@ def pixels(tmp_path_factory):
     return Federation.build(source, clients=5, K=2, seed=0, out=tmp_path_factory.mktemp("pixels") / "federation")
 
 
+@pytest.mark.slow
 def test_every_way_of_computing_reads_examples_in_the_models_dtype(pixels):
     """A client's loss at the initial weights, from examples that are decoded here, in float64."""
     algorithm = make("pflego", pixels, tau=1)

@@ -117,6 +117,7 @@ def test_the_median_and_the_trimmed_mean_are_numpys(engine, federation, tff):
         assert distance(tree.to_vector(tree.subtract(after, before)), expected) < 1e-6
 
 
+@pytest.mark.slow
 def test_pflegos_sum_is_the_weights_times_the_median(federation):
     algorithm = build("pflego", federation, server_opt="sgd")
     population = algorithm.population
@@ -132,6 +133,7 @@ def _moves(algorithm, federation):
     return [tree.subtract(after, before) for before, after in (one_round(engine, algorithm, [i]) for i in COHORT)]
 
 
+@pytest.mark.slow
 def test_one_huge_update_moves_the_mean_and_not_the_median(federation):
     algorithm = build("fedavg", federation)
     broken = faults.broken_work(algorithm, only("huge"))

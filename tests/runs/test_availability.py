@@ -223,6 +223,7 @@ def test_who_joins_or_leaves_touches_nobody_elses_state(federation, short_end, t
     assert distance(before[1], after[1]) > 0 and distance(before[4], after[4]) > 0
 
 
+@pytest.mark.slow
 def test_rounds_that_nobody_survives_change_nothing(federation, short_end, tmp_path):
     """With joins for everybody in round 4, the first three rounds are empty."""
     run = small_runs.train(tmp_path / "run", federation, joins=("4:0,1,2,3,4,5",), participation=1.0, rounds=5)

@@ -108,6 +108,7 @@ def test_the_hash_of_a_configuration_is_no_path(a_run, tmp_path, monkeypatch):
         Run.open(a_run)
 
 
+@pytest.mark.slow
 def test_small_runs_need_no_consent(six_clients, tmp_path):
     """A network without code is loaded as before."""
     file = tmp_path / "plain.keras"

@@ -136,6 +136,7 @@ def test_methods_are_compared_on_the_same_cohorts_and_keys(federation, monkeypat
     assert visits("pflego", 1, tau=2) != pflego
 
 
+@pytest.mark.slow
 def test_empty_rounds_are_recorded_and_change_nothing(federation):
     algorithm = make("pflego", federation, Sampling("binomial", 0.15), tau=3)
     loop = Training(algorithm, federation, seed=4)
@@ -230,6 +231,7 @@ def test_bad_arguments(federation):
         Training(algorithm, federation).run(0)
 
 
+@pytest.mark.slow
 def test_a_store_of_another_algorithm_is_refused(federation):
     store = RunStore()
     Training(make("pflego", federation, tau=2), federation, store=store).run(1)

@@ -48,6 +48,7 @@ def files(folder):
     return {p.name for p in folder.iterdir()} if folder.exists() else set()
 
 
+@pytest.mark.slow
 def test_of_two_creations_at_the_same_moment_one_is_told(six_clients, tmp_path, monkeypatch):
     """The second begins while the first writes config.json: then both have seen an empty folder."""
     folder, written, seen = tmp_path / "run", run_module.write_whole, []

@@ -190,6 +190,7 @@ def test_who_cannot(federation, name):
             adapt_clients(algorithm, federation, server)
 
 
+@pytest.mark.slow
 def test_clients_without_examples_of_the_split(federation, tmp_path):
     algorithm = make("pflego", federation, **WORK["pflego"])
     found = adapt_clients(algorithm, federation, trained(algorithm, federation, 1), epochs=2, split="validation")

@@ -179,6 +179,7 @@ def test_protocols_stand_beside_the_numbers(page):
     assert captions.count("all clients; mean over clients") >= 10
 
 
+@pytest.mark.slow
 def test_attention_is_there_for_who_has_it(records, html):
     assert "FedAMP: attention" in html and f"After round {ROUNDS}, seed 0" in html
     assert "Who listens to whom" not in render([records[0], records[2]])
@@ -290,6 +291,7 @@ def no_file_larger_than(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_report_as_it_was(records, tmp_path):
     out = tmp_path / "report.html"
     out.write_text("the old one")
