@@ -4,6 +4,7 @@ import json
 import pickle
 import shlex
 import shutil
+import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -358,6 +359,19 @@ def test_another_process_builds_the_method_from_what_is_sent(six_clients, loud, 
         tf.nest.flatten(algorithm.init_server()), tf.nest.flatten(run.algorithm.init_server()), strict=True
     ):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.slow
+def test_ray_computes_the_same_rounds(six_clients, loud, tmp_path):
+    """Its processes get the file's bytes; they have not named it."""
+    pytest.importorskip("ray")
+    file, _, _ = loud
+    for engine in ("local", "ray"):
+        words = run_of(f"{file}:loud", six_clients, tmp_path / engine, "--engine", engine)
+        done = subprocess.run([sys.executable, "-m", "tfpfl", *map(str, words)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    ours, theirs = (runs.saved(tmp_path / engine)["history"] for engine in ("local", "ray"))
+    assert [row["loss"] for row in theirs] == pytest.approx([row["loss"] for row in ours], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def load_installed(kind: str, name: str, sha256: str | None = None) -> OwnMethod
     """
     if kind == "module":
         module, _, function = name.rpartition(":")
-        return _of_module(kind, name, module, function, _package_of(module), sha256)
+        return _of_module(kind, name, module, function, None, sha256)
     point = _entry_point(name)
     return _of_module(kind, name, point.module, point.attr, _named(point.dist) if point.dist else None, sha256)
 
@@ -201,6 +201,7 @@ def _of_module(
         )
     content = _content(source)
     sha256 = hashlib.sha256(content).hexdigest()
+    package = package or _package_of(module)
     if expected not in (None, sha256):
         raise InvalidArgument(
             f"{source} was changed since the run was created: its sha256 is another one{package and f', in {package}'}."
