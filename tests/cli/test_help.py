@@ -30,7 +30,7 @@ COMMANDS = [
 ELSEWHERE = {
     *("hyperparameters", "partition_args"),  # options of the algorithm and of the partition, from their signatures
     "source",  # its keys have rows in the table
-    *("federation_hash", "network_hash", "versions", "format"),  # computed
+    *("federation_hash", "network_hash", "own_method", "versions", "format"),  # computed
 }
 
 

@@ -1,6 +1,7 @@
 """The documentation says what the code does: its examples run, its commands exist, its links lead somewhere."""
 
 import ast
+import contextlib
 import doctest
 import html
 import importlib
@@ -17,6 +18,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import click
 import pytest
 
 from tfpfl.algorithms import ALGORITHMS
@@ -121,11 +123,19 @@ def test_a_room_has_what_it_hands_on(room):
 def test_examples_of_a_page_run(page, tmp_path):
     """In the order of the page, as one program in an empty folder."""
     code = "\n".join(found["code"] for found in PYTHON.finditer(PAGES[page]) if NOT_RUN not in found["info"])
+    write_files(page, tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TFPFL_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def write_files(page, folder):
+    """Writes the blocks of Python that are files: those whose title is the name of one."""
+    for found in PYTHON.finditer(PAGES[page]):
+        if title := re.search(r'title="(\w+\.py)"', found["info"]):
+            (folder / title[1]).write_text(found["code"], encoding="utf-8")
 
 
 def test_every_example_of_python_is_run():
@@ -137,7 +147,7 @@ def test_every_example_of_python_is_run():
 
 
 def commands():
-    """(page, words) of every call of our command lines in a block of code."""
+    """(page, program, words) of every call of our command lines in a block of code."""
     call = re.compile(r"^(?:\S+[$] +)?(?:tfpfl|python -m (?:tfpfl|tflite_export)) (.*)$")
     for name, text in PAGES.items():
         blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
@@ -145,15 +155,18 @@ def commands():
         for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
             if match := call.match(line.strip()):
                 program = "tflite_export" if "tflite_export" in line.split(match[1])[0] else "tfpfl"
-                yield pytest.param(program, shlex.split(match[1], comments=True), id=f"{name}: {match[1][:60]}")
+                yield pytest.param(name, program, shlex.split(match[1], comments=True), id=f"{name}: {match[1][:60]}")
 
 
-@pytest.mark.parametrize(("program", "words"), commands())
-def test_commands_exist(program, words):
+@pytest.mark.parametrize(("page", "program", "words"), commands())
+def test_commands_exist(page, program, words, tmp_path, monkeypatch):
     """They parse; a usage error is raised where an option or a type is wrong. Nothing is run."""
+    write_files(page, tmp_path)
+    monkeypatch.chdir(tmp_path)
     main = importlib.import_module(f"{program}.cli").main
     name, *rest = words
-    main.commands[name].make_context(name, rest)
+    with contextlib.suppress(click.exceptions.Exit):  # --help
+        main.commands[name].make_context(name, rest)
 
 
 @pytest.mark.parametrize("module", MODULES)

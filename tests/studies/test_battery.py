@@ -1,7 +1,9 @@
 """The battery finds what is wrong: algorithms with one mistake each, and the check that must fail."""
 
 import re
+from inspect import signature
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -136,6 +138,51 @@ def its_one_pass_is_not_its_work(model, population):
 def balanced_by(base, balance):
     """The method with another `balance`."""
     return lambda model, population: base(model, population, **SMALL)._replace(balance=balance)
+
+
+def with_a_constant(field, size, wrap=lambda constant: constant):
+    """FedPer, one function of which uses a tensor that the builder made."""
+
+    def build(model, population):
+        right, halves = good(model, population), wrap(tf.constant(np.full(size, 0.5, np.float32)))
+
+        def changed(*given):
+            once = 2 * tf.reduce_mean(halves)
+            found = getattr(right, field)(*given)
+            if field == "client_update":
+                return found._replace(weight=once * found.weight)
+            return tf.nest.map_structure(lambda part: once * part, found)
+
+        functions = {0: lambda: changed(), 1: lambda a: changed(a), 2: lambda a, b: changed(a, b)}
+        functions[3] = lambda a, b, c: changed(a, b, c)
+        return right._replace(**{field: functions[len(signature(getattr(right, field)).parameters)]})
+
+    return build
+
+
+FIELDS = ("init_server", "init_client", "message", "client_update", "server_update", "personal_model", "local_model")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_tensor_of_the_builder_is_found_with_its_name_and_line(field, size):
+    """A NumPy array in its place is right."""
+    checks = [battery.functions_take_no_tensor_from_the_builder]
+    [finding] = battery.check_algorithm(with_a_constant(field, size), checks=checks)
+    told = rf"{field} uses `halves`, which TensorFlow made outside of it \(test_battery.py, line \d+: once = 2 \* tf"
+    assert finding.status == "FAILED" and re.search(told, finding.why), finding.why
+    assert "np.array for tf.constant" in finding.why
+    [finding] = battery.check_algorithm(with_a_constant(field, size, np.asarray), checks=checks)
+    assert finding.status == "ok", finding.why
+
+
+def test_tff_refuses_what_this_check_finds(tff):
+    """So the local engine alone would not show the mistake."""
+    [finding] = battery.check_algorithm(with_a_constant("client_update", 1000), checks=[battery.both_engines_agree])
+    assert "Attempting to capture an EagerTensor without building a function" in finding.why
+    checks = [battery.rounds_change_something, battery.the_loss_falls]
+    findings = battery.check_algorithm(with_a_constant("client_update", 1000), checks=checks)
+    assert [finding.status for finding in findings] == ["ok", "ok"]
 
 
 SMALL = {"eta": 0.2, "steps": 4}

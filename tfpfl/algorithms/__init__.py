@@ -19,6 +19,7 @@ from tfpfl.algorithms.finetune import fedavg_ft, fedprox_ft, finetuned
 from tfpfl.algorithms.layerwise import layerwise
 from tfpfl.algorithms.lg_fedavg import lg_fedavg
 from tfpfl.algorithms.method import Method
+from tfpfl.algorithms.own import method_named
 from tfpfl.algorithms.per_fedavg import per_fedavg
 from tfpfl.algorithms.pfedme import pfedme
 from tfpfl.algorithms.pflego import pflego, pflego_code, pflego_exact, pflego_paper
@@ -58,6 +59,7 @@ __all__ = [
     "layerwise",
     "lg_fedavg",
     "local",
+    "method_named",
     "per_fedavg",
     "pfedme",
     "pflego",

@@ -63,12 +63,12 @@ ALGORITHMS = {method.name: method for method in _METHODS}
 
 
 def build_algorithm(
-    name: str, model: SplitModel, population: Population, *, preset: str | None = None, **hyperparameters: Any
+    name: str | Method, model: SplitModel, population: Population, *, preset: str | None = None, **hyperparameters: Any
 ) -> Algorithm:
     """Builds an algorithm by its name in `ALGORITHMS`.
 
     Args:
-        name: the name, such as 'pflego'.
+        name: the name, such as 'pflego'; or a `Method`.
         model: the `SplitModel`.
         population: the `Population` that is trained on.
         preset: the name of a set of hyperparameters in `Method.presets`; None for the defaults.
@@ -78,7 +78,8 @@ def build_algorithm(
         The `Algorithm`.
 
     Raises:
-        InvalidArgument: the name, the preset or a hyperparameter is unknown, or a value is out of range.
+        InvalidArgument: the name, the preset or a hyperparameter is unknown, a value is out of range, or the builder
+            returned no `Algorithm`.
 
     Examples:
         >>> from tfpfl import Population, SplitModel
@@ -92,10 +93,13 @@ def build_algorithm(
     """
     check_names(name, preset, hyperparameters)
     method = get_method(name)
-    return method.builder(model, population, **{**method.presets.get(preset, {}), **hyperparameters})
+    made = method.builder(model, population, **{**method.presets.get(preset, {}), **hyperparameters})
+    if not isinstance(made, Algorithm):
+        raise InvalidArgument(f"the builder of {method.name} returned {type(made).__name__}, not an Algorithm")
+    return made
 
 
-def check_names(name: str, preset: str | None, hyperparameters: Iterable[str]) -> None:
+def check_names(name: str | Method, preset: str | None, hyperparameters: Iterable[str]) -> None:
     """Checks the name of an algorithm, of a preset (None: no preset) and of hyperparameters, but not their values.
 
     Raises:
@@ -103,18 +107,21 @@ def check_names(name: str, preset: str | None, hyperparameters: Iterable[str]) -
     """
     method = get_method(name)
     if preset is not None and preset not in method.presets:
-        raise InvalidArgument(unknown(f"preset of {name}", preset, method.presets))
+        raise InvalidArgument(unknown(f"preset of {method.name}", preset, method.presets))
+    known = method.hyperparameters
     for h in hyperparameters:
-        if h not in method.hyperparameters:
-            raise InvalidArgument(unknown(f"hyperparameter of {name}", h, method.hyperparameters))
+        if h not in known:
+            raise InvalidArgument(unknown(f"hyperparameter of {method.name}", h, known))
 
 
-def get_method(name: str) -> Method:
-    """The `Method` of this name in `ALGORITHMS`.
+def get_method(name: str | Method) -> Method:
+    """The `Method` of this name in `ALGORITHMS`. A `Method` is returned as it is.
 
     Raises:
         InvalidArgument: the name is unknown. The message lists the valid ones.
     """
+    if isinstance(name, Method):
+        return name
     if name not in ALGORITHMS:
         raise InvalidArgument(unknown("algorithm", name, ALGORITHMS))
     return ALGORITHMS[name]

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from inspect import signature
+from functools import reduce
+from inspect import Parameter, signature
+from operator import or_
+from typing import Union, get_args, get_origin
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,26 @@ class Method:
 
     @property
     def hyperparameters(self) -> dict:
-        """The builder's keyword-only arguments: {name: inspect.Parameter}, with default and annotation."""
-        parameters = signature(self.builder).parameters
-        return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+        """The builder's keyword-only arguments: {name: inspect.Parameter}, with default and annotation.
+
+        An argument without an annotation gets the type of its default; Optional[T], and T with the default None, are
+        T | None.
+        """
+        parameters = signature(self.builder, eval_str=True).parameters
+        return {name: _with_type(p) for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
     def evaluated(self, hyperparameters: dict) -> str:
         """The kind of `personal_model` with these hyperparameters: 'personal', 'global' or 'fine-tuned'."""
         found = [label for (name, value), label in self.evaluates_if.items() if hyperparameters.get(name) == value]
         return found[0] if found else self.evaluates
+
+
+def _with_type(p: Parameter) -> Parameter:
+    kind = p.annotation
+    if kind is p.empty and p.default is not p.empty:
+        kind = type(p.default)
+    if get_origin(kind) is Union:
+        kind = reduce(or_, get_args(kind))
+    if isinstance(kind, type) and p.default is None:
+        kind = kind | None
+    return p.replace(annotation=kind)

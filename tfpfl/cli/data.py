@@ -71,11 +71,16 @@ def datasets():
 @main.command()
 @click.argument("name", required=False)
 def algorithms(name):
-    """List the algorithms, or the hyperparameters of NAME."""
+    """List the algorithms, or the hyperparameters of NAME.
+
+    NAME may also be a method of your own, as for `tfpfl run --algorithm`; this runs its code.
+    """
     from rich.console import Console
     from rich.table import Column, Table
 
-    from tfpfl.algorithms import ALGORITHMS, get_method
+    from tfpfl.algorithms import ALGORITHMS, method_named
+    from tfpfl.algorithms.own import offered
+    from tfpfl.studies.tables import text
 
     console = Console()
     if name is None:
@@ -88,11 +93,13 @@ def algorithms(name):
             "down, up: how many numbers a client receives and sends in a round. b: weights of the backbone, h: weights "
             "of a head, d = b + h: of a whole model, I: clients."
         )
+        for key, package in offered().items():
+            console.print(f"{text(key)}: offered by the installed package {text(package)}", soft_wrap=True)
         return
-    row = get_method(name)
-    console.print(f"[bold]{row.title}[/]: {row.reference}", soft_wrap=True)
+    row = method_named(name)
+    console.print(f"[bold]{text(row.title)}[/]: {text(row.reference)}", soft_wrap=True)
     table = Table(Column("option", no_wrap=True), "type", "default", "meaning")
-    texts = hyperparameter_texts(name)
+    texts = hyperparameter_texts(row)
     for key, p in row.hyperparameters.items():
         table.add_row("--" + key.replace("_", "-"), scalar_type(p).__name__, str(p.default), texts.get(key, ""))
     console.print(table)

@@ -42,6 +42,8 @@ class RunCommand(click.Command):
         if "--algorithm" in own:
             extra = _hyperparameter_options(algorithm) + extra
         self._extra = [option for option in extra if option.opts[0] not in own]
+        if "--algorithm" in own:
+            _check_no_clash(algorithm, extra, own)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -115,14 +117,29 @@ def _given(args, name):
 
 
 def _hyperparameter_options(algorithm):
-    from tfpfl.algorithms import get_method
+    from tfpfl.algorithms import method_named
 
-    row, section = get_method(algorithm), f"Hyperparameters of {algorithm}"
-    texts = hyperparameter_texts(algorithm)
+    row, section = method_named(algorithm), f"Hyperparameters of {algorithm}"
+    texts = hyperparameter_texts(row)
     return [
         _option(p, f"hyper_{name}", _flag(name), section, texts.get(name, ""))
         for name, p in row.hyperparameters.items()
     ]
+
+
+def _check_no_clash(algorithm, extra, own):
+    """Refuses a method of the user's own with a hyperparameter that is named like an option of the command.
+
+    `head_init` may be both, as it is in tfpfl's methods.
+    """
+    from tfpfl.algorithms import ALGORITHMS
+
+    clash = [o.opts[0] for o in extra if o.opts[0] in own - {"--head-init"} and o.name.startswith("hyper_")]
+    if clash and algorithm not in ALGORITHMS:
+        raise InvalidArgument(
+            f"{algorithm} has hyperparameters that are named like options of the command, {', '.join(clash)}: give "
+            "them other names"
+        )
 
 
 def _partition_options(partition):
@@ -140,11 +157,11 @@ def _partition_options(partition):
     ]
 
 
-def hyperparameter_texts(algorithm: str, named=None) -> dict[str, str]:
+def hyperparameter_texts(algorithm, named=None) -> dict[str, str]:
     """{hyperparameter: its help text}, taken from the docstring of the algorithm's builder.
 
     Args:
-        algorithm: its name in `ALGORITHMS`.
+        algorithm: its name in `ALGORITHMS`, or its `Method`.
         named: function (name of an algorithm) -> text that replaces `name` in help texts; default: its title.
     """
     from tfpfl.algorithms import ALGORITHMS
@@ -201,7 +218,7 @@ def _option(parameter, name, flag, section, text):
     shown = "none" if parameter.default is None else parameter.default
     if kind is bool:
         flag, shown = f"{flag}/--no-{flag[2:]}", "yes" if parameter.default else "no"
-    text = f"{text}  [default: {shown}]"
+    text = f"{text}  [default: {shown}]".lstrip()
     return SectionOption([flag, name], type=kind, default=None, help=text, section=section)
 
 
@@ -217,8 +234,9 @@ allow_code_option = click.option(
     is_flag=True,
     cls=SectionOption,
     section="Model",
-    help="Let the file of the network run code of its own, such as a Lambda layer. Only for a file that you made: the "
-    "code can do all that you can. The file is remembered on this machine by its sha256.",
+    help="Let a file run code of its own: that of the network, such as a Lambda layer, or the method that a run folder "
+    "holds. Only for a file that you made: the code can do all that you can. The file is remembered on this machine by "
+    "its sha256.",
 )
 
 
@@ -226,7 +244,7 @@ def allow_code_of(*paths: str | Path | None) -> None:
     """Does what --allow-code says, for files of networks or for run folders.
 
     Raises:
-        InvalidArgument: a path is no file of a network, and no run folder that has one.
+        InvalidArgument: a path is no file of a network, and no run folder with a network or method of the user's own.
     """
     from tfpfl.runs.consent import allow_code
 

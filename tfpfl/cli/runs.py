@@ -61,7 +61,7 @@ def run(out, allow_code, allow_download, federation, workers, address, deadline,
     hyper = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
     config = RunConfig(**{k: kw[k] for k in names}, hyperparameters=hyper, **data)
     dataset = config.dataset if federation is None else federation.name
-    out = out or Path("runs") / f"{config.algorithm}-{dataset.replace('/', '-')}-s{config.seed}"
+    out = out or Path("runs") / f"{config.short_name}-{dataset.replace('/', '-')}-s{config.seed}"
     if allow_code:
         allow_code_of(config.network)
     opened = None
@@ -88,12 +88,11 @@ def _require_workers(machines, federation):
 def _train_and_print(run):
     from rich.console import Console
 
-    from tfpfl.algorithms import get_method
     from tfpfl.runs.callbacks import Progress
 
     console = Console()
     with resumable(f"tfpfl resume {quote(str(run.folder))}", lambda: f"{run.store.round_num} rounds are saved"):
-        run.train([Progress(get_method(run.config.algorithm).title, console)])
+        run.train([Progress(run.config.title, console)])
     _print_run(run, console)
 
 

@@ -26,7 +26,7 @@ from tfpfl.cli.options import (
     "--algorithms",
     metavar="A,B,...",
     help="Train these methods before they are compared, each in a run folder in OUT. Runs that are there already are "
-    "continued. Default: none.",
+    "continued. A method of your own is written as for `tfpfl run --algorithm`. Default: none.",
 )
 @click.option(
     "--seeds",
@@ -40,7 +40,8 @@ from tfpfl.cli.options import (
     "settings",
     multiple=True,
     metavar="A.NAME=VALUE",
-    help="A hyperparameter of one of the methods to train, such as pflego.tau=20; may be repeated.",
+    help="A hyperparameter of one of the methods to train, such as pflego.tau=20; may be repeated. For a method of "
+    "your own, A is the name of its function.",
 )
 @click.option(
     "--protocol",
@@ -75,7 +76,7 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
     """
     from rich.console import Console
 
-    from tfpfl.algorithms import check_names
+    from tfpfl.algorithms import check_names, method_named
     from tfpfl.runs import protocols
     from tfpfl.runs.callbacks import Progress
     from tfpfl.runs.config import RunConfig
@@ -94,13 +95,15 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
         raise click.UsageError("nothing to compare: give run folders, or --algorithms with the methods to train")
     hyper: dict[str, dict[str, Any]] = {name: {} for name in names}
     for setting in settings:
-        whose, _, value = setting.partition("=")
-        algorithm, _, what = whose.partition(".")
+        whose, _, value = setting.rpartition("=")
+        algorithm, _, what = whose.rpartition(".")
+        meant = [name for name in names if name == algorithm] or [n for n in names if _function(n) == algorithm]
+        algorithm = meant[0] if len(meant) == 1 else algorithm
         if algorithm not in hyper or not what or not value:
             raise click.UsageError(
                 f"--set {setting}: write ALGORITHM.NAME=VALUE, of one of --algorithms, such as pflego.tau=20"
             )
-        check_names(algorithm, None, {what: value})
+        check_names(method_named(algorithm), None, {what: value})
         hyper[algorithm][what] = value_of(value)
     common = {name: kw[name] for name in RUN_NAMES} | data_arguments(kw)
     try:
@@ -338,7 +341,16 @@ def report(folders, out, title, baselines, allow_different_data):
     from tfpfl.studies.records import Record
     from tfpfl.studies.report import BASELINES, write_report
 
-    for name in baselines:
+    records = [Record.read(folder) for folder in folders]
+    baselines = [Path(name).name for name in baselines]  # of dir/mine.py:mine, what configurations call it
+    for name in set(baselines) - {record.config.algorithm for record in records}:
+        if ":" in name:
+            raise click.UsageError(f"--baseline {name}: none of the runs is of this method")
         get_method(name)  # refuses an unknown name
     options = {"title": title, "baselines": baselines or BASELINES, "allow_different_data": allow_different_data}
-    click.echo(f"Written to {write_report([Record.read(folder) for folder in folders], out, **options)}")
+    click.echo(f"Written to {write_report(records, out, **options)}")
+
+
+def _function(name: str) -> str:
+    """What --set calls a method: the function of a method of the user's own, else the name."""
+    return name.rpartition(":")[2]

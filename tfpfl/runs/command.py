@@ -4,16 +4,16 @@ import re
 import shlex
 from pathlib import Path
 
-from tfpfl.algorithms import get_method
 from tfpfl.data import PARTITIONERS
-from tfpfl.runs.config import RunConfig
+from tfpfl.runs.config import METHOD, RunConfig
 from tfpfl.runs.options import DATA_NAMES, OPTIONS
 
 
 def command(config: RunConfig, folder: str | Path) -> str:
     """Writes `tfpfl run` with the options of a run that differ from their defaults.
 
-    A federation or network that the user made is given as its folder or file.
+    A federation, network or method that the user made is given as its folder or file; of such a method, all
+    hyperparameters are given, because its defaults may have changed.
 
     Args:
         config: the configuration of a run folder, which has every default filled in.
@@ -26,21 +26,28 @@ def command(config: RunConfig, folder: str | Path) -> str:
     words, given = ["tfpfl", "run"], vars(config) | config.source
     if config.network_hash is not None:
         given["network"] = str(Path(folder) / config.network)
+    own = config.own_method
+    if own is not None and own["kind"] == "file":
+        given["algorithm"] = f"{Path(folder) / METHOD}:{own['function']}"
     for name, option in OPTIONS.items():
         value = given.get(name)
         if name == "federation" or (own_data and name in DATA_NAMES):
             continue
         if name == "data_seed" and value == config.seed:
             continue
+        if name == "preset" and own is not None:
+            continue  # it is in the hyperparameters
         if value is None or (value == option.default and name not in ("algorithm", "dataset", "clients")):
             continue
         if option.multiple:
             words += [word for each in value for word in (option.flag, str(each))]
             continue
         words += [option.flag, *map(str, value if isinstance(value, tuple) else (value,))]
-    row = get_method(config.algorithm)
-    defaults = {name: p.default for name, p in row.hyperparameters.items()} | row.presets.get(config.preset, {})
-    words += _flags({k: v for k, v in config.hyperparameters.items() if v != defaults[k]})
+    defaults: dict = {}
+    if own is None:
+        row = config.method
+        defaults = {name: p.default for name, p in row.hyperparameters.items()} | row.presets.get(config.preset, {})
+    words += _flags({k: v for k, v in config.hyperparameters.items() if own or v != defaults[k]})
     if own_data:
         words += ["--federation", str(config.federation)]
     else:

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from tfpfl.algorithms import ALGORITHMS, check_names, get_method
+from tfpfl.algorithms import ALGORITHMS, Method, check_names, get_method
+from tfpfl.algorithms.own import check_entry, is_loaded, own_method
 from tfpfl.algorithms.transforms.screening import ON_BROKEN, check_norms
-from tfpfl.checks import DEEPEST, InvalidArgument, check_choice, levels, one_line
+from tfpfl.checks import DEEPEST, InvalidArgument, check_choice, levels, one_line, unknown
 from tfpfl.data import Federation
 from tfpfl.data.population import Sampling
 from tfpfl.data.randomness import Stream, generator
@@ -27,8 +28,9 @@ from tfpfl.runs.availability import Availability
 # order and is refused. Before format 5 `grouping` was called `cohort`, its value 'one_by_one' was called 'plain', and
 # the sizes of 'range' cohorts shared a stream of random numbers with the data; older runs go on with that stream.
 # Where a method does something else by default since a format (`Method.older`), older runs go on as they were trained.
-FORMAT = 6
+FORMAT = 7
 NETWORK = "network.keras"  # the user's own backbone, in the run folder
+METHOD = "method.py"  # the file of the user's own method, in the run folder
 PACKAGES = ("tfpfl", "tensorflow", "keras", "tensorflow-federated", "numpy")  # whose versions config.json records
 _ADDED = {  # format -> entries that it added
     3: ("new_clients",),
@@ -37,6 +39,7 @@ _ADDED = {  # format -> entries that it added
         *("joins", "leaves", "on_broken", "max_norm", "clip_norm"),
         *("aggregator", "aggregator_args"),
     ),
+    7: ("own_method",),
 }
 _NOT_IDENTITY = ("rounds", "versions", "federation")  # not part of `run_id`: may differ when a run is continued
 
@@ -50,7 +53,8 @@ class RunConfig:
     """The configuration of a run; the entries are those of config.json and of the options of `tfpfl run`.
 
     `tfpfl.runs.options` describes every entry. None stands for a default that depends on other entries; `resolved`
-    fills it in.
+    fills it in. An `algorithm` that is written FILE.py:function or package.module:function is loaded, which runs its
+    code; `algorithm` is then its short name, such as 'fedala.py:fedala', and `own_method` says where it is from.
 
     Raises:
         InvalidArgument: an entry has a wrong type, is out of range, is an unknown name, or contradicts another entry.
@@ -96,6 +100,7 @@ class RunConfig:
     clip_norm: float | None = None
     aggregator: str | None = None  # see `tfpfl.runs.aggregators`
     aggregator_args: tuple = ()  # texts 'NAME=NUMBER'
+    own_method: dict | None = None  # filled in if `algorithm` is the user's own: where it is from, and its sha256
     versions: dict = field(default_factory=dict)  # {package: version} with which the run was created
     format: int = FORMAT
 
@@ -109,9 +114,17 @@ class RunConfig:
             elif isinstance(value, list):
                 value = tuple(value)
             setattr(self, entry.name, typed(entry.name, value, entry.type))
-        check_names(self.algorithm, self.preset, self.hyperparameters)
-        known = get_method(self.algorithm).hyperparameters
-        self.hyperparameters = {k: typed(k, v, known[k].annotation) for k, v in self.hyperparameters.items()}
+        if self.own_method is not None and self.own_method.get("name") != self.algorithm:
+            self.own_method = None  # of another configuration, whose algorithm was replaced
+        if self.own_method is None and self.algorithm not in ALGORITHMS:
+            own = own_method(self.algorithm)
+            self.algorithm, self.own_method = own.name, own.entry
+        if self.own_method is not None:
+            check_entry(self.own_method)
+        if self.own_method is None or self._loaded():  # if it is not loaded, `own_methods.load` does this later
+            check_names(self.method, self.preset, self.hyperparameters)
+            known = self.method.hyperparameters
+            self.hyperparameters = {k: typed(k, v, known[k].annotation) for k, v in self.hyperparameters.items()}
         at_least = {"clients": 0, "rounds": 1, "evaluate_every": 0, "patience": 1, "new_clients": 0}
         at_least |= {"seed": 0, "data_seed": 0}
         for name, least in at_least.items():
@@ -143,7 +156,7 @@ class RunConfig:
         Raises:
             InvalidArgument: the file of the network cannot be read.
         """
-        row = get_method(self.algorithm)
+        row = self.method
         preset = row.presets.get(self.preset, {})
         defaults = {name: p.default for name, p in row.hyperparameters.items()}
         manifest = federation.manifest
@@ -167,6 +180,35 @@ class RunConfig:
         return RunConfig(**resolved)
 
     @property
+    def method(self) -> Method:
+        """The `Method` of `algorithm`.
+
+        Raises:
+            InvalidArgument: it is the user's own, and not loaded.
+        """
+        if self.own_method is None:
+            return get_method(self.algorithm)
+        if found := self._loaded():
+            return found
+        place, function = self.own_method["place"], self.own_method["function"]
+        raise InvalidArgument(f"the method {self.algorithm} is not loaded: name it again, as {place}:{function}")
+
+    @property
+    def title(self) -> str:
+        """The method's name as papers write it, such as FedAvg. It is known without loading the method."""
+        return get_method(self.algorithm).title if self.own_method is None else self.own_method["title"]
+
+    @property
+    def short_name(self) -> str:
+        """The algorithm's name for the name of a folder: of the user's own method, the name of its function."""
+        return self.algorithm.rpartition(":")[2]
+
+    def _loaded(self) -> Method | None:
+        own: dict = self.own_method or {}
+        found = is_loaded(own["kind"], own["place"], own["function"], own["sha256"])
+        return found.method if found else None
+
+    @property
     def network_file(self) -> Path | None:
         """The file of the user's own backbone; None if `network` is the name of a network."""
         return Path(self.network) if self.network and self.network.endswith(".keras") else None
@@ -175,8 +217,12 @@ class RunConfig:
     def run_id(self) -> str:
         """A sha256 of all entries that decide the run's numbers. It stays the same when a run gets more rounds."""
         identity = {k: v for k, v in asdict(self).items() if k not in _NOT_IDENTITY}
+        if self.own_method is None:
+            del identity["own_method"]
+        else:  # what is in the file counts, not where it is
+            identity |= {"algorithm": self.own_method["function"], "own_method": self.own_method["sha256"]}
         for name in _added_after(self.format):
-            del identity[name]
+            identity.pop(name, None)
         older = _older_choices(self.algorithm, self.format)
         identity["hyperparameters"] = {k: v for k, v in self.hyperparameters.items() if k not in older}
         if self.format < 5:
@@ -275,6 +321,7 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
             "continue it with that version, or run it again"
         )
     names = {f.name for f in fields(RunConfig)}
+    _check_known(path, raw)
     for what, which in (("unknown entries", set(raw) - names), ("no entries", names - set(raw))):
         if which:
             raise RunError(f"{path} is damaged, it has {what} {', '.join(map(one_line, sorted(which)))}")
@@ -282,6 +329,23 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
         return RunConfig(**raw)
     except InvalidArgument as error:
         raise RunError(f"{path} is damaged: {error}") from error
+
+
+def _check_known(path: Path, raw: dict) -> None:
+    """Checks that the configuration of a folder names a method that is known here, or says where it is from.
+
+    Otherwise `RunConfig` would look for its code, which only the user may ask for.
+    """
+    algorithm, own = raw.get("algorithm"), raw.get("own_method")
+    if isinstance(own, dict):
+        if own.get("name") != algorithm:
+            raise RunError(f"{path} is damaged: algorithm is {algorithm!r}, but own_method says {own.get('name')!r}")
+    elif isinstance(algorithm, str) and algorithm not in ALGORITHMS:
+        raise RunError(
+            f"{path} names a method that is not known here: {unknown('algorithm', algorithm, ALGORITHMS)}. If a "
+            f"program added it to ALGORITHMS, only this program can open the run. To make runs that every command can "
+            "open, name the method as FILE.py:function"
+        )
 
 
 def _added_after(format_number: int) -> list[str]:

@@ -1,46 +1,87 @@
-"""Whose network files may run code: those that this user allowed on this machine, remembered by their sha256.
+"""Which files may run code: networks and methods that this user allowed on this machine, remembered by their sha256.
 
 The memory is a folder in the cache and not in a run folder: somebody who sends a run folder could write it there. It
 belongs to the user alone, because several users can share a cache.
 """
 
 import os
+import re
 import stat
 from contextlib import suppress
 from pathlib import Path
 
-from tfpfl.checks import InvalidArgument
-from tfpfl.runs.config import NETWORK, file_hash
+from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.runs.config import METHOD, NETWORK, RunError, file_hash, read_config
 from tfpfl.runs.federations import cache_folder
 
 
 def allow_code(path: str | os.PathLike) -> None:
-    """Lets a network file run code of its own whenever it is loaded, as with the option --allow-code.
+    """Lets a network file, or the code in a run folder, run whenever it is loaded, as with the option --allow-code.
 
     The code can do all that you can do on this machine. A file that is changed afterwards must be allowed again.
 
     Args:
-        path: the file FILE.keras, or a run folder that has one.
+        path: the file FILE.keras; or a run folder that has one, or whose method is the user's own.
 
     Raises:
         InvalidArgument: there is no such file, or others can write where this is remembered.
     """
     path = Path(path)
-    if path.is_dir() and not (path / NETWORK).is_file():
-        raise InvalidArgument(f"{path} has no {NETWORK}, so that there is no code to allow: leave --allow-code out")
+    if not path.is_dir():
+        remember(file_hash(path))
+        return
+    own = None
+    with suppress(RunError):  # whoever opens the folder is told
+        own = read_config(path).own_method
+    if own is None and not (path / NETWORK).is_file():
+        raise InvalidArgument(
+            f"{path} has no method of its own, and it has no {NETWORK}, so that there is no code to allow: leave "
+            "--allow-code out"
+        )
+    if (path / NETWORK).is_file():
+        remember(file_hash(path / NETWORK))
+    if own is not None:
+        is_file = own["kind"] == "file" and (path / METHOD).is_file()
+        sha256 = file_hash(path / METHOD) if is_file else own["sha256"]
+        remember(sha256, Path(own["place"]).parent if is_file else None)
+
+
+def remember(sha256: str, beside: Path | None = None) -> None:
+    """Remembers that this user allows a file of this content.
+
+    Args:
+        sha256: of the content.
+        beside: the folder whose modules the file may import.
+
+    Raises:
+        InvalidArgument: others can write where this is remembered, or it is no sha256.
+    """
+    if not re.fullmatch("[0-9a-f]{64}", sha256):
+        raise InvalidArgument(f"a sha256 has 64 hexadecimal digits, found {one_line(sha256, 80)!r}")
     folder = _folder()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     if not _is_mine(folder):
         raise InvalidArgument(f"{folder} belongs to another user, or others can write it: remove it, or run chmod 700")
-    (folder / file_hash(path / NETWORK if path.is_dir() else path)).touch(mode=0o600)
+    (folder / sha256).touch(mode=0o600)
+    if beside is not None:
+        (folder / sha256).write_text(str(beside), encoding="utf-8")
 
 
 def is_allowed(sha256: str) -> bool:
     """Whether `allow_code` was called for a file of this content, by this user on this machine."""
     folder = _folder()
     return _is_mine(folder) and _is_mine(folder / sha256)
+
+
+def folder_of(sha256: str) -> Path | None:
+    """The folder whose modules a file of this content may import; None if none is remembered.
+
+    A run folder names it, too; but that folder may come from somebody else.
+    """
+    told = (_folder() / sha256).read_text(encoding="utf-8") if is_allowed(sha256) else ""
+    return Path(told) if told else None
 
 
 def _folder() -> Path:

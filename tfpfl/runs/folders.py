@@ -1,16 +1,17 @@
 """Takes a run folder for this process: a new one to create a run in, or that of a run to go on with."""
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tfpfl.runs.config import NETWORK, RunError
+from tfpfl.runs.config import METHOD, NETWORK, RunError
 from tfpfl.runs.locks import InUse, Lock
 
 STATE = "state.sqlite"
-_LEFTOVERS = {NETWORK, f"{NETWORK}.new", "config.json.new", f"{STATE}.lock"}  # of a creation that was killed
+_LEFTOVERS = {NETWORK, f"{NETWORK}.new", METHOD, "config.json.new", f"{STATE}.lock"}  # of a creation that was killed
 
 
 @contextmanager
@@ -60,6 +61,25 @@ def check_no_links(folder: Path) -> None:
                 raise RunError(
                     f"{path} is {what}: a run would write elsewhere through it. Put the file itself in its place"
                 )
+
+
+def read_kept(path: Path, expected: str, what: str) -> bytes:
+    """Reads a file that a run folder keeps: its network.keras, or the file of its method.
+
+    Args:
+        path: the file.
+        expected: its sha256 in config.json.
+        what: what the file is, for messages.
+
+    Raises:
+        RunError: the file is missing, or its sha256 differs.
+    """
+    if not path.exists():
+        raise RunError(f"{path} is missing: without it the run's {what} is unknown. Put the file back")
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != expected:
+        raise RunError(f"{path} was changed: its sha256 is not the one in config.json. Put the original file back")
+    return content
 
 
 @contextmanager

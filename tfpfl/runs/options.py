@@ -42,7 +42,11 @@ def _defaults() -> dict:
 # The sections are the headings in `tfpfl run --help`.
 SECTIONS = {
     "Method": (
-        RunOption("algorithm", "The method that is trained; `tfpfl algorithms` lists all of them."),
+        RunOption(
+            "algorithm",
+            "The method that is trained; `tfpfl algorithms` lists all of them. A method of your own is written "
+            "FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION.",
+        ),
         RunOption(
             "preset",
             "A named set of hyperparameters, such as exact, paper or code of pflego. `tfpfl algorithms NAME` lists "

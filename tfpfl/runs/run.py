@@ -2,6 +2,7 @@
 
 config.json     all that is needed to repeat the run: algorithm and hyperparameters, data and split, seeds, versions
 network.keras   the backbone, if it is the user's own file
+method.py       the method, if it is the user's own file
 state.sqlite    server state, client states, history, evaluations, matrices; one transaction a round
 history.csv     one row per round
 clients.csv     one row per client: N_i, K_i, loss and accuracy of its personal model on train, validation and test
@@ -22,8 +23,7 @@ from typing import cast
 
 import numpy as np
 
-from tfpfl.algorithms import build_algorithm, get_method
-from tfpfl.algorithms.contract import Algorithm, ClientData
+from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.data import Federation
 from tfpfl.data.randomness import client_key
@@ -31,8 +31,7 @@ from tfpfl.engines.engine import check_engine
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.rounds import check_fits
 from tfpfl.engines.tff.aggregators import OF_TFF
-from tfpfl.models.split import SplitModel
-from tfpfl.runs import protocols
+from tfpfl.runs import own_methods, protocols
 from tfpfl.runs.aggregators import PRIVATE, check_method, factory
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
 from tfpfl.runs.config import NETWORK, RunConfig, RunError, package_versions, read_config
@@ -40,9 +39,9 @@ from tfpfl.runs.consent import is_allowed
 from tfpfl.runs.cost import Passes, Work, count_work, visit_flops
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import write_whole
-from tfpfl.runs.folders import STATE, locked_folder, new_folder
+from tfpfl.runs.folders import STATE, locked_folder, new_folder, read_kept
 from tfpfl.runs.privacy import Privacy, privacy, require_accounting
-from tfpfl.runs.recipe import Recipe, read_network
+from tfpfl.runs.recipe import Recipe
 from tfpfl.runs.results import plain, stopped_earlier, totals, write_clients, write_history, write_summary
 from tfpfl.runs.store import OtherRun, RunStore, StoreError
 from tfpfl.runs.store_content import check_of_run
@@ -57,8 +56,9 @@ class Run:
 
     def __init__(self, folder: Path, config: RunConfig, federation: Federation, network_file: Path | None, engine: str):
         self.folder, self.config, self.federation, self.engine = folder, config, federation, engine
-        network = network_file and (network_file, read_network(network_file, config.network_hash))
-        self.recipe = Recipe(config, network, run_code=bool(network) and is_allowed(config.network_hash))
+        network = network_file and (network_file, read_kept(network_file, config.network_hash, "backbone"))
+        run_code = bool(network) and is_allowed(config.network_hash)
+        self.recipe = Recipe(config, network, run_code, own_methods.code_of(config))
         self.model, self.population = self.recipe.model_and_population(federation)
         self.availability = config.availability()
         if not self.availability.is_perfect:
@@ -149,6 +149,8 @@ class Run:
                 check_method(config.aggregator, run.recipe.method(run.model, run.population))
             if run.recipe.network is not None:
                 (folder / NETWORK).write_bytes(run.recipe.network[1])  # what was checked
+            if run.recipe.code is not None:
+                own_methods.keep(run.recipe.code, folder)
             write_whole(folder / "config.json", json.dumps(asdict(config), indent=2) + "\n")
             run.store = RunStore(folder / STATE, config.run_id, lock=lock)
         return run
@@ -165,7 +167,8 @@ class Run:
         Raises:
             RunError: this is not a run folder, a file of it is missing or was changed, it is from a newer version,
                 another process is writing it, or it has more than `rounds` rounds already.
-            InvalidArgument: network.keras might run code that `tfpfl.runs.allow_code` did not allow.
+            InvalidArgument: network.keras might run code that `tfpfl.runs.allow_code` did not allow. (For the user's
+                own method this is a RunError.)
             StoreError: state.sqlite is damaged.
             Unavailable: the engine needs a package that is not installed.
         """
@@ -182,6 +185,7 @@ class Run:
                 )
             check_engine(engine or config.engine)
             network_file = folder / NETWORK if config.network_hash else None
+            config = own_methods.load(config, folder)
             run = cls(folder, config, open_federation(config), network_file, engine or config.engine)
             try:
                 run.store = RunStore(state, config.run_id, lock=lock)
@@ -278,7 +282,7 @@ class Run:
             passes=sum(self.passes) if self.availability.seconds else 1.0,
             aggregator=self._aggregator(),
             recipe=self.recipe,
-            model_name=get_method(self.config.algorithm).evaluated(self.config.hyperparameters),
+            model_name=self.recipe.row.evaluated(self.config.hyperparameters),
             evaluate_every=self.config.evaluate_every,
             callbacks=callbacks,
         )
@@ -334,10 +338,8 @@ class Run:
         x, y = self.federation.arrays(client_id, "train", labels=self.population.labels)
         info, key = self.population.info(client_id), client_key(self.config.seed, 1, [client_id])[0]
 
-        def build(model: SplitModel) -> Algorithm:
-            return build_algorithm(self.config.algorithm, model, self.population, **self.config.hyperparameters)
-
-        return count_work(build, self.model, ClientData(x, y, info, key))
+        data = ClientData(x, y, info, key)
+        return count_work(lambda model: self.recipe.method(model, self.population), self.model, data)
 
     @cached_property
     def flops(self) -> float | None:

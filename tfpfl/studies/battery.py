@@ -42,6 +42,7 @@ from tfpfl.studies.battery_subject import (
     small_population,
     visits_by_id,
 )
+from tfpfl.studies.battery_tensors import tensors_from_outside
 
 AGREE = 1e-5  # allowed difference: float32 sums in another order, after `ROUNDS` rounds
 
@@ -363,6 +364,16 @@ def a_new_client_adapts(subject):
     require(kinds(model(carry)) == kinds(first), "its model has other shapes after nine epochs")
 
 
+def functions_take_no_tensor_from_the_builder(subject):
+    """Constants are NumPy arrays, or made inside the function: TFF refuses a function with an eager tensor in it."""
+    found = tensors_from_outside(subject, WIDEST)
+    require(
+        not found,
+        f"{'; '.join(found)}. TFF cannot compute such a function. Write the constant as a NumPy array in the builder "
+        "(np.array for tf.constant), or make it with TensorFlow inside the function that uses it",
+    )
+
+
 CHECKS = (
     rounds_change_something,
     the_loss_falls,
@@ -378,6 +389,7 @@ CHECKS = (
     one_pass_is_the_work_of_a_client,
     a_sum_of_what_clients_keep_is_declared,
     a_new_client_adapts,
+    functions_take_no_tensor_from_the_builder,
     no_graph_is_traced_again_for_other_clients,
     both_engines_agree,
 )

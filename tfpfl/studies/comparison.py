@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
-from tfpfl.algorithms import get_method
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.runs import statistics
 from tfpfl.runs.config import RunConfig, RunError, read_config
@@ -36,7 +35,8 @@ def compare_runs(
 
     Args:
         configs: one for each algorithm and seed.
-        out: the folder with the run folders, ALGORITHM-sSEED.
+        out: the folder with the run folders, ALGORITHM-sSEED. For a file or module of the user's own, the first digits
+            of its sha256 stand between, so that a changed method gets new runs.
         callbacks: function (label of a run) -> its callbacks.
         allow_download: whether TensorFlow Datasets may download a data set that is not on this machine.
 
@@ -48,9 +48,10 @@ def compare_runs(
     """
     folders = []
     for config in configs:
-        folder = Path(out) / f"{config.algorithm}-s{config.seed}"
+        version = f"-{config.own_method['sha256'][:8]}" if config.own_method else ""
+        folder = Path(out) / f"{config.short_name}{version}-s{config.seed}"
         folders.append(folder)
-        label = f"{get_method(config.algorithm).title}, seed {config.seed}"
+        label = f"{config.title}, seed {config.seed}"
         federation = open_federation(config, allow_download=allow_download)
         if (folder / "config.json").exists():
             before = read_config(folder)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tfpfl.algorithms import get_method
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs import protocols
 from tfpfl.runs.config import RunConfig, RunError, read_config
@@ -70,7 +69,7 @@ class Record:
     @property
     def title(self) -> str:
         """The algorithm's name as papers write it, such as FedAvg."""
-        return get_method(self.config.algorithm).title
+        return self.config.title
 
     @property
     def rounds(self) -> int:

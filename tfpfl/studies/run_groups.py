@@ -22,7 +22,8 @@ class RunGroup(NamedTuple):
     Attributes:
         label: the algorithm's title; if there are several settings of it, also what differs.
         records: the runs, one for each seed.
-        variant: number of this setting among those of the same algorithm, from 0.
+        variant: number of this setting among those of the same algorithm, from 0; all methods of the user's own are
+            counted together.
     """
 
     label: str
@@ -31,8 +32,13 @@ class RunGroup(NamedTuple):
 
     @property
     def algorithm(self) -> str:
-        """The algorithm's name in `ALGORITHMS`, such as fedavg."""
+        """The algorithm's name, such as fedavg, or fedala.py:fedala for a method of the user's own."""
         return self.records[0].config.algorithm
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the algorithm is a method of the user's own, which is not in `ALGORITHMS`."""
+        return self.records[0].config.own_method is not None
 
     def shares(self, other: "RunGroup") -> bool:
         """Whether the two groups have a run in common."""
@@ -58,7 +64,8 @@ def group_runs(records: Sequence[Record]) -> list[RunGroup]:
     found, kinds = [], by_data(records)
     for told, on_it in kinds.items():
         for name, together in by_setting(on_it).items():
-            algorithm = together[0].config.algorithm
+            config = together[0].config
+            algorithm = config.algorithm if config.own_method is None else ""
             label = f"{name}, {told}" if len(kinds) > 1 else name
             found.append(RunGroup(label, together, variants[algorithm]))
             variants[algorithm] += 1
@@ -170,17 +177,20 @@ def check_comparable(records: Sequence[Record]) -> None:
 def by_setting(records: Iterable[Record]) -> dict[str, list[Record]]:
     """{name of a setting: its runs}. Runs of one setting differ only in seed, number of rounds and folder.
 
-    The name is the algorithm's title; if there are several settings of it, with the hyperparameters that differ.
+    The name is the algorithm's title; if there are several settings of it, with the hyperparameters that differ. If
+    another algorithm has the same title, a method of the user's own is also called by its file or module.
     """
     groups: dict[Any, Any] = {}
     for record in records:
         c = record.config
         hyper = tuple(sorted(c.hyperparameters.items()))
-        setting = (c.algorithm, hyper, c.network, c.head_init, c.labels, c.participation, c.sampling, c.sampling_range)
+        method = (c.algorithm, c.own_method["sha256"] if c.own_method else "")
+        setting = (method, hyper, c.network, c.head_init, c.labels, c.participation, c.sampling, c.sampling_range)
         groups.setdefault(setting, []).append(record)
+    titles = _titles({setting[0]: members[0].title for setting, members in groups.items()})
     named = {}
     for setting, members in groups.items():
-        name = members[0].title
+        name = titles[setting[0]]
         others = [s for s in groups if s[0] == setting[0] and s != setting]
         if others:
             mine, theirs = dict(setting[1]), [dict(s[1]) for s in others]
@@ -193,3 +203,15 @@ def by_setting(records: Iterable[Record]) -> dict[str, list[Record]]:
             name += f" ({', '.join(differ)})"
         named[name] = members
     return named
+
+
+def _titles(methods: dict[tuple[str, str], str]) -> dict[tuple[str, str], str]:
+    """{(algorithm, sha256 of the user's own, else ''): title}, so that no two of them have the same title."""
+    found = {}
+    for (algorithm, sha256), title in methods.items():
+        alike = [other for other, its in methods.items() if its == title and other != (algorithm, sha256)]
+        if sha256 and alike:
+            version = f", sha256 {sha256[:8]}" if any(name == algorithm for name, _ in alike) else ""
+            title = f"{title}, {algorithm}{version}"
+        found[algorithm, sha256] = title
+    return found

@@ -120,7 +120,7 @@ def search_hyperparameters(
     if len({_name(s) for s in settings}) < len(settings):
         raise InvalidArgument("a setting is there twice")
     for setting in settings:
-        check_names(config.algorithm, config.preset, setting)
+        check_names(config.method, config.preset, setting)
     configs = [replace(config, hyperparameters=config.hyperparameters | s, evaluate_every=0) for s in settings]
     federation = open_federation(config, allow_download=allow_download)
     if not federation.num_examples("validation").any():
@@ -131,7 +131,7 @@ def search_hyperparameters(
     for n, rounds in rungs(len(left), config.rounds, factor):
         rung = []
         for setting, its_config in left[:n]:
-            folder = Path(out) / f"{config.algorithm}-{_name(asdict(its_config) | {'rounds': 0})}"
+            folder = Path(out) / f"{config.short_name}-{_name(asdict(its_config) | {'rounds': 0})}"
             accuracy = _accuracy(folder, replace(its_config, rounds=rounds), federation, callbacks)
             rung.append(Candidate(setting, rounds, accuracy, folder))
         rung.sort(key=lambda c: (math.isnan(c.accuracy), -c.accuracy))

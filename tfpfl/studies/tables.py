@@ -136,7 +136,7 @@ def comparison_over_clients(rows: list[dict], protocol) -> Table:
 
 def rungs(found: list, config) -> Table:
     """A table of what `tfpfl.studies.search.search_hyperparameters` found, the last stage on top."""
-    title = f"{get_method(config.algorithm).title}: validation accuracy, EV-all, mean of the last ten evaluated rounds"
+    title = f"{text(config.title)}: validation accuracy, EV-all, mean of the last ten evaluated rounds"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     names = list(found[0][0].hyperparameters)
     for name in ("rounds", *names, "accuracy, %"):

@@ -13,6 +13,7 @@ from tfpfl.algorithms.parts.local_training import (
     value_and_gradient,
 )
 from tfpfl.algorithms.parts.optimizers import OPTIMIZERS, Optimizer, adam, optimizer, sgd
+from tfpfl.algorithms.parts.server_rows import check_table, row_of
 
 __all__ = [
     "OPTIMIZERS",
@@ -22,11 +23,13 @@ __all__ = [
     "arrival_of",
     "batch_loop",
     "body_solver",
+    "check_table",
     "example_weight",
     "head_solver",
     "local_solver",
     "one_pass_update",
     "optimizer",
+    "row_of",
     "sgd",
     "support_and_query",
     "value_and_gradient",

@@ -53,7 +53,7 @@ def distribution(
     for i, (s, values) in enumerate(rows):
         if not len(values):
             continue
-        look = style(s.algorithm, s.variant)
+        look = style(s.algorithm, s.variant, own=s.is_own)
         if kind == "ecdf":
             axes.ecdf(values, label=s.label, color=look.color, linestyle=look.linestyle)
             continue
@@ -107,7 +107,7 @@ def fairness(
 
     tenths = np.arange(10, 100, 10)
     for i, s in enumerate(rows):
-        look = style(s.algorithm, s.variant)
+        look = style(s.algorithm, s.variant, own=s.is_own)
         color = look.color
         deciles = [statistics.deciles(clients(r, protocol)) for r in s.records]
         mean = 100 * np.array([statistics.over_seeds(column)[0] for column in np.transpose(deciles)])
@@ -180,7 +180,7 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     for axes, (s, values) in zip(grid.flat, found, strict=False):
-        axes.hist(values, edges, color=style(s.algorithm).color, alpha=0.75)
+        axes.hist(values, edges, color=style(s.algorithm, s.variant, own=s.is_own).color, alpha=0.75)
         axes.axvline(0, color="black", linewidth=0.8)
         worse = 100 * statistics.mean_over_clients(values < 0)
         axes.set_title(literal(f"{s.label}: {worse:.0f} % worse"), fontsize=8.5)

@@ -54,7 +54,7 @@ def curves(
     faint = 0.15 if len(lines) <= 4 else 0.08  # many bands lie over each other
     for s, xs, mean, half in lines:
         xs, mean, half = xs / divisor, factor * mean, factor * half
-        look = style(s.algorithm, s.variant)
+        look = style(s.algorithm, s.variant, own=s.is_own)
         line = {"color": look.color, "linestyle": look.linestyle}
         if x != "rounds" and not xs.any():  # at x = 0 a line would be vertical: draw its last level
             axes.axhline(mean[-1], linewidth=1, alpha=0.7, label="_level", **line)

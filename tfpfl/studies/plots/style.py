@@ -55,18 +55,24 @@ class Style(NamedTuple):
     marker: str
 
 
-def style(algorithm: str, variant: int = 0) -> Style:
+def style(algorithm: str, variant: int = 0, *, own: bool = False) -> Style:
     """The colour, line and marker of an algorithm: the same in all plots, given by its place in `ALGORITHMS`.
 
     Args:
         algorithm: a name in `ALGORITHMS`.
         variant: number of the setting, from 0; settings of one algorithm have different markers.
+        own: whether the algorithm is a method of the user's own. Then `variant` alone gives colour, line and marker,
+            and they are those of no method in `ALGORITHMS` while there are some left.
 
     Raises:
         InvalidArgument: an unknown algorithm.
     """
-    get_method(algorithm)
-    block, place = divmod(list(ALGORITHMS).index(algorithm), len(PALETTE))
+    if own:
+        index = (len(ALGORITHMS) + variant) % (len(PALETTE) * len(LINES))
+    else:
+        get_method(algorithm)
+        index = list(ALGORITHMS).index(algorithm)
+    block, place = divmod(index, len(PALETTE))
     color = PALETTE[(place + TURNS[block]) % len(PALETTE)]
     return Style(color, LINES[block], MARKERS[(block + variant) % len(MARKERS)])
 

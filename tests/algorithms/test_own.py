@@ -1,0 +1,224 @@
+"""Methods of the user's own are found by name; what cannot be one is refused with the reason and the place."""
+
+import json
+import sys
+
+import pytest
+
+from tfpfl import ALGORITHMS
+from tfpfl.algorithms import method_named, own
+from tfpfl.checks import InvalidArgument
+
+GOOD = '''
+"""A file with two methods."""
+from __future__ import annotations
+from typing import Optional
+from tfpfl import Method
+from tfpfl.algorithms import fedavg
+
+calls = []
+
+def mine(model, population, *, eta=0.1, steps: Optional[int] = 3, many: bool = False, cap: float = None):
+    """Mine (Somebody, 2026): it is FedAvg.
+
+    Args:
+        eta: learning rate, as in `fedavg`.
+    """
+    calls.append(eta)
+    return fedavg(model, population, eta=eta, steps=steps)
+
+LISTED = Method(
+    "listed", "Listed", mine, "shared", "broadcast", "nothing", "d", "d", "here", presets={"x": {"eta": 1.0}}
+)
+'''
+
+
+@pytest.fixture(autouse=True)
+def nothing_loaded(monkeypatch):
+    """As in a new process; what a test loads is forgotten."""
+    monkeypatch.setattr(own, "_loaded", {})
+    before, path = set(sys.modules), list(sys.path)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+    sys.path[:] = path
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_builder_and_a_method_of_a_file(tmp_path):
+    file = write(tmp_path / "a.py", GOOD)
+    plain, listed = method_named(f"{file}:mine"), method_named(f"{file}:LISTED")
+    assert (plain.name, plain.title, plain.head) == ("mine", "Mine", "shared")
+    assert plain.reference == "Mine (Somebody, 2026): it is FedAvg."
+    found = {name: (p.annotation, p.default) for name, p in plain.hyperparameters.items()}
+    expected = {"eta": (float, 0.1), "steps": (int | None, 3), "many": (bool, False), "cap": (float | None, None)}
+    assert found == expected
+    assert (listed.name, listed.title, listed.presets) == ("listed", "Listed", {"x": {"eta": 1.0}})
+    assert method_named("pflego") is ALGORITHMS["pflego"]
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("FedX: what it does.", "FedX"),
+        ("FedX (A and B, 2020) does it.", "FedX"),
+        ("FedX. It does.", "FedX"),
+        ("Every client does something of its own: this.", "build"),
+        ("", "build"),
+    ],
+)
+def test_the_title_is_the_beginning_of_the_docstring(tmp_path, text, title):
+    file = write(tmp_path / "a.py", f'def build(model, population):\n    """{text}"""\n')
+    assert method_named(f"{file}:build").title == title
+
+
+def test_a_file_is_imported_once_for_each_content_and_hides_no_module(tmp_path):
+    file = write(tmp_path / "json.py", GOOD)
+    first = method_named(f"{file}:mine")
+    copy = write(tmp_path / "other" / "b.py", GOOD)
+    assert method_named(f"{copy}:mine").builder is first.builder
+    assert sys.modules["json"] is json
+    write(file, GOOD + "# changed\n")
+    assert method_named(f"{file}:mine").builder is not first.builder
+
+
+def test_modules_beside_the_file_can_be_imported(tmp_path):
+    write(tmp_path / "beside_me_57.py", "ETA = 0.25\n")
+    code = "from beside_me_57 import ETA\ndef mine(model, population, *, eta: float = ETA): ...\n"
+    file = write(tmp_path / "a.py", code)
+    assert method_named(f"{file}:mine").hyperparameters["eta"].default == 0.25
+
+
+NEEDS = r"must take \(model, population, \*, hyperparameters\).*before the star: "
+
+
+@pytest.mark.parametrize(
+    ("code", "function", "message"),
+    [
+        ("def mine(model, population): ...", "mein", r"unknown function in .*a.py 'mein'; did you mean 'mine'"),
+        ("mine = 3", "mine", "mine in .*a.py is int, neither a builder"),
+        ("class mine:\n  pass", "mine", "is type, neither a builder"),
+        ("def mine(model): ...", "mine", NEEDS + "model"),
+        ("def mine(model, population, eta=0.1): ...", "mine", NEEDS + "model, population, eta"),
+        ("def mine(model, population, *, eta): ...", "mine", "the hyperparameter eta must have a default"),
+        (
+            "def mine(model, population, *, eta=None): ...",
+            "mine",
+            "the hyperparameter eta must have a default, and a type",
+        ),
+        ("def mine(model, population, *, eta=(1, 2)): ...", "mine", "Write for example eta: float = 0.1"),
+        ("def mine(model, population, *, eta: 'Flaot' = 1): ...", "mine", "arguments cannot be read: name 'Flaot'"),
+        ("def mine(model, population, *, preset=1): ...", "mine", "has a name that tfpfl needs"),
+        ("\n\ndef mine(model population): ...", "mine", r"cannot be imported: SyntaxError: .*\(line 3\)"),
+        ("\n1 / 0", "mine", r"a.py cannot be imported: ZeroDivisionError: division by zero \(line 2\)"),
+        ("import no_such_1", "mine", r"ModuleNotFoundError.*\(line 1\).*lie beside the original file"),
+        ("raise SystemExit(2)", "mine", "cannot be imported: SystemExit: 2"),
+    ],
+)
+def test_what_is_no_method(tmp_path, code, function, message):
+    file = write(tmp_path / "a.py", code)
+    with pytest.raises(InvalidArgument, match=message):
+        method_named(f"{file}:{function}")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("{}/no.py:mine", "no.py cannot be read: No such file"),
+        ("{}/a.py", r"names no function: write .*a.py:FUNCTION. It has mine"),
+        (
+            "no_such_2.part:mine",
+            "there is no module 'no_such_2.part': install its package, or put its folder on PYTHONPATH",
+        ),
+        ("json.no_such_3:mine", "there is no module 'json.no_such_3'"),
+        ("__main__:mine", "there is no module '__main__'"),
+        ("pflegoo", r"unknown algorithm 'pflegoo'; did you mean 'pflego'.*named FILE.py:function"),
+    ],
+)
+def test_names_that_lead_nowhere(tmp_path, name, message):
+    write(tmp_path / "a.py", GOOD)
+    with pytest.raises(InvalidArgument, match=message):
+        method_named(name.format(tmp_path))
+
+
+def installed(folder, version="1.2", value="methods_of_58.inner:mine"):
+    """Puts a package with an entry point into a folder of the path."""
+    write(folder / "methods_of_58" / "__init__.py", "")
+    write(folder / "methods_of_58" / "inner.py", GOOD)
+    info = folder / "methods_58.dist-info"
+    write(info / "METADATA", f"Metadata-Version: 2.1\nName: methods-58\nVersion: {version}\n")
+    write(info / "RECORD", "methods_of_58/__init__.py,,\nmethods_of_58/inner.py,,\n")
+    write(info / "entry_points.txt", f"[tfpfl.algorithms]\nmine_58 = {value}\n")
+
+
+def test_a_module_and_an_entry_point(tmp_path, monkeypatch):
+    installed(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert own.offered()["mine_58"] == "methods-58 1.2"
+    module, point = own.own_method("methods_of_58.inner:mine"), own.own_method("mine_58")
+    assert module.method.builder is point.method.builder and point.method.title == "Mine"
+    for found, kind, name in ((module, "module", "methods_of_58.inner:mine"), (point, "entry point", "mine_58")):
+        assert (found.kind, found.name, found.place, found.package) == (
+            kind,
+            name,
+            "methods_of_58.inner",
+            "methods-58 1.2",
+        )
+        own.check_entry(json.loads(json.dumps(found.entry)))
+
+
+def test_the_source_of_a_module_is_found_without_running_anything(tmp_path, monkeypatch):
+    write(tmp_path / "loud_59" / "__init__.py", "raise AssertionError('imported')")
+    write(tmp_path / "loud_59" / "inner.py", GOOD)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert own.source_of("loud_59.inner") == tmp_path / "loud_59" / "inner.py"
+    with pytest.raises(InvalidArgument, match="inner.py was changed since the run was created: its sha256"):
+        own.load_installed("module", "loud_59.inner:mine", "0" * 64)  # compared before it is imported
+    with pytest.raises(InvalidArgument, match="loud_59.inner cannot be imported: AssertionError: imported"):
+        own.load_installed("module", "loud_59.inner:mine")
+
+
+def test_two_packages_that_offer_one_name(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.dist-info" / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        write(tmp_path / f"{name}.dist-info" / "entry_points.txt", f"[tfpfl.algorithms]\ntwice = {name}:mine\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidArgument, match="several packages offer a method 'twice': [ab] 1, [ab] 1"):
+        method_named("twice")
+
+
+ENTRY = {
+    "kind": "file", "name": "a.py:mine", "place": "/x/a.py", "function": "mine", "package": None, "sha256": "0",
+    "title": "Mine",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "entry point"},  # which needs no consent: its name must not be that of a file
+        {"kind": "entry point", "name": "pkg:mine"},
+        {"kind": "module"},
+        {"kind": "module", "place": "/x/a.py", "name": "/x/a.py:mine"},
+        {"kind": "other"},
+        {"name": "b.py:mine"},
+        {"function": "other"},
+        {"title": 3},
+        {"more": "x"},
+    ],
+)
+def test_an_entry_of_a_stranger_must_agree_with_itself(change):
+    own.check_entry(ENTRY)
+    with pytest.raises(InvalidArgument, match="own_method"):
+        own.check_entry(ENTRY | change)
+
+
+def test_all_listed_methods_could_be_named():
+    """What is asked of a method of the user's own holds for tfpfl's."""
+    for name, method in ALGORITHMS.items():
+        own._check_arguments(method, name)

@@ -1,0 +1,319 @@
+"""Methods of the user's own, by name: FILE.py:function, package.module:function, or the name of an entry point.
+
+Loading a method runs its code. So a name is looked up here only if the user has given it. The method of a run folder,
+which may come from somebody else, is loaded by `tfpfl.runs.own_methods`, which asks for consent first.
+"""
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable
+from functools import reduce
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, packages_distributions, version
+from inspect import Parameter, getdoc, isclass, signature
+from pathlib import Path
+from types import ModuleType, NoneType, UnionType
+from typing import Any, NamedTuple, get_args
+
+from tfpfl.algorithms.catalog import ALGORITHMS
+from tfpfl.algorithms.method import Method
+from tfpfl.checks import InvalidArgument, one_line, unknown
+
+GROUP = "tfpfl.algorithms"  # the group of entry points by which an installed package offers its methods
+HOW = "a method of your own is named FILE.py:function, package.module:function, or by an entry point of a package"
+LONGEST_TITLE = 30  # characters
+ENTRY = ("kind", "name", "place", "function", "package", "sha256", "title")  # what a run's configuration keeps
+
+
+class OwnMethod(NamedTuple):
+    """A method of the user's own: where it comes from, and the method itself."""
+
+    kind: str  # 'file', 'module' or 'entry point'
+    name: str  # as a run's configuration has it, such as 'fedala.py:fedala'
+    place: str  # the absolute path of the file, or the name of the module
+    function: str  # the name of the builder, or of the `Method`, in it
+    package: str | None  # the installed package that has the module, and its version, such as 'fedala 1.2'
+    sha256: str  # of the source file
+    content: bytes  # the source file
+    method: Method
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """What a run's configuration keeps of it: {name: text} for `ENTRY`."""
+        return {name: getattr(self, name, self.method.title) for name in ENTRY}
+
+
+def method_named(name: str) -> Method:
+    """The `Method` of a name: one of `ALGORITHMS`, or one of the user's own, whose code is run.
+
+    Args:
+        name: a name in `ALGORITHMS`, FILE.py:function, package.module:function, or the name of an entry point in the
+            group 'tfpfl.algorithms' of an installed package.
+
+    Raises:
+        InvalidArgument: there is no such method, its file cannot be imported, or it is no method.
+    """
+    return ALGORITHMS[name] if name in ALGORITHMS else own_method(name).method
+
+
+def own_method(name: str) -> OwnMethod:
+    """Loads a method of the user's own by its name; see `method_named`. This runs its code, once for each content."""
+    place, colon, function = name.rpartition(":")
+    if place.endswith(".py"):
+        path = Path(place).expanduser().resolve()
+        return load_file(_content(path), function, path)
+    if colon:
+        return load_installed("module", name)
+    return load_installed("entry point", name)
+
+
+def load_installed(kind: str, name: str, sha256: str | None = None) -> OwnMethod:
+    """Loads a method from a module or by an entry point.
+
+    Args:
+        kind: 'module', or 'entry point'.
+        name: package.module:function, or the name of the entry point.
+        sha256: what the module's source file must have; otherwise nothing is imported. None: anything.
+
+    Raises:
+        InvalidArgument: it is not installed, has another sha256, cannot be imported, or is no method.
+    """
+    if kind == "module":
+        module, _, function = name.rpartition(":")
+        return _of_module(kind, name, module, function, None, sha256)
+    point = _entry_point(name)
+    return _of_module(kind, name, point.module, point.attr, _named(point.dist) if point.dist else None, sha256)
+
+
+def load_file(content: bytes, function: str, path: Path) -> OwnMethod:
+    """Loads a method from the content of a Python file.
+
+    Args:
+        content: the file's content.
+        function: the name of the builder or of the `Method` in it.
+        path: where the file is, or was. Modules that lie beside it can be imported.
+
+    Raises:
+        InvalidArgument: the file cannot be imported, has nothing of this name, or it is no method.
+    """
+    sha256 = hashlib.sha256(content).hexdigest()
+    key = ("file", "", function, sha256)
+    if key not in _loaded:
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))  # at the end: a file beside it hides no installed module
+        module = _run(f"tfpfl_own_method_{sha256[:16]}", content, path)
+        method = _method(module, function, str(path))
+        _loaded[key] = OwnMethod("file", "", str(path), function, None, sha256, content, method)
+    return _loaded[key]._replace(name=f"{path.name}:{function}", place=str(path))
+
+
+def check_entry(own: dict[str, Any]) -> None:
+    """Checks what a run's configuration says of the user's own method; it may come from somebody else.
+
+    Raises:
+        InvalidArgument: a key is missing or unknown, a value is no text, or the values do not go together.
+    """
+    texts = {k: v for k, v in own.items() if isinstance(v, str) or (k == "package" and v is None)}
+    if set(own) != set(ENTRY) or texts != own:
+        raise InvalidArgument(f"own_method must have texts for {', '.join(ENTRY)}; found {one_line(own, 200)}")
+    place, function = own["place"], own["function"]
+    names = {"file": f"{Path(place).name}:{function}", "module": f"{place}:{function}"}
+    named = ":" not in own["name"] if own["kind"] == "entry point" else own["name"] == names.get(own["kind"])
+    if not named or own["kind"] == "module" and place.endswith(".py"):
+        raise InvalidArgument(f"own_method: kind, name, place and function do not go together; found {own}")
+
+
+def is_loaded(kind: str, place: str, function: str, sha256: str) -> OwnMethod | None:
+    """The method, if this process has loaded it already; None otherwise."""
+    return _loaded.get((kind, "" if kind == "file" else place, function, sha256))
+
+
+def source_of(module: str) -> Path | None:
+    """The source file of a module, found without importing anything; None if there is no such module."""
+    top, *inner = module.split(".")
+    if top == "__main__":
+        return None  # the program that runs now
+    found: ModuleSpec | None = None
+    try:
+        found = importlib.util.find_spec(top)
+        name = top
+        for part in inner:
+            name = f"{name}.{part}"
+            found = PathFinder.find_spec(name, found.submodule_search_locations) if found else None
+    except (ImportError, ValueError):  # ValueError: no name of a module
+        return None
+    return Path(found.origin) if found and found.origin and Path(found.origin).is_file() else None
+
+
+def offered() -> dict[str, str]:
+    """{name: package and version} of the methods that installed packages offer by entry points; none is imported."""
+    return {point.name: _named(point.dist) if point.dist else "" for point in entry_points(group=GROUP)}
+
+
+_loaded: dict[tuple[str, str, str, str], OwnMethod] = {}  # (kind, module, function, sha256) -> what was loaded
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f"the method's file {path} cannot be read: {error.strerror}") from error
+
+
+def _run(name: str, content: bytes, path: Path) -> ModuleType:
+    """Runs a file as a module of its own name, which no other module has; once for each content."""
+    if name in sys.modules:
+        return sys.modules[name]
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module  # dataclasses and NamedTuples of the file look themselves up there
+    try:
+        exec(compile(content, str(path), "exec", dont_inherit=True), module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _not_imported(str(path), error) from error
+    return module
+
+
+def _not_imported(where: str, error: BaseException) -> InvalidArgument:
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == where]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    hint = ""
+    if isinstance(error, ModuleNotFoundError):
+        hint = ". A module that the file imports must be installed, on PYTHONPATH, or lie beside the original file"
+    told = f"{type(error).__name__}: {one_line(error)}"
+    return InvalidArgument(f"{where} cannot be imported: {told}{f' (line {line})' if line else ''}{hint}")
+
+
+def _of_module(
+    kind: str, name: str, module: str, function: str, package: str | None, expected: str | None
+) -> OwnMethod:
+    source = source_of(module)
+    if source is None:
+        more = f", which the entry point {name!r} of {package} names" if kind == "entry point" else ""
+        raise InvalidArgument(
+            f"there is no module {module!r}{more}: install its package, or put its folder on PYTHONPATH. A file is "
+            "named with its ending: FILE.py:function"
+        )
+    content = _content(source)
+    sha256 = hashlib.sha256(content).hexdigest()
+    package = package or _package_of(module)
+    if expected not in (None, sha256):
+        raise InvalidArgument(
+            f"{source} was changed since the run was created: its sha256 is another one{package and f', in {package}'}."
+            " The run would go on with other rules. Install the version that it was created with, or start a new run"
+        )
+    key = (kind, module, function, sha256)
+    if key not in _loaded:
+        try:
+            imported = importlib.import_module(module)
+        except (Exception, SystemExit) as error:
+            raise _not_imported(module, error) from error
+        method = _method(imported, function, module)
+        _loaded[key] = OwnMethod(kind, name, module, function, package, sha256, content, method)
+    return _loaded[key]._replace(name=name)
+
+
+def _entry_point(name: str) -> EntryPoint:
+    found = list(entry_points(group=GROUP, name=name))
+    if not found:
+        if name.endswith(".py"):
+            raise InvalidArgument(f"{name} names no function: write {name}:FUNCTION{_functions(Path(name))}")
+        raise InvalidArgument(f"{unknown('algorithm', name, [*ALGORITHMS, *offered()])}; {HOW}")
+    if len({point.value for point in found}) > 1:
+        packages = ", ".join(_named(point.dist) for point in found if point.dist)
+        raise InvalidArgument(f"several packages offer a method {name!r}: {packages}. Write package.module:function")
+    return found[0]
+
+
+def _functions(path: Path) -> str:
+    """Which functions a file has, for a message; the file is not run."""
+    try:
+        found = [f.name for f in ast.parse(path.read_bytes()).body if isinstance(f, ast.FunctionDef)]
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    return f". It has {', '.join(found)}" if found else ""
+
+
+def _package_of(module: str) -> str | None:
+    """The installed package that has the module, with its version; None if it belongs to none."""
+    for package in packages_distributions().get(module.split(".")[0], ()):
+        try:
+            return f"{package} {version(package)}"
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _named(package: Any) -> str:
+    return f"{package.name} {package.version}"
+
+
+def _method(module: ModuleType, function: str, where: str) -> Method:
+    """The method in a module, made from a builder if it is one.
+
+    Raises:
+        InvalidArgument: there is nothing of this name, or it is neither a `Method` nor a builder.
+    """
+    try:
+        found: Any = reduce(getattr, function.split("."), module)
+    except AttributeError:
+        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        own = [name for name in known if getattr(vars(module)[name], "__module__", None) == module.__name__]
+        raise InvalidArgument(unknown(f"function in {where}", function, own)) from None
+    if not isinstance(found, Method):
+        if not callable(found) or isclass(found):
+            raise InvalidArgument(
+                f"{function} in {where} is {type(found).__name__}, neither a builder (model, population, *, "
+                "hyperparameters) -> Algorithm nor a tfpfl.Method"
+            )
+        found = _method_of_builder(found, function.rpartition(".")[2])
+    _check_arguments(found, f"{function} in {where}")
+    return found
+
+
+def _method_of_builder(builder: Any, name: str) -> Method:
+    """The `Method` of a builder of which nothing else is known: it shares one head, which is right for every method.
+
+    The title and the reference are the first sentence of the docstring. The title ends at a colon or a bracket, as in
+    'FedALA (Zhang et al., AAAI 2023): ...'; if that is too long, it is `name`.
+    """
+    told = " ".join((getdoc(builder) or "").split("\n\n")[0].split())
+    title = min((told.partition(mark)[0] for mark in (": ", " (", ". ")), key=len).rstrip(".")
+    title = title if 0 < len(title) <= LONGEST_TITLE else name
+    no = "unknown"
+    return Method(name, title, builder, "shared", message=no, state=no, down=no, up=no, reference=told or name)
+
+
+def _check_arguments(method: Method, where: str) -> None:
+    """Checks that a builder takes a model and a population, and that its hyperparameters can be options."""
+    try:
+        arguments = list(signature(method.builder).parameters.values())
+        hyperparameters = method.hyperparameters
+    except (TypeError, ValueError, NameError) as error:  # NameError: an annotation that cannot be evaluated
+        raise InvalidArgument(f"{where}: its arguments cannot be read: {error}") from error
+    places = [p for p in arguments if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(places) != 2:
+        found = ", ".join(p.name for p in places) or "none"
+        raise InvalidArgument(
+            f"{where} must take (model, population, *, hyperparameters), with the hyperparameters after a star; found "
+            f"these arguments before the star: {found}"
+        )
+    for name, p in hyperparameters.items():
+        kinds = {*_kinds(p)} - {NoneType}
+        if name in ("name", "preset"):
+            raise InvalidArgument(f"{where}: the hyperparameter {name} has a name that tfpfl needs: take another one")
+        if p.default is Parameter.empty or len(kinds) != 1 or not kinds <= {int, float, bool, str}:
+            raise InvalidArgument(
+                f"{where}: the hyperparameter {name} must have a default, and a type that an option can have: int, "
+                f"float, bool or str, or one of these or None. Write for example {name}: float = 0.1"
+            )
+
+
+def _kinds(parameter: Parameter) -> Iterable[Any]:
+    annotation = parameter.annotation
+    return get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)

@@ -1,0 +1,125 @@
+"""Finds eager tensors that a function of an algorithm takes from outside, such as a `tf.constant` in the builder.
+
+tf.function takes such a tensor into its graph, so the local engine and Ray compute the function. TFF traces a function
+in a plain graph, which cannot: it says "Attempting to capture an EagerTensor without building a function". An eager
+tensor of up to 128 numbers passes if it is used only within tf.while_loop, tf.cond or tf.map_fn.
+"""
+
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpfl.engines.aggregation import contribution, finish
+from tfpfl.studies.battery_subject import Subject
+
+_OURS = str(Path(__file__).parents[1])  # the package tfpfl
+
+
+def tensors_from_outside(subject: Subject, client: int) -> list[str]:
+    """Which functions of the algorithm take a tensor from outside, in words.
+
+    Args:
+        subject: the algorithm, and a training whose states the functions are called with.
+        client: the client whose message, state and data they are called with.
+    """
+    algorithm, server = subject.algorithm, subject.trained.server
+    message, state, data, output = subject.visit(client)
+
+    def server_update(server: Any, output: Any, ids: Any) -> Any:
+        total = contribution(algorithm, output)
+        total = total._replace(rows=tf.nest.map_structure(lambda row: row[None], total.rows))
+        return algorithm.step(server, finish(algorithm, total, ids), total.weight)
+
+    server_update.__wrapped__ = algorithm.server_update  # type: ignore[attr-defined]
+    calls: dict[str, tuple] = {
+        "init_server": (algorithm.init_server,),
+        "init_client": (algorithm.init_client, data.info),
+        "message": (algorithm.message, server, *([np.int32(client)] if algorithm.message_per_client else [])),
+        "client_update": (algorithm.client_update, message, state, data),
+        "server_update": (server_update, server, output, np.array([client], np.int32)),
+        "personal_model": (algorithm.personal_model, message, state, data),
+        "local_model": (algorithm.local_model, message, output),
+        "global_model": (algorithm.global_model, message),
+        "matrices": (algorithm.matrices, server),
+    }
+    found = {name: from_outside(*call) for name, call in calls.items() if call[0] is not None}
+    return [f"{name} uses {what}" for name, what in found.items() if what]
+
+
+def from_outside(function: Callable, *arguments: Any) -> str | None:
+    """What a function takes from outside, in words; None if it takes no tensor.
+
+    Args:
+        function: it is traced in a plain graph, as TFF does.
+        arguments: structures of tensors like those that it is called with.
+    """
+    with tf.Graph().as_default():
+        given = tf.nest.map_structure(_placeholder, arguments)
+        try:
+            function(*given)
+        except Exception as error:
+            if "capture an EagerTensor" not in str(error):
+                return None  # other checks find what else is wrong
+            names = ", ".join(f"`{name}`" for name in _names(function, set())) or "a tensor"
+            place = _place(error)
+            return f"{names}, which TensorFlow made outside of it{f' ({place})' if place else ''}"
+    return None
+
+
+def _placeholder(value: Any) -> Any:
+    array = np.asarray(value)
+    return tf.compat.v1.placeholder(array.dtype, array.shape)
+
+
+def _place(error: Exception) -> str:
+    """Where the tensor is used: the last line that is of neither TensorFlow nor tfpfl."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_OURS, "<")) and "site-packages" not in frame.filename
+    ]
+    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
+
+
+def _names(function: Any, seen: set[int]) -> list[str]:
+    """The names of the variables that hold eager tensors, in a function and in the functions that it uses."""
+    found: list[str] = []
+    if id(function) not in seen:
+        seen.add(id(function))
+        for name, value in _variables(function).items():
+            values = list(_leaves(value))
+            if any(isinstance(each, tf.Tensor) for each in values):
+                found.append(name)
+            for each in values:
+                if isinstance(each, FunctionType | partial):
+                    found += _names(each, seen)
+    return list(dict.fromkeys(found))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    for each in inner:
+        yield from _leaves(each)
+    if not isinstance(value, tuple | list | dict):
+        yield value
+
+
+def _variables(function: Any) -> dict[str, Any]:
+    """{name: value} of what a function uses from outside: variables of the builder, and globals of its file."""
+    if isinstance(function, partial):
+        return {"": function.func, "an argument of partial": [*function.args, *function.keywords.values()]}
+    found = {"": getattr(function, "__wrapped__", None)}
+    if not isinstance(function, FunctionType) or function.__module__.startswith(("tensorflow", "keras")):
+        return found
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    return found | {n: function.__globals__[n] for n in function.__code__.co_names if n in function.__globals__}
