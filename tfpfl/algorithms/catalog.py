@@ -72,7 +72,9 @@ def build_algorithm(
         model: the `SplitModel`.
         population: the `Population` that is trained on.
         preset: the name of a set of hyperparameters in `Method.presets`; None for the defaults.
-        hyperparameters: override the defaults and the preset; the builder's docstring describes them.
+        hyperparameters: override the defaults and the preset; the builder's docstring describes them. In addition
+            those of the server's optimizer (`transforms.server_optimized`), and the options of the clients' one
+            (`parts.client_optimizer`); `Method.hyperparameters` lists all.
 
     Returns:
         The `Algorithm`.
@@ -92,7 +94,7 @@ def build_algorithm(
     """
     check_names(name, preset, hyperparameters)
     method = get_method(name)
-    return method.builder(model, population, **{**method.presets.get(preset, {}), **hyperparameters})
+    return method.build(model, population, **{**method.presets.get(preset, {}), **hyperparameters})
 
 
 def check_names(name: str, preset: str | None, hyperparameters: Iterable[str]) -> None:
@@ -106,6 +108,8 @@ def check_names(name: str, preset: str | None, hyperparameters: Iterable[str]) -
         raise InvalidArgument(unknown(f"preset of {name}", preset, method.presets))
     for h in hyperparameters:
         if h not in method.hyperparameters:
+            if why := method.why_not(h):
+                raise InvalidArgument(f"{name} has no hyperparameter {h}: {why}")
             raise InvalidArgument(unknown(f"hyperparameter of {name}", h, method.hyperparameters))
 
 
