@@ -11,7 +11,7 @@ from helpers.marks import slow_but
 from helpers.quick import quick
 from helpers.rounds import play, shared
 from helpers.toys import distance, gradient, identical, initial_states, toy
-from tfpfl.algorithms import ALGORITHMS, build_algorithm, fedavg, fedprox, fedrep
+from tfpfl.algorithms import ALGORITHMS, build_algorithm, fedavg, fedrep
 from tfpfl.algorithms.parts import OptimizerChoice, adam, local_solver, sgd
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import tree
@@ -70,7 +70,7 @@ def test_local_steps_are_adams(data, prox):
 
 
 def test_sgd_by_name_is_the_same_to_the_bit(data):
-    for make, more in ((fedavg, {"momentum": 0.5}), (fedprox, {"mu": 0.3}), (fedrep, {})):
+    for make, more in ((fedavg, {"momentum": 0.5}), (fedrep, {})):
         plain = play(make(data.model, data.population, **more), data)
         assert identical(play(make(data.model, data.population, client_opt="sgd", **more), data), plain)
     momentum = play(fedavg(data.model, data.population, momentum=0.9), data)

@@ -15,8 +15,8 @@ KERAS = {
     "nesterov": lambda: keras.optimizers.SGD(RATE, momentum=0.75, nesterov=True),
     "sgd with decay": lambda: keras.optimizers.SGD(RATE, weight_decay=0.25),
     "adam": lambda: keras.optimizers.Adam(RATE, beta_1=0.75, beta_2=0.875, epsilon=2**-6),
-    "adam with decay": lambda: keras.optimizers.Adam(RATE, weight_decay=0.125),
-    "adamw": lambda: keras.optimizers.AdamW(RATE, weight_decay=0.0625),
+    "adam with decay": lambda: keras.optimizers.Adam(RATE, 0.75, 0.875, 2**-20, weight_decay=0.125),
+    "adamw": lambda: keras.optimizers.AdamW(RATE, 0.0625, 0.75, 0.875, 2**-20),
     "adagrad": lambda: keras.optimizers.Adagrad(RATE, initial_accumulator_value=0.25, epsilon=2**-6),
 }
 START = ([0.5, -1.0, 2.0], [[1.5]])
@@ -79,13 +79,14 @@ def test_every_step_is_that_of_tff(tff):
 
 def test_our_named_ones_are_tffs(tff):
     build = tff.learning.optimizers
-    for name, theirs in {
-        "sgd": build.build_sgdm(0.25),
-        "momentum": build.build_sgdm(0.25, momentum=0.9),
-        "adagrad": build.build_adagrad(0.25),
-        "yogi": build.build_yogi(0.25),
-    }.items():
-        ours = path(OPTIMIZERS[name](0.25), tf.float32)
+    betas = {"beta_1": 0.75, "beta_2": 0.875}  # TFF's powers of 0.999 have the rounding of float32
+    for name, options, theirs in (
+        ("sgd", {}, build.build_sgdm(0.25)),
+        ("momentum", {}, build.build_sgdm(0.25, momentum=0.9)),
+        ("adagrad", {}, build.build_adagrad(0.25)),
+        ("yogi", betas, build.build_yogi(0.25, **betas)),
+    ):
+        ours = path(OPTIMIZERS[name](0.25, **options), tf.float32)
         np.testing.assert_allclose(ours, path(as_optimizer(theirs, 0.0), tf.float32), rtol=0, atol=1e-6, err_msg=name)
 
 

@@ -133,10 +133,8 @@ def of_keras(given: Any, what: str = "client_opt") -> Optimizer:
     for name, value in config.items():
         if name not in known and value not in (None, False, 0):
             raise InvalidArgument(f"{what}={kind} has {name}={value!r}, which is not supported: leave it out")
-    excluded = getattr(given, "_exclude_from_weight_decay", None) or getattr(
-        given, "_exclude_from_weight_decay_pattern", None
-    )
-    if excluded:
+    excluded = "_exclude_from_weight_decay"  # not in the configuration; Keras 2 and 3 have the names in other places
+    if any(getattr(given, excluded + end, None) for end in ("", "_names", "_pattern")):
         raise InvalidArgument(
             f"{what}={kind} excludes variables from weight decay, which is not supported: weights have no names here"
         )
