@@ -16,7 +16,8 @@ from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.cli import main
 from tfpfl.data import PARTITIONERS, Federation
 from tfpfl.engines.machines import MachinesError
-from tfpfl.runs import training
+from tfpfl.runs import Run, training
+from tfpfl.runs.command import command
 from tfpfl.runs.store import StoreError
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -94,6 +95,19 @@ def test_interrupted_by_the_keyboard(federation, monkeypatch):
     assert runs.saved("run") == runs.saved(whole)
 
 
+def test_a_run_with_an_optimizer_at_both_ends(federation):
+    """Its command can be repeated, and `compare` and `sweep` know the options as hyperparameters."""
+    asked = ("--server-opt", "adam", "--server-eta", 0.02, "--client-opt", "adamw", "--client-weight-decay", 0.1)
+    tfpfl("run", "--federation", federation.path, "--algorithm", "fedavg", *asked, "--rounds", 1, "--out", "run")
+    with Run.open("run") as run:
+        hyper = run.config.hyperparameters
+        assert (hyper["server_opt"], hyper["server_eta"], hyper["client_weight_decay"]) == ("adam", 0.02, 0.1)
+        words = command(run.config, "run")
+        assert " ".join(map(str, asked[:4])) in words and "--client-opt adamw --client-weight-decay 0.1" in words
+        assert type(run.training().server_state()).__name__ == "Optimized"
+    tfpfl("evaluate", "run")
+
+
 @pytest.mark.slow
 def test_a_run_that_diverges(federation):
     hyper = ("--rho", 1e30, "--server-opt", "sgd")
@@ -113,6 +127,17 @@ def test_a_run_that_diverges(federation):
             2,
             "unknown option --classes-per-client.*alpha",
         ),
+        (
+            ("run", "--algorithm", "scaffold", "--client-opt", "adam"),
+            2,
+            "scaffold has no option --client-opt: its control variates .* Use fedavg",
+        ),
+        (
+            ("run", "--algorithm", "pflego", "--server-eta", 3),
+            2,
+            "--server-eta: its server has an optimizer of its own",
+        ),
+        (("run", "--algorithm", "fedavg", "--server-opt", "lion"), 1, "unknown server_opt 'lion'; .*momentum, adagrad"),
         (("partition", "x", "--tau", 3), 2, "unknown option --tau;.*options of partition round_robin: --classes-per"),
         (("run", "--tau", "three"), 2, "'three' is not a valid integer"),
         (("run", "--algorithm", "pflgo"), 1, "unknown algorithm 'pflgo'; did you mean 'pflego'?"),

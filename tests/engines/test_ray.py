@@ -172,6 +172,12 @@ def test_a_ray_of_our_own_lets_nobody_in_without_its_secret():
             marks=pytest.mark.slow,
         ),
         pytest.param("ditto", {"steps": 2, "steps_p": 2, "batch_size": 4}, {}, marks=pytest.mark.slow),
+        pytest.param(
+            "fedavg",
+            {"steps": 2, "client_opt": "momentum", "server_opt": "yogi", "server_eta": 0.02, "server_epsilon": 0.1},
+            {},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_three_nodes_give_what_one_process_gives(nodes, tmp_path, name, hyperparameters, more):

@@ -1,5 +1,7 @@
 """TFF's aggregators and ours, against closed forms, against no aggregator, and against dp-accounting called by hand."""
 
+import importlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,12 +15,14 @@ from tfpfl.algorithms.transforms.robust import median, trimmed_mean
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.data.population import Population, Sampling
 from tfpfl.engines.local.simulation import Simulation
+from tfpfl.engines.tff.aggregators import OF_TFF, check_mean
 from tfpfl.engines.tff.process import federate
 from tfpfl.models import tree
 from tfpfl.runs import aggregators
 from tfpfl.runs.aggregators import factory
 from tfpfl.runs.privacy import privacy
 from tfpfl.runs.run import Run
+from tfpfl.runs.training import Training
 from tfpfl.studies.battery_subject import CLASSES, EXAMPLES
 from tfpfl.studies.records import Record
 
@@ -293,6 +297,56 @@ def test_a_sum_of_what_clients_keep_is_not_changed_at_the_server_alone(name, fed
         with pytest.raises(ValueError, match=f"aggregator '{how['aggregator']}' changes.*{reason}"):
             Run.create(small_runs.config(algorithm=name, labels="global", **how), tmp_path / "run", six_clients)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_aggregator_whose_result_is_a_sum_is_refused(federation, tff):
+    """For every kind of aggregate: the server's step would be as many times too long as clients come."""
+    make = tff.aggregators
+    noisy_sum = make.DifferentiallyPrivateFactory(tensorflow_privacy().GaussianSumQuery(1.0, 0.5))
+    sums = [make.SumFactory(), make.clipping_factory(1.0, make.SumFactory()), make.SecureSumFactory(8.0), noisy_sum]
+    for name in ("pflego", "fedavg"):
+        algorithm = build(name, federation)
+        for aggregator in sums if name == "pflego" else sums[:1]:
+            with pytest.raises(ValueError, match="Factory is the sum.*with 3 clients it would move.*MeanFactory"):
+                federate(algorithm, federation, aggregator=aggregator)
+
+
+def test_means_are_no_sums(tff):
+    """Weighted or not, clipped below the test's numbers, quantized, with noise, divided by the expected number."""
+    make = tff.aggregators
+    means = [
+        make.MeanFactory(),
+        make.UnweightedMeanFactory(),
+        make.clipping_factory(1e-9, make.MeanFactory()),
+        make.UnweightedMeanFactory(make.SecureSumFactory(8.0)),
+        make.DifferentiallyPrivateFactory.gaussian_fixed(5.0, 3.5, 0.1),
+        *(OF_TFF[name]() for name in ("clip", "zero", "robust", "compress")),
+        OF_TFF["dp"](noise=1.0, clip=1.0, clients=3.5),
+        OF_TFF["dp"](noise=1e-9, clip=1.0, clients=3.5),
+        OF_TFF["dp_adaptive"](noise=1.0, clients=3.5),
+    ]
+    for aggregator in means:
+        check_mean(aggregator, 3.5)
+
+
+def tensorflow_privacy():
+    return importlib.import_module("tensorflow_privacy")
+
+
+def test_a_factory_and_a_function_that_makes_one_are_the_same(federation, tff):
+    """For `federate` and for `Training`."""
+    algorithm = build("fedavg", federation)
+    make = tff.aggregators.UnweightedMeanFactory
+    results = []
+    for given in (make(), lambda: make()):
+        results.append(one_round(federate(algorithm, federation, aggregator=given), algorithm)[1])
+        training = Training(algorithm, federation, engine="tff", aggregator=given, splits=())
+        training.run(1)
+        results.append(training.server_state())
+    assert distance(results[0], results[2]) == 0 and distance(results[1], results[3]) == 0
+    for wrong in (0.5, lambda: 0.5, make):
+        with pytest.raises(ValueError, match="aggregator must be a factory of tff.aggregators"):
+            federate(algorithm, federation, aggregator=wrong)
 
 
 @pytest.mark.slow

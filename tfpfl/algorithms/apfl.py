@@ -20,8 +20,9 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.method import Method
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, value_and_gradient
-from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import check_choice, check_fractions, check_rates
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
@@ -52,6 +53,7 @@ def apfl(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     init: str = "w0",
     weighting: str = "examples",
 ) -> Algorithm:
@@ -73,8 +75,8 @@ def apfl(
         model, population: the `SplitModel`, and the `Population` that it is trained on.
         mixing: the initial a_i in [0, 1], the share of the client's own model in its predictions.
         eta_a: learning rate of a_i, >= 0; default 0, a_i is fixed.
-        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the SGD on both
-            models, and the weights of the average, as in `fedavg`.
+        eta, steps, epochs, batch_size, momentum, client_opt, weighting: rate, amount, mini-batches, momentum and
+            optimizer of the steps on both models, and the weights of the average, as in `fedavg`.
         init: v_i before the first visit: 'w0' (the server's model of round 0) or 'first_broadcast' (the first w that
             the client receives).
 
@@ -94,8 +96,10 @@ def apfl(
     check_rates(eta_a=eta_a)
     check_choice(init=(init, ("w0", "first_broadcast")))
     work = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
-    base = fedavg(model, population, eta=eta, momentum=momentum, weighting=weighting, **work)
-    loop, one_epoch, optimizer = batch_loop(**work), batch_loop(epochs=1, batch_size=batch_size), sgd(eta, momentum)
+    rates: dict[str, Any] = {"eta": eta, "momentum": momentum, "client_opt": client_opt}
+    base = fedavg(model, population, weighting=weighting, **rates, **work)
+    loop, one_epoch = batch_loop(**work), batch_loop(epochs=1, batch_size=batch_size)
+    optimizer = as_optimizer(client_opt, eta, momentum=momentum)
     weight, objective = example_weight(model, weighting), client_loss(model)
 
     def init_client(info):

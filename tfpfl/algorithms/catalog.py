@@ -72,7 +72,9 @@ def build_algorithm(
         model: the `SplitModel`.
         population: the `Population` that is trained on.
         preset: the name of a set of hyperparameters in `Method.presets`; None for the defaults.
-        hyperparameters: override the defaults and the preset; the builder's docstring describes them.
+        hyperparameters: override the defaults and the preset; the builder's docstring describes them. In addition
+            those of the server's optimizer (`transforms.server_optimized`), and the options of the clients' one
+            (`parts.client_optimizer`); `Method.hyperparameters` lists all.
 
     Returns:
         The `Algorithm`.
@@ -93,7 +95,7 @@ def build_algorithm(
     """
     check_names(name, preset, hyperparameters)
     method = get_method(name)
-    made = method.builder(model, population, **{**method.presets.get(preset, {}), **hyperparameters})
+    made = method.build(model, population, **{**method.presets.get(preset, {}), **hyperparameters})
     if not isinstance(made, Algorithm):
         raise InvalidArgument(f"the builder of {method.name} returned {type(made).__name__}, not an Algorithm")
     return made
@@ -111,6 +113,8 @@ def check_names(name: str | Method, preset: str | None, hyperparameters: Iterabl
     known = method.hyperparameters
     for h in hyperparameters:
         if h not in known:
+            if why := method.why_not(h):
+                raise InvalidArgument(f"{method.name} has no hyperparameter {h}: {why}")
             raise InvalidArgument(unknown(f"hyperparameter of {method.name}", h, known))
 
 

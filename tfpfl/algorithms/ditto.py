@@ -21,8 +21,9 @@ from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation, near
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import local_solver
-from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import check_choice, check_penalty
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
@@ -46,6 +47,7 @@ def ditto(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     eta_p: float | None = None,
     steps_p: int | None = None,
     epochs_p: int | None = None,
@@ -70,8 +72,9 @@ def ditto(
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
         lam: lambda, the pull of v_i towards the global model, >= 0; 0 is Local.
-        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the global
-            model's SGD, and the weights of the average, as in `fedavg`.
+        eta, steps, epochs, batch_size, momentum, client_opt, weighting: rate, amount, mini-batches, momentum and
+            optimizer of the global model's steps, and the weights of the average, as in `fedavg`. The optimizer also
+            takes the steps on v_i.
         eta_p: learning rate of v_i, >= 0; None for eta.
         steps_p, epochs_p: work on v_i, one of the two, >= 1; default: as much as on the global model.
         anchor: what v_i is pulled to: 'received' (w) or 'local' (w_i).
@@ -93,7 +96,7 @@ def ditto(
         Li, Hu, Beirami, Smith, ICML 2021, algorithm 1.
     """
     check_choice(anchor=(anchor, ("received", "local")), init=(init, ("w0", "first_broadcast")))
-    solver: dict[str, Any] = {"batch_size": batch_size, "momentum": momentum}
+    solver: dict[str, Any] = {"batch_size": batch_size, "momentum": momentum, "client_opt": client_opt}
     base = fedavg(model, population, eta=eta, steps=steps, epochs=epochs, weighting=weighting, **solver)
     if steps_p is None and epochs_p is None:
         steps_p, epochs_p = steps, epochs
@@ -125,7 +128,7 @@ def ditto(
         adapt=adaptation(
             model,
             lambda w, state, data: own(w, state),
-            sgd(eta_p, momentum),
+            as_optimizer(client_opt, eta_p, momentum=momentum),
             batch_size=batch_size,
             **near(eta_p, lam, implicit_prox),
         ),

@@ -26,6 +26,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.local_training import local_solver
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
 from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_penalty, check_rates
 from tfpfl.models import tree
@@ -106,6 +107,7 @@ def fedamp(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     implicit_prox: bool = False,
 ) -> Algorithm:
     """FedAMP: clients with similar models attend to each other. There is no global model: each client is pulled to its
@@ -129,8 +131,8 @@ def fedamp(
         rescale: divide the weights of others where they would sum to more than 1; default: take them as they are, and
             warn.
         start: where local training starts: 'u' (u_i) or 'w' (the client's own last model).
-        eta, steps, epochs, batch_size, momentum: rate, amount, mini-batches and momentum of the local SGD, as in
-            `fedavg`.
+        eta, steps, epochs, batch_size, momentum, client_opt: rate, amount, mini-batches, momentum and optimizer of the
+            local steps, as in `fedavg`.
         implicit_prox: take an implicit step on the pull, which is stable for every coefficient. Default: an explicit
             step, by its gradient.
 
@@ -159,7 +161,8 @@ def fedamp(
             "and a client's own is negative; take a smaller alpha, a larger sigma, or rescale=True",
             stacklevel=2,
         )
-    solver = {"eta": eta, "steps": steps, "epochs": epochs, "batch_size": batch_size, "momentum": momentum}
+    solver: dict[str, Any] = {"eta": eta, "steps": steps, "epochs": epochs, "batch_size": batch_size}
+    solver |= {"momentum": momentum, "client_opt": client_opt}
     weigh = {"alpha": alpha, "sigma": sigma, "rescale": rescale}
     return _attentive(
         model, population, lambda *table: attention(*table, **weigh), lam / alpha, start, implicit_prox, solver
@@ -180,6 +183,7 @@ def heurfedamp(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     implicit_prox: bool = False,
 ) -> Algorithm:
     """HeurFedAMP: FedAMP whose weights come from the cosine between models, and whose self-weight xi_ii is given.
@@ -198,8 +202,8 @@ def heurfedamp(
         lam, alpha: lambda >= 0 and alpha > 0: a client is pulled to u_i by lambda / alpha.
         sigma: how much the cosine between two models matters, >= 0; 0: all others count alike.
         self_weight: the weight xi_ii of a client's own model, in [0, 1].
-        start, eta, steps, epochs, batch_size, momentum, implicit_prox: start, rate, amount, mini-batches and momentum
-            of the local SGD, and the pull's step, as in `fedamp`.
+        start, eta, steps, epochs, batch_size, momentum, client_opt, implicit_prox: start, rate, amount, mini-batches,
+            momentum and optimizer of the local steps, and the pull's step, as in `fedamp`.
 
     Returns:
         The `Algorithm`. A client keeps w_i and predicts with it. `matrices` gives xi.
@@ -219,7 +223,8 @@ def heurfedamp(
     if alpha <= 0:
         raise InvalidArgument(f"alpha must be greater than 0, found {alpha}")
     check_penalty(eta, implicit_prox, **{"lam / alpha": lam / alpha})
-    solver = {"eta": eta, "steps": steps, "epochs": epochs, "batch_size": batch_size, "momentum": momentum}
+    solver: dict[str, Any] = {"eta": eta, "steps": steps, "epochs": epochs, "batch_size": batch_size}
+    solver |= {"momentum": momentum, "client_opt": client_opt}
     weigh = {"sigma": sigma, "self_weight": self_weight}
     return _attentive(
         model,
@@ -291,6 +296,7 @@ FEDAMP = Method(
     up="d",
     reference="Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID "
     "Data, AAAI 2021",
+    no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
 )
 
 HEURFEDAMP = Method(
@@ -304,4 +310,5 @@ HEURFEDAMP = Method(
     up="d",
     reference="Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID "
     "Data, AAAI 2021",
+    no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
 )

@@ -12,8 +12,9 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import local_solver
-from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
@@ -29,6 +30,7 @@ def fedavg(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     weighting: str = "examples",
 ) -> Algorithm:
     """FedAvg: one model for all clients, the weighted average of copies that each of them trains on its own examples.
@@ -49,6 +51,9 @@ def fedavg(
             two, >= 1. Default: 50 steps (tau in the PFLEGO study).
         batch_size: examples in a mini-batch, >= 1; None for all that the client has (the PFLEGO study).
         momentum: the momentum of the local SGD, >= 0; default 0, none. It starts at 0 in every visit.
+        client_opt: what takes the local steps: 'sgd' (the rule above), 'momentum' (0.9), 'adam', 'adamw', 'adagrad' or
+            'yogi', at the rate eta. Its state starts anew in every visit. In Python also an optimizer of Keras, TFF or
+            tfpfl, which has a rate of its own.
         weighting: a client's weight in the average: 'examples' (q_i) or 'uniform' (1 / r).
 
     Returns:
@@ -56,13 +61,15 @@ def fedavg(
 
     Raises:
         InvalidArgument: eta or momentum is negative or not finite; steps, epochs or batch_size is below 1, or steps and
-            epochs are both given; weighting is neither 'examples' nor 'uniform'; clients have different numbers of
-            classes (this method shares one head) and the population has no `num_labels`.
+            epochs are both given; client_opt is none of these, or another one than 'sgd' although there is a momentum;
+            weighting is neither 'examples' nor 'uniform'; clients have different numbers of classes (this method shares
+            one head) and the population has no `num_labels`.
 
     Source:
         McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, algorithm 1.
     """
-    solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
+    rates = {"eta": eta, "momentum": momentum, "client_opt": client_opt}
+    solve = local_solver(**rates, steps=steps, epochs=epochs, batch_size=batch_size)
     if weighting not in ("examples", "uniform"):
         raise InvalidArgument(f"weighting must be 'examples' or 'uniform', found {weighting!r}")
     objective, num_labels = client_loss(model), population.shared_labels()
@@ -83,7 +90,9 @@ def fedavg(
         personal_model=lambda w, state, data: w,
         local_model=lambda w, output: tree.add(w, output.update),
         aggregate="mean",
-        adapt=adaptation(model, lambda w, state, data: w, sgd(eta, momentum), batch_size=batch_size),
+        adapt=adaptation(
+            model, lambda w, state, data: w, as_optimizer(client_opt, eta, momentum=momentum), batch_size=batch_size
+        ),
         shares="model",
     )
 

@@ -19,6 +19,7 @@ from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.finetune import finetuned, tuning_work
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.local_training import body_solver, example_weight
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.models import tree
 from tfpfl.models.weights import Head, Weights
 
@@ -45,6 +46,7 @@ def fedbabu(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.9,
+    client_opt: str | Optimizer = "sgd",
     weighting: str = "examples",
     eta_ft: float | None = None,
     steps_ft: int | None = None,
@@ -65,8 +67,9 @@ def fedbabu(
 
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
-        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum (here 0.9) of the
-            backbone's local SGD, and the weights of the average, as in `fedavg`.
+        eta, steps, epochs, batch_size, momentum, client_opt, weighting: rate, amount, mini-batches, momentum (here 0.9)
+            and optimizer of the backbone's local steps, and the weights of the average, as in `fedavg`. Another
+            optimizer than 'sgd' needs momentum=0.
         eta_ft: rate of the fine-tuning, >= 0; None for eta.
         steps_ft, epochs_ft: E_ft, the fine-tuning's mini-batches or passes; one of the two, >= 0, 0 for none. Default:
             the work of one visit.
@@ -84,7 +87,7 @@ def fedbabu(
     Source:
         Oh, Kim, Yun, ICLR 2022, algorithm 1.
     """
-    solver = {"batch_size": batch_size, "momentum": momentum}
+    solver = {"batch_size": batch_size, "momentum": momentum, "client_opt": client_opt}
     solve = body_solver(model, eta=eta, steps=steps, epochs=epochs, **solver)
     weight, fixed = example_weight(model, weighting), orthogonal_head(model, population.shared_labels())
 

@@ -25,8 +25,9 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import local_solver, support_and_query
-from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
 from tfpfl.checks import InvalidArgument, check_choice, check_fractions
 from tfpfl.models import tree
@@ -184,6 +185,7 @@ def fedfomo(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
 ) -> Algorithm:
     """FedFomo: a client moves towards those other clients' models that have a lower loss on its validation examples,
     and then trains.
@@ -214,8 +216,8 @@ def fedfomo(
             of the M, if the client was in the last cohort).
         init: the model of a client before its first visit: 'w0' (that of round 0), or 'mean' (of the models that it
             receives first).
-        eta, steps, epochs, batch_size, momentum: rate, amount, mini-batches and momentum of the local SGD, as in
-            `fedavg`.
+        eta, steps, epochs, batch_size, momentum, client_opt: rate, amount, mini-batches, momentum and optimizer of the
+            local steps, as in `fedavg`.
 
     Returns:
         The `Algorithm`. A client keeps theta_i and theta_i^old, and predicts with theta_i. `matrices` gives P.
@@ -234,7 +236,8 @@ def fedfomo(
         raise InvalidArgument(f"candidates must be at least 1, found {candidates}")
     check_fractions(validation_fraction=validation_fraction, epsilon=epsilon)
     check_choice(own_model=(own_model, ("always", "visited")), init=(init, ("w0", "mean")))
-    solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
+    rates = {"eta": eta, "momentum": momentum, "client_opt": client_opt}
+    solve = local_solver(**rates, steps=steps, epochs=epochs, batch_size=batch_size)
     objective, num_labels, people = client_loss(model), population.shared_labels(), population.num_clients
     check_table(population, model.num_weights(num_labels) + people, model.dtype)
     M = min(candidates, population.sampling.most(people))
@@ -283,7 +286,7 @@ def fedfomo(
     def personal_model(message, state, data):
         return before_visit(message, state, init)[0]
 
-    alone = adaptation(model, personal_model, sgd(eta, momentum), batch_size=batch_size)
+    alone = adaptation(model, personal_model, as_optimizer(client_opt, eta, momentum=momentum), batch_size=batch_size)
 
     return Algorithm(
         model=model,
@@ -314,4 +317,5 @@ FEDFOMO = Method(
     reference="Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order Model "
     "Optimization, ICLR 2021",
     older={6: {"own_model": "visited"}},
+    no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
 )

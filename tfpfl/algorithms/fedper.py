@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import check_kept, example_weight, resumed_solver
-from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
+from tfpfl.algorithms.parts.local_training import check_kept, example_weight, local_step, resumed_solver
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import check_choice
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
@@ -42,6 +43,7 @@ def fedper(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     keep_momentum: bool = False,
     weighting: str = "examples",
     head_init: str | None = None,
@@ -59,8 +61,8 @@ def fedper(
 
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
-        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the local SGD,
-            and the weights of the average, as in `fedavg`.
+        eta, steps, epochs, batch_size, momentum, client_opt, weighting: rate, amount, mini-batches, momentum and
+            optimizer of the local steps, and the weights of the average, as in `fedavg`.
         keep_momentum: whether a client keeps the momentum of its last visit, as in PGFed's code; default: the momentum
             starts at 0 in every visit.
         head_init: how a client's head starts: 'glorot', 'uniform01' or 'zeros' (see `SplitModel`); None for the model's
@@ -79,11 +81,13 @@ def fedper(
     """
     check_choice(head_init=(head_init or model.head_init, HEAD_INITS))
     check_kept(keep_momentum, momentum)
-    solve = resumed_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
+    rates: dict[str, Any] = {"eta": eta, "momentum": momentum, "client_opt": client_opt}
+    solve = resumed_solver(**rates, steps=steps, epochs=epochs, batch_size=batch_size)
     weight, objective = example_weight(model, weighting), client_loss(model)
+    first_slots = local_step(**rates).init
 
     def at_rest(theta, head):
-        return tree.zeros_like(Weights(theta, head)) if momentum else ()
+        return first_slots(Weights(theta, head))
 
     def init_client(info):
         head = model.head(info, head_init)
@@ -112,7 +116,9 @@ def fedper(
         personal_model=personal_model,
         local_model=local_model,
         aggregate="mean",
-        adapt=adaptation(model, personal_model, sgd(eta, momentum), part="head", batch_size=batch_size),
+        adapt=adaptation(
+            model, personal_model, as_optimizer(client_opt, eta, momentum=momentum), part="head", batch_size=batch_size
+        ),
         shares="backbone",
     )
 

@@ -21,6 +21,7 @@ from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.local_training import example_weight, local_solver, straggles
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import check_choice, check_penalty
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
@@ -36,6 +37,7 @@ def fedprox(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     straggler: float = 0.0,
     straggler_policy: str = "keep",
     implicit_prox: bool = False,
@@ -59,8 +61,9 @@ def fedprox(
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
         mu: the pull towards the received model, >= 0; 0 for none.
-        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the local SGD,
-            and the weights of the average, as in `fedavg`.
+        eta, steps, epochs, batch_size, momentum, client_opt, weighting: rate, amount, mini-batches, momentum and
+            optimizer of the local steps, and the weights of the average, as in `fedavg`. The optimizer gets the
+            gradient together with that of the pull.
         straggler: p_s, the probability in [0, 1] that a client does only a part of its work; default 0.
         straggler_policy: 'keep' what stragglers did (FedProx), or 'drop' it (FedAvg).
         implicit_prox: take an implicit step on the pull, which is stable for every coefficient. Default: an explicit
@@ -79,6 +82,7 @@ def fedprox(
         Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, algorithm 2.
     """
     work: dict[str, Any] = dict(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
+    work |= {"client_opt": client_opt}
     solve = local_solver(**work, prox=mu, implicit_prox=implicit_prox, straggler=straggler)
     check_choice(straggler_policy=(straggler_policy, ("keep", "drop")))
     check_penalty(eta, implicit_prox, mu=mu)

@@ -22,8 +22,9 @@ from tfpfl.algorithms.contract import Algorithm, ClientOutput, OnePass
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import body_solver, example_weight, one_pass_update, support_and_query
-from tfpfl.algorithms.parts.optimizers import OPTIMIZERS, optimizer, sgd
+from tfpfl.algorithms.parts.optimizers import Optimizer, sgd
 from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_rates
 from tfpfl.models import tree
 from tfpfl.models.split import HEAD_INITS
@@ -55,7 +56,7 @@ def fedrecon(
     tau: int = 50,
     beta: float = 0.007,
     rho: float = 0.001,
-    server_opt: str = "adam",
+    server_opt: str | Optimizer = "adam",
     reset_head: bool = False,
     query_fraction: float = 0.0,
     k_theta: int = 1,
@@ -81,7 +82,8 @@ def fedrecon(
         model, population: the `SplitModel`, and the `Population` that it is trained on.
         tau, beta: full-batch steps on the head, >= 0, and their rate, >= 0.
         rho: rate of the server's optimizer, >= 0.
-        server_opt: the server's optimizer: 'sgd', 'momentum' (0.9) or 'adam'.
+        server_opt: the server's optimizer: 'sgd', 'momentum' (0.9), 'adam', 'adamw', 'adagrad' or 'yogi', with the rate
+            rho. In Python also an optimizer of Keras, TFF or tfpfl, which has a rate of its own.
         reset_head: rebuild from an initial head at every visit (the paper); default: from the last one (the PFLEGO
             authors' code).
         query_fraction: part of the examples for theta's gradient, in [0, 1], the rest being for the head; 0: all for
@@ -108,10 +110,10 @@ def fedrecon(
         raise InvalidArgument(f"k_theta must be at least 1, found {k_theta}")
     if k_theta > 1 and eta == 0:
         raise InvalidArgument("eta must be positive where k_theta > 1: the update is divided by it")
-    check_choice(server_opt=(server_opt, tuple(OPTIMIZERS)), head_init=(head_init or model.head_init, HEAD_INITS))
+    check_choice(head_init=(head_init or model.head_init, HEAD_INITS))
     check_rates(beta=beta, rho=rho, eta=eta)
     check_fractions(query_fraction=query_fraction)
-    server_optimizer, head_optimizer = optimizer(server_opt, rho), sgd(beta)
+    server_optimizer, head_optimizer = as_optimizer(server_opt, rho, what="server_opt"), sgd(beta)
     move_theta = body_solver(model, eta=eta, steps=k_theta)
     weight = example_weight(model, weighting)
 
@@ -178,4 +180,6 @@ FEDRECON = Method(
     reference="Singhal, Sidahmed, Garrett, Wu, Rush, Prakash: Federated Reconstruction: Partially Local Federated "
     "Learning, NeurIPS 2021",
     presets={"stateless": {"reset_head": True, "query_fraction": 0.5}},
+    no_server_opt="its server has an optimizer of its own: server_opt, with the rate rho",
+    no_client_opt="its clients send a gradient, which other steps would not give. Use beta and server_opt",
 )

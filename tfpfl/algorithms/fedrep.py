@@ -15,8 +15,9 @@ shuffles of the epochs 0, 1, ..., and both start with momentum 0. The paper's al
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import body_solver, example_weight, head_solver
-from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import InvalidArgument, check_choice
 from tfpfl.models import tree
 from tfpfl.models.split import HEAD_INITS
@@ -34,6 +35,7 @@ def fedrep(
     unit: str = "steps",
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     weighting: str = "examples",
     head_init: str | None = None,
 ) -> Algorithm:
@@ -56,6 +58,7 @@ def fedrep(
         unit: what tau_h and tau_b count: 'steps' (mini-batches) or 'epochs'.
         batch_size: examples in a mini-batch, >= 1; None for all.
         momentum: of both phases, >= 0; default 0, none.
+        client_opt: the optimizer of both phases, as in `fedavg`; its state starts anew in each.
         weighting: a client's weight in the average: 'examples' (q_i) or 'uniform' (1 / r, r clients in the cohort).
         head_init: how a client's head starts: 'glorot', 'uniform01' or 'zeros' (see `SplitModel`); None for the model's
             `head_init`.
@@ -77,10 +80,10 @@ def fedrep(
             raise InvalidArgument(f"{name} must not be negative, found {tau}")
     if tau_h + tau_b == 0:
         raise InvalidArgument("tau_h + tau_b must be at least 1: with both 0 nothing is trained")
-    solver = {"batch_size": batch_size, "momentum": momentum, "at_least": 0}
+    solver = {"batch_size": batch_size, "momentum": momentum, "client_opt": client_opt, "at_least": 0}
     fit_head = head_solver(model, eta=eta_h, **{unit: tau_h}, suffix="_h", **solver)
     fit_body = body_solver(model, eta=eta_b, **{unit: tau_b}, suffix="_b", **solver)
-    weight = example_weight(model, weighting)
+    weight, head_optimizer = example_weight(model, weighting), as_optimizer(client_opt, eta_h, momentum=momentum)
 
     def client_update(theta, head, data):
         theta_i = theta
@@ -104,7 +107,7 @@ def fedrep(
         personal_model=personal_model,
         local_model=lambda theta, output: Weights(tree.add(theta, output.update), output.state),
         aggregate="mean",
-        adapt=adaptation(model, personal_model, sgd(eta_h, momentum), part="head", batch_size=batch_size),
+        adapt=adaptation(model, personal_model, head_optimizer, part="head", batch_size=batch_size),
         shares="backbone",
     )
 

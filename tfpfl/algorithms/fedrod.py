@@ -13,14 +13,17 @@ the initial W, as in PGFed's code, or at 0, the paper's residual (`init`). It is
 implemented. Both steps use the same batches. The reported loss is that of z + phi P_i.
 """
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, value_and_gradient
-from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
+from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, local_step, value_and_gradient
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import check_choice, check_rates
 from tfpfl.models import tree
 from tfpfl.models.losses import cross_entropy, logits
@@ -45,13 +48,6 @@ def private_loss(p, phi, z, y):
     return cross_entropy(z + logits(p, phi), y)
 
 
-def moved(weights, move, momentum, velocity):
-    """A step of SGD by `move`, -eta times a gradient: (the weights, the velocity, () without momentum)."""
-    if momentum:
-        move = velocity = tree.add_scaled(move, momentum, velocity)
-    return tree.add(weights, move), velocity
-
-
 def fedrod(
     model,
     population,
@@ -62,6 +58,7 @@ def fedrod(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     weighting: str = "examples",
     init: str = "copy",
 ) -> Algorithm:
@@ -81,10 +78,10 @@ def fedrod(
 
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
-        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the generic
-            model's SGD, and the weights of the average, as in `fedavg`.
-        eta_p: rate of P_i, >= 0; None for eta, 0 to leave P_i as it is. Its mini-batches and momentum are the generic
-            model's.
+        eta, steps, epochs, batch_size, momentum, client_opt, weighting: rate, amount, mini-batches, momentum and
+            optimizer of the generic model's steps, and the weights of the average, as in `fedavg`.
+        eta_p: rate of P_i, >= 0; None for eta, 0 to leave P_i as it is. Its mini-batches, momentum and optimizer are
+            the generic model's.
         init: P_i at first: 'copy' (of W in round 0, as in PGFed's code) or 'zeros' (the paper's residual).
 
     Returns:
@@ -103,25 +100,28 @@ def fedrod(
     eta_p = eta if eta_p is None else eta_p
     check_rates(eta=eta, eta_p=eta_p)
     work = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
-    base = fedavg(model, population, eta=eta, momentum=momentum, weighting=weighting, **work)
+    rates: dict[str, Any] = {"momentum": momentum, "client_opt": client_opt}
+    base = fedavg(model, population, eta=eta, weighting=weighting, **rates, **work)
+    generic, private = local_step(eta, **rates), local_step(eta_p, **rates)
     loop, weight, num_labels = batch_loop(**work), example_weight(model, weighting), population.shared_labels()
 
     def client_update(w, p, data):
         log_n = log_frequencies(data.y, num_labels, model.dtype)
 
         def step(carry, x, y):
-            w, p, velocity_w, velocity_p, _ = carry
+            w, p, slots_w, slots_p, _ = carry
             phi, pull_back = model.record(w.theta, x)  # one forward pass for both losses
             z = logits(w.head, phi)
-            # -eta times the gradient of the one, -eta_p times that of the other
-            _, (by_head, by_phi) = value_and_gradient(lambda at: generic_loss(*at, y, log_n), (w.head, phi), -eta)
-            loss, by_p = value_and_gradient(lambda p: private_loss(p, phi, z, y), p, -eta_p)
-            w, velocity_w = moved(w, Weights(pull_back(by_phi), by_head), momentum, velocity_w)
-            p, velocity_p = moved(p, by_p, momentum, velocity_p)
-            return w, p, velocity_w, velocity_p, loss
+            # with SGD: -eta times the gradient of the one, -eta_p times that of the other
+            _, (by_head, by_phi) = value_and_gradient(
+                lambda at: generic_loss(*at, y, log_n), (w.head, phi), generic.times
+            )
+            loss, by_p = value_and_gradient(lambda p: private_loss(p, phi, z, y), p, private.times)
+            slots_w, w = generic.step(slots_w, w, Weights(pull_back(by_phi), by_head))
+            slots_p, p = private.step(slots_p, p, by_p)
+            return w, p, slots_w, slots_p, loss
 
-        at_rest = (tree.zeros_like(w), tree.zeros_like(p)) if momentum else ((), ())
-        w_i, p, _, _, loss = loop(step, (w, p, *at_rest, tf.zeros([], model.dtype)), data)
+        w_i, p, _, _, loss = loop(step, (w, p, generic.init(w), private.init(p), tf.zeros([], model.dtype)), data)
         return ClientOutput(tree.subtract(w_i, w), weight(data), p, {"loss": loss})
 
     def personal(w, p):
@@ -134,7 +134,11 @@ def fedrod(
         global_model=lambda w: w,
         local_model=lambda w, output: personal(tree.add(w, output.update), output.state),
         adapt=adaptation(  # with W fixed, a step on P_i is one on W + P_i
-            model, lambda w, p, data: personal(w, p), sgd(eta_p, momentum), part="head", batch_size=batch_size
+            model,
+            lambda w, p, data: personal(w, p),
+            as_optimizer(client_opt, eta_p, momentum=momentum),
+            part="head",
+            batch_size=batch_size,
         ),
         shares="backbone",
     )

@@ -18,8 +18,9 @@ from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedprox import fedprox
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import PARTS, body_solver, head_solver, local_solver
-from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import check_choice
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
@@ -33,6 +34,7 @@ def finetuned(
     epochs_ft: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     part: str = "full",
     global_model: Callable | None = None,
 ) -> Algorithm:
@@ -47,7 +49,7 @@ def finetuned(
     Args:
         algorithm: the `Algorithm` that trains the shared model.
         eta_ft, steps_ft, epochs_ft: rate and amount of the fine-tuning; 0 steps for none. Default: 50 steps.
-        batch_size, momentum: of the fine-tuning, as in `fedavg`.
+        batch_size, momentum, client_opt: of the fine-tuning, as in `fedavg`.
         part: what is fine-tuned: 'full' (all weights), 'head' (on cached features) or 'body' (the backbone).
         global_model: (message) -> the algorithm's model, where it has one for everyone: then that is scored as well.
 
@@ -63,7 +65,8 @@ def finetuned(
     """
     check_choice(part=(part, PARTS))
     model = algorithm.model
-    work = {"eta": eta_ft, "steps": steps_ft, "epochs": epochs_ft, "batch_size": batch_size, "momentum": momentum}
+    rates: dict[str, Any] = {"eta": eta_ft, "momentum": momentum, "client_opt": client_opt}
+    work = rates | {"steps": steps_ft, "epochs": epochs_ft, "batch_size": batch_size}
     solvers = {
         "full": local_solver,
         "head": lambda **w: head_solver(model, **w),
@@ -80,7 +83,8 @@ def finetuned(
     def personal_model(message, state, data):
         return tuned(algorithm.personal_model(message, state, data), data)
 
-    adapt = adaptation(model, algorithm.personal_model, sgd(eta_ft, momentum), part=part, batch_size=batch_size)
+    optimizer = as_optimizer(client_opt, eta_ft, momentum=momentum)
+    adapt = adaptation(model, algorithm.personal_model, optimizer, part=part, batch_size=batch_size)
     shared = global_model or algorithm.global_model
     left = {"full": None, "head": "backbone", "body": "head"}[part]  # the part that fine-tuning does not change
     shares = left if algorithm.shares in ("model", left) else None
@@ -103,6 +107,7 @@ def fedavg_ft(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     weighting: str = "examples",
     eta_ft: float | None = None,
     steps_ft: int | None = None,
@@ -122,8 +127,8 @@ def fedavg_ft(
 
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
-        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the local SGD,
-            and the weights of the average, as in `fedavg`.
+        eta, steps, epochs, batch_size, momentum, client_opt, weighting: rate, amount, mini-batches, momentum and
+            optimizer of the local steps, and the weights of the average, as in `fedavg`.
         eta_ft: rate of the fine-tuning, >= 0; None for eta.
         steps_ft, epochs_ft: E_ft, the fine-tuning's mini-batches or passes; one of the two, >= 0, 0 for none. Default:
             the work of one visit.
@@ -142,7 +147,7 @@ def fedavg_ft(
         A baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021; FedAvg is algorithm 1 of McMahan et al.,
         AISTATS 2017.
     """
-    solver: dict[str, Any] = {"batch_size": batch_size, "momentum": momentum}
+    solver: dict[str, Any] = {"batch_size": batch_size, "momentum": momentum, "client_opt": client_opt}
     base = fedavg(model, population, eta=eta, steps=steps, epochs=epochs, weighting=weighting, **solver)
     work = tuning_work(steps, epochs, steps_ft, epochs_ft)
     work |= solver | {"eta_ft": eta if eta_ft is None else eta_ft}
@@ -159,6 +164,7 @@ def fedprox_ft(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     straggler: float = 0.0,
     straggler_policy: str = "keep",
     implicit_prox: bool = False,
@@ -183,8 +189,8 @@ def fedprox_ft(
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
         mu, straggler, straggler_policy, implicit_prox: the pull, and who does only a part of its work, as in `fedprox`.
-        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the local SGD,
-            and the weights of the average, as in `fedavg`.
+        eta, steps, epochs, batch_size, momentum, client_opt, weighting: rate, amount, mini-batches, momentum and
+            optimizer of the local steps, and the weights of the average, as in `fedavg`.
         eta_ft: rate of the fine-tuning, >= 0; None for eta.
         steps_ft, epochs_ft: E_ft, the fine-tuning's mini-batches or passes; one of the two, >= 0, 0 for none. Default:
             the work of one visit.
@@ -204,7 +210,7 @@ def fedprox_ft(
         A baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021; FedProx is algorithm 2 of Li et al., MLSys
         2020.
     """
-    solver: dict[str, Any] = {"batch_size": batch_size, "momentum": momentum}
+    solver: dict[str, Any] = {"batch_size": batch_size, "momentum": momentum, "client_opt": client_opt}
     base = fedprox(
         model,
         population,

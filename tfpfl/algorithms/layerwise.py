@@ -26,8 +26,9 @@ from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation, near
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import example_weight, local_solver
-from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_penalty, check_rates
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
@@ -96,6 +97,7 @@ def layerwise(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     steps_p: int | None = None,
     epochs_p: int | None = None,
     straggler: float = 0.0,
@@ -126,8 +128,8 @@ def layerwise(
         layer_weights: c_l: 'sum' (1) or 'mean' (1 / the neurons of the layer).
         scheme: 'pm_a' (mix, then train) or 'pm_b' (train, then mix, which costs no computation).
         kappa: the personalization degree, in [0, 1]: how much of p_i survives a visit.
-        eta, steps, epochs, batch_size, momentum: rate, amount, mini-batches and momentum of the local SGD, as in
-            `fedavg`.
+        eta, steps, epochs, batch_size, momentum, client_opt: rate, amount, mini-batches, momentum and optimizer of the
+            local steps, as in `fedavg`.
         steps_p, epochs_p: PM-A's work on p_i, one of the two, >= 1; default: as much as on w_i.
         straggler: the probability in [0, 1] that a client does only a part of its work; default 0.
         implicit_prox: take an implicit step on the l_2 penalty, which is stable for every coefficient; only for the
@@ -160,7 +162,7 @@ def layerwise(
         raise InvalidArgument(
             "implicit_prox needs one quadratic penalty: penalty_kind='additive' with layer_weights='sum'"
         )
-    solver: dict[str, Any] = {"eta": eta, "batch_size": batch_size, "momentum": momentum}
+    solver: dict[str, Any] = {"eta": eta, "batch_size": batch_size, "momentum": momentum, "client_opt": client_opt}
     base = fedavg(model, population, steps=steps, epochs=epochs, weighting=weighting, **solver)
     if steps_p is None and epochs_p is None:
         steps_p, epochs_p = steps, epochs
@@ -191,7 +193,7 @@ def layerwise(
         adapt=adaptation(
             model,
             lambda w, state, data: w,
-            sgd(eta, momentum),
+            as_optimizer(client_opt, eta, momentum=momentum),
             batch_size=batch_size,
             penalty=lambda v, w: penalty(v, w, **coefficients),
             then=near(eta, l_2, True)["then"] if implicit_prox else None,

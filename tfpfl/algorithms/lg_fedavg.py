@@ -19,8 +19,9 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import example_weight, local_solver
-from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import InvalidArgument, check_choice
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
@@ -51,6 +52,7 @@ def lg_fedavg(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     weighting: str = "examples",
     pretrain_rounds: int = 0,
     new_body: str = "initial",
@@ -68,8 +70,8 @@ def lg_fedavg(
 
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
-        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the local SGD,
-            and the weights of the average, as in `fedavg`.
+        eta, steps, epochs, batch_size, momentum, client_opt, weighting: rate, amount, mini-batches, momentum and
+            optimizer of the local steps, and the weights of the average, as in `fedavg`.
         pretrain_rounds: this many rounds of FedAvg first, >= 0; rounds in which nobody takes part do not count.
         new_body: the backbone of a client at its first visit: 'initial' (theta^0, or what the pretraining
             left) or 'average' (of the last cohort's, weighted as the heads are).
@@ -89,7 +91,8 @@ def lg_fedavg(
     check_choice(new_body=(new_body, ("initial", "average")))
     if pretrain_rounds < 0:
         raise InvalidArgument(f"pretrain_rounds must not be negative, found {pretrain_rounds}")
-    solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
+    rates = {"eta": eta, "momentum": momentum, "client_opt": client_opt}
+    solve = local_solver(**rates, steps=steps, epochs=epochs, batch_size=batch_size)
     weight, objective, num_labels = example_weight(model, weighting), client_loss(model), population.shared_labels()
     sends_bodies = pretrain_rounds > 0 or new_body == "average"
 
@@ -113,7 +116,7 @@ def lg_fedavg(
 
     def server_update(server, mean):
         theta = tree.add(server.theta, mean.theta)
-        return Shared(tree.add(server.head, mean.head), theta, server.rounds + 1 if sends_bodies else ())
+        return Shared(tree.add(server.head, mean.head), theta, server.rounds + 1)
 
     def personal_model(message, state, data):
         return Weights(body(message, state), message.head)
@@ -125,11 +128,13 @@ def lg_fedavg(
         init_client=lambda info: Body(model.theta(), tf.constant(not sends_bodies)),
         message=lambda server: server,
         client_update=client_update,
-        server_update=server_update,
+        server_update=server_update if sends_bodies else tree.add,
         personal_model=personal_model,
         local_model=lambda message, output: Weights(output.state.theta, tree.add(message.head, output.update.head)),
         aggregate="mean",
-        adapt=adaptation(model, personal_model, sgd(eta, momentum), part="body", batch_size=batch_size),
+        adapt=adaptation(
+            model, personal_model, as_optimizer(client_opt, eta, momentum=momentum), part="body", batch_size=batch_size
+        ),
         shares="head",
     )
 

@@ -5,7 +5,11 @@ from dataclasses import dataclass, field
 from functools import reduce
 from inspect import Parameter, signature
 from operator import or_
-from typing import Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
+
+from tfpfl.algorithms.contract import Algorithm
+from tfpfl.algorithms.parts.optimizers import Optimizer, client_optimizer
+from tfpfl.algorithms.transforms.server_optimizer import server_optimized
 
 
 @dataclass(frozen=True)
@@ -14,6 +18,10 @@ class Method:
 
     `down` and `up` are the numbers that a client receives and sends in a round, in terms of b (weights of the
     backbone), h (weights of the head), d = b + h and I (clients). In float32 each number has 4 bytes.
+
+    A method has more hyperparameters than its builder has arguments. If the builder takes a `client_opt`, the options
+    of this optimizer (`client_optimizer`); and the server's optimizer (`server_optimized`), unless `no_server_opt`
+    gives the reason why not or the builder has arguments of these names. `build` passes each to its place.
     """
 
     name: str  # the value of `--algorithm`
@@ -29,21 +37,62 @@ class Method:
     evaluates_if: dict = field(default_factory=dict)  # (hyperparameter, value) -> what it is with this value
     presets: dict = field(default_factory=dict)
     older: dict = field(default_factory=dict)  # format of config.json -> hyperparameters of runs of older formats
+    no_server_opt: str = ""  # why the server takes no optimizer of `server_optimized`, and what to use instead
+    no_client_opt: str = ""  # why the builder has no `client_opt`, and what to use instead
+
+    @property
+    def takers(self) -> tuple[Callable, ...]:
+        """The functions whose keyword-only arguments are the hyperparameters; the first is the builder."""
+        own = _keywords(self.builder).keys()
+        client = (client_optimizer,) if "client_opt" in own and not own & _keywords(client_optimizer).keys() else ()
+        server = () if self.no_server_opt or own & _keywords(server_optimized).keys() else (server_optimized,)
+        return (self.builder, *client, *server)
 
     @property
     def hyperparameters(self) -> dict:
-        """The builder's keyword-only arguments: {name: inspect.Parameter}, with default and annotation.
+        """{name: inspect.Parameter} with default and annotation.
 
-        An argument without an annotation gets the type of its default; Optional[T], and T with the default None, are
-        T | None.
+        In a configuration, an optimizer is a name. An argument without an annotation gets the type of its default;
+        Optional[T], and T with the default None, are T | None.
         """
-        parameters = signature(self.builder, eval_str=True).parameters
-        return {name: _with_type(p) for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+        return {name: _by_name(p) for taker in self.takers for name, p in _keywords(taker).items()}
+
+    def build(self, model: Any, population: Any, **hyperparameters: Any) -> Algorithm:
+        """Builds the algorithm.
+
+        Args:
+            model, population: the arguments of the builder.
+            hyperparameters: some of `hyperparameters`; the others have their defaults.
+
+        Raises:
+            InvalidArgument: a value is out of range, or does not fit to the others.
+        """
+        builder, *others = self.takers
+        parts = {
+            taker: {n: hyperparameters.pop(n) for n in _keywords(taker) if n in hyperparameters} for taker in others
+        }
+        if parts.get(client_optimizer):
+            opt = hyperparameters.get("client_opt", _keywords(builder)["client_opt"].default)
+            hyperparameters["client_opt"] = client_optimizer(opt, **parts[client_optimizer])
+        algorithm = builder(model, population, **hyperparameters)
+        return server_optimized(algorithm, **parts[server_optimized]) if parts.get(server_optimized) else algorithm
+
+    def why_not(self, hyperparameter: str) -> str:
+        """Why this method does not have a hyperparameter of a server's or a client's optimizer; '' for any other."""
+        of_client = {"client_opt", *_keywords(client_optimizer)}
+        return (self.no_server_opt if hyperparameter in _keywords(server_optimized) else "") or (
+            self.no_client_opt if hyperparameter in of_client else ""
+        )
 
     def evaluated(self, hyperparameters: dict) -> str:
         """The kind of `personal_model` with these hyperparameters: 'personal', 'global' or 'fine-tuned'."""
         found = [label for (name, value), label in self.evaluates_if.items() if hyperparameters.get(name) == value]
         return found[0] if found else self.evaluates
+
+
+def _keywords(function: Callable) -> dict[str, Parameter]:
+    parameters = signature(function, eval_str=True).parameters
+    return {name: _with_type(p) for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
 def _with_type(p: Parameter) -> Parameter:
@@ -55,3 +104,7 @@ def _with_type(p: Parameter) -> Parameter:
     if isinstance(kind, type) and p.default is None:
         kind = kind | None
     return p.replace(annotation=kind)
+
+
+def _by_name(parameter: Parameter) -> Parameter:
+    return parameter.replace(annotation=str) if Optimizer in get_args(parameter.annotation) else parameter

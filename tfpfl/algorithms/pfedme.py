@@ -22,8 +22,9 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation, near
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import batch_loop, local_solver
-from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import InvalidArgument, check_penalty, check_rates
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
@@ -50,6 +51,7 @@ def pfedme(
     batch_size: int | None = None,
     beta: float = 1.0,
     weight_decay: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     implicit_prox: bool = False,
 ) -> Algorithm:
     """pFedMe: one global model w, and personal models theta_i that are each the solution of a problem regularized
@@ -77,6 +79,8 @@ def pfedme(
             `fedavg`.
         beta: the server's rate, >= 0; above 1 it extrapolates.
         weight_decay: adds this times theta_i to the inner gradient, >= 0; default 0.
+        client_opt: the optimizer of the inner steps, at the rate eta_p, as in `fedavg`; its state starts anew for every
+            mini-batch.
         implicit_prox: take an implicit step on the pull, which is stable for every coefficient. Default: an explicit
             step, by its gradient.
 
@@ -97,7 +101,8 @@ def pfedme(
     if inner_steps < 1:
         raise InvalidArgument(f"inner_steps must be at least 1, found {inner_steps}")
     loop = batch_loop(steps=steps, epochs=epochs, batch_size=batch_size)
-    solve = local_solver(eta=eta_p, steps=inner_steps, prox=lam, implicit_prox=implicit_prox, suffix="_p")
+    inner = {"eta": eta_p, "client_opt": client_opt}
+    solve = local_solver(**inner, steps=inner_steps, prox=lam, implicit_prox=implicit_prox, suffix="_p")
     objective, num_labels = client_loss(model), population.shared_labels()
     decay = (lambda theta: weight_decay / 2 * tree.dot(theta, theta)) if weight_decay else None
 
@@ -129,12 +134,12 @@ def pfedme(
         init_client=lambda info: Personal(init_server(), tf.constant(False)),
         message=lambda w: w,
         client_update=client_update,
-        server_update=lambda w, mean: tree.add_scaled(w, beta, mean),
+        server_update=tree.add if beta == 1 else lambda w, mean: tree.add_scaled(w, beta, mean),
         personal_model=personal_model,
         global_model=lambda w: w,
         local_model=lambda w, output: output.state.theta,
         aggregate="mean",
-        adapt=adaptation(model, personal_model, sgd(eta_p), batch_size=batch_size, **held),
+        adapt=adaptation(model, personal_model, as_optimizer(client_opt, eta_p), batch_size=batch_size, **held),
         shares=None,
     )
 

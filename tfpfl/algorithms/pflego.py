@@ -34,8 +34,9 @@ from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput, OnePa
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import arrival_of, one_pass_update
-from tfpfl.algorithms.parts.optimizers import OPTIMIZERS, optimizer
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import InvalidArgument, check_choice, check_rates
 from tfpfl.models import tree
 from tfpfl.models.split import HEAD_INITS
@@ -81,8 +82,8 @@ def pflego(
     rho: float = 0.001,
     rule: str = "eq3",
     weighting: str = "alpha",
-    server_opt: str = "adam",
-    inner_opt: str = "gd",
+    server_opt: str | Optimizer = "adam",
+    inner_opt: str | Optimizer = "gd",
     safeguard: bool = True,
     head_init: str | None = None,
     recompute: bool = False,
@@ -113,9 +114,10 @@ def pflego(
             (c_i = 1, eq. 3).
         weighting: 'alpha' (a_i = alpha_i, eq. 4) or 'sampled' (a_i = N_i / sum_{j in S} N_j, as the authors' code
             does).
-        server_opt: theta's optimizer: 'sgd', 'momentum' (0.9) or 'adam'.
+        server_opt: theta's optimizer: 'sgd', 'momentum' (0.9), 'adam', 'adamw', 'adagrad' or 'yogi', with the rate rho.
+            In Python also an optimizer of Keras, TFF or tfpfl, which has a rate of its own.
         inner_opt: of the tau - 1 steps: 'gd', 'momentum', 'adam' or 'newton' (damped, conjugate gradients); any will do
-            that lowers l_i.
+            that lowers l_i. In Python also an optimizer.
         safeguard: restore W_i where the inner steps raised l_i; default: yes.
         head_init: how a client's head starts: 'glorot', 'uniform01' or 'zeros' (see `SplitModel`); None for the model's
             `head_init`.
@@ -136,8 +138,7 @@ def pflego(
     check_choice(
         rule=(rule, ("exact", "eq3")),
         weighting=(weighting, ("alpha", "sampled")),
-        server_opt=(server_opt, tuple(OPTIMIZERS)),
-        inner_opt=(inner_opt, ("gd", "momentum", "adam", "newton")),
+        inner_opt=(inner_opt if isinstance(inner_opt, str) else "gd", ("gd", "momentum", "adam", "newton")),
         head_init=(head_init or model.head_init, HEAD_INITS),
     )
     if tau < 1:
@@ -145,8 +146,10 @@ def pflego(
     if chunk is not None and chunk < 1:
         raise InvalidArgument(f"chunk must be at least 1 example, found {chunk}")
     check_rates(beta=beta, rho=rho)
-    server_optimizer = optimizer(server_opt, rho)
-    inner = None if inner_opt == "newton" else optimizer("sgd" if inner_opt == "gd" else inner_opt, beta)
+    server_optimizer = as_optimizer(server_opt, rho, what="server_opt")
+    inner = None
+    if inner_opt != "newton":
+        inner = as_optimizer("sgd" if inner_opt == "gd" else inner_opt, beta, what="inner_opt")
     scale = population.num_clients / population.clients_per_round
     arrival = arrival_of(population, model.dtype)
 
@@ -238,4 +241,6 @@ PFLEGO = Method(
     reference="Nikoloutsopoulos, Koutsopoulos, Titsias: Personalized Federated Learning with Exact Stochastic "
     "Gradient Descent, arXiv 2202.09848",
     presets=PRESETS,
+    no_server_opt="its server has an optimizer of its own: server_opt, with the rate rho",
+    no_client_opt="its joint step is an exact gradient step. Use inner_opt for the head, server_opt for the backbone",
 )

@@ -27,6 +27,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import (
     batch_loop,
     check_kept,
@@ -34,7 +35,7 @@ from tfpfl.algorithms.parts.local_training import (
     value_and_gradient,
     whole_gradient,
 )
-from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
 from tfpfl.checks import check_choice, check_fractions, check_rates
 from tfpfl.models import tree
@@ -105,6 +106,7 @@ def pgfed(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     keep_momentum: bool = False,
     weighting: str = "examples",
     init: str = "w0",
@@ -127,8 +129,8 @@ def pgfed(
         model, population: the `SplitModel`, and the `Population` that it is trained on.
         mu: the weight of the others' risks, >= 0; 0 is FedAvg.
         eta2: learning rate of the matrix A, >= 0.
-        eta, steps, epochs, batch_size, momentum, weighting: rate, amount, mini-batches and momentum of the local SGD,
-            and the weights of the average, as in `fedavg`.
+        eta, steps, epochs, batch_size, momentum, client_opt, weighting: rate, amount, mini-batches, momentum and
+            optimizer of the local steps, and the weights of the average, as in `fedavg`.
         keep_momentum: whether a client keeps the momentum of its last visit, as in the authors' code; default: the
             momentum starts at 0 in every visit.
         init: the model of a client before its first visit: 'w0' (that of round 0, as in the authors' code) or 'newest'
@@ -148,7 +150,7 @@ def pgfed(
         Luo, Mendieta, Chen, Wu, ICCV 2023, algorithm 1.
     """
     work = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
-    return _pgfed(model, population, None, mu, eta, eta2, momentum, keep_momentum, weighting, init, work)
+    return _pgfed(model, population, None, mu, eta, eta2, momentum, client_opt, keep_momentum, weighting, init, work)
 
 
 def pgfedmo(
@@ -163,6 +165,7 @@ def pgfedmo(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
     keep_momentum: bool = False,
     weighting: str = "examples",
     init: str = "w0",
@@ -184,7 +187,7 @@ def pgfedmo(
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
         beta: the weight of the old aux_i in aux, in [0, 1]; 0 is PGFed.
-        mu, eta, eta2, steps, epochs, batch_size, momentum, keep_momentum, weighting, init: as in `pgfed`.
+        mu, eta, eta2, steps, epochs, batch_size, momentum, client_opt, keep_momentum, weighting, init: as in `pgfed`.
 
     Returns:
         The `Algorithm`. A client keeps v and aux_i, and predicts with v. `matrices` gives A.
@@ -201,7 +204,7 @@ def pgfedmo(
     """
     check_fractions(beta=beta)
     work = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
-    return _pgfed(model, population, beta, mu, eta, eta2, momentum, keep_momentum, weighting, init, work)
+    return _pgfed(model, population, beta, mu, eta, eta2, momentum, client_opt, keep_momentum, weighting, init, work)
 
 
 def gradients_of_others(server, A_i, mu):
@@ -240,12 +243,14 @@ def after_round(server, rows, update):
     )
 
 
-def _pgfed(model, population, beta, mu, eta, eta2, momentum, keep_momentum, weighting, init, work) -> Algorithm:
+def _pgfed(
+    model, population, beta, mu, eta, eta2, momentum, client_opt, keep_momentum, weighting, init, work
+) -> Algorithm:
     """PGFed (`beta` None) and PGFedMo."""
     check_rates(mu=mu, eta=eta, eta2=eta2, momentum=momentum)
     check_kept(keep_momentum, momentum)
     check_choice(init=(init, ("w0", "newest")))
-    loop, optimizer = batch_loop(**work), sgd(eta, momentum)
+    loop, optimizer = batch_loop(**work), as_optimizer(client_opt, eta, momentum=momentum)
     objective, weight = client_loss(model), example_weight(model, weighting)
     num_labels, people = population.shared_labels(), population.num_clients
     num_weights = model.num_weights(num_labels)
@@ -331,6 +336,7 @@ PGFED = Method(
     reference="Luo, Mendieta, Chen, Wu: PGFed: Personalize Each Client's Global Objective for Federated Learning, "
     "ICCV 2023",
     older={6: {"init": "newest"}},
+    no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
 )
 
 PGFEDMO = Method(
@@ -345,4 +351,5 @@ PGFEDMO = Method(
     reference="Luo, Mendieta, Chen, Wu: PGFed: Personalize Each Client's Global Objective for Federated Learning, "
     "ICCV 2023",
     older={6: {"init": "newest"}},
+    no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
 )

@@ -12,8 +12,9 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import local_solver
-from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
@@ -27,6 +28,7 @@ def local(
     epochs: int | None = None,
     batch_size: int | None = None,
     momentum: float = 0.0,
+    client_opt: str | Optimizer = "sgd",
 ) -> Algorithm:
     """Local: every client trains a model of its own, and nothing is sent. Other methods must do better than this.
 
@@ -39,8 +41,8 @@ def local(
 
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
-        eta, steps, epochs, batch_size, momentum: rate, amount, mini-batches and momentum of the local SGD, as in
-            `fedavg`.
+        eta, steps, epochs, batch_size, momentum, client_opt: rate, amount, mini-batches, momentum and optimizer of the
+            local steps, as in `fedavg`.
 
     Returns:
         The `Algorithm`. A client keeps w_i and predicts with it.
@@ -53,7 +55,8 @@ def local(
         The baseline 'Separate' in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021, and 'Local' in Luo et al., ICCV
         2023.
     """
-    solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
+    rates = {"eta": eta, "momentum": momentum, "client_opt": client_opt}
+    solve = local_solver(**rates, steps=steps, epochs=epochs, batch_size=batch_size)
     objective = client_loss(model)
 
     def client_update(message, w, data):
@@ -70,7 +73,9 @@ def local(
         server_update=lambda server, nothing: server,
         personal_model=lambda message, w, data: w,
         local_model=lambda message, output: output.state,
-        adapt=adaptation(model, lambda message, w, data: w, sgd(eta, momentum), batch_size=batch_size),
+        adapt=adaptation(
+            model, lambda message, w, data: w, as_optimizer(client_opt, eta, momentum=momentum), batch_size=batch_size
+        ),
         shares=None,
     )
 
@@ -85,4 +90,5 @@ LOCAL = Method(
     down="0",
     up="0",
     reference="the baseline without communication; 'Separate' in FedAMP",
+    no_server_opt="nothing is sent, so its server has no step. Use client_opt",
 )

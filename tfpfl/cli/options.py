@@ -47,6 +47,8 @@ class RunCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            if "--algorithm" in own and (why := _why_not(algorithm, error.option_name)):
+                raise click.UsageError(f"{algorithm} has no option {error.option_name}: {why}", ctx) from error
             names = ", ".join(o.opts[0] for o in self._extra)
             near = get_close_matches(error.option_name, [o for p in self.get_params(ctx) for o in p.opts], n=1)
             hint = f" did you mean {near[0]}?" if near else ""
@@ -116,6 +118,12 @@ def _given(args, name):
     return OPTIONS[name].default
 
 
+def _why_not(algorithm, flag):
+    from tfpfl.algorithms import get_method
+
+    return get_method(algorithm).why_not(flag.removeprefix("--").replace("-", "_"))
+
+
 def _hyperparameter_options(algorithm):
     from tfpfl.algorithms import method_named
 
@@ -178,8 +186,8 @@ def _builder_texts(algorithm):
     """{hyperparameter: text}. Texts of another algorithm are used if the docstring says so, as in "as in `fedavg`"."""
     from tfpfl.algorithms import ALGORITHMS, get_method
 
-    builder = get_method(algorithm).builder
-    found: dict[str, str] = {}
+    builder, *others = get_method(algorithm).takers
+    found = {name: _sentence(text) for taker in others for name, text in argument_texts(taker).items()}
     for other in re.findall(r"`(\w+)`", (getdoc(builder) or "").split("\n\n")[0]):
         found |= _builder_texts(other) if other in ALGORITHMS else {}
     for name, text in argument_texts(builder).items():

@@ -7,7 +7,7 @@ from tfpfl.engines.tff.evaluation import federated_evaluation
 from tfpfl.engines.tff.notebook_kernel import continue_with_tff
 from tfpfl.engines.tff.process import federate, federated_shard
 from tfpfl.engines.tff.worker import answers, start_worker
-from tfpfl.engines.visit import RoundOutput, Visit
+from tfpfl.engines.visit import RoundOutput, Visit, visits
 
 __all__ = [
     "Machines",
@@ -22,4 +22,5 @@ __all__ = [
     "federated_evaluation",
     "federated_shard",
     "start_worker",
+    "visits",
 ]

@@ -1,6 +1,7 @@
 """Makes an engine from its name: 'local', 'tff' or 'ray'. This is the only file that knows all three."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.checks import InvalidArgument, unknown
@@ -22,7 +23,7 @@ def make_engine(
     grouping: str = "auto",
     threads: int | None = None,
     machines: Machines = Machines(),  # noqa: B008 - frozen
-    aggregator: Callable | None = None,
+    aggregator: Any = None,
     recipe: Callable | None = None,
 ):
     """Makes the engine that executes an algorithm's rounds: an object with `initialize` and `next`, like `Simulation`.
@@ -33,7 +34,7 @@ def make_engine(
         grouping: see `Simulation`; for 'local' and 'ray'.
         threads: see `Simulation`; for 'local'.
         machines: the TFF workers, or the Ray cluster, that do the clients' work.
-        aggregator: () -> a TFF aggregator factory, for 'tff' on one worker.
+        aggregator: a TFF aggregator factory, or a function () -> one, for 'tff' on one worker.
         recipe: (federation) -> the same algorithm, for 'ray'. It must be picklable, because an algorithm is not.
 
     Raises:
@@ -51,9 +52,8 @@ def make_engine(
         from tfpfl.engines.tff.process import federate
 
         use_local_worker(isolate=machines.isolate)
-        factory = aggregator and aggregator()
-        process = federate(algorithm, federation, held_out=held_out, aggregator=factory)
-        return WithState(process) if factory else process
+        process = federate(algorithm, federation, held_out=held_out, aggregator=aggregator)
+        return process if aggregator is None else WithState(process)
     if name == "ray":
         return RayEngine(algorithm, federation, recipe, held_out=held_out, grouping=grouping, machines=machines)
     return Simulation(algorithm, federation, held_out=held_out, grouping=grouping, threads=threads)

@@ -5,7 +5,7 @@ either. What differs between the engines is how the clients of a round are compu
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +14,7 @@ from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.checks import InvalidArgument
 from tfpfl.engines import aggregation
 from tfpfl.engines.graphs import any_number, relaxed, total
-from tfpfl.engines.visit import RoundOutput, finish_metrics, server_step
+from tfpfl.engines.visit import RoundOutput, Visit, finish_metrics, server_step
 
 
 class Part(NamedTuple):
@@ -34,10 +34,11 @@ class Rounds:
         algorithm: the algorithm to run.
         clients: (message_for, client states, visits) -> iterable of `Part`, which together hold every client once.
             `message_for(position in the cohort)` is a client's message. See `tfpfl.engines.local.grouping`.
+        kinds: what a visit may be; `ClientData` alone where examples cannot be read by client id.
     """
 
-    def __init__(self, algorithm: Algorithm, clients: Callable):
-        self.algorithm, self._clients = algorithm, clients
+    def __init__(self, algorithm: Algorithm, clients: Callable, kinds: tuple[type, ...] = (Visit, ClientData)):
+        self.algorithm, self._clients, self._kinds = algorithm, clients, kinds
         step = server_step(algorithm)
 
         def finish(server, total, client_ids):
@@ -60,10 +61,10 @@ class Rounds:
             visits: one `Visit` (or `ClientData`) for every client, in the same order.
 
         Raises:
-            InvalidArgument: there are no visits; the lists differ in length; or a `ClientData` has no examples,
-                examples that are not finite, or labels outside 0..K_i-1.
+            InvalidArgument: there are no visits; the lists differ in length; something else was given as a visit; or a
+                `ClientData` has no examples, examples that are not finite, or labels outside 0..K_i-1.
         """
-        check_visits(client_states, visits)
+        check_visits(client_states, visits, self._kinds)
         for visit in visits:
             if isinstance(visit, ClientData):  # the examples of a Federation were checked when it was built
                 check_examples(visit)
@@ -126,14 +127,44 @@ class Sum:
         return total(self._held)
 
 
-def check_visits(client_states: list, visits: list) -> None:
-    """Checks that a round has at least one client, and one state for every visit.
+A_VISIT = (
+    "A visit is what a client is given in one round, its scalars and a random key: `tfpfl.engines.visits(algorithm, "
+    "round_num, client_ids)` makes the visits of a round. {examples} (docs/own_loop.md)"
+)
+EXAMPLES_OF: dict[tuple[type, ...], str] = {  # what a visit may be -> where the examples are
+    (Visit, ClientData): "The examples are read from the Federation, by client id",
+    (Visit,): "The examples are read from the Federation, by client id",
+    (ClientData,): "Here it must also carry the client's examples: ClientData(x, y, visit.info, visit.key)",
+}
+
+
+def check_visits(client_states: Any, visits: Any, kinds: tuple[type, ...] = (Visit, ClientData)) -> None:
+    """Checks that a round has at least one client, one state for every visit, and visits that are visits.
 
     The training loop skips a round for which binomial sampling drew no client.
 
+    Args:
+        client_states: one state for every visit.
+        visits: the visits.
+        kinds: what a visit may be.
+
     Raises:
-        InvalidArgument: there are no visits, or more or fewer states than visits.
+        InvalidArgument: there are no visits, or more or fewer states than visits; or something else was given. The
+            message says what a visit is and how to make one.
     """
+    told = A_VISIT.format(examples=EXAMPLES_OF[kinds])
+    for what, given in (("client_states", client_states), ("visits", visits)):
+        if not isinstance(given, list | tuple) or isinstance(given, Visit | ClientData):
+            raise InvalidArgument(
+                f"{what} must be a list with one for every client of the round, in the same order; found "
+                f"{type(given).__name__}. The call is next(server, client_states, visits). {told}"
+            )
+    for place, visit in enumerate(visits):
+        if not isinstance(visit, kinds):
+            wanted = " or ".join(kind.__name__ for kind in kinds)
+            raise InvalidArgument(
+                f"visit {place} must be a tfpfl.{wanted}, found {type(visit).__name__} {str(visit)[:60]!r}. {told}"
+            )
     if not visits or len(client_states) != len(visits):
         raise InvalidArgument(
             f"a round needs at least one client, with one state and one visit each; found {len(client_states)} states "

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput
 from tfpfl.data.population import ClientInfo
+from tfpfl.data.randomness import client_key
 from tfpfl.engines import aggregation
 from tfpfl.models import tree
 from tfpfl.models.losses import cross_entropy, logits
@@ -26,6 +27,23 @@ class Visit(NamedTuple):
 
     info: ClientInfo
     key: Any  # int32 [2], the random key of this client and round; see ClientData.key
+
+
+def visits(algorithm: Algorithm, round_num: int, client_ids: Sequence[int], *, seed: int = 0) -> list[Visit]:
+    """Makes what these clients are given in a round: their scalars and the random keys of the round.
+
+    Args:
+        algorithm: gives the population and the dtype.
+        round_num: the number of the round, >= 0; training starts with round 1.
+        client_ids: the ids of the clients, in any order; the visits have the same order.
+        seed: the seed of the run, >= 0.
+
+    Raises:
+        ValueError: the seed or the round is negative.
+    """
+    info, dtype = algorithm.population.info, algorithm.model.dtype
+    keys = client_key(seed, round_num, client_ids)
+    return [Visit(info(i, dtype), key) for i, key in zip(client_ids, keys, strict=True)]
 
 
 class RoundOutput(NamedTuple):

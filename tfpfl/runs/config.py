@@ -28,6 +28,7 @@ from tfpfl.runs.availability import Availability
 # order and is refused. Before format 5 `grouping` was called `cohort`, its value 'one_by_one' was called 'plain', and
 # the sizes of 'range' cohorts shared a stream of random numbers with the data; older runs go on with that stream.
 # Where a method does something else by default since a format (`Method.older`), older runs go on as they were trained.
+# Before format 7 methods had no hyperparameters of a server's and a client's optimizer; their defaults change nothing.
 FORMAT = 7
 NETWORK = "network.keras"  # the user's own backbone, in the run folder
 METHOD = "method.py"  # the file of the user's own method, in the run folder

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,6 @@ from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.transforms.screening import REASONS
 from tfpfl.checks import InvalidArgument, TfpflError
 from tfpfl.data.cohorts import cohort
-from tfpfl.data.randomness import client_key
 from tfpfl.engines.engine import check_engine, check_grouping, make_engine
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.packed import initial_states, side_by_side
@@ -25,7 +24,7 @@ from tfpfl.engines.ray.engine import check_recipe
 from tfpfl.engines.rounds import check_fits
 from tfpfl.engines.scoring import Scorer
 from tfpfl.engines.tff.aggregators import Aggregated
-from tfpfl.engines.visit import GLOBAL, Visit, client_state_spec, of_global
+from tfpfl.engines.visit import GLOBAL, Visit, client_state_spec, of_global, visits
 from tfpfl.models import tree
 from tfpfl.runs import protocols
 from tfpfl.runs.availability import Availability
@@ -50,8 +49,8 @@ class Training:
         machines: the TFF workers or the Ray cluster that do the clients' work.
         availability: which clients come back from a round, and when.
         passes: how often an example goes forward and backward through the backbone in a visit, for the virtual clock.
-        aggregator: () -> a TFF aggregator factory, for 'tff' on one worker; see `tfpfl.runs.aggregators`. Other engines
-            can evaluate what was trained with one, but cannot continue it.
+        aggregator: a TFF aggregator factory, or a function () -> one, for 'tff' on one worker; see
+            `tfpfl.runs.aggregators`. Other engines can evaluate what was trained with one, but cannot continue it.
         recipe: (federation) -> the same algorithm, for 'ray'. It must be picklable, because an algorithm is not.
         model_name: the name of the algorithm's `personal_model` in evaluations.
         evaluate_every: rounds from one evaluation to the next. The last ten rounds are evaluated in any case; 0: only
@@ -76,7 +75,7 @@ class Training:
     machines: Machines = Machines()
     availability: Availability = Availability()
     passes: float = 1.0
-    aggregator: Callable | None = None
+    aggregator: Any = None
     recipe: Callable | None = None
     model_name: str = "personal"
     evaluate_every: int = 10
@@ -195,10 +194,7 @@ class Training:
 
     def visits(self, round_num: int, client_ids) -> list[Visit]:
         """Makes what these clients are given in a round: their scalars and the random keys of the round."""
-        info = self.algorithm.population.info
-        keys = client_key(self.seed, round_num, client_ids)
-        dtype = self.algorithm.model.dtype
-        return [Visit(info(i, dtype), key) for i, key in zip(client_ids, keys, strict=True)]
+        return visits(self.algorithm, round_num, client_ids, seed=self.seed)
 
     def is_evaluated(self, round_num: int, rounds: int) -> bool:
         """Whether a round is evaluated: every `evaluate_every`th is, and the last ten; none without splits."""

@@ -1,11 +1,15 @@
-"""Local training: gradients and SGD on a client's own examples."""
+"""Local training: gradients, and SGD or another optimizer on a client's own examples."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import ClientData, ClientOutput, OnePass
 from tfpfl.algorithms.parts import linear_head as heads
-from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
+from tfpfl.algorithms.parts.optimizers import OptimizerChoice
 from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_rates
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import Fold
@@ -177,6 +181,44 @@ def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_le
     return loop
 
 
+class LocalStep(NamedTuple):
+    """How a client takes one local step with a gradient."""
+
+    times: float  # what the gradient is multiplied by, on its way back: cheaper than scaling it afterwards
+    init: Callable  # (weights) -> the slots before the first step
+    step: Callable  # (slots, weights, gradient times `times`) -> (slots, weights)
+
+
+def local_step(eta: float, momentum: float = 0.0, client_opt: Any = "sgd") -> LocalStep:
+    """Makes the `LocalStep` of a local rate, momentum and optimizer.
+
+    Args:
+        eta: the learning rate; an optimizer object has its own, see `as_optimizer`.
+        momentum: of SGD.
+        client_opt: 'sgd', or another optimizer that `as_optimizer` accepts.
+
+    Raises:
+        InvalidArgument: see `as_optimizer`.
+    """
+    optimizer = as_optimizer(client_opt, eta, momentum=momentum)
+    if not is_sgd(client_opt):
+        return LocalStep(1.0, optimizer.init, optimizer.step)
+    momentum = momentum or (0.0 if client_opt in ("sgd", OptimizerChoice("sgd")) else 0.9)
+
+    def step(velocity, weights, move):  # the move is -eta g; the velocity is -eta times the momentum buffer
+        if momentum:
+            move = velocity = tree.add_scaled(move, momentum, velocity)
+        return velocity, tree.add(weights, move)
+
+    return LocalStep(-eta, tree.zeros_like if momentum else lambda weights: (), step)
+
+
+def is_sgd(client_opt: Any) -> bool:
+    """Whether a `client_opt` is SGD with or without momentum, whose steps the code takes in place."""
+    choice = OptimizerChoice(client_opt) if isinstance(client_opt, str) else client_opt
+    return isinstance(choice, OptimizerChoice) and choice.is_sgd
+
+
 def local_solver(
     *,
     eta,
@@ -184,6 +226,7 @@ def local_solver(
     epochs=None,
     batch_size=None,
     momentum=0.0,
+    client_opt="sgd",
     prox=0.0,
     implicit_prox=False,
     straggler=0.0,
@@ -194,6 +237,8 @@ def local_solver(
 
     Args:
         eta, momentum: the rates of the step v <- momentum v + g; w <- w - eta v, >= 0. g is the gradient.
+        client_opt: the optimizer that takes the steps; default 'sgd', the step above. See `as_optimizer`. Its state
+            starts anew in every call.
         steps, epochs, batch_size, straggler, at_least: as in `batch_loop`.
         prox: the coefficient of a penalty (prox / 2) |w - anchor|^2, whose gradient is added to g.
         implicit_prox: take an implicit step on the penalty, w <- (w - eta v + eta prox anchor) / (1 + eta prox), which
@@ -206,46 +251,52 @@ def local_solver(
         a function (weights) -> float [] that is minimized too, but is not part of the returned objective.
 
     Raises:
-        InvalidArgument: eta or momentum is negative or not finite; and the errors of `batch_loop`.
+        InvalidArgument: eta or momentum is negative or not finite; implicit_prox with another optimizer than SGD; and
+            the errors of `batch_loop` and `as_optimizer`.
     """
     work = {"steps": steps, "epochs": epochs, "batch_size": batch_size, "straggler": straggler, "at_least": at_least}
     held = {"prox": prox, "implicit_prox": implicit_prox}
-    resumed = resumed_solver(eta=eta, momentum=momentum, **held, **work, suffix=suffix)
+    resumed = resumed_solver(eta=eta, momentum=momentum, client_opt=client_opt, **held, **work, suffix=suffix)
+    start = local_step(eta, momentum, client_opt).init
 
     def solve(objective, weights, data: ClientData, anchor=None, penalty=None):
-        velocity = tree.zeros_like(weights) if momentum else ()
-        weights, _, value = resumed(objective, weights, velocity, data, anchor, penalty)
+        weights, _, value = resumed(objective, weights, start(weights), data, anchor, penalty)
         return weights, value
 
     return solve
 
 
-def resumed_solver(*, eta, momentum=0.0, prox=0.0, implicit_prox=False, suffix="", **work):
+def resumed_solver(*, eta, momentum=0.0, client_opt="sgd", prox=0.0, implicit_prox=False, suffix="", **work):
     """`local_solver` whose momentum goes on where an earlier call ended, as in an optimizer that a client keeps.
 
     Args:
-        eta, momentum, prox, implicit_prox, suffix: as in `local_solver`.
+        eta, momentum, client_opt, prox, implicit_prox, suffix: as in `local_solver`.
         work: steps, epochs, batch_size, straggler, at_least, as in `batch_loop`.
 
     Returns:
         solve(objective, weights, velocity, data, anchor=None, penalty=None) -> (weights, velocity, the objective before
         the last step). The velocity is minus eta times the momentum buffer, in the structure of the weights; zeros at
-        first, and () without momentum.
+        first, and () without momentum. With another `client_opt` it is that optimizer's state; `local_step` gives the
+        first one.
     """
     loop = batch_loop(**work, suffix=suffix)
     check_rates(**{f"eta{suffix}": eta, "momentum": momentum})
+    if implicit_prox and not is_sgd(client_opt):
+        raise InvalidArgument(
+            f"implicit_prox needs client_opt='sgd', found {client_opt!r}: an implicit step has the length of the rate, "
+            "and another optimizer chooses the lengths of its steps itself. Leave implicit_prox out"
+        )
+    times, _, move_by = local_step(eta, momentum, client_opt)
 
     def solve(objective, weights, velocity, data: ClientData, anchor=None, penalty=None):
         def step(carry, x, y):
             weights, velocity, _ = carry
-            value, move = value_and_gradient(lambda w: objective(w, x, y), weights, -eta)  # -eta g; velocity: -eta v
+            value, move = value_and_gradient(lambda w: objective(w, x, y), weights, times)  # SGD: -eta g
             if penalty is not None:
-                move = tree.add(move, value_and_gradient(penalty, weights, -eta)[1])
+                move = tree.add(move, value_and_gradient(penalty, weights, times)[1])
             if prox and not implicit_prox:
-                move = tree.add_scaled(move, -eta * prox, tree.subtract(weights, anchor))
-            if momentum:
-                move = velocity = tree.add_scaled(move, momentum, velocity)
-            weights = tree.add(weights, move)
+                move = tree.add_scaled(move, times * prox, tree.subtract(weights, anchor))
+            velocity, weights = move_by(velocity, weights, move)
             if prox and implicit_prox:
                 weights = tree.scale(1 / (1 + eta * prox), tree.add_scaled(weights, eta * prox, anchor))
             return weights, velocity, value
@@ -268,24 +319,26 @@ def check_kept(keep_momentum: bool, momentum: float) -> None:
         )
 
 
-def head_solver(model, *, eta, steps=None, epochs=None, batch_size=None, momentum=0.0, **checks):
+def head_solver(model, *, eta, steps=None, epochs=None, batch_size=None, momentum=0.0, client_opt="sgd", **checks):
     """`local_solver` for the head only: theta is fixed, so one forward pass computes the features for all steps.
 
     Args:
         model: the `SplitModel`.
-        eta, steps, epochs, batch_size, momentum, checks: the arguments of `local_solver`.
+        eta, steps, epochs, batch_size, momentum, client_opt, checks: the arguments of `local_solver`.
 
     Returns:
         fit(theta, head, data) -> (head, the loss at the new head). Full-batch steps use the gradient in closed form.
     """
-    solve = local_solver(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum, **checks)
+    given = {"eta": eta, "momentum": momentum, "client_opt": client_opt}
+    solve = local_solver(**given, steps=steps, epochs=epochs, batch_size=batch_size, **checks)
+    optimizer = as_optimizer(client_opt, eta, momentum=momentum)
     work = 50 if steps is None and epochs is None else epochs if steps is None else steps
 
     def fit(theta, head: Head, data: ClientData):
         phi = model.features(theta, data.x)
         targets = tf.one_hot(data.y, tf.shape(head.bias)[0], dtype=phi.dtype)
         if batch_size is None:
-            head = heads.fit(head, phi, targets, work, sgd(eta, momentum))
+            head = heads.fit(head, phi, targets, work, optimizer)
         else:
             head, _ = solve(
                 lambda w, phi, y: cross_entropy(logits(w, heads.counted(phi)), y), head, data._replace(x=phi)

@@ -4,11 +4,13 @@ from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.algorithms.transforms.compression import compressed
 from tfpfl.algorithms.transforms.robust import median, trimmed_mean
 from tfpfl.algorithms.transforms.screening import screened
+from tfpfl.algorithms.transforms.server_optimizer import server_optimized
 
 __all__ = [
     "AlongWith",
     "compressed",
     "median",
     "screened",
+    "server_optimized",
     "trimmed_mean",
 ]

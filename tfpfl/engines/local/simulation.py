@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-from tfpfl.algorithms.contract import Algorithm
+from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.checks import InvalidArgument, check_choice
 from tfpfl.engines.graphs import check_threads
 from tfpfl.engines.local.grouping import Fused, OneByOne, Stacked
 from tfpfl.engines.packed import one_pass_of
 from tfpfl.engines.rounds import Rounds
-from tfpfl.engines.visit import ARRAYS, federation_readers
+from tfpfl.engines.visit import ARRAYS, Visit, federation_readers
 
 GROUPINGS = ("auto", "one_by_one", "fused", "stacked")
 
@@ -42,7 +42,8 @@ class Simulation(Rounds):
         grouping: str = "auto",
         threads: int | None = None,
     ):
-        super().__init__(algorithm, clients_of(algorithm, federation, held_out, grouping, threads))
+        kinds = (ClientData,) if federation is None else (Visit, ClientData)
+        super().__init__(algorithm, clients_of(algorithm, federation, held_out, grouping, threads), kinds)
 
 
 def clients_of(

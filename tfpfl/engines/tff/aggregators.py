@@ -1,5 +1,6 @@
 """TFF's aggregators for the TFF engine (clipping, zeroing, compression, privacy), and how a round uses them."""
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -9,8 +10,76 @@ from safetensors.numpy import load, save
 
 from tfpfl.algorithms.contract import check_no_balance, kinds
 from tfpfl.algorithms.transforms.compression import QUANTIZED_ABOVE
+from tfpfl.checks import InvalidArgument
 from tfpfl.engines.tff.worker import require_tff
 from tfpfl.models import tree
+
+
+def factory_of(aggregator: Any) -> Any:
+    """The aggregator factory of TFF that `federate(aggregator=)` or `Training(aggregator=)` was given; None for none.
+
+    Args:
+        aggregator: a factory of `tff.aggregators`, or a function () -> factory. A function can be sent to another
+            process or written where TFF is not imported yet.
+
+    Raises:
+        InvalidArgument: it is neither.
+    """
+    if aggregator is None:
+        return None
+    kinds_of_tff = require_tff().aggregators
+    kinds_of_tff = (kinds_of_tff.WeightedAggregationFactory, kinds_of_tff.UnweightedAggregationFactory)
+    is_function = isinstance(aggregator, Callable) and not isinstance(aggregator, type)
+    made = aggregator() if is_function and not isinstance(aggregator, kinds_of_tff) else aggregator
+    if not isinstance(made, kinds_of_tff):
+        raise InvalidArgument(
+            "aggregator must be a factory of tff.aggregators, such as tff.aggregators.MeanFactory(), or a function () "
+            f"-> factory; found {aggregator!r}"
+        )
+    return made
+
+
+PROBES = (1e-6, 1.0)  # what clients send to find out whether a result is a mean; the small one is below any clipping
+
+
+def check_mean(aggregator: Any, clients_per_round: float) -> None:
+    """Checks that the result of an aggregator is a mean of what the clients send, not a sum.
+
+    A round of equal numbers is aggregated, from as many clients as are expected: the mean is this number, or less if it
+    is clipped; the sum is as many times larger. An aggregator that adds noise cannot be tested like this. For the one
+    of `tff.aggregators` that does, it is checked whether its query divides by a number of clients.
+
+    Args:
+        aggregator: a factory of `tff.aggregators`.
+        clients_per_round: the expected number of clients in a round.
+
+    Raises:
+        InvalidArgument: the result is a sum.
+    """
+    tff = require_tff()
+    weighted = isinstance(aggregator, tff.aggregators.WeightedAggregationFactory)
+    number = tff.types.to_type(np.float32)
+    process = aggregator.create(number, *((number,) if weighted else ()))
+    clients = max(2, round(clients_per_round))
+
+    def result(value: float) -> float:
+        state, sent = process.initialize(), [np.float32(value)] * clients
+        more = ([np.float32(1)] * clients,) if weighted else ()
+        return float(process.next(state, sent, *more).result)
+
+    if result(0.0):  # noise
+        query = getattr(aggregator, "_query", None)  # of DifferentiallyPrivateFactory; it has no public name
+        is_sum = query is not None and not hasattr(query, "_denominator")
+    else:
+        # A divisor that is not the number of clients, such as the expected one, changes the result by less than this.
+        is_sum = any(abs(result(value)) > value * clients**0.5 for value in PROBES)
+    if is_sum:
+        raise InvalidArgument(
+            f"the result of {type(aggregator).__name__} is the sum of what the clients send; with {clients} clients it "
+            f"would move the server {clients} times too far. Give an aggregator whose result is a mean: "
+            "tff.aggregators.MeanFactory(inner) or UnweightedMeanFactory(inner) makes one from the factory of a sum. "
+            "A method that adds its updates (aggregate='sum') gets its sum back from the mean"
+        )
 
 
 def make_adder(algorithm, aggregator, contribution_type):
@@ -26,7 +95,7 @@ def make_adder(algorithm, aggregator, contribution_type):
         contributions@CLIENTS) -> (new state, (sums, sum of weights)@SERVER).
 
     Raises:
-        InvalidArgument: there is an aggregator, and the algorithm has a `balance`.
+        InvalidArgument: there is an aggregator, and the algorithm has a `balance`; or the aggregator's result is a sum.
     """
     tff = require_tff()
     if aggregator is None:
@@ -38,6 +107,7 @@ def make_adder(algorithm, aggregator, contribution_type):
         return None, add
 
     check_no_balance(algorithm, "an aggregator of TFF")
+    check_mean(aggregator, algorithm.population.clients_per_round)
     weighted = isinstance(aggregator, tff.aggregators.WeightedAggregationFactory)
     averaged = [kind == "mean" for kind in kinds(algorithm) if kind != "rows"]
     expected = algorithm.population.clients_per_round

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, kinds
+from tfpfl.algorithms.contract import Algorithm, ClientData, kinds
 from tfpfl.checks import InvalidArgument
 from tfpfl.engines import aggregation
 from tfpfl.engines.packed import Packed, fused_work, looped_work, one_each, one_pass_of, side_by_side
 from tfpfl.engines.rounds import check_visits
-from tfpfl.engines.tff.aggregators import Aggregated, make_adder
+from tfpfl.engines.tff.aggregators import Aggregated, factory_of, make_adder
 from tfpfl.engines.tff.computations import (
     as_graph,
     client_computation,
@@ -32,6 +32,7 @@ from tfpfl.engines.tff.worker import require_tff, use_local_worker
 from tfpfl.engines.visit import (
     ClientResult,
     RoundOutput,
+    Visit,
     client_state_spec,
     finish_metrics,
     server_state_spec,
@@ -54,8 +55,8 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
         pack: number of clients that are put into one TFF client, default 1. More save TFF's work per client, and let
             clients share passes as in `Simulation`. Use it for simulation only: a worker then returns sums over a pack.
             It needs a Federation, one message for all clients, and no rows.
-        aggregator: a factory of `tff.aggregators` whose result is a mean, weighted or not; see
-            `tfpfl.runs.aggregators`. The server's state is then an `Aggregated`. Default: plain sums.
+        aggregator: a factory of `tff.aggregators` whose result is a mean, weighted or not, or a function () -> such a
+            factory; see `tfpfl.runs.aggregators`. The server's state is then an `Aggregated`. Default: plain sums.
 
     Returns:
         The process. `next(server, client states, visits)` returns a `RoundOutput`, whose client states are in the order
@@ -65,11 +66,13 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
         Unavailable: TFF is not installed.
         InvalidArgument: `data` is of another kind; `held_out` or `pack` is used without a Federation; `pack` is less
             than 1, does not work for this algorithm, or is combined with an aggregator; or there is an aggregator, and
-            the algorithm has a `balance`.
+            the algorithm has a `balance` or the aggregator's result is a sum.
     """
     tff = require_tff()
     use_local_worker()
+    aggregator = factory_of(aggregator)
     visit_type, readers = visit_type_and_readers(algorithm, data, held_out)
+    visits_are = (Visit,) if hasattr(data, "reader") else (ClientData,)
     server_type, state_type = tff_type(server_state_spec(algorithm)), tff_type(client_state_spec(algorithm))
     if pack > 1:
         packed_work = _work_of_a_pack(algorithm, data, readers, held_out, pack)
@@ -128,8 +131,38 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
         metrics = tff.federated_map(finish_sums, tff.federated_sum(results.metric_sums))
         return RoundOutput(new_server, results.state, metrics, results.metrics)
 
-    process = tff.templates.IterativeProcess(initialize, next_round)
+    process = tff.templates.IterativeProcess(initialize, _checked(next_round, visits_are))
     return process if pack == 1 else PackedProcess(process, algorithm, pack)
+
+
+def _checked(next_round, kinds):
+    """The TFF computation of a round, which says what a visit is if it is called with something else.
+
+    Args:
+        next_round: (server, client states, visits) -> RoundOutput, a TFF computation.
+        kinds: what a visit may be; see `check_visits`.
+    """
+    tff = require_tff()
+
+    class Round(tff.Computation):
+        """`next_round` behind the check of its arguments."""
+
+        @property
+        def type_signature(self):
+            return next_round.type_signature
+
+        def __call__(self, *arguments, **named):
+            if len(arguments) == 3 and not any(isinstance(a, tff.Value) for a in arguments):
+                check_visits(*arguments[1:], kinds)
+            return next_round(*arguments, **named)
+
+        def __hash__(self):
+            return hash(next_round)
+
+        def __getattr__(self, name):
+            return getattr(next_round, name)
+
+    return Round()
 
 
 class ShardResult(NamedTuple):

@@ -1,0 +1,118 @@
+"""A loop of one's own over `next`: the same as `Training`, in both engines; and what a wrong argument is told."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from helpers.marks import slow_but
+from helpers.one_broken import build
+from helpers.toys import distance, identical, initial_states, on_disk, toy
+from tfpfl.algorithms.contract import ClientData
+from tfpfl.data import client_key, cohort
+from tfpfl.engines import Simulation, Visit, federate, visits
+from tfpfl.runs.training import Training
+
+MAKE = {"local": Simulation, "tff": federate}
+ENGINES = slow_but(["local", "tff"], "local", "tff")
+SPECS = (tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.int32))
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return on_disk(tmp_path_factory.mktemp("own_loop") / "federation")
+
+
+@pytest.fixture(scope="module")
+def algorithm(federation):
+    return build("pflego", federation)
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request, federation, algorithm):
+    if request.param == "tff":
+        request.getfixturevalue("tff")
+    return MAKE[request.param](algorithm, federation)
+
+
+def test_the_loop_is_trainings(engine, algorithm, federation):
+    """In the same engine, to the bit."""
+    server, states = engine.initialize(), {}
+    for t in range(1, 4):
+        ids = cohort(5, t, algorithm.population)
+        held = [states.get(i, algorithm.init_client(algorithm.population.info(i))) for i in ids]
+        output = engine.next(server, held, visits(algorithm, t, ids, seed=5))
+        server = output.server
+        states |= dict(zip(ids, output.client_states, strict=True))
+    name = "local" if isinstance(engine, Simulation) else "tff"
+    training = Training(algorithm, federation, seed=5, engine=name, splits=())
+    training.run(3)
+    assert identical(server, training.server_state())
+    assert identical(list(states.values()), training.client_states(list(states)))
+
+
+def test_visits_are_scalars_and_keys(algorithm):
+    made = visits(algorithm, 7, [3, 1], seed=2)
+    assert all(isinstance(visit, Visit) for visit in made)
+    assert [int(visit.info.client_id) for visit in made] == [3, 1]
+    np.testing.assert_array_equal([visit.key for visit in made], client_key(2, 7, [3, 1]))
+
+
+def wrong_visits(algorithm, federation):
+    """(what was given instead of two visits, what the message says of it)."""
+    x, y = federation.arrays(0)
+    data = tf.data.Dataset.from_tensor_slices((x, y))
+    return [
+        ([0, 1], "visit 0 must be a tfpfl.Visit.*found int '0'"),
+        (np.arange(2), "visits must be a list with one for every client.*found ndarray"),
+        ([x, x], "visit 0 must be .* found ndarray"),
+        ([(x, y), (x, y)], "visit 0 must be .* found tuple"),
+        ([data, data], "visit 0 must be .* found _TensorSliceDataset"),
+        (visits(algorithm, 1, [0])[0], "visits must be a list.*found Visit"),
+        ({0: 1, 1: 2}, "visits must be a list.*found dict"),
+    ]
+
+
+def test_a_wrong_argument_says_what_a_visit_is(engine, algorithm, federation):
+    server, states = engine.initialize(), initial_states(algorithm, algorithm.population)
+    for given, why in wrong_visits(algorithm, federation):
+        with pytest.raises(ValueError, match=f"{why}.*A visit is what a client is given.*tfpfl.engines.visits"):
+            engine.next(server, [states[0], states[1]], given)
+    made = visits(algorithm, 1, [0, 1])
+    with pytest.raises(ValueError, match="found 1 states and 2 visits"):
+        engine.next(server, [states[0]], made)
+    with pytest.raises(ValueError, match="found 0 states and 0 visits"):
+        engine.next(server, [], [])
+    with pytest.raises(ValueError, match="client_states must be a list.*next\\(server, client_states, visits\\)"):
+        engine.next(server, states[0], made[:1])
+
+
+def test_without_a_federation_a_visit_carries_its_examples(tff, algorithm):
+    data = toy(dtype="float32")
+    start = algorithm.init_server()
+    for engine in (Simulation(algorithm), federate(algorithm, SPECS)):
+        with pytest.raises(ValueError, match="must be a tfpfl.ClientData.*ClientData\\(x, y, visit.info, visit.key\\)"):
+            engine.next(start, [algorithm.init_client(data.population.info(0))], visits(algorithm, 1, [0]))
+
+
+def test_the_round_is_still_a_computation_of_tff(tff, algorithm, federation):
+    """It can be put into another process, and called in another computation."""
+    process = federate(algorithm, federation)
+    again = tff.templates.IterativeProcess(process.initialize, process.next)
+    assert again.next.type_signature == process.next.type_signature
+
+    @tff.federated_computation(process.next.type_signature.parameter)
+    def losses(arguments):
+        return process.next(*arguments).metrics
+
+    states = initial_states(algorithm, algorithm.population)
+    given = process.initialize(), [states[0], states[2]], visits(algorithm, 1, [0, 2])
+    assert distance(dict(losses(given)), dict(process.next(*given).metrics)) == 0
+
+
+def test_arrays_as_visits(tff, algorithm):
+    """The visit of a client that is not in a federation: made from `visits`, with its examples."""
+    data = toy(dtype="float32")
+    given = [ClientData(*data.data[i], v.info, v.key) for i, v in enumerate(visits(algorithm, 1, [0, 1, 2, 3, 4]))]
+    states = list(initial_states(algorithm, data.population).values())
+    found = [e.next(e.initialize(), states, given) for e in (Simulation(algorithm), federate(algorithm, SPECS))]
+    assert distance(found[0].server, found[1].server) < 1e-5
