@@ -1,0 +1,49 @@
+"""Reads the examples of clients inside TensorFlow graphs, from the memory-mapped files of a federation."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tfpfl.data.population import Tensor
+
+if TYPE_CHECKING:
+    from tfpfl.data.federation import Federation
+
+
+def cohort_reader(federation: "Federation", place: int, labels_file: str, dtype: Any) -> Callable:
+    """Makes the function of `Federation.cohort_reader`.
+
+    `ImmutableConst` memory-maps the files into the graph once. `tf.data.FixedLengthRecordDataset` with offsets reads
+    the same bytes but takes 2 to 3 ms per client instead of 0.4, mostly to set up its iterators.
+
+    Args:
+        federation: the federation.
+        place: the number of the split in a client's row of index.raw.
+        labels_file: the file of the labels.
+        dtype: the dtype of the examples; None for float32.
+    """
+    import tensorflow as tf  # slow to import, and neither building nor describing needs it
+
+    total, stored = federation.manifest["num_examples"], tf.as_dtype(federation.manifest["dtype"])
+
+    def mapped(name: str, dtype: Any, shape: list[int]) -> Tensor:
+        return tf.raw_ops.ImmutableConst(dtype=dtype, shape=shape, memory_region_name=str(federation.path / name))
+
+    def in_graph(client_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # On the CPU: otherwise an accelerator would get the whole file. Gathered, not sliced: a slice may share the
+        # read-only memory, and an operation that then writes to it in place ends the process.
+        with tf.device("CPU"):
+            counts = tf.gather(mapped("index.raw", tf.int64, [federation.num_clients, 5]), client_ids)
+            start, sizes = tf.reduce_sum(counts[:, : 1 + place], 1), counts[:, 1 + place]
+            rows = tf.ragged.range(start, start + sizes).values
+            x = tf.gather(mapped("x.raw", stored, [total, *federation.example_shape]), rows)
+            y = tf.gather(mapped(labels_file, tf.int32, [total]), rows)
+        return federation.decode(x, dtype), y, tf.cast(sizes, tf.int32)
+
+    # TensorFlow caches eager kernels by path for the whole process: a folder that is built again would be read from
+    # the old mapping. A tf.function has its own kernels.
+    eagerly = tf.function(in_graph)
+
+    def read(client_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return (eagerly if tf.executing_eagerly() else in_graph)(tf.cast(client_ids, tf.int64))
+
+    return read
