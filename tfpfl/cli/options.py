@@ -1,6 +1,7 @@
 """Options that several commands share, and options made from the arguments of an algorithm or a partitioner."""
 
 import re
+from collections.abc import Collection
 from difflib import get_close_matches
 from inspect import getdoc, signature
 from pathlib import Path
@@ -258,7 +259,7 @@ def data_arguments(kw) -> dict:
         click.UsageError: --federation and another option about the data are given.
     """
     if kw.get("federation") is not None:
-        _refuse_other_data()
+        refuse_other_data("--federation")
         return {"federation": str(kw["federation"])}
     clients, dataset = kw["clients"], kw["dataset"]
     if clients is None and kw["partition"] not in ("natural", "grouped_dominant"):
@@ -279,17 +280,22 @@ def data_arguments(kw) -> dict:
     }
 
 
-def _refuse_other_data() -> None:
-    """Checks that the command has no option about the data beside --federation."""
+def refuse_other_data(flag: str, besides: Collection[str] = ()) -> None:
+    """Checks that the command has no other option about the data than `flag` and those named in `besides`.
+
+    Raises:
+        click.UsageError: there is one.
+    """
     context = click.get_current_context()
     given = [
         p.opts[0]
         for p in context.command.get_params(context)
         if (p.name in DATA_NAMES or (p.name or "").startswith("part_"))
+        and p.name not in besides
         and context.get_parameter_source(p.name or "") is ParameterSource.COMMANDLINE
     ]
     if given:
-        raise click.UsageError(f"--federation says what the data are: leave out {', '.join(given)}")
+        raise click.UsageError(f"{flag} says what the data are: leave out {', '.join(given)}")
 
 
 RUN_NAMES = ("network", "participation", "rounds", "engine", "evaluate_every")
