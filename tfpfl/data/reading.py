@@ -1,7 +1,11 @@
 """Reads the examples of clients inside TensorFlow graphs, from the memory-mapped files of a federation."""
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from tfpfl.data.population import Tensor
 
@@ -47,3 +51,24 @@ def cohort_reader(federation: "Federation", place: int, labels_file: str, dtype:
         return (eagerly if tf.executing_eagerly() else in_graph)(tf.cast(client_ids, tf.int64))
 
     return read
+
+
+_RANGES: WeakKeyDictionary = WeakKeyDictionary()  # federation -> (smallest, largest, whether all are whole)
+
+
+def value_range(federation: "Federation") -> tuple[float, float, bool]:
+    """The smallest and the largest number of all examples as stored, and whether all are whole numbers.
+
+    All examples are read once, and the result is kept as long as the federation lives.
+    """
+    if federation not in _RANGES:
+        manifest = federation.manifest
+        count = manifest["num_examples"] * math.prod(manifest["example_shape"])
+        stored = np.memmap(federation.path / "x.raw", np.dtype(manifest["dtype"]), mode="r", shape=(count,))
+        low, high, whole = math.inf, -math.inf, True
+        for start in range(0, count, 2**22):
+            part = stored[start : start + 2**22]
+            low, high = min(low, float(part.min())), max(high, float(part.max()))
+            whole = whole and (part.dtype.kind != "f" or bool((part == np.floor(part)).all()))
+        _RANGES[federation] = low, high, whole
+    return _RANGES[federation]

@@ -236,7 +236,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _cut(value: Any) -> str:
-    shown = repr(value)
+    shown = repr(value.item() if isinstance(value, np.generic) else value)
     return shown if len(shown) <= 40 else shown[:39] + "…"
 
 
