@@ -81,7 +81,7 @@ def test_the_features_are_those_of_keras(given):
 
 
 def by_keras(federation, network, eta, steps):
-    """What Keras makes of one client: SGD on all examples, on backbone and head, with its own loss and optimizer."""
+    """What Keras makes of one client by SGD on all examples: loss and correct ones on test, and the loss on train."""
     x, y = federation.raw(0, "train")
     model = tfpfl.SplitModel(network)
     head = model.head(federation.population().info(0), "zeros")
@@ -94,7 +94,7 @@ def by_keras(federation, network, eta, steps):
         whole.train_on_batch(x, y)
     tx, ty = federation.raw(0, "test")
     logits = np.asarray(whole(tx))
-    return float(loss(ty, logits)), int((logits.argmax(1) == ty).sum())
+    return float(loss(ty, logits)), int((logits.argmax(1) == ty).sum()), float(loss(y, whole(x)))
 
 
 @pytest.mark.parametrize("engine", slow_but(["local", "tff"], "local"))
@@ -107,13 +107,14 @@ def test_training_is_that_of_keras_in_both_engines(federation, engine, request):
     training = tfpfl.Training(algorithm, federation, seed=0, engine=engine)
     training.run(rounds=2)
     found = {e.split: e for e in training.store.evaluations(2) if e.client_id == 0 and e.model == "personal"}
-    loss, correct = by_keras(federation, backbone(), 0.5, 8)
+    loss, correct, learned = by_keras(federation, backbone(), 0.5, 8)
     assert found["test"].loss == pytest.approx(loss, rel=1e-4)
     assert found["test"].accuracy == correct / found["test"].num_examples
-    assert loss < 0.6  # below log 2: it has learned, so the tokens differ for it
+    assert learned < 0.6  # below log 2: it has learned, so the tokens differ for it
 
 
-@pytest.mark.parametrize("algorithm", slow_but(["pflego", "fedavg", "ditto", "per_fedavg"], "pflego"))
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["pflego", "fedavg", "ditto", "per_fedavg"])
 def test_the_ways_to_compute_a_round_agree_on_an_embedding(federation, algorithm):
     population = federation.population(tfpfl.Sampling("fixed", rate=1.0))
     ends = []
