@@ -26,7 +26,7 @@ from tfpfl.data.client_arrays import write_clients
 from tfpfl.data.manifest import FILES, SPLITS, FederationError, check_index, check_labels, plain_values, read_manifest
 from tfpfl.data.partitioners import PARTITIONERS, Labels, Partition
 from tfpfl.data.population import Population, Sampling, Tensor
-from tfpfl.data.reading import cohort_reader
+from tfpfl.data.reading import cohort_reader, label_space, split_number
 from tfpfl.data.source import Source
 from tfpfl.data.table import table_clients
 from tfpfl.data.writing import absent, cut_validation, describe_source, write_federation
@@ -292,7 +292,7 @@ class Federation:
 
     def num_examples(self, split: str = "train") -> np.ndarray:
         """The number of every client's examples in a split ('train', 'validation' or 'test'): int64 [I]."""
-        return np.array(self._index[:, 1 + _split(split)])
+        return np.array(self._index[:, 1 + split_number(split)])
 
     @property
     def num_classes(self) -> np.ndarray:
@@ -318,9 +318,9 @@ class Federation:
         """
         self._check_id(client_id)
         counts = self._index[client_id]
-        start = int(counts[0] + counts[1 : 1 + _split(split)].sum())
-        rows = slice(start, start + int(counts[1 + _split(split)]))
-        return self._x[rows], self._y[_label_space(labels)][rows]
+        start = int(counts[0] + counts[1 : 1 + split_number(split)].sum())
+        rows = slice(start, start + int(counts[1 + split_number(split)]))
+        return self._x[rows], self._y[label_space(labels)][rows]
 
     def arrays(self, client_id: int, split: str = "train", labels: str = "local") -> tuple[np.ndarray, np.ndarray]:
         """The same as `raw`, but the examples are decoded to floats: x float32 [N, ...] and y int32 [N]."""
@@ -366,8 +366,8 @@ class Federation:
             read(client_ids: int [G]) -> (x `dtype` [sum N_i, ...], y int32 [sum N_i], sizes int32 [G]), where sizes
             are the N_i.
         """
-        file = {"local": "labels_local.raw", "global": "labels.raw"}[_label_space(labels)]
-        return cohort_reader(self, _split(split), file, dtype)
+        file = {"local": "labels_local.raw", "global": "labels.raw"}[label_space(labels)]
+        return cohort_reader(self, split_number(split), file, dtype)
 
     def population(
         self,
@@ -394,7 +394,7 @@ class Federation:
         if len(ids):
             self._check_id(int(ids.min()))
             self._check_id(int(ids.max()))
-        local = _label_space(labels) == "local"
+        local = label_space(labels) == "local"
         classes = self.num_classes if local else np.full(self.num_clients, self.num_labels)
         return Population(
             num_examples=self.num_examples("train")[ids],
@@ -439,18 +439,6 @@ class Federation:
     def _check_id(self, client_id: int) -> None:
         if not 0 <= client_id < self.num_clients:
             raise IndexError(f"client {client_id} does not exist: ids are 0..{self.num_clients - 1}")
-
-
-def _split(split: str) -> int:
-    if split not in SPLITS:
-        raise InvalidArgument(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
-    return SPLITS.index(split)
-
-
-def _label_space(labels: str) -> str:
-    if labels not in ("local", "global"):
-        raise InvalidArgument(f"unknown label space {labels!r}: one of local, global")
-    return labels
 
 
 def _range(values: np.ndarray) -> str:

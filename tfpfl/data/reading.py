@@ -7,10 +7,34 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from tfpfl.checks import InvalidArgument
+from tfpfl.data.manifest import SPLITS
 from tfpfl.data.population import Tensor
 
 if TYPE_CHECKING:
     from tfpfl.data.federation import Federation
+
+
+def split_number(split: str) -> int:
+    """The place of a split in `SPLITS`.
+
+    Raises:
+        InvalidArgument: there is no such split.
+    """
+    if split not in SPLITS:
+        raise InvalidArgument(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
+    return SPLITS.index(split)
+
+
+def label_space(labels: str) -> str:
+    """The argument, after a check.
+
+    Raises:
+        InvalidArgument: it is neither 'local' nor 'global'.
+    """
+    if labels not in ("local", "global"):
+        raise InvalidArgument(f"unknown label space {labels!r}: one of local, global")
+    return labels
 
 
 def cohort_reader(federation: "Federation", place: int, labels_file: str, dtype: Any) -> Callable:

@@ -3,11 +3,12 @@
 import numpy as np
 
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.federation import Federation
 from tfpfl.data.reading import value_range
 from tfpfl.models.split import SplitModel
 
 
-def check_inputs(model: SplitModel, federation) -> None:
+def check_inputs(model: SplitModel, federation: Federation) -> None:
     """Checks a federation's examples for a backbone that casts its input, or a part of it, to integers.
 
     A cast to integers tells nothing: scaled tokens all become 0, and other numbers lose what is after the point.
