@@ -44,6 +44,7 @@ setup(
     # package index, and a resolver without an upper bound falls back to a TFF of 2019. `make demo` installs the lock.
     extras_require={
         "ray": ["ray>=2.52,<3"],  # --engine ray
+        "tables": ["pyarrow>=14"],  # federations from Parquet files
         "dp": ["dp-accounting>=0.4.3,<1"],  # epsilon of --aggregator dp
         "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100"],
         "notebooks": ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"],

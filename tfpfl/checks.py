@@ -14,6 +14,7 @@ from typing import Any
 __all__ = [
     "InvalidArgument",
     "TfpflError",
+    "TfpflWarning",
     "Unavailable",
     "check_address_space",
     "check_choice",
@@ -36,6 +37,18 @@ class InvalidArgument(TfpflError, ValueError):
 
 class Unavailable(TfpflError, RuntimeError):
     """TFF, Ray, a worker or an optional package is missing, or did not start."""
+
+
+class TfpflWarning(UserWarning):
+    """Something can be done as asked, but is probably not what the user wants. The message says what to do.
+
+    The command line shows the message in one line.
+    """
+
+
+def warn_user(message: str) -> None:
+    """Gives a `TfpflWarning`."""
+    warnings.warn(message, TfpflWarning, stacklevel=3)
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> str:

@@ -1,5 +1,7 @@
 """Backbone and heads: a user's own model, heads drawn for each client, and what is refused."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import tensorflow as tf
 
 from helpers.toys import backbone, distance, gradient, identical, run, toy
 from tfpfl.algorithms import pflego
+from tfpfl.checks import TfpflWarning
 from tfpfl.data.population import Population
 from tfpfl.models import SplitModel
 
@@ -117,3 +120,22 @@ def test_what_cannot_be_a_backbone():
         SplitModel(keras.Sequential([keras.Input((None, 3)), keras.layers.LSTM(2)]))
     with pytest.raises(ValueError, match="unknown head_init 'ones': one of glorot, uniform01, zeros"):
         SplitModel(backbone(), head_init="ones")
+
+
+@pytest.mark.parametrize(
+    "last, said",
+    [
+        (lambda: keras.layers.Dense(5, activation="softmax"), "softmax"),
+        (lambda: keras.layers.Softmax(), "softmax"),
+        (lambda: keras.layers.Dense(5, activation="sigmoid"), "sigmoid"),
+        (lambda: keras.layers.Dense(5, activation="relu"), None),
+        (lambda: keras.layers.Dense(5, activation="tanh"), None),
+    ],
+)
+def test_a_backbone_that_ends_in_probabilities_is_warned_of(last, said):
+    network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(5), last()])
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        SplitModel(network)
+    messages = [str(w.message) for w in found if issubclass(w.category, TfpflWarning)]
+    assert messages == [] if said is None else f"the backbone ends in a {said}: its 5 features are then" in messages[0]

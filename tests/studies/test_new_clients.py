@@ -195,7 +195,11 @@ def test_clients_without_examples_of_the_split(federation, tmp_path):
     algorithm = make("pflego", federation, **WORK["pflego"])
     found = adapt_clients(algorithm, federation, trained(algorithm, federation, 1), epochs=2, split="validation")
     assert np.isnan(found.accuracy).all() and np.isnan(found.loss).all() and np.isnan(found.means).all()
+    found = found._replace(client_names=["=1", *found.client_names[1:]])
     new_clients.write_csv([found], tmp_path / "all.csv")
+    with open(tmp_path / "all.csv", newline="") as file:
+        named = dict.fromkeys((row["client"], row["name"]) for row in csv.DictReader(file))
+    assert list(named) == [(str(i), "'=1" if n == 0 else str(i)) for n, i in enumerate(found.client_ids)]
     tables.new_clients([found])
 
 

@@ -208,6 +208,9 @@ def test_heatmap(records):
     assert np.isnan(shown.diagonal()).all()
     np.testing.assert_array_equal(plots.heatmap(matrix, own=True).axes[0].images[0].get_array(), matrix)
     assert "weight" in text(figure) and "attention" in text(figure)
+    named = plots.heatmap(matrix, names=["ann", "bob", "$c$", "d\nd"]).axes[0]
+    for axis in (named.get_xticklabels(), named.get_yticklabels()):
+        assert [label.get_text() for label in axis] == ["0: ann", "1: bob", r"2: \$c\$", r"3: d\nd"]
     signed = plots.heatmap(matrix - 8).axes[0].images[0]
     assert signed.norm.vmin == -signed.norm.vmax  # zero in the middle of the colours
 
@@ -285,6 +288,7 @@ def test_runs_on_different_data_are_not_seeds_of_each_other():
         (lambda: plots.gains([made()], [made("local"), made("fedavg")]), "one algorithm; found Local, FedAvg"),
         (lambda: plots.curves([made(), made(folder="copy")]), "runs/pflego-0 and copy are the same run"),
         (lambda: plots.heatmap(np.zeros((2, 3))), r"square matrix.*\(2, 3\)"),
+        (lambda: plots.heatmap(np.eye(3), names=["a"]), "one name for each of the 3 clients, found 1"),
         (lambda: plots.style("pflge"), "algorithm.*pflego"),
     ],
 )

@@ -72,6 +72,11 @@ def export(
     if out.exists():
         raise ExportError(f"{out} exists already: take another folder, or remove it")
     personal = personal_model(source, client, rounds, **given)
+    if personal.model.reads != "numbers":
+        raise ExportError(
+            "the backbone takes whole numbers (such as tokens for an Embedding), and the device's program takes "
+            "floats: such a model cannot be exported"
+        )
     if not out.parent.is_dir():
         raise ExportError(f"{out.parent} is not a folder")
     temporary = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}.new")

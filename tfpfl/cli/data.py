@@ -8,22 +8,73 @@ import click
 from tfpfl.cli.group import main
 from tfpfl.cli.options import (
     RunCommand,
+    SectionOption,
     data_arguments,
     data_options,
     hyperparameter_texts,
+    refuse_other_data,
     scalar_type,
     with_options,
 )
 
 
+def _table_option(*flags, **kw):
+    return click.option(*flags, cls=SectionOption, section="A table of your own", **kw)
+
+
+table_options = [
+    _table_option(
+        "--from",
+        "table",
+        metavar="FILE",
+        help="A table with a row for each example: FILE.csv (in UTF-8, the first line names the columns) or "
+        "FILE.parquet. It replaces the data set and its partition. Default: none.",
+    ),
+    _table_option(
+        "--client", metavar="COLUMN", help="With --from: the column that names the client of each row. Needed."
+    ),
+    _table_option(
+        "--label", metavar="COLUMN", help="With --from: the column of the label, a whole number or a name. Needed."
+    ),
+    _table_option(
+        "--features",
+        metavar="A,B,...",
+        help="With --from: the columns of the features, all numeric; they are not standardized. Default: all columns "
+        "but those of the client, the label and the split.",
+    ),
+    _table_option(
+        "--split",
+        metavar="COLUMN",
+        help="With --from: the column that says train, validation or test. Default: no column; --test-fraction and "
+        "--validation say how many examples are set aside.",
+    ),
+    _table_option(
+        "--test-fraction",
+        type=float,
+        default=0.25,
+        show_default=True,
+        help="With --from: the fraction of each client's examples that is set aside for test, if there is no --split.",
+    ),
+    _table_option(
+        "--compact-labels",
+        is_flag=True,
+        help="With --from: number the whole-number labels that occur anew, from 0 on. Otherwise a label that no "
+        "example has keeps its place, and a warning says so.",
+    ),
+]
+
+
 @main.command(cls=RunCommand)
 @click.argument("out", type=click.Path(path_type=Path))
 @with_options(data_options)
+@with_options(table_options)
 @click.option(
     "--seed", default=0, show_default=True, help="Seed of the partition of the data, unless --data-seed is given."
 )
-def partition(out, seed, allow_download, **kw):
+def partition(out, seed, allow_download, table, client, label, features, split, test_fraction, compact_labels, **kw):
     """Divide a data set among clients. Writes the federation to the folder OUT.
+
+    With --from, the data are a table of your own, and one of its columns says to which client a row belongs.
 
     OUT-classes.png, beside it, shows which client has how many examples of which class.
     """
@@ -33,18 +84,38 @@ def partition(out, seed, allow_download, **kw):
     from tfpfl.studies import plots
     from tfpfl.studies.tables import text
 
-    data = data_arguments(kw)
-    seed = seed if data["data_seed"] is None else data["data_seed"]
-    source = load_source(data["dataset"], allow_download=allow_download, **({"seed": seed} | data["source"]))
-    federation = Federation.build(
-        source,
-        data["partition"],
-        clients=data["clients"],
-        seed=seed,
-        validation=data["validation"],
-        out=out,
-        **data["partition_args"],
-    )
+    seed = seed if kw["data_seed"] is None else kw["data_seed"]
+    if table is not None:
+        refuse_other_data("--from", besides=("validation", "data_seed"))
+        if client is None or label is None:
+            raise click.UsageError("--from needs --client COLUMN and --label COLUMN")
+        federation = Federation.from_table(
+            table,
+            client=client,
+            label=label,
+            features=None if features is None else [name.strip() for name in features.split(",")],
+            split=split,
+            compact_labels=compact_labels,
+            validation=kw["validation"],
+            test_fraction=test_fraction,
+            seed=seed,
+            out=out,
+        )
+    else:
+        for flag, given in (("--client", client), ("--label", label), ("--features", features), ("--split", split)):
+            if given is not None:
+                raise click.UsageError(f"{flag} names a column of a table: give the table with --from FILE")
+        data = data_arguments(kw)
+        source = load_source(data["dataset"], allow_download=allow_download, **({"seed": seed} | data["source"]))
+        federation = Federation.build(
+            source,
+            data["partition"],
+            clients=data["clients"],
+            seed=seed,
+            validation=data["validation"],
+            out=out,
+            **data["partition_args"],
+        )
     picture = out.with_name(out.name + "-classes.png")
     plots.write_picture(plots.classes(federation), picture, dpi=120)
     console = Console()

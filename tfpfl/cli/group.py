@@ -1,12 +1,25 @@
 """The group of all commands, also used by tflite_export. It shows our errors in one line, and with --trace in full."""
 
 import sys
+import warnings
 
 import click
 
-from tfpfl.checks import TfpflError, check_address_space, one_line, unknown
+from tfpfl.checks import TfpflError, TfpflWarning, check_address_space, one_line, unknown
 from tfpfl.cli.ending import end_with_signals, exit_code, exit_of
 from tfpfl.cli.terminal import show_what_it_can
+
+
+def _in_one_line(others):
+    """Makes the function that shows a warning: ours in one line, all others with `others`."""
+
+    def show(message, category, *args, **kw):
+        if issubclass(category, TfpflWarning):
+            click.echo(f"Warning: {one_line(' '.join(str(message).split()))}", err=True)
+        else:
+            others(message, category, *args, **kw)
+
+    return show
 
 
 class Group(click.Group):
@@ -52,9 +65,12 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx):
-        """Runs the command. Our errors become one line, unless --trace is given; so does the end by a signal."""
+        """Runs the command. Our errors and warnings become one line, unless --trace is given; so does a signal."""
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                if not ctx.obj["trace"]:
+                    warnings.showwarning = _in_one_line(warnings.showwarning)
+                return super().invoke(ctx)
         except KeyboardInterrupt as end:
             raise exit_of(end) from None
         except self.ours + (OSError,) as error:

@@ -1,6 +1,7 @@
 """Options that several commands share, and options made from the arguments of an algorithm or a partitioner."""
 
 import re
+from collections.abc import Collection
 from difflib import get_close_matches
 from inspect import getdoc, signature
 from pathlib import Path
@@ -8,6 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args
 
 import click
+from click.core import ParameterSource
 
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.runs.options import DATA_NAMES, OPTIONS, SECTIONS
@@ -277,7 +279,14 @@ def with_options(options):
 
 
 def data_arguments(kw) -> dict:
-    """The entries of a `RunConfig` that describe the federation, from the values of the data options."""
+    """The entries of a `RunConfig` that describe the federation, from the values of the data options.
+
+    Raises:
+        click.UsageError: --federation and another option about the data are given.
+    """
+    if kw.get("federation") is not None:
+        refuse_other_data("--federation")
+        return {"federation": str(kw["federation"])}
     clients, dataset = kw["clients"], kw["dataset"]
     if clients is None and kw["partition"] not in ("natural", "grouped_dominant"):
         clients = 20 if dataset == "digits" else 100
@@ -297,8 +306,28 @@ def data_arguments(kw) -> dict:
     }
 
 
+def refuse_other_data(flag: str, besides: Collection[str] = ()) -> None:
+    """Checks that the command has no other option about the data than `flag` and those named in `besides`.
+
+    Raises:
+        click.UsageError: there is one.
+    """
+    context = click.get_current_context()
+    given = [
+        p.opts[0]
+        for p in context.command.get_params(context)
+        if (p.name in DATA_NAMES or (p.name or "").startswith("part_"))
+        and p.name not in besides
+        and context.get_parameter_source(p.name or "") is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"{flag} says what the data are: leave out {', '.join(given)}")
+
+
 RUN_NAMES = ("network", "participation", "rounds", "engine", "evaluate_every")
-run_options = with_options([*data_options, *map(config_option, RUN_NAMES), allow_code_option])
+run_options = with_options(
+    [*data_options, config_option("federation"), *map(config_option, RUN_NAMES), allow_code_option]
+)
 
 
 def value_of(text: str):

@@ -6,7 +6,6 @@ from pathlib import Path
 from shlex import quote
 
 import click
-from click.core import ParameterSource
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli.ending import resumable
@@ -33,7 +32,7 @@ from tfpfl.runs.options import DATA_NAMES, OPTIONS
     type=click.Path(path_type=Path),
     help="The run folder to make. Default: runs/ALGORITHM-DATASET-sSEED.",
 )
-def run(out, allow_code, allow_download, federation, workers, address, deadline, isolate, **kw):
+def run(out, allow_code, allow_download, workers, address, deadline, isolate, **kw):
     """Train a method and write a run folder.
 
     The hyperparameters of the method and the arguments of the partition are options too. They stand at the end of
@@ -44,23 +43,11 @@ def run(out, allow_code, allow_download, federation, workers, address, deadline,
     from tfpfl.runs.run import Run
 
     machines = machines_of(kw["engine"], workers, address, deadline, isolate)
-    if federation is None:
-        data = data_arguments(kw)
-    else:
-        data = {"federation": str(federation)}
-        context = click.get_current_context()
-        given = [
-            p.opts[0]
-            for p in context.command.get_params(context)
-            if (p.name in DATA_NAMES or p.name.startswith("part_"))
-            and context.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
-        ]
-        if given:
-            raise click.UsageError(f"--federation says what the data are: leave out {', '.join(given)}")
-    names = {f.name for f in fields(RunConfig)} & kw.keys() - set(DATA_NAMES)
+    data = data_arguments(kw)
+    names = {f.name for f in fields(RunConfig)} & kw.keys() - {*DATA_NAMES, "federation"}
     hyper = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
     config = RunConfig(**{k: kw[k] for k in names}, hyperparameters=hyper, **data)
-    dataset = config.dataset if federation is None else federation.name
+    dataset = config.dataset if config.federation is None else Path(config.federation).name
     out = out or Path("runs") / f"{config.short_name}-{dataset.replace('/', '-')}-s{config.seed}"
     if allow_code:
         allow_code_of(config.network)

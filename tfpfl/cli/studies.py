@@ -13,6 +13,7 @@ from tfpfl.cli.options import (
     Picture,
     RunCommand,
     allow_code_of,
+    allow_code_option,
     config_option,
     data_arguments,
     run_options,
@@ -256,8 +257,22 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_code, allow_
     is_flag=True,
     help="Let TensorFlow Datasets download a data set that is not on this machine.",
 )
-def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
+@click.option(
+    "--federation",
+    type=click.Path(path_type=Path),
+    help="Folder of a federation. The methods of the table are trained on it with the paper's hyperparameters; their "
+    "numbers are not compared with the paper's. Not for figures. Default: the paper's data.",
+)
+@click.option(
+    "--network",
+    help="With --federation: the backbone of all methods, as in `tfpfl run`. Default: that of the table, or, if it has "
+    "none, one that fits the examples.",
+)
+@allow_code_option
+def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, federation, network, allow_code, **kw):
     """Run a table or figure of a paper again, and compare. NAME is the experiment; without it, all are listed.
+
+    With --federation, the table's methods are trained on your own data, and nothing is compared with the paper.
 
     You may interrupt it at any time: the same command continues where it stopped.
     """
@@ -268,11 +283,20 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
     from tfpfl.runs.files import write_whole
     from tfpfl.studies import papers
     from tfpfl.studies.papers import ledger as ledgers
+    from tfpfl.studies.papers.elsewhere import ledger_name
     from tfpfl.studies.plots import write_picture
 
     console, ledger = Console(), ledger or out / "ledger.json"
+    own = None
     if name is not None:
-        papers.experiment(name)  # refuses an unknown name
+        size = papers.experiment(name).sizes[kw["scale"]]  # refuses an unknown name
+        size = size._replace(rounds=rounds or size.rounds, seeds=seeds or size.seeds)
+    if federation is not None or network is not None:
+        own, on = _own_table(name, federation, network, size if name else None, write)
+        if allow_code:
+            allow_code_of(network)
+    elif allow_code:
+        raise click.UsageError("--allow-code is for --network FILE.keras: leave it out")
     if name is None:
         table = Table(Column("name", no_wrap=True), "what", f"rounds x seeds: {', '.join(papers.SCALES)}")
         for key, e in (papers.EXPERIMENTS | papers.FIGURES).items():
@@ -280,10 +304,10 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
             table.add_row(key, f"{e.source}: {e.title}", sizes)
         console.print(table)
     elif not no_run:
-        size = papers.experiment(name).sizes[kw["scale"]]
-        size = size._replace(rounds=rounds or size.rounds, seeds=seeds or size.seeds)
         shown = f"tfpfl reproduce {name} --scale {kw['scale']}" + "".join(f" --only {quote(w)}" for w in kw["only"])
         shown += (f" --rounds {rounds}" if rounds else "") + (f" --seeds {seeds}" if seeds else "")
+        shown += f" --federation {quote(str(federation))}" if own else ""
+        shown += f" --network {quote(network)}" if network else ""
         with resumable(SAME_COMMAND):
             papers.reproduce(
                 name,
@@ -292,11 +316,16 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
                 size=size,
                 command=shown,
                 callbacks=lambda label: [Progress(label, console)],
-                tell=console.print,
+                tell=lambda text: console.print(text, soft_wrap=True),
+                federation=on if own else None,
+                network=network,
                 **kw,
             )
     if name in papers.FIGURES:
         console.print(ledgers.picture_table(name, ledgers.load(ledger).get(name, {})))
+    elif own:
+        cells = ledgers.load(ledger).get(ledger_name(name, on), {})
+        console.print(ledgers.table(name, cells, experiment=own))
     elif name is not None:
         cells = ledgers.load(ledger).get(name, {})
         console.print(ledgers.table(name, cells))
@@ -304,10 +333,29 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, **kw):
             if held != "open":
                 console.print(f"{column}: {text}: [bold]{held}[/]", soft_wrap=True)
     if name is not None and plot:
-        write_picture(papers.draw(name, out, kw["scale"]), plot)
+        write_picture(papers.draw(name, out, kw["scale"], own), plot)
     if write:
         written = ledgers.notes(ledger.with_name(ledger.stem + "_notes.toml"))
         write_whole(write, ledgers.markdown(ledgers.load(ledger), written))
+
+
+def _own_table(name, federation, network, size, write):
+    """The table `name` on a federation of the user's, and the federation.
+
+    Raises:
+        click.UsageError: an option is missing, or cannot be together with --federation.
+    """
+    from tfpfl.data import Federation
+    from tfpfl.studies import papers
+
+    if federation is None:
+        raise click.UsageError("--network goes with --federation: a paper's own data are trained with its own network")
+    if name is None:
+        raise click.UsageError("--federation needs NAME, the table whose methods are trained on it")
+    if write:
+        raise click.UsageError("--write has the papers' results: leave it out, as --federation compares with no paper")
+    opened = Federation.load(federation)
+    return papers.table_on(name, opened, size, network), opened
 
 
 @main.command()

@@ -1,14 +1,64 @@
 """Data that are divided among clients already: reads and checks them for `Federation.from_clients`."""
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.manifest import SPLITS
+from tfpfl.data.partitioners import check_seed
 from tfpfl.data.randomness import Stream, generator
-from tfpfl.data.source import as_array, as_examples, as_labels, check_same_length
+from tfpfl.data.source import Source, as_array, as_examples, as_labels, check_same_length
+from tfpfl.data.writing import absent, cut_validation, describe_source, write_federation
+
+
+def write_clients(
+    clients: Any,
+    test: Any = None,
+    *,
+    out: str | os.PathLike,
+    made_by: str,
+    validation: float,
+    test_fraction: float,
+    seed: int,
+    **source: Any,
+) -> Path:
+    """Writes the data of clients as a federation; see `Federation.from_clients`.
+
+    Args:
+        clients, test, out, validation, test_fraction, seed: as in `Federation.from_clients`.
+        made_by: the name of the method, which the manifest has in place of a partitioner.
+        **source: arguments of `Source.from_arrays`.
+
+    Returns:
+        The folder.
+    """
+    folder = absent(out)
+    check_seed(seed)
+    for fraction, what in ((validation, "validation"), (test_fraction, "test_fraction")):
+        if not 0 <= fraction < 1:
+            raise InvalidArgument(f"{what} must lie in [0, 1), found {fraction}")
+    data = client_arrays(clients, test)
+    names = names_of(data)
+    xs, ys, rows = rows_of_clients(data)
+    made = Source.from_arrays(
+        np.concatenate(xs),
+        np.concatenate(ys),
+        x_test=np.empty((0, *xs[0].shape[1:]), xs[0].dtype),
+        y_test=np.empty(0, np.int32),
+        **source,
+    )
+    cut_test(rows, ["test" in parts for parts in data.values()], test_fraction, seed)
+    cut_validation(rows, made.y_train, None, validation, seed, names, ["validation" in p for p in data.values()])
+    manifest = describe_source(made) | {
+        "partitioner": {"name": made_by, "arguments": {"test_fraction": float(test_fraction)}},
+        "seed": int(seed),
+        "validation": float(validation),
+    }
+    return write_federation(folder, (made.x_train, made.x_test), made.y_train, rows, manifest, names)
 
 
 def client_arrays(clients: Any, test: Any = None) -> dict[Any, dict[str, tuple[np.ndarray, np.ndarray]]]:
@@ -113,7 +163,8 @@ def rows_of_clients(data: dict) -> tuple[list[np.ndarray], list[np.ndarray], lis
         validation and test examples in the result, int [n] each.
 
     Raises:
-        InvalidArgument: there is no client, one has no training examples, or examples differ in shape.
+        InvalidArgument: there is no client, one has no training examples, examples differ in shape, or some labels are
+            integers and some are names.
     """
     if not data:
         raise InvalidArgument("there are no clients")
@@ -131,6 +182,8 @@ def rows_of_clients(data: dict) -> tuple[list[np.ndarray], list[np.ndarray], lis
         if not len(row[0]):
             raise InvalidArgument(f"client {client!r} has no training examples")
         rows.append(row)
+    if len({y.dtype.kind == "U" for y in ys}) > 1:
+        raise InvalidArgument("labels must be all integers or all names of classes, found both")
     shapes = {x.shape[1:] for x in xs}
     if len(shapes) > 1:
         raise InvalidArgument(f"examples must have one shape, found {sorted(shapes)}")

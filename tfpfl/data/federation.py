@@ -1,7 +1,7 @@
 """A federation: the data of all clients in one folder on disk, read by client id.
 
     manifest.json      the source, the partition, counts and classes per client, and the hashes of all files
-    x.raw              uint8 or float32: the examples, ordered by client, and within a client train | validation | test
+    x.raw              uint8, int32 or float32: the examples, by client, and within a client train | validation | test
     labels.raw         int32: global class ids
     labels_local.raw   int32: ids 0..K_i-1, the rank of the global id among the client's classes
     index.raw          int64 [I, 5]: first example; numbers of train, validation and test examples; K_i
@@ -22,16 +22,18 @@ from numpy.typing import DTypeLike
 
 from tfpfl.checks import InvalidArgument, one_line, unknown
 from tfpfl.data.catalog import load_source
-from tfpfl.data.client_arrays import client_arrays, cut_test, names_of, rows_of_clients
+from tfpfl.data.client_arrays import write_clients
 from tfpfl.data.manifest import FILES, SPLITS, FederationError, check_index, check_labels, plain_values, read_manifest
-from tfpfl.data.partitioners import PARTITIONERS, Labels, Partition, check_seed
+from tfpfl.data.partitioners import PARTITIONERS, Labels, Partition
 from tfpfl.data.population import Population, Sampling, Tensor
+from tfpfl.data.reading import cohort_reader, label_space, split_number
 from tfpfl.data.source import Source
+from tfpfl.data.table import table_clients
 from tfpfl.data.writing import absent, cut_validation, describe_source, write_federation
 
 
 class Federation:
-    """The data of all clients, memory-mapped. `build` and `from_clients` make a federation, `load` opens one.
+    """The data of all clients, memory-mapped. `build`, `from_clients` and `from_table` make one, `load` opens one.
 
     Attributes:
         path: the folder.
@@ -42,8 +44,7 @@ class Federation:
         num_labels: the number of classes of the data set, C.
         example_shape: the shape of one example, without the batch dimension.
         class_names: the names of the C classes, as `tfpfl.checks.one_line` shows them; the manifest has them as given.
-        client_names: the names of the I clients: their natural keys, or the ids that `from_clients` got, or else '0',
-            '1', ...
+        client_names: the names of the I clients: their natural keys, or the ids that were given, or else '0', '1', ...
     """
 
     def __init__(self, path: Path, manifest: dict):
@@ -140,6 +141,7 @@ class Federation:
         name: str = "arrays",
         version: str = "",
         class_names: Sequence[str] | None = None,
+        compact_labels: bool = False,
         scale: float | None = None,
         shift: float = 0.0,
         validation: float = 0.1,
@@ -155,8 +157,8 @@ class Federation:
             test: only with a ClientData: a second ClientData, with the test examples of the same clients.
             out: the folder to make; it must not exist yet.
             name, version: the name and the version of the source, for the manifest.
-            class_names: the names of all C classes; default: the numbers 0..C-1, up to the largest label.
-            scale, shift: x as floats is raw * scale + shift. Default: scale 1/255 for uint8 and 1 otherwise, shift 0.
+            class_names, compact_labels, scale, shift: as in `Source.from_arrays`. Labels are integers or names of
+                classes. uint8 is taken for pixels (scale 1/255); other integers stay as they are.
             validation: the fraction of training examples set aside for validation, in [0, 1), as in `build`.
             test_fraction: the fraction of a client's training examples, in [0, 1), that becomes its test part if it has
                 none.
@@ -164,8 +166,8 @@ class Federation:
 
         Raises:
             InvalidArgument: a client has no data or would keep fewer than 2 training examples; examples differ in
-                shape, have no features or are not finite; labels are not integers in [0, C); two ids are the same
-                text; a fraction is outside [0, 1).
+                shape, have no features or are not finite; labels are neither integers in [0, C) nor names; two ids are
+                the same text; a fraction is outside [0, 1).
             FederationError: `out` exists already.
 
         Examples:
@@ -176,35 +178,69 @@ class Federation:
             >>> federation.classes(1).tolist(), federation.client_names
             ([1, 2], ['ann', 'bob'])
         """
-        out = absent(out)
-        check_seed(seed)
-        for fraction, what in ((validation, "validation"), (test_fraction, "test_fraction")):
-            if not 0 <= fraction < 1:
-                raise InvalidArgument(f"{what} must lie in [0, 1), found {fraction}")
-        data = client_arrays(clients, test)
-        names = names_of(data)
-        xs, ys, rows = rows_of_clients(data)
-        source = Source.from_arrays(
-            np.concatenate(xs),
-            np.concatenate(ys),
-            name=name,
-            version=version,
-            class_names=class_names,
-            scale=scale,
-            shift=shift,
-            x_test=np.empty((0, *xs[0].shape[1:]), xs[0].dtype),
-            y_test=np.empty(0, np.int32),
-        )
-        cut_test(rows, ["test" in parts for parts in data.values()], test_fraction, seed)
-        cut_validation(rows, source.y_train, None, validation, seed, names, ["validation" in p for p in data.values()])
-        manifest = describe_source(source) | {
-            "partitioner": {"name": "from_clients", "arguments": {"test_fraction": float(test_fraction)}},
-            "seed": int(seed),
-            "validation": float(validation),
-        }
-        return cls.load(
-            write_federation(out, (source.x_train, source.x_test), source.y_train, rows, manifest, names), verify=False
-        )
+        how: dict[str, Any] = {"name": name, "version": version, "class_names": class_names}
+        how |= {"compact_labels": compact_labels, "validation": validation, "test_fraction": test_fraction}
+        path = write_clients(clients, test, out=out, scale=scale, shift=shift, seed=seed, made_by="from_clients", **how)
+        return cls.load(path, verify=False)
+
+    @classmethod
+    def from_table(
+        cls,
+        table: Any,
+        *,
+        client: str,
+        label: str,
+        out: str | os.PathLike,
+        features: Sequence[str] | None = None,
+        split: str | None = None,
+        name: str | None = None,
+        version: str = "",
+        class_names: Sequence[str] | None = None,
+        compact_labels: bool = False,
+        validation: float = 0.1,
+        test_fraction: float = 0.25,
+        seed: int = 0,
+    ) -> "Federation":
+        """Makes a federation of a table with a row for each example and a column that names the client.
+
+        The features are stored as they are: nothing is standardized. Clients are named by the values of the column
+        `client`, and sorted: by number if all are whole numbers, otherwise by name. A feature that has one value in all
+        rows gives a warning.
+
+        Args:
+            table: the path of a CSV file (in UTF-8; the first line names the columns) or of a Parquet file (needs
+                pyarrow, the extra 'tables'), a DataFrame of pandas or polars, or a dict of columns.
+            client, label: the columns of the client and of the label. Labels are integers or names of classes.
+            out: the folder to make; it must not exist yet.
+            features: the columns of the features, all numeric. Default: all columns but client, label and split.
+            split: the column that says of each row train, validation or test. Default: no column; test and validation
+                examples are cut from all rows of a client, as in `from_clients`. With the column nothing is cut for
+                test, and for validation only if no row is marked so.
+            name: the name of the source. Default: the name of the file without its ending, or 'table'.
+            version, class_names, compact_labels, validation, test_fraction, seed: as in `from_clients`.
+
+        Raises:
+            InvalidArgument: the file cannot be read; a column does not exist or is there twice; a feature is not
+                numeric; a value is missing or infinite (the error names row and column); a split has another name; or
+                what `from_clients` raises.
+            Unavailable: a Parquet file, and pyarrow is not installed.
+            FederationError: `out` exists already.
+
+        Examples:
+            >>> rows = {"who": ["ann", "bob"] * 10, "age": range(20), "ill": ["no"] * 9 + ["yes"] * 11}
+            >>> federation = Federation.from_table(rows, client="who", label="ill", out="patients")
+            >>> federation.client_names, federation.class_names, federation.num_examples("train").tolist()
+            (['ann', 'bob'], ['no', 'yes'], [8, 8])
+        """
+        absent(out)  # before a large table is read
+        if name is None:
+            name = Path(table).stem if isinstance(table, str | os.PathLike) else "table"
+        clients, found = table_clients(table, client, label, features, split)
+        how: dict[str, Any] = {"name": name, "version": version, "class_names": class_names}
+        how |= {"compact_labels": compact_labels, "validation": validation, "test_fraction": test_fraction}
+        columns = {"client": client, "label": label, "split": split, "features": found}
+        path = write_clients(clients, out=out, scale=1.0, seed=seed, made_by="from_table", options=columns, **how)
+        return cls.load(path, verify=False)
 
     @classmethod
     def load(cls, path: str | os.PathLike, verify: bool = True) -> "Federation":
@@ -256,7 +292,7 @@ class Federation:
 
     def num_examples(self, split: str = "train") -> np.ndarray:
         """The number of every client's examples in a split ('train', 'validation' or 'test'): int64 [I]."""
-        return np.array(self._index[:, 1 + _split(split)])
+        return np.array(self._index[:, 1 + split_number(split)])
 
     @property
     def num_classes(self) -> np.ndarray:
@@ -269,7 +305,7 @@ class Federation:
         return np.asarray(self.manifest["clients"]["classes"][client_id], np.int64)
 
     def raw(self, client_id: int, split: str = "train", labels: str = "local") -> tuple[np.ndarray, np.ndarray]:
-        """A client's examples as stored, uint8 or float32 [N, ...], and labels int32 [N]: read-only views of the files.
+        """A client's examples as stored, [N, ...], and labels int32 [N]: read-only views of the files.
 
         Args:
             client_id: in [0, I).
@@ -282,9 +318,9 @@ class Federation:
         """
         self._check_id(client_id)
         counts = self._index[client_id]
-        start = int(counts[0] + counts[1 : 1 + _split(split)].sum())
-        rows = slice(start, start + int(counts[1 + _split(split)]))
-        return self._x[rows], self._y[_label_space(labels)][rows]
+        start = int(counts[0] + counts[1 : 1 + split_number(split)].sum())
+        rows = slice(start, start + int(counts[1 + split_number(split)]))
+        return self._x[rows], self._y[label_space(labels)][rows]
 
     def arrays(self, client_id: int, split: str = "train", labels: str = "local") -> tuple[np.ndarray, np.ndarray]:
         """The same as `raw`, but the examples are decoded to floats: x float32 [N, ...] and y int32 [N]."""
@@ -323,42 +359,15 @@ class Federation:
     def cohort_reader(self, split: str = "train", labels: str = "local", dtype: Any = None) -> Callable:
         """The same as `reader`, but for several clients at once: one client's examples after the other.
 
-        `ImmutableConst` memory-maps the files into the graph once, and each call reads only the rows it needs: O(N_i)
-        for a federation of any size. It works eagerly, in a `tf.function` and in a `tff.tensorflow.computation`. A TFF
-        worker on another machine needs the folder under the same path. `tf.data.FixedLengthRecordDataset` with offsets
-        reads the same bytes but takes 2 to 3 ms per client instead of 0.4, mostly to set up its iterators.
+        Each call reads only the rows it needs, in time O(N_i), eagerly, in a `tf.function` and in a
+        `tff.tensorflow.computation`. A TFF worker on another machine needs the folder under the same path.
 
         Returns:
             read(client_ids: int [G]) -> (x `dtype` [sum N_i, ...], y int32 [sum N_i], sizes int32 [G]), where sizes
             are the N_i.
         """
-        import tensorflow as tf
-
-        place, labels_file = _split(split), {"local": "labels_local.raw", "global": "labels.raw"}[_label_space(labels)]
-        total, stored = self.manifest["num_examples"], tf.as_dtype(self.manifest["dtype"])
-
-        def mapped(name: str, dtype: Any, shape: list[int]) -> Tensor:
-            return tf.raw_ops.ImmutableConst(dtype=dtype, shape=shape, memory_region_name=str(self.path / name))
-
-        def in_graph(client_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            # On the CPU: otherwise an accelerator would get the whole file. Gathered, not sliced: a slice may share the
-            # read-only memory, and an operation that then writes to it in place ends the process.
-            with tf.device("CPU"):
-                counts = tf.gather(mapped("index.raw", tf.int64, [self.num_clients, 5]), client_ids)
-                start, sizes = tf.reduce_sum(counts[:, : 1 + place], 1), counts[:, 1 + place]
-                rows = tf.ragged.range(start, start + sizes).values
-                x = tf.gather(mapped("x.raw", stored, [total, *self.example_shape]), rows)
-                y = tf.gather(mapped(labels_file, tf.int32, [total]), rows)
-            return self.decode(x, dtype), y, tf.cast(sizes, tf.int32)
-
-        # TensorFlow caches eager kernels by path for the whole process: a folder that is built again would be read from
-        # the old mapping. A tf.function has its own kernels.
-        eagerly = tf.function(in_graph)
-
-        def read(client_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            return (eagerly if tf.executing_eagerly() else in_graph)(tf.cast(client_ids, tf.int64))
-
-        return read
+        file = {"local": "labels_local.raw", "global": "labels.raw"}[label_space(labels)]
+        return cohort_reader(self, split_number(split), file, dtype)
 
     def population(
         self,
@@ -385,7 +394,7 @@ class Federation:
         if len(ids):
             self._check_id(int(ids.min()))
             self._check_id(int(ids.max()))
-        local = _label_space(labels) == "local"
+        local = label_space(labels) == "local"
         classes = self.num_classes if local else np.full(self.num_clients, self.num_labels)
         return Population(
             num_examples=self.num_examples("train")[ids],
@@ -430,18 +439,6 @@ class Federation:
     def _check_id(self, client_id: int) -> None:
         if not 0 <= client_id < self.num_clients:
             raise IndexError(f"client {client_id} does not exist: ids are 0..{self.num_clients - 1}")
-
-
-def _split(split: str) -> int:
-    if split not in SPLITS:
-        raise InvalidArgument(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
-    return SPLITS.index(split)
-
-
-def _label_space(labels: str) -> str:
-    if labels not in ("local", "global"):
-        raise InvalidArgument(f"unknown label space {labels!r}: one of local, global")
-    return labels
 
 
 def _range(values: np.ndarray) -> str:

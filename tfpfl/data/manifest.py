@@ -17,7 +17,7 @@ import numpy as np
 
 from tfpfl.checks import DEEPEST, InvalidArgument, levels
 
-FORMAT = 1
+FORMAT = 2  # of a federation with int32 examples, which versions that read format 1 do not know; of all others 1
 SPLITS = ("train", "validation", "test")
 FILES = ("x.raw", "labels.raw", "labels_local.raw", "index.raw")
 
@@ -44,7 +44,7 @@ SCHEMA = _entries(
         "maxItems": 16,
         "items": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
     },
-    dtype={"enum": ["uint8", "float32"]},
+    dtype={"enum": ["uint8", "int32", "float32"]},
     partitioner=_entries(name={"type": "string"}, arguments={"type": "object"}),
     seed=_COUNT,
     validation={"type": "number", "minimum": 0, "exclusiveMaximum": 1},
@@ -93,10 +93,10 @@ def read_manifest(folder: Path) -> dict:
         raise FederationError(f"{folder} is not a federation: its manifest.json cannot be read ({error})") from None
     if not isinstance(manifest, dict) or "format" not in manifest or "hash" not in manifest:
         raise FederationError(f"{folder} is not a federation: its manifest.json names no format and hash")
-    if manifest["format"] is True or manifest["format"] != FORMAT:
+    if manifest["format"] is True or manifest["format"] not in range(1, FORMAT + 1):
         raise FederationError(
-            f"{folder} has federation format {_cut(repr(manifest['format']))}; this version of tfpfl reads format "
-            f"{FORMAT}: update tfpfl, or build the federation again"
+            f"{folder} has federation format {_cut(repr(manifest['format']))}; this version of tfpfl reads formats "
+            f"1 to {FORMAT}: update tfpfl, or build the federation again"
         )
     try:
         found = manifest_hash(manifest)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, unknown, warn_user
 
 MOST_CLASSES = 1_000_000  # if no class names are given; every class gets a name in the manifest
 LARGEST = 1e15  # of an example's numbers; sums of squares of larger ones soon overflow in float32
@@ -20,7 +20,7 @@ class Source(NamedTuple):
 
     name: str
     version: str
-    x_train: np.ndarray  # uint8 or float32 [N, ...]
+    x_train: np.ndarray  # uint8, int32 or float32 [N, ...]
     y_train: np.ndarray  # int32 [N], in [0, C)
     x_test: np.ndarray
     y_test: np.ndarray
@@ -43,6 +43,7 @@ class Source(NamedTuple):
         name: str = "arrays",
         version: str = "",
         class_names: Sequence[str] | None = None,
+        compact_labels: bool = False,
         scale: float | None = None,
         shift: float = 0.0,
         key: ArrayLike | None = None,
@@ -52,19 +53,25 @@ class Source(NamedTuple):
         """Makes a source of arrays in memory.
 
         Args:
-            x, y: training examples [N, ...] and integer labels [N]. uint8 stays uint8; other numbers become float32.
+            x, y: training examples [N, ...] and labels [N]. uint8 stays uint8, other integers become int32 if they
+                fit, other numbers become float32. Labels are integers from 0 on, or names of classes (text).
             x_test, y_test: the test set. Default: every fourth example of each class is taken from the training set.
             name, version: the name and the version of the source, for the manifest.
-            class_names: the names of all C classes; default: the numbers 0..C-1, up to the largest label.
-            scale, shift: x as floats is raw * scale + shift. Default: scale 1/255 for uint8 and 1 otherwise, shift 0.
+            class_names: the names of all C classes. Default: if labels are names, these names, sorted; otherwise the
+                numbers 0..C-1, up to the largest label.
+            compact_labels: number the integer labels that occur anew, 0..C-1 in their order; each class is then named
+                by its number in `y`. Otherwise classes that no example has stay, and a warning says so.
+            scale, shift: x as floats is raw * scale + shift. Default: scale 1/255 for uint8, which is taken for pixels,
+                and 1 otherwise, shift 0. For tokens stored as uint8 give scale=1.
             key, key_test: the natural client of every example, such as its writer; default: none.
             options: more entries for the manifest.
 
         Raises:
             InvalidArgument: there are no training examples; examples and labels (or keys) differ in number; x is not
-                numeric, not finite or without features; labels are not integers in [0, C), or are above a million
-                without class names; train and test examples differ in shape or dtype; only one of x_test and y_test,
-                or of key and key_test, is given; scale or shift is not finite, or makes examples larger than 1e15.
+                numeric, not finite or without features; labels are neither integers in [0, C) nor names, or are above a
+                million without class names; train and test examples differ in shape or dtype; only one of x_test and
+                y_test, or of key and key_test, is given; scale or shift is not finite, or makes examples larger than
+                1e15.
         """
         x, y = as_examples(x, "training"), as_labels(y, "training")
         check_same_length(x, y, "training")
@@ -82,6 +89,8 @@ class Source(NamedTuple):
                 key, key_test = key[~test], key[test]
         x_test, y_test = as_examples(x_test, "test"), as_labels(y_test, "test")
         check_same_length(x_test, y_test, "test")
+        if {x.dtype, x_test.dtype} == {np.dtype(np.int32), np.dtype(np.float32)}:
+            x, x_test = x.astype(np.float32), x_test.astype(np.float32)
         if x.shape[1:] != x_test.shape[1:] or (len(x_test) and x.dtype != x_test.dtype):
             raise InvalidArgument(
                 f"training and test examples must be alike in dtype and shape, found {x.dtype} {x.shape[1:]} and "
@@ -90,15 +99,7 @@ class Source(NamedTuple):
         key_test = None if key_test is None else np.asarray(key_test)
         if (key is None) != (key_test is None) or (key_test is not None and key_test.shape != (len(x_test),)):
             raise InvalidArgument("key and key_test come together, one entry per example")
-        top = int(max(y.max(initial=-1), y_test.max(initial=-1)))
-        if class_names is None and top >= MOST_CLASSES:
-            raise InvalidArgument(
-                f"labels go up to {top}, which would make {top + 1} classes, and at most {MOST_CLASSES} are possible: "
-                "number the classes from 0 on, as np.unique(y, return_inverse=True) does"
-            )
-        class_names = [str(c) for c in (range(top + 1) if class_names is None else class_names)]
-        if top >= len(class_names):
-            raise InvalidArgument(f"labels go up to {top}, but there are only {len(class_names)} class names")
+        (y, y_test), class_names = class_ids((y, y_test), class_names, compact_labels)
         scale = (1 / 255 if x.dtype == np.uint8 else 1.0) if scale is None else float(scale)
         if not (np.isfinite(scale) and np.isfinite(shift)):
             raise InvalidArgument(f"scale and shift must be finite, found {scale} and {shift}")
@@ -114,7 +115,7 @@ class Source(NamedTuple):
 
 
 def as_examples(x: ArrayLike, what: str) -> np.ndarray:
-    """The examples as an array uint8 or float32 [N, ...]; a vector [N] becomes [N, 1].
+    """The examples as an array uint8, int32 or float32 [N, ...]; a vector [N] becomes [N, 1].
 
     Args:
         x: anything that NumPy makes an array of.
@@ -134,6 +135,8 @@ def as_examples(x: ArrayLike, what: str) -> np.ndarray:
         raise InvalidArgument(f"{what} examples have no features: the array has shape {x.shape}")
     if x.dtype == np.uint8:
         return x
+    if x.dtype.kind in "iu" and (not len(x) or _fits_int32(x)):
+        return x.astype(np.int32)
     with np.errstate(over="ignore"):  # the next lines say it
         x = x.astype(np.float32)
     bad = ~np.isfinite(x).reshape(len(x), -1).all(1) if len(x) else np.zeros(0, bool)
@@ -142,20 +145,95 @@ def as_examples(x: ArrayLike, what: str) -> np.ndarray:
     return x
 
 
+def _fits_int32(x: np.ndarray) -> bool:
+    return bool(x.min() >= np.iinfo(np.int32).min and x.max() <= np.iinfo(np.int32).max)
+
+
 def as_labels(y: ArrayLike, what: str) -> np.ndarray:
-    """The labels as an array int32 [N]; the arguments are those of `as_examples`.
+    """The labels as an array [N], int32 or text; the arguments are those of `as_examples`.
 
     Raises:
-        InvalidArgument: y is not a vector, its values are not integers, or one is negative or above 2^31 - 1.
+        InvalidArgument: y is not a vector, its values are neither integers nor text, one is missing, or a number is
+            negative or above 2^31 - 1.
     """
     y = as_array(y, f"{what} labels")
     if y.ndim != 1:
         raise InvalidArgument(f"{what} labels must be a vector of class ids, found shape {y.shape}")
-    if y.dtype.kind not in "iu" and len(y):
-        raise InvalidArgument(f"{what} labels must be integers, found {y.dtype}")
-    if len(y) and (y.min() < 0 or y.max() > np.iinfo(np.int32).max):
+    if not len(y):
+        return y.astype(np.int32)
+    if y.dtype.kind == "S" or (y.dtype == object and all(isinstance(name, bytes) for name in y)):
+        y = np.array([name.decode("utf-8", "replace") for name in y])
+    if y.dtype == object:
+        bad = next((i for i, name in enumerate(y) if not isinstance(name, str)), None)
+        if bad is not None:
+            raise InvalidArgument(
+                f"{what} labels must be integers, or all names (text), found {type(y[bad]).__name__} {y[bad]!r} as "
+                f"number {bad}"
+            )
+    if y.dtype.kind in "OUT":
+        return y.astype(str)
+    if y.dtype.kind == "b":
+        return np.where(y, "True", "False")
+    if y.dtype.kind not in "iu":
+        raise InvalidArgument(f"{what} labels must be integers, found {y.dtype}; or names of classes (text)")
+    if y.min() < 0 or y.max() > np.iinfo(np.int32).max:
         raise InvalidArgument(f"{what} labels must be class ids >= 0, found {y.min()}..{y.max()}")
     return y.astype(np.int32)
+
+
+def class_ids(
+    parts: Sequence[np.ndarray], class_names: Sequence[str] | None, compact: bool
+) -> tuple[list[np.ndarray], list[str]]:
+    """Numbers the classes: the labels as ids int32 [N] in [0, C), and the names of the C classes.
+
+    Args:
+        parts: labels from `as_labels`, such as those of training and test.
+        class_names, compact: as in `Source.from_arrays`.
+
+    Raises:
+        InvalidArgument: some labels are integers and some are names; a name is not in `class_names`; an id is not below
+            C; or there are more than a million classes without names.
+    """
+    found = [part for part in parts if len(part)]
+    if len({part.dtype.kind == "U" for part in found}) > 1:
+        raise InvalidArgument("labels must be all integers or all names of classes, found both")
+    present = np.unique(np.concatenate(found)) if found else np.zeros(0, np.int32)
+    if present.dtype.kind == "U":
+        names = present.tolist() if class_names is None else [str(name) for name in class_names]
+        place = {name: i for i, name in enumerate(names)}
+        if len(place) < len(names):
+            raise InvalidArgument("class_names has one name twice, and labels are names: make them different")
+        absent = next((name for name in present.tolist() if name not in place), None)
+        if absent is not None:
+            raise InvalidArgument(unknown("class of a label", absent, names))
+        ids = np.array([place[name] for name in present.tolist()], np.int32)
+        return [ids[np.searchsorted(present, part)] if len(part) else np.zeros(0, np.int32) for part in parts], names
+    if compact:
+        if class_names is not None and len(class_names) != len(present):
+            raise InvalidArgument(
+                f"compact_labels numbers the {len(present)} classes that occur, and class_names has {len(class_names)} "
+                "names: give one name for each"
+            )
+        names = [str(name) for name in (present.tolist() if class_names is None else class_names)]
+        return [np.searchsorted(present, part).astype(np.int32) for part in parts], names
+    top = int(present.max(initial=-1))
+    if class_names is None and top >= MOST_CLASSES:
+        raise InvalidArgument(
+            f"labels go up to {top}, which would make {top + 1} classes, and at most {MOST_CLASSES} are possible: "
+            "number the classes from 0 on with compact_labels=True"
+        )
+    names = [str(c) for c in (range(top + 1) if class_names is None else class_names)]
+    if top >= len(names):
+        raise InvalidArgument(f"labels go up to {top}, but there are only {len(names)} class names")
+    if class_names is None and len(present) < top + 1:
+        unused = np.setdiff1d(np.arange(top + 1), present)
+        shown = ", ".join(map(str, unused[:5])) + (", ..." if len(unused) > 5 else "")
+        warn_user(
+            f"labels go up to {top}, but no example has the label {shown}: {len(unused)} of {top + 1} classes are "
+            "empty, and their outputs in a head for all classes are never used. compact_labels=True (--compact-labels) "
+            "numbers the other classes from 0 on; class_names=[...] says that the empty classes are meant"
+        )
+    return list(parts), names
 
 
 def as_array(values: ArrayLike, what: str) -> np.ndarray:

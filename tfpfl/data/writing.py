@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, one_line, warn_user
 from tfpfl.data.manifest import FORMAT, SPLITS, FederationError, manifest_hash, plain_values
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.data.source import Source
@@ -137,6 +137,7 @@ def write_federation(
     index = np.column_stack([start, counts, num_classes])
     classes = [part.tolist() for part in np.split(pairs % num_labels, first[1:])]
 
+    _say_untrained(counts, client_of, labels, names, manifest["class_names"])
     contents = {
         "x.raw": _examples(pools, order, client_of),
         "labels.raw": [labels.astype("<i4")],
@@ -149,7 +150,7 @@ def write_federation(
         client_rows = {split: counts[:, i].tolist() for i, split in enumerate(SPLITS)} | {"classes": classes}
         if names:
             client_rows["names"] = list(names)
-        manifest = {"format": FORMAT} | manifest
+        manifest = {"format": FORMAT if manifest["dtype"] == "int32" else 1} | manifest
         manifest |= {"num_examples": len(order), "clients": client_rows, "files": files}
         manifest["hash"] = manifest_hash(manifest)
         with open(partial / "manifest.json", "w", encoding="utf-8") as file:
@@ -223,6 +224,44 @@ def _check_order(order: np.ndarray, is_test: np.ndarray, num_examples: int) -> N
     if (trained & (tested > 0)).any():
         bad = int(np.argmax(trained & (tested > 0)))
         raise InvalidArgument(f"the partition gives example {bad} out for training and for test")
+
+
+SHOWN = 5  # at most so many clients and classes are named
+
+
+def _say_untrained(
+    counts: np.ndarray, client_of: np.ndarray, labels: np.ndarray, names: Iterable[str] | None, classes: Sequence[str]
+) -> None:
+    """Warns of test examples whose class their client does not have among its training examples.
+
+    Args:
+        counts: int [I, 3], the numbers of train, validation and test examples.
+        client_of, labels: int [n], the client and the class of every example, ordered by client and split.
+        names: the names of the clients, or None.
+        classes: the names of the classes.
+    """
+    split = np.repeat(np.tile(np.arange(3), len(counts)), counts.ravel())
+    code = client_of * len(classes) + labels
+    lost = code[(split == 2) & ~np.isin(code, np.unique(code[split == 0]))]
+    if not len(lost):
+        return
+    pairs, numbers = np.unique(lost, return_counts=True)
+    named = list(names) if names else None
+    shown = "; ".join(
+        f"client {one_line(named[pair // len(classes)] if named else pair // len(classes), 40)}: class "
+        f"{one_line(classes[pair % len(classes)], 40)}, {number} example{'s' if number > 1 else ''}"
+        for pair, number in zip(pairs[:SHOWN].tolist(), numbers[:SHOWN].tolist(), strict=True)
+    )
+    more = f"; and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
+    nowhere = np.setdiff1d(labels[split == 2], labels[split == 0])
+    if len(nowhere):
+        listed = ", ".join(one_line(classes[k], 40) for k in nowhere[:SHOWN].tolist())
+        more += f". No client at all has training examples of class {listed}{', ...' if len(nowhere) > SHOWN else ''}"
+    warn_user(
+        f"{len(lost)} of {counts[:, 2].sum()} test examples are of a class that their client lacks in training "
+        f"({shown}{more}). They count in every test score: give these clients training examples of the class, or leave "
+        "the test examples out"
+    )
 
 
 def _examples(pools: Sequence[np.ndarray], order: np.ndarray, client_of: np.ndarray) -> Iterator[np.ndarray]:

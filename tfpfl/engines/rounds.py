@@ -14,6 +14,7 @@ from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.checks import InvalidArgument
 from tfpfl.engines import aggregation
 from tfpfl.engines.graphs import any_number, relaxed, total
+from tfpfl.engines.inputs import check_inputs, check_whole
 from tfpfl.engines.visit import RoundOutput, Visit, finish_metrics, server_step
 
 
@@ -68,6 +69,7 @@ class Rounds:
         for visit in visits:
             if isinstance(visit, ClientData):  # the examples of a Federation were checked when it was built
                 check_examples(visit)
+                check_whole(self.algorithm.model, np.asarray(visit.x), int(visit.info.client_id))
         done = joined(self._clients(self._messages(server, visits), client_states, visits))
         states, metrics = [None] * len(visits), [None] * len(visits)
         for i, state, its_metrics in zip(done.positions, done.states, done.metrics, strict=True):
@@ -197,13 +199,15 @@ def check_fits(algorithm: Algorithm, federation) -> None:
 
     Raises:
         InvalidArgument: the algorithm's model or population differs from the federation in the shape of examples, the
-            clients, their numbers of training examples N_i, or their numbers of classes K_i.
+            clients, their numbers of training examples N_i, or their numbers of classes K_i; or the backbone takes
+            whole numbers, and the examples are others.
     """
     population, shape = algorithm.population, tuple(algorithm.model.input_shape)
     if shape != tuple(federation.example_shape):
         raise InvalidArgument(
             f"the model takes examples of shape {shape}, the federation's are {federation.example_shape}"
         )
+    check_inputs(algorithm.model, federation)
     ids = population.client_ids
     if ids[-1] >= federation.num_clients:
         raise InvalidArgument(

@@ -14,6 +14,7 @@ from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
 from tfpfl.engines import aggregation
+from tfpfl.engines.inputs import check_inputs
 from tfpfl.models import tree
 from tfpfl.models.losses import cross_entropy, logits
 from tfpfl.models.weights import Head, Weights
@@ -215,7 +216,11 @@ def federation_readers(algorithm: Algorithm, federation, held_out: Sequence[str]
 
     The examples are decoded in the dtype of the algorithm's model. Decoded in float32 and then cast, they would keep
     float32's rounding of raw * scale, which a float64 model would then learn from.
+
+    Raises:
+        InvalidArgument: the backbone takes whole numbers, and the federation's examples are others; see `check_inputs`.
     """
+    check_inputs(algorithm.model, federation)
 
     def read(split):
         reader = federation.reader(split, algorithm.population.labels, algorithm.model.dtype)

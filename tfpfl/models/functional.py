@@ -28,7 +28,7 @@ def check_pure(model: keras.Model) -> None:
     Raises:
         InvalidArgument: the model has a trainable BatchNormalization, or a layer that draws random numbers.
     """
-    for layer in _flatten(model):
+    for layer in flatten(model):
         names = {cls.__name__ for cls in type(layer).__mro__}
         if "BatchNormalization" in names and layer.trainable:
             raise InvalidArgument(
@@ -76,7 +76,8 @@ def functional(model: keras.Model) -> tuple[tuple[np.ndarray, ...], Callable[[tu
     return weights, apply
 
 
-def _flatten(model: keras.Model) -> list[Any]:
+def flatten(model: keras.Model) -> list[Any]:
+    """The model and all layers in it, also those inside other layers."""
     if hasattr(model, "_flatten_layers"):
         return list(model._flatten_layers())  # includes cells and layers inside layers
     return [model]

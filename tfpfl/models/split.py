@@ -1,17 +1,17 @@
 """A model in two parts: a Keras backbone, and a linear head that may have another width for every client."""
 
 from collections.abc import Callable
-from functools import cached_property
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, warn_user
 from tfpfl.data.population import ClientInfo, Tensor
 from tfpfl.data.randomness import ModelKey
 from tfpfl.models import tree
-from tfpfl.models.functional import functional
+from tfpfl.models.functional import flatten, functional
+from tfpfl.models.reading import trace
 from tfpfl.models.weights import Head, Weights
 
 HEAD_INITS = ("glorot", "uniform01", "zeros")
@@ -30,6 +30,13 @@ class SplitModel:
         head_init: 'glorot' (uniform kernel, zero bias), 'uniform01' (kernel and bias uniform in [0, 1), as in the
             PFLEGO authors' code) or 'zeros'.
         input_shape: the shape of one example; needed only for a subclassed model, which does not know it.
+
+    Attributes:
+        reads: what the backbone takes: 'numbers'; 'whole' if the whole input is cast to integers, as before an
+            Embedding; 'mixed' if only a part of it is. Integers are given to a backbone that takes whole numbers.
+        vocabulary: the rows of the Embedding, if the backbone takes whole numbers and has exactly one; else None.
+
+    A backbone that ends in a softmax or a sigmoid gives a warning: its features would be probabilities.
 
     Raises:
         InvalidArgument: head_init is unknown; the input shape is not fixed; the backbone's output is not [N, M]; a
@@ -62,7 +69,18 @@ class SplitModel:
             )
         self.dtype = np.dtype(output.dtype.as_numpy_dtype)
         self.num_features = int(output.shape[1])
-        self.initial_theta, self._apply = functional(backbone)
+        self.initial_theta, apply = functional(backbone)
+        traced = trace(apply, self.initial_theta, self.input_shape, self.dtype)
+        self._activation_bytes, self.reads = traced.activation_bytes, traced.reads
+        tables = [layer for layer in flatten(backbone) if "Embedding" in {c.__name__ for c in type(layer).__mro__}]
+        self.vocabulary = int(tables[0].input_dim) if self.reads == "whole" and len(tables) == 1 else None
+        self._apply = apply if self.reads != "whole" else lambda theta, x: apply(theta, tf.cast(x, tf.int32))
+        if traced.ending is not None:
+            warn_user(
+                f"the backbone ends in a {traced.ending}: its {self.num_features} features are then probabilities, and "
+                "the heads that tfpfl adds learn slowly from them. Leave the last layer out; tfpfl adds one for every "
+                "client"
+            )
 
     @property
     def num_backbone_weights(self) -> int:
@@ -73,17 +91,13 @@ class SplitModel:
         """The number of scalars in the whole model, d, with a head for `num_labels` classes."""
         return self.num_backbone_weights + (self.num_features + 1) * num_labels
 
-    @cached_property
+    @property
     def activation_bytes(self) -> int:
         """An upper bound on the bytes per example that a forward pass keeps for its gradient.
 
         It is the size of all floating-point numbers that the forward pass computes.
         """
-        theta = tuple(tf.TensorSpec(w.shape, w.dtype) for w in self.initial_theta)
-        x = tf.TensorSpec([1, *self.input_shape], self.dtype)
-        graph = tf.function(self._apply, autograph=False).get_concrete_function(theta, x).graph
-        outputs = [t for op in graph.get_operations() if op.type not in ("Placeholder", "Const") for t in op.outputs]
-        return int(sum((t.shape.num_elements() or 0) * t.dtype.size for t in outputs if t.dtype.is_floating))
+        return self._activation_bytes
 
     def theta(self) -> tuple:
         """The backbone's initial weights, theta of round 0: a tuple of tensors."""
@@ -185,4 +199,4 @@ class SplitModel:
 
 def _gradient(tape: tf.GradientTape, phi: Tensor, theta: tuple, dphi: Tensor) -> tuple:
     zero = tf.UnconnectedGradients.ZERO
-    return tape.gradient(phi, theta, output_gradients=dphi, unconnected_gradients=zero)
+    return tree.dense(tape.gradient(phi, theta, output_gradients=dphi, unconnected_gradients=zero))

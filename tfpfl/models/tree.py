@@ -23,6 +23,11 @@ def arrays(a: Tree) -> Tree:
     return tf.nest.map_structure(np.asarray, a)
 
 
+def dense(a: Tree) -> Tree:
+    """Converts leaves that hold only some rows to tensors: TensorFlow gives the gradient of an Embedding as such."""
+    return tf.nest.map_structure(tf.convert_to_tensor, a)
+
+
 def add(a: Tree, b: Tree) -> Tree:
     """The sum a + b of two structures."""
     return tf.nest.map_structure(tf.add, a, b)

@@ -28,7 +28,7 @@ def write_history(path: Path, history: Sequence[Mapping[str, Any]]) -> None:
 def write_clients(
     path: Path, federation: Federation, population: Population, scores: Sequence[protocols.Score]
 ) -> None:
-    """Writes clients.csv: N_i and K_i of every client, and the scores of the model with which it predicts.
+    """Writes clients.csv: every client's number, name, N_i and K_i, and the scores of the model that it predicts with.
 
     Args:
         path: the file.
@@ -38,7 +38,12 @@ def write_clients(
     """
     own = protocols.predicts(scores)
     rows: dict[int, dict[str, Any]] = {
-        int(i): {"client": int(i), "num_examples": int(n), "num_classes": len(federation.classes(int(i)))}
+        int(i): {
+            "client": int(i),
+            "name": federation.client_names[i],
+            "num_examples": int(n),
+            "num_classes": len(federation.classes(int(i))),
+        }
         for i, n in zip(population.client_ids, population.num_examples, strict=True)
     }
     for e in scores:

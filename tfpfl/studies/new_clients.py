@@ -49,6 +49,7 @@ class Adapted(NamedTuple):
     num_examples: np.ndarray  # int [n], in the split
     accuracy: np.ndarray  # float [n, epochs + 1] in [0, 1]; NaN for a client without examples in the split
     loss: np.ndarray  # float [n, epochs + 1], mean cross-entropy in nats; NaN likewise
+    client_names: Sequence[str] = ()  # [n], the clients' names in the federation; () if they are not known
 
     @property
     def means(self) -> np.ndarray:
@@ -179,11 +180,11 @@ def adapt_clients(
 
     work = relaxed(work)
     found = list(in_order(lambda i: work(message_for(i), visits[i]), range(len(ids)), threads))
-    examples = federation.num_examples(split)[ids]
+    examples, names = federation.num_examples(split)[ids], [federation.client_names[i] for i in ids]
     correct, loss = (np.stack([np.asarray(each[k], float) for each in found]) for k in (0, 1))
     untested = examples[:, None] == 0
     accuracy = np.where(untested, np.nan, correct / np.maximum(examples, 1)[:, None])
-    return Adapted(name, protocol, split, ids, examples, accuracy, np.where(untested, np.nan, loss))
+    return Adapted(name, protocol, split, ids, examples, accuracy, np.where(untested, np.nan, loss), names)
 
 
 def adapt_new_clients(
@@ -238,11 +239,12 @@ def adapt_new_clients(
 
 def write_csv(results: Sequence[Adapted], path) -> None:
     """Writes the scores as CSV to the file `path`: a row for each run, client and epoch; accuracies in [0, 1]."""
-    columns, rows = ["run", "protocol", "split", "client", "num_examples", "epoch", "accuracy", "loss"], []
+    columns, rows = ["run", "protocol", "split", "client", "name", "num_examples", "epoch", "accuracy", "loss"], []
     for r in results:
         for i, client_id in enumerate(r.client_ids.tolist()):
+            name = r.client_names[i] if r.client_names else str(client_id)
             for e, (accuracy, loss) in enumerate(zip(r.accuracy[i].tolist(), r.loss[i].tolist(), strict=True)):
-                row = [r.name, r.protocol, r.split, client_id, int(r.num_examples[i]), e, accuracy, loss]
+                row = [r.name, r.protocol, r.split, client_id, name, int(r.num_examples[i]), e, accuracy, loss]
                 rows.append(dict(zip(columns, row, strict=True)))
     files.write_csv(Path(path), columns, rows)
 

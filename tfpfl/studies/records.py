@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tfpfl.checks import InvalidArgument
+from tfpfl.data import Federation, FederationError
 from tfpfl.runs import protocols
 from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.protocols import EV_ALL, Protocol, Result
@@ -70,6 +71,16 @@ class Record:
     def title(self) -> str:
         """The algorithm's name as papers write it, such as FedAvg."""
         return self.config.title
+
+    @cached_property
+    def client_names(self) -> list[str]:
+        """The names of the federation's clients; [] if they have none, or if its folder is at its place no more."""
+        try:
+            federation = Federation.load(self.config.federation or "", verify=False)
+        except (FederationError, OSError):
+            return []
+        named = "names" in federation.manifest["clients"] and federation.hash == self.config.federation_hash
+        return federation.client_names if named else []
 
     @property
     def rounds(self) -> int:

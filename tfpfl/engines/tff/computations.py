@@ -154,7 +154,8 @@ def visit_type_and_readers(algorithm, data, held_out):
         algorithm, data, held_out: as in `tfpfl.federate`.
 
     Raises:
-        InvalidArgument: `data` is of none of the three kinds, or held-out splits are asked for without a Federation.
+        InvalidArgument: `data` is of none of the three kinds; held-out splits are asked for without a Federation; or
+            the backbone takes whole numbers and the examples are others.
     """
     dtype = algorithm.model.dtype
     if hasattr(data, "reader"):
@@ -168,6 +169,14 @@ def visit_type_and_readers(algorithm, data, held_out):
     if isinstance(data, tf.data.DatasetSpec):
         return tff_type(ClientData(data, (), info_spec(dtype), key)), Readers(_read_dataset(algorithm.model), {})
     if isinstance(data, tuple) and len(data) == 2 and all(isinstance(s, tf.TensorSpec) for s in data):
+        if getattr(algorithm.model, "reads", "numbers") == "whole":
+            if not data[0].dtype.is_integer:
+                raise InvalidArgument(
+                    "the backbone takes whole numbers (such as tokens for an Embedding), but the examples' type is "
+                    f"{data[0].dtype.name}: give x as a tf.TensorSpec of integers"
+                )
+            as_floats = Readers(lambda visit: (tf.cast(visit.x, dtype), visit.y), {})
+            return tff_type(ClientData(*data, info_spec(dtype), key)), as_floats
         return tff_type(ClientData(*data, info_spec(dtype), key)), ARRAYS
     raise InvalidArgument(
         "data must be a Federation, a pair of tf.TensorSpec for (x, y), or a tf.data.DatasetSpec; "

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.data import Federation
 from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.run import Run
 from tfpfl.runs.training import DivergedError
 from tfpfl.studies.papers import ledger as ledgers
+from tfpfl.studies.papers.elsewhere import data_name, ledger_name, on_federation, said
 from tfpfl.studies.papers.experiments import EXPERIMENTS, SCALES, Cell, Experiment, Size
 from tfpfl.studies.papers.pictures import FIGURES, Picture
 from tfpfl.studies.records import Record
@@ -34,12 +36,33 @@ def experiment(name: str) -> Experiment | Picture:
     return known[name]
 
 
+def table_on(name: str, federation: Federation, size: Size, network: str | None = None) -> Experiment:
+    """The methods of a paper's table on another federation; see `tfpfl.studies.papers.elsewhere`.
+
+    Args:
+        name: a name in `EXPERIMENTS`.
+        federation: the data.
+        size: the numbers of rounds and seeds.
+        network: the backbone of all cells. Default: the table's own, or that which fits the examples.
+
+    Raises:
+        InvalidArgument: an unknown name, or a figure of `FIGURES`.
+    """
+    found = experiment(name)
+    if isinstance(found, Picture):
+        raise InvalidArgument(
+            f"{name} is a figure: it is measured on clients and classes that only the paper's own data have, so there "
+            f"is none on another federation. --federation is for the tables: {', '.join(EXPERIMENTS)}"
+        )
+    return on_federation(found.at(size), federation, network)
+
+
 def run_folder(out: Path, cell: Cell, seed: int) -> Path:
     """The run folder of a cell and seed in the folder `out`: ALGORITHM-DATASET-HASH-sSEED."""
     config = RunConfig(**cell.config, seed=seed)
     decides = json.dumps(cell.config, sort_keys=True)
-    name = f"{config.algorithm}-{config.dataset.replace('/', '-')}-{hashlib.sha256(decides.encode()).hexdigest()[:10]}"
-    return Path(out) / f"{name}-s{seed}"
+    data, digest = data_name(cell.config).replace("/", "-"), hashlib.sha256(decides.encode()).hexdigest()[:10]
+    return Path(out) / f"{config.algorithm}-{data}-{digest}-s{seed}"
 
 
 def reproduce(
@@ -55,6 +78,8 @@ def reproduce(
     callbacks=lambda label: (),
     allow_download: bool = False,
     tell=lambda text: None,
+    federation: Federation | None = None,
+    network: str | None = None,
 ) -> dict:
     """Runs the cells of an experiment that are missing, and adds the results to the ledger; first seed 0 of all cells.
 
@@ -70,13 +95,16 @@ def reproduce(
         callbacks: function (name of a cell) -> callbacks of its run.
         allow_download: whether TensorFlow Datasets may download a data set that is not on this machine.
         tell: called with a line of text on the progress of measuring a figure.
+        federation: data on which the methods of a table are trained instead of the paper's; then nothing is compared
+            with the paper. None: the paper's data.
+        network: only with `federation`: the backbone of all cells, see `table_on`.
 
     Returns:
         The experiment's part of the ledger.
 
     Raises:
         InvalidArgument: an unknown experiment or scale, no cell has all the words, or a figure cannot be measured from
-            its runs.
+            its runs or on this federation.
         LedgerError: the ledger's file is not a ledger.
         FileNotFoundError: no run of a figure has its data set on this machine. (A table notes such cells as not run.)
     """
@@ -84,7 +112,12 @@ def reproduce(
     if scale not in SCALES:
         raise InvalidArgument(unknown("scale", scale, SCALES))
     size, path = size or found.sizes[scale], ledger or Path(out) / "ledger.json"
-    found = found if isinstance(found, Picture) else found.at(size)
+    entry = name
+    if federation is not None:
+        found, entry = table_on(name, federation, size, network), ledger_name(name, federation)
+        tell(said(name, found, federation))
+    elif not isinstance(found, Picture):
+        found = found.at(size)
     cells = [cell for cell in found.cells if all(word.lower() in ledgers.key(cell).lower() for word in only)]
     if found.cells and not cells:
         raise InvalidArgument(
@@ -107,8 +140,8 @@ def reproduce(
     for seed in range(size.seeds):
         for cell in cells:
             if late():
-                return ledgers.load(path).get(name, {})
-            dataset, why = cell.config["dataset"], None
+                return ledgers.load(path).get(entry, {})
+            dataset, why = data_name(cell.config), None
             if dataset not in absent:
                 try:
                     _run(out, cell, seed, size.rounds, callbacks(ledgers.key(cell)), allow_download)
@@ -116,12 +149,14 @@ def reproduce(
                     absent[dataset] = f"the data set {dataset} is not here"
                 except DivergedError as error:
                     why = str(error)
-            _note(path, name, found, cell, seed, out, scale, size, command, absent.get(dataset, why))
-    return ledgers.load(path).get(name, {})
+            _note(path, entry, found, cell, seed, out, scale, size, command, absent.get(dataset, why))
+    return ledgers.load(path).get(entry, {})
 
 
-def draw(name: str, out: Path, scale: str = "laptop"):
+def draw(name: str, out: Path, scale: str = "laptop", table: Experiment | None = None):
     """Draws the learning curves of a table's runs at a scale, or a figure of `FIGURES`, as a matplotlib Figure.
+
+    `table` replaces the table's cells; it is from `table_on`.
 
     Raises:
         InvalidArgument: an unknown experiment, or one of which nothing was run in `out`.
@@ -135,7 +170,7 @@ def draw(name: str, out: Path, scale: str = "laptop"):
             raise InvalidArgument(f"there is nothing to draw: nothing of {name} was run in {out}")
         return found.draw(data)
     seeds = max(size.seeds for size in found.sizes.values())
-    found = found.at(found.sizes[scale])
+    found = table or found.at(found.sizes[scale])
     return figures.draw(found, figures.records_of(found, lambda cell, seed: run_folder(out, cell, seed), seeds))
 
 
@@ -241,4 +276,4 @@ def _note(path, name, experiment, cell, seed, out, scale, size, command, why) ->
     ledgers.save(path, ledger)
 
 
-__all__ = ["EXPERIMENTS", "FIGURES", "SCALES", "Size", "draw", "experiment", "reproduce", "run_folder"]
+__all__ = ["EXPERIMENTS", "FIGURES", "SCALES", "Size", "draw", "experiment", "reproduce", "run_folder", "table_on"]

@@ -179,9 +179,12 @@ def verdicts(experiment: Experiment, cells: dict) -> list[tuple[str, str, str]]:
     return found
 
 
-def table(name: str, cells: dict, title: str = "") -> Table:
-    """A table of one experiment for the terminal, with the cells that were run."""
-    experiment = EXPERIMENTS[name]
+def table(name: str, cells: dict, title: str = "", experiment: Experiment | None = None) -> Table:
+    """A table of one experiment for the terminal, with the cells that were run.
+
+    `experiment` replaces the one that has this name.
+    """
+    experiment = experiment or EXPERIMENTS[name]
     out = Table(title=title or f"{name}: {experiment.title}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     out.add_column("method", overflow="fold")
     for column in ("published", "ours", "gap", "EV-all", "rounds"):

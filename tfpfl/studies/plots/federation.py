@@ -6,6 +6,8 @@ from matplotlib.figure import Figure
 from tfpfl.data.federation import Federation
 from tfpfl.studies.plots.style import short
 
+NAMED = 40  # clients whose names can be read under a plot
+
 
 def classes(federation: Federation, split: str = "train") -> Figure:
     """Draws which classes each client has (above) and how many examples (below).
@@ -44,6 +46,9 @@ def classes(federation: Federation, split: str = "train") -> Figure:
     if len(ids) == federation.num_clients:
         bottom.bar(np.arange(len(ids)), federation.num_examples(split), color="#33538c")
         bottom.set(xlabel="client", ylabel=f"{split} examples", xlim=top.get_xlim())
+        if len(ids) <= NAMED and "names" in federation.manifest["clients"]:
+            named = [short(f"{i}: {name}", 24) for i, name in enumerate(federation.client_names)]
+            bottom.set_xticks(range(len(ids)), named, rotation=90, fontsize=7)
     else:
         top.set(xlabel=f"client, from 0 to {federation.num_clients - 1}", xticks=[])
         sizes = federation.num_examples(split)

@@ -224,8 +224,8 @@ def matrices(pictures: Pictures, rows: list[RunGroup]) -> list:
                 f"Row i: how much client i takes from each client j; clients in the order of their ids, their own "
                 f"weights left out. After round {record.matrix_rounds[-1]}, seed {record.config.seed}."
             )
-            label = f"{name} of j for i"
-            blocks.append(pictures.draw(f"{s.label}: {name}", caption, plots.heatmap, matrix, label=label))
+            how = {"label": f"{name} of j for i", "names": record.client_names}
+            blocks.append(pictures.draw(f"{s.label}: {name}", caption, plots.heatmap, matrix, **how))
     return blocks
 
 

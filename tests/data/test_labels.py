@@ -1,0 +1,107 @@
+"""Labels as users have them: names, numbers from 1 on, numbers with gaps; and test classes that training lacks."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from tfpfl.checks import InvalidArgument, TfpflWarning
+from tfpfl.data import Federation, Source
+
+X = np.arange(24, dtype=np.float32).reshape(12, 2)
+NAMES = np.array(["mild", "none", "severe", "none"] * 3)
+
+
+def two(y, **more):
+    return {"ann": (X, y), "bob": (X + 100, y)} | more
+
+
+def test_the_sorted_names_of_the_labels_are_the_names_of_the_classes(tmp_path):
+    federation = Federation.from_clients(two(NAMES), out=tmp_path / "f", validation=0)
+    assert federation.class_names == ["mild", "none", "severe"]
+    x, y = federation.arrays(0, "train", "global")
+    wanted = {tuple(row): name for row, name in zip(X.tolist(), NAMES, strict=True)}
+    assert len(y) == 9 and [federation.class_names[k] for k in y] == [wanted[tuple(row)] for row in x.tolist()]
+
+
+@pytest.mark.parametrize("y", [NAMES.tolist(), NAMES.astype(object), NAMES.astype("S")], ids=["list", "objects", "S"])
+def test_names_in_every_form_make_one_federation(tmp_path, y):
+    forms = [Federation.from_clients(two(v), out=tmp_path / f"{i}") for i, v in enumerate([NAMES, y])]
+    assert forms[0].hash == forms[1].hash
+
+
+def test_names_get_their_numbers_from_class_names_if_these_are_given(tmp_path):
+    order = ["none", "mild", "severe", "deadly"]
+    federation = Federation.from_clients(two(NAMES), class_names=order, out=tmp_path / "f")
+    assert federation.class_names == order and federation.classes(0).tolist() == [0, 1, 2]
+    with pytest.raises(InvalidArgument, match="unknown class of a label 'severe'; there are none, mild"):
+        Federation.from_clients(two(NAMES), class_names=order[:2], out=tmp_path / "g")
+
+
+def test_a_source_with_names_and_a_test_set_that_has_fewer(tmp_path):
+    source = Source.from_arrays(X, NAMES, X[:2], np.array(["severe", "none"]))
+    assert source.class_names == ["mild", "none", "severe"] and source.y_test.tolist() == [2, 1]
+    flags = Source.from_arrays(X, np.arange(12) % 2 == 1)
+    assert flags.class_names == ["False", "True"] and np.bincount(flags.y_train).tolist() == [5, 5]
+
+
+@pytest.mark.parametrize(
+    "clients, message",
+    [
+        ({"a": (X, NAMES), "b": (X, np.arange(12))}, "labels must be all integers or all names of classes, found both"),
+        ({"a": (X, ["no", None] * 6)}, "must be integers, or all names .text., found NoneType None as number 1"),
+        ({"a": (X, ["no", float("nan")] * 6)}, "found float nan as number 1"),
+        ({"a": (X, np.arange(12) / 2)}, "client 'a': train labels must be integers, found float64; or names of cl"),
+    ],
+)
+def test_labels_that_are_neither(tmp_path, clients, message):
+    for client in clients.values():  # a list of a text and None is an array of objects, of a text and NaN one of texts
+        assert len(client[1]) == 12
+    with pytest.raises(InvalidArgument, match=message):
+        Federation.from_clients({k: (x, np.array(y, object) if isinstance(y, list) else y)
+                                 for k, (x, y) in clients.items()}, out=tmp_path / "f")  # fmt: skip
+    assert not (tmp_path / "f").exists()
+
+
+def test_labels_from_1_on_are_said_and_can_be_numbered_anew(tmp_path):
+    y = np.arange(12) % 3 + 1
+    with pytest.warns(TfpflWarning, match=r"labels go up to 3, but no example has the label 0: 1 of 4 classes are emp"):
+        said = Federation.from_clients(two(y), out=tmp_path / "said")
+    assert said.num_labels == 4 and said.classes(0).tolist() == [1, 2, 3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compact = Federation.from_clients(two(y), compact_labels=True, out=tmp_path / "compact")
+        named = Federation.from_clients(two(y), class_names=["rest", "a", "b", "c"], out=tmp_path / "named")
+    assert compact.class_names == ["1", "2", "3"] and named.num_labels == 4
+    assert np.array_equal(compact.arrays(1, "train", "global")[1] + 1, said.arrays(1, "train", "global")[1])
+
+
+def test_gaps_are_said_and_can_be_closed():
+    y = np.tile([10, 40, 70], 4)
+    with pytest.warns(
+        TfpflWarning, match=r"no example has the label 0, 1, 2, 3, 4, \.\.\.: 68 of 71 classes are empty"
+    ):
+        Source.from_arrays(X, y)
+    source = Source.from_arrays(X, y, compact_labels=True)
+    assert source.class_names == ["10", "40", "70"] and set(source.y_train) == {0, 1, 2}
+    assert Source.from_arrays(X, y, compact_labels=True, class_names="abc").class_names == ["a", "b", "c"]
+    with pytest.raises(InvalidArgument, match="numbers the 3 classes that occur, and class_names has 2 names"):
+        Source.from_arrays(X, y, compact_labels=True, class_names="ab")
+
+
+def test_a_test_class_that_the_client_lacks_in_training_is_said(tmp_path):
+    ann = {"train": (X, np.zeros(12, int)), "test": (X[:5], np.array([0, 1, 1, 2, 0]))}
+    bob = {"train": (X, np.arange(12) % 2), "test": (X[:2], np.array([0, 1]))}
+    with pytest.warns(TfpflWarning) as said:
+        Federation.from_clients({"ann": ann, "bob": bob}, class_names=["x", "y", "z"], out=tmp_path / "f", validation=0)
+    (message,) = [str(w.message) for w in said]
+    assert message.startswith("3 of 7 test examples are of a class that their client lacks in training (client ann: cl")
+    assert "client ann: class y, 2 examples; client ann: class z, 1 example." in message and "bob" not in message
+    assert "No client at all has training examples of class z)" in message
+
+
+def test_nothing_is_said_of_data_that_are_as_they_should_be(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Federation.from_clients(two(np.arange(12) % 2), out=tmp_path / "f", test_fraction=0.1)
+        Federation.build("digits", clients=20, K=2, out=tmp_path / "digits")

@@ -1,0 +1,223 @@
+"""`Federation.from_table`: what a CSV file, a Parquet file or a DataFrame becomes, and what is refused by name."""
+
+import csv
+import sys
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tfpfl.checks import InvalidArgument, TfpflWarning, Unavailable
+from tfpfl.data import Federation
+
+WHO = dict(client="user", label="state")
+
+
+def rows(n=24):
+    """Columns of a made table: 3 users, 2 features, labels by name."""
+    rng = np.random.default_rng(0)
+    return {
+        "user": [["u10", "u9", "Zoë"][i % 3] for i in range(n)],
+        "age": rng.integers(20, 90, n),
+        "mass": rng.normal(70, 9, n),
+        "state": [["well", "ill"][(i // 3) % 2] for i in range(n)],
+    }
+
+
+def write(path, columns, delimiter=",", encoding="utf-8"):
+    with open(path, "w", newline="", encoding=encoding) as file:
+        writer = csv.writer(file, delimiter=delimiter)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return path
+
+
+def test_a_table_becomes_what_the_same_clients_become_as_arrays(tmp_path):
+    table = rows()
+    federation = Federation.from_table(table, **WHO, out=tmp_path / "f", seed=3)
+    assert federation.client_names == ["Zoë", "u10", "u9"] and federation.class_names == ["ill", "well"]
+    x = np.column_stack([table["age"], table["mass"]])
+    of = {name: np.array(table["user"]) == name for name in federation.client_names}
+    arrays = Federation.from_clients(
+        {name: (x[own], np.array(table["state"])[own]) for name, own in of.items()}, out=tmp_path / "g", seed=3
+    )
+    for i in range(3):
+        for split in ("train", "validation", "test"):
+            for ours, theirs in zip(federation.arrays(i, split), arrays.arrays(i, split), strict=True):
+                assert np.array_equal(ours, theirs)
+    source = federation.manifest["source"]
+    assert source["options"] == {**WHO, "split": None, "client": "user", "features": ["age", "mass"]}
+    assert source["name"] == "table"
+
+
+@pytest.mark.parametrize("delimiter, encoding", [(",", "utf-8"), (";", "utf-8"), ("\t", "utf-8-sig")])
+def test_a_csv_file_is_the_same_table(tmp_path, delimiter, encoding):
+    path = write(tmp_path / "people.csv", rows(), delimiter, encoding)
+    federations = [
+        Federation.from_table(table, **WHO, name="people", out=tmp_path / f"{i}")
+        for i, table in enumerate([path, rows()])
+    ]
+    assert federations[0].hash == federations[1].hash
+    assert Federation.from_table(path, **WHO, out=tmp_path / "named").manifest["source"]["name"] == "people"
+
+
+def test_clients_of_a_csv_file_keep_their_names_and_numbers_are_sorted_as_numbers(tmp_path):
+    table = rows(40) | {"user": ["007", "10", "9", "NA"][:3] * 13 + ["9"], "state": ["1", "0"] * 20}
+    federation = Federation.from_table(write(tmp_path / "t.csv", table), **WHO, out=tmp_path / "f")
+    assert federation.client_names == ["007", "9", "10"] and federation.class_names == ["0", "1"]
+    table["user"][0:39:3] = ["NA"] * 13
+    federation = Federation.from_table(write(tmp_path / "t.csv", table), **WHO, out=tmp_path / "g")
+    assert federation.client_names == ["10", "9", "NA"]
+
+
+def test_features_are_stored_as_they_are(tmp_path):
+    table = rows() | {"tall": [True, False] * 12}
+    federation = Federation.from_table(table, **WHO, features=["tall", "age"], out=tmp_path / "f")
+    stored = np.concatenate(
+        [federation.raw(i, split)[0] for i in range(3) for split in ("train", "validation", "test")]
+    )
+    assert set(map(tuple, stored.tolist())) == set(zip(table["tall"], table["age"].tolist(), strict=True))
+    pixels = {name: np.arange(24, dtype=np.uint8) for name in "ab"} | {k: rows()[k] for k in ("user", "state")}
+    small = Federation.from_table(pixels, **WHO, out=tmp_path / "g")
+    assert small.manifest["dtype"] == "uint8" and small.manifest["preprocessing"] == {"scale": 1.0, "shift": 0.0}
+
+
+def test_the_column_of_the_split_is_followed(tmp_path):
+    table = rows() | {"part": ["train"] * 15 + ["test"] * 5 + ["validation"] * 4}
+    table["part"][20] = "train"
+    federation = Federation.from_table(table, **WHO, split="part", out=tmp_path / "f")
+    for split in ("train", "validation", "test"):
+        wanted = [
+            sum(u == name and p == split for u, p in zip(table["user"], table["part"], strict=True))
+            for name in federation.client_names
+        ]
+        assert federation.num_examples(split).tolist() == wanted
+    table["part"] = ["train"] * 20 + ["test"] * 4  # no validation rows: a tenth of the training rows is cut
+    table["user"][20:] = ["u9"] * 4
+    cut = Federation.from_table(table, **WHO, split="part", validation=0.2, out=tmp_path / "g")
+    assert cut.num_examples("test").tolist() == [0, 0, 4] and cut.num_examples("validation").tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "changed, given, message",
+    [
+        ({"city": ["Bern"] * 24}, {}, "column 'city' is not numeric, row 1 has 'Bern': leave it out with features="),
+        (
+            {"mass": [70.0] * 23 + [None]},
+            {},
+            r"'mass' has 1 missing values, the first in row 24 \(the first row of data",
+        ),
+        ({"mass": [70.0, np.nan] * 12}, {}, "column 'mass' has 12 missing values, the first in row 2"),
+        ({"mass": [np.inf] + [1.0] * 23}, {}, "column 'mass' has inf in row 1: features must be finite"),
+        ({"user": ["a", None] * 12}, {}, "column 'user' has 12 missing values, the first in row 2"),
+        ({"state": ["a", ""] * 12}, {}, "column 'state' has 12 missing values, the first in row 2"),
+        ({"state": [0.5, 1.0] * 12}, {}, "'state' has labels of type float64: a label is a whole number or a name"),
+        ({}, {"client": "usr"}, "client: unknown column 'usr'; did you mean 'user'"),
+        ({}, {"features": ["age", "mas"]}, "features: unknown column 'mas'; did you mean 'mass'"),
+        ({}, {"features": ["age", "user"]}, "features: column 'user' is the client, the label or the split"),
+        ({}, {"features": []}, "features must be different columns, at least one; found none"),
+        ({}, {"label": "user"}, "client, label and split must be different columns"),
+        ({"part": ["train", "dev"] * 12}, {"split": "part"}, "'part' has 'dev' in row 2: a split is one of train, val"),
+        ({"age": [1, 2]}, {}, r"the columns of a table have one length, found \[2, 24\]"),
+        ({"user": [f"u{i}" for i in range(24)]}, {}, "client u0 has 1 training examples left of 1"),
+    ],
+)
+def test_what_is_refused_is_named(tmp_path, changed, given, message):
+    with pytest.raises(InvalidArgument, match=message):
+        Federation.from_table(rows() | changed, **WHO | given, out=tmp_path / "f")
+    assert not (tmp_path / "f").exists()
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("user,state,age\na,x,1\nb,y\n", r"t.csv: row 2 has 2 cells, the first line names 3 columns"),
+        ("user,state,age\na,x,1\nb,y,NA\n", "column 'age' is not numeric, row 2 has 'NA'"),
+        ("user,state,age\na,x,1\nb,y,\n", "column 'age' has 1 missing values, the first in row 2"),
+        ("user,state,age,age\na,x,1,1\n", "t.csv has two columns 'age': rename one of them"),
+        ("user,state,age\n", "the table has no rows"),
+        ("", "t.csv is empty: the first line must have the names of the columns"),
+        ('user,state,age\n"a,x,1\n', "t.csv cannot be read as CSV in UTF-8"),
+    ],
+)
+def test_a_bad_csv_file_is_refused(tmp_path, text, message):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(InvalidArgument, match=message):
+        Federation.from_table(tmp_path / "t.csv", **WHO, out=tmp_path / "f")
+
+
+def test_a_file_that_is_no_table(tmp_path):
+    for name, message in (("t.xlsx", "FILE.csv or FILE.parquet, found"), ("no.csv", "there is no file")):
+        with pytest.raises(InvalidArgument, match=message):
+            Federation.from_table(tmp_path / name, **WHO, out=tmp_path / "f")
+    with pytest.raises(
+        InvalidArgument, match="a table is a DataFrame, a dict of columns, or the path of a file, found"
+    ):
+        Federation.from_table([1, 2], **WHO, out=tmp_path / "f")
+
+
+def test_what_is_odd_is_said(tmp_path):
+    with pytest.warns(TfpflWarning, match="the same value in every row: column 'site'. It tells nothing"):
+        Federation.from_table(rows() | {"site": [4] * 24}, **WHO, out=tmp_path / "f")
+    with pytest.warns(
+        TfpflWarning, match=r"'number' has whole numbers up to 16,777,217; as float32, whole numbers bey"
+    ):
+        Federation.from_table(rows() | {"number": range(2**24 - 22, 2**24 + 2)}, **WHO, out=tmp_path / "g")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Federation.from_table(rows(), **WHO, out=tmp_path / "h")
+
+
+class Missing:
+    """Like pandas' NA: comparing it gives no truth."""
+
+    def __ne__(self, other):
+        return self
+
+    __eq__ = __ne__
+    __hash__ = None
+
+    def __bool__(self):
+        raise TypeError("boolean value of NA is ambiguous")
+
+
+def test_a_dataframe_is_read_by_its_columns(tmp_path):
+    """What both pandas and polars have: `columns`, and columns with `to_numpy`; pandas' Int64 are objects."""
+
+    class Frame(dict):
+        columns = property(lambda self: list(self))
+
+    def frame(columns):
+        return Frame({k: SimpleNamespace(to_numpy=lambda v=v: np.array(v, object)) for k, v in columns.items()})
+
+    table = {name: list(values) for name, values in rows().items()}
+    hashes = [Federation.from_table(t, **WHO, out=tmp_path / f"{i}").hash for i, t in enumerate([rows(), frame(table)])]
+    assert hashes[0] == hashes[1]
+    table["age"][7] = Missing()
+    with pytest.raises(InvalidArgument, match="column 'age' has 1 missing values, the first in row 8"):
+        Federation.from_table(frame(table), **WHO, out=tmp_path / "f")
+
+
+def test_pandas_and_parquet_are_the_same_table(tmp_path):
+    pandas, parquet = pytest.importorskip("pandas"), pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    frame = pandas.DataFrame(rows())
+    frame["age"] = frame["age"].astype("Int64")
+    frame["state"] = frame["state"].astype("category")
+    parquet.write_table(pyarrow.table(rows()), tmp_path / "t.parquet")
+    hashes = {
+        Federation.from_table(t, **WHO, name="t", out=tmp_path / f"{i}").hash
+        for i, t in enumerate([rows(), frame, tmp_path / "t.parquet"])
+    }
+    assert len(hashes) == 1
+    frame.loc[3, "age"] = pandas.NA
+    with pytest.raises(InvalidArgument, match="column 'age' has 1 missing values, the first in row 4"):
+        Federation.from_table(frame, **WHO, out=tmp_path / "f")
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(Unavailable, match=r"needs pyarrow, which is not installed: pip install 'tfpfl\[tables\]'"):
+        Federation.from_table(tmp_path / "t.parquet", **WHO, out=tmp_path / "f")

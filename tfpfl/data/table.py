@@ -1,0 +1,275 @@
+"""A table with a row for each example: its columns, checked, as the data of clients for `Federation.from_clients`.
+
+A table is a CSV or Parquet file, a DataFrame of pandas or polars, or a dict of columns.
+"""
+
+import csv
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfpfl.checks import InvalidArgument, Unavailable, unknown, warn_user
+from tfpfl.data.manifest import SPLITS
+
+EXACT = 2**24  # float32 has every whole number up to this one
+BLOCK = 50_000  # rows of a CSV file that are text in memory at the same time
+
+
+def table_clients(
+    table: Any, client: str, label: str, features: Sequence[str] | None, split: str | None
+) -> tuple[dict[str, dict[str, tuple[np.ndarray, np.ndarray]]], list[str]]:
+    """The rows of a table as the data of clients.
+
+    Args:
+        table, client, label, features, split: as in `Federation.from_table`.
+
+    Returns:
+        ({name of a client: {split: (x [N, M], y [N])}}, the names of the M features). Clients are sorted: by number if
+        all are whole numbers, otherwise by name. With `split`, every client has a test part, which may be empty, and a
+        validation part if the column has this value at all.
+
+    Raises:
+        InvalidArgument: see `Federation.from_table`.
+        Unavailable: a Parquet file, and pyarrow is not installed.
+    """
+    is_csv = isinstance(table, str | os.PathLike) and Path(table).suffix.lower() == ".csv"
+    columns = _columns(table, [name for name in (client, label, split) if name is not None])
+    for name, what in ((client, "client"), (label, "label"), (split, "split")):
+        if name is not None and name not in columns:
+            raise InvalidArgument(f"{what}: {unknown('column', name, columns)}")
+    special = [name for name in (client, label, split) if name is not None]
+    if len(set(special)) < len(special):
+        raise InvalidArgument(f"client, label and split must be different columns, found {', '.join(special)}")
+    chosen = [name for name in columns if name not in special] if features is None else list(features)
+    for name in chosen:
+        if name not in columns:
+            raise InvalidArgument(f"features: {unknown('column', name, columns)}")
+        if name in special:
+            raise InvalidArgument(f"features: column {name!r} is the client, the label or the split: leave it out")
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise InvalidArgument(f"features must be different columns, at least one; found {', '.join(chosen) or 'none'}")
+    if not len(columns[client]):
+        raise InvalidArgument("the table has no rows")
+    x = np.column_stack([_numbers(name, columns[name], features is None) for name in chosen])
+    if x.dtype.kind == "b":
+        x = x.astype(np.float32)
+    _say_constant(x, chosen)
+    y, names = _labels(label, columns[label], is_csv), np.array([str(v) for v in _present(client, columns[client])])
+    parts = _parts(split, columns[split]) if split is not None else np.full(len(y), "train")
+    given = [part for part in SPLITS if part != "validation" or part in parts] if split is not None else ["train"]
+    order = np.argsort(names, kind="stable")
+    found, starts = np.unique(names[order], return_index=True)
+    rows = dict(zip(found.tolist(), np.split(order, starts[1:]), strict=True))
+    as_numbers = all(name.isascii() and name.isdigit() for name in rows)
+    ordered = sorted(rows, key=(lambda name: (int(name), name)) if as_numbers else None)
+    return {
+        name: {part: (x[rows[name][own]], y[rows[name][own]]) for part in given for own in [parts[rows[name]] == part]}
+        for name in ordered
+    }, chosen
+
+
+def _columns(table: Any, as_text: Sequence[str]) -> dict[str, np.ndarray]:
+    """The columns of a table: {name: array [N]}. Those in `as_text` stay text if the table is a CSV file."""
+    if isinstance(table, str | os.PathLike):
+        path = Path(table)
+        kind = path.suffix.lower()
+        if kind not in (".csv", ".parquet"):
+            raise InvalidArgument(
+                f"a table is read from FILE.csv or FILE.parquet, found {path}: convert it, or read it with pandas and "
+                "give the DataFrame"
+            )
+        return _csv_columns(path, as_text) if kind == ".csv" else _parquet_columns(path)
+    names = list(table) if isinstance(table, Mapping) else list(getattr(table, "columns", []))
+    if not names:
+        raise InvalidArgument(
+            f"a table is a DataFrame, a dict of columns, or the path of a file, found {type(table).__name__}"
+        )
+    _check_names([str(name) for name in names], "the table")
+    columns = {str(name): _as_numpy(table[name]) for name in names}
+    sizes = {len(values) for values in columns.values()}
+    if len(sizes) > 1:
+        raise InvalidArgument(f"the columns of a table have one length, found {sorted(sizes)}")
+    return columns
+
+
+def _as_numpy(column: Any) -> np.ndarray:
+    values = column.to_numpy() if hasattr(column, "to_numpy") else np.asarray(column)
+    if values.dtype == object and len(values) and all(isinstance(v, int | float | np.number) for v in values):
+        return np.array(values.tolist())  # pandas' own numbers, such as Int64
+    return values
+
+
+def _check_names(names: Sequence[str], what: str) -> None:
+    twice = [name for i, name in enumerate(names) if name in names[:i]]
+    if twice:
+        raise InvalidArgument(f"{what} has two columns {twice[0]!r}: rename one of them")
+
+
+def _parquet_columns(path: Path) -> dict[str, np.ndarray]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise Unavailable(
+            f"reading {path} needs pyarrow, which is not installed: pip install 'tfpfl[tables]', or save the table as "
+            "CSV"
+        ) from error
+    if not path.exists():
+        raise InvalidArgument(f"there is no file {path}")
+    try:
+        read = parquet.read_table(path)
+    except (ArrowException, OSError) as error:
+        raise InvalidArgument(f"{path} cannot be read as Parquet: {error}") from error
+    _check_names(read.column_names, str(path))
+    return {name: _as_numpy(read.column(name)) for name in read.column_names}
+
+
+def _csv_columns(path: Path, as_text: Sequence[str]) -> dict[str, np.ndarray]:
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:  # without the mark that spreadsheets write first
+            first = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
+            header = next(reader, [])
+            if not header:
+                raise InvalidArgument(f"{path} is empty: the first line must have the names of the columns")
+            _check_names(header, str(path))
+            blocks: dict[str, list[np.ndarray]] = {name: [] for name in header}
+            for rows in _blocks(reader, len(header), path):
+                for name, texts in zip(header, zip(*rows, strict=True), strict=True):
+                    blocks[name].append(np.array(texts, object) if name in as_text else _parsed(texts))
+    except FileNotFoundError:
+        raise InvalidArgument(f"there is no file {path}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidArgument(f"{path} cannot be read as CSV in UTF-8: {error}") from error
+    return {name: _joined(parts) for name, parts in blocks.items()}
+
+
+def _blocks(reader: Iterator[list[str]], width: int, path: Path) -> Iterator[list[list[str]]]:
+    rows = (row for row in reader if row)  # an empty line has no row
+    done = 0
+    while block := list(islice(rows, BLOCK)):
+        bad = next((i for i, row in enumerate(block) if len(row) != width), None)
+        if bad is not None:
+            raise InvalidArgument(
+                f"{path}: row {done + bad + 1} has {len(block[bad])} cells, the first line names {width} columns"
+            )
+        done += len(block)
+        yield block
+
+
+def _parsed(texts: Sequence[str]) -> np.ndarray:
+    """The cells of a column as integers if all are, else as floats with NaN for an empty cell, else as text."""
+    for kind in (np.int64, np.float64):
+        try:
+            return np.array([cell if cell or kind is np.int64 else "nan" for cell in texts]).astype(kind)
+        except (ValueError, OverflowError):
+            continue
+    return np.array(texts, object)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    if not parts:
+        return np.zeros(0)
+    return np.concatenate([part.astype(object) for part in parts] if any(p.dtype == object for p in parts) else parts)
+
+
+def _missing(value: Any) -> bool:
+    """Whether a cell is empty: None, NaN, NaT, pandas' NA, or a text without characters."""
+    try:
+        return value is None or value == "" or bool(value != value)
+    except TypeError:  # pandas' NA is neither equal nor unequal to itself
+        return True
+
+
+def _present(name: str, values: np.ndarray) -> np.ndarray:
+    """The values of a column, after the check that none is missing."""
+    if values.dtype.kind == "f":
+        empty = np.isnan(values)
+    elif values.dtype.kind in "OUSmM":
+        empty = np.array([_missing(value) for value in values], bool)
+    else:
+        return values
+    if empty.any():
+        raise InvalidArgument(
+            f"column {name!r} has {empty.sum()} missing values, the first in row {int(empty.argmax()) + 1} (the first "
+            "row of data is 1): fill them in, or leave these rows out"
+        )
+    return values
+
+
+def _numbers(name: str, values: np.ndarray, unasked: bool) -> np.ndarray:
+    """The values of a feature as numbers."""
+    if values.dtype.kind not in "biuf":
+        row = next((i for i, v in enumerate(values) if not _missing(v) and not _is_number(v)), None)
+        shown = "" if row is None else f", row {row + 1} has {_cut(values[row])}"
+        out = "leave it out with features=[...] (--features at the command line)" if unasked else "leave it out"
+        if row is not None:
+            raise InvalidArgument(
+                f"column {name!r} is not numeric{shown}: {out}, or turn it into numbers first, for example with "
+                "pandas.get_dummies"
+            )
+        _present(name, values)
+        values = np.array([float(v) for v in values])
+    _present(name, values)
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        row = int(np.argmin(np.isfinite(values)))
+        raise InvalidArgument(f"column {name!r} has {values[row]} in row {row + 1}: features must be finite")
+    largest = max(abs(float(values.min())), abs(float(values.max())))
+    if values.dtype.kind in "iu" and largest > EXACT:
+        warn_user(
+            f"column {name!r} has whole numbers up to {largest:,.0f}; as float32, whole numbers beyond {EXACT:,} are "
+            "rounded. If it is an identifier, leave it out of the features"
+        )
+    return values
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(value, str) or value.strip() != ""
+
+
+def _cut(value: Any) -> str:
+    shown = repr(value.item() if isinstance(value, np.generic) else value)
+    return shown if len(shown) <= 40 else shown[:39] + "…"
+
+
+def _labels(name: str, values: np.ndarray, from_text: bool) -> np.ndarray:
+    """The labels: integers, or text. In a CSV file, labels that are all written as whole numbers are integers."""
+    values = _present(name, values)
+    if from_text:
+        try:
+            return np.array([int(value) for value in values], np.int64)
+        except (ValueError, OverflowError):
+            return np.array([str(value) for value in values])
+    if values.dtype.kind == "f":
+        raise InvalidArgument(
+            f"column {name!r} has labels of type {values.dtype}: a label is a whole number or a name of a class. "
+            "Convert the column, for example with .astype(int)"
+        )
+    return values
+
+
+def _parts(name: str, values: np.ndarray) -> np.ndarray:
+    """The split of every row, checked."""
+    found = np.array([str(value) for value in _present(name, values)])
+    wrong = ~np.isin(found, SPLITS)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise InvalidArgument(
+            f"column {name!r} has {_cut(str(found[row]))} in row {row + 1}: a split is one of {', '.join(SPLITS)}"
+        )
+    return found
+
+
+def _say_constant(x: np.ndarray, names: Sequence[str]) -> None:
+    same = (x == x[:1]).all(0)
+    if same.any() and len(x) > 1:
+        listed = ", ".join(repr(name) for name, constant in zip(names, same, strict=True) if constant)
+        warn_user(f"the same value in every row: column {listed}. It tells nothing about the label: leave it out")
