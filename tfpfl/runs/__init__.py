@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from tfpfl.runs.callbacks import EarlyStopping as EarlyStopping
     from tfpfl.runs.callbacks import Progress as Progress
     from tfpfl.runs.callbacks import TensorBoard as TensorBoard
+    from tfpfl.runs.client_model import ClientModel as ClientModel
+    from tfpfl.runs.client_model import ClientModels as ClientModels
     from tfpfl.runs.config import RunConfig as RunConfig
     from tfpfl.runs.config import RunError as RunError
     from tfpfl.runs.config import read_config as read_config
@@ -41,6 +43,8 @@ _HOME = {
     "PROTOCOLS": "protocols",
     "Availability": "availability",
     "Callback": "callbacks",
+    "ClientModel": "client_model",
+    "ClientModels": "client_model",
     "DivergedError": "training",
     "EarlyStopping": "callbacks",
     "Privacy": "privacy",

@@ -20,6 +20,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import cast
 
+import keras
 import numpy as np
 
 from tfpfl.algorithms import build_algorithm, get_method
@@ -35,6 +36,7 @@ from tfpfl.models.split import SplitModel
 from tfpfl.runs import protocols
 from tfpfl.runs.aggregators import PRIVATE, check_method, factory
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
+from tfpfl.runs.client_model import ClientModel, ClientModels
 from tfpfl.runs.config import NETWORK, RunConfig, RunError, package_versions, read_config
 from tfpfl.runs.consent import is_allowed
 from tfpfl.runs.cost import Passes, Work, count_work, visit_flops
@@ -321,6 +323,37 @@ class Run:
                 f"matrices are saved in evaluated rounds: {', '.join(map(str, rounds))}; not {round_num}"
             )
         return self.store.matrices(rounds[-1] if round_num is None else round_num) if rounds else {}
+
+    def client_model(self, client: int | str, *, inputs: str = "raw", outputs: str = "probabilities") -> ClientModel:
+        """One client's model as `keras_model` makes it, with the client's class names and what else a user must know.
+
+        Returns:
+            A `ClientModel`: `model`, and `about`, a dict of JSON's types. Its method `save` writes both.
+        """
+        return ClientModels(self).keras_model(client, inputs=inputs, outputs=outputs)
+
+    def keras_model(self, client: int | str, *, inputs: str = "raw", outputs: str = "probabilities") -> keras.Model:
+        """The model with which a client predicts after the last round, as a Keras model that needs nothing of tfpfl.
+
+        It gives what `evaluate` scores: the same logits up to rounding. A client that no round has drawn yet gets the
+        model that the method gives to such a client; a client outside of the population (`new_clients` of the
+        configuration) the one with which it would begin to adapt. `client_model` gives the names of the classes too.
+
+        Args:
+            client: the client's id, an integer from 0, or its name.
+            inputs: 'raw': the model takes examples as the federation stores them, such as pixels from 0 to 255, and
+                begins with a layer Rescaling that decodes them; 'decoded': it takes what `Federation.arrays` gives.
+            outputs: 'probabilities' (after softmax) or 'logits'.
+
+        Returns:
+            A new `keras.Model` from [N, ...] to [N, K]. Changing its weights does not change the run.
+
+        Raises:
+            InvalidArgument: the run has no rounds yet; there is no such client, or two that could be meant; it is
+                outside of the population and the method has models only for clients that took part; `inputs` or
+                `outputs` is another word.
+        """
+        return self.client_model(client, inputs=inputs, outputs=outputs).model
 
     @property
     def passes(self) -> Passes:
