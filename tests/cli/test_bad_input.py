@@ -305,7 +305,7 @@ def change(**entries):
         ),
         (lambda text: text.replace('"clients": 6', '"clients": 3000000000'), r"clients must lie in 0..2\^31-1"),
         (lambda text: "[1]", "not the configuration of a run: it has no format number"),
-        (change(format=99), "format 99, from a newer tfpfl; this one reads up to 6"),
+        (change(format=99), "format 99, from a newer tfpfl; this one reads up to 7"),
         (change(color="red"), "config.json is damaged, it has unknown entries color"),
         (lambda text: json.dumps({"format": 3}), "config.json is damaged, it has no entries algorithm"),
         (lambda text: json.dumps({"format": 1}), "config.json has format 1, from an older tfpfl"),

@@ -94,6 +94,7 @@ def config_option(name: str):
     kind = click.Choice(option.choices) if option.choices else option.type
     return click.option(
         option.flag,
+        option.name,
         cls=ConfigOption,
         section=next(heading for heading, options in SECTIONS.items() if option in options),
         type=click.Path(path_type=Path) if kind is Path else kind,
@@ -271,7 +272,7 @@ def data_arguments(kw) -> dict:
     }
 
 
-RUN_NAMES = ("network", "participation", "rounds", "engine", "evaluate_every")
+RUN_NAMES = ("network", "participation", "rounds", "engine", "evaluate_every", "metrics")
 run_options = with_options([*data_options, *map(config_option, RUN_NAMES), allow_code_option])
 
 

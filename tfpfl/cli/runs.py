@@ -98,9 +98,12 @@ def _train_and_print(run):
 
 
 def _print_run(run, console):
-    from tfpfl.studies.tables import protocols
+    from tfpfl.studies.tables import metrics, protocols
 
-    console.print(protocols([r for r in run.results() if r.when != "last"], f"{run.folder}"))
+    found = [r for r in run.results() if r.when != "last"]
+    console.print(protocols(found, f"{run.folder}"))
+    if table := metrics(found, f"{run.folder}: other metrics"):
+        console.print(table)
     _print_stop(run)
     if private := run.privacy:
         click.echo(f"epsilon = {private.epsilon:.3g} at delta = {private.delta:.2g}: {private.text}")
@@ -146,7 +149,7 @@ def evaluate(folder, allow_code):
 
     from tfpfl.runs import protocols as evaluation
     from tfpfl.runs.run import Run
-    from tfpfl.studies.tables import protocols
+    from tfpfl.studies.tables import metrics, protocols
 
     if allow_code:
         allow_code_of(folder)
@@ -159,6 +162,8 @@ def evaluate(folder, allow_code):
         now = [r for r in evaluation.results(run.evaluate()) if r.when == "last"]
         console = Console()
         console.print(protocols(now, f"{folder}: all clients after round {done}"))
+        if table := metrics(now, f"{folder}: other metrics"):
+            console.print(table)
         console.print(protocols([r for r in run.results() if r.when != "last"], f"{folder}: while it ran"))
         _print_stop(run)
 

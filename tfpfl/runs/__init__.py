@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tfpfl.runs.config import read_config as read_config
     from tfpfl.runs.consent import allow_code as allow_code
     from tfpfl.runs.federations import open_federation as open_federation
+    from tfpfl.runs.metrics import METRICS as METRICS
+    from tfpfl.runs.metrics import Metric as Metric
+    from tfpfl.runs.metrics import register_metric as register_metric
     from tfpfl.runs.privacy import Privacy as Privacy
     from tfpfl.runs.protocols import EV_ALL as EV_ALL
     from tfpfl.runs.protocols import EV_LOCAL as EV_LOCAL
@@ -40,6 +43,7 @@ _HOME = {
     "AGGREGATORS": "aggregators",
     "EV_ALL": "protocols",
     "EV_LOCAL": "protocols",
+    "METRICS": "metrics",
     "PROTOCOLS": "protocols",
     "Availability": "availability",
     "Callback": "callbacks",
@@ -47,6 +51,7 @@ _HOME = {
     "ClientModels": "client_model",
     "DivergedError": "training",
     "EarlyStopping": "callbacks",
+    "Metric": "metrics",
     "Privacy": "privacy",
     "Progress": "callbacks",
     "Protocol": "protocols",
@@ -64,6 +69,7 @@ _HOME = {
     "open_federation": "federations",
     "per_client": "protocols",
     "read_config": "config",
+    "register_metric": "metrics",
 }
 __all__ = list(_HOME)
 

@@ -16,7 +16,8 @@ import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.scalar.summary import scalar_pb
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_choice
+from tfpfl.runs.metrics import ALWAYS, DIRECTIONS, direction
 
 
 class Callback:
@@ -118,39 +119,48 @@ class TensorBoard(Callback):
 
 
 class EarlyStopping(Callback):
-    """Stops the training when the mean validation accuracy over clients has not risen for some evaluated rounds.
+    """Stops the training when a mean over clients on validation examples has not got better for some evaluated rounds.
 
     It reads the history from the store. So a resumed training stops in the same round as an uninterrupted one.
 
     Args:
         patience: the number of evaluated rounds, at least 1.
+        monitor: 'accuracy', 'loss', or a metric that the training measures.
+        mode: 'max' if larger is better, 'min' if smaller is. Default: as the metric itself says.
 
     Raises:
-        InvalidArgument: `patience` is less than 1.
+        InvalidArgument: `patience` is less than 1, `mode` is another word, or no metric has the name. Raised when the
+            training starts: it does not measure the metric.
     """
 
-    def __init__(self, patience: int):
+    def __init__(self, patience: int, monitor: str = "accuracy", mode: str | None = None):
         if patience < 1:
             raise InvalidArgument(f"patience must be at least 1 evaluated round, found {patience}")
-        self.patience = patience
+        check_choice(mode=(mode or direction(monitor), DIRECTIONS))
+        self.patience, self.monitor, self.mode = patience, monitor, mode or direction(monitor)
 
     def start(self, training, rounds):
-        """Reads the accuracies of the rounds that are saved already."""
+        """Reads the scores of the rounds that are saved already."""
+        measured = [*ALWAYS, *(metric.name for metric in getattr(training, "metrics", ()))]
+        if self.monitor not in measured:
+            raise InvalidArgument(
+                f"early stopping looks at {self.monitor}, which this training does not measure; it measures "
+                f"{', '.join(measured)}. Add it to `metrics`"
+            )
         self._scores = []
         for row in training.store.history():
             self._see(training, row)
 
     def round(self, training, row):
-        """Reads the accuracy of a round, and stops the training if it is time."""
+        """Reads the score of a round, and stops the training if it is time."""
         self._see(training, row)
 
     def _see(self, training, row):
-        score = row.get(f"{training.model_name} validation accuracy")
+        score = row.get(f"{training.model_name} validation {self.monitor}")
         if score is None or np.isnan(score):
             return
         self._scores.append(score)
-        best = int(np.argmax(self._scores))
+        best = int(np.argmax(self._scores) if self.mode == "max" else np.argmin(self._scores))
         if len(self._scores) - 1 - best >= self.patience:
-            training.stop_reason = (
-                f"validation accuracy has not risen above {self._scores[best]:.4f} in {self.patience} evaluated rounds"
-            )
+            than = f"{'risen above' if self.mode == 'max' else 'fallen below'} {self._scores[best]:.4f}"
+            training.stop_reason = f"validation {self.monitor} has not {than} in {self.patience} evaluated rounds"

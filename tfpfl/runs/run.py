@@ -43,6 +43,7 @@ from tfpfl.runs.cost import Passes, Work, count_work, visit_flops
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.folders import STATE, locked_folder, new_folder
+from tfpfl.runs.metrics import as_metric, known_metrics
 from tfpfl.runs.privacy import Privacy, privacy, require_accounting
 from tfpfl.runs.recipe import Recipe, read_network
 from tfpfl.runs.results import plain, stopped_earlier, totals, write_clients, write_history, write_summary
@@ -142,6 +143,8 @@ class Run:
         folder = Path(folder)
         with new_folder(folder) as lock:
             check_engine(config.engine)
+            for name in config.metrics:
+                as_metric(name)  # raises if nobody knows it
             if config.aggregator in PRIVATE:
                 require_accounting()  # checked now, because the summary needs it, perhaps hours later
             federation = federation or open_federation(config, allow_download=allow_download)
@@ -244,9 +247,11 @@ class Run:
             MachinesError: the TFF workers or the Ray cluster are lost. All earlier rounds are saved.
             StoreError: a round could not be saved. All earlier rounds are saved.
         """
+        for name in self.config.metrics:
+            as_metric(name)  # known only where it was registered, which a resumed run may have forgotten
         callbacks = [*callbacks, TensorBoard(self.folder / "tensorboard")]
         if self.config.patience is not None:
-            callbacks.append(EarlyStopping(self.config.patience))
+            callbacks.append(EarlyStopping(self.config.patience, self.config.monitor))
         training = self.training(callbacks)
         try:
             training.run(self.config.rounds)
@@ -283,6 +288,7 @@ class Run:
             model_name=get_method(self.config.algorithm).evaluated(self.config.hyperparameters),
             evaluate_every=self.config.evaluate_every,
             callbacks=callbacks,
+            metrics=known_metrics(self.config.metrics),
         )
 
     def evaluate(self) -> list[protocols.Score]:
