@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from tfpfl.runs.run import Run as Run
     from tfpfl.runs.store import RunStore as RunStore
     from tfpfl.runs.store import StoreError as StoreError
+    from tfpfl.runs.trackers import MLflow as MLflow
+    from tfpfl.runs.trackers import Tracker as Tracker
+    from tfpfl.runs.trackers import WandB as WandB
     from tfpfl.runs.training import DivergedError as DivergedError
     from tfpfl.runs.training import Training as Training
 
@@ -44,6 +47,7 @@ _HOME = {
     "EV_ALL": "protocols",
     "EV_LOCAL": "protocols",
     "METRICS": "metrics",
+    "MLflow": "trackers",
     "PROTOCOLS": "protocols",
     "Availability": "availability",
     "Callback": "callbacks",
@@ -63,7 +67,9 @@ _HOME = {
     "Score": "protocols",
     "StoreError": "store",
     "TensorBoard": "callbacks",
+    "Tracker": "trackers",
     "Training": "training",
+    "WandB": "trackers",
     "allow_code": "consent",
     "curve": "protocols",
     "open_federation": "federations",

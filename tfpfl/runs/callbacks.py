@@ -2,6 +2,7 @@
 
 The training calls `start(training, rounds)` at the beginning, `round(training, row)` after every committed round, with
 its history row, and `end(training)`. A callback stops the training by setting `training.stop_reason` to a text.
+`Run.train` calls `begin(run)` before all of this, and `finish(run)` after it.
 """
 
 import itertools
@@ -23,6 +24,9 @@ from tfpfl.runs.metrics import ALWAYS, DIRECTIONS, direction
 class Callback:
     """The base class of callbacks; its methods do nothing. Override those that you need."""
 
+    def begin(self, run) -> None:
+        """Called by `Run.train`, and not by a plain `Training`, before all else."""
+
     def start(self, training, rounds: int) -> None:
         """Called before the first round. A resumed training has `training.store.round_num` rounds already."""
 
@@ -31,6 +35,9 @@ class Callback:
 
     def end(self, training) -> None:
         """Called after the last round, and also after an error."""
+
+    def finish(self, run) -> None:
+        """Called by `Run.train` at its very end, when tables and summary are written, and also after an error."""
 
 
 class Progress(Callback):

@@ -14,7 +14,7 @@ tensorboard/    the history as TensorBoard events
 import json
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -252,7 +252,13 @@ class Run:
         callbacks = [*callbacks, TensorBoard(self.folder / "tensorboard")]
         if self.config.patience is not None:
             callbacks.append(EarlyStopping(self.config.patience, self.config.monitor))
-        training = self.training(callbacks)
+        with ExitStack() as begun:
+            for callback in callbacks:
+                callback.begin(self)
+                begun.callback(callback.finish, self)
+            return self._train(self.training(callbacks))
+
+    def _train(self, training: Training) -> "Run":
         try:
             training.run(self.config.rounds)
         except DivergedError as error:
