@@ -18,7 +18,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.scalar.summary import scalar_pb
 
 from tfpfl.checks import InvalidArgument, check_choice
-from tfpfl.runs.metrics import ALWAYS, DIRECTIONS, direction
+from tfpfl.runs.metrics import ALWAYS, DIRECTIONS
 
 
 class Callback:
@@ -136,24 +136,26 @@ class EarlyStopping(Callback):
         mode: 'max' if larger is better, 'min' if smaller is. Default: as the metric itself says.
 
     Raises:
-        InvalidArgument: `patience` is less than 1, `mode` is another word, or no metric has the name. Raised when the
-            training starts: it does not measure the metric.
+        InvalidArgument: `patience` is less than 1, or `mode` is another word. Raised when the training starts: it does
+            not measure what is monitored.
     """
 
     def __init__(self, patience: int, monitor: str = "accuracy", mode: str | None = None):
         if patience < 1:
             raise InvalidArgument(f"patience must be at least 1 evaluated round, found {patience}")
-        check_choice(mode=(mode or direction(monitor), DIRECTIONS))
-        self.patience, self.monitor, self.mode = patience, monitor, mode or direction(monitor)
+        if mode is not None:
+            check_choice(mode=(mode, DIRECTIONS))
+        self.patience, self.monitor, self.mode = patience, monitor, mode
 
     def start(self, training, rounds):
         """Reads the scores of the rounds that are saved already."""
-        measured = [*ALWAYS, *(metric.name for metric in getattr(training, "metrics", ()))]
+        measured = ALWAYS | {metric.name: metric.direction for metric in getattr(training, "metrics", ())}
         if self.monitor not in measured:
             raise InvalidArgument(
                 f"early stopping looks at {self.monitor}, which this training does not measure; it measures "
                 f"{', '.join(measured)}. Add it to `metrics`"
             )
+        self._best_is = self.mode or measured[self.monitor]
         self._scores = []
         for row in training.store.history():
             self._see(training, row)
@@ -167,7 +169,7 @@ class EarlyStopping(Callback):
         if score is None or np.isnan(score):
             return
         self._scores.append(score)
-        best = int(np.argmax(self._scores) if self.mode == "max" else np.argmin(self._scores))
+        best = int(np.argmax(self._scores) if self._best_is == "max" else np.argmin(self._scores))
         if len(self._scores) - 1 - best >= self.patience:
-            than = f"{'risen above' if self.mode == 'max' else 'fallen below'} {self._scores[best]:.4f}"
+            than = f"{'risen above' if self._best_is == 'max' else 'fallen below'} {self._scores[best]:.4f}"
             training.stop_reason = f"validation {self.monitor} has not {than} in {self.patience} evaluated rounds"

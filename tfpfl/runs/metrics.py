@@ -143,10 +143,10 @@ def register_metric(metric: Metric | Callable[[np.ndarray, np.ndarray], float]) 
 
 
 def as_metric(metric: str | Metric | Callable[[np.ndarray, np.ndarray], float]) -> Metric:
-    """The metric of a name, or of a function.
+    """The metric of a name. A function and a `Metric` are registered, so that tables know them.
 
     Raises:
-        InvalidArgument: this process knows no metric of this name.
+        InvalidArgument: this process knows no metric of this name; or `register_metric` refuses it.
     """
     if isinstance(metric, str):
         if metric not in METRICS:
@@ -155,7 +155,7 @@ def as_metric(metric: str | Metric | Callable[[np.ndarray, np.ndarray], float]) 
                 "process before: tfpfl.runs.register_metric(function)"
             )
         return METRICS[metric]
-    return metric if isinstance(metric, Metric) else register_metric(metric)
+    return register_metric(metric)
 
 
 def metric_names(metrics: Iterable[Any]) -> tuple[str, ...]:
@@ -186,11 +186,6 @@ def known_metrics(names: Iterable[str]) -> list[Metric]:
         return lambda labels, logits: as_metric(name)(labels, logits)
 
     return [METRICS.get(name) or Metric(name, missing(name)) for name in names]
-
-
-def direction(name: str) -> str:
-    """'max' if a larger number of this metric is better, otherwise 'min'; 'accuracy' and 'loss' are metrics too."""
-    return ALWAYS[name] if name in ALWAYS else as_metric(name).direction
 
 
 def is_fraction(name: str) -> bool:
