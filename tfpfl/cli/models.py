@@ -56,7 +56,7 @@ def model(run, client, out, folder, logits, decoded, allow_code):
     with Run.open(run, engine="local") as opened:
         models = ClientModels(opened)
         if folder is not None:
-            written = list(models.save_all(folder, **how))
+            written = models.save_all(folder, **how)
             click.echo(f"Written to {folder}: {len(written)} models")
             return
         made = models.keras_model(client, **how)

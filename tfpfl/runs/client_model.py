@@ -7,7 +7,7 @@ layer, and Softmax (if it gives probabilities).
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -200,12 +200,15 @@ class ClientModels:
         }
         return ClientModel(keras.Model(examples, y, name=f"client_{client_id}"), about)
 
-    def save_all(self, folder: str | os.PathLike, **how: str) -> Iterator[Path]:
-        """Writes the model of every client that has one to the new folder, client_ID.keras, and yields each file.
+    def save_all(self, folder: str | os.PathLike, **how: str) -> list[Path]:
+        """Writes the model of every client that has one to the new folder, as client_ID.keras.
 
         Args:
             folder: it must not exist, or be empty.
             how: arguments of `keras_model`.
+
+        Returns:
+            The files of the models.
 
         Raises:
             InvalidArgument: the folder has files in it.
@@ -216,10 +219,10 @@ class ClientModels:
         folder.mkdir(parents=True, exist_ok=True)
         new = self._run.algorithm.adapt is not None
         ids: Iterable[int] = range(self._run.federation.num_clients) if new else sorted(self._ids)
-        for client_id in ids:
-            path = folder / f"client_{client_id}.keras"
+        files = {client_id: folder / f"client_{client_id}.keras" for client_id in ids}
+        for client_id, path in files.items():
             self.keras_model(client_id, **how).save(path)
-            yield path
+        return list(files.values())
 
 
 def class_names(run: "Run", client_id: int, outputs: int) -> list[str]:
