@@ -154,8 +154,9 @@ class MLflow(Tracker):
         return True
 
     def _parameters(self, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            self._client.log_param(self._id, name, str(value)[:500])
+        params = [self._mlflow.entities.Param(name, str(value)[:500]) for name, value in values.items()]
+        for start in range(0, len(params), 100):  # MLflow takes so many at a time
+            self._client.log_batch(self._id, params=params[start : start + 100])
 
     def _numbers(self, values: dict[str, float], step: int) -> None:
         now, metric = int(1000 * time.time()), self._mlflow.entities.Metric
