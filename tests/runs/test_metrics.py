@@ -5,6 +5,7 @@ import json
 import math
 import sqlite3
 import warnings
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -170,8 +171,9 @@ def test_a_run_of_an_older_format_has_no_metrics_and_goes_on(a_run):
     (a_run / "config.json").write_text(json.dumps(config))
     identity = read_config(a_run).run_id
     as_format(a_run / "state.sqlite", 2)  # whose checksums do not say which run it is
-    with sqlite3.connect(a_run / "state.sqlite") as db:
+    with closing(sqlite3.connect(a_run / "state.sqlite")) as db:
         db.execute("UPDATE run SET run_id = ?", (identity,))
+        db.commit()
     with RunStore(a_run / "state.sqlite", read_only=True) as store:
         assert store.evaluations() == before
     with Run.open(a_run, rounds=8) as run:
@@ -195,20 +197,21 @@ def test_the_store_gives_metrics_back_and_finds_changed_ones(tmp_path):
         assert store.evaluations(2) == found[2:4]
     assert [e.metrics["b"] for e in found[:4]] == [0.0, 0.1, 0.0, 0.1] and found[4].metrics == {}
     assert all(math.isnan(e.metrics["a"]) for e in found[:4])
-    for change in (
+    changes = (
         "UPDATE metric SET value = 0.2 WHERE round = 2 AND name = 'b' AND client = 1",
         "DELETE FROM metric WHERE round = 2 AND name = 'a' AND client = 1",
         "DELETE FROM metric WHERE round = 1",
         "INSERT INTO metric VALUES (3, 0, 'personal', 'test', 'a', 0.5)",
         "INSERT INTO metric VALUES (4, 0, 'personal', 'test', 'a', 0.5)",
-    ):
-        copy = tmp_path / "copy.sqlite"
+    )
+    for i, change in enumerate(changes):
+        copy = tmp_path / f"copy{i}.sqlite"
         copy.write_bytes(path.read_bytes())
-        with sqlite3.connect(copy) as db:
+        with closing(sqlite3.connect(copy)) as db:
             db.execute(change)
+            db.commit()
         with pytest.raises(StoreError, match="evaluation of round . is damaged|table metric has"):
             RunStore(copy, "run")
-        copy.unlink()
 
 
 def test_protocols_have_metrics():
