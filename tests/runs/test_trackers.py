@@ -45,6 +45,7 @@ class Memory(Tracker):
         self.told.setdefault("closed", []).append(done)
 
 
+@pytest.mark.slow
 def test_what_is_told_of_a_run_and_of_its_continuation(six_clients, short_end, tmp_path):
     told = {}
     with pytest.raises(KeyboardInterrupt):

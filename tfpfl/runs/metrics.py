@@ -54,6 +54,8 @@ class Metric:
         """
         try:
             value = np.asarray(self.function(labels, logits))
+        except InvalidArgument:  # this process does not know the metric
+            raise
         except Exception as error:  # of the user's function
             raise InvalidArgument(f"the metric {self.name} raised {type(error).__name__}: {error}") from error
         if value.shape != () or value.dtype.kind not in "biuf":
@@ -134,8 +136,7 @@ def register_metric(metric: Metric | Callable[[np.ndarray, np.ndarray], float]) 
     Raises:
         InvalidArgument: the name is that of a metric of tfpfl, or cannot be one.
     """
-    if not isinstance(metric, Metric):
-        metric = Metric(getattr(metric, "__name__", type(metric).__name__), metric)
+    metric = metric if isinstance(metric, Metric) else _of_function(metric)
     if metric.name in NAMES and metric != METRICS[metric.name]:
         raise InvalidArgument(f"{metric.name} is the name of a metric of tfpfl: take another name")
     METRICS[metric.name] = metric
@@ -143,10 +144,10 @@ def register_metric(metric: Metric | Callable[[np.ndarray, np.ndarray], float]) 
 
 
 def as_metric(metric: str | Metric | Callable[[np.ndarray, np.ndarray], float]) -> Metric:
-    """The metric of a name. A function and a `Metric` are registered, so that tables know them.
+    """The metric of a name or of a function; a `Metric` is returned as it is.
 
     Raises:
-        InvalidArgument: this process knows no metric of this name; or `register_metric` refuses it.
+        InvalidArgument: this process knows no metric of this name, or the function has no name that a metric can have.
     """
     if isinstance(metric, str):
         if metric not in METRICS:
@@ -155,7 +156,11 @@ def as_metric(metric: str | Metric | Callable[[np.ndarray, np.ndarray], float]) 
                 "process before: tfpfl.runs.register_metric(function)"
             )
         return METRICS[metric]
-    return register_metric(metric)
+    return metric if isinstance(metric, Metric) else _of_function(metric)
+
+
+def _of_function(function: Callable[[np.ndarray, np.ndarray], float]) -> Metric:
+    return Metric(getattr(function, "__name__", type(function).__name__), function)
 
 
 def metric_names(metrics: Iterable[Any]) -> tuple[str, ...]:
@@ -168,7 +173,7 @@ def metric_names(metrics: Iterable[Any]) -> tuple[str, ...]:
     for metric in metrics:
         if not isinstance(metric, str | Metric) and not callable(metric):
             raise InvalidArgument(f"a metric is a name, a function or a Metric; found {metric!r}")
-        name = metric if isinstance(metric, str) else as_metric(metric).name
+        name = metric if isinstance(metric, str) else register_metric(metric).name
         if name in ALWAYS or name in names:
             continue
         Metric(name, macro_f1)  # checks the name
