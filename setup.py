@@ -46,6 +46,8 @@ setup(
         "ray": ["ray>=2.52,<3"],  # --engine ray
         "tables": ["pyarrow>=14"],  # federations from Parquet files
         "dp": ["dp-accounting>=0.4.3,<1"],  # epsilon of --aggregator dp
+        "mlflow": ["mlflow>=2.9,<4"],  # --log mlflow
+        "wandb": ["wandb>=0.17,<1"],  # --log wandb
         "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100"],
         "notebooks": ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"],
         "docs": ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.29,<2"],

@@ -4,12 +4,11 @@ import os
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from tflite_export.convert.program import flatten
-from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.models.weights import Head, Weights
+from tfpfl.runs.client_model import ClientModels, class_names
 
 
 class ExportError(InvalidArgument):
@@ -60,7 +59,7 @@ def personal_model(source, client: int | None, rounds: bool | None = None, **giv
 
 
 def _of_run(run, client, rounds) -> Personal:
-    algorithm, population = run.algorithm, run.population
+    population = run.population
     ids = [int(i) for i in population.client_ids]
     if client is None or int(client) not in ids:
         raise ExportError(
@@ -74,23 +73,13 @@ def _of_run(run, client, rounds) -> Personal:
         raise ExportError(f"{run.folder} cannot go on with rounds on a device: {training}")
     rounds = not isinstance(training, str) if rounds is None else rounds
 
-    loop = run.training()
-    server, t = loop.server_state(), run.store.round_num
-    (state,), (visit,) = loop.client_states([client]), loop.visits(t, [client])
+    weights = ClientModels(run).weights(client)
     x, y = run.federation.arrays(client, "train", population.labels)
-    message = algorithm.message(server, client) if algorithm.message_per_client else algorithm.message(server)
-    weights = tf.function(algorithm.personal_model, autograph=False)(
-        message, state, ClientData(tf.constant(x), tf.constant(y), visit.info, visit.key)
-    )
-    weights = tf.nest.map_structure(np.asarray, weights)
     local = population.labels == "local"
     class_ids = [int(c) for c in (run.federation.classes(client) if local else range(run.federation.num_labels))]
-    # A head that clients share has an output for every class, and with local labels it may be wider than this client's.
-    names = [run.federation.class_names[c] for c in class_ids]
-    names += [f"unused {i}" for i in range(len(names), weights.head.bias.shape[0])]
     return Personal(
         model=run.model,
-        weights=Weights(tuple(weights.theta), weights.head),
+        weights=weights,
         rounds=rounds,
         training=TRAINING if isinstance(training, str) else training,
         about={
@@ -98,7 +87,7 @@ def _of_run(run, client, rounds) -> Personal:
             "client": client,
             "client_name": run.federation.client_names[client],
             "took_part": bool(np.isin(client, run.store.client_ids())),
-            "round": t,
+            "round": run.store.round_num,
             "network": run.config.network,
             "dataset": one_line(run.config.dataset),
             "federation_hash": run.federation.hash,
@@ -107,7 +96,7 @@ def _of_run(run, client, rounds) -> Personal:
         },
         preprocessing={**run.federation.manifest["preprocessing"], "stored_dtype": run.federation.manifest["dtype"]},
         antialias=bool(run.federation.manifest["source"].get("options", {}).get("antialias", False)),
-        labels=names,
+        labels=class_names(run, client, weights.head.bias.shape[0]),
         class_ids=class_ids,
         train=(x, y),
         test=run.federation.arrays(client, "test", population.labels),

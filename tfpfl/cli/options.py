@@ -100,6 +100,7 @@ def config_option(name: str):
     kind = click.Choice(option.choices) if option.choices else option.type
     return click.option(
         option.flag,
+        option.name,
         cls=ConfigOption,
         section=next(heading for heading, options in SECTIONS.items() if option in options),
         type=click.Path(path_type=Path) if kind is Path else kind,
@@ -324,7 +325,7 @@ def refuse_other_data(flag: str, besides: Collection[str] = ()) -> None:
         raise click.UsageError(f"{flag} says what the data are: leave out {', '.join(given)}")
 
 
-RUN_NAMES = ("network", "participation", "rounds", "engine", "evaluate_every")
+RUN_NAMES = ("network", "participation", "rounds", "engine", "evaluate_every", "metrics")
 run_options = with_options(
     [*data_options, config_option("federation"), *map(config_option, RUN_NAMES), allow_code_option]
 )
@@ -343,6 +344,35 @@ def value_of(text: str):
 
 def _machine_option(*flags, **kw):
     return click.option(*flags, cls=SectionOption, section="Machines", **kw)
+
+
+log_option = click.option(
+    "--log",
+    "logs",
+    type=click.Choice(["mlflow", "wandb"]),
+    multiple=True,
+    help="Also write the run to MLflow (folder mlruns) or to Weights & Biases (offline, folder wandb); may be "
+    "repeated. Your own settings of these libraries hold. Default: TensorBoard alone, in the run folder.",
+)
+log_tables_option = click.option(
+    "--log-tables", is_flag=True, help="With --log: also write the tables of the run folder there, as artifacts."
+)
+
+
+def trackers_of(logs: tuple[str, ...], log_tables: bool) -> list:
+    """The callbacks that --log asks for.
+
+    Raises:
+        InvalidArgument: --log-tables without --log.
+        Unavailable: a library is not installed.
+    """
+    if log_tables and not logs:
+        raise InvalidArgument("--log-tables says what --log writes: add --log mlflow or --log wandb, or leave it out")
+    if not logs:
+        return []
+    from tfpfl.runs.trackers import TRACKERS
+
+    return [TRACKERS[name](tables=log_tables) for name in dict.fromkeys(logs)]
 
 
 machine_options = [

@@ -18,8 +18,11 @@ from tfpfl.cli.options import (
     config_option,
     data_arguments,
     download_option,
+    log_option,
+    log_tables_option,
     machine_options,
     machines_of,
+    trackers_of,
     with_options,
 )
 from tfpfl.runs.options import DATA_NAMES, OPTIONS
@@ -27,12 +30,13 @@ from tfpfl.runs.options import DATA_NAMES, OPTIONS
 
 @main.command(cls=RunCommand)
 @with_options([*map(config_option, OPTIONS), allow_code_option, download_option, *machine_options])
+@with_options([log_option, log_tables_option])
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     help="The run folder to make. Default: runs/ALGORITHM-DATASET-sSEED.",
 )
-def run(out, allow_code, allow_download, workers, address, deadline, isolate, **kw):
+def run(out, allow_code, allow_download, workers, address, deadline, isolate, logs, log_tables, **kw):
     """Train a method and write a run folder.
 
     The hyperparameters of the method and the arguments of the partition are options too. They stand at the end of
@@ -42,7 +46,7 @@ def run(out, allow_code, allow_download, workers, address, deadline, isolate, **
     from tfpfl.runs.federations import open_federation
     from tfpfl.runs.run import Run
 
-    machines = machines_of(kw["engine"], workers, address, deadline, isolate)
+    machines, trackers = machines_of(kw["engine"], workers, address, deadline, isolate), trackers_of(logs, log_tables)
     data = data_arguments(kw)
     names = {f.name for f in fields(RunConfig)} & kw.keys() - {*DATA_NAMES, "federation"}
     hyper = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
@@ -61,7 +65,7 @@ def run(out, allow_code, allow_download, workers, address, deadline, isolate, **
         connect(machines)
     with Run.create(config, out, opened, allow_download=allow_download) as run:
         run.machines = machines
-        _train_and_print(run)
+        _train_and_print(run, trackers)
 
 
 def _require_workers(machines, federation):
@@ -72,21 +76,24 @@ def _require_workers(machines, federation):
     workers_of(machines).require(federation)
 
 
-def _train_and_print(run):
+def _train_and_print(run, trackers):
     from rich.console import Console
 
     from tfpfl.runs.callbacks import Progress
 
     console = Console()
     with resumable(f"tfpfl resume {quote(str(run.folder))}", lambda: f"{run.store.round_num} rounds are saved"):
-        run.train([Progress(run.config.title, console)])
+        run.train([Progress(run.config.title, console), *trackers])
     _print_run(run, console)
 
 
 def _print_run(run, console):
-    from tfpfl.studies.tables import protocols
+    from tfpfl.studies.tables import metrics, protocols
 
-    console.print(protocols([r for r in run.results() if r.when != "last"], f"{run.folder}"))
+    found = [r for r in run.results() if r.when != "last"]
+    console.print(protocols(found, f"{run.folder}"))
+    if table := metrics(found, f"{run.folder}: other metrics"):
+        console.print(table)
     _print_stop(run)
     if private := run.privacy:
         click.echo(f"epsilon = {private.epsilon:.3g} at delta = {private.delta:.2g}: {private.text}")
@@ -106,11 +113,12 @@ def _print_stop(run):
     help="Number of rounds that the run shall have in the end; a larger number than before extends it. Default: the "
     "number it was started with.",
 )
-@with_options([allow_code_option, *machine_options])
-def resume(folder, rounds, allow_code, **where):
+@with_options([allow_code_option, *machine_options, log_option, log_tables_option])
+def resume(folder, rounds, allow_code, logs, log_tables, **where):
     """Continue the run in FOLDER as if it had never stopped."""
     from tfpfl.runs.run import Run
 
+    trackers = trackers_of(logs, log_tables)
     if allow_code:
         allow_code_of(folder)
     with Run.open(folder, rounds=rounds) as run:
@@ -118,7 +126,7 @@ def resume(folder, rounds, allow_code, **where):
         done = run.store.round_num
         for name, (then, now) in run.changed_versions.items():
             print(f"{name} was {then} and is {now}: the last bits of the numbers may differ", file=sys.stderr)
-        _train_and_print(run)
+        _train_and_print(run, trackers)
         if run.store.round_num == done:
             click.echo(f"Nothing was left to do: the run ended with round {done}. --rounds extends it.")
 
@@ -132,7 +140,7 @@ def evaluate(folder, allow_code):
 
     from tfpfl.runs import protocols as evaluation
     from tfpfl.runs.run import Run
-    from tfpfl.studies.tables import protocols
+    from tfpfl.studies.tables import metrics, protocols
 
     if allow_code:
         allow_code_of(folder)
@@ -145,6 +153,8 @@ def evaluate(folder, allow_code):
         now = [r for r in evaluation.results(run.evaluate()) if r.when == "last"]
         console = Console()
         console.print(protocols(now, f"{folder}: all clients after round {done}"))
+        if table := metrics(now, f"{folder}: other metrics"):
+            console.print(table)
         console.print(protocols([r for r in run.results() if r.when != "last"], f"{folder}: while it ran"))
         _print_stop(run)
 

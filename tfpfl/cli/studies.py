@@ -84,7 +84,7 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
     from tfpfl.runs.files import write_whole
     from tfpfl.studies import comparison as comparing
     from tfpfl.studies.records import Record
-    from tfpfl.studies.tables import comparison_over_clients
+    from tfpfl.studies.tables import comparison_over_clients, metrics_of_algorithms
 
     wanted, console = protocols.protocol(protocol), Console()
     for path in write:
@@ -123,6 +123,8 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
     records = [Record.read(folder) for folder in (*folders, *trained)]
     table = comparing.rows(records, wanted)
     console.print(comparison_over_clients(table, wanted))
+    if names := comparing.other_metrics(records, wanted):
+        console.print(metrics_of_algorithms(table, names))
     for path in write:
         write_whole(path, comparing.text(table, path.suffix[1:], wanted))
     if plot:

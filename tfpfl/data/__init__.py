@@ -1,6 +1,7 @@
 """Data: the examples of every client, the clients of every round, and the random numbers of both."""
 
 from tfpfl.data.catalog import list_datasets, load_source
+from tfpfl.data.client_names import find_client
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.federation import Federation
 from tfpfl.data.manifest import FederationError
@@ -24,6 +25,7 @@ __all__ = [
     "blobs",
     "client_key",
     "cohort",
+    "find_client",
     "list_datasets",
     "load_source",
 ]

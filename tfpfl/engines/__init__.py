@@ -7,7 +7,7 @@ from tfpfl.engines.tff.evaluation import federated_evaluation
 from tfpfl.engines.tff.notebook_kernel import continue_with_tff
 from tfpfl.engines.tff.process import federate, federated_shard
 from tfpfl.engines.tff.worker import answers, start_worker
-from tfpfl.engines.visit import RoundOutput, Visit, visits
+from tfpfl.engines.visit import RoundOutput, Visit, WithLogits, visits
 
 __all__ = [
     "Machines",
@@ -16,6 +16,7 @@ __all__ = [
     "Scorer",
     "Simulation",
     "Visit",
+    "WithLogits",
     "answers",
     "continue_with_tff",
     "federate",

@@ -19,6 +19,7 @@ from tfpfl.engines.visit import (
     client_work,
     info_spec,
     metric_contribution,
+    room_of,
     scores,
 )
 from tfpfl.models import tree
@@ -119,6 +120,7 @@ def fused_work(algorithm: Algorithm, federation, held_out: Sequence[str] = ()) -
         `Contribution`s, the sum of the metric contributions).
     """
     labels, one_pass, spec = algorithm.population.labels, one_pass_of(algorithm), client_state_spec(algorithm)
+    room = room_of(algorithm, federation, held_out)
     read = federation.cohort_reader("train", labels, algorithm.model.dtype)
     features_of = features_of_splits(algorithm.model, federation, held_out, labels)
 
@@ -129,7 +131,7 @@ def fused_work(algorithm: Algorithm, federation, held_out: Sequence[str] = ()) -
         found = {}
         if held_out:
             head = algorithm.local_model(message, output).head
-            found = {split: scores(head, *part.of(i)) for split, part in held_out.items()}
+            found = scores_of_parts(head, held_out, i, room)
         whole = one_pass.join(one_pass.theta(message), output.update)
         output = checked(algorithm, message, output, found, update=whole)
         sums = metric_contribution(output.metrics, visit.info.num_examples)
@@ -247,6 +249,15 @@ def features_of_splits(model, federation, splits: Sequence[str], labels: str):
         return found
 
     return features
+
+
+def scores_of_parts(head, held_out: dict, i, room: dict) -> dict:
+    """{split: scores} of client i's head on its features in {split: `Batch`}; `room` as in `Readers`."""
+    found = {}
+    for split, part in held_out.items():
+        phi, y = part.of(i)
+        found[split] = scores(head, phi, y, room.get(split))
+    return found
 
 
 def groups(sizes: Sequence[int], bytes_an_example: int) -> list[list[int]]:

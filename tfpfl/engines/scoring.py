@@ -16,6 +16,7 @@ from tfpfl.engines.packed import (
     for_each,
     groups,
     one_each,
+    scores_of_parts,
     side_by_side,
     stacked,
 )
@@ -27,7 +28,6 @@ from tfpfl.engines.visit import (
     client_state_spec,
     evaluation_work,
     federation_readers,
-    scores,
 )
 
 
@@ -131,7 +131,7 @@ class FusedEvaluation:
             def one(i, message, packed, visits, held_out):
                 found: dict[str, Any] = {}
                 for prefix, head in heads(i, message, packed, visits).items():
-                    found |= by_split({split: scores(head, *part.of(i)) for split, part in held_out.items()}, prefix)
+                    found |= by_split(scores_of_parts(head, held_out, i, readers.room), prefix)
                 return found
 
             held_out = features_of(theta_of(message), visits.info.client_id)

@@ -65,11 +65,20 @@ class ClientResult(NamedTuple):
     metric_sums: dict  # what the client adds to the round's metrics
 
 
+class WithLogits(tuple):
+    """Names of splits, for the argument `held_out` of an engine or `splits` of a `Scorer`: scores with their logits.
+
+    The scores of a client then also have '{split}_logits', padded with zeros to one shape for all clients, and
+    '{split}_outputs', how many outputs its head has. The names alone, as any other sequence, give neither.
+    """
+
+
 class Readers(NamedTuple):
     """Functions that read the examples of a visit, from the federation's files or from the visit itself."""
 
     train: Callable  # (visit) -> (x, y)
     held_out: dict  # {split: (visit) -> (x, y)}, for the splits that are scored
+    room: dict = {}  # {split: (rows, columns)} of the padded logits, for the splits whose logits are wanted
 
 
 def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
@@ -81,7 +90,7 @@ def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
         held_out = {}
         if readers.held_out:
             model = algorithm.local_model(message, output)
-            held_out = {s: evaluate(algorithm.model, model, *read(visit)) for s, read in readers.held_out.items()}
+            held_out = scores_by_split(algorithm.model, model, readers, visit)
         return checked(algorithm, message, output, held_out)
 
     return work
@@ -133,7 +142,9 @@ def metric_contribution(metrics: dict, num_examples) -> OrderedDict:
             value = value > 0
         if name.startswith("bytes_") or name in ("finite", "rejected"):
             summed[name] = tf.cast(value, tf.int64)
-        elif not name.endswith(("_correct", "_examples", "_loss")):  # held-out scores are averaged by the evaluation
+        elif not name.endswith(
+            ("_correct", "_examples", "_loss", "_logits", "_outputs")
+        ):  # held-out scores are averaged by the evaluation
             summed[name] = weight * tf.cast(value, tf.float64)
     return summed
 
@@ -171,14 +182,22 @@ def evaluation_work(algorithm: Algorithm, readers: Readers) -> Callable:
             models[f"{GLOBAL}_"] = algorithm.global_model(message)
         found: OrderedDict = OrderedDict()
         for prefix, weights in models.items():
-            scored = {s: evaluate(algorithm.model, weights, *read(visit)) for s, read in readers.held_out.items()}
-            found |= by_split(scored, prefix)
+            found |= by_split(scores_by_split(algorithm.model, weights, readers, visit), prefix)
         return found
 
     return work
 
 
-def evaluate(model, weights: Weights, x, y) -> OrderedDict:
+def scores_by_split(model, weights: Weights, readers: Readers, visit) -> dict:
+    """{split: scores} of a model on a client's held-out examples; see `evaluate`."""
+    found = {}
+    for split, read in readers.held_out.items():
+        x, y = read(visit)
+        found[split] = evaluate(model, weights, x, y, readers.room.get(split))
+    return found
+
+
+def evaluate(model, weights: Weights, x, y, room: tuple | None = None) -> OrderedDict:
     """Scores a model: {'loss': mean cross-entropy, 'correct': int32, 'examples': int32}; all 0 without examples.
 
     Args:
@@ -186,17 +205,24 @@ def evaluate(model, weights: Weights, x, y) -> OrderedDict:
         weights: its backbone's and head's weights.
         x: [n, ...], the examples.
         y: int32 [n], the labels.
+        room: (rows, columns); then there are also 'logits' [rows, columns], those of the n examples and K outputs
+            padded with zeros, and 'outputs': int32, K. None: not.
     """
-    return scores(weights.head, model.features_in_chunks(weights.theta, x, EVALUATION_CHUNK), y)
+    return scores(weights.head, model.features_in_chunks(weights.theta, x, EVALUATION_CHUNK), y, room)
 
 
-def scores(head: Head, phi, y) -> OrderedDict:
+def scores(head: Head, phi, y, room: tuple | None = None) -> OrderedDict:
     """Scores a head as `evaluate` does, but on the features phi [n, M] of the examples."""
     z = logits(head, phi)
     examples = tf.shape(y)[0]
     correct = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(z, 1, tf.int32), y), tf.int32))
     loss = tf.cond(examples > 0, lambda: cross_entropy(z, y), lambda: tf.zeros([], z.dtype))
-    return OrderedDict(correct=correct, examples=examples, loss=loss)
+    found = OrderedDict(correct=correct, examples=examples, loss=loss)
+    if room is not None:
+        outputs = tf.shape(z)[1]
+        found["logits"] = tf.ensure_shape(tf.pad(z, [[0, room[0] - examples], [0, room[1] - outputs]]), room)
+        found["outputs"] = outputs
+    return found
 
 
 def by_split(results: dict, prefix: str = "") -> OrderedDict:
@@ -226,7 +252,16 @@ def federation_readers(algorithm: Algorithm, federation, held_out: Sequence[str]
         reader = federation.reader(split, algorithm.population.labels, algorithm.model.dtype)
         return lambda visit: reader(visit.info.client_id)
 
-    return Readers(read("train"), {split: read(split) for split in held_out})
+    return Readers(read("train"), {split: read(split) for split in held_out}, room_of(algorithm, federation, held_out))
+
+
+def room_of(algorithm: Algorithm, federation, held_out: Sequence[str]) -> dict:
+    """{split: (most examples of a client, most outputs of a head)} for `WithLogits`; {} for other sequences."""
+    if not isinstance(held_out, WithLogits):
+        return {}
+    population = algorithm.population
+    columns = max(int(population.num_classes.max()), population.num_labels or 0)
+    return {s: (int(federation.num_examples(s)[population.client_ids].max()), columns) for s in held_out}
 
 
 ARRAYS = Readers(lambda data: (data.x, data.y), {})  # for visits that are `ClientData` and carry their examples

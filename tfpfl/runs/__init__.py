@@ -13,11 +13,16 @@ if TYPE_CHECKING:
     from tfpfl.runs.callbacks import EarlyStopping as EarlyStopping
     from tfpfl.runs.callbacks import Progress as Progress
     from tfpfl.runs.callbacks import TensorBoard as TensorBoard
+    from tfpfl.runs.client_model import ClientModel as ClientModel
+    from tfpfl.runs.client_model import ClientModels as ClientModels
     from tfpfl.runs.config import RunConfig as RunConfig
     from tfpfl.runs.config import RunError as RunError
     from tfpfl.runs.config import read_config as read_config
     from tfpfl.runs.consent import allow_code as allow_code
     from tfpfl.runs.federations import open_federation as open_federation
+    from tfpfl.runs.metrics import METRICS as METRICS
+    from tfpfl.runs.metrics import Metric as Metric
+    from tfpfl.runs.metrics import register_metric as register_metric
     from tfpfl.runs.privacy import Privacy as Privacy
     from tfpfl.runs.protocols import EV_ALL as EV_ALL
     from tfpfl.runs.protocols import EV_LOCAL as EV_LOCAL
@@ -30,6 +35,9 @@ if TYPE_CHECKING:
     from tfpfl.runs.run import Run as Run
     from tfpfl.runs.store import RunStore as RunStore
     from tfpfl.runs.store import StoreError as StoreError
+    from tfpfl.runs.trackers import MLflow as MLflow
+    from tfpfl.runs.trackers import Tracker as Tracker
+    from tfpfl.runs.trackers import WandB as WandB
     from tfpfl.runs.training import DivergedError as DivergedError
     from tfpfl.runs.training import Training as Training
 
@@ -38,11 +46,16 @@ _HOME = {
     "AGGREGATORS": "aggregators",
     "EV_ALL": "protocols",
     "EV_LOCAL": "protocols",
+    "METRICS": "metrics",
+    "MLflow": "trackers",
     "PROTOCOLS": "protocols",
     "Availability": "availability",
     "Callback": "callbacks",
+    "ClientModel": "client_model",
+    "ClientModels": "client_model",
     "DivergedError": "training",
     "EarlyStopping": "callbacks",
+    "Metric": "metrics",
     "Privacy": "privacy",
     "Progress": "callbacks",
     "Protocol": "protocols",
@@ -54,12 +67,15 @@ _HOME = {
     "Score": "protocols",
     "StoreError": "store",
     "TensorBoard": "callbacks",
+    "Tracker": "trackers",
     "Training": "training",
+    "WandB": "trackers",
     "allow_code": "consent",
     "curve": "protocols",
     "open_federation": "federations",
     "per_client": "protocols",
     "read_config": "config",
+    "register_metric": "metrics",
 }
 __all__ = list(_HOME)
 

@@ -2,6 +2,7 @@
 
 The training calls `start(training, rounds)` at the beginning, `round(training, row)` after every committed round, with
 its history row, and `end(training)`. A callback stops the training by setting `training.stop_reason` to a text.
+`Run.train` calls `begin(run)` before all of this, and `finish(run)` after it.
 """
 
 import itertools
@@ -16,11 +17,15 @@ import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.scalar.summary import scalar_pb
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_choice
+from tfpfl.runs.metrics import ALWAYS, DIRECTIONS
 
 
 class Callback:
     """The base class of callbacks; its methods do nothing. Override those that you need."""
+
+    def begin(self, run) -> None:
+        """Called by `Run.train`, and not by a plain `Training`, before all else."""
 
     def start(self, training, rounds: int) -> None:
         """Called before the first round. A resumed training has `training.store.round_num` rounds already."""
@@ -30,6 +35,9 @@ class Callback:
 
     def end(self, training) -> None:
         """Called after the last round, and also after an error."""
+
+    def finish(self, run) -> None:
+        """Called by `Run.train` at its very end, when tables and summary are written, and also after an error."""
 
 
 class Progress(Callback):
@@ -118,39 +126,50 @@ class TensorBoard(Callback):
 
 
 class EarlyStopping(Callback):
-    """Stops the training when the mean validation accuracy over clients has not risen for some evaluated rounds.
+    """Stops the training when a mean over clients on validation examples has not got better for some evaluated rounds.
 
     It reads the history from the store. So a resumed training stops in the same round as an uninterrupted one.
 
     Args:
         patience: the number of evaluated rounds, at least 1.
+        monitor: 'accuracy', 'loss', or a metric that the training measures.
+        mode: 'max' if larger is better, 'min' if smaller is. Default: as the metric itself says.
 
     Raises:
-        InvalidArgument: `patience` is less than 1.
+        InvalidArgument: `patience` is less than 1, or `mode` is another word. Raised when the training starts: it does
+            not measure what is monitored.
     """
 
-    def __init__(self, patience: int):
+    def __init__(self, patience: int, monitor: str = "accuracy", mode: str | None = None):
         if patience < 1:
             raise InvalidArgument(f"patience must be at least 1 evaluated round, found {patience}")
-        self.patience = patience
+        if mode is not None:
+            check_choice(mode=(mode, DIRECTIONS))
+        self.patience, self.monitor, self.mode = patience, monitor, mode
 
     def start(self, training, rounds):
-        """Reads the accuracies of the rounds that are saved already."""
+        """Reads the scores of the rounds that are saved already."""
+        measured = ALWAYS | {metric.name: metric.direction for metric in getattr(training, "metrics", ())}
+        if self.monitor not in measured:
+            raise InvalidArgument(
+                f"early stopping looks at {self.monitor}, which this training does not measure; it measures "
+                f"{', '.join(measured)}. Add it to `metrics`"
+            )
+        self._best_is = self.mode or measured[self.monitor]
         self._scores = []
         for row in training.store.history():
             self._see(training, row)
 
     def round(self, training, row):
-        """Reads the accuracy of a round, and stops the training if it is time."""
+        """Reads the score of a round, and stops the training if it is time."""
         self._see(training, row)
 
     def _see(self, training, row):
-        score = row.get(f"{training.model_name} validation accuracy")
+        score = row.get(f"{training.model_name} validation {self.monitor}")
         if score is None or np.isnan(score):
             return
         self._scores.append(score)
-        best = int(np.argmax(self._scores))
+        best = int(np.argmax(self._scores) if self._best_is == "max" else np.argmin(self._scores))
         if len(self._scores) - 1 - best >= self.patience:
-            training.stop_reason = (
-                f"validation accuracy has not risen above {self._scores[best]:.4f} in {self.patience} evaluated rounds"
-            )
+            than = f"{'risen above' if self._best_is == 'max' else 'fallen below'} {self._scores[best]:.4f}"
+            training.stop_reason = f"validation {self.monitor} has not {than} in {self.patience} evaluated rounds"

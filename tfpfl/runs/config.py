@@ -23,6 +23,7 @@ from tfpfl.engines.engine import check_grouping
 from tfpfl.models.networks import default_network
 from tfpfl.runs.aggregators import check_aggregator
 from tfpfl.runs.availability import Availability
+from tfpfl.runs.metrics import metric_names
 
 # Older files are read: entries that a later format added have their defaults. Format 1 added up a cohort in another
 # order and is refused. Before format 5 `grouping` was called `cohort`, its value 'one_by_one' was called 'plain', and
@@ -40,7 +41,7 @@ _ADDED = {  # format -> entries that it added
         *("joins", "leaves", "on_broken", "max_norm", "clip_norm"),
         *("aggregator", "aggregator_args"),
     ),
-    7: ("own_method",),
+    7: ("own_method", "metrics", "monitor"),
 }
 _NOT_IDENTITY = ("rounds", "versions", "federation")  # not part of `run_id`: may differ when a run is continued
 
@@ -86,7 +87,9 @@ class RunConfig:
     engine: str = "local"
     grouping: str = "auto"  # see `Simulation`; saved, so that a resumed run adds its numbers in the same order
     evaluate_every: int = 10
+    metrics: tuple = ()  # names of metrics besides accuracy and loss; functions are registered, see `runs.metrics`
     patience: int | None = None
+    monitor: str = "accuracy"  # what `patience` looks at, in the means on validation examples
     new_clients: int = 0  # number of clients that never train; the data seed draws them
     dropout: float = 0.0  # for this and the next seven entries see `Availability`
     dropout_spread: float = 0.0
@@ -126,12 +129,20 @@ class RunConfig:
             check_names(self.method, self.preset, self.hyperparameters)
             known = self.method.hyperparameters
             self.hyperparameters = {k: typed(k, v, known[k].annotation) for k, v in self.hyperparameters.items()}
+        if self.monitor not in self.metrics:  # what is looked at must be measured
+            self.metrics = (*self.metrics, self.monitor)
+        self.metrics = metric_names(self.metrics)
         at_least = {"clients": 0, "rounds": 1, "evaluate_every": 0, "patience": 1, "new_clients": 0}
         at_least |= {"seed": 0, "data_seed": 0}
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is not None and not least <= value < 2**31:
                 raise InvalidArgument(f"{name} must lie in {least}..2^31-1, found {value}")
+        if self.monitor != "accuracy" and self.patience is None:
+            raise InvalidArgument(
+                f"monitor={self.monitor!r} says what patience looks at, but patience is not given: give it a number of "
+                "evaluated rounds, or leave monitor out"
+            )
         sizes = self.sampling_range
         if sizes is not None and not (len(sizes) == 2 and all(type(size) is int for size in sizes)):
             raise InvalidArgument(

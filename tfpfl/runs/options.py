@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tfpfl.runs.metrics import ALWAYS, NAMES
+
 
 class RunOption(NamedTuple):
     """One option of `tfpfl run`."""
@@ -19,11 +21,12 @@ class RunOption(NamedTuple):
     metavar: str | None = None
     multiple: bool = False  # whether the option may be given several times
     of_source: bool = False  # whether it is a keyword argument of `load_source`
+    written: str = ""  # the option without --, if it is not the name
 
     @property
     def flag(self) -> str:
         """The option as it is written at the command line, such as --data-seed."""
-        return "--" + self.name.replace("_", "-")
+        return "--" + (self.written or self.name.replace("_", "-"))
 
     @property
     def default(self) -> Any:
@@ -140,9 +143,23 @@ SECTIONS = {
             int,
         ),
         RunOption(
+            "metrics",
+            "A metric that is measured besides accuracy and loss, for every client; may be repeated. In Python, it can "
+            "be a function of your own. Default: none.",
+            choices=NAMES,
+            multiple=True,
+            written="metric",
+        ),
+        RunOption(
             "patience",
-            "Stop the run after this many evaluated rounds without a better validation accuracy. Default: never.",
+            "Stop the run after this many evaluated rounds without a better validation accuracy, or what --monitor "
+            "names. Default: never.",
             int,
+        ),
+        RunOption(
+            "monitor",
+            "What --patience looks at: the mean over clients on validation examples of accuracy, loss or a metric.",
+            choices=(*ALWAYS, *NAMES),
         ),
         RunOption(
             "new_clients",

@@ -6,7 +6,7 @@ client predicts after the server's step: *personal*, *global* or *fine-tuned*. I
 in PGFed and FedAMP).
 """
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,11 @@ class Score(NamedTuple):
     num_examples: int
     loss: float
     accuracy: float
+    metrics: Mapping[str, float] = {}  # the other metrics that the run asked for; see `tfpfl.runs.metrics`
+
+    def value(self, what: str) -> float:
+        """The number of this name: 'accuracy', 'loss' or another metric; NaN if it was not measured."""
+        return float(getattr(self, what) if what in ("accuracy", "loss") else self.metrics.get(what, np.nan))
 
 
 LOCAL_COPY = "local copy"
@@ -123,6 +128,7 @@ class Result(NamedTuple):
     loss: float  # mean cross-entropy
     num_clients: int  # clients that have examples in this split, in the last of the rounds
     rounds: list  # the rounds over which this is the mean
+    metrics: Mapping[str, float] = {}  # {name: mean} of the other metrics that the run asked for
 
     @property
     def protocol(self) -> Protocol:
@@ -130,7 +136,9 @@ class Result(NamedTuple):
         return Protocol._make(self[: len(Protocol._fields)])
 
 
-def evaluation_rows(scores: Iterable[dict], client_ids: Iterable[int], round_num: int, model: str) -> list[Score]:
+def evaluation_rows(
+    scores: Iterable[dict], client_ids: Iterable[int], round_num: int, model: str, measure: Callable | None = None
+) -> list[Score]:
     """Makes a `Score` for every client and split.
 
     Args:
@@ -138,6 +146,7 @@ def evaluation_rows(scores: Iterable[dict], client_ids: Iterable[int], round_num
         client_ids: the clients, in the same order.
         round_num: the evaluated round.
         model: the name of the scored model.
+        measure: (client id, split, scores) -> {name: value}, the other metrics; see `tfpfl.runs.metrics.measurer`.
     """
     rows = []
     for client_id, score in zip(client_ids, scores, strict=True):
@@ -148,20 +157,26 @@ def evaluation_rows(scores: Iterable[dict], client_ids: Iterable[int], round_num
             loss, accuracy = np.nan, np.nan
             if examples:
                 loss, accuracy = float(score[f"{split}_loss"]), int(score[f"{split}_correct"]) / examples
-            rows.append(Score(round_num, int(client_id), model, split, examples, loss, accuracy))
+            others = measure(int(client_id), split, score) if measure else {}
+            rows.append(Score(round_num, int(client_id), model, split, examples, loss, accuracy, others))
     return rows
 
 
 def summarize(rows: list[Score]) -> dict:
-    """The means over clients of one round's scores, for history.csv: {(model, split): {'accuracy', 'loss'}}."""
+    """The means over clients of one round's scores, for history.csv: {(model, split): {'accuracy', 'loss', ...}}."""
     summary = {}
     for model, split in sorted({(e.model, e.split) for e in rows}):
         chosen = [e for e in rows if (e.model, e.split) == (model, split)]
         summary[model, split] = {
             "accuracy": statistics.mean_over_clients([e.accuracy for e in chosen]),
             "loss": statistics.mean_over_clients([e.loss for e in chosen]),
-        }
+        } | {name: statistics.mean_over_clients([e.value(name) for e in chosen]) for name in metrics_of(chosen)}
     return summary
+
+
+def metrics_of(rows: Iterable[Any]) -> list[str]:
+    """The names of the other metrics that some of these `Score`s or `Result`s have, sorted."""
+    return sorted({name for row in rows for name in row.metrics})
 
 
 def protocol(name: str) -> Protocol:
@@ -269,7 +284,7 @@ def curve(evaluations: list[Score], wanted: Protocol = EV_ALL, what: str = "accu
     Args:
         evaluations: the scores of a run.
         wanted: the protocol.
-        what: 'accuracy' or 'loss'.
+        what: 'accuracy', 'loss', or the name of another metric that the run measured.
     """
     by_round = _by_round(_table(evaluations), wanted)
     means = {t: _mean(rows, wanted.mean, what) for t, rows in sorted(by_round.items())}
@@ -306,11 +321,15 @@ def _result(wanted: Protocol, by_round: dict) -> Result:
         loss=over_rounds(lambda rows: _mean(rows, wanted.mean, "loss")),
         num_clients=statistics.num_tested([e.accuracy for e in by_round[max(by_round)]]),
         rounds=sorted(by_round),
+        metrics={
+            name: over_rounds(lambda rows: _mean(rows, wanted.mean, name))  # noqa: B023 - used at once
+            for name in metrics_of(e for rows in by_round.values() for e in rows)
+        },
     )
 
 
 def _mean(rows: Iterable[Score], mean: str, what: str = "accuracy") -> float:
-    values = [getattr(e, what) for e in rows]
+    values = [e.value(what) for e in rows]
     if mean == "clients":
         return statistics.mean_over_clients(values)
     return statistics.pooled(values, [e.num_examples for e in rows])

@@ -51,6 +51,7 @@ def write_clients(
             continue
         row = rows[e.client_id]
         row |= {f"{e.split}_examples": e.num_examples, f"{e.split}_loss": e.loss, f"{e.split}_accuracy": e.accuracy}
+        row |= {f"{e.split}_{name}": value for name, value in sorted(e.metrics.items())}
     write_csv(path, list(next(iter(rows.values()))), rows.values())
 
 
@@ -89,5 +90,9 @@ def stopped_earlier(path: Path, rounds: int) -> str | None:
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row without NaN and infinity, which JSON does not have: None stands in their place."""
-    return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()}
+    """The row without NaN and infinity, which JSON does not have: None stands in their place.
+
+    An entry `metrics` without metrics is left out.
+    """
+    plain_row = {k: plain(v) if isinstance(v, Mapping) else v for k, v in row.items() if k != "metrics" or v}
+    return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in plain_row.items()}

@@ -15,12 +15,13 @@ tensorboard/    the history as TensorBoard events
 import json
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import cast
 
+import keras
 import numpy as np
 
 from tfpfl.algorithms.contract import ClientData
@@ -34,12 +35,14 @@ from tfpfl.engines.tff.aggregators import OF_TFF
 from tfpfl.runs import own_methods, protocols
 from tfpfl.runs.aggregators import PRIVATE, check_method, factory
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
+from tfpfl.runs.client_model import ClientModel, ClientModels
 from tfpfl.runs.config import NETWORK, RunConfig, RunError, package_versions, read_config
 from tfpfl.runs.consent import is_allowed
 from tfpfl.runs.cost import Passes, Work, count_work, visit_flops
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.folders import STATE, locked_folder, new_folder, read_kept
+from tfpfl.runs.metrics import as_metric, known_metrics
 from tfpfl.runs.privacy import Privacy, privacy, require_accounting
 from tfpfl.runs.recipe import Recipe
 from tfpfl.runs.results import plain, stopped_earlier, totals, write_clients, write_history, write_summary
@@ -140,6 +143,8 @@ class Run:
         folder = Path(folder)
         with new_folder(folder) as lock:
             check_engine(config.engine)
+            for name in config.metrics:
+                as_metric(name)  # raises if nobody knows it
             if config.aggregator in PRIVATE:
                 require_accounting()  # checked now, because the summary needs it, perhaps hours later
             federation = federation or open_federation(config, allow_download=allow_download)
@@ -246,10 +251,18 @@ class Run:
             MachinesError: the TFF workers or the Ray cluster are lost. All earlier rounds are saved.
             StoreError: a round could not be saved. All earlier rounds are saved.
         """
+        for name in self.config.metrics:
+            as_metric(name)  # known only where it was registered, which a resumed run may have forgotten
         callbacks = [*callbacks, TensorBoard(self.folder / "tensorboard")]
         if self.config.patience is not None:
-            callbacks.append(EarlyStopping(self.config.patience))
-        training = self.training(callbacks)
+            callbacks.append(EarlyStopping(self.config.patience, self.config.monitor))
+        with ExitStack() as begun:
+            for callback in callbacks:
+                callback.begin(self)
+                begun.callback(callback.finish, self)
+            return self._train(self.training(callbacks))
+
+    def _train(self, training: Training) -> "Run":
         try:
             training.run(self.config.rounds)
         except DivergedError as error:
@@ -285,6 +298,7 @@ class Run:
             model_name=self.recipe.row.evaluated(self.config.hyperparameters),
             evaluate_every=self.config.evaluate_every,
             callbacks=callbacks,
+            metrics=known_metrics(self.config.metrics),
         )
 
     def evaluate(self) -> list[protocols.Score]:
@@ -325,6 +339,37 @@ class Run:
                 f"matrices are saved in evaluated rounds: {', '.join(map(str, rounds))}; not {round_num}"
             )
         return self.store.matrices(rounds[-1] if round_num is None else round_num) if rounds else {}
+
+    def client_model(self, client: int | str, *, inputs: str = "raw", outputs: str = "probabilities") -> ClientModel:
+        """One client's model as `keras_model` makes it, with the client's class names and what else a user must know.
+
+        Returns:
+            A `ClientModel`: `model`, and `about`, a dict of JSON's types. Its method `save` writes both.
+        """
+        return ClientModels(self).keras_model(client, inputs=inputs, outputs=outputs)
+
+    def keras_model(self, client: int | str, *, inputs: str = "raw", outputs: str = "probabilities") -> keras.Model:
+        """The model with which a client predicts after the last round, as a Keras model that needs nothing of tfpfl.
+
+        It gives what `evaluate` scores: the same logits up to rounding. A client that no round has drawn yet gets the
+        model that the method gives to such a client; a client outside of the population (`new_clients` of the
+        configuration) the one with which it would begin to adapt. `client_model` gives the names of the classes too.
+
+        Args:
+            client: the client's id, an integer from 0, or its name.
+            inputs: 'raw': the model takes examples as the federation stores them, such as pixels from 0 to 255, and
+                begins with a layer Rescaling that decodes them; 'decoded': it takes what `Federation.arrays` gives.
+            outputs: 'probabilities' (after softmax) or 'logits'.
+
+        Returns:
+            A new `keras.Model` from [N, ...] to [N, K]. Changing its weights does not change the run.
+
+        Raises:
+            InvalidArgument: the run has no rounds yet; there is no such client, or two that could be meant; it is
+                outside of the population and the method has models only for clients that took part; `inputs` or
+                `outputs` is another word.
+        """
+        return self.client_model(client, inputs=inputs, outputs=outputs).model
 
     @property
     def passes(self) -> Passes:

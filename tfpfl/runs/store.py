@@ -101,7 +101,7 @@ class RunStore:
         last = servers[0] if servers else 0
         if len(servers) > 1 or min(servers, default=1) < 1:
             raise StoreError(f"{self._name} is damaged: it must have one server state, found some of rounds {servers}")
-        tables = ["history", "client", "evaluation", *["matrix", "checksum"][: self._file.format - 1]]
+        tables = ["history", "client", "evaluation", *["matrix", "checksum", "metric"][: self._file.format - 1]]
         for table in tables:
             query = f"SELECT count(*), min(round), max(round), sum(typeof(round) != 'integer') FROM {table}"
             count, low, high, strange = self._db.execute(query).fetchone()
@@ -233,7 +233,9 @@ class RunStore:
             for name, matrix in (matrices or {}).items()
         ]
         scores = sorted(map(content.score_row, evaluation_rows), key=lambda row: row[1:4])
-        sums = content.sums(self.run_id, round_num, states, history, scores, [name for _, name, *_ in named])
+        metrics = sorted((row for e in evaluation_rows for row in content.metric_rows(e)), key=lambda row: row[1:5])
+        names = [name for _, name, *_ in named]
+        sums = content.sums(self.run_id, round_num, states, history, scores, names, metrics)
         with (
             self._errors(f"round {round_num} was not saved, round {done} is the last whole one"),
             self._file.transaction(),
@@ -243,6 +245,7 @@ class RunStore:
             self._db.executemany("INSERT OR REPLACE INTO client VALUES (?, ?, ?, ?)", clients)
             self._db.execute("INSERT INTO history VALUES (?, ?)", (round_num, history))
             self._db.executemany("INSERT INTO evaluation VALUES (?, ?, ?, ?, ?, ?, ?)", scores)
+            self._db.executemany("INSERT INTO metric VALUES (?, ?, ?, ?, ?, ?)", metrics)
             self._db.executemany("INSERT INTO matrix VALUES (?, ?, ?, ?)", named)
             self._db.execute("INSERT INTO checksum VALUES (?, ?, ?, ?, ?, ?)", sums)
 
@@ -286,13 +289,21 @@ class RunStore:
         query = "SELECT * FROM evaluation WHERE ? IS NULL OR round = ? ORDER BY round, client, model, split"
         with self._errors(), self._file.reading():
             rows = self._db.execute(query, (round_num, round_num)).fetchall()
+            metrics = self._metrics(round_num)
             sums = self._sums("evaluation", round_num)
         if self._bound:
-            found = {t: content.as_text(list(of_round)) for t, of_round in groupby(rows, key=lambda row: row[0])}
+            by_round, others = ({t: list(g) for t, g in groupby(r, lambda row: row[0])} for r in (rows, metrics))
+            found = {t: content.scores_text(by_round.get(t, []), others.get(t, [])) for t in by_round | others}
             for t in sorted(sums.keys() | found.keys()):
                 what = f"{self._name}: the evaluation of round {t}"
                 content.check(found.get(t, b"[]"), sums.get(t), self._of("evaluation", t), what)
-        return content.scores(rows, f"{self._name}: the scores")
+        return content.scores(rows, f"{self._name}: the scores", metrics)
+
+    def _metrics(self, round_num: int | None) -> list[tuple]:
+        if self._file.format < 4:  # only read, otherwise it would have been converted
+            return []
+        query = "SELECT * FROM metric WHERE ? IS NULL OR round = ? ORDER BY round, client, model, split, name"
+        return self._db.execute(query, (round_num, round_num)).fetchall()
 
     def matrix_rounds(self) -> list[int]:
         """The rounds for which matrices were saved, ascending."""

@@ -39,8 +39,19 @@ def pack(state: Any) -> bytes:
     return save({str(i): leaf for i, leaf in enumerate(leaves)})
 
 
+def scores_text(scores: Sequence[tuple], metrics: Sequence[tuple]) -> bytes:
+    """The scores and metrics of one round as bytes, for their checksum; without metrics as up to format 3."""
+    return as_text([*scores, [*metrics]] if metrics else scores)
+
+
 def sums(
-    run_id: str, t: int, client_ids: Iterable[int], history: str, scores: Sequence[tuple], names: Iterable[str]
+    run_id: str,
+    t: int,
+    client_ids: Iterable[int],
+    history: str,
+    scores: Sequence[tuple],
+    names: Iterable[str],
+    metrics: Sequence[tuple] = (),
 ) -> tuple:
     """The row of the table `checksum` for round t.
 
@@ -51,12 +62,13 @@ def sums(
         history: its row of the history, as JSON.
         scores: its rows of the table of scores, ordered by client, model and split.
         names: the names of its matrices.
+        metrics: its rows of the table of metrics, ordered by client, model, split and name.
     """
     clients = json.dumps(sorted(client_ids))
     content = {
         "clients": clients.encode(),
         "history": history.encode(),
-        "evaluation": as_text(scores),
+        "evaluation": scores_text(scores, metrics),
         "matrices": as_text(sorted(names)),
     }
     return (t, clients, *(checksum(data, kind, run_id, t) for kind, data in content.items()))
@@ -126,17 +138,38 @@ def score_row(score: Score) -> tuple:
     return row
 
 
-def scores(rows: Sequence[tuple], what: str) -> list[Score]:
-    """The scores of rows of the table.
+def metric_rows(score: Score) -> list[tuple]:
+    """The rows of the table of metrics for a score, sorted by name, as SQLite gives them back.
+
+    Raises:
+        InvalidArgument: a value is no number.
+    """
+    of, rows = (score.round_num, int(score.client_id), score.model, score.split), []
+    for name, value in sorted(score.metrics.items()):
+        number = float(value)
+        rows.append((*of, str(name), None if math.isnan(number) else number + 0.0))
+    return rows
+
+
+def scores(rows: Sequence[tuple], what: str, metrics: Iterable[tuple] = ()) -> list[Score]:
+    """The scores of rows of the table, and of rows of the table of metrics.
 
     Raises:
         StoreError: a client id or a number of examples is negative, an accuracy is outside [0, 1], a split is unknown,
-            or a value has a wrong type.
+            a value has a wrong type, or a metric has no score.
     """
+    others: dict[tuple, dict[str, float]] = {}
+    for *of, name, value in metrics:
+        if type(name) is not str or not (value is None or type(value) is float):
+            raise StoreError(f"{what} are damaged: one has the metric {name!r} with the value {value!r}")
+        others.setdefault(tuple(of), {})[name] = math.nan if value is None else value
+    if strange := others.keys() - {row[:4] for row in rows}:
+        raise StoreError(f"{what} are damaged: there are metrics without a score: {min(strange, key=str)}")
     for row in rows:
         if wrong := _wrong(row):
             raise StoreError(f"{what} are damaged: one {wrong}")
-    return [Score(*row[:5], *(math.nan if x is None else x for x in row[5:])) for row in rows]
+    found = [Score(*row[:5], *(math.nan if x is None else x for x in row[5:])) for row in rows]
+    return [score._replace(metrics=others[score[:4]]) if score[:4] in others else score for score in found]
 
 
 def _wrong(row: tuple) -> str | None:

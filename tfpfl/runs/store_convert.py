@@ -1,4 +1,4 @@
-"""Gives a store of an older format the newest one: with a table of matrices, and with checksums of whole rounds."""
+"""Gives a store of an older format the newest one: with all tables, and with checksums of whole rounds."""
 
 from tfpfl.runs import store_content as content
 from tfpfl.runs.store_file import StoreFile
@@ -14,7 +14,7 @@ def convert(file: StoreFile, run_id: str) -> None:
     """Converts the file in one transaction; if that fails or is interrupted, the file is as it was.
 
     Args:
-        file: of format 1 or 2, whose rows were checked.
+        file: of an older format, whose rows were checked.
         run_id: the run that it belongs to.
 
     Raises:
@@ -23,6 +23,8 @@ def convert(file: StoreFile, run_id: str) -> None:
     db, old = file.db, file.format
     with file.errors(f"it could not be converted from format {old}, and is as it was"), file.transaction():
         file.create(since=old)
+        if old >= 3:  # it has the checksums already
+            return
         for table, (column, keys) in _BLOBS.items():
             for (row,) in db.execute(f"SELECT rowid FROM {table}").fetchall():
                 query = f"SELECT {column}, crc, {', '.join(keys)} FROM {table} WHERE rowid = ?"

@@ -14,7 +14,7 @@ from typing import Any
 
 from tfpfl.checks import InvalidArgument
 
-FORMAT_VERSION = 3  # 1 had no matrices, 2 no checksums of rounds
+FORMAT_VERSION = 4  # 1 had no matrices, 2 no checksums of rounds, 3 no metrics besides loss and accuracy
 APPLICATION_ID = int.from_bytes(b"tfpf", "big")  # in the file's header: this SQLite file is one of ours
 SECONDS = 120.0  # of processor time that one reading may take; waiting for a disk does not count
 _STEPS = 100_000  # of SQLite's virtual machine from one look at the clock to the next
@@ -41,6 +41,11 @@ _TABLES = {  # name -> (the format that added it, how it is made)
         3,
         "CREATE TABLE checksum (round INTEGER PRIMARY KEY, clients TEXT NOT NULL, clients_crc INTEGER NOT NULL, "
         "history_crc INTEGER NOT NULL, evaluation_crc INTEGER NOT NULL, matrix_crc INTEGER NOT NULL)",
+    ),
+    "metric": (
+        4,
+        "CREATE TABLE metric ( round INTEGER, client INTEGER, model TEXT, split TEXT, name TEXT, value REAL, PRIMARY "
+        "KEY (round, client, model, split, name) ) WITHOUT ROWID",
     ),
 }
 _INDEXES = {"sqlite_autoindex_matrix_1": 2}  # SQLite makes it for the primary key

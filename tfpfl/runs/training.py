@@ -24,10 +24,11 @@ from tfpfl.engines.ray.engine import check_recipe
 from tfpfl.engines.rounds import check_fits
 from tfpfl.engines.scoring import Scorer
 from tfpfl.engines.tff.aggregators import Aggregated
-from tfpfl.engines.visit import GLOBAL, Visit, client_state_spec, of_global, visits
+from tfpfl.engines.visit import GLOBAL, Visit, WithLogits, client_state_spec, of_global, visits
 from tfpfl.models import tree
 from tfpfl.runs import protocols
 from tfpfl.runs.availability import Availability
+from tfpfl.runs.metrics import ALWAYS, as_metric, measurer
 from tfpfl.runs.store import RunStore
 
 
@@ -57,6 +58,8 @@ class Training:
             those.
         splits: the held-out splits that are scored; () for none.
         callbacks: see `tfpfl.runs.callbacks`.
+        metrics: what is measured besides accuracy and loss: names, functions (labels [N], logits [N, K]) -> number, or
+            `tfpfl.runs.Metric`s; see `tfpfl.runs.metrics`.
 
     Raises:
         InvalidArgument: the algorithm was built for other data; engine or `cohort` is unknown, or they do not fit;
@@ -81,6 +84,7 @@ class Training:
     evaluate_every: int = 10
     splits: Sequence[str] = ("validation", "test")
     callbacks: Sequence = ()
+    metrics: Sequence = ()
 
     def __post_init__(self):
         check_engine(self.engine)
@@ -95,6 +99,9 @@ class Training:
                 f"model_name={GLOBAL!r} is the name of the algorithm's global model, but its clients predict with "
                 "another model: choose another name, such as 'personal'"
             )
+        self.metrics = [as_metric(metric) for metric in self.metrics if metric not in ALWAYS]
+        labels = self.algorithm.population.labels
+        self._measure = measurer(self.metrics, self.federation, labels) if self.metrics else None
         self.store = RunStore() if self.store is None else self.store
         self.stop_reason = None
         self._init_server = tf.function(self.algorithm.init_server, autograph=False)
@@ -179,14 +186,18 @@ class Training:
         if splits not in self._evaluations:
             grouping = "one_by_one" if self.grouping == "one_by_one" else "auto"
             self._evaluations[splits] = Scorer(
-                self.algorithm, self.federation, splits, grouping=grouping, threads=self.threads
+                self.algorithm, self.federation, self._scored(splits), grouping=grouping, threads=self.threads
             )
         others = [i for i in ids if i not in known]
         known = dict(zip(others, self.client_states(others), strict=True)) | known
         t = self.store.round_num + (new_states is not None)
         scores = self._evaluations[splits](server, [known[i] for i in ids], self.visits(t, ids))
-        rows = protocols.evaluation_rows(scores, ids, t, self.model_name)
-        return rows + protocols.evaluation_rows(map(of_global, scores), ids, t, GLOBAL)
+        rows = protocols.evaluation_rows(scores, ids, t, self.model_name, self._measure)
+        return rows + protocols.evaluation_rows(map(of_global, scores), ids, t, GLOBAL, self._measure)
+
+    def _scored(self, splits: tuple) -> tuple:
+        """The splits to score, with the clients' logits where metrics need them."""
+        return WithLogits(splits) if self.metrics else splits
 
     def matrices(self, server) -> dict[str, np.ndarray]:
         """The algorithm's matrices, {name: [I, I]}, for this server state; {} if the algorithm has none."""
@@ -220,7 +231,7 @@ class Training:
                 row["rejected_clients"] = "; ".join(f"{i}: {REASONS[why]}" for i, why in rejected.items())
             if evaluated:
                 good = {i: m for i, m in by_client.items() if i not in rejected}
-                evaluations = protocols.evaluation_rows(good.values(), good, t, protocols.LOCAL_COPY)
+                evaluations = protocols.evaluation_rows(good.values(), good, t, protocols.LOCAL_COPY, self._measure)
         seconds = time.perf_counter() - started
         if evaluated:
             evaluations += self.evaluate(self._own(server), new_states=states)
@@ -273,7 +284,7 @@ class Training:
                 self.engine,
                 self.algorithm,
                 self.federation,
-                held_out=held_out,
+                held_out=self._scored(held_out),
                 grouping=self.grouping,
                 threads=self.threads,
                 machines=self.machines,

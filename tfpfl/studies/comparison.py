@@ -16,7 +16,8 @@ from tfpfl.runs import statistics
 from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import csv_text, markdown
-from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, Protocol
+from tfpfl.runs.metrics import is_fraction
+from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, Protocol, metrics_of
 from tfpfl.runs.run import Run
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import RunGroup, check_comparable, group_runs, measured, paired
@@ -87,10 +88,16 @@ def rows(
     check_comparable(records)
     found = group_runs(records)
     references = [s for name in baselines for s in found if s.algorithm == name]
-    return [_row(s, protocol, references) for s in found]
+    names = other_metrics(records, protocol)
+    return [_row(s, protocol, references, names) for s in found]
 
 
-def _row(s: RunGroup, protocol: Protocol, references: list[RunGroup]) -> dict:
+def other_metrics(records: Sequence[Record], protocol: Protocol = EV_ALL) -> list[str]:
+    """The names of the metrics besides accuracy and loss that some of the runs measured; they are columns of `rows`."""
+    return metrics_of(result for record in records if (result := record.result(protocol)))
+
+
+def _row(s: RunGroup, protocol: Protocol, references: list[RunGroup], names: list[str]) -> dict:
     def over_clients(function, times=100):
         return times * measured(s.records, function, protocol)[0]
 
@@ -105,6 +112,7 @@ def _row(s: RunGroup, protocol: Protocol, references: list[RunGroup]) -> dict:
         "rounds": min(record.rounds for record in s.records),
         "accuracy": score,
         "accuracy ±": half,
+        **_metrics(s, protocol, names),
         "EV-local": local,
         "EV-local ±": local_half,
         "std": over_clients(statistics.std),
@@ -141,6 +149,13 @@ def _accuracy(s: RunGroup, protocol: Protocol) -> tuple[float, float]:
         return 100 * results[0].accuracy, 100 * results[0].accuracy_ci95
     mean, half = statistics.over_seeds([result.accuracy for result in results])
     return 100 * mean, 100 * half
+
+
+def _metrics(s: RunGroup, protocol: Protocol, names: list[str]) -> dict[str, float]:
+    """The other metrics that the runs measured, averaged over the seeds: {name: mean}, fractions in %."""
+    results = [result for record in s.records if (result := record.result(protocol))]
+    values = {name: [r.metrics.get(name, math.nan) for r in results] for name in names}
+    return {name: (100 if is_fraction(name) else 1) * statistics.over_seeds(v)[0] for name, v in values.items()}
 
 
 def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL) -> str:

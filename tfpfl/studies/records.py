@@ -107,7 +107,7 @@ class Record:
         return protocols.per_client(self.evaluations, wanted)
 
     def curve(self, protocol: Protocol = EV_ALL, what: str = "accuracy") -> dict[int, float]:
-        """{evaluated round: mean over clients}; `what` is 'accuracy' (in [0, 1]) or 'loss' (in nats)."""
+        """{evaluated round: mean over clients}; `what` is 'accuracy' (in [0, 1]), 'loss' (in nats) or a metric."""
         return protocols.curve(self.evaluations, protocol, what)
 
     def spent(self, what: str) -> np.ndarray:

@@ -10,7 +10,9 @@ from rich.table import Table
 from tfpfl.algorithms import get_method
 from tfpfl.checks import one_line
 from tfpfl.runs import statistics
-from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, find
+from tfpfl.runs.metrics import is_fraction
+from tfpfl.runs.metrics import shown as shown_metric
+from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, find, metrics_of
 from tfpfl.studies.comparison import shown
 from tfpfl.studies.new_clients import Adapted
 
@@ -104,6 +106,38 @@ _PROTOCOLS_CAPTION = (
     "evaluated rounds; best val.: the round with the best mean validation accuracy. * selected on test, as several "
     "papers do: it says nothing about new data."
 )
+
+
+def metrics(results: list, title: str) -> Table | None:
+    """A table of the metrics that a run measured besides accuracy and loss; None if there are none."""
+    names = metrics_of(results)
+    if not names:
+        return None
+    table = Table(title=text(title), caption=_METRICS_CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    for column in ("model", "clients", "when", "split"):
+        table.add_column(column)
+    for name in names:
+        table.add_column(f"{name}, %" if is_fraction(name) else name, justify="right")
+    for r in results:
+        if r.mean == "clients":
+            cells = [shown_metric(name, r.metrics.get(name, math.nan)) for name in names]
+            table.add_row(r.model, r.clients, r.when.replace("_", " "), r.split, *cells)
+    return table
+
+
+def metrics_of_algorithms(rows: list[dict], names: list[str]) -> Table:
+    """A table of the metrics of these names, for the rows of a comparison."""
+    table = Table(caption=_METRICS_CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("algorithm", overflow="fold")
+    for name in names:
+        table.add_column(f"{name}, %" if is_fraction(name) else name, justify="right")
+    for row in rows:
+        cells = (f"{row[name]:.2f}" if is_fraction(name) else shown_metric(name, row[name]) for name in names)
+        table.add_row(text(row["algorithm"]), *("-" if cell == "nan" else cell for cell in cells))
+    return table
+
+
+_METRICS_CAPTION = "Means over clients; a client for which a metric is not defined is left out."
 
 
 def comparison_over_clients(rows: list[dict], protocol) -> Table:

@@ -40,6 +40,7 @@ from tfpfl.engines.machines import Machines, MachinesError
 from tfpfl.engines.rounds import Rounds, joined
 from tfpfl.engines.shards import shards
 from tfpfl.engines.temporary import TemporaryFolder
+from tfpfl.engines.visit import WithLogits
 from tfpfl.models import tree
 
 SHARDS, MOST = 16, 8  # a round has up to 16 shards, more only if a shard would have more than 8 clients
@@ -75,7 +76,7 @@ class RayEngine(Rounds):
     ):
         check_recipe(recipe)
         clients_of(algorithm, federation, held_out, grouping)  # raises here what would be raised on every node
-        path, held_out = str(federation.path), tuple(held_out)
+        path, held_out = str(federation.path), held_out if isinstance(held_out, WithLogits) else tuple(held_out)
         self.job = Job(uuid.uuid4().hex, recipe, path, federation.hash, held_out, grouping, versions())
         super().__init__(algorithm, Tasks(self.job, federation, algorithm.message_per_client, machines or Machines()))
 

@@ -1,0 +1,311 @@
+"""A client's model as Keras has it: it predicts what the run's evaluation scores, and needs nothing of tfpfl."""
+
+import csv
+import json
+import subprocess
+import sys
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from click.testing import CliRunner
+
+from helpers import small_runs as runs
+from helpers.quick import quick
+from tfpfl.algorithms import ALGORITHMS
+from tfpfl.algorithms.contract import ClientData
+from tfpfl.checks import InvalidArgument
+from tfpfl.cli import main
+from tfpfl.data import Federation, find_client
+from tfpfl.models.losses import cross_entropy
+from tfpfl.runs import ClientModels, Run
+from tfpfl.runs.inputs import label_outputs, read_examples
+from tfpfl.studies.new_clients import adapt_new_clients
+
+NAMES = ["ann", "bob", "2", "1", "hospital 4", "eve"]
+
+
+@pytest.fixture(scope="module")
+def pixels(tmp_path_factory):
+    """Six named clients whose examples are stored as bytes and decoded to [-1, 1]; clients of 2 to 4 of the classes."""
+    rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("pixels")
+    clients = {}
+    for name, n, k in zip(NAMES, runs.EXAMPLES, runs.CLASSES, strict=True):
+        y = np.arange(n + 3 * k) % k
+        x = np.clip(40 * y[:, None, None] + rng.integers(0, 60, (len(y), 4, 3)), 0, 255).astype(np.uint8)
+        clients[name] = {"train": (x[:n], y[:n]), "test": (x[n:], y[n:])}
+    classes = ["none", "mild", "severe", "other"]
+    return Federation.from_clients(clients, out=folder / "data", scale=2 / 255, shift=-1.0, class_names=classes)
+
+
+@pytest.fixture(scope="module")
+def a_network(tmp_path_factory):
+    """A network file of the user's own, with a residual connection and a layer that is not trained."""
+    inputs = keras.Input((4, 3))
+    flat = keras.layers.Flatten()(inputs)
+    x = keras.layers.Dense(12, activation="tanh", trainable=False)(flat)
+    x = keras.layers.Add()([x, flat])
+    path = tmp_path_factory.mktemp("network") / "mine.keras"
+    keras.Model(inputs, keras.layers.Dense(5, activation="relu")(keras.layers.LayerNormalization()(x))).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def a_run_of_pixels(pixels, a_network, tmp_path_factory):
+    """A run of PFLEGO with the user's own network that has kept two clients out; two rounds of half of the others."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tfpfl.runs.protocols.LAST_ROUNDS", 1)
+        return runs.train(folder, pixels, rounds=2, network=str(a_network), new_clients=2).folder
+
+
+def test_it_predicts_what_the_evaluation_scored(a_run_of_pixels, pixels):
+    """Raw examples into the one, decoded ones into the other; every client of the population."""
+    with Run.open(a_run_of_pixels) as run:
+        scores = {e.client_id: e for e in run.evaluate() if (e.model, e.split) == ("personal", "test")}
+        assert len(scores) == 4 and not np.isin(list(scores), run.store.client_ids()).all()  # some never took part
+        models = ClientModels(run)
+        for i, score in scores.items():
+            raw, y = pixels.raw(i, "test", run.population.labels)
+            decoded, _ = pixels.arrays(i, "test")
+            probabilities = models.keras_model(i).model(raw.astype(np.float32)).numpy()
+            logits = models.keras_model(i, inputs="decoded", outputs="logits").model(decoded).numpy()
+            assert (probabilities.argmax(1) == y).mean() == (logits.argmax(1) == y).mean() == score.accuracy
+            assert float(cross_entropy(logits, y)) == pytest.approx(score.loss, abs=1e-6)
+            np.testing.assert_allclose(probabilities, tf.nn.softmax(logits), atol=1e-6)
+
+
+def by_the_contract(run, client):
+    """The logits of a client's test examples, by the algorithm's own functions, step by step and without a graph."""
+    loop, algorithm = run.training(), run.algorithm
+    server = tf.nest.map_structure(tf.convert_to_tensor, loop.server_state())
+    (visit,) = loop.visits(run.store.round_num, [client])
+    message = algorithm.message(server, client) if algorithm.message_per_client else algorithm.message(server)
+    labels = run.population.labels
+    x, y = map(tf.constant, run.federation.arrays(client, "train", labels))
+    state = tf.nest.map_structure(tf.convert_to_tensor, loop.client_states([client])[0])
+    weights = algorithm.personal_model(message, state, ClientData(x, y, visit.info, visit.key))
+    return run.model.logits(weights, run.federation.arrays(client, "test", labels)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_gives_the_model_that_its_clients_predict_with(name, pixels, tmp_path, monkeypatch):
+    """Also to a client that no round has drawn, and to one outside of the population."""
+    monkeypatch.setattr("tfpfl.runs.protocols.LAST_ROUNDS", 1)
+    run = runs.train(
+        tmp_path / "run", pixels, algorithm=name, rounds=2, new_clients=1, participation=0.4,
+        hyperparameters=quick(name), labels="global",
+    )  # fmt: skip
+    with Run.open(run.folder) as run:
+        models, ids = ClientModels(run), [int(i) for i in run.population.client_ids]
+        for i in ids:
+            made = models.keras_model(i, inputs="decoded", outputs="logits")
+            found = made.model(pixels.arrays(i, "test")[0])
+            np.testing.assert_allclose(found, by_the_contract(run, i), atol=1e-6, rtol=1e-6)
+            assert made.about["classes"][:4] == pixels.class_names and made.about["trained"]
+        (new,) = set(range(6)) - set(ids)
+        if run.algorithm.adapt is None:
+            with pytest.raises(InvalidArgument, match="becomes personal by taking part"):
+                models.keras_model(new)
+            return
+        y = pixels.raw(new, "test", "global")[1]
+        logits = models.keras_model(new, inputs="decoded", outputs="logits").model(pixels.arrays(new, "test")[0])
+        assert np.isfinite(logits).all()
+        if ALGORITHMS[name].evaluates != "fine-tuned":
+            before = adapt_new_clients(run, epochs=0)
+            assert (logits.numpy().argmax(1) == y).mean() == before.accuracy[0, 0]
+            assert float(cross_entropy(logits, y)) == pytest.approx(before.loss[0, 0], abs=1e-6)
+
+
+def test_the_file_names_nothing_but_keras(a_run_of_pixels, tmp_path):
+    """So that Keras alone can load it; and it goes on to predict the same."""
+    with Run.open(a_run_of_pixels) as run:
+        client = int(run.population.client_ids[0])
+        made = run.client_model(client)
+        before = run.model.backbone.get_weights()
+        card = made.save(tmp_path / "one.keras")
+        for mine, its in zip(before, run.model.backbone.get_weights(), strict=True):
+            np.testing.assert_array_equal(mine, its)  # the run's own backbone was not changed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.json", "one.keras"] and card.name == "one.json"
+    about = json.loads(card.read_text())
+    assert about["client"] == client and about["client_name"] == NAMES[client]
+    assert about["input"] == {"shape": [4, 3], "examples": "raw", "stored_dtype": "uint8", "scale": 2 / 255,
+                              "shift": -1.0}  # fmt: skip
+    with zipfile.ZipFile(tmp_path / "one.keras") as archive:
+        config = archive.read("config.json").decode()
+    assert "tfpfl" not in config and '"registered_name": null' in config
+    raw = np.random.default_rng(0).integers(0, 255, (5, 4, 3)).astype(np.float32)
+    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "one.keras")(raw), made.model(raw))
+    with pytest.raises(InvalidArgument, match="exists already"):
+        made.save(tmp_path / "one.keras")
+
+
+@pytest.mark.slow
+def test_another_process_loads_it_without_tfpfl(a_run_of_pixels, tmp_path):
+    with Run.open(a_run_of_pixels) as run:
+        made = run.client_model(int(run.population.client_ids[0]))
+    made.save(tmp_path / "one.keras")
+    raw = np.random.default_rng(0).integers(0, 255, (5, 4, 3)).astype(np.float32)
+    np.save(tmp_path / "raw.npy", raw)
+    program = """
+import sys, keras, numpy as np
+found = keras.models.load_model("one.keras").predict(np.load("raw.npy"), verbose=0)
+assert "tfpfl" not in sys.modules
+np.save("found.npy", found)
+"""
+    subprocess.run([sys.executable, "-I", "-c", program], cwd=tmp_path, check=True)
+    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), made.model(raw), atol=1e-6)
+
+
+def test_a_client_is_found_by_its_number_or_its_name(pixels):
+    assert [find_client(pixels, client) for client in (3, "ann", "hospital 4", "5", "number:1", "name:1")] == [
+        *(3, 0, 4, 5, 1, 3)
+    ]
+    with pytest.raises(InvalidArgument, match="number 1, named 'bob' or number 3, named '1'. Write number:1, or name:"):
+        find_client(pixels, "1")
+    assert find_client(pixels, "2") == 2  # name and number of the same client
+    for unknown in (6, -1, "6", "hospital", "name:5", True):
+        with pytest.raises(InvalidArgument, match="there is no client .* 6 clients"):
+            find_client(pixels, unknown)
+
+
+def command(*words):
+    return CliRunner().invoke(main, list(map(str, words)))
+
+
+def refused(run, said, *words):
+    done = command("model", run, *words)
+    return done.exit_code != 0 and said in done.output.replace("\n", " ")
+
+
+def test_the_command_writes_one_model(a_run_of_pixels, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = command("model", a_run_of_pixels, "--client", "ann", "--out", "a.keras", "--logits")
+    assert done.exit_code == 0, done.output
+    assert "client 0 (ann)" in done.output and "logits of 2 classes: none, mild" in done.output
+    logits = keras.models.load_model("a.keras")(np.full((1, 4, 3), 100, np.float32))
+    with Run.open(a_run_of_pixels) as run:
+        np.testing.assert_allclose(
+            logits, run.keras_model("ann", outputs="logits")(np.full((1, 4, 3), 100.0)), atol=1e-6
+        )
+    assert refused(a_run_of_pixels, "a.keras exists already", "--client", "ann", "--out", "a.keras")
+    assert refused(a_run_of_pixels, "ends in .keras", "--client", "ann", "--out", "a.h5")
+    assert refused(a_run_of_pixels, "either --client")
+    assert refused(a_run_of_pixels, "either --client", "--client", "ann", "--all", "b")
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_models_of_all(a_run_of_pixels, pixels, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = command("model", a_run_of_pixels, "--all", "models")
+    assert done.exit_code == 0 and "6 models" in done.output
+    with Run.open(a_run_of_pixels) as run:
+        for i in range(6):
+            raw = pixels.raw(i, "test")[0].astype(np.float32)
+            found = keras.models.load_model(f"models/client_{i}.keras")(raw)
+            np.testing.assert_allclose(found, run.keras_model(i)(raw), atol=1e-6)
+    assert refused(a_run_of_pixels, "models exists already", "--all", "models")
+    assert refused(a_run_of_pixels, "no client 'zoe'", "--client", "zoe")
+    assert refused(a_run_of_pixels, "could be more than one client", "--client", "1")
+
+
+def test_the_command_predicts(a_run_of_pixels, pixels, tmp_path, monkeypatch):
+    """The classes with their probabilities, and the accuracy of the evaluation."""
+    monkeypatch.chdir(tmp_path)
+    with Run.open(a_run_of_pixels) as run:
+        client = int(run.population.client_ids[-1])
+        raw, y = pixels.raw(client, "test", "global")
+        made = run.client_model(client)
+        expected, classes = made.model.predict(raw.astype(np.float32), verbose=0), made.about["classes"]
+    with open(a_run_of_pixels / "clients.csv", encoding="utf-8") as file:
+        (row,) = [row for row in csv.DictReader(file) if row["client"] == str(client)]
+    np.savez("xy.npz", x=raw, y=y)
+    done = command("predict", a_run_of_pixels, "--client", NAMES[client], "--input", "xy.npz", "--out", "found.csv")
+    assert done.exit_code == 0 and f"{float(row['test_accuracy']):.2%} of the {len(raw)} labels" in done.output
+    with open("found.csv", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    np.testing.assert_allclose([[float(row[f"p({name})"]) for name in classes] for row in found], expected, atol=1e-6)
+    assert [row["class"] for row in found] == [classes[k] for k in expected.argmax(1)]
+    np.save("decoded.npy", pixels.arrays(client, "test")[0])
+    done = command("predict", a_run_of_pixels, "--client", NAMES[client], "--input", "decoded.npy", "--decoded")
+    first = done.output.splitlines()[1].split(",")
+    assert first[:2] == ["0", classes[expected[0].argmax()]] and float(first[2]) == round(float(expected[0].max()), 4)
+
+
+def test_examples_are_read_from_every_kind_of_file(pixels, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    raw, y = pixels.raw(0, "test", "global")
+    np.save("x.npy", raw)
+    np.save("one.npy", raw[0])
+    np.savez("xy.npz", x=raw, y=y)
+    np.savez("alone.npz", raw[..., None])
+    np.savetxt("x.csv", raw.reshape(len(raw), -1), delimiter=",", header="a,b", comments="", fmt="%d")
+    (tmp_path / "one.png").write_bytes(tf.io.encode_png(raw[0][..., None]).numpy())
+    for name in ("x.npy", "xy.npz", "alone.npz", "x.csv"):
+        found = read_examples(name, pixels)
+        np.testing.assert_array_equal(found.x, raw)
+        assert (found.y is not None) == (name == "xy.npz")
+    for name in ("one.npy", "one.png"):
+        np.testing.assert_array_equal(read_examples(name, pixels).x, raw[:1])
+    for labels in (y, np.array(pixels.class_names)[y]):
+        found = label_outputs(labels, ["mild", "none"], pixels.class_names, "xy.npz")
+        np.testing.assert_array_equal(found, 1 - y)
+
+
+BAD = {
+    "wrong.npy": (np.zeros((3, 5, 3)), "an array of 3 x 5 x 3, but an example of this run is 4 x 3"),
+    "none.npy": (np.zeros((0, 4, 3)), "has no examples"),
+    "nan.npy": (np.full((2, 4, 3), np.nan), "2 of 2 examples have NaN or infinity"),
+    "text.npy": (np.array(["a", "b"]), "must have numbers"),
+    "objects.npy": (np.array([None, {}], object), "cannot be read as .npy: Object arrays cannot be loaded"),
+    "short.csv": ("1,2,3\n", "example 1 has 3 numbers, but an example of this run has 12"),
+    "word.csv": ("1,2,3,4,5,6,7,8,9,10,11,12\n1,2,3,4,5,6,x,8,9,10,11,12\n", "example 2 has 'x', which is no number"),
+    "empty.csv": ("a,b\n", "no row of numbers"),
+    "broken.png": ("\x89PNG", "cannot be read as .png"),
+    "large.png": (np.zeros((9, 7, 1), np.uint8), "7 x 9 pixels, but examples of this run are 3 x 4"),
+    "data.parquet": ("", r"files \*.npy"),
+    "missing.npy": (None, "No such file"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_examples_are_refused(name, pixels, tmp_path):
+    content, said = BAD[name]
+    path = tmp_path / name
+    if isinstance(content, str):
+        path.write_text(content)
+    elif name.endswith(".png"):
+        path.write_bytes(tf.io.encode_png(content).numpy())
+    elif content is not None:
+        np.save(path, content)
+    with pytest.raises((InvalidArgument, FileNotFoundError), match=said):
+        read_examples(path, pixels)
+
+
+def test_labels_that_the_client_does_not_have_are_refused(a_run_of_pixels, pixels, tmp_path):
+    np.savez(tmp_path / "xy.npz", x=pixels.raw(0, "test")[0][:2], y=[0, 3])
+    done = command("predict", a_run_of_pixels, "--client", "ann", "--input", tmp_path / "xy.npz")
+    assert done.exit_code == 1 and "does not know: other. It knows none, mild." in done.output
+    np.save(tmp_path / "unit.npy", np.full((1, 4, 3), 0.5))
+    done = command("predict", a_run_of_pixels, "--client", "ann", "--input", tmp_path / "unit.npy")
+    assert done.exit_code == 0 and "add --decoded" in done.output
+
+
+def test_pictures_of_a_data_set_whose_pixels_end_at_16(tmp_path):
+    """Scikit-learn's digits: a picture's white is the data set's."""
+    x, y = np.tile(np.arange(17, dtype=np.uint8)[:16].reshape(1, 4, 4, 1), (8, 1, 1, 1)), np.arange(8) % 2
+    digits = Federation.from_clients([(x, y), (x, y)], out=tmp_path / "data", scale=1 / 16)
+    picture = np.round(np.arange(16) * 255 / 16).astype(np.uint8).reshape(4, 4, 1)
+    (tmp_path / "digit.png").write_bytes(tf.io.encode_png(picture).numpy())
+    np.testing.assert_array_equal(read_examples(tmp_path / "digit.png", digits).x, x[:1])
+    coloured = np.repeat(picture, 3, 2)
+    (tmp_path / "coloured.png").write_bytes(tf.io.encode_png(coloured).numpy())
+    np.testing.assert_array_equal(read_examples(tmp_path / "coloured.png", digits).x, x[:1])
+
+
+def test_a_run_without_rounds_has_no_models(pixels, tmp_path):
+    with Run.create(runs.config(), tmp_path / "run", pixels) as run, pytest.raises(InvalidArgument, match="no rounds"):
+        run.keras_model(0)

@@ -1,0 +1,139 @@
+"""The commands model and predict, which give a client's personal model to others, or use it."""
+
+from pathlib import Path
+
+import click
+
+from tfpfl.checks import InvalidArgument
+from tfpfl.cli.group import main
+from tfpfl.cli.options import allow_code_of, allow_code_option
+
+SHOWN = 20  # examples that are printed if there is no --out
+
+_decoded = click.option(
+    "--decoded",
+    is_flag=True,
+    help="The examples are decoded already, as scale and shift of the federation say. Default: they are raw, as the "
+    "federation stores them, such as pixels from 0 to 255.",
+)
+
+
+@main.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--client", help="The client whose model is written: its number, from 0, or its name.")
+@click.option("--out", type=click.Path(path_type=Path), help="The file to write, FILE.keras. Default: client_ID.keras.")
+@click.option(
+    "--all",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Write the models of all clients to this new folder, as client_ID.keras. It replaces --client and --out.",
+)
+@click.option(
+    "--logits",
+    is_flag=True,
+    help="The model shall give logits. Default: probabilities of the classes.",
+)
+@_decoded
+@allow_code_option
+def model(run, client, out, folder, logits, decoded, allow_code):
+    """Write the personal model of a client of RUN as a Keras file.
+
+    The file needs nothing of tfpfl: keras.models.load_model reads it, with the major version of Keras that wrote it. A
+    file of the same name that ends in .json says which classes the outputs stand for.
+    """
+    from tfpfl.runs.client_model import ClientModels, check_new_file
+    from tfpfl.runs.run import Run
+
+    if (client is None) == (folder is None):
+        raise click.UsageError("give either --client, for one model, or --all FOLDER, for those of all clients")
+    if folder is not None and out is not None:
+        raise click.UsageError("--out is for one client: with --all, the folder says where the models are written")
+    if out is not None:
+        check_new_file(out)
+    if allow_code:
+        allow_code_of(run)
+    how = {"inputs": "decoded" if decoded else "raw", "outputs": "logits" if logits else "probabilities"}
+    with Run.open(run, engine="local") as opened:
+        models = ClientModels(opened)
+        if folder is not None:
+            written = models.save_all(folder, **how)
+            click.echo(f"Written to {folder}: {len(written)} models")
+            return
+        made = models.keras_model(client, **how)
+        out = out or Path(f"client_{made.about['client']}.keras")
+        card = made.save(out)
+        click.echo(f"{_named(made.about)} after round {made.about['round']}, {made.about['algorithm']}")
+        click.echo(f"{how['inputs']} examples {made.about['input']['shape']} -> {how['outputs']} of {_classes(made)}")
+        click.echo(f"Written to {out} and {card}")
+
+
+@main.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--client", required=True, help="The client whose model predicts: its number, from 0, or its name.")
+@click.option(
+    "--input",
+    "file",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The examples: .npy, an array [N, ...]; .npz, with an array x and perhaps labels y; .csv, one example in each "
+    "row; or a picture, .png or .jpg.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write the probabilities of all classes to this CSV file. Default: only the most probable class is printed.",
+)
+@_decoded
+@allow_code_option
+def predict(run, client, file, out, decoded, allow_code):
+    """Predict the classes of examples with the personal model of a client of RUN."""
+    from tfpfl.runs.client_model import ClientModels
+    from tfpfl.runs.files import csv_text, write_csv
+    from tfpfl.runs.inputs import label_outputs, looks_decoded, read_examples
+    from tfpfl.runs.run import Run
+
+    if allow_code:
+        allow_code_of(run)
+    with Run.open(run, engine="local") as opened:
+        federation = opened.federation
+        made = ClientModels(opened).keras_model(client, inputs="decoded" if decoded else "raw")
+        x, y = read_examples(file, federation)
+        classes = made.about["classes"]
+        wanted = None if y is None else label_outputs(y, classes, federation.class_names, file)
+        if not decoded and looks_decoded(x, federation):
+            click.echo(
+                f"no number in {file} is above 1, but raw examples of this run go up to "
+                f"{(1 - made.about['input']['shift']) / made.about['input']['scale']:.4g}. If the examples are decoded "
+                "already, add --decoded",
+                err=True,
+            )
+    found = made.model.predict(x, batch_size=256, verbose=0)
+    if not (found == found).all():
+        raise InvalidArgument(f"the model of {_named(made.about)} gives NaN for some of the examples in {file}")
+    best = found.argmax(1)
+    rows = [
+        {"example": i, "class": classes[k], "probability": float(p[k])}
+        for i, (k, p) in enumerate(zip(best.tolist(), found, strict=True))
+    ]
+    if out is not None:
+        columns = [f"p({name})" for name in classes]
+        full = [row | dict(zip(columns, map(float, p), strict=True)) for row, p in zip(rows, found, strict=True)]
+        write_csv(out, list(full[0]), full)
+        click.echo(f"Written to {out}")
+    else:
+        shown = [row | {"probability": round(row["probability"], 4)} for row in rows[:SHOWN]]
+        click.echo(csv_text(list(rows[0]), shown).replace("\r\n", "\n"), nl=False)
+        if len(rows) > SHOWN:
+            click.echo(f"... and {len(rows) - SHOWN} more: --out FILE.csv writes all of them")
+    if wanted is not None:
+        click.echo(f"{(best == wanted).mean():.2%} of the {len(rows)} labels in {file} are predicted")
+
+
+def _named(about):
+    name = about["client_name"]
+    return f"client {about['client']}" + ("" if name == str(about["client"]) else f" ({name})")
+
+
+def _classes(made):
+    names = made.about["classes"]
+    return f"{len(names)} classes: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"

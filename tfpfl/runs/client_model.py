@@ -1,0 +1,241 @@
+"""The model with which one client of a run predicts: its weights, a plain Keras model, and files for others.
+
+The Keras model needs nothing of tfpfl. It is Rescaling (if it takes raw examples), the backbone, the head as a Dense
+layer, and Softmax (if it gives probabilities).
+"""
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import keras
+import numpy as np
+
+from tfpfl.algorithms.contract import ClientData
+from tfpfl.checks import InvalidArgument, check_choice, one_line
+from tfpfl.data.client_names import find_client
+from tfpfl.data.population import ClientInfo
+from tfpfl.data.randomness import client_key
+from tfpfl.engines.graphs import relaxed
+from tfpfl.engines.packed import any_examples, any_state_spec
+from tfpfl.engines.rounds import Messages
+from tfpfl.engines.visit import Visit, federation_readers
+from tfpfl.models import Head, Weights
+from tfpfl.runs.files import write_whole
+
+if TYPE_CHECKING:
+    from tfpfl.runs.run import Run
+
+INPUTS, OUTPUTS = ("raw", "decoded"), ("probabilities", "logits")
+
+
+class ClientModel(NamedTuple):
+    """One client's model as Keras has it, and what somebody who uses it must know."""
+
+    model: keras.Model  # [N, ...] -> [N, K]
+    about: dict[str, Any]  # values of JSON: client, client_name, classes, input, output, algorithm, round, ...
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Writes the model to the new file `path`, which ends in .keras, and `about` to a file beside it, .json.
+
+        Returns:
+            The file of `about`.
+
+        Raises:
+            InvalidArgument: the name has another ending, the folder is missing, or one of the two files exists.
+        """
+        path = check_new_file(path)
+        temporary = path.with_name(f".{uuid.uuid4().hex[:8]}.{path.name}")
+        try:
+            self.model.save(temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        card = path.with_suffix(".json")
+        write_whole(card, json.dumps(self.about, indent=2, ensure_ascii=False) + "\n")
+        return card
+
+
+def check_new_file(path: str | os.PathLike) -> Path:
+    """Checks that a model can be written to `path`; see `ClientModel.save` for the errors."""
+    path = Path(path)
+    if path.suffix != ".keras":
+        raise InvalidArgument(f"a model is written to a file that ends in .keras, found {path}")
+    if not path.parent.is_dir():
+        raise InvalidArgument(f"{path} cannot be written: {path.parent} is not a folder")
+    for file in (path, path.with_suffix(".json")):
+        if file.exists():
+            raise InvalidArgument(f"{file} exists already: take another name, or remove it")
+    return path
+
+
+class ClientModels:
+    """Makes the models of a run's clients, as they are after its last round.
+
+    Args:
+        run: an open run with at least one round. It is only read.
+
+    Raises:
+        InvalidArgument: the run has no rounds yet.
+    """
+
+    def __init__(self, run: "Run"):
+        if run.store.round_num == 0:
+            raise InvalidArgument(
+                f"{run.folder} has no rounds yet, so no client has a model: train it with `tfpfl resume {run.folder}`"
+            )
+        self._run, self._loop = run, _any(run.training())
+        self._server = self._loop.server_state()
+        algorithm = run.algorithm
+        self._readers = federation_readers(algorithm, run.federation)
+        self._message_for = Messages(algorithm)
+        self._ids = {int(i) for i in run.population.client_ids}
+        states, examples = any_state_spec(algorithm), any_examples
+        self._own = _any(relaxed)(algorithm.personal_model, None, states, examples)
+        self._new = _any(relaxed)(self._start, None, states, examples)
+
+    def weights(self, client: int | str) -> Weights:
+        """The backbone's and the head's weights with which a client predicts after the last round, as arrays.
+
+        It is the model that `Run.evaluate` scores. For a client of the population that no round has drawn yet, it is
+        the one that the method gives to such a client. For a client outside of the population (`new_clients` of the
+        configuration), it is the one with which it would begin to adapt, or, if the method fine-tunes, the fine-tuned
+        one.
+
+        Args:
+            client: the id or the name, as in `find_client`.
+
+        Raises:
+            InvalidArgument: there is no such client, it has too many classes for a head that clients share, or it is
+                outside of the population and the method has a model only for clients that took part.
+        """
+        client_id = find_client(self._run.federation, client)
+        algorithm, t = self._run.algorithm, self._run.store.round_num
+        if client_id in self._ids:
+            make: Callable = self._own
+            (state,), (visit,) = self._loop.client_states([client_id]), self._loop.visits(t, [client_id])
+        else:
+            self._check_new(client_id)
+            visit = self._new_visit(client_id, t)
+            state = algorithm.init_client(visit.info)
+            method = self._run.recipe.row
+            fine_tunes = method.evaluated(self._run.config.hyperparameters) == "fine-tuned"
+            make = self._own if fine_tunes else self._new
+        message = _any(self._message_for)(self._server, [visit])(0)
+        x, y = self._readers.train(visit)
+        theta, head = make(message, state, ClientData(x, y, visit.info, visit.key))
+        return Weights(tuple(map(np.asarray, theta)), Head(*map(np.asarray, head)))
+
+    def _start(self, message: Any, state: Any, data: ClientData) -> Weights:
+        adapt = self._run.algorithm.adapt
+        assert adapt is not None  # `_check_new`
+        return adapt.model(adapt.start(message, state, data))
+
+    def _check_new(self, client_id: int) -> None:
+        run, population = self._run, self._run.population
+        name = run.federation.client_names[client_id]
+        if run.algorithm.adapt is None:
+            raise InvalidArgument(
+                f"client {client_id} ({name}) is not one of the {population.num_clients} clients that the run trains, "
+                f"and {run.config.algorithm} has a model only for those: a client becomes personal by taking part"
+            )
+        classes = int(run.federation.num_classes[client_id])
+        if population.labels == "local" and population.num_labels is not None and classes > population.num_labels:
+            raise InvalidArgument(
+                f"client {client_id} ({name}) has {classes} classes, but the head that clients share has "
+                f"{population.num_labels} outputs"
+            )
+
+    def _new_visit(self, client_id: int, t: int) -> Visit:
+        """What a client outside of the population is given; its share of the training examples, alpha, is 0."""
+        run, dtype = self._run, self._run.model.dtype
+        local = run.population.labels == "local"
+        classes = run.federation.num_classes[client_id] if local else run.federation.num_labels
+        examples = run.federation.num_examples("train")[client_id]
+        info = ClientInfo(np.int32(client_id), np.int32(examples), np.int32(classes), np.zeros([], dtype))
+        return Visit(info, client_key(run.config.seed, t, [client_id])[0])
+
+    def keras_model(self, client: int | str, *, inputs: str = "raw", outputs: str = "probabilities") -> ClientModel:
+        """One client's model as Keras has it; see `Run.keras_model` for arguments and errors."""
+        check_choice(inputs=(inputs, INPUTS), outputs=(outputs, OUTPUTS))
+        run, weights = self._run, self.weights(client)
+        client_id = find_client(run.federation, client)
+        fresh, _ = run.recipe.model_and_population(run.federation)  # a backbone of its own, whose weights may change
+        backbone, dtype = fresh.backbone, str(fresh.dtype)
+        for variable, value in zip(backbone.trainable_weights, weights.theta, strict=True):
+            variable.assign(value)
+        preprocessing = run.federation.manifest["preprocessing"]
+        scale, shift = preprocessing["scale"], preprocessing["shift"]
+        x = examples = keras.Input(fresh.input_shape, dtype=dtype, name="examples")
+        if inputs == "raw" and (scale, shift) != (1, 0):
+            x = keras.layers.Rescaling(scale, offset=shift, dtype=dtype, name="decode")(x)
+        head = keras.layers.Dense(weights.head.bias.shape[0], dtype=dtype, name="head")
+        y = head(backbone(x))
+        head.set_weights(list(weights.head))
+        if outputs == "probabilities":
+            y = keras.layers.Softmax(dtype=dtype, name="probabilities")(y)
+        about = {
+            "client": client_id,
+            "client_name": run.federation.client_names[client_id],
+            "classes": class_names(run, client_id, weights.head.bias.shape[0]),
+            "input": {
+                "shape": list(fresh.input_shape),
+                "examples": inputs,
+                "stored_dtype": run.federation.manifest["dtype"],
+                "scale": scale,
+                "shift": shift,
+            },
+            "output": outputs,
+            "algorithm": run.config.algorithm,
+            "round": run.store.round_num,
+            "trained": client_id in self._ids,
+            "dataset": one_line(run.config.dataset),
+            "federation_hash": run.federation.hash,
+            "run_id": run.config.run_id,
+            "keras": keras.__version__,
+        }
+        return ClientModel(keras.Model(examples, y, name=f"client_{client_id}"), about)
+
+    def save_all(self, folder: str | os.PathLike, **how: str) -> list[Path]:
+        """Writes the model of every client that has one to the new folder, as client_ID.keras.
+
+        Args:
+            folder: it must not exist, or be empty.
+            how: arguments of `keras_model`.
+
+        Returns:
+            The files of the models.
+
+        Raises:
+            InvalidArgument: the folder has files in it.
+        """
+        folder = Path(folder)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InvalidArgument(f"{folder} exists already and is not an empty folder: take another one")
+        folder.mkdir(parents=True, exist_ok=True)
+        new = self._run.algorithm.adapt is not None
+        ids: Iterable[int] = range(self._run.federation.num_clients) if new else sorted(self._ids)
+        files = {client_id: folder / f"client_{client_id}.keras" for client_id in ids}
+        for client_id, path in files.items():
+            self.keras_model(client_id, **how).save(path)
+        return list(files.values())
+
+
+def class_names(run: "Run", client_id: int, outputs: int) -> list[str]:
+    """The names of the classes for which the outputs of a client's head stand.
+
+    A head that clients share can have more outputs than this client has classes, if labels are local. Such an output
+    is called 'unused k'.
+    """
+    local = run.population.labels == "local"
+    ids = run.federation.classes(client_id) if local else range(run.federation.num_labels)
+    names = [run.federation.class_names[int(c)] for c in ids]
+    return names + [f"unused {k}" for k in range(len(names), outputs)]
+
+
+def _any(value: Any) -> Any:
+    """The value, for calls of functions that have no types yet."""
+    return value

@@ -1,0 +1,188 @@
+"""Reads the examples for which a client's model shall predict: from arrays, tables of numbers and pictures."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.data import Federation
+
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
+KINDS = (".npy", ".npz", ".csv", *PICTURES)
+
+
+class Examples(NamedTuple):
+    """Examples from a file, and their labels if the file has them."""
+
+    x: np.ndarray  # float32 [N, ...], of the federation's example shape
+    y: np.ndarray | None = None  # labels [N] as they stand in the file: class names, or ids of the federation's classes
+
+
+def read_examples(path: str | Path, federation: Federation) -> Examples:
+    """Reads a file of examples, and checks that they have the shape of the federation's.
+
+    Args:
+        path: FILE.npy, an array [N, ...] or a single example; FILE.npz, which has such an array called x (or only one
+            array) and may have labels y [N]; FILE.csv, one example in each row, as numbers in the order of the
+            example's array, with or without a heading; or a picture, PNG or JPEG, which is one example. Grey pictures
+            become coloured, and coloured ones grey, as the federation's examples are.
+        federation: says what an example is.
+
+    Raises:
+        InvalidArgument: the file cannot be read, is of another kind, has no examples, has examples of another shape, or
+            has NaN, infinity or something that is no number.
+    """
+    path = Path(path)
+    kind = path.suffix.lower()
+    readers: dict[str, Callable[[Path, Federation], Examples]] = {".npy": _npy, ".npz": _npz, ".csv": _csv}
+    if kind not in KINDS:
+        raise InvalidArgument(f"{path} cannot be read: examples are in files {', '.join(f'*{k}' for k in KINDS)}")
+    try:
+        found = readers.get(kind, _picture)(path, federation)
+    except (OSError, ValueError, tf.errors.InvalidArgumentError) as error:
+        if isinstance(error, InvalidArgument | FileNotFoundError):
+            raise
+        raise InvalidArgument(f"{path} cannot be read as {kind}: {_first_line(error)}") from error
+    x = _shaped(found.x, federation.example_shape, path)
+    bad = ~np.isfinite(x).reshape(len(x), -1).all(1)
+    if bad.any():
+        raise InvalidArgument(
+            f"{path}: {bad.sum()} of {len(x)} examples have NaN or infinity, first number {int(bad.argmax())}. Replace "
+            "or remove them"
+        )
+    if found.y is not None and found.y.shape != (len(x),):
+        raise InvalidArgument(
+            f"{path}: the labels y must be one for each of the {len(x)} examples, found {found.y.shape}"
+        )
+    return Examples(x, found.y)
+
+
+def label_outputs(y: np.ndarray, classes: Sequence[str], names: Sequence[str], path: str | Path) -> np.ndarray:
+    """The outputs of a client's head for labels: int64 [N].
+
+    Args:
+        y: labels, names of classes or ids of the federation's classes.
+        classes: what the outputs stand for; see `class_names`.
+        names: the names of all classes of the federation.
+        path: the file, for messages.
+
+    Raises:
+        InvalidArgument: a label is no class of this client.
+    """
+    place = {name: k for k, name in enumerate(classes)}
+    if y.dtype.kind in "iu":
+        given = [names[int(c)] if 0 <= c < len(names) else str(c) for c in y]
+    else:
+        given = [one_line(c.decode() if isinstance(c, bytes) else c) for c in y.tolist()]
+    unknown = sorted(set(given) - set(place))
+    if unknown:
+        raise InvalidArgument(
+            f"{path}: the labels y have classes that this client's model does not know: {', '.join(unknown[:10])}. It "
+            f"knows {', '.join(list(place)[:20])}. Remove these examples, or take the model of a client that has the "
+            "classes"
+        )
+    return np.array([place[name] for name in given], np.int64)
+
+
+def looks_decoded(x: np.ndarray, federation: Federation) -> bool:
+    """Whether examples that should be raw look as if they were decoded already: no number is above 1, but raw ones are.
+
+    That can be only if the federation stores integers that are scaled.
+    """
+    scale = federation.manifest["preprocessing"]["scale"]
+    return federation.manifest["dtype"] == "uint8" and scale < 0.5 and float(x.max()) <= 1 and bool((x % 1).any())
+
+
+def _npy(path: Path, _: Federation) -> Examples:
+    return Examples(np.load(path, allow_pickle=False))
+
+
+def _npz(path: Path, _: Federation) -> Examples:
+    with np.load(path, allow_pickle=False) as file:
+        if isinstance(file, np.ndarray):
+            return Examples(file)
+        names = file.files
+        if "x" not in names and len(names) != 1:
+            raise InvalidArgument(f"{path} must have an array called x, found {', '.join(names) or 'no array'}")
+        x = "x" if "x" in names else names[0]
+        return Examples(file[x], file["y"] if "y" in names and x != "y" else None)
+
+
+def _csv(path: Path, federation: Federation) -> Examples:
+    with open(path, encoding="utf-8-sig") as file:
+        rows = [line.strip() for line in file if line.strip()]
+    if rows and not all(map(_is_number, rows[0].split(","))):
+        rows = rows[1:]  # a heading
+    if not rows:
+        raise InvalidArgument(f"{path} has no examples: it has no row of numbers")
+    size, cells = int(np.prod(federation.example_shape)), [row.split(",") for row in rows]
+    for i, row in enumerate(cells, 1):
+        if len(row) != size:
+            raise InvalidArgument(
+                f"{path}: example {i} has {len(row)} numbers, but an example of this run has {size} "
+                f"({_shape(federation.example_shape)}). Write one example in each row, and nothing else"
+            )
+        if wrong := next((cell for cell in row if not _is_number(cell)), None):
+            raise InvalidArgument(f"{path}: example {i} has {one_line(wrong, 40)!r}, which is no number")
+    return Examples(np.array(cells, np.float64).reshape(len(cells), *federation.example_shape))
+
+
+def _picture(path: Path, federation: Federation) -> Examples:
+    shape, preprocessing = federation.example_shape, federation.manifest["preprocessing"]
+    channels = shape[2] if len(shape) == 3 else 1
+    if len(shape) not in (2, 3) or channels not in (1, 3):
+        raise InvalidArgument(
+            f"{path} is a picture, but examples of this run are {_shape(shape)}: give arrays, as .npy"
+        )
+    # The largest pixel value of the data set, which is decoded to 1: 255 in most, 16 in scikit-learn's digits.
+    most = (1 - preprocessing["shift"]) / preprocessing["scale"]
+    if federation.manifest["dtype"] != "uint8" or not 1 < most < 256:
+        raise InvalidArgument(
+            f"{path} is a picture, but the examples of this run are {federation.manifest['dtype']} numbers that are "
+            "not pixels from 0 to a largest value: give them as .npy"
+        )
+    picture = tf.io.decode_image(path.read_bytes(), channels=channels, expand_animations=False).numpy()
+    if picture.shape[:2] != tuple(shape[:2]):
+        raise InvalidArgument(
+            f"{path} is {picture.shape[1]} x {picture.shape[0]} pixels, but examples of this run are {shape[1]} x "
+            f"{shape[0]}: make the picture of that size first"
+        )
+    return Examples(np.rint(picture.astype(np.float64) * (most / 255)))
+
+
+def _shaped(x: np.ndarray, shape: tuple, path: Path) -> np.ndarray:
+    """The examples as float32 [N, *shape]; a single example gets N = 1, and axes of size 1 may be missing."""
+    if x.dtype.kind not in "biuf":
+        raise InvalidArgument(f"{path} must have numbers, found {x.dtype}")
+    if x.size == 0:
+        raise InvalidArgument(f"{path} has no examples: its array has the shape {_shape(x.shape)}")
+    if _large_axes(shape) not in (_large_axes(x.shape[1:]), _large_axes(x.shape)):
+        raise InvalidArgument(
+            f"{path} has an array of {_shape(x.shape)}, but an example of this run is {_shape(shape)}: give an array "
+            f"of N x {_shape(shape)}"
+        )
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+        return np.asarray(x, np.float32).reshape(-1, *shape)
+
+
+def _large_axes(shape: Sequence[int]) -> list[int]:
+    return [n for n in shape if n != 1]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _first_line(error: Exception) -> str:
+    return one_line((str(error) or type(error).__name__).splitlines()[0], 200)

@@ -1,0 +1,269 @@
+"""Callbacks that write runs to MLflow and to Weights & Biases; each is an extra of setup.py.
+
+Both get the configuration as parameters, the history by round, and the results at the end. Nothing leaves this machine
+unless your own settings of these libraries say so: MLflow writes to a folder, Weights & Biases works offline.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfpfl.checks import Unavailable
+from tfpfl.runs.callbacks import Callback
+
+if TYPE_CHECKING:
+    from tfpfl.runs.run import Run
+
+TABLES = ("config.json", "history.csv", "clients.csv", "summary.json")  # the artifacts
+
+
+class Tracker(Callback):
+    """What the two have in common: what is written, and when.
+
+    Only `Run.train` calls `begin` and `finish`. A tracker of a plain `Training` writes the history without parameters
+    and results, and is closed after the last round.
+
+    Args:
+        name: the name of the run; default: that of its folder.
+        tables: whether the files of the run folder (configuration, history, clients, summary) are written as artifacts.
+    """
+
+    def __init__(self, name: str | None = None, *, tables: bool = False):
+        self._name, self._tables = name, tables
+        self._run: Run | None = None
+        self._is_open = False
+
+    def begin(self, run: "Run") -> None:
+        """Remembers the run, whose configuration and results are written."""
+        self._run = run
+
+    def start(self, training: Any, rounds: int) -> None:
+        """Opens the run, and writes the rounds that it does not have yet.
+
+        The last saved round is written again, because a process may have been killed between the two.
+        """
+        is_new, self._is_open = self._open(self._identity(training)), True
+        if is_new and self._run is not None:
+            self._parameters(parameters(self._run))
+        history = training.store.history()
+        for row in history if is_new else history[-1:]:
+            self.round(training, row)
+
+    def round(self, training: Any, row: dict) -> None:
+        """Writes the numbers of a round, at step `round`."""
+        self._numbers(numbers(row), row["round"])
+
+    def end(self, training: Any) -> None:
+        """Closes the run, unless `Run.train` calls `finish` later."""
+        if self._run is None:
+            self._close(done=True)
+
+    def finish(self, run: "Run") -> None:
+        """Writes the results and, if asked for, the files of the run folder; then closes the run."""
+        if not self._is_open:  # an error before the first round
+            return
+        done = bool(run.stop_reason) or run.store.round_num >= run.config.rounds
+        try:
+            self._numbers(summary(run), run.store.round_num)
+            if self._tables:
+                self._artifacts([path for name in TABLES if (path := run.folder / name).exists()])
+        finally:
+            self._close(done)
+
+    def _identity(self, training: Any) -> tuple[str, str]:
+        """A name for the run, and a text that is the same whenever the same run folder is continued."""
+        if self._run is None:
+            return self._name or "training", ""
+        folder = self._run.folder.resolve()
+        of = hashlib.sha256(f"{self._run.config.run_id} {folder}".encode()).hexdigest()
+        return self._name or folder.name, of[:16]
+
+    def _open(self, identity: tuple[str, str]) -> bool:
+        """Opens the run of this name and identity; whether it is a new one."""
+        raise NotImplementedError
+
+    def _parameters(self, values: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _numbers(self, values: dict[str, float], step: int) -> None:
+        raise NotImplementedError
+
+    def _artifacts(self, files: list[Path]) -> None:
+        raise NotImplementedError
+
+    def _close(self, done: bool) -> None:
+        raise NotImplementedError
+
+
+class MLflow(Tracker):
+    """Writes a run to MLflow: parameters, metrics by round, results, and the run folder's tables as artifacts.
+
+    It goes where MLflow's own settings say (MLFLOW_TRACKING_URI, or `mlflow.set_tracking_uri`). Without such settings
+    it goes to `folder`; `mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db` shows it. MLflow's own report of
+    how it is used is switched off, unless MLFLOW_DISABLE_TELEMETRY is set.
+
+    Args:
+        name, tables: as in `Tracker`.
+        experiment: the name of MLflow's experiment.
+        folder: the folder for what is written without a tracking URI.
+
+    Raises:
+        Unavailable: MLflow is not installed.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        tables: bool = False,
+        experiment: str = "tfpfl",
+        folder: str | os.PathLike = "mlruns",
+    ):
+        super().__init__(name, tables=tables)
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before the import, which starts it
+        self._mlflow = _library("mlflow")
+        self._experiment, self._folder = experiment, Path(folder).resolve()
+        self._client: Any = None
+
+    def _open(self, identity: tuple[str, str]) -> bool:
+        name, identity_text = identity
+        own = not self._mlflow.is_tracking_uri_set()
+        if own:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        self._client = self._mlflow.MlflowClient(f"sqlite:///{self._folder / 'mlflow.db'}" if own else None)
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None:
+            place = {"artifact_location": (self._folder / "artifacts").as_uri()} if own else {}
+            experiment_id = self._client.create_experiment(self._experiment, **place)
+        else:
+            experiment_id = experiment.experiment_id
+        if identity_text:
+            found = self._client.search_runs([experiment_id], f"tags.`tfpfl.run` = '{identity_text}'", max_results=1)
+            if found:
+                self._id = found[0].info.run_id
+                self._client.set_terminated(self._id, "RUNNING")
+                return False
+        self._id = self._client.create_run(experiment_id, run_name=name, tags={"tfpfl.run": identity_text}).info.run_id
+        return True
+
+    def _parameters(self, values: dict[str, Any]) -> None:
+        params = [self._mlflow.entities.Param(name, str(value)[:500]) for name, value in values.items()]
+        for start in range(0, len(params), 100):  # MLflow takes so many at a time
+            self._client.log_batch(self._id, params=params[start : start + 100])
+
+    def _numbers(self, values: dict[str, float], step: int) -> None:
+        now, metric = int(1000 * time.time()), self._mlflow.entities.Metric
+        metrics = [metric(name.replace(" ", "/"), value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def _artifacts(self, files: list[Path]) -> None:
+        for file in files:
+            self._client.log_artifact(self._id, str(file))
+
+    def _close(self, done: bool) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if done else "KILLED")
+
+
+class WandB(Tracker):
+    """Writes a run to Weights & Biases: parameters, metrics by round, results, and the run folder's tables.
+
+    It works offline, and writes to the folder `wandb`; `wandb sync` sends that folder, if you want to. If WANDB_MODE is
+    set, for example to online, that holds instead.
+
+    Args:
+        name, tables: as in `Tracker`.
+        project: the name of the project.
+        folder: the folder in which the folder `wandb` is made.
+
+    Raises:
+        Unavailable: Weights & Biases is not installed.
+    """
+
+    def __init__(
+        self, name: str | None = None, *, tables: bool = False, project: str = "tfpfl", folder: str | os.PathLike = "."
+    ):
+        super().__init__(name, tables=tables)
+        if os.environ.get("WANDB_MODE", "offline") == "offline":
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # before the import, which starts it
+        self._wandb = _library("wandb")
+        self._project, self._folder = project, Path(folder)
+        self._tracked: Any = None
+
+    def _open(self, identity: tuple[str, str]) -> bool:
+        name, identity_text = identity
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._tracked = self._wandb.init(
+            project=self._project,
+            name=name,
+            id=identity_text or None,
+            dir=str(self._folder),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            settings=self._wandb.Settings(silent=True, console="off"),
+        )
+        return not self._tracked.resumed
+
+    def _parameters(self, values: dict[str, Any]) -> None:
+        self._tracked.config.update(values, allow_val_change=True)
+
+    def _numbers(self, values: dict[str, float], step: int) -> None:
+        self._tracked.log({name.replace(" ", "/"): value for name, value in values.items()}, step=step)
+
+    def _artifacts(self, files: list[Path]) -> None:
+        artifact = self._wandb.Artifact(f"run-{self._tracked.id}", type="run")
+        for file in files:
+            artifact.add_file(str(file))
+        self._tracked.log_artifact(artifact)
+
+    def _close(self, done: bool) -> None:
+        self._tracked.finish(exit_code=0 if done else 1)
+
+
+TRACKERS: dict[str, Callable[..., Tracker]] = {"mlflow": MLflow, "wandb": WandB}
+
+
+def parameters(run: "Run") -> dict[str, Any]:
+    """The configuration of a run as a flat dict of numbers and texts: {'eta': 0.1, 'versions.keras': '2.14.0', ...}."""
+    found: dict[str, Any] = {}
+    for name, value in asdict(run.config).items():
+        if isinstance(value, Mapping):
+            prefix = "" if name == "hyperparameters" else f"{name}."
+            found |= {f"{prefix}{key}": inner for key, inner in value.items() if f"{prefix}{key}" not in found}
+        elif name not in found:
+            found[name] = value
+    return {k: v if isinstance(v, int | float | str | bool) else str(v) for k, v in found.items() if v is not None}
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a row of the history."""
+    return {
+        name: float(value)
+        for name, value in row.items()
+        if name != "round" and isinstance(value, int | float) and np.isfinite(value)
+    }
+
+
+def summary(run: "Run") -> dict[str, float]:
+    """The results of a run, as means over clients: {'result last10 personal test accuracy': ...}."""
+    found: dict[str, float] = {}
+    for r in run.results():
+        if r.mean == "clients":
+            values = {"accuracy": r.accuracy, "loss": r.loss, "worst_decile": r.worst_decile, **r.metrics}
+            found |= {f"result {r.when} {r.model} {r.split} {name}": value for name, value in values.items()}
+    return numbers(found)
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise Unavailable(
+            f"--log {name} needs the package {name}, which is not installed: pip install 'tfpfl[{name}]'; the import "
+            f"said: {error}"
+        ) from error
