@@ -100,7 +100,7 @@ def _train_and_print(run):
 def _print_run(run, console):
     from tfpfl.studies.tables import protocols
 
-    console.print(protocols([r for r in run.results() if r.when != "last"], f"{run.folder}"))
+    console.print(protocols([r for r in run.results() if r.when != "last"], f"{run.folder}", run.seen_counts))
     _print_stop(run)
     if private := run.privacy:
         click.echo(f"epsilon = {private.epsilon:.3g} at delta = {private.delta:.2g}: {private.text}")
@@ -156,10 +156,10 @@ def evaluate(folder, allow_code):
             raise InvalidArgument(
                 f"{folder} has no rounds yet, so there is nothing to evaluate: train it with `tfpfl resume {folder}`"
             )
-        now = [r for r in evaluation.results(run.evaluate()) if r.when == "last"]
-        console = Console()
-        console.print(protocols(now, f"{folder}: all clients after round {done}"))
-        console.print(protocols([r for r in run.results() if r.when != "last"], f"{folder}: while it ran"))
+        now = [r for r in evaluation.results(run.evaluate(), run.took_part) if r.when == "last"]
+        console, counts = Console(), run.seen_counts
+        console.print(protocols(now, f"{folder}: all clients after round {done}", counts))
+        console.print(protocols([r for r in run.results() if r.when != "last"], f"{folder}: while it ran", counts))
         _print_stop(run)
 
 
@@ -228,7 +228,7 @@ def new_clients(runs, csv_file, picture, allow_code, **how):
         new_clients.write_csv(done, csv_file)
         click.echo(f"Written to {csv_file}")
     if picture:
-        plots.write_picture(plots.new_clients(done), picture, dpi=120)
+        plots.write_picture(plots.new_clients(done), picture)
         click.echo(f"Written to {picture}")
 
 
