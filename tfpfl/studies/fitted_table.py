@@ -85,7 +85,7 @@ class FittedTable:
             heading, justify = self._columns[i]
             texts = [Text.from_markup(heading), *(Text.from_markup(row[i]) for row in self._rows if row)]
             wraps = i < self.names or heading in self._wraps
-            # Headings keep their line breaks; a name that begins with a space belongs to the row above, and stays whole.
+            # Headings keep their line breaks. A name that begins with a space belongs to the row above; it stays whole.
             pieces = [
                 piece
                 for text in texts

@@ -136,8 +136,8 @@ def protocols(results: list, title: str, counts: tuple[int, int] | None = None) 
 _PROTOCOLS_CAPTION = (
     "accuracy: % over clients ± 1.96 std / sqrt(n); pooled: over examples; worst 10 %: mean of the worst tenth of the "
     "clients; n: clients with examples, in the last of the rounds. local copy: right after a client's own work. "
-    "last10: mean of the last ten evaluated rounds; best val.: the round with the best mean validation accuracy. * selected on "
-    "test, as several papers do: it says nothing about new data."
+    "last10: mean of the last ten evaluated rounds; best val.: the round with the best mean validation accuracy. "
+    "* selected on test, as several papers do: it says nothing about new data."
 )
 
 
