@@ -11,15 +11,19 @@ from tfpfl.runs.store import RunStore
 from tfpfl.studies.records import Record
 
 ROUNDS, CLIENTS, COHORT = 12, 8, 3
+EVERYBODY = dict.fromkeys(range(CLIENTS), 1)
 PASSES = {"forward": 2.5, "backward": 1.5}
 
 
-def made(algorithm="pflego", seed=0, *, good=0.5, silent=False, rounds=ROUNDS, folder=None, **config) -> Record:
+def made(
+    algorithm="pflego", seed=0, *, good=0.5, silent=False, rounds=ROUNDS, folder=None, took_part=EVERYBODY, **config
+) -> Record:
     """Makes the record of a run whose rounds are all evaluated but the first. Its folder does not exist.
 
     Args:
         good: the accuracy at the beginning.
         silent: whether 0 bytes are sent.
+        took_part: {client id: the first round in which it took part}; None: unknown.
         config: other entries of the configuration.
     """
     rng = np.random.default_rng([seed, list(ALGORITHMS).index(algorithm), int(100 * good)])
@@ -58,6 +62,7 @@ def made(algorithm="pflego", seed=0, *, good=0.5, silent=False, rounds=ROUNDS, f
     folder = Path(folder or f"runs/{algorithm}-{seed}")
     record = Record(folder, settings, history, evaluations, summary)
     record.__dict__["matrix_rounds"] = []  # otherwise the record would look for them in its folder
+    record.__dict__["took_part"] = took_part  # otherwise it would draw the cohorts, which these runs do not have
     return record
 
 
@@ -75,4 +80,6 @@ def stored(record: Record, folder: Path, matrices=None) -> Record:
             t = row["round"]
             scores = [e for e in record.evaluations if e.round_num == t]
             store.commit_round(t, {}, {}, row, scores, matrices if t == last else None)
-    return Record(folder, record.config, record.history, record.evaluations, record.summary)
+    kept = Record(folder, record.config, record.history, record.evaluations, record.summary)
+    kept.__dict__["took_part"] = record.took_part
+    return kept

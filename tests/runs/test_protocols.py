@@ -18,9 +18,11 @@ from tfpfl.runs.protocols import (
     per_client,
     predicts,
     protocol,
+    result,
     results,
     rounds_to,
     summarize,
+    worst,
 )
 
 NAN = math.nan
@@ -169,10 +171,15 @@ def toy():
     return table
 
 
+TOOK_PART = {0: 1, 1: 3}  # client 0 since round 1, client 1 since round 3
+
+
 @pytest.mark.parametrize(
     "name, accuracy, rounds",
     [
         ("EV-all", (0.4 + 0.7 + 0.7) / 3, [1, 2, 3]),
+        ("EV-seen", (0.0 + 1.0 + 0.7) / 3, [1, 2, 3]),
+        ("EV-unseen", (0.8 + 0.4) / 2, [1, 2]),  # in round 3 both clients had taken part
         ("EV-local", (1.0 + 0.55 + 0.2) / 3, [1, 2, 3]),
         ("global", (0.1 + 0.2 + 0.4) / 3, [1, 2, 3]),
         ("validated", 0.4, [1]),
@@ -184,7 +191,7 @@ def toy():
     ],
 )
 def test_presets_by_hand(name, accuracy, rounds):
-    found = find(results(toy()), protocol(name))
+    found = find(results(toy(), TOOK_PART), protocol(name))
     assert (found.accuracy, found.rounds) == (pytest.approx(accuracy), rounds)
     assert found.protocol.selects_on_test == (name in ("pgfed", "fedamp", "pfllib"))
 
@@ -201,6 +208,37 @@ def test_every_preset_is_tested_above_and_says_what_it_is():
         protocol("EV-al")
     with pytest.raises(ValueError, match="unknown when of a protocol 'last1'; did you mean 'last10'"):
         Protocol(when="last1").check()
+
+
+def test_each_round_has_its_own_clients_that_had_taken_part():
+    wanted = EV_ALL._replace(clients="seen")
+    unseen = EV_ALL._replace(clients="unseen")
+    assert curve(toy(), wanted, took_part=TOOK_PART) == pytest.approx({1: 0.0, 2: 1.0, 3: 0.7})
+    assert curve(toy(), unseen, took_part=TOOK_PART) == pytest.approx({1: 0.8, 2: 0.4})
+    assert per_client(toy(), wanted, TOOK_PART) == pytest.approx({0: 1.9 / 3, 1: 0.5})
+    assert per_client(toy(), unseen, TOOK_PART) == pytest.approx({1: 0.6})
+    assert worst(toy(), 0.1, wanted, TOOK_PART) == pytest.approx((0.0 + 1.0 + 0.5) / 3)
+    last = find(results(toy(), TOOK_PART), unseen._replace(model="personal"), mean="clients")
+    assert (last.num_clients, last.accuracy_ci95) == (1, 0.0)
+    # The best round is chosen by all clients, so that both sides are of one round.
+    best = [result(toy(), EV_ALL._replace(clients=c, when="best_test"), TOOK_PART) for c in ("all", "seen", "unseen")]
+    assert [r.rounds for r in best] == [[2]] * 3 and [r.accuracy for r in best] == pytest.approx([0.7, 1.0, 0.4])
+
+
+def test_where_all_have_taken_part_or_it_is_unknown_nothing_is_added():
+    everybody = {0: 1, 1: 1}
+    assert results(toy(), everybody) == results(toy(), None) == results(toy())
+    assert {r.clients for r in results(toy(), TOOK_PART)} == {"all", "seen", "unseen", "sampled"}
+    assert not [r for r in results(toy(), TOOK_PART) if r.when == "last" and r.clients == "unseen"]  # round 3
+    seen = result(toy(), EV_ALL._replace(clients="seen"), everybody)
+    assert seen.accuracy == result(toy(), EV_ALL).accuracy
+    assert result(toy(), EV_ALL._replace(clients="unseen"), everybody) is None
+    assert result(toy(), EV_ALL._replace(clients="seen"), None) is None
+
+
+def test_the_worst_tenth_is_one_number_in_results_and_tables():
+    found = find(results(toy()), EV_ALL)
+    assert worst(toy(), 0.1) == found.worst_decile == pytest.approx((0.0 + 0.4 + 0.5) / 3)
 
 
 def test_what_clients_predict_with():

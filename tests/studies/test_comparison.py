@@ -44,9 +44,19 @@ def test_a_row_is_what_its_runs_say(records):
     scores = [100 * np.mean(values) for values in mine]
     assert row["accuracy"] == pytest.approx(np.mean(scores))
     assert row["accuracy ±"] == pytest.approx(statistics.over_seeds(scores)[1])
-    assert row["worst 25 %"] == pytest.approx(np.mean([100 * np.sort(v)[:2].mean() for v in mine]))
+    own = [r for r in records if r.config.algorithm == "pflego"]
+    assert row["worst 25 %"] == pytest.approx(np.mean([100 * r.worst(0.25) for r in own]))
+    for r in own:
+        for t in (1, 4):  # two of six clients, in each round
+            values = [e.accuracy for e in r.evaluations if (e.round_num, e.model, e.split) == (t, "personal", "test")]
+            only = Record(r.folder, r.config, r.history, [e for e in r.evaluations if e.round_num == t], r.summary)
+            assert only.worst(0.25) == pytest.approx(np.sort(values)[:2].mean())
     assert row["Gini"] == pytest.approx(np.mean([statistics.gini(v) for v in mine]))
-    both = [np.mean(seeds, 0) for seeds in (mine, local)]  # one federation: a client is one pair
+    took_part = [[r.per_client(clients="seen") for r in records if r.config.algorithm == name]
+                 for name in ("pflego", "local")]  # fmt: skip
+    ids = sorted(set().union(*took_part[0]) & set().union(*took_part[1]))  # one federation: a client is one pair
+    both = [np.array([np.mean([s[i] for s in side if i in s]) for i in ids]) for side in took_part]
+    assert row["pairs"] == len(ids)
     assert row["gain over Local"] == pytest.approx(100 * np.mean(both[0] - both[1]))
     assert row["worse than Local %"] == pytest.approx(100 * np.mean(both[0] < both[1]))
     assert row["p (Local)"] == pytest.approx(statistics.wilcoxon(*both).p_value, nan_ok=True)

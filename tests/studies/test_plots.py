@@ -7,12 +7,14 @@ import sys
 import matplotlib
 import numpy as np
 import pytest
+from rich.console import Console
 
 from helpers.made_records import CLIENTS, COHORT, PASSES, ROUNDS, made
 from tfpfl.algorithms import ALGORITHMS
 from tfpfl.runs import statistics
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, LOCAL_COPY
-from tfpfl.studies import plots
+from tfpfl.runs.results import totals
+from tfpfl.studies import plots, tables
 from tfpfl.studies.plots.style import PALETTE
 from tfpfl.studies.run_groups import clients, group_runs, paired
 
@@ -63,7 +65,8 @@ def test_bands_are_the_interval_over_seeds(records):
             values = [column(r, f"{r.predicts} test accuracy")[t] for r in s.records]
             mean, half = statistics.over_seeds(values)
             at = corners[corners[:, 0] == t, 1]
-            assert at.min() == pytest.approx(100 * (mean - half)) and at.max() == pytest.approx(100 * (mean + half))
+            ends = np.clip([100 * (mean - half), 100 * (mean + half)], 0, 100)  # no accuracy is beyond
+            assert [at.min(), at.max()] == pytest.approx(ends)
 
 
 def test_curves_of_another_protocol_and_of_training(records):
@@ -83,7 +86,6 @@ def test_curves_of_another_protocol_and_of_training(records):
     [
         ("bytes", lambda row: row["bytes_down"] + row["bytes_up"], 1000),  # up to 234 kB
         ("passes", lambda row: COHORT * sum(PASSES.values()), 1),
-        ("seconds", lambda row: row["seconds"], 1),
     ],
 )
 def test_costs_are_added_up_over_all_rounds(records, x, amount, divisor):
@@ -93,6 +95,55 @@ def test_costs_are_added_up_over_all_rounds(records, x, amount, divisor):
     drawn, _ = line(figure, "PFLEGO")
     np.testing.assert_allclose(drawn, added[1:] / divisor, rtol=1e-12)  # round 1 is not evaluated, but it cost
     assert ("(kB)" in figure.axes[0].get_xlabel()) == (x == "bytes")
+
+
+def test_seconds_are_those_of_the_tables_without_the_building_of_graphs(records):
+    """A round that builds graphs takes a hundred times as long; a plot by seconds and a table show the same rate."""
+    record = made("pflego")
+    drawn, _ = line(plots.curves([record], "seconds"), "PFLEGO")
+    record.history[0]["seconds"] = record.history[4]["seconds"] = 100.0
+    slow, _ = line(plots.curves([record], "seconds"), "PFLEGO")
+    a_round = totals(record.history)["seconds_per_round_median"]
+    np.testing.assert_allclose(slow, a_round * np.arange(2, ROUNDS + 1))
+    assert slow[-1] < 1.5 * drawn[-1]
+    table = plain_text(tables.comparison([(record.summary | SUMMARY | totals(record.history), record.results)], ""))
+    assert f"{a_round:.3f}" in table
+
+
+SUMMARY = {"algorithm": "pflego", "clients_seen": CLIENTS, "clients_never_seen": 0}
+
+
+def plain_text(table, width=200):
+    console = Console(width=width, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_clients_that_never_took_part_are_drawn_apart():
+    """In curves two more panels, in the other plots a row for each side, with how many there are."""
+    first = {0: 1, 1: 1, 2: 7, 3: 1}  # of eight
+    runs = [made(a, took_part=first) for a in ("pflego", "local")]
+    figure = plots.curves(runs)
+    assert [axes.get_title("left") for axes in figure.axes[1:]] == ["4 seen", "4 never seen"]
+    for axes, side in zip(figure.axes, ("all", "seen", "unseen"), strict=True):
+        drawn = next(each for each in axes.lines if each.get_label() == "PFLEGO")
+        scores = [e for e in runs[0].evaluations if e.model == runs[0].predicts and e.split == "test"]
+        for t, y in zip(drawn.get_xdata(), drawn.get_ydata(), strict=True):
+            of_round = [e for e in scores if e.round_num == t]
+            chosen = [e for e in of_round if side == "all" or (first.get(e.client_id, 99) <= t) == (side == "seen")]
+            assert y == pytest.approx(100 * np.mean([e.accuracy for e in chosen]))
+    rows = ["PFLEGO, 4 seen", "PFLEGO, 4 never seen", "Local, 4 seen", "Local, 4 never seen"]
+    assert [label.get_text() for label in plots.distribution(runs).axes[0].get_yticklabels()] == rows
+    dots = plots.distribution(runs).axes[0].collections[0].get_offsets()[:, 0]
+    assert sorted(dots) == pytest.approx(sorted(100 * clients(runs[0], EV_ALL._replace(clients="seen"))))
+    assert len(dots) == 4
+    assert {line.get_label() for line in plots.fairness(runs).axes[0].lines} == set(rows)
+    titles = [axes.get_title("left") for axes in plots.gains(runs, runs[1]).axes]
+    assert [title.split(":")[0] for title in titles] == rows[:2]
+    for figure in (plots.curves(runs), plots.fairness(runs), plots.gains(runs, runs[1]), plots.distribution(runs)):
+        assert "4 clients had taken part, and 4 never" in " ".join(text(figure).split())
+    assert "All clients had taken part by round 1" in " ".join(text(plots.curves([made()])).split())
+    assert "It is not known" in " ".join(text(plots.curves([made(took_part=None)])).split())
 
 
 def test_who_sends_nothing_is_a_level_line(records):
@@ -144,7 +195,7 @@ def test_fairness(records):
     np.testing.assert_allclose(drawn, 100 * expected)
     points = {round(each.get_xdata()[0], 9): each.get_marker() for each in worst.lines if each.get_ydata()[0] == 0}
     for fraction, marker in ((0.05, "^"), (0.1, "o"), (0.25, "s")):
-        value = 100 * np.mean([statistics.worst(clients(r), fraction) for r in group])
+        value = 100 * np.mean([r.worst(fraction) for r in group])
         assert any(abs(x - value) < 1e-9 for x in points), (fraction, value)
         assert marker in {each.get_marker() for each in worst.lines}
     fedavg = group_runs(records)[1].records

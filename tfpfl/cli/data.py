@@ -117,7 +117,7 @@ def partition(out, seed, allow_download, table, client, label, features, split, 
             **data["partition_args"],
         )
     picture = out.with_name(out.name + "-classes.png")
-    plots.write_picture(plots.classes(federation), picture, dpi=120)
+    plots.write_picture(plots.classes(federation), picture)
     console = Console()
     for name, value in federation.describe().items():
         console.print(f"[bold]{name}[/]: {text(value)}", soft_wrap=True)
@@ -128,11 +128,13 @@ def partition(out, seed, allow_download, table, client, label, features, split, 
 def datasets():
     """List the data sets, and whether each is on this machine."""
     from rich.console import Console
-    from rich.table import Table
 
     from tfpfl.data import list_datasets
+    from tfpfl.studies.fitted_table import FittedTable
 
-    table = Table("name", "example", "classes", "present")
+    table = FittedTable()
+    for column in ("name", "example", "classes", "present"):
+        table.add_column(column)
     for row in list_datasets():
         table.add_row(row["name"], str(row["shape"]), str(row["classes"]), "yes" if row["present"] else "no")
     Console().print(table)
@@ -147,16 +149,18 @@ def algorithms(name):
     NAME may also be a method of your own, as for `tfpfl run --algorithm`; this runs its code.
     """
     from rich.console import Console
-    from rich.table import Column, Table
 
     from tfpfl.algorithms import ALGORITHMS, method_named
     from tfpfl.algorithms.own import offered
+    from tfpfl.studies.fitted_table import FittedTable
     from tfpfl.studies.tables import text
 
     console = Console()
     if name is None:
-        names = [Column(name, no_wrap=True) for name in ("name", "head", "message")]
-        table = Table(*names, *(Column(name, overflow="fold") for name in ("a client keeps", "down", "up")))
+        columns = ("name", "head", "message", "a client keeps", "down", "up")
+        table = FittedTable(wraps=columns[3:])
+        for column in columns:
+            table.add_column(column)
         for key, row in ALGORITHMS.items():
             table.add_row(key, row.head, row.message, row.state, row.down, row.up)
         console.print(table)
@@ -169,10 +173,12 @@ def algorithms(name):
         return
     row = method_named(name)
     console.print(f"[bold]{text(row.title)}[/]: {text(row.reference)}", soft_wrap=True)
-    table = Table(Column("option", no_wrap=True), "type", "default", "meaning")
+    table = FittedTable(wraps=["meaning"])
+    for column in ("option", "type", "default", "meaning"):
+        table.add_column(column)
     texts = hyperparameter_texts(row)
     for key, p in row.hyperparameters.items():
-        table.add_row("--" + key.replace("_", "-"), scalar_type(p).__name__, str(p.default), texts.get(key, ""))
+        table.add_row("--" + key.replace("_", "-"), scalar_type(p).__name__, str(p.default), text(texts.get(key, "")))
     console.print(table)
     for preset, values in row.presets.items():
         console.print(f"--preset {preset}: {values}", soft_wrap=True)

@@ -91,7 +91,7 @@ def _print_run(run, console):
     from tfpfl.studies.tables import metrics, protocols
 
     found = [r for r in run.results() if r.when != "last"]
-    console.print(protocols(found, f"{run.folder}"))
+    console.print(protocols(found, f"{run.folder}", run.seen_counts))
     if table := metrics(found, f"{run.folder}: other metrics"):
         console.print(table)
     _print_stop(run)
@@ -150,12 +150,12 @@ def evaluate(folder, allow_code):
             raise InvalidArgument(
                 f"{folder} has no rounds yet, so there is nothing to evaluate: train it with `tfpfl resume {folder}`"
             )
-        now = [r for r in evaluation.results(run.evaluate()) if r.when == "last"]
-        console = Console()
-        console.print(protocols(now, f"{folder}: all clients after round {done}"))
+        now = [r for r in evaluation.results(run.evaluate(), run.took_part) if r.when == "last"]
+        console, counts = Console(), run.seen_counts
+        console.print(protocols(now, f"{folder}: all clients after round {done}", counts))
         if table := metrics(now, f"{folder}: other metrics"):
             console.print(table)
-        console.print(protocols([r for r in run.results() if r.when != "last"], f"{folder}: while it ran"))
+        console.print(protocols([r for r in run.results() if r.when != "last"], f"{folder}: while it ran", counts))
         _print_stop(run)
 
 
@@ -224,7 +224,7 @@ def new_clients(runs, csv_file, picture, allow_code, **how):
         new_clients.write_csv(done, csv_file)
         click.echo(f"Written to {csv_file}")
     if picture:
-        plots.write_picture(plots.new_clients(done), picture, dpi=120)
+        plots.write_picture(plots.new_clients(done), picture)
         click.echo(f"Written to {picture}")
 
 

@@ -34,7 +34,8 @@ from tfpfl.cli.options import (
     default="0",
     show_default=True,
     metavar="S,T,...",
-    help="Seeds of the runs to train; each method is trained once with each seed.",
+    help="Seeds of the runs to train; each method is trained once with each seed. All seeds have one split of the "
+    "data: that of --data-seed, or else that of the first seed.",
 )
 @click.option(
     "--set",
@@ -50,6 +51,14 @@ from tfpfl.cli.options import (
     show_default=True,
     help="The evaluation protocol: which clients count, when, and how their accuracies are averaged. See "
     "docs/protocols.md.",
+)
+@click.option(
+    "--pairs",
+    type=click.Choice(["seen", "all"]),
+    default="seen",
+    show_default=True,
+    help="The clients that gains and tests compare one by one. seen: those that had taken part in the runs of both "
+    "methods. all: also those that never took part.",
 )
 @click.option(
     "--out",
@@ -70,7 +79,7 @@ from tfpfl.cli.options import (
     help="Draw the accuracy over rounds, with bands over seeds, into this picture file. Default: no file.",
 )
 @run_options
-def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, allow_code, allow_download, **kw):
+def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, plot, allow_code, allow_download, **kw):
     """Compare methods on one federation. Split, clients of each round, batches and initial weights are the same.
 
     Give folders of runs that are trained already (RUN...), or methods to train (--algorithms), or both.
@@ -118,15 +127,19 @@ def compare(folders, algorithms, seeds, settings, protocol, out, write, plot, al
         allow_code_of(kw["network"])
     with resumable(SAME_COMMAND):
         trained = comparing.compare_runs(
-            configs, out, callbacks=lambda label: [Progress(label.ljust(24), console)], allow_download=allow_download
+            configs,
+            out,
+            beside=folders,
+            callbacks=lambda label: [Progress(label.ljust(24), console)],
+            allow_download=allow_download,
         )
     records = [Record.read(folder) for folder in (*folders, *trained)]
-    table = comparing.rows(records, wanted)
-    console.print(comparison_over_clients(table, wanted))
+    table, notes = comparing.rows(records, wanted, pairs=pairs), comparing.notes(records, wanted, pairs=pairs)
+    console.print(comparison_over_clients(table, wanted, notes))
     if names := comparing.other_metrics(records, wanted):
         console.print(metrics_of_algorithms(table, names))
     for path in write:
-        write_whole(path, comparing.text(table, path.suffix[1:], wanted))
+        write_whole(path, comparing.text(table, path.suffix[1:], wanted, notes))
     if plot:
         from tfpfl.studies.plots import curves, write_picture
 
@@ -279,11 +292,11 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, federation,
     You may interrupt it at any time: the same command continues where it stopped.
     """
     from rich.console import Console
-    from rich.table import Column, Table
 
     from tfpfl.runs.callbacks import Progress
     from tfpfl.runs.files import write_whole
     from tfpfl.studies import papers
+    from tfpfl.studies.fitted_table import FittedTable
     from tfpfl.studies.papers import ledger as ledgers
     from tfpfl.studies.papers.elsewhere import ledger_name
     from tfpfl.studies.plots import write_picture
@@ -300,7 +313,10 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, federation,
     elif allow_code:
         raise click.UsageError("--allow-code is for --network FILE.keras: leave it out")
     if name is None:
-        table = Table(Column("name", no_wrap=True), "what", f"rounds x seeds: {', '.join(papers.SCALES)}")
+        columns = ("name", "what", f"rounds x seeds:\n{', '.join(papers.SCALES)}")
+        table = FittedTable(wraps=columns[1:])
+        for column in columns:
+            table.add_column(column)
         for key, e in (papers.EXPERIMENTS | papers.FIGURES).items():
             sizes = ", ".join(f"{e.sizes[s].rounds} x {e.sizes[s].seeds}" for s in papers.SCALES) if e.cells else "-"
             table.add_row(key, f"{e.source}: {e.title}", sizes)

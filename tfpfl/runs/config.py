@@ -286,14 +286,22 @@ class RunConfig:
         Raises:
             InvalidArgument: `new_clients` is at least the number of clients, so that no client is left to train.
         """
-        people, new = federation.num_clients, self.new_clients
-        if not new:
-            return None
-        if new >= people:
+        return self.training_ids(federation.num_clients, federation.manifest["seed"]) if self.new_clients else None
+
+    def training_ids(self, people: int, data_seed: int) -> np.ndarray:
+        """The ids of the clients that train, of a federation of `people` clients with this seed: ascending, int [I].
+
+        Raises:
+            InvalidArgument: as `training_clients`.
+        """
+        new = self.new_clients
+        if new >= people > 0:
             raise InvalidArgument(
                 f"new_clients={new} leaves no client to train: the federation has {people} clients. Take fewer"
             )
-        drawn = generator(federation.manifest["seed"], Stream.NEW_CLIENTS, people).permutation(people)
+        if not new:
+            return np.arange(people)
+        drawn = generator(data_seed, Stream.NEW_CLIENTS, people).permutation(people)
         return np.sort(drawn[new:])
 
 

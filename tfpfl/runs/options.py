@@ -70,7 +70,11 @@ SECTIONS = {
             "grouped_dominant, natural or quantity_skew.",
         ),
         RunOption("validation", "Fraction of each client's training examples that is set aside for validation.", float),
-        RunOption("data_seed", "Seed of the partition of the data. Default: the value of --seed.", int),
+        RunOption(
+            "data_seed",
+            "Seed of the partition of the data. Default: the value of --seed, or of the first of --seeds.",
+            int,
+        ),
         RunOption(
             "pixels",
             "Range of the pixel values: unit is [0, 1], signed is [-1, 1].",

@@ -6,6 +6,7 @@ client predicts after the server's step: *personal*, *global* or *fine-tuned*. I
 in PGFed and FedAMP).
 """
 
+import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -43,7 +44,13 @@ _MODELS = {
     "global": "the one model for all after the server's step",
     LOCAL_COPY: "the model that a client holds right after its local work, before aggregation",
 }
-_CLIENTS = {"all": "all clients", "sampled": "the round's clients", "new": "clients that never trained"}
+_CLIENTS = {
+    "all": "all clients",
+    "seen": "clients that had taken part by then",
+    "unseen": "clients that had never taken part by then",
+    "sampled": "the round's clients",
+    "new": "clients that never trained",
+}
 _MEANS = {"clients": "mean over clients", "examples": "pooled over examples"}
 _WHENS = {
     "last": "last round",
@@ -60,10 +67,12 @@ class Protocol(NamedTuple):
     Attributes:
         model: 'local copy', 'personal', 'fine-tuned', 'global', or 'predicts': that of the last three with which the
             algorithm's clients predict.
-        clients: 'all', 'sampled' (the clients of the round) or 'new' (clients that never trained).
+        clients: 'all', 'seen' (those whose work the server had used in this round or an earlier one), 'unseen' (the
+            others of all clients), 'sampled' (the clients of the round) or 'new' (clients that never trained).
         mean: 'clients' (every client has the same weight) or 'examples' (every example has the same weight).
         when: 'last', 'last10', 'best_validation' or 'best_test', of the evaluated rounds. 'best_test' selects the round
-            on test data, as several papers do; it does not estimate the accuracy on new data.
+            on test data, as several papers do; it does not estimate the accuracy on new data. For 'seen' and 'unseen'
+            the rounds are those for 'all'; a round without such a client is left out.
         split: 'test', 'validation' or 'train'.
     """
 
@@ -95,7 +104,11 @@ class Protocol(NamedTuple):
 
 
 EV_ALL = Protocol()
+EV_SEEN = Protocol(clients="seen")
+EV_UNSEEN = Protocol(clients="unseen")
 EV_LOCAL = Protocol(LOCAL_COPY, "sampled")
+SIDES = ("seen", "unseen")  # the two parts of all clients
+TookPart = Mapping[int, int]  # {client id: the first round in which the server used its work}
 
 # The protocols of papers. PFLEGO: the authors' code logs the sampled clients' local copies, pooled over their examples;
 # the paper averages the last ten rounds. PGFed: mean over all clients; its code keeps the best round, but scores
@@ -103,6 +116,8 @@ EV_LOCAL = Protocol(LOCAL_COPY, "sampled")
 # all clients divided by all their test examples, best round.
 PROTOCOLS = {
     "EV-all": EV_ALL,
+    "EV-seen": EV_SEEN,
+    "EV-unseen": EV_UNSEEN,
     "EV-local": EV_LOCAL,
     "global": EV_ALL._replace(model="global"),
     "validated": EV_ALL._replace(when="best_validation"),
@@ -199,20 +214,36 @@ def protocol(name: str) -> Protocol:
     return PROTOCOLS[name]
 
 
-def results(evaluations: list[Score]) -> list[Result]:
+def results(evaluations: list[Score], took_part: TookPart | None = None) -> list[Result]:
     """Computes the results of a run for every protocol that its evaluations allow.
 
-    A round in which no scored client has examples of a split does not count as evaluated for that split.
+    A round in which no scored client has examples of a split does not count as evaluated for that split. Where some
+    clients had never taken part in one of the rounds, 'seen' and 'unseen' follow the results over all clients.
+
+    Args:
+        evaluations: the scores of the run.
+        took_part: the first round of every client that took part; None: unknown, so that only 'all' is computed.
     """
     found, table = [], _table(evaluations)
     for model, split in sorted(table):
-        clients = "sampled" if model == LOCAL_COPY else "all"
+        kinds = ("sampled",) if model == LOCAL_COPY else ("all", *SIDES)
         for when in _WHENS:
-            for mean in _MEANS:
-                wanted = Protocol(model, clients, mean, when, split)
-                if by_round := _chosen(table, wanted):
-                    found.append(_result(wanted, by_round))
+            mixed = bool(_chosen(table, Protocol(model, "unseen", "clients", when, split), took_part))
+            for clients in kinds if mixed else kinds[:1]:
+                for mean in _MEANS:
+                    wanted = Protocol(model, clients, mean, when, split)
+                    if by_round := _chosen(table, wanted, took_part):
+                        found.append(_result(wanted, by_round))
     return found
+
+
+def result(evaluations: list[Score], wanted: Protocol, took_part: TookPart | None = None) -> Result | None:
+    """The result of one protocol; None if no round has such clients. The arguments are those of `results`."""
+    table = _table(evaluations)
+    if wanted.model == PREDICTS:
+        wanted = wanted._replace(model=_predicts({model for model, _ in table}) or PREDICTS)
+    by_round = _chosen(table, wanted, took_part)
+    return _result(wanted, by_round) if by_round else None
 
 
 def find(found: list[Result], wanted: Protocol | None = None, **fields: Any) -> Result | None:
@@ -241,16 +272,21 @@ def _predicts(models: Container[str]) -> str | None:
     return next((m for m in ("personal", "fine-tuned", "global") if m in models), None)
 
 
-def rows_of(evaluations: list[Score], wanted: Protocol) -> dict[int, list[Score]]:
+def rows_of(evaluations: list[Score], wanted: Protocol, took_part: TookPart | None = None) -> dict[int, list[Score]]:
     """The scores from which a result of this protocol is computed: {round: scores}; {} if there are none.
 
     A round counts if a client has examples of the split. The best round is the first one with the highest mean; the
-    mean is that of the protocol.
+    mean is that of the protocol, over all clients.
     """
-    return _chosen(_table(evaluations), wanted)
+    return _chosen(_table(evaluations), wanted, took_part)
 
 
-def _chosen(table: dict, wanted: Protocol) -> dict:
+def _chosen(table: dict, wanted: Protocol, took_part: TookPart | None = None) -> dict:
+    return _only(_rounds_of(table, wanted), wanted, took_part)
+
+
+def _rounds_of(table: dict, wanted: Protocol) -> dict:
+    """{round: rows} of the protocol's rounds, with all the clients that were scored."""
     by_round = _by_round(table, wanted)
     tested = {t: rows for t, rows in by_round.items() if any(e.num_examples for e in rows)}
     by_round = tested or by_round
@@ -266,27 +302,59 @@ def _chosen(table: dict, wanted: Protocol) -> dict:
     return {} if best is None else {best: by_round[best]}
 
 
-def per_client(evaluations: list[Score], wanted: Protocol = EV_ALL) -> dict[int, float]:
+def _only(by_round: dict, wanted: Protocol, took_part: TookPart | None) -> dict:
+    """Of these rows, those of the clients that the protocol names as seen or as unseen; rounds without any left out."""
+    if wanted.clients not in SIDES:
+        return by_round
+    if took_part is None:
+        return {}
+    seen = wanted.clients == "seen"
+    found = {
+        t: [e for e in rows if (took_part.get(e.client_id, math.inf) <= t) == seen] for t, rows in by_round.items()
+    }
+    return {t: rows for t, rows in found.items() if any(e.num_examples for e in rows)}
+
+
+def per_client(
+    evaluations: list[Score], wanted: Protocol = EV_ALL, took_part: TookPart | None = None
+) -> dict[int, float]:
     """The accuracy of every client, averaged over the protocol's rounds in which it was scored: {client id: accuracy}.
 
-    NaN for a client without examples in the split.
+    NaN for a client without examples in the split. A client that first took part within the rounds of the protocol is
+    'unseen' in the rounds before, and 'seen' afterwards.
     """
     by_client: dict[int, list[float]] = {}
-    for rows in rows_of(evaluations, wanted).values():
+    for rows in rows_of(evaluations, wanted, took_part).values():
         for e in rows:
             by_client.setdefault(e.client_id, []).append(e.accuracy)
     return {i: statistics.mean_over_clients(values) for i, values in sorted(by_client.items())}
 
 
-def curve(evaluations: list[Score], wanted: Protocol = EV_ALL, what: str = "accuracy") -> dict[int, float]:
+def worst(
+    evaluations: list[Score], fraction: float, wanted: Protocol = EV_ALL, took_part: TookPart | None = None
+) -> float:
+    """The mean accuracy of the worst `fraction` of the clients in each round of the protocol, averaged over the rounds.
+
+    With 0.1 it is `Result.worst_decile`, which tables call "worst 10 %". NaN if nothing was scored.
+    """
+    by_round = rows_of(evaluations, wanted, took_part)
+    return statistics.mean_over_clients(
+        [statistics.worst([e.accuracy for e in r], fraction) for r in by_round.values()]
+    )
+
+
+def curve(
+    evaluations: list[Score], wanted: Protocol = EV_ALL, what: str = "accuracy", took_part: TookPart | None = None
+) -> dict[int, float]:
     """The mean accuracy or loss of every evaluated round, {round: mean}; the protocol's `when` is ignored.
 
     Args:
         evaluations: the scores of a run.
         wanted: the protocol.
         what: 'accuracy', 'loss', or the name of another metric that the run measured.
+        took_part: see `results`; needed for 'seen' and 'unseen'.
     """
-    by_round = _by_round(_table(evaluations), wanted)
+    by_round = _only(_by_round(_table(evaluations), wanted), wanted, took_part)
     means = {t: _mean(rows, wanted.mean, what) for t, rows in sorted(by_round.items())}
     return {t: value for t, value in means.items() if not np.isnan(value)}
 

@@ -65,15 +65,27 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
     write_whole(path, json.dumps(summary, indent=2) + "\n")
 
 
+def seconds_per_round(history: Sequence[Mapping[str, Any]]) -> float | None:
+    """The median seconds of the rounds that had clients; None if there are none. All tables and plots use it.
+
+    The first round, the first evaluated one and the first after a resume also build graphs, which may take a hundred
+    times as long as the work of a round. The median is not moved by them.
+
+    Args:
+        history: as in `write_history`.
+    """
+    seconds = [row["seconds"] for row in history if row["clients"]]
+    return float(np.median(seconds)) if seconds else None
+
+
 def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The seconds of a round (median, of the rounds that had clients), and the sums of bytes and visits.
 
     Args:
         history: as in `write_history`.
     """
-    seconds = [row["seconds"] for row in history if row["clients"]]
     return {
-        "seconds_per_round_median": float(np.median(seconds)) if seconds else None,
+        "seconds_per_round_median": seconds_per_round(history),
         "bytes_down": sum(row.get("bytes_down", 0) for row in history),
         "bytes_up": sum(row.get("bytes_up", 0) for row in history),
         "client_visits": sum(row["clients"] for row in history),

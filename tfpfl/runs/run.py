@@ -32,7 +32,7 @@ from tfpfl.engines.engine import check_engine
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.rounds import check_fits
 from tfpfl.engines.tff.aggregators import OF_TFF
-from tfpfl.runs import own_methods, protocols
+from tfpfl.runs import own_methods, participation, protocols
 from tfpfl.runs.aggregators import PRIVATE, check_method, factory
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
 from tfpfl.runs.client_model import ClientModel, ClientModels
@@ -318,7 +318,18 @@ class Run:
 
     def results(self) -> list[protocols.Result]:
         """All results of the run, each with its protocol: which model, clients, mean, rounds and split."""
-        return protocols.results(self.store.evaluations())
+        return protocols.results(self.store.evaluations(), self.took_part)
+
+    @property
+    def took_part(self) -> dict[int, int] | None:
+        """{client id: the first round in which the server used its work}; None if it cannot be known."""
+        work = self.population.num_examples * sum(self.passes) if self.availability.seconds else None
+        return participation.took_part(self.config, self.store.history(), self.store.evaluations(), work)
+
+    @property
+    def seen_counts(self) -> tuple[int, int] | None:
+        """(number of clients that had taken part by the last round, number of the others); None if unknown."""
+        return participation.counts(self.took_part, self.population.num_clients, self.store.round_num)
 
     def matrices(self, round_num: int | None = None) -> dict[str, np.ndarray]:
         """The matrices that say which client uses which: FedAMP's attention, PGFed's A, FedFomo's P.
@@ -399,12 +410,15 @@ class Run:
         """Writes summary.json and returns its content. `stopped` keeps the reason why these rounds stopped earlier."""
         path, done, private = self.folder / "summary.json", self.store.round_num, self.privacy
         self.stop_reason = self.stop_reason or stopped_earlier(path, done)
+        seen, never_seen = self.seen_counts or (None, None)
         summary = {
             "algorithm": self.config.algorithm,
             "dataset": self.config.dataset,
             "engine": self.config.engine,
             "rounds": done,
             **totals(self.store.history()),
+            "clients_seen": seen,
+            "clients_never_seen": never_seen,
             "passes": self.passes._asdict(),
             "head_steps": self.work.head_steps,
             "flops": self.flops,

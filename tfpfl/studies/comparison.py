@@ -1,7 +1,8 @@
 """Compares algorithms on one federation, with the same cohorts, batches and initial weights: a table, one row each.
 
 A number over clients is computed for each seed and then averaged. The interval beside the accuracy is over seeds if
-there are several, otherwise over clients. Paired tests compare each client with itself, by its mean over the seeds.
+there are several, otherwise over clients. Paired tests compare each client with itself, by its mean over the seeds;
+they are on the clients that had taken part in the runs of both methods.
 """
 
 import math
@@ -17,10 +18,21 @@ from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import csv_text, markdown
 from tfpfl.runs.metrics import is_fraction
-from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, Protocol, metrics_of
+from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, metrics_of
 from tfpfl.runs.run import Run
 from tfpfl.studies.records import Record
-from tfpfl.studies.run_groups import RunGroup, check_comparable, group_runs, measured, paired
+from tfpfl.studies.run_groups import (
+    SIDE_WORDS,
+    RunGroup,
+    check_comparable,
+    group_runs,
+    is_mixed,
+    measured,
+    paired,
+    pairs_protocol,
+    told_seen,
+    told_splits,
+)
 
 FORMATS = {"csv": "csv", "md": "github", "tex": "latex_booktabs"}
 
@@ -29,15 +41,19 @@ def compare_runs(
     configs: Iterable[RunConfig],
     out: Path,
     *,
+    beside: Sequence[Path] = (),
     callbacks: Callable = lambda label: (),
     allow_download: bool = False,
 ) -> list[Path]:
     """Trains the runs that are missing, and continues those that have fewer rounds than asked for.
 
     Args:
-        configs: one for each algorithm and seed.
+        configs: one for each algorithm and seed. Those without a `data_seed` get one split of the data for all seeds:
+            that of the first such configuration's seed. Where a run of the same seed is there already, in `out` or
+            `beside`, they get its split.
         out: the folder with the run folders, ALGORITHM-sSEED. For a file or module of the user's own, the first digits
             of its sha256 stand between, so that a changed method gets new runs.
+        beside: other run folders that these runs will be compared with.
         callbacks: function (label of a run) -> its callbacks.
         allow_download: whether TensorFlow Datasets may download a data set that is not on this machine.
 
@@ -48,9 +64,10 @@ def compare_runs(
         RunError: a folder holds a run with another configuration.
     """
     folders = []
+    configs = list(configs)
+    _choose_splits(configs, out, beside)
     for config in configs:
-        version = f"-{config.own_method['sha256'][:8]}" if config.own_method else ""
-        folder = Path(out) / f"{config.short_name}{version}-s{config.seed}"
+        folder = _folder(out, config)
         folders.append(folder)
         label = f"{config.title}, seed {config.seed}"
         federation = open_federation(config, allow_download=allow_download)
@@ -67,8 +84,26 @@ def compare_runs(
     return folders
 
 
+def _folder(out: Path, config: RunConfig) -> Path:
+    version = f"-{config.own_method['sha256'][:8]}" if config.own_method else ""
+    return Path(out) / f"{config.short_name}{version}-s{config.seed}"
+
+
+def _choose_splits(configs: list[RunConfig], out: Path, beside: Sequence[Path]) -> None:
+    """Fills in the `data_seed` of the configurations that have none, as `compare_runs` says."""
+    open_ones = [c for c in configs if c.data_seed is None and c.federation is None]
+    there = [folder for folder in (*beside, *(_folder(out, c) for c in configs)) if (folder / "config.json").exists()]
+    of_seed = {before.seed: before.data_seed for before in map(read_config, there)}
+    for config in open_ones:
+        config.data_seed = of_seed.get(config.seed, open_ones[0].seed)
+
+
 def rows(
-    records: Sequence[Record], protocol: Protocol = EV_ALL, baselines: Sequence[str] = ("local", "fedavg_ft")
+    records: Sequence[Record],
+    protocol: Protocol = EV_ALL,
+    baselines: Sequence[str] = ("local", "fedavg_ft"),
+    *,
+    pairs: str = "seen",
 ) -> list[dict]:
     """The rows of the comparison: one dict for each algorithm and setting, in the order of the records.
 
@@ -77,10 +112,14 @@ def rows(
         protocol: how the accuracies are measured that all numbers over clients are computed from.
         baselines: names of algorithms. For each of them among the records, every row has the share of clients that
             are worse than with it. For the first of them, a row also has the mean and standard deviation of the
-            clients' gains in points, and the p-value of Wilcoxon's one-sided test that clients gain.
+            clients' gains in points, the p-value of Wilcoxon's one-sided test that clients gain, and the number of
+            pairs: of clients that are compared with themselves.
+        pairs: which clients are compared one by one: 'seen', those that had taken part in both runs, or 'all'; see
+            `tfpfl.studies.run_groups.pairs_protocol`.
 
     Returns:
-        Accuracies, gains and shares are in %. NaN stands for a number that a run does not have.
+        Accuracies, gains and shares are in %. NaN stands for a number that a run does not have. If some clients had
+        never taken part, every row has the accuracies of those that had ('seen') and of the others ('never seen').
 
     Raises:
         InvalidArgument: no records, one run twice, or runs on different data.
@@ -88,8 +127,9 @@ def rows(
     check_comparable(records)
     found = group_runs(records)
     references = [s for name in baselines for s in found if s.algorithm == name]
-    names = other_metrics(records, protocol)
-    return [_row(s, protocol, references, names) for s in found]
+    mixed, names = any(is_mixed(record, protocol) for record in records), other_metrics(records, protocol)
+    tested = pairs_protocol(records, protocol, pairs)
+    return [_row(s, protocol, references, tested, mixed, names) for s in found]
 
 
 def other_metrics(records: Sequence[Record], protocol: Protocol = EV_ALL) -> list[str]:
@@ -97,9 +137,23 @@ def other_metrics(records: Sequence[Record], protocol: Protocol = EV_ALL) -> lis
     return metrics_of(result for record in records if (result := record.result(protocol)))
 
 
-def _row(s: RunGroup, protocol: Protocol, references: list[RunGroup], names: list[str]) -> dict:
+def notes(records: Sequence[Record], protocol: Protocol = EV_ALL, *, pairs: str = "seen") -> list[str]:
+    """What a reader must know of a comparison: who had taken part, who is compared one by one, and the splits."""
+    told = [told_seen(records, protocol)]
+    if any(is_mixed(record, protocol) for record in records):
+        whose = "all clients, seen or not" if pairs == "all" else "clients that both methods had seen"
+        told.append(f"Gains, p and shares of clients that are worse: of {whose}.")
+    return [sentence for sentence in (*told, told_splits(records)) if sentence]
+
+
+def _row(
+    s: RunGroup, protocol: Protocol, references: list[RunGroup], tested: Protocol, mixed: bool, names: list[str]
+) -> dict:
     def over_clients(function, times=100):
         return times * measured(s.records, function, protocol)[0]
+
+    def worst(fraction):
+        return 100 * statistics.over_seeds([record.worst(fraction, protocol) for record in s.records])[0]
 
     history = [row for record in s.records for row in record.history]
     visits = sum(row["clients"] for row in history)
@@ -112,38 +166,55 @@ def _row(s: RunGroup, protocol: Protocol, references: list[RunGroup], names: lis
         "rounds": min(record.rounds for record in s.records),
         "accuracy": score,
         "accuracy ±": half,
+        **_seen(s, protocol, mixed),
         **_metrics(s, protocol, names),
         "EV-local": local,
         "EV-local ±": local_half,
         "std": over_clients(statistics.std),
-        "worst 5 %": over_clients(lambda values: statistics.worst(values, 0.05)),
-        "worst 10 %": over_clients(lambda values: statistics.worst(values, 0.1)),
-        "worst 25 %": over_clients(lambda values: statistics.worst(values, 0.25)),
+        "worst 5 %": worst(0.05),
+        "worst 10 %": worst(0.1),
+        "worst 25 %": worst(0.25),
         "Jain": over_clients(statistics.jain, 1),
         "Gini": over_clients(statistics.gini, 1),
     }
     for i, reference in enumerate(references):
-        mine, theirs = paired(s.records, reference.records, protocol)
+        mine, theirs = paired(s.records, reference.records, tested)
         if i == 0:
             gains = 100 * statistics.gains(mine, theirs)
             row |= {
                 f"gain over {reference.label}": statistics.mean_over_clients(gains),
                 "gain std": statistics.std(gains),
                 f"p ({reference.label})": statistics.wilcoxon(mine, theirs).p_value,
+                "pairs": statistics.num_tested(gains),
             }
         row[f"worse than {reference.label} %"] = 100 * statistics.share_worse(mine, theirs)
     return row | {
         "bytes a visit": sent / max(visits, 1),
         "passes": sum(passes.values()) if passes else math.nan,
         "GFLOP a visit": flops / 1e9 if flops else math.nan,
-        "s a round": float(np.median([h["seconds"] for h in history if h["clients"]])),
+        "s a round": statistics.over_seeds([record.seconds_per_round for record in s.records])[0],
     }
+
+
+def _seen(s: RunGroup, protocol: Protocol, mixed: bool) -> dict:
+    """The numbers of clients that had taken part and of the others, means over the seeds; and their accuracies."""
+    if protocol.clients != "all":
+        return {}
+    counted = [record.seen_counts(protocol) or (math.nan, math.nan) for record in s.records]
+    found = {}
+    for i, (which, word) in enumerate(zip(SIDES, SIDE_WORDS, strict=True)):
+        if mixed:
+            found[word], found[f"{word} ±"] = _accuracy(s, protocol._replace(clients=which))
+        found[f"clients {word}"] = float(np.mean([pair[i] for pair in counted]))
+    return found
 
 
 def _accuracy(s: RunGroup, protocol: Protocol) -> tuple[float, float]:
     """The accuracy in %, and half its interval: over seeds, or over clients if there is one seed."""
     results = [record.result(protocol) for record in s.records]
-    if None in results:
+    if protocol.clients in SIDES:  # a seed may have no such clients
+        results = [result for result in results if result is not None]
+    if None in results or not results:
         return math.nan, math.nan
     if len(results) == 1:
         return 100 * results[0].accuracy, 100 * results[0].accuracy_ci95
@@ -158,13 +229,14 @@ def _metrics(s: RunGroup, protocol: Protocol, names: list[str]) -> dict[str, flo
     return {name: (100 if is_fraction(name) else 1) * statistics.over_seeds(v)[0] for name, v in values.items()}
 
 
-def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL) -> str:
+def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL, notes: Sequence[str] = ()) -> str:
     """The rows as CSV, Markdown or LaTeX.
 
     Args:
         table: from `rows`.
         kind: 'csv' (all digits; see `tfpfl.runs.files.csv_cell`), 'md' or 'tex' (rounded, with the protocol).
         protocol: how the accuracies were measured; it is written below the table.
+        notes: sentences that are written below it, too, from `notes`; CSV has none.
 
     Raises:
         InvalidArgument: `kind` is not one of `FORMATS`.
@@ -179,6 +251,7 @@ def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL) -> str:
     return (
         tabulate(rounded, headers="keys", tablefmt=FORMATS[kind], disable_numparse=True)
         + f"\n{comment}accuracy: {protocol}\n"
+        + "".join(f"{comment}{one_line(note)}\n" for note in notes)
     )
 
 
@@ -190,5 +263,7 @@ def shown(name: str, value) -> str:
         return "-"
     if name.startswith("p ("):
         return f"{value:.1e}" if value < 1e-3 else f"{value:.3f}"
+    if name.startswith("clients "):
+        return f"{value:.4g}"
     digits = {"Jain": 4, "Gini": 4, "s a round": 3, "bytes a visit": 0, "passes": 3, "GFLOP a visit": 3}
     return f"{value:.{digits.get(name, 2)}f}"

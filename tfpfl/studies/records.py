@@ -1,5 +1,6 @@
 """`Record`: the results of a run, read from its folder without its model or data. Tables and plots use it."""
 
+import csv
 import json
 import os
 from collections.abc import Callable
@@ -11,10 +12,11 @@ import numpy as np
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation, FederationError
-from tfpfl.runs import protocols
+from tfpfl.runs import participation, protocols
 from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.protocols import EV_ALL, Protocol, Result
 from tfpfl.runs.protocols import Score as Score
+from tfpfl.runs.results import seconds_per_round
 from tfpfl.runs.store import OtherRun, RunStore
 from tfpfl.runs.store_content import check_of_run
 
@@ -88,9 +90,33 @@ class Record:
         return self.history[-1]["round"]
 
     @cached_property
+    def took_part(self) -> dict[int, int] | None:
+        """{client id: the first round in which the server used its work}; None if it cannot be known."""
+        work = self._work() if self.config.client_seconds else None
+        return participation.took_part(self.config, self.history, self.evaluations, work)
+
+    def _work(self) -> np.ndarray | None:
+        """float [I], examples times passes of every training client; None if the folder does not say."""
+        try:
+            with open(self.folder / "clients.csv", newline="", encoding="utf-8") as file:
+                examples = [int(row["num_examples"]) for row in csv.DictReader(file)]
+            return np.array(examples) * sum(self.summary["passes"].values())
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return None
+
+    def seen_counts(self, protocol: Protocol = EV_ALL) -> tuple[int, int] | None:
+        """(number of clients that had taken part, number of the others) in the last round of a protocol.
+
+        None if it cannot be known, or if nothing was measured by the protocol.
+        """
+        by_round = protocols.rows_of(self.evaluations, protocol._replace(clients="all"))
+        people = len(self.config.training_ids(self.config.clients or 0, self.config.data_seed or 0))
+        return participation.counts(self.took_part, people, max(by_round)) if by_round else None
+
+    @cached_property
     def results(self) -> list[Result]:
         """All results of the run, each with the protocol that it was measured by."""
-        return protocols.results(self.evaluations)
+        return protocols.results(self.evaluations, self.took_part)
 
     @property
     def predicts(self) -> str | None:
@@ -99,24 +125,39 @@ class Record:
 
     def result(self, protocol: Protocol = EV_ALL) -> Result | None:
         """The result of a protocol; None if the run was not evaluated by it."""
+        if protocol.clients in protocols.SIDES:  # where all have taken part, `results` leaves these two out
+            return protocols.result(self.evaluations, protocol, self.took_part)
         return protocols.find(self.results, protocol)
 
-    def per_client(self, split: str = "test", model: str | None = None, when: str = "last10") -> dict[int, float]:
+    def per_client(
+        self, split: str = "test", model: str | None = None, when: str = "last10", clients: str = "all"
+    ) -> dict[int, float]:
         """{client id: accuracy in [0, 1]}; see `tfpfl.runs.protocols.per_client` for the arguments."""
-        wanted = EV_ALL._replace(split=split, when=when, model=model or EV_ALL.model)
-        return protocols.per_client(self.evaluations, wanted)
+        wanted = EV_ALL._replace(split=split, when=when, model=model or EV_ALL.model, clients=clients)
+        return protocols.per_client(self.evaluations, wanted, self.took_part)
+
+    def worst(self, fraction: float, protocol: Protocol = EV_ALL) -> float:
+        """The mean accuracy of the worst `fraction` of the clients; see `tfpfl.runs.protocols.worst`."""
+        return protocols.worst(self.evaluations, fraction, protocol, self.took_part)
+
+    @property
+    def seconds_per_round(self) -> float:
+        """The median seconds of the rounds that had clients; see `tfpfl.runs.results.seconds_per_round`."""
+        seconds = seconds_per_round(self.history)
+        return np.nan if seconds is None else seconds
 
     def curve(self, protocol: Protocol = EV_ALL, what: str = "accuracy") -> dict[int, float]:
         """{evaluated round: mean over clients}; `what` is 'accuracy' (in [0, 1]), 'loss' (in nats) or a metric."""
-        return protocols.curve(self.evaluations, protocol, what)
+        return protocols.curve(self.evaluations, protocol, what, self.took_part)
 
     def spent(self, what: str) -> np.ndarray:
         """float [rounds]: what the run had spent in all after each round.
 
         Args:
             what: 'rounds'; 'bytes' (sent to and by all clients); 'passes' (of clients' examples through the backbone,
-                forward and backward, over all visits); 'seconds' (of the rounds' work, without evaluation); 'virtual
-                seconds' (of the clock of `Availability`).
+                forward and backward, over all visits); 'seconds' (of the rounds' work, without evaluation: the run's
+                `seconds_per_round` for each round that had clients, so that the building of graphs does not count);
+                'virtual seconds' (of the clock of `Availability`).
 
         Raises:
             InvalidArgument: another word; 'passes' of a run without a summary; 'virtual seconds' of a run without a
@@ -134,7 +175,7 @@ class Record:
             "rounds": lambda row: 1,
             "bytes": lambda row: row.get("bytes_down", 0) + row.get("bytes_up", 0),
             "passes": lambda row: row["clients"] * sum(self.summary["passes"].values()),
-            "seconds": lambda row: row["seconds"],
+            "seconds": lambda row: self.seconds_per_round if row["clients"] else 0.0,
             "virtual seconds": lambda row: row["virtual_seconds"],
         }
         return np.cumsum([of[what](row) for row in self.history])

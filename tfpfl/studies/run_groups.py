@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument
-from tfpfl.runs import protocols, statistics
+from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.runs import participation, protocols, statistics
 from tfpfl.runs.protocols import EV_ALL, Protocol
 from tfpfl.studies.records import Record
 
@@ -93,8 +93,107 @@ def by_data(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 def clients(record: Record, protocol: Protocol = EV_ALL) -> np.ndarray:
     """float [n], in [0, 1]: the accuracies of the clients that have examples, in the order of their ids."""
-    values = np.array(list(protocols.per_client(record.evaluations, protocol).values()), np.float64)
+    values = np.array(list(_per_client(record, protocol).values()), np.float64)
     return values[~np.isnan(values)]
+
+
+def _per_client(record: Record, protocol: Protocol) -> dict[int, float]:
+    return protocols.per_client(record.evaluations, protocol, record.took_part)
+
+
+def is_mixed(record: Record, protocol: Protocol = EV_ALL) -> bool:
+    """Whether the protocol is over all clients, and some of them had never taken part in one of its rounds."""
+    if protocol.clients != "all":
+        return False
+    return bool(protocols.rows_of(record.evaluations, protocol._replace(clients="unseen"), record.took_part))
+
+
+class Side(NamedTuple):
+    """The clients of a group that stand in one row of a table or one line of a plot."""
+
+    group: RunGroup
+    protocol: Protocol  # over all of them, or over those that had taken part, or over the others
+    words: str  # such as '65 seen' or '35 never seen'; '' for all
+
+    @property
+    def label(self) -> str:
+        """The label of the group, with the words."""
+        return f"{self.group.label}, {self.words}" if self.words else self.group.label
+
+
+def sides(group: RunGroup, protocol: Protocol = EV_ALL) -> list[Side]:
+    """The group as one `Side`; or as two, where some clients had never taken part: those that had, and the others."""
+    if not any(is_mixed(r, protocol) for r in group.records):
+        return [Side(group, protocol, "")]
+    found = []
+    for i, (which, word) in enumerate(zip(protocols.SIDES, SIDE_WORDS, strict=True)):
+        numbers = [counted[i] for r in group.records if (counted := r.seen_counts(protocol))]
+        found.append(Side(group, protocol._replace(clients=which), f"{_span(numbers)} {word}"))
+    return found
+
+
+SIDE_WORDS = ("seen", "never seen")
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def told_seen(records: Sequence[Record], protocol: Protocol = EV_ALL) -> str:
+    """A sentence: how many clients had taken part in the last round of a protocol; '' if it has no such clients."""
+    if protocol.clients not in ("all", *protocols.SIDES):
+        return ""
+    scored = [r for r in records if protocols.rows_of(r.evaluations, protocol._replace(clients="all"))]
+    counted = [r.seen_counts(protocol) for r in scored]
+    known = [c for c in counted if c]
+    if not scored:
+        return ""
+    if len(known) < len(scored):
+        runs = "of these runs" if not known else f"of {len(scored) - len(known)} of these runs"
+        return f"It is not known which clients {runs} had taken part."
+    if not any(never for _, never in known) and not any(is_mixed(r, protocol) for r in scored):
+        return f"All clients had taken part by round {max(max(r.took_part.values(), default=0) for r in scored)}."
+    seen, never = (_span(side) for side in zip(*known, strict=True))
+    return f"In the last round {seen} clients had taken part, and {never} never. {participation.SIDES_TOLD}"
+
+
+def told_splits(records: Sequence[Record]) -> str:
+    """A sentence: whether the seeds have one split of the data; '' if there is one seed."""
+    if len({r.config.seed for r in records}) < 2:
+        return ""
+    splits = {r.config.federation_hash: r.config.data_seed for r in records}
+    if len(splits) == 1:
+        return f"All seeds have one split of the data, that of data seed {next(iter(splits.values()))}."
+    return (
+        f"The runs have {len(splits)} splits of the data, with the data seeds "
+        f"{', '.join(map(str, sorted(set(splits.values()))))}: intervals over seeds are also over splits."
+    )
+
+
+def pairs_protocol(records: Sequence[Record], protocol: Protocol = EV_ALL, pairs: str = "seen") -> Protocol:
+    """The protocol of paired tests: by default over the clients that had taken part, which are then those of both runs.
+
+    Args:
+        records: all runs that are compared.
+        protocol: how the accuracies are measured.
+        pairs: 'seen' or 'all'.
+
+    Returns:
+        The protocol itself if `pairs` is 'all', if it is not over all clients, or if it is not known of some run which
+        clients had taken part.
+
+    Raises:
+        InvalidArgument: another word.
+    """
+    if pairs not in PAIRS:
+        raise InvalidArgument(unknown("kind of pairs", pairs, PAIRS))
+    if pairs == "all" or protocol.clients != "all" or any(r.took_part is None for r in records):
+        return protocol
+    return protocol._replace(clients="seen")
+
+
+PAIRS = ("seen", "all")
 
 
 def measured(records: Sequence[Record], of: Callable, protocol: Protocol = EV_ALL) -> tuple[float, float]:
@@ -117,7 +216,8 @@ def paired(
     """The accuracy of each client, and the accuracy of the same client in the baseline.
 
     A client's accuracy is its mean over all runs on the same federation. Clients of different federations are
-    different clients, whatever their ids.
+    different clients, whatever their ids. With a protocol over the 'seen' clients, pairs are the clients that had taken
+    part on both sides.
 
     Returns:
         Two float [n], in the order of federation and client id; NaN if a client has no examples, or is only in one of
@@ -144,7 +244,7 @@ def _by_client(records, protocol) -> dict:
     """{(hash of the federation, client id): mean accuracy over the runs}."""
     found: dict[tuple, list[float]] = {}
     for record in records:
-        for client, accuracy in protocols.per_client(record.evaluations, protocol).items():
+        for client, accuracy in _per_client(record, protocol).items():
             found.setdefault((record.config.federation_hash, client), []).append(accuracy)
     return {key: statistics.mean_over_clients(values) for key, values in found.items()}
 

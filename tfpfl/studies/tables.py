@@ -3,17 +3,17 @@
 import math
 from collections.abc import Sequence
 
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
 from tfpfl.algorithms import get_method
 from tfpfl.checks import one_line
 from tfpfl.runs import statistics
 from tfpfl.runs.metrics import is_fraction
 from tfpfl.runs.metrics import shown as shown_metric
-from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, find, metrics_of
+from tfpfl.runs.participation import SIDES_TOLD
+from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, EV_SEEN, EV_UNSEEN, find, metrics_of
 from tfpfl.studies.comparison import shown
+from tfpfl.studies.fitted_table import FittedTable
 from tfpfl.studies.new_clients import Adapted
 
 
@@ -39,17 +39,20 @@ def percent(accuracy: float, interval: float | None = None) -> str:
     return f"{100 * accuracy:.2f}" + (f" ± {100 * interval:.2f}" if interval is not None else "")
 
 
-def comparison(runs: list[tuple[dict, list]], title: str) -> Table:
-    """A table of runs, one row each, as `tfpfl demo` prints it.
+def comparison(runs: list[tuple[dict, list]], title: str) -> FittedTable:
+    """A table of runs, as `tfpfl demo` prints it: one row each.
+
+    Where some clients had never taken part, two more rows follow, of those that had and of the others.
 
     Args:
         runs: (content of summary.json, results) of each run.
         title: the text above the table.
     """
-    table = Table(title=text(title), caption=CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("algorithm", no_wrap=True)
-    for column in ("EV-all", "worst", "EV-local", "bytes", "passes", "s/round"):
-        table.add_column(column, justify="right", no_wrap=True)
+    told = _told([(s.get("clients_seen"), s.get("clients_never_seen")) for s, _ in runs], [r for _, r in runs])
+    table = FittedTable(title=text(title), caption=f"{CAPTION} {told}")
+    table.add_column("algorithm")
+    for column in ("EV-all", WORST, "EV-local", "bytes", "passes", "s/round"):
+        table.add_column(column, justify="right")
     for summary, results in runs:
         row = get_method(summary["algorithm"])
         after, local = find(results, EV_ALL), find(results, EV_LOCAL)
@@ -57,38 +60,70 @@ def comparison(runs: list[tuple[dict, list]], title: str) -> Table:
         seconds = summary["seconds_per_round_median"]
         table.add_row(
             row.title,
-            percent(after.accuracy, after.accuracy_ci95) if after else "-",
-            percent(after.worst_decile) if after else "-",
+            *_accuracy_and_worst(after),
             percent(local.accuracy, local.accuracy_ci95) if local else "-",
             bytes_text(sent),
             " + ".join(f"{n:.3g}" for n in summary["passes"].values()),
             f"{seconds:.3f}" if seconds is not None else "-",
         )
+        for wanted, name, what in ((EV_SEEN, "clients_seen", "seen"), (EV_UNSEEN, "clients_never_seen", "never seen")):
+            if result := find(results, wanted):
+                table.add_row(f"  {summary[name]} {what}", *_accuracy_and_worst(result))
     return table
+
+
+WORST = "worst 10 %"  # the name of `Result.worst_decile` in all tables
+
+
+def _accuracy_and_worst(result) -> tuple[str, str]:
+    return (percent(result.accuracy, result.accuracy_ci95), percent(result.worst_decile)) if result else ("-", "-")
+
+
+def _told(counts: list[tuple], results: list[list]) -> str:
+    """A sentence: how many clients had taken part after the last round of runs.
+
+    Args:
+        counts: (number of clients that had taken part, number of the others) of each run; None if unknown.
+        results: the results of each run.
+    """
+    if any(seen is None for seen, _ in counts):
+        return "It is not known which clients had taken part."
+    if not any(r.clients == "unseen" for found in results for r in found):
+        return "All clients had taken part." if not any(never for _, never in counts) else ""
+    return SIDES_TOLD
 
 
 CAPTION = (
     "Test accuracy in %, mean over clients ± 1.96 std / sqrt(n), mean of the last ten rounds. EV-all: all clients, the "
-    "model that a client predicts with after the server's step; worst: its mean over the worst tenth of them. "
+    "model that a client predicts with after the server's step; worst 10 %: its mean over the worst tenth of them. "
     "EV-local: the round's clients, the model that each holds right after its local work (the PFLEGO paper's "
     "protocol). bytes: down and up; passes: of its examples through the backbone, forward + backward; both per client "
     "and round."
 )
 
 
-def protocols(results: list, title: str) -> Table:
-    """A table of all results of one run, each with the protocol that it was measured by; 80 columns wide."""
-    table = Table(title=text(title), caption=_PROTOCOLS_CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=0)
+def protocols(results: list, title: str, counts: tuple[int, int] | None = None) -> FittedTable:
+    """A table of all results of one run, each with the protocol that it was measured by; 80 columns wide.
+
+    Args:
+        results: from `Run.results`.
+        title: the text above the table.
+        counts: (number of clients that had taken part, number of the others) after the last round; None: unknown.
+    """
+    told = _told([counts or (None, None)], [results])
+    if counts and counts[1]:
+        told = f"After the last round {counts[0]} clients had taken part, and {counts[1]} never. {told}"
+    table = FittedTable(title=text(title), caption=f"{_PROTOCOLS_CAPTION} {told}", names=4, padding=0)
     for column in ("model", "clients", "when", "split"):
-        table.add_column(column, no_wrap=True)
-    for column in ("accuracy", "pooled", "worst", "loss", "n"):
-        table.add_column(column, justify="right", no_wrap=True)
-    pooled = {(r.model, r.when, r.split): r.accuracy for r in results if r.mean == "examples"}
+        table.add_column(column)
+    for column in ("accuracy", "pooled", WORST.replace(" ", "\n", 1), "loss", "n"):
+        table.add_column(column, justify="right")
+    pooled = {(r.model, r.clients, r.when, r.split): r.accuracy for r in results if r.mean == "examples"}
     for r in results:
         if r.mean == "clients":
-            accuracy, examples = percent(r.accuracy, r.accuracy_ci95), percent(pooled[r.model, r.when, r.split])
+            examples = percent(pooled[r.model, r.clients, r.when, r.split])
             cells = (
-                accuracy,
+                percent(r.accuracy, r.accuracy_ci95),
                 examples,
                 percent(r.worst_decile),
                 f"{r.loss:.4f}" if r.loss < 1e4 else f"{r.loss:.1e}",
@@ -96,24 +131,24 @@ def protocols(results: list, title: str) -> Table:
             )
             when, split = (name.replace("validation", "val.").replace("_", " ") for name in (r.when, r.split))
             when += " *" if r.protocol.selects_on_test else ""
-            table.add_row(r.model, r.clients, when, split, *cells)
+            table.add_row(r.model, r.clients.replace("unseen", "never seen"), when, split, *cells)
     return table
 
 
 _PROTOCOLS_CAPTION = (
-    "accuracy: % over clients ± 1.96 std / sqrt(n); pooled: over examples; worst: mean of the worst tenth of the "
-    "clients; n: clients with examples. local copy: right after a client's own work. last10: mean of the last ten "
-    "evaluated rounds; best val.: the round with the best mean validation accuracy. * selected on test, as several "
-    "papers do: it says nothing about new data."
+    "accuracy: % over clients ± 1.96 std / sqrt(n); pooled: over examples; worst 10 %: mean of the worst tenth of the "
+    "clients; n: clients with examples, in the last of the rounds. local copy: right after a client's own work. "
+    "last10: mean of the last ten evaluated rounds; best val.: the round with the best mean validation accuracy. "
+    "* selected on test, as several papers do: it says nothing about new data."
 )
 
 
-def metrics(results: list, title: str) -> Table | None:
+def metrics(results: list, title: str) -> FittedTable | None:
     """A table of the metrics that a run measured besides accuracy and loss; None if there are none."""
     names = metrics_of(results)
     if not names:
         return None
-    table = Table(title=text(title), caption=_METRICS_CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    table = FittedTable(title=text(title), caption=_METRICS_CAPTION, names=4)
     for column in ("model", "clients", "when", "split"):
         table.add_column(column)
     for name in names:
@@ -125,10 +160,10 @@ def metrics(results: list, title: str) -> Table | None:
     return table
 
 
-def metrics_of_algorithms(rows: list[dict], names: list[str]) -> Table:
+def metrics_of_algorithms(rows: list[dict], names: list[str]) -> FittedTable:
     """A table of the metrics of these names, for the rows of a comparison."""
-    table = Table(caption=_METRICS_CAPTION, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("algorithm", overflow="fold")
+    table = FittedTable(caption=_METRICS_CAPTION)
+    table.add_column("algorithm")
     for name in names:
         table.add_column(f"{name}, %" if is_fraction(name) else name, justify="right")
     for row in rows:
@@ -140,38 +175,51 @@ def metrics_of_algorithms(rows: list[dict], names: list[str]) -> Table:
 _METRICS_CAPTION = "Means over clients; a client for which a metric is not defined is left out."
 
 
-def comparison_over_clients(rows: list[dict], protocol) -> Table:
-    """A comparison of algorithms for the terminal, with the columns that 80 characters have room for.
+def comparison_over_clients(rows: list[dict], protocol, notes: Sequence[str] = ()) -> FittedTable:
+    """A comparison of algorithms for the terminal.
+
+    Where some clients had never taken part, the row of an algorithm is followed by one of those that had, with the
+    gain and the test, and one of the others.
 
     Args:
         rows: from `tfpfl.studies.comparison.rows`; `tfpfl.studies.comparison.text` writes all of their columns.
         protocol: how the accuracies were measured.
+        notes: more sentences for below the table, from `tfpfl.studies.comparison.notes`.
     """
     gain = next((name for name in rows[0] if name.startswith("gain over")), None)
     p = next((name for name in rows[0] if name.startswith("p (")), None)
-    than = f" gain: individual {gain.removeprefix('gain ')}, p: Wilcoxon's, one-sided." if gain else ""
+    than = f" gain: individual {gain.removeprefix('gain ')}, p: Wilcoxon's, one-sided, of these pairs." if gain else ""
     caption = f"accuracy, %: {protocol}.{than} ±: over seeds, or clients where there is one. bytes, passes: a visit."
-    table = Table(caption=text(caption), caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("algorithm", overflow="fold")
-    names = {"accuracy": "accuracy", "EV-local": "EV-local", "worst 10 %": "worst 10 %", gain: "gain", p: "p"}
+    table = FittedTable(caption=text(" ".join([caption, *notes])))
+    table.add_column("algorithm")
+    names = {"accuracy": "accuracy", "EV-local": "EV-local", WORST: WORST, gain: "gain", p: "p", "pairs": "pairs"}
     names |= {"bytes a visit": "bytes", "passes": "passes", "s a round": "s/round"}
     shown_names = {name: title for name, title in names.items() if name in rows[0]}
     for title in shown_names.values():
-        table.add_column(title, justify="right", no_wrap=title in ("accuracy", "EV-local"))
+        table.add_column(title, justify="right")
+    tested = (gain, p, "pairs")
+
+    def cell(row, name):
+        half = row.get(f"{name} ±", math.nan)
+        told = bytes_text(row[name]) if name == "bytes a visit" else shown(name, row[name])
+        return told + (f" ± {half:.2f}" if half == half else "")
+
     for row in rows:
-        cells = []
-        for name in shown_names:
-            half = row.get(f"{name} ±", math.nan)
-            cell = bytes_text(row[name]) if name == "bytes a visit" else shown(name, row[name])
-            cells.append(cell + (f" ± {half:.2f}" if half == half else ""))
-        table.add_row(text(row["algorithm"]), *cells)
+        mixed = "seen" in row and row["never seen"] == row["never seen"]
+        cells = {name: cell(row, name) for name in shown_names}
+        later = {name: cells.pop(name) for name in tested if name in cells} if mixed and "pairs" in row else {}
+        table.add_row(text(row["algorithm"]), *(cells.get(name, "") for name in shown_names))
+        for side in ("seen", "never seen") if mixed else ():
+            there = {"accuracy": cell(row, side)} | (later if side == "seen" else {})
+            name = f"  {shown(f'clients {side}', row[f'clients {side}'])} {side}"
+            table.add_row(name, *(there.get(name, "") for name in shown_names))
     return table
 
 
-def rungs(found: list, config) -> Table:
+def rungs(found: list, config) -> FittedTable:
     """A table of what `tfpfl.studies.search.search_hyperparameters` found, the last stage on top."""
     title = f"{text(config.title)}: validation accuracy, EV-all, mean of the last ten evaluated rounds"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = FittedTable(title=title, title_justify="left", names=0)
     names = list(found[0][0].hyperparameters)
     for name in ("rounds", *names, "accuracy, %"):
         table.add_column(name, justify="right")
@@ -188,16 +236,16 @@ def rungs(found: list, config) -> Table:
 EPOCHS_SHOWN = (0, 1, 5)  # columns of the table of new clients, besides the last epoch
 
 
-def new_clients(results: Sequence[Adapted]) -> Table:
+def new_clients(results: Sequence[Adapted]) -> FittedTable:
     """A table of the mean accuracy of new clients after some epochs, one row for each run."""
     last = max(r.accuracy.shape[1] - 1 for r in results)
     epochs = [e for e in EPOCHS_SHOWN if e < last] + [last]
     title = f"New clients, {results[0].split} accuracy after so many epochs, protocol '{results[0].protocol}'"
     caption = "%, mean over the new clients ± 1.96 std / sqrt(n); n: those with examples in this split."
-    rows = Table(title=title, caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    rows.add_column("run", overflow="fold")
+    rows = FittedTable(title=title, caption=caption)
+    rows.add_column("run")
     for column in ("n", *map(str, epochs)):
-        rows.add_column(column, justify="right", no_wrap=True)
+        rows.add_column(column, justify="right")
     for r in results:
         cells = [percent(r.means[e], r.intervals[e]) if e < len(r.means) else "-" for e in epochs]
         rows.add_row(text(r.name), str(statistics.num_tested(r.accuracy[:, 0])), *cells)

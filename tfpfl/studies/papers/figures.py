@@ -17,6 +17,7 @@ from tfpfl.studies.papers.experiments import Experiment
 from tfpfl.studies.plots import style
 from tfpfl.studies.plots.style import LINES, PALETTE, STYLE
 from tfpfl.studies.records import Record
+from tfpfl.studies.run_groups import RunGroup, sides
 
 WIDTH = 2.6  # inches a panel
 
@@ -59,7 +60,11 @@ def draw(experiment: Experiment, records: dict[tuple[str, str, str], list[Record
             lines.values(), lines, loc="outside lower center", ncols=max(1, min(len(lines), 2 * len(columns)))
         )
         words = str(protocol(experiment.protocol)).split("; ")
-        figure.suptitle(f"{experiment.title} ({experiment.source})\naccuracy: {words[0]}; {words[2]}", fontsize=9)
+        title = f"{experiment.title} ({experiment.source})\naccuracy: {words[0]}; {words[2]}"
+        everyone = RunGroup("", [record for seeds in records.values() for record in seeds])
+        if told := ", ".join(s.words for s in sides(everyone, protocol(experiment.protocol)._replace(when="last"))):
+            title += f"\nclients in the last round: {told}"
+        figure.suptitle(title, fontsize=9)
     return figure
 
 

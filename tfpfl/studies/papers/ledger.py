@@ -10,18 +10,17 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from tfpfl.algorithms import get_method
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs import statistics
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.protocols import PROTOCOLS, find, protocol, rounds_to
+from tfpfl.studies.fitted_table import FittedTable
 from tfpfl.studies.papers.experiments import EXPERIMENTS, Cell, Experiment
 from tfpfl.studies.papers.pictures import FIGURES, Picture
 from tfpfl.studies.records import Record
-from tfpfl.studies.run_groups import paired
+from tfpfl.studies.run_groups import SIDE_WORDS, paired
 
 FORMAT = 1
 BOUND = 1.0  # points: the smallest difference from a paper's value that counts
@@ -78,7 +77,8 @@ def entry(record: Record, scale: str, asked: int, command: str, local: Record | 
         "asked": asked,
         "stopped": record.summary.get("stopped"),
         "seconds": round(float(sum(row["seconds"] for row in record.history)), 1),
-        "seconds a round": float(np.median([row["seconds"] for row in record.history if row["clients"]])),
+        "seconds a round": record.seconds_per_round,
+        "clients": record.seen_counts(),  # that had taken part by the last round, and that had not; null: unknown
         "accuracy": {},
         "rounds to 70 %": rounds_to(record.evaluations, 0.7),
         "run": record.summary.get("run_id", "")[:12],
@@ -91,7 +91,7 @@ def entry(record: Record, scale: str, asked: int, command: str, local: Record | 
         if result is not None:
             found["accuracy"][name] = [round(100 * result.accuracy, 3), round(100 * result.accuracy_ci95, 3)]
     if local is not None:
-        gains = 100 * statistics.gains(*paired([record], [local], protocol("pgfed")))
+        gains = 100 * statistics.gains(*paired([record], [local], protocol("pgfed")))  # over all clients, as the paper
         found["gain over Local"] = [statistics.mean_over_clients(gains), statistics.std(gains)]
     return found
 
@@ -179,17 +179,18 @@ def verdicts(experiment: Experiment, cells: dict) -> list[tuple[str, str, str]]:
     return found
 
 
-def table(name: str, cells: dict, title: str = "", experiment: Experiment | None = None) -> Table:
+def table(name: str, cells: dict, title: str = "", experiment: Experiment | None = None) -> FittedTable:
     """A table of one experiment for the terminal, with the cells that were run.
 
+    Where some clients had never taken part, EV-all of those that had and of the others follows in two more rows.
     `experiment` replaces the one that has this name.
     """
     experiment = experiment or EXPERIMENTS[name]
-    out = Table(title=title or f"{name}: {experiment.title}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    out.add_column("method", overflow="fold")
+    out = FittedTable(title=title or f"{name}: {experiment.title}")
+    out.add_column("method")
     for column in ("published", "ours", "gap", "EV-all", "rounds"):
-        out.add_column(column, justify="right", no_wrap=True)
-    out.add_column("", no_wrap=True)
+        out.add_column(column, justify="right")
+    out.add_column("")
     column: str | None = None
     for row in _rows(experiment, cells):
         if row["seeds"]:
@@ -201,6 +202,8 @@ def table(name: str, cells: dict, title: str = "", experiment: Experiment | None
             out.add_row(
                 row["method"], row["published"], row["ours"], row["gap"], row["EV-all"], rounds, row["agreement"]
             )
+            for side, after in row["sides"]:
+                out.add_row(f"  {side}", "", "", "", after)
     return out
 
 
@@ -224,14 +227,14 @@ def picture_rows(picture: Picture, found: dict) -> list[tuple[str, str, str, str
     return rows
 
 
-def picture_table(name: str, found: dict) -> Table:
+def picture_table(name: str, found: dict) -> FittedTable:
     """A table of the numbers of one figure for the terminal."""
     picture = FIGURES[name]
-    out = Table(title=f"{name}: {picture.title}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    out.add_column("", overflow="fold")
+    out = FittedTable(title=f"{name}: {picture.title}")
+    out.add_column("")
     for column in ("published", "ours"):
-        out.add_column(column, justify="right", no_wrap=True)
-    out.add_column("", no_wrap=True)
+        out.add_column(column, justify="right")
+    out.add_column("")
     for row in picture_rows(picture, found):
         out.add_row(*row)
     return out
@@ -270,7 +273,11 @@ def markdown(ledger: dict, notes: dict | None = None) -> str:
                 "agreement",
             )
             lines = ["| " + " | ".join(names) + " |", "|---|---|" + "---:|" * 7 + "---|"]
-            lines += ["| " + " | ".join(row[n] for n in names) + " |" for row in done]
+            for row in done:
+                lines.append("| " + " | ".join(row[n] for n in names) + " |")
+                for side, after in row["sides"]:
+                    extra = {"column": row["column"], "method": f"{row['method']}, {side}", "EV-all": after}
+                    lines.append("| " + " | ".join(extra.get(n, "") for n in names) + " |")
             parts.append("\n".join(lines))
         held = [(text, column, verdict) for text, column, verdict in verdicts(experiment, cells) if verdict != "open"]
         if held:
@@ -387,6 +394,7 @@ def _rows(experiment: Experiment, cells: dict) -> list[dict]:
                 "ours": _text(ours, decimals),
                 "gap": f"{ours[0] - cell.published.value:+.{decimals}f}" if comparable else "-",
                 "EV-all": _text(after, decimals),
+                "sides": _sides(experiment, found) if experiment.measures == "accuracy" else [],
                 "rounds": "-".join(map(str, rounds)) + stopped,
                 "seeds": str(len(seeds)) if seeds else "",
                 "seconds": f"{sum(e['seconds'] for e in seeds.values()):.0f}",
@@ -395,6 +403,22 @@ def _rows(experiment: Experiment, cells: dict) -> list[dict]:
             }
         )
     return rows
+
+
+def _sides(experiment: Experiment, found: dict) -> list[tuple[str, str]]:
+    """[('65 seen', EV-all of these clients), ('35 never seen', ...)]; [] if all had taken part, or if it is unknown."""
+    counted = [e["clients"] for e in found.get("seeds", {}).values() if e.get("clients")]
+    sides = [value(experiment, found, name) for name in ("EV-seen", "EV-unseen")]
+    if not counted or sides[1] is None:
+        return []
+    numbers = [
+        f"{min(side)}" if min(side) == max(side) else f"{min(side)} to {max(side)}"
+        for side in zip(*counted, strict=True)
+    ]
+    return [
+        (f"{number} {word}", _text(after, DECIMALS[experiment.measures]))
+        for number, word, after in zip(numbers, SIDE_WORDS, sides, strict=True)
+    ]
 
 
 def _lengths(experiment: Experiment, cells: dict, column: str) -> str:

@@ -14,6 +14,7 @@ from tfpfl.studies.plots.style import (
     MARKERS,
     STYLE,
     TICKS,
+    Drawing,
     bar,
     fill,
     in_style,
@@ -26,7 +27,7 @@ from tfpfl.studies.plots.style import (
     words,
 )
 from tfpfl.studies.records import Record
-from tfpfl.studies.run_groups import clients, group_runs, measured, paired
+from tfpfl.studies.run_groups import Side, clients, group_runs, paired, sides, told_seen
 
 
 @in_style
@@ -34,6 +35,8 @@ def distribution(
     records: Sequence[Record], protocol: Protocol = EV_ALL, kind: str = "box", *, caption: bool = True
 ) -> Figure:
     """Draws the accuracies of single clients.
+
+    Where some clients had never taken part, those that had and the others are two rows of an algorithm.
 
     Args:
         records: from `Record.read`.
@@ -47,15 +50,17 @@ def distribution(
     """
     if kind not in ("box", "ecdf"):
         raise InvalidArgument(unknown("kind of picture", kind, ("box", "ecdf")))
-    rows = [(s, 100 * np.concatenate([clients(r, protocol) for r in s.records])) for s in group_runs(records)]
+    shown = [side for s in group_runs(records) for side in sides(s, protocol)]
+    rows = [(side, 100 * np.concatenate([clients(r, side.protocol) for r in side.group.records])) for side in shown]
     _check_scored(rows, protocol)
     figure, axes = make_figure(height=1.5 + 0.36 * len(rows) if kind == "box" else None)
+    axes.use_sticky_edges = False  # otherwise a box that begins at the worst client has no margin, and cuts its dot
     for i, (s, values) in enumerate(rows):
         if not len(values):
             continue
-        look = style(s.algorithm, s.variant, own=s.is_own)
+        look = style(s.group.algorithm, s.group.variant, own=s.group.is_own)
         if kind == "ecdf":
-            axes.ecdf(values, label=s.label, color=look.color, linestyle=look.linestyle)
+            axes.ecdf(values, label=s.label, color=look.color, linestyle=look.linestyle, alpha=_alpha(s))
             continue
         low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
         # Multiples of the golden ratio spread the dots evenly, and the same way each time.
@@ -69,8 +74,9 @@ def distribution(
         put_legend(figure, axes)
     else:
         put_rows(axes, [s.label for s, _ in rows])
-        axes.set(xlabel="accuracy (%): a dot for every client" + (" and seed" if len(records) > len(rows) else ""))
-    put_title(axes, "Accuracy of single clients", words(protocol) if caption else "")
+        several = any(len(side.group.records) > 1 for side in shown)
+        axes.set(xlabel="accuracy (%): a dot for every client" + (" and seed" if several else ""))
+    put_title(axes, "Accuracy of single clients", _said(records, protocol) if caption else "")
     return figure
 
 
@@ -85,6 +91,7 @@ def fairness(
 
     The panels show the deciles; the mean of the worst 5, 10 and 25 % of the clients; Jain's index and the Gini
     coefficient (see `statistics`); and, if baselines are given, the share of the clients that are worse than with each.
+    Where some clients had never taken part, those that had and the others are two rows of an algorithm.
 
     Args:
         records: from `Record.read`.
@@ -95,40 +102,40 @@ def fairness(
     Raises:
         InvalidArgument: no client was evaluated by the protocol, or a baseline is on another federation.
     """
-    rows = group_runs(records)
-    _check_scored([(s, np.concatenate([clients(r, protocol) for r in s.records])) for s in rows], protocol)
+    rows = [side for s in group_runs(records) for side in sides(s, protocol)]
+    everyone = [(side, [clients(r, side.protocol) for r in side.group.records]) for side in rows]
+    _check_scored([(side, np.concatenate(values)) for side, values in everyone], protocol)
     against = group_runs(baselines) if baselines else []
     lower = 0.55 + 0.2 * len(rows)
-    figure = Figure(figsize=(STYLE["figure.figsize"][0], 2.9 + 2 * lower), layout="constrained")
+    figure = Drawing(figsize=(STYLE["figure.figsize"][0], 2.9 + 2 * lower), layout="constrained")
     layout = [["deciles", "deciles"], ["worst", "worse" if against else "."], ["jain", "gini"]]
     axes = figure.subplot_mosaic(layout, height_ratios=[2.1, lower, lower])
     for each in axes.values():
         each.tick_params(labelsize=TICKS)
 
     tenths = np.arange(10, 100, 10)
-    for i, s in enumerate(rows):
+    for i, (side, by_seed) in enumerate(everyone):
+        s, own = side.group, side.protocol
         look = style(s.algorithm, s.variant, own=s.is_own)
         color = look.color
-        deciles = [statistics.deciles(clients(r, protocol)) for r in s.records]
-        mean = 100 * np.array([statistics.over_seeds(column)[0] for column in np.transpose(deciles)])
-        axes["deciles"].plot(tenths, mean, label=s.label, **look._asdict())
+        deciles = np.transpose([statistics.deciles(values) for values in by_seed])
+        mean = 100 * np.array([statistics.over_seeds(column)[0] for column in deciles])
+        axes["deciles"].plot(tenths, mean, label=side.label, alpha=_alpha(side), **look._asdict())
         for fraction, marker in WORST.values():
-            value, half = measured(s.records, lambda v, f=fraction: statistics.worst(v, f), protocol)
-            axes["worst"].errorbar(100 * value, i, xerr=bar(100 * half), fmt=marker, color=color, elinewidth=0.8)
+            value, half = statistics.over_seeds([r.worst(fraction, own) for r in s.records])
+            axes["worst"].errorbar(
+                100 * value, i, xerr=bar(100 * value, 100 * half, 100), fmt=marker, color=color, elinewidth=0.8
+            )
         for of in (statistics.jain, statistics.gini):
-            value, half = measured(s.records, of, protocol)
-            axes[of.__name__].errorbar(value, i, xerr=bar(half), fmt="o", color=color, elinewidth=0.8)
+            value, half = statistics.over_seeds(list(map(of, by_seed)))
+            axes[of.__name__].errorbar(value, i, xerr=bar(value, half, 1), fmt="o", color=color, elinewidth=0.8)
         for marker, other in zip(MARKERS, against, strict=False):
             if not s.shares(other):
-                share = statistics.share_worse(*paired(s.records, other.records, protocol))
+                share = statistics.share_worse(*paired(s.records, other.records, own))
                 axes["worse"].plot(100 * share, i, marker=marker, color=color)
     axes["deciles"].set(xlabel="clients, from the worst (%)", ylabel="accuracy (%)", xticks=tenths)
-    low, high = axes["worst"].get_xlim()
-    axes["worst"].set_xlim(max(low, -2), min(high, 102))
     axes["worst"].set_xlabel("accuracy (%) of the worst\n5 % ▲, 10 % ●, 25 % ■", fontsize=8)
     for name, told in (("jain", "Jain's index"), ("gini", "Gini coefficient")):
-        low, high = axes[name].get_xlim()
-        axes[name].set_xlim(max(low, -0.02), min(high, 1.02))
         axes[name].locator_params(axis="x", nbins=4)
         axes[name].set_xlabel(told, fontsize=8)
     if against:
@@ -137,7 +144,7 @@ def fairness(
         axes["worse"].set_xlim(-4, 104)
     for name in axes.keys() - {"deciles"}:
         put_rows(axes[name], [s.label if name in ("worst", "jain") else "" for s in rows])
-    put_title(axes["deciles"], "How evenly clients do", words(protocol) if caption else "")
+    put_title(axes["deciles"], "How evenly clients do", _said(records, protocol) if caption else "")
     put_legend(figure, axes["deciles"])
     return figure
 
@@ -147,7 +154,8 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
     """Draws how much accuracy single clients gain or lose against a baseline: a histogram for each algorithm.
 
     A client's gain is the difference of two accuracies, each the mean over the seeds. All bars have the same width, and
-    one of them is centred on zero.
+    one of them is centred on zero. Where some clients had never taken part, there is one histogram of the clients that
+    had on both sides, and one of those that had not on both.
 
     Args:
         records: from `Record.read`; the baseline's own runs are left out.
@@ -166,9 +174,11 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
     rest = [r for r in records if r.config.run_id not in own]
     if not rest:
         raise InvalidArgument(f"there is nothing to compare {other[0].label} with: no other run was given")
-    rows = [(s, paired(s.records, other[0].records, protocol)) for s in group_runs(rest)]
+    shown = [side for s in group_runs(rest) for side in sides(s, protocol)]
+    rows = [(side, paired(side.group.records, other[0].records, side.protocol)) for side in shown]
     found = [(s, 100 * statistics.gains(*pair)) for s, pair in rows]
     found = [(s, np.round(values[~np.isnan(values)], 9)) for s, values in found]  # 0.9 - 0.8 is not exactly 0.1
+    found = [(s, values) for s, values in found if len(values)] or found
     _check_scored(found, protocol)
     everything = np.concatenate([values for _, values in found])
     width = next(w for w in (0.5, 1, 2, 5, 10) if np.ptp(everything) <= 25 * w or w == 10)
@@ -177,10 +187,11 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
     columns = min(2, len(found))
     lines = -(-len(found) // columns)
     size = (STYLE["figure.figsize"][0], 1.1 + 1.15 * lines)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Drawing(figsize=size, layout="constrained")
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     for axes, (s, values) in zip(grid.flat, found, strict=False):
-        axes.hist(values, edges, color=style(s.algorithm, s.variant, own=s.is_own).color, alpha=0.75)
+        look = style(s.group.algorithm, s.group.variant, own=s.group.is_own)
+        axes.hist(values, edges, color=look.color, alpha=0.75 * _alpha(s))
         axes.axvline(0, color="black", linewidth=0.8)
         worse = 100 * statistics.mean_over_clients(values < 0)
         axes.set_title(literal(f"{s.label}: {worse:.0f} % worse"), fontsize=8.5)
@@ -193,8 +204,18 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
     figure.supxlabel(literal(f"accuracy gained against {other[0].label} (points)"), fontsize=9)
     figure.supylabel("clients", fontsize=9)
     if caption:
-        figure.suptitle(fill(words(protocol)), fontsize=7.5, x=0.01, ha="left", color="#555555")
+        figure.suptitle(fill(_said(records, protocol)), fontsize=7.5, x=0.01, ha="left", color="#555555")
     return figure
+
+
+def _alpha(side: Side) -> float:
+    """How opaque a side is drawn: clients that had never taken part are paler."""
+    return 0.45 if side.protocol.clients == "unseen" else 1.0
+
+
+def _said(records: Sequence[Record], protocol: Protocol) -> str:
+    """The caption: the protocol in words, and who had taken part."""
+    return f"{words(protocol)}. {told_seen(records, protocol)}".rstrip(". ")
 
 
 def _check_scored(rows, protocol) -> None:

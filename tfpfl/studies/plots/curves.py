@@ -9,9 +9,21 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.runs import statistics
 from tfpfl.runs.protocols import EV_ALL, Protocol
-from tfpfl.studies.plots.style import byte_unit, in_style, make_figure, put_legend, put_title, style, thousands, words
+from tfpfl.studies.plots.style import (
+    STYLE,
+    TICKS,
+    Drawing,
+    byte_unit,
+    in_style,
+    make_figure,
+    put_legend,
+    put_title,
+    style,
+    thousands,
+    words,
+)
 from tfpfl.studies.records import SPENT, Record
-from tfpfl.studies.run_groups import group_runs
+from tfpfl.studies.run_groups import RunGroup, Side, group_runs, is_mixed, sides, told_seen
 
 
 @in_style
@@ -25,11 +37,15 @@ def curves(
 ) -> Figure:
     """Draws learning curves, with a band for the 95 % interval if there are several seeds.
 
+    If some clients had never taken part by the last evaluated round, two smaller panels show those that had and the
+    others, each round with its own.
+
     Args:
         records: from `Record.read`.
         x: 'rounds', or what all clients together have spent so far: 'bytes' (sent and received), 'passes' (of their
-            examples through the backbone, forward and backward), 'seconds' (of the rounds' work) or 'virtual seconds'
-            (of the clients' clock). A run that sends nothing is a level line over 'bytes'.
+            examples through the backbone, forward and backward), 'seconds' (of the rounds' work, without the building
+            of graphs; see `Record.spent`) or 'virtual seconds' (of the clients' clock). A run that sends nothing is a
+            level line over 'bytes'.
         y: 'accuracy' (in %) or 'loss' (in nats) by the protocol in each evaluated round, or 'training loss': the mean
             over the round's clients, in each round.
         protocol: which model, clients, mean and split; its `when` is ignored.
@@ -50,35 +66,13 @@ def curves(
     if not lines:
         raise InvalidArgument(f"there is nothing to draw: no round of these runs has {y} by this protocol: {protocol}")
     unit, divisor = byte_unit(max(xs.max() for _, xs, _, _ in lines)) if x == "bytes" else ("", 1)
-    figure, axes = make_figure()
-    faint = 0.15 if len(lines) <= 4 else 0.08  # many bands lie over each other
-    for s, xs, mean, half in lines:
-        xs, mean, half = xs / divisor, factor * mean, factor * half
-        look = style(s.algorithm, s.variant, own=s.is_own)
-        line = {"color": look.color, "linestyle": look.linestyle}
-        if x != "rounds" and not xs.any():  # at x = 0 a line would be vertical: draw its last level
-            axes.axhline(mean[-1], linewidth=1, alpha=0.7, label="_level", **line)
-            xs, mean, half = xs[-1:], mean[-1:], half[-1:]
-        every = max(1, len(xs) // 12)  # a marker about every twelfth of the line, and at its end
-        axes.plot(xs, mean, label=s.label, marker=look.marker, markevery=((len(xs) - 1) % every, every), **line)
-        if not np.isnan(half).any():
-            axes.fill_between(xs, mean - half, mean + half, color=look.color, alpha=faint, linewidth=0)
-    if x in _LOGARITHMIC and all((xs > 0).all() for _, xs, _, _ in lines):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(thousands))
-        few = max(xs.max() for _, xs, _, _ in lines) < 10 * min(xs.min() for _, xs, _, _ in lines)
-        axes.xaxis.set_minor_formatter(FuncFormatter(thousands) if few else NullFormatter())
-    # The y axis is cut to the lines: a band of two seeds reaches 12.7 standard errors to each side, and would press the
-    # lines together.
-    means = np.concatenate([mean for _, _, mean, _ in lines])
-    bottom, top = axes.get_ylim()
-    if y == "accuracy":  # the first rounds may lie below the axis: later ones are compared
-        least = min(np.nanquantile(factor * mean, 0.25) for _, _, mean, _ in lines)
-        axes.set_ylim(max(bottom, -2, least - 5), min(top, 102))
-    elif means.min() > 0 and means.max() > 20 * means.min():
-        axes.set(yscale="log", ylim=(means.min() / 2, 2 * means.max()))
-    elif np.isfinite(means).all():
-        axes.set_ylim(max(bottom, -0.02 * means.max()), min(top, 1.5 * means.max()))
+    panels = _panels(records, protocol, y)
+    figure, all_axes = _figure_of(len(panels))
+    for panel, side in zip(all_axes, panels, strict=True):
+        shown = [(s, *_points(s.records, x, y, side.protocol)) for s, *_ in lines]
+        _draw([line for line in shown if len(line[1])], panel, x, y, divisor, factor)
+        panel.set_title(side.words, fontsize=8.5)
+    axes = all_axes[0]
     axes.set(xlabel=_LABELS[x] + (f" ({unit})" if unit else ""), ylabel=y_label)
     rounds = "every round" if y == "training loss" else "every evaluated round"
     said = (
@@ -89,9 +83,66 @@ def curves(
     seeds = max(len(s.records) for s, *_ in lines)
     band = "; bands: 95 % interval over seeds" if seeds > 1 else ""
     kind = "Loss of the last local step" if y == "training loss" else f"{protocol.split.capitalize()} {y}"
-    put_title(axes, f"{kind} by {x}", said + band if caption else "")
+    seen = "" if y == "training loss" else told_seen(records, protocol._replace(when="last"))
+    put_title(axes, f"{kind} by {x}", f"{said}{band}. {seen}".rstrip(". ") if caption else "")
     put_legend(figure, axes)
     return figure
+
+
+def _panels(records: Sequence[Record], protocol: Protocol, y: str) -> list[Side]:
+    """What each panel shows: all; and both sides, where some clients had never taken part in the last evaluated round.
+
+    Panels below the first one have the protocols of the sides.
+    """
+    everyone, last = RunGroup("", list(records)), protocol._replace(when="last")
+    if y == "training loss" or not any(is_mixed(r, last) for r in records):
+        return [Side(everyone, protocol, "")]
+    return [Side(everyone, protocol, ""), *sides(everyone, last)]
+
+
+def _figure_of(panels: int):
+    """(figure, [axes]): one panel, or a panel for all clients and below it one for each side, with the same y axis."""
+    if panels == 1:
+        figure, axes = make_figure()
+        return figure, [axes]
+    width, height = STYLE["figure.figsize"]
+    figure = Drawing(figsize=(width, height + 1.9), layout="constrained")
+    axes = figure.subplot_mosaic([["all", "all"], ["seen", "unseen"]], height_ratios=[2.2, 1])
+    for name, panel in axes.items():
+        panel.tick_params(labelsize=TICKS)
+        if name != "all":
+            panel.sharey(axes["all"])
+    axes["unseen"].tick_params(labelleft=False)
+    return figure, list(axes.values())
+
+
+def _draw(lines, axes, x: str, y: str, divisor: float, factor: float) -> None:
+    """Draws lines with their bands; what is drawn decides about the limits of the axes, so that nothing is cut off."""
+    faint = 0.15 if len(lines) <= 4 else 0.08  # many bands lie over each other
+    means = np.concatenate([factor * mean for *_, mean, _ in lines])
+    logarithmic = y != "accuracy" and means.min() > 0 and means.max() > 20 * means.min()
+    # A band of two seeds reaches 12.7 standard errors to each side: it ends where no accuracy or loss can be. On a
+    # logarithmic axis 0 is infinitely far away; a band that reaches it ends at half the least mean.
+    lowest, highest = means.min() / 2 if logarithmic else 0.0, factor if y == "accuracy" else np.inf
+    for s, xs, mean, half in lines:
+        xs, mean, half = xs / divisor, factor * mean, factor * half
+        look = style(s.algorithm, s.variant, own=s.is_own)
+        line = {"color": look.color, "linestyle": look.linestyle}
+        if x != "rounds" and not xs.any():  # at x = 0 a line would be vertical: draw its last level
+            axes.axhline(mean[-1], linewidth=1, alpha=0.7, label="_level", **line)
+            xs, mean, half = xs[-1:], mean[-1:], half[-1:]
+        every = max(1, len(xs) // 12)  # a marker about every twelfth of the line, and at its end
+        axes.plot(xs, mean, label=s.label, marker=look.marker, markevery=((len(xs) - 1) % every, every), **line)
+        if not np.isnan(half).any():
+            low, high = np.clip(mean - half, lowest, highest), np.clip(mean + half, lowest, highest)
+            axes.fill_between(xs, low, high, color=look.color, alpha=faint, linewidth=0)
+    if x in _LOGARITHMIC and all((xs > 0).all() for _, xs, _, _ in lines):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(thousands))
+        few = max(xs.max() for _, xs, _, _ in lines) < 10 * min(xs.min() for _, xs, _, _ in lines)
+        axes.xaxis.set_minor_formatter(FuncFormatter(thousands) if few else NullFormatter())
+    if logarithmic:
+        axes.set_yscale("log")
 
 
 def _points(records, x: str, y: str, protocol: Protocol) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -114,7 +165,7 @@ _LABELS = {
     "rounds": "round",
     "bytes": "sent and received by all clients so far",
     "passes": "clients' passes so far, forward + backward",
-    "seconds": "seconds of the rounds so far",
+    "seconds": "seconds so far: rounds x median of a round",
     "virtual seconds": "virtual seconds so far: the clients' clock",
 }
 _LOGARITHMIC = ("passes", "seconds")  # methods differ by large factors in these

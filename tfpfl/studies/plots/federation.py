@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tfpfl.data.federation import Federation
-from tfpfl.studies.plots.style import short
+from tfpfl.studies.plots.style import Drawing, short
 
 NAMED = 40  # clients whose names can be read under a plot
 
@@ -24,7 +24,7 @@ def classes(federation: Federation, split: str = "train") -> Figure:
     """
     ids = np.unique(np.linspace(0, federation.num_clients - 1, min(federation.num_clients, 200)).astype(int))
     counts = federation.class_counts(split, ids)
-    figure = Figure(figsize=(min(max(7, 0.18 * len(ids)), 14), 6.5), layout="constrained")
+    figure = Drawing(figsize=(min(max(7, 0.18 * len(ids)), 14), 6.5), layout="constrained")
     top, bottom = figure.subplots(2, 1, height_ratios=[3, 1])
     if np.count_nonzero(counts) <= 1_200:
         client, label = np.nonzero(counts)
@@ -32,7 +32,9 @@ def classes(federation: Federation, split: str = "train") -> Figure:
         top.scatter(client, label, s=8 + 140 * area, c=counts[client, label], cmap="cividis_r", vmin=0)
         top.grid(alpha=0.25)
         top.set_axisbelow(True)
-        top.margins(0.03, 0.06)
+        top.margins(y=0.06)
+        beside = max(0.6, 0.03 * len(ids))  # room for the outer dots, and for the outer bars below
+        top.set_xlim(-beside, len(ids) - 1 + beside)
     else:
         top.imshow(np.where(counts, counts, np.nan).T, aspect="auto", origin="lower", cmap="cividis_r", vmin=0,
                    interpolation="nearest")  # fmt: skip

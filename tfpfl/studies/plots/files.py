@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tfpfl.runs.files import replaced
+from tfpfl.studies.plots.style import DPI
 
 
 def write_picture(figure: Any, path: Path, **how: Any) -> None:
@@ -12,8 +13,8 @@ def write_picture(figure: Any, path: Path, **how: Any) -> None:
     Args:
         figure: a figure of matplotlib.
         path: the file; without an ending, `.png` is added.
-        how: more arguments of `Figure.savefig`.
+        how: more arguments of `Figure.savefig`. By default a PNG has 200 pixels an inch.
     """
     path = path if path.suffix else path.with_name(path.name + ".png")
     with replaced(path) as temporary, open(temporary, "wb") as file:
-        figure.savefig(file, format=path.suffix[1:].lower(), **how)
+        figure.savefig(file, format=path.suffix[1:].lower(), **{"dpi": DPI, **how})

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from tfpfl.runs import statistics
 from tfpfl.studies.new_clients import Adapted
+from tfpfl.studies.plots.style import Drawing, put_legend
 
 
 def new_clients(results: Sequence[Adapted]) -> Figure:
@@ -15,7 +16,7 @@ def new_clients(results: Sequence[Adapted]) -> Figure:
     Args:
         results: one for each run, from `adapt_new_clients` or `adapt_clients`.
     """
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = Drawing(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for r in results:
         epochs, mean, half = np.arange(len(r.means)), 100 * r.means, 100 * r.intervals
@@ -26,5 +27,5 @@ def new_clients(results: Sequence[Adapted]) -> Figure:
     axes.set(xlabel="epochs of adapting", ylabel=f"{results[0].split} accuracy in %, {people} new clients")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.25)
-    axes.legend()
+    put_legend(figure, axes)
     return figure

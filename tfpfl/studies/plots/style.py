@@ -17,7 +17,6 @@ STYLE: dict[str, Any] = {
     "figure.figsize": (4.8, 3.2),  # inches
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
-    "savefig.dpi": 200,
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
@@ -32,6 +31,7 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 1.6,
     "lines.markersize": 4,
 }
+DPI = 200  # pixels an inch of a PNG file: twice matplotlib's default
 TICKS = 8.5  # font size of the numbers on an axis, in points
 
 
@@ -77,6 +77,14 @@ def style(algorithm: str, variant: int = 0, *, own: bool = False) -> Style:
     return Style(color, LINES[block], MARKERS[(block + variant) % len(MARKERS)])
 
 
+class Drawing(Figure):
+    """A figure whose PNG files have twice matplotlib's default resolution, unless `savefig` is given a `dpi`."""
+
+    def savefig(self, fname: Any, **how: Any) -> None:
+        """Writes the figure to a file; see matplotlib's `Figure.savefig`."""
+        super().savefig(fname, **{"dpi": DPI, **how})
+
+
 def in_style(function):
     """A decorator: draws with the settings in `STYLE`. The user's settings hold for everything else."""
 
@@ -102,7 +110,7 @@ GLYPHS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚"
 def make_figure(height: float | None = None):
     """(figure, axes): a figure with one panel, `height` inches high; default: that of `STYLE`."""
     width, usual = STYLE["figure.figsize"]
-    figure = Figure(figsize=(width, height or usual), layout="constrained")
+    figure = Drawing(figsize=(width, height or usual), layout="constrained")
     axes = figure.subplots()
     axes.tick_params(labelsize=TICKS)
     return figure, axes
@@ -140,9 +148,11 @@ def put_legend(figure, axes) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.8)
 
 
-def bar(half: float) -> float | None:
-    """Half an interval as matplotlib's `xerr`; None for NaN, which draws no bar."""
-    return None if np.isnan(half) else half
+def bar(value: float, half: float, highest: float) -> list[list[float]] | None:
+    """An interval as matplotlib's `xerr`, cut to the possible values from 0 to `highest`; None for NaN: no bar."""
+    if np.isnan(half):
+        return None
+    return [[min(half, max(value, 0.0))], [min(half, max(highest - value, 0.0))]]
 
 
 def thousands(value: float, _place=None) -> str:

@@ -14,7 +14,7 @@ from tfpfl.runs.files import write_whole
 from tfpfl.studies.records import Record
 from tfpfl.studies.report import sections
 from tfpfl.studies.report.blocks import Pictures, Section
-from tfpfl.studies.run_groups import RunGroup, check_comparable, group_runs
+from tfpfl.studies.run_groups import RunGroup, check_comparable, group_runs, told_seen, told_splits
 
 BASELINES = ("local", "fedavg_ft")  # what personalization has to beat: training alone, and plain fine-tuning
 
@@ -124,6 +124,10 @@ def _facts(records, rows) -> dict:
         f"seeds {', '.join(str(seed) for seed in sorted({r.config.seed for r in records}))}",
         "federation": ", ".join(dict.fromkeys(r.config.federation_hash[:16] for r in records)),
     }
+    if seen := told_seen(records):
+        facts["who took part"] = seen
+    if splits := told_splits(records):
+        facts["splits"] = splits
     if c.new_clients:
         facts["new clients"] = f"{c.new_clients} clients never train"
     return facts

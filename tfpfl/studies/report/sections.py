@@ -10,7 +10,8 @@ from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, PROTOCOLS
 from tfpfl.studies import plots
 from tfpfl.studies.plots.clients import WORST
 from tfpfl.studies.report.blocks import Commands, Folded, Note, Pictures, Table
-from tfpfl.studies.run_groups import RunGroup, clients, measured, paired
+from tfpfl.studies.run_groups import RunGroup, clients, measured, paired, pairs_protocol, sides, told_seen
+from tfpfl.studies.tables import WORST as WORST_TENTH
 from tfpfl.studies.tables import bytes_text, percent
 
 _DOTS = 400  # in one row of a plot; with more, the distribution is drawn as a curve
@@ -23,22 +24,21 @@ _TOLD_BY_RUN = ("hyperparameters", "versions", "format", "seed", "data_seed", "f
 
 
 def results(rows: list[RunGroup]) -> list:
-    """Tables of EV-all, the worst clients and EV-local; and of the accuracies by the papers' protocols."""
-    table = [
-        [
-            s.label,
-            _accuracy(s, EV_ALL),
-            _over_seeds([_of(r, EV_ALL, "worst_decile") for r in s.records]),
-            _accuracy(s, EV_LOCAL),
-            s.records[0].predicts or "-",
-            len(s.records),
-        ]
-        for s in rows
-    ]
-    head = ["algorithm", "EV-all", "worst decile", "EV-local", "predicts with", "seeds"]
+    """Tables of EV-all, the worst clients and EV-local; and of the accuracies by the papers' protocols.
+
+    Where some clients had never taken part, those that had and the others are two more rows of an algorithm.
+    """
+    table = []
+    for s in rows:
+        local = [_accuracy(s, EV_LOCAL), s.records[0].predicts or "-", len(s.records)]
+        table.append([s.label, *_accuracy_and_worst(s, EV_ALL), *local])
+        for side in sides(s) if len(sides(s)) > 1 else ():
+            table.append([side.label, *_accuracy_and_worst(s, side.protocol), "", "", ""])
+    head = ["algorithm", "EV-all", WORST_TENTH, "EV-local", "predicts with", "seeds"]
+    seen = told_seen([r for s in rows for r in s.records])
     caption = (
-        f"Accuracy in %. EV-all: {EV_ALL}. Worst decile: EV-all's mean over the worst tenth of the clients. "
-        f"EV-local: {EV_LOCAL}. {_INTERVAL}"
+        f"Accuracy in %. EV-all: {EV_ALL}. Worst 10 %: EV-all's mean over the worst tenth of the clients, in each of "
+        f"the rounds. EV-local: {EV_LOCAL}. {_INTERVAL} {seen}"
     )
     others = [[s.label, *(_accuracy(s, wanted) for wanted in PROTOCOLS.values())] for s in rows]
     words = " ".join(f"{name}: {wanted}{_star(wanted)}." for name, wanted in PROTOCOLS.items())
@@ -51,6 +51,11 @@ def results(rows: list[RunGroup]) -> list:
             [Table(f"Accuracy in %, by protocol. {words} {selected} {_INTERVAL}", names, others)],
         ),
     ]
+
+
+def _accuracy_and_worst(s: RunGroup, protocol) -> list[str]:
+    worst = statistics.over_seeds([r.worst(0.1, protocol) for r in s.records])
+    return [_accuracy(s, protocol), percent(worst[0]) if np.isnan(worst[1]) else percent(*worst)]
 
 
 def _star(protocol) -> str:
@@ -85,11 +90,11 @@ def _number(digits: int):
 
 def curves(pictures: Pictures, rows: list[RunGroup], records) -> list:
     """Curves of accuracy and loss by rounds, and of accuracy by bytes, passes and seconds."""
-    said = f"{plots.words(EV_ALL, 'every evaluated round')}. "
+    said = f"{plots.words(EV_ALL, 'every evaluated round')}. {told_seen(records, EV_ALL._replace(when='last'))} "
     bands = "Bands: 95 % interval over seeds. " if len(rows) < len(records) else ""
     added = "Added up over all clients and rounds so far"
     passes = "passes through the backbone of a client's examples, forward and backward"
-    seconds = "The rounds' work on the machine that ran them, without evaluation. "
+    seconds = "The rounds' work on the machine that ran them, without evaluation: rounds x median of a round. "
     training = "Before the step, on its examples (a mini-batch, or all); mean over the round's clients. "
     cases = [
         ("Test accuracy by rounds", "rounds", "accuracy", said),
@@ -139,21 +144,22 @@ def _fairness(rows, against) -> Table:
     head = ["algorithm", "mean", "std", "worst 5 %", "worst 10 %", "worst 25 %", "Jain", "Gini"]
     head += [f"worse than {s.label}" for s in against]
     table = []
-    for s in rows:
-        worst = [lambda v, f=fraction: statistics.worst(v, f) for fraction, _ in WORST.values()]
-        cells = [percent(measured(s.records, of)[0]) for of in (statistics.mean_over_clients, statistics.std)]
-        cells += [_over_seeds([of(clients(r)) for r in s.records]) for of in worst]
+    for side in (side for s in rows for side in sides(s)):
+        s, own = side.group, side.protocol
+        cells = [percent(measured(s.records, of, own)[0]) for of in (statistics.mean_over_clients, statistics.std)]
+        cells += [_over_seeds([r.worst(fraction, own) for r in s.records]) for fraction, _ in WORST.values()]
         cells += [
-            _over_seeds([of(clients(r)) for r in s.records], _number(4)) for of in (statistics.jain, statistics.gini)
+            _over_seeds([of(clients(r, own)) for r in s.records], _number(4))
+            for of in (statistics.jain, statistics.gini)
         ]
         for other in against:
-            share = np.nan if s.shares(other) else statistics.share_worse(*paired(s.records, other.records))
+            share = np.nan if s.shares(other) else statistics.share_worse(*paired(s.records, other.records, own))
             cells.append("-" if np.isnan(share) else f"{100 * share:.1f} %")
-        table.append([s.label, *cells])
+        table.append([side.label, *cells])
     caption = (
-        "Accuracy in %, how it is spread over the clients; a client's is its mean over the rounds, so that the "
-        "worst are those that stay behind (the worst decile above is taken in every round, and then averaged). Worst: "
-        "their mean. Jain's index is 1 and the Gini coefficient 0 where all clients have the same. "
+        "Accuracy in %, how it is spread over the clients; a client's is its mean over the rounds. Worst: the mean of "
+        "the worst clients of a round, averaged over the rounds. Jain's index is 1 and the Gini coefficient 0 where "
+        "all clients have the same. "
         + ("Worse than: the share of the clients, their accuracies averaged over the seeds. " if against else "")
         + f"{_ALL} ±: half the 95 % interval over seeds, where there are several."
     )
@@ -162,26 +168,29 @@ def _fairness(rows, against) -> Table:
 
 def _deciles(rows) -> Table:
     table = []
-    for s in rows:
-        deciles = np.transpose([statistics.deciles(clients(r)) for r in s.records])
-        table.append([s.label, *(percent(statistics.over_seeds(column)[0]) for column in deciles)])
+    for side in (side for s in rows for side in sides(s)):
+        deciles = np.transpose([statistics.deciles(clients(r, side.protocol)) for r in side.group.records])
+        table.append([side.label, *(percent(statistics.over_seeds(column)[0]) for column in deciles)])
     caption = f"The accuracy in % that so many of the clients do not exceed, the mean over the seeds. {_ALL}"
     return Table(caption, ["algorithm", *(f"{p} %" for p in range(10, 100, 10))], table)
 
 
 def _tests(rows, other) -> Table:
     table = []
+    tested = pairs_protocol([r for s in (*rows, other) for r in s.records])
     for s in rows:
-        pair = paired(s.records, other.records)
+        pair = paired(s.records, other.records, tested)
         gains, test = statistics.gains(*pair), statistics.wilcoxon(*pair)
         w, p = ("-", "-") if np.isnan(test.p_value) else (f"{test.statistic:g}", f"{test.p_value:.2g}")
         mean, worse = 100 * statistics.mean_over_clients(gains), 100 * statistics.share_worse(*pair)
-        table.append([s.label, f"{mean:+.2f}", f"{worse:.1f} %", test.pairs, test.zeros, w, p])
-    head = ["algorithm", "mean gain", "clients worse", "pairs", "equal", "W+", "p"]
+        compared = statistics.num_tested(gains)
+        table.append([s.label, compared, f"{mean:+.2f}", f"{worse:.1f} %", test.pairs, test.zeros, w, p])
+    head = ["algorithm", "clients", "mean gain", "clients worse", "pairs", "equal", "W+", "p"]
     caption = (
-        f"Against {other.label}, client by client (accuracies averaged over the seeds), gains in points. Wilcoxon's "
-        "signed-rank test that clients have more: one-sided, equal pairs dropped. Many tests on one page: small p come "
-        f"by chance too. {_ALL}"
+        f"Against {other.label}, client by client (accuracies averaged over the seeds), gains in points, of "
+        f"{'clients that had taken part in the runs of both methods' if tested.clients == 'seen' else 'all clients'}. "
+        "Clients: how many are compared. Wilcoxon's signed-rank test that clients have more: one-sided, equal pairs "
+        f"dropped. Many tests on one page: small p come by chance too. {_ALL}"
     )
     return Table(caption, head, table)
 
@@ -200,7 +209,7 @@ def costs(rows: list[RunGroup]) -> list:
         if len(passes) == len(s.records):
             told = " + ".join(f"{np.mean([p[way] for p in passes]):.3g}" for way in ("forward", "backward"))
             total = f"{np.mean([r.spent('passes')[-1] for r in s.records]):,.0f}"
-        seconds = [np.median([row["seconds"] for row in r.history if row["clients"]] or [np.nan]) for r in s.records]
+        seconds = [r.seconds_per_round for r in s.records]
         all_seconds = np.mean([r.spent("seconds")[-1] for r in s.records])
         all_bytes = bytes_text(np.mean([r.spent("bytes")[-1] for r in s.records]))
         cells = [bytes_text(down), bytes_text(up), told, f"{np.mean(seconds):.3g}"]
@@ -209,7 +218,7 @@ def costs(rows: list[RunGroup]) -> list:
     caption = (
         "Per client and round: bytes down and up; passes of the client's examples through the backbone, forward + "
         "backward. Seconds: median of the rounds, without evaluation, on the machine that ran them. All: added up over "
-        "clients and rounds. Means over the seeds."
+        "clients and rounds; all seconds: the median times the rounds. Means over the seeds."
     )
     return [Table(caption, head, table)]
 

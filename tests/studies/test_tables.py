@@ -1,0 +1,151 @@
+"""Tables of the terminal: no name is broken inside a word, no line is wider than the terminal, no number is lost."""
+
+import io
+import re
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from helpers.made_records import CLIENTS, PASSES, made
+from helpers.marks import slow_but
+from tfpfl.algorithms import ALGORITHMS
+from tfpfl.cli import main
+from tfpfl.runs.config import RunConfig
+from tfpfl.runs.results import totals
+from tfpfl.studies import comparison, tables
+from tfpfl.studies.fitted_table import FittedTable
+from tfpfl.studies.new_clients import Adapted
+from tfpfl.studies.papers import FIGURES
+from tfpfl.studies.papers import ledger as ledgers
+from tfpfl.studies.search import Candidate
+
+FIRST = {i: 1 for i in range(5)}
+LONG = {"hyperparameters": {"tau": 50, "beta": 0.0123456}, "sampling": "binomial", "participation": 0.375}
+
+
+def shown(table, width) -> str:
+    console = Console(width=width, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue()
+
+
+def words(text) -> set:
+    return set(text.split())
+
+
+def methods(**how):
+    return [made(name, **how) for name in ALGORITHMS]
+
+
+def summary(record) -> dict:
+    seen, never = record.seen_counts()
+    told = {"algorithm": record.config.algorithm, "clients_seen": seen, "clients_never_seen": never, "passes": PASSES}
+    return totals(record.history) | told
+
+
+def all_methods_compared():
+    rows = comparison.rows([*methods(took_part=FIRST), made("pflego", took_part=FIRST, **LONG)])
+    return tables.comparison_over_clients(rows, "EV-all"), [row["algorithm"] for row in rows]
+
+
+def all_methods_as_in_the_demo():
+    table = tables.comparison([(summary(r), r.results) for r in methods(took_part=FIRST)], "a title")
+    return table, [row.title for row in ALGORITHMS.values()]
+
+
+def one_run():
+    record = made(took_part=FIRST)
+    return tables.protocols(record.results, "runs/pflego", record.seen_counts()), ["local copy", "never seen"]
+
+
+def a_search():
+    values = {"eta": 0.00012345, "optimizer": "a_long_word_of_ones_own", "steps": 12345, "batch_size": 100, "mu": 0.1}
+    found = [[Candidate(values, 1000, 0.5, None), Candidate(values | {"eta": 1}, 10, float("nan"), None)]]
+    return tables.rungs(found, RunConfig()), ["optimizer", "a_long_word_of_ones_own", "batch_size", "0.00012345"]
+
+
+def new_clients():
+    ones = np.linspace(0, 1, 21)[None].repeat(3, 0)
+    names = ["runs/fedavg_ft-fashion_mnist-s0", "b"]
+    return tables.new_clients(
+        [Adapted(n, "own", "test", np.arange(3), np.full(3, 9), ones, ones) for n in names]
+    ), names
+
+
+def a_paper():
+    name, experiment = next((n, e) for n, e in ledgers.EXPERIMENTS.items() if e.measures == "accuracy")
+    entry = ledgers.entry(made("local", took_part=FIRST), "laptop", 9, "c")
+    cells = {ledgers.key(cell): {"seeds": {"0": entry}} for cell in experiment.cells}
+    return ledgers.table(name, cells), [row["method"] for row in ledgers._rows(experiment, cells)]
+
+
+def a_figure():
+    name = next(iter(FIGURES))
+    numbers = {f"an accuracy of {word}": {"value": 0.123456, "half": 0.1} for word in ("FedAvg-FT", "HeurFedAMP")}
+    return ledgers.picture_table(name, {"seeds": {"0": {"numbers": numbers}}}), list(numbers)
+
+
+MADE = (all_methods_compared, all_methods_as_in_the_demo, one_run, a_search, new_clients, a_paper, a_figure)
+
+
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("make", MADE, ids=lambda f: f.__name__)
+def test_names_stay_whole_and_nothing_is_cut(make, width):
+    table, names = make()
+    told, unlimited = shown(table, width), shown(table, 10_000)
+    assert max(map(len, told.splitlines())) <= width
+    assert not {word for name in names for word in name.split()} - words(told)
+    numbers = re.compile(r"\d+\.\d+|\d+ \w?B\b")
+    assert set(numbers.findall(unlimited)) <= set(numbers.findall(" ".join(told.split())))
+    assert "…" not in told
+
+
+COMMANDS = ["algorithms", "datasets", "reproduce", *(f"algorithms {name}" for name in ALGORITHMS)]
+
+
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("command", slow_but(COMMANDS, *COMMANDS[:4]))
+def test_lists_of_the_command_line_break_no_word(command, width, monkeypatch):
+    def run(columns):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        done = CliRunner().invoke(main, command.split())
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    broken = words(run(10_000)) - words(run(width))
+    assert not {word for word in broken if re.search(r"\w", word)}, broken
+
+
+def test_columns_without_room_follow_below_with_the_names():
+    table = FittedTable(title="a title", caption="a caption")
+    table.add_column("name")
+    for i in range(9):
+        table.add_column(f"column{i}", justify="right")
+    table.add_row("a name of five words", *(f"{i}.123456" for i in range(9)))
+    table.add_row("  empty below", "1")
+    told = shown(table, 60).splitlines()
+    heads = [line.split() for line in told if "column" in line]
+    assert len(heads) > 1 and [c for h in heads for c in h[1:]] == [f"column{i}" for i in range(9)]
+    assert all(head[0] == "name" for head in heads)
+    assert sum("empty below" in line for line in told) == 1  # a row without a number there is left out
+    assert sum("a title" in line for line in told) == sum("a caption" in line for line in told) == 1
+    assert len([line for line in shown(table, 200).splitlines() if "column" in line]) == 1
+
+
+def test_a_row_of_a_comparison_has_its_gain_where_its_clients_are():
+    """The mixture of seen and never seen clients has no gain and no p."""
+    rows = comparison.rows([made("pflego", good=0.3, took_part=FIRST), made("local", took_part=FIRST)])
+    lines = [line.split() for line in shown(tables.comparison_over_clients(rows, "EV-all"), 200).splitlines()]
+    mixed, seen = (next(line for line in lines if line[:1] == [word]) for word in ("PFLEGO", "5"))
+    gain = f"{rows[0]['gain over Local']:.2f}"
+    assert gain in seen and gain not in mixed and seen[:2] == ["5", "seen"]
+    assert f"{rows[0]['seen']:.2f}" in seen and f"{rows[0]['accuracy']:.2f}" in mixed
+    assert CLIENTS - 5 == rows[0]["clients never seen"]
+
+
+def test_one_name_for_the_worst_tenth():
+    for make in (all_methods_compared, all_methods_as_in_the_demo, one_run):
+        told = shown(make()[0], 300)
+        assert "worst" in told and "decile" not in told and re.search(r"worst\s+10 %", " ".join(told.split()))

@@ -1,0 +1,90 @@
+"""Since which round each client has taken part: a client is *seen* once the server has used its work in some round.
+
+A client that is sampled but drops out, comes too late or is rejected is not seen by that. Nothing is stored for this.
+The clients of every round are drawn again from the seed, and compared with what the run has saved: how many clients a
+round had, and which of them were scored. So it is also known for runs of older versions.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpfl.data.cohorts import cohort
+from tfpfl.data.population import Population
+from tfpfl.runs.config import RunConfig
+from tfpfl.runs.protocols import LOCAL_COPY, Score
+
+SIDES_TOLD = (  # for the captions of tables and plots
+    "Seen: the server had used the client's work in some round so far; never seen: it had not. A client that was first "
+    "seen within the rounds of a mean is on both sides, each with its own rounds."
+)
+_REJECTED = re.compile(r"(?:^|; )(\d+): ")  # how `Training` writes the clients whose work it rejected
+
+
+def took_part(
+    config: RunConfig,
+    history: Sequence[Mapping[str, Any]],
+    evaluations: Iterable[Score],
+    work: np.ndarray | None = None,
+) -> dict[int, int] | None:
+    """{client id: the first round in which the server used its work}, without clients that never took part.
+
+    Args:
+        config: the resolved configuration of the run.
+        history: one row for each round.
+        evaluations: the scores of the run.
+        work: float [I], every training client's number of examples times its passes through the backbone. It is needed
+            only if the run has a virtual clock.
+
+    Returns:
+        None if it cannot be known: the run has a virtual clock, `work` is not given and some round was not evaluated;
+        or what is drawn is not what was saved, as in a loop of one's own with other cohorts.
+    """
+    ids = config.training_ids(config.clients or 0, config.data_seed or 0)
+    reported: dict[int, set[int]] = {}
+    for e in evaluations:
+        if e.model == LOCAL_COPY:
+            reported.setdefault(e.round_num, set()).add(e.client_id)
+    try:
+        population = Population(np.ones(len(ids)), np.ones(len(ids)), sampling=config.sampling_plan(), client_ids=ids)
+    except ValueError:  # a configuration that no run can have
+        return None
+    first: dict[int, int] = {}
+    for row in history:
+        t = row["round"]
+        rejected = {int(i) for i in _REJECTED.findall(str(row.get("rejected_clients") or ""))}
+        came = _came(config, population, t, work)
+        if came is None:
+            came = reported[t] | rejected if t in reported else None if row["clients"] else set()
+        if came is None or len(came) != row["clients"] or (t in reported and reported[t] != came - rejected):
+            return None
+        first = {i: t for i in came - rejected} | first
+    return first
+
+
+def _came(config: RunConfig, population: Population, t: int, work: np.ndarray | None) -> set[int] | None:
+    """The clients whose work came back in round t; None if the virtual clock decides and `work` is unknown."""
+    availability, ids = config.availability(), population.client_ids
+    if availability.is_perfect:
+        return set(cohort(config.seed, t, population).tolist())
+    if availability.seconds and work is None:
+        return None
+    sampled = cohort(config.seed, t, population, availability.present(t, ids))
+    amounts = np.ones(len(sampled)) if work is None else work[np.searchsorted(ids, sampled)]
+    return set(availability.round(config.seed, t, sampled, amounts).came.tolist())
+
+
+def counts(first: Mapping[int, int] | None, num_clients: int, round_num: int) -> tuple[int, int] | None:
+    """(number of clients that had taken part after a round, number of those that had not); None if unknown.
+
+    Args:
+        first: from `took_part`.
+        num_clients: number of clients that train.
+        round_num: the round.
+    """
+    if first is None:
+        return None
+    seen = sum(t <= round_num for t in first.values())
+    return seen, num_clients - seen
