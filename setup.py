@@ -45,6 +45,9 @@ setup(
     extras_require={
         "ray": ["ray>=2.52,<3"],  # --engine ray
         "dp": ["dp-accounting>=0.4.3,<1"],  # epsilon of --aggregator dp
+        "optuna": ["optuna>=3.5,<5"],  # tfpfl study with search.kind = "optuna"
+        "parquet": ["pyarrow>=14"],  # results.parquet of tfpfl study
+        "yaml": ["pyyaml>=6,<7"],  # tfpfl study FILE.yaml
         "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100"],
         "notebooks": ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"],
         "docs": ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.29,<2"],

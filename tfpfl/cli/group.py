@@ -69,7 +69,7 @@ class Commands(Group):
 
     heavy = (
         *("run", "resume", "evaluate", "new-clients", "demo", "partition"),
-        *("compare", "sweep", "reproduce", "report", "algorithms"),
+        *("compare", "sweep", "reproduce", "report", "algorithms", "study"),
     )
 
 

@@ -10,14 +10,15 @@ from tfpfl.runs.config import RunConfig
 from tfpfl.runs.options import DATA_NAMES, OPTIONS
 
 
-def command(config: RunConfig, folder: str | Path) -> str:
+def command(config: RunConfig, folder: str | Path, out: str | Path | None = None) -> str:
     """Writes `tfpfl run` with the options of a run that differ from their defaults.
 
     A federation or network that the user made is given as its folder or file.
 
     Args:
         config: the configuration of a run folder, which has every default filled in.
-        folder: the run folder, for --out.
+        folder: the run folder.
+        out: the folder for --out; default: the run folder.
 
     Returns:
         One line for a shell.
@@ -46,7 +47,7 @@ def command(config: RunConfig, folder: str | Path) -> str:
     else:
         arguments = {"classes_per_client" if k == "K" else f"partition_{k}": v for k, v in _asked(config).items()}
         words += _flags(arguments)
-    return shlex.join([*words, "--out", str(folder)])
+    return shlex.join([*words, "--out", str(out or folder)])
 
 
 def _made_by_the_command(config) -> bool:

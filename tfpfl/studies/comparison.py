@@ -12,7 +12,7 @@ import numpy as np
 from tabulate import tabulate
 
 from tfpfl.algorithms import get_method
-from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.checks import InvalidArgument
 from tfpfl.runs import statistics
 from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.federations import open_federation
@@ -22,7 +22,7 @@ from tfpfl.runs.run import Run
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import RunGroup, check_comparable, group_runs, measured, paired
 
-FORMATS = {"csv": "csv", "md": "github", "tex": "latex_booktabs"}
+FORMATS = ("csv", "md")  # `tfpfl.studies.paper_table` writes LaTeX
 
 
 def compare_runs(
@@ -143,11 +143,11 @@ def _accuracy(s: RunGroup, protocol: Protocol) -> tuple[float, float]:
 
 
 def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL) -> str:
-    """The rows as CSV, Markdown or LaTeX.
+    """The rows as CSV or Markdown.
 
     Args:
         table: from `rows`.
-        kind: 'csv' (all digits; see `tfpfl.runs.files.csv_cell`), 'md' or 'tex' (rounded, with the protocol).
+        kind: 'csv' (all digits; see `tfpfl.runs.files.csv_cell`) or 'md' (rounded, with the protocol).
         protocol: how the accuracies were measured; it is written below the table.
 
     Raises:
@@ -157,13 +157,8 @@ def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL) -> str:
         raise InvalidArgument(f"a table is written as {', '.join(FORMATS)}; found {kind!r}")
     if kind == "csv":
         return csv_text(list(table[0]), table)
-    safe = markdown if kind == "md" else one_line  # tabulate escapes what LaTeX would read as a command
-    rounded = [{safe(name): safe(shown(name, value)) for name, value in row.items()} for row in table]
-    comment = "% " if kind == "tex" else "\n"
-    return (
-        tabulate(rounded, headers="keys", tablefmt=FORMATS[kind], disable_numparse=True)
-        + f"\n{comment}accuracy: {protocol}\n"
-    )
+    rounded = [{markdown(name): markdown(shown(name, value)) for name, value in row.items()} for row in table]
+    return tabulate(rounded, headers="keys", tablefmt="github", disable_numparse=True) + f"\n\naccuracy: {protocol}\n"
 
 
 def shown(name: str, value) -> str:
