@@ -46,7 +46,7 @@ setup(
         "ray": ["ray>=2.52,<3"],  # --engine ray
         "dp": ["dp-accounting>=0.4.3,<1"],  # epsilon of --aggregator dp
         "optuna": ["optuna>=3.5,<5"],  # tfpfl study with search.kind = "optuna"
-        "parquet": ["pyarrow>=14"],  # results.parquet of tfpfl study
+        "parquet": ["pyarrow>=14"],  # results.parquet of tfpfl study; TFF 0.87 needs a version below 21
         "yaml": ["pyyaml>=6,<7"],  # tfpfl study FILE.yaml
         "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100"],
         "notebooks": ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"],

@@ -25,6 +25,7 @@ from tfpfl.studies.study import worker
 from tfpfl.studies.study.file import Study
 from tfpfl.studies.study.plan import Outcome, number_of_runs, plan
 from tfpfl.studies.study.pool import Ledger, work
+from tfpfl.studies.study.results import _write_parquet
 from tfpfl.studies.study.run import run_study
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -191,8 +192,9 @@ def test_a_ledger_that_was_torn_loses_its_last_line_alone(tmp_path):
     fake(study(), out, ended=lambda job, outcome: ended.append(job.config.seed))
     assert ended == [1]
     ended.clear()
-    fake(study(), out, ended=lambda job, outcome: ended.append(job.config.seed))
-    assert ended == []
+    known = []
+    fake(study(), out, ended=lambda job, outcome: ended.append(job.config.seed), known=known.append)
+    assert ended == [] and len(known) == 6
 
 
 def test_an_interrupted_study_ends_its_runs(tmp_path):
@@ -209,6 +211,7 @@ def _command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text()
 
 
+@pytest.mark.slow  # seven seconds, five of them to import Optuna
 def test_optuna_proposes_the_same_after_an_interruption(tmp_path):
     pytest.importorskip("optuna")
     space = {"eta": {"low": 1e-3, "high": 10.0}, "steps": [1, 2, 3]}
@@ -241,6 +244,18 @@ def test_a_worker_whose_study_is_gone_does_nothing(monkeypatch, tmp_path):
     asked = {"config": {}, "folder": str(tmp_path / "run"), "parent": 1 << 22}
     done = subprocess.run([sys.executable, "-m", worker.__name__], input=json.dumps(asked), text=True, check=False)
     assert done.returncode == 1 and not (tmp_path / "run").exists()
+
+
+def test_parquet_has_what_the_csv_has(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = [
+        {"data": "a", "accuracy": 0.5, "seed": 0, "diverged": False},
+        {"data": "b", "accuracy": math.nan, "seed": 1},
+    ]
+    _write_parquet(tmp_path / "a.parquet", table)
+    found = parquet.read_table(tmp_path / "a.parquet").to_pylist()
+    assert found[0] == table[0] and found[1]["data"] == "b" and math.isnan(found[1]["accuracy"])
+    assert os.listdir(tmp_path) == ["a.parquet"]
 
 
 # ---- with training

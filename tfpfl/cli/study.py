@@ -79,8 +79,8 @@ def study(file: Path, out: Path | None, processes: int, columns: str, allow_code
         for line in results.commands(cell)[:1]:
             click.echo(f"  {line}")
     click.echo(f"Written to {out}: {', '.join(path.name for path in results.files)}")
-    if "results.parquet" not in [path.name for path in results.files] and results.run_rows:
-        click.echo("results.parquet was not written: pyarrow is not installed (the extra 'parquet')")
+    for note in results.notes:
+        click.echo(one_line(note))
     if results.failures:
         raise click.ClickException(
             f"{len(results.failures)} runs failed; they are named above. The same command tries them again"

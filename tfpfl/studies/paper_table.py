@@ -170,7 +170,7 @@ def latex(table: PaperTable, label: str = "tab:results") -> str:
     hint = "" if _for_pdflatex(body + caption) else "% It has letters that pdflatex lacks: use lualatex or xelatex.\n"
     return (
         "% Written by tfpfl. Read it with \\input; the preamble needs \\usepackage{booktabs}.\n"
-        f"{hint}\\begin{{table}}\n\\centering\n\\caption{{{caption}}}\n\\label{{{label}}}\n{body}\n\\end{{table}}\n"
+        f"{hint}\\begin{{table}}\n\\centering\n\\caption{{{caption}}}\n\\label{{{label}}}\n\\medskip\n{body}\n\\end{{table}}\n"
     )
 
 
@@ -203,7 +203,7 @@ _GREEK = (*_CAPITALS, *("alpha beta epsilon zeta eta iota kappa mu nu rho tau ch
 
 def _for_pdflatex(text: str) -> bool:
     """Whether pdflatex, without packages for languages, has all letters of the text."""
-    return all(ord(c) < 0x100 for c in text)
+    return all(ord(c) < 0x100 and c not in "«»ÐÞðþ" for c in text)
 
 
 def markdown(table: PaperTable) -> str:

@@ -81,6 +81,7 @@ def work(
     *,
     processes: int = 1,
     ended: Callable[[Job, Outcome], None] = lambda job, outcome: None,
+    known: Callable[[Job], None] = lambda job: None,
     worker: Sequence[str] = WORKER,
 ) -> list[Cell]:
     """Runs all jobs of all plans. A run that fails does not stop the others.
@@ -91,6 +92,7 @@ def work(
         logs: a folder for what runs print. The files of runs that did not fail are removed.
         processes: the number of runs at the same time.
         ended: called with every job that was run, and its outcome.
+        known: called with every job that is not run, because its run is finished already.
         worker: the command that does a run; see `tfpfl.studies.study.worker`.
 
     Returns:
@@ -109,10 +111,12 @@ def work(
             except StopIteration as end:
                 cells[order[id(place.plan)]] = end.value
                 return
-            known = {i: ledger.outcome(job) for i, job in enumerate(place.jobs)}
-            place.outcomes = {i: outcome for i, outcome in known.items() if outcome is not None}
+            found = {i: ledger.outcome(job) for i, job in enumerate(place.jobs)}
+            place.outcomes = {i: outcome for i, outcome in found.items() if outcome is not None}
+            for i in place.outcomes:
+                known(place.jobs[i])
             if len(place.outcomes) < len(place.jobs):
-                waiting.extend((place, i) for i in known if i not in place.outcomes)
+                waiting.extend((place, i) for i in found if i not in place.outcomes)
                 return
             outcomes = [place.outcomes[i] for i in range(len(place.jobs))]
 

@@ -2,13 +2,14 @@
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tfpfl.runs.command import command
+from tfpfl.runs.config import RunError
 from tfpfl.runs.files import replaced, write_csv, write_whole
 from tfpfl.runs.protocols import EV_LOCAL
 from tfpfl.studies.comparison import rows
@@ -30,12 +31,14 @@ class StudyResults:
         out: its folder.
         cells: one for each data set and method, in the order of the file: what was tried, the winner, its run folders.
         files: the result files that `write` has written.
+        notes: what `write` could not write, and why.
     """
 
     study: Study
     out: Path
     cells: list[Cell] = field(repr=False)
     files: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def failures(self) -> list[Failure]:
@@ -44,8 +47,13 @@ class StudyResults:
 
     @cached_property
     def records(self) -> dict[Path, Record]:
-        """{run folder: its results}, of all finished runs of the winners."""
-        return {folder: Record.read(folder) for cell in self.cells for folder in cell.folders.values()}
+        """{run folder: its results}, of all finished runs of the winners but those that diverged in round 1."""
+        found = {}
+        for cell in self.cells:
+            for seed, folder in cell.folders.items():
+                with suppress(*([RunError] if seed in cell.diverged else [])):  # it has no rounds
+                    found[folder] = Record.read(folder)
+        return found
 
     @cached_property
     def by_data(self) -> dict[str, list[dict]]:
@@ -57,19 +65,15 @@ class StudyResults:
 
     def _rows(self, data: str) -> list[dict]:
         whole = [cell for cell in self.cells if cell.data.name == data and self._is_whole(cell)]
+        finished = [self.records[folder] for cell in whole for folder in cell.folders.values()]
+        baselines = [record for record in finished if record.config.algorithm in BASELINES]
         found = []
         for cell in whole:
             mine = [self.records[folder] for folder in cell.folders.values()]
-            known = {record.config.run_id for record in mine}
-            others = [
-                self.records[folder]
-                for other in whole
-                for folder in other.folders.values()
-                if self.records[folder].config.algorithm in BASELINES
-                and self.records[folder].config.run_id not in known
-                and not known.add(self.records[folder].config.run_id)  # type: ignore[func-returns-value]
-            ]
-            row: dict = rows([*mine, *others], self.study.protocol, BASELINES)[0]
+            every = {record.config.run_id: record for record in mine}  # two methods may have chosen the same settings
+            for record in baselines:
+                every.setdefault(record.config.run_id, record)
+            row: dict = rows(list(every.values()), self.study.protocol, BASELINES)[0]
             found.append(row | {"algorithm": cell.method.title})
         return found
 
@@ -106,6 +110,8 @@ class StudyResults:
         found = []
         for cell in self.cells:
             for seed, folder in cell.folders.items():
+                if folder not in self.records:
+                    continue
                 record = self.records[folder]
                 test, local = record.result(self.study.protocol), record.result(EV_LOCAL)
                 validation = record.result(VALIDATION)
@@ -156,6 +162,7 @@ class StudyResults:
         return [
             command(self.records[folder].config, folder, out=Path("runs") / f"{cell.data.name}-{folder.name}")
             for folder in cell.folders.values()
+            if folder in self.records
         ]
 
     def said(self, cell: Cell) -> list[str]:
@@ -185,18 +192,23 @@ class StudyResults:
     def write(self, columns: tuple[str, ...] = ACCURACY) -> None:
         """Writes search.csv, results.csv, results.parquet, commands.sh, table.md and table.tex; `files` has the paths.
 
-        results.parquet is left out if pyarrow is not installed; the tables are left out if no method is finished.
+        results.parquet needs pyarrow; without it, `notes` says so. The tables are left out if no method is finished.
 
         Raises:
             InvalidArgument: there is no column of this name; all files but the tables are written.
         """
         self.files.clear()
+        self.notes.clear()
         runs = self.run_rows
         for name, table in (("search.csv", self.search_rows), ("results.csv", runs)):
             if table:
                 write_csv(self._file(name), list(table[0]), table)
-        if runs and find_spec("pyarrow") is not None:
-            _write_parquet(self._file("results.parquet"), runs)
+        if runs:
+            try:
+                _write_parquet(self.out / "results.parquet", runs)
+                self.files.append(self.out / "results.parquet")
+            except ImportError as error:  # it is not installed, or needs another NumPy
+                self.notes.append(f"results.parquet was not written: it needs pyarrow (the extra 'parquet'): {error}")
         lines = [line for cell in self.cells for line in self.commands(cell)]
         if lines:
             write_whole(self._file("commands.sh"), "\n".join(["#!/bin/sh", *lines, ""]))

@@ -69,7 +69,8 @@ def run_study(
             for data in checked.data
             for method in checked.methods
         ]
-        cells = work(plans, Ledger(out / "ledger.jsonl"), out / "logs", processes=processes, ended=log.ended)
+        ledger = Ledger(out / "ledger.jsonl")
+        cells = work(plans, ledger, out / "logs", processes=processes, ended=log.ended, known=log.known)
         results = StudyResults(checked, out, cells)
         results.write(tuple(columns))
     finally:
@@ -93,6 +94,9 @@ class _Log:
     def __init__(self, path: Path, total: int, tell: Callable[[str], None]):
         self._path, self._total, self._tell, self._count = path, total, tell, 0
 
+    def known(self, job: Job) -> None:
+        self._count += 1
+
     def ended(self, job: Job, outcome: Outcome) -> None:
         self._count += 1
         result = outcome.state
@@ -104,7 +108,7 @@ class _Log:
         line = f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}"
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(line + "\n")
-        self._tell(f"{line} (run {self._count}, of {self._total} in all)")
+        self._tell(f"{line} (run {self._count} of {self._total})")
 
 
 def _number_of_runs(study: Study) -> int:
