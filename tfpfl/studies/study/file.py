@@ -158,21 +158,27 @@ class Study:
         """Two settings of the search space: of all smallest or first values, and of all largest or last ones."""
         return [{name: values[end] for name, values in method.space.items()} for end in (0, -1)]
 
-    def blame(self, data: DataSet, method: MethodEntry, setting: Mapping[str, Any], message: str) -> str:
-        """The message with the entry of the file that it is about, as far as the message says it."""
+    def blame(self, data: DataSet, method: MethodEntry | None, setting: Mapping[str, Any], message: str) -> str:
+        """The message with the entry of the file that it is about: one whose name, or else whose value, is in it."""
         places = {
-            f"methods.{method.name}.search": setting,
-            f"methods.{method.name}.hyperparameters": method.entries.get("hyperparameters", {}),
-            f"methods.{method.name}": method.entries,
             f"data.{data.name}.partition_args": data.entries.get("partition_args", {}),
             f"data.{data.name}": data.entries,
             "run": self.run,
         }
-        for section, entries in places.items():
-            for name in entries:
-                if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message):
-                    return f"{self.where}: {section}.{name}: {message}"
-        return f"{self.where}: methods.{method.name} on data.{data.name}: {message}"
+        general = f"data.{data.name}"
+        if method is not None:
+            section = f"methods.{method.name}"
+            entries = {name: value for name, value in method.entries.items() if name != "algorithm"}
+            of_method = {f"{section}.search": setting, f"{section}.hyperparameters": entries.get("hyperparameters", {})}
+            places = of_method | {section: entries} | places
+            general = f"{section} on {general}"
+        for by_value in (False, True):
+            for key, entries in places.items():
+                for name, value in entries.items():
+                    words = value if by_value and isinstance(value, str) else None if by_value else name
+                    if words and re.search(rf"(?<!\w){re.escape(words)}(?!\w)", message):
+                        return f"{self.where}: {key}.{name}: {message}"
+        return f"{self.where}: {general}: {message}"
 
 
 def _yaml(path: Path, text: str) -> Any:

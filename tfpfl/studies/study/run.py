@@ -7,11 +7,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tfpfl.checks import InvalidArgument, TfpflError
+from tfpfl.checks import InvalidArgument, TfpflError, Unavailable
 from tfpfl.data import Federation
+from tfpfl.engines.engine import check_engine
 from tfpfl.runs import protocols
+from tfpfl.runs.aggregators import PRIVATE, check_method
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.locks import InUse, Lock
+from tfpfl.runs.privacy import require_accounting
 from tfpfl.runs.run import Run
 from tfpfl.studies.paper_table import ACCURACY
 from tfpfl.studies.records import Record
@@ -130,7 +133,7 @@ def _check(study: Study, allow_download: bool) -> dict[str, Federation]:
             config = study.config(data, first, {}, study.seeds[0])
             federation = found[data.name] = open_federation(config, allow_download=allow_download)
         except (TfpflError, OSError, TypeError) as error:
-            raise InvalidArgument(study.blame(data, first, {}, str(error))) from error
+            raise InvalidArgument(study.blame(data, None, {}, str(error))) from error
         if any(method.space for method in study.methods) and not federation.num_examples("validation").any():
             raise InvalidArgument(
                 f"{study.where}: data.{data.name}: settings are chosen on validation examples, but the federation has "
@@ -148,9 +151,15 @@ def _each(study: Study, data: Any, method: Any, check: Callable) -> None:
         try:
             check(study.config(data, method, setting, study.seeds[0]))
         except TfpflError as error:
-            raise type(error)(study.blame(data, method, setting, str(error))) from error
+            kind = Unavailable if isinstance(error, Unavailable) else InvalidArgument
+            raise kind(study.blame(data, method, setting, str(error))) from error
 
 
 def _check_run(config: Any, federation: Federation) -> None:
-    """Refuses a run that could not be created: this builds its model and its algorithm."""
-    Run(Path("unused"), config.resolved(federation), federation, config.network_file, config.engine)
+    """Refuses a run that `Run.create` would refuse: this builds its model and its algorithm."""
+    check_engine(config.engine)
+    if config.aggregator in PRIVATE:
+        require_accounting()
+    run = Run(Path("unused"), config.resolved(federation), federation, config.network_file, config.engine)
+    if config.aggregator is not None:
+        check_method(config.aggregator, run.recipe.method(run.model, run.population))
