@@ -44,10 +44,12 @@ setup(
     # package index, and a resolver without an upper bound falls back to a TFF of 2019. `make demo` installs the lock.
     extras_require={
         "ray": ["ray>=2.52,<3"],  # --engine ray
-        "tables": ["pyarrow>=14"],  # federations from Parquet files
+        "tables": ["pyarrow>=14"],  # Parquet files; beside TFF 0.87 a version below 21
         "dp": ["dp-accounting>=0.4.3,<1"],  # epsilon of --aggregator dp
         "mlflow": ["mlflow>=2.9,<4"],  # --log mlflow
         "wandb": ["wandb>=0.17,<1"],  # --log wandb
+        "optuna": ["optuna>=3.5,<5"],  # tfpfl study with search.kind = "optuna"
+        "yaml": ["pyyaml>=6,<7"],  # tfpfl study FILE.yaml
         "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100"],
         "notebooks": ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"],
         "docs": ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.29,<2"],

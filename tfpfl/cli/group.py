@@ -85,7 +85,7 @@ class Commands(Group):
 
     heavy = (
         *("run", "resume", "evaluate", "new-clients", "demo", "partition"),
-        *("compare", "sweep", "reproduce", "report", "algorithms", "model", "predict"),
+        *("compare", "sweep", "reproduce", "report", "algorithms", "model", "predict", "study"),
     )
 
 

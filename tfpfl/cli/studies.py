@@ -19,6 +19,7 @@ from tfpfl.cli.options import (
     run_options,
     value_of,
 )
+from tfpfl.cli.study import columns_of
 
 
 @main.command(cls=RunCommand)
@@ -74,6 +75,13 @@ from tfpfl.cli.options import (
     help="Write the table to a file: FILE.csv, FILE.md or FILE.tex; may be repeated. Default: no file.",
 )
 @click.option(
+    "--columns",
+    default="accuracy,EV-local",
+    show_default=True,
+    metavar="A,B,...",
+    help="The columns of FILE.tex; FILE.csv has all of them, with their names.",
+)
+@click.option(
     "--plot",
     type=Picture(path_type=Path),
     help="Draw the accuracy over rounds, with bands over seeds, into this picture file. Default: no file.",
@@ -92,13 +100,14 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
     from tfpfl.runs.config import RunConfig
     from tfpfl.runs.files import write_whole
     from tfpfl.studies import comparison as comparing
+    from tfpfl.studies.paper_table import latex, paper_table
     from tfpfl.studies.records import Record
     from tfpfl.studies.tables import comparison_over_clients, metrics_of_algorithms
 
     wanted, console = protocols.protocol(protocol), Console()
     for path in write:
-        if path.suffix[1:] not in comparing.FORMATS:
-            endings = ", .".join(comparing.FORMATS)
+        if path.suffix[1:] not in (*comparing.FORMATS, "tex"):
+            endings = ", .".join((*comparing.FORMATS, "tex"))
             raise click.UsageError(f"--write {path}: a table is written as .{endings}; found {path.suffix or 'none'}")
     names = algorithms.split(",") if algorithms else []
     if not folders and not names:
@@ -139,7 +148,10 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
     if names := comparing.other_metrics(records, wanted):
         console.print(metrics_of_algorithms(table, names))
     for path in write:
-        write_whole(path, comparing.text(table, path.suffix[1:], wanted, notes))
+        if path.suffix == ".tex":
+            write_whole(path, latex(paper_table({"": table}, columns_of(kw["columns"]), wanted, more=" ".join(notes))))
+        else:
+            write_whole(path, comparing.text(table, path.suffix[1:], wanted, notes))
     if plot:
         from tfpfl.studies.plots import curves, write_picture
 

@@ -9,7 +9,7 @@ from tfpfl.runs.config import METHOD, RunConfig
 from tfpfl.runs.options import DATA_NAMES, OPTIONS
 
 
-def command(config: RunConfig, folder: str | Path) -> str:
+def command(config: RunConfig, folder: str | Path, out: str | Path | None = None) -> str:
     """Writes `tfpfl run` with the options of a run that differ from their defaults.
 
     A federation, network or method that the user made is given as its folder or file; of such a method, all
@@ -17,7 +17,8 @@ def command(config: RunConfig, folder: str | Path) -> str:
 
     Args:
         config: the configuration of a run folder, which has every default filled in.
-        folder: the run folder, for --out.
+        folder: the run folder.
+        out: the folder for --out; default: the run folder.
 
     Returns:
         One line for a shell.
@@ -53,7 +54,7 @@ def command(config: RunConfig, folder: str | Path) -> str:
     else:
         arguments = {"classes_per_client" if k == "K" else f"partition_{k}": v for k, v in _asked(config).items()}
         words += _flags(arguments)
-    return shlex.join([*words, "--out", str(folder)])
+    return shlex.join([*words, "--out", str(out or folder)])
 
 
 def _made_by_the_command(config) -> bool:

@@ -12,12 +12,17 @@ if TYPE_CHECKING:
     from tfpfl.studies.comparison import rows as rows
     from tfpfl.studies.new_clients import adapt_clients as adapt_clients
     from tfpfl.studies.new_clients import adapt_new_clients as adapt_new_clients
+    from tfpfl.studies.paper_table import PaperTable as PaperTable
+    from tfpfl.studies.paper_table import latex as latex
+    from tfpfl.studies.paper_table import paper_table as paper_table
     from tfpfl.studies.records import Record as Record
     from tfpfl.studies.report import write_report as write_report
     from tfpfl.studies.run_groups import RunGroup as RunGroup
     from tfpfl.studies.run_groups import group_runs as group_runs
     from tfpfl.studies.run_groups import paired as paired
     from tfpfl.studies.search import search_hyperparameters as search_hyperparameters
+    from tfpfl.studies.study.results import StudyResults as StudyResults
+    from tfpfl.studies.study.run import run_study as run_study
 
 # name -> the module that defines it; a test holds this against the imports above
 _HOME = {
@@ -26,12 +31,17 @@ _HOME = {
     "rows": "comparison",
     "adapt_clients": "new_clients",
     "adapt_new_clients": "new_clients",
+    "PaperTable": "paper_table",
+    "latex": "paper_table",
+    "paper_table": "paper_table",
     "Record": "records",
     "write_report": "report",
     "RunGroup": "run_groups",
     "group_runs": "run_groups",
     "paired": "run_groups",
     "search_hyperparameters": "search",
+    "StudyResults": "study.results",
+    "run_study": "study.run",
 }
 __all__ = list(_HOME)
 

@@ -34,7 +34,7 @@ from tfpfl.studies.run_groups import (
     told_splits,
 )
 
-FORMATS = {"csv": "csv", "md": "github", "tex": "latex_booktabs"}
+FORMATS = ("csv", "md")  # `tfpfl.studies.paper_table` writes LaTeX
 
 
 def compare_runs(
@@ -230,11 +230,11 @@ def _metrics(s: RunGroup, protocol: Protocol, names: list[str]) -> dict[str, flo
 
 
 def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL, notes: Sequence[str] = ()) -> str:
-    """The rows as CSV, Markdown or LaTeX.
+    """The rows as CSV or Markdown.
 
     Args:
         table: from `rows`.
-        kind: 'csv' (all digits; see `tfpfl.runs.files.csv_cell`), 'md' or 'tex' (rounded, with the protocol).
+        kind: 'csv' (all digits; see `tfpfl.runs.files.csv_cell`) or 'md' (rounded, with the protocol).
         protocol: how the accuracies were measured; it is written below the table.
         notes: sentences that are written below it, too, from `notes`; CSV has none.
 
@@ -245,14 +245,10 @@ def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL, notes: Seque
         raise InvalidArgument(f"a table is written as {', '.join(FORMATS)}; found {kind!r}")
     if kind == "csv":
         return csv_text(list(table[0]), table)
-    safe = markdown if kind == "md" else one_line  # tabulate escapes what LaTeX would read as a command
-    rounded = [{safe(name): safe(shown(name, value)) for name, value in row.items()} for row in table]
-    comment = "% " if kind == "tex" else "\n"
-    return (
-        tabulate(rounded, headers="keys", tablefmt=FORMATS[kind], disable_numparse=True)
-        + f"\n{comment}accuracy: {protocol}\n"
-        + "".join(f"{comment}{one_line(note)}\n" for note in notes)
-    )
+    rounded = [{markdown(name): markdown(shown(name, value)) for name, value in row.items()} for row in table]
+    below = [f"accuracy: {protocol}", *map(one_line, notes)]
+    written = tabulate(rounded, headers="keys", tablefmt="github", disable_numparse=True)
+    return written + "".join(f"\n\n{sentence}" for sentence in below) + "\n"
 
 
 def shown(name: str, value) -> str:

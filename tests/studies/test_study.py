@@ -1,0 +1,378 @@
+"""Studies: what is run, in which order, that nothing is lost, and that the results are those of plain runs."""
+
+import csv
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from helpers import small_runs as runs
+from helpers.processes import alive, children_of
+from tfpfl.checks import InvalidArgument
+from tfpfl.cli import main
+from tfpfl.runs.config import RunConfig
+from tfpfl.studies.study import worker
+from tfpfl.studies.study.file import Study
+from tfpfl.studies.study.plan import Outcome, number_of_runs, plan
+from tfpfl.studies.study.pool import Ledger, work
+from tfpfl.studies.study.results import _write_parquet
+from tfpfl.studies.study.run import run_study
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+ETAS = [0.001, 0.01, 0.1, 1.0]
+
+# Does a run without TensorFlow: eta=1 diverges, eta=0.01 with `steps` 7 fails.
+FAKE = """
+import json, pathlib, sys, time
+asked = json.load(sys.stdin)
+hyper, folder = asked["config"]["hyperparameters"], pathlib.Path(asked["folder"])
+if hyper.get("steps") == 7 and hyper.get("eta") == 0.01:
+    sys.exit("out of luck")
+folder.mkdir(parents=True, exist_ok=True)
+with open(folder / "starts.txt", "a") as file:
+    file.write("x")
+(folder / "config.json").write_text("{}")
+time.sleep(hyper.get("eta", 0) if hyper.get("steps") == 9 else 0)
+sys.exit(3 if hyper.get("eta") == 1 else 0)
+"""
+
+
+@dataclass
+class NoData:
+    """Takes the place of a federation; run folders need its hash only."""
+
+    hash: str = "f" * 64
+
+
+@pytest.fixture(autouse=True)
+def no_data_needed(monkeypatch, request):
+    """A configuration is resolved without data, except in tests that train."""
+    if not request.node.name.startswith("test_real"):
+        monkeypatch.setattr(RunConfig, "resolved", lambda self, federation: self)
+
+
+def study(search=None, methods=None, **more) -> Study:
+    methods = methods or {"local": {"search": {"eta": ETAS}}}
+    return Study.of({"data": {"d": {"clients": 5}}, "methods": methods, "search": search or {}, "seeds": [0, 1]} | more)
+
+
+def score(job) -> float:
+    """Best at eta = 0.1; with more rounds a little better."""
+    return 1 - abs(math.log10(job.config.hyperparameters["eta"]) + 1) / 10 + job.config.rounds / 1e6
+
+
+def plans(of: Study, out=Path("out")) -> list:
+    return [plan(of, data, method, NoData(), out, score) for data in of.data for method in of.methods]
+
+
+def drive(one, state=lambda job: "done"):
+    """Runs a plan without processes: its cell, and its lists of jobs."""
+    asked, outcomes = [], None
+    while True:
+        try:
+            jobs = one.send(outcomes)
+        except StopIteration as end:
+            return end.value, asked
+        asked.append(jobs)
+        outcomes = [Outcome(state(job)) for job in jobs]
+
+
+def fake(of: Study, out: Path, **how) -> list:
+    out.mkdir(exist_ok=True)
+    return work(plans(of, out), Ledger(out / "ledger.jsonl"), out / "logs", worker=[sys.executable, "-c", FAKE], **how)
+
+
+def test_the_winner_of_a_grid_is_trained_with_all_seeds():
+    of = study({"rounds": 7, "seeds": [5, 6]}, run={"rounds": 30, "evaluate_every": 5})
+    cell, (tried, final) = drive(plans(of)[0])
+    assert [(j.config.hyperparameters["eta"], j.config.seed) for j in tried] == [(e, s) for e in ETAS for s in (5, 6)]
+    assert {(j.config.rounds, j.config.evaluate_every, j.config.data_seed) for j in tried} == {(7, 0, 0)}
+    assert [(j.config.hyperparameters, j.config.seed, j.config.rounds) for j in final] == [
+        ({"eta": 0.1}, seed, 30) for seed in (0, 1)
+    ]
+    assert cell.winner == {"eta": 0.1} and cell.best.score == pytest.approx(1.000007)
+    assert len({j.folder for j in tried + final}) == 10 == number_of_runs(of, of.methods[0], 7)
+    assert cell.at_the_edge() == {}
+
+
+def test_the_best_at_the_edge_is_noticed():
+    cell, _ = drive(plans(study(methods={"local": {"search": {"eta": [0.1, 0.5, 1.0], "steps": [3]}}}))[0])
+    assert cell.at_the_edge() == {"eta": (0.1, 1.0)}
+
+
+def test_settings_that_diverge_are_never_chosen_and_of_equal_ones_the_first_is():
+    cell, (_, final) = drive(
+        plans(study())[0], lambda job: "diverged" if job.config.hyperparameters["eta"] > 0.05 else "done"
+    )
+    assert cell.winner == {"eta": 0.01} and math.isnan(cell.tried[2].score) and len(final) == 2
+    cell, asked = drive(plans(study())[0], lambda job: "diverged")
+    assert cell.winner is None and len(asked) == 1 and cell.failures == []
+    equal = [plan(study(), s.data[0], s.methods[0], NoData(), Path("out"), lambda job: 0.5) for s in [study()]]
+    assert drive(equal[0])[0].winner == {"eta": ETAS[0]}
+
+
+def test_halving_continues_the_runs_of_the_better_half():
+    of = study({"halving": 2, "rounds": 8})
+    cell, asked = drive(plans(of)[0])
+    assert [(len(jobs), jobs[0].config.rounds) for jobs in asked[:-1]] == [(4, 2), (2, 4), (1, 8)]
+    assert asked[2][0].folder in {j.folder for j in asked[1]} <= {j.folder for j in asked[0]}
+    assert cell.winner == {"eta": 0.1} and number_of_runs(of, of.methods[0], 8) == 9
+    assert [t.rounds for t in cell.tried] == [2] * 4 + [4] * 2 + [8] and cell.best.rounds == 8
+
+
+def test_a_failed_run_of_the_search_leaves_the_choice_open():
+    cell, asked = drive(plans(study())[0], lambda job: "failed" if job.config.hyperparameters["eta"] == 1 else "done")
+    assert cell.winner is None and len(asked) == 1 and len(cell.failures) == 1 and len(cell.tried) == 3
+
+
+def test_names_of_folders_follow_what_decides_the_numbers():
+    def folders(**changes):
+        return [job.folder for jobs in drive(plans(study(**changes))[0])[1] for job in jobs]
+
+    assert folders() == folders()
+    assert not set(folders()) & set(folders(run={"participation": 0.7}))
+    longer = folders(run={"rounds": 9})
+    assert longer[:4] == folders()[:4] and not set(longer[4:]) & set(folders()[4:])  # as halving continues runs
+
+
+METHODS = {
+    "local": {"search": {"eta": ETAS}},
+    "bad": {"algorithm": "local", "hyperparameters": {"steps": 7}, "search": {"eta": ETAS}},
+    "fixed": {"algorithm": "local", "hyperparameters": {"eta": 0.01, "steps": 3}},
+}
+
+
+def test_a_failing_run_does_not_lose_the_others_and_is_tried_again(tmp_path):
+    ended = []
+    cells = fake(study(methods=METHODS), tmp_path / "out", processes=3, ended=lambda job, o: ended.append(o.state))
+    good, bad, fixed = cells
+    assert sorted(ended) == ["diverged"] * 2 + ["done"] * 9 + ["failed"]
+    assert good.winner == {"eta": 0.1} and sorted(good.folders) == sorted(fixed.folders) == [0, 1]
+    assert bad.winner is None and len(bad.tried) == 3
+    (failure,) = bad.failures
+    log = re.fullmatch(r"out of luck \(exit code 1; all that it printed is in (.*)\)", failure.why)[1]
+    assert Path(log).read_text() == "out of luck\n" and os.listdir(Path(log).parent) == [Path(log).name]
+
+    ended.clear()
+    again = fake(study(methods=METHODS), tmp_path / "out", ended=lambda job, o: ended.append(o.state))
+    assert ended == ["failed"] and again[0] == good and again[2] == fixed
+    assert {path.read_text() for path in (tmp_path / "out").rglob("starts.txt")} == {"x"}
+
+
+def test_results_do_not_depend_on_the_number_of_processes(tmp_path):
+    """The first setting is the slowest here, so that runs end in another order than they start."""
+    methods = {"local": {"hyperparameters": {"steps": 9}, "search": {"eta": [0.3, 0.1, 0.01]}}}
+    one, three = (fake(study(methods=methods), tmp_path / f"out{n}", processes=n) for n in (1, 3))
+    assert (
+        [t.setting for t in one[0].tried]
+        == [t.setting for t in three[0].tried]
+        == [{"eta": e} for e in (0.3, 0.1, 0.01)]
+    )
+    assert [t.scores for t in one[0].tried] == [t.scores for t in three[0].tried]
+    assert one[0].winner == three[0].winner == {"eta": 0.1}
+
+
+def test_a_ledger_that_was_torn_loses_its_last_line_alone(tmp_path):
+    out = tmp_path / "out"
+    fake(study(), out)
+    lines = (out / "ledger.jsonl").read_text().splitlines()
+    assert len(lines) == 6 and json.loads(lines[0])["state"] == "done"
+    (out / "ledger.jsonl").write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:20])
+    ended = []
+    fake(study(), out, ended=lambda job, outcome: ended.append(job.config.seed))
+    assert ended == [1]
+    ended.clear()
+    known = []
+    fake(study(), out, ended=lambda job, outcome: ended.append(job.config.seed), known=known.append)
+    assert ended == [] and len(known) == 6
+
+
+def test_an_interrupted_study_ends_its_runs(tmp_path):
+    def interrupt(job, outcome):
+        raise KeyboardInterrupt
+
+    methods = {"local": {"hyperparameters": {"steps": 9}, "search": {"eta": [0.001, 30.0]}}}
+    with pytest.raises(KeyboardInterrupt):
+        fake(study(methods=methods), tmp_path / "out", processes=2, ended=interrupt)
+    assert not [pid for pid in children_of(os.getpid()) if alive(pid) and FAKE in _command(pid)]
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+@pytest.mark.slow  # seven seconds, five of them to import Optuna
+def test_optuna_proposes_the_same_after_an_interruption(tmp_path):
+    pytest.importorskip("optuna")
+    space = {"eta": {"low": 1e-3, "high": 10.0}, "steps": [1, 2, 3]}
+    of = study({"kind": "optuna", "settings": 8}, methods={"local": {"search": space}})
+    (tmp_path / "whole").mkdir()
+    whole, asked = drive(plans(of, tmp_path / "whole")[0])
+    assert len(whole.tried) == 8 and len(asked) == 9
+    assert whole.winner == max(whole.tried, key=lambda t: t.score).setting
+    (tmp_path / "part").mkdir()
+    broken = plans(of, tmp_path / "part")[0]
+    jobs = broken.send(None)
+    for _ in range(4):
+        jobs = broken.send([Outcome("done") for _ in jobs])
+    broken.close()  # the fifth setting was proposed, and has no result
+    resumed, _ = drive(plans(of, tmp_path / "part")[0])
+    assert [t.setting for t in resumed.tried] == [t.setting for t in whole.tried]
+    assert drive(plans(of, tmp_path / "part")[0])[0].tried == whole.tried
+
+
+def test_a_missing_optuna_is_said_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfpfl.studies.study.plan.find_spec", lambda name: None)
+    content = {"data": {"d": {}}, "methods": {"local": {"search": {"eta": ETAS}}}}
+    with pytest.raises(RuntimeError, match="needs Optuna, which is not installed: install it .the extra 'optuna'"):
+        run_study(content | {"search": {"kind": "optuna", "settings": 3}}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_worker_whose_study_is_gone_does_nothing(monkeypatch, tmp_path):
+    """The kernel is asked to end it with its parent, which may have ended before."""
+    asked = {"config": {}, "folder": str(tmp_path / "run"), "parent": 1 << 22}
+    done = subprocess.run([sys.executable, "-m", worker.__name__], input=json.dumps(asked), text=True, check=False)
+    assert done.returncode == 1 and not (tmp_path / "run").exists()
+
+
+def test_parquet_has_what_the_csv_has(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = [
+        {"data": "a", "accuracy": 0.5, "seed": 0, "diverged": False},
+        {"data": "b", "accuracy": math.nan, "seed": 1},
+    ]
+    _write_parquet(tmp_path / "a.parquet", table)
+    found = parquet.read_table(tmp_path / "a.parquet").to_pylist()
+    assert found[0] == table[0] and found[1]["data"] == "b" and math.isnan(found[1]["accuracy"])
+    assert os.listdir(tmp_path) == ["a.parquet"]
+
+
+# ---- with training
+
+
+def content(folder, **changes) -> dict:
+    """Two methods on six small clients: one is searched."""
+    return {
+        "seeds": [0, 1],
+        "run": {"rounds": 4, "participation": 0.5, "labels": "local"},
+        "search": {"rounds": 2},
+        "data": {"six": {"federation": str(folder)}},
+        "methods": {
+            "pflego": {"hyperparameters": {"tau": 4}, "search": {"beta": [1e-6, 0.05]}},
+            "local": {"hyperparameters": {"steps": 2}},
+        },
+    } | changes
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"run": {"rounds": 0}}, "run.rounds: rounds must lie in 1..2^31-1, found 0"),
+        ({"run": {"engine": "jax"}}, "run.engine: "),
+        ({"data": {"x": {"dataset": "digit"}}}, "data.x.dataset: "),
+        ({"data": {"x": {"federation": "nowhere"}}}, "data.x.federation: "),
+        ({"methods": {"local": {"search": {"eta": [0.1, -1.0]}}}}, "methods.local.search.eta: eta must be a finite"),
+        ({"methods": {"local": {"network": "mlp20"}}}, "methods.local.network: unknown network 'mlp20'"),
+        ({"methods": {"local": {"sampling": "range"}}}, "methods.local.sampling: "),
+    ],
+)
+def test_real_checks_come_before_the_first_run(six_clients, tmp_path, changes, message):
+    with pytest.raises(InvalidArgument, match=f"^the study: {re.escape(message)}"):
+        run_study(content(six_clients.path, **changes), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_real_settings_need_validation_examples(tmp_path):
+    without = runs.federation(tmp_path / "without", validation=0.0)
+    with pytest.raises(
+        InvalidArgument, match="data.six: settings are chosen on validation examples, but the federation has none"
+    ):
+        run_study(content(without.path), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_real_study_in_one_process(six_clients, tmp_path, monkeypatch):
+    """One run, of the real worker; its number is that of the same run without a study."""
+    only = content(six_clients.path, methods={"local": {"hyperparameters": {"steps": 2}}}, seeds=[0])
+    told = []
+    results = run_study(only, tmp_path / "out", tell=told.append)
+    (row,) = csv.DictReader((tmp_path / "out" / "results.csv").open())
+    runs.train(tmp_path / "plain", six_clients, algorithm="local", hyperparameters={"steps": 2}, rounds=4,
+               labels="local", evaluate_every=10, federation=str(six_clients.path))  # fmt: skip
+    assert runs.saved(tmp_path / "plain") == runs.saved(tmp_path / "out" / row["folder"])
+    assert len(told) == 1 and "six, Local, seed 0, 4 rounds: done" in told[0]
+    assert "over the clients of one seed" in (tmp_path / "out" / "table.tex").read_text()
+    assert float(row["accuracy"]) == results.records[tmp_path / "out" / row["folder"]].result().accuracy
+    run_study(only, tmp_path / "out", tell=told.append)
+    assert len(told) == 1  # nothing was left to run
+
+
+@pytest.mark.slow
+def test_real_study_that_is_killed_ends_like_one_that_is_not(six_clients, tmp_path):
+    """Killed with kill -9 in the middle; its runs end with it; the printed commands repeat its runs bit for bit."""
+    file = tmp_path / "small.json"
+    file.write_text(json.dumps(content(six_clients.path)))
+    program = "import json, sys; from tfpfl.studies import run_study; "
+    program += "run_study(json.load(open(sys.argv[1])), sys.argv[2], processes=2)"
+    process = subprocess.Popen([sys.executable, "-c", program, str(file), str(tmp_path / "killed")])
+    until = time.monotonic() + 120
+    while not (tmp_path / "killed" / "ledger.jsonl").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    workers = children_of(process.pid)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    while any(map(alive, workers)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(alive, workers))
+
+    killed, whole = (run_study(content(six_clients.path), tmp_path / name, processes=2) for name in ("killed", "whole"))
+    assert killed.run_rows == whole.run_rows and killed.search_rows == whole.search_rows
+    for name in ("results.csv", "search.csv", "table.tex", "table.md"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert [cell.winner for cell in whole.cells] == [{"beta": 0.05}, {}]
+    assert len(whole.run_rows) == 4 and [row["chosen"] for row in whole.search_rows] == [False, True]
+    assert any("beta=0.05 is the largest value that was tried" in line for line in whole.said(whole.cells[0]))
+    for cell in whole.cells:
+        for line, folder in zip(whole.commands(cell), cell.folders.values(), strict=True):
+            _, *words = shlex.split(line)
+            result = CliRunner().invoke(main, words)
+            assert result.exit_code == 0, result.output
+            assert runs.saved(folder) == runs.saved(words[words.index("--out") + 1])
+
+
+@pytest.mark.slow
+def test_real_study_from_the_command_line(six_clients, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        f"""
+        seeds = [0]
+        run = {{rounds = 2}}
+        [data.six]
+        federation = {json.dumps(str(six_clients.path))}
+        [methods.local]
+        hyperparameters = {{steps = 2}}
+        [methods.burst]
+        algorithm = "local"
+        hyperparameters = {{eta = 1e30}}
+        """
+    )
+    said = CliRunner().invoke(main, ["study", str(file), "--columns", "accuracy,std"])
+    assert said.exit_code == 0, said.output
+    text = " ".join(said.output.split())
+    assert "six, burst: diverged with seed 0, so it is not in the table" in text
+    assert "tfpfl run --algorithm local" in text and "Written to runs/study-mine: results.csv" in text
+    table = Path("runs/study-mine/table.tex").read_text()
+    assert r"\begin{tabular}{lcc}" in table and "burst" not in table
+    wrong = CliRunner().invoke(main, ["study", str(file), "--columns", "acuracy"])
+    assert wrong.exit_code == 1 and "unknown column 'acuracy'; did you mean 'accuracy'" in wrong.output

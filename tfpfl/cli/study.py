@@ -1,0 +1,87 @@
+"""The command study, which runs a study that is described in a file."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tfpfl.cli.ending import SAME_COMMAND, resumable
+from tfpfl.cli.group import main
+from tfpfl.cli.options import allow_code_of, allow_code_option, download_option
+
+
+def columns_of(text: str) -> tuple[str, ...]:
+    """The names of columns from 'A,B,...'."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="The folder of the study: run folders, tables and a log. Default: runs/study-NAME for NAME.toml.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of runs at the same time. The results do not depend on it; seconds per round do.",
+)
+@click.option(
+    "--columns",
+    default="accuracy",
+    show_default=True,
+    metavar="A,B,...",
+    help="The columns of table.md and table.tex for each data set; their names are those that `tfpfl compare --write "
+    "FILE.csv` writes.",
+)
+@allow_code_option
+@download_option
+def study(file: Path, out: Path | None, processes: int, columns: str, allow_code: bool, allow_download: bool) -> None:
+    """Run a study: methods x data sets x seeds, with a search for hyperparameters. FILE describes it, in TOML or YAML.
+
+    Every entry is checked before anything is run. The winner of the search is chosen on validation examples alone, and
+    then trained with all seeds. You may interrupt it at any time: the same command continues where it stopped.
+    docs/studies.md describes the file, and what is written into OUT.
+    """
+    from rich.console import Console
+
+    from tfpfl.checks import one_line
+    from tfpfl.studies.paper_table import terminal
+    from tfpfl.studies.study.file import Study
+    from tfpfl.studies.study.run import run_study
+
+    if allow_code:
+        checked = Study.read(file)
+        sections: list[dict[str, Any]] = [checked.run, *(data.entries for data in checked.data)]
+        sections += [method.entries for method in checked.methods]
+        named = {str(s["network"]) for s in sections if str(s.get("network", "")).endswith(".keras")}
+        allow_code_of(*sorted(named)) if named else allow_code_of(None)
+    out = out or Path("runs") / f"study-{file.stem}"
+    wanted = columns_of(columns)
+    with resumable(SAME_COMMAND):
+        results = run_study(
+            file,
+            out,
+            processes=processes,
+            columns=wanted,
+            tell=lambda line: click.echo(one_line(line)),
+            allow_download=allow_download,
+        )
+    if any(results.by_data.values()):
+        Console().print(terminal(results.table(wanted), results.study.title))
+    for cell in results.cells:
+        for line in results.said(cell):
+            click.echo(one_line(line))
+        for line in results.commands(cell)[:1]:
+            click.echo(f"  {line}")
+    click.echo(f"Written to {out}: {', '.join(path.name for path in results.files)}")
+    for note in results.notes:
+        click.echo(one_line(note))
+    if results.failures:
+        raise click.ClickException(
+            f"{len(results.failures)} runs failed; they are named above. The same command tries them again"
+        )

@@ -1,0 +1,235 @@
+"""The tables and files of a study: rows for each run, each setting that was tried, and methods by data sets."""
+
+import json
+import math
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tfpfl.runs.command import command
+from tfpfl.runs.config import RunError
+from tfpfl.runs.files import replaced, write_csv, write_whole
+from tfpfl.runs.protocols import EV_LOCAL
+from tfpfl.studies.comparison import rows
+from tfpfl.studies.paper_table import ACCURACY, PaperTable, latex, markdown, paper_table
+from tfpfl.studies.records import Record
+from tfpfl.studies.search import VALIDATION
+from tfpfl.studies.study.file import Study
+from tfpfl.studies.study.plan import Cell, Failure, written
+
+BASELINES = ("local", "fedavg_ft")
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """What a study has found, as far as it has run.
+
+    Attributes:
+        study: the study.
+        out: its folder.
+        cells: one for each data set and method, in the order of the file: what was tried, the winner, its run folders.
+        files: the result files that `write` has written.
+        notes: what `write` could not write, and why.
+    """
+
+    study: Study
+    out: Path
+    cells: list[Cell] = field(repr=False)
+    files: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The runs that failed, and why."""
+        return [failure for cell in self.cells for failure in cell.failures]
+
+    @cached_property
+    def records(self) -> dict[Path, Record]:
+        """{run folder: its results}, of all finished runs of the winners but those that diverged in round 1."""
+        found = {}
+        for cell in self.cells:
+            for seed, folder in cell.folders.items():
+                with suppress(*([RunError] if seed in cell.diverged else [])):  # it has no rounds
+                    found[folder] = Record.read(folder)
+        return found
+
+    @cached_property
+    def by_data(self) -> dict[str, list[dict]]:
+        """{title of a data set: one row for each method}; for the columns see `tfpfl.studies.comparison.rows`.
+
+        A method without all of its seeds is left out: its mean would be of other seeds than those of the others.
+        """
+        return {data.title: self._rows(data.name) for data in self.study.data}
+
+    def _rows(self, data: str) -> list[dict]:
+        whole = [cell for cell in self.cells if cell.data.name == data and self._is_whole(cell)]
+        finished = [self.records[folder] for cell in whole for folder in cell.folders.values()]
+        baselines = [record for record in finished if record.config.algorithm in BASELINES]
+        found = []
+        for cell in whole:
+            mine = [self.records[folder] for folder in cell.folders.values()]
+            every = {record.config.run_id: record for record in mine}  # two methods may have chosen the same settings
+            for record in baselines:
+                every.setdefault(record.config.run_id, record)
+            row: dict = rows(list(every.values()), self.study.protocol, BASELINES)[0]
+            found.append(row | {"algorithm": cell.method.title})
+        return found
+
+    def _is_whole(self, cell: Cell) -> bool:
+        return len(cell.folders) == len(self.study.seeds) and not cell.diverged
+
+    def table(self, columns: tuple[str, ...] = ACCURACY) -> PaperTable:
+        """The table of methods by data sets.
+
+        Raises:
+            InvalidArgument: there is no column of this name, or no method is finished.
+        """
+        return paper_table(self.by_data, columns, self.study.protocol, more=self._about_the_search())
+
+    def _about_the_search(self) -> str:
+        words = ["All seeds have the same split of the data."]
+        counts = sorted({_number_tried(cell) for cell in self.cells if cell.tried})
+        if counts:
+            search = self.study.search
+            seeds = "seed" if len(search.seeds) == 1 else "seeds"
+            counted = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+            words.append(
+                f"Hyperparameters were chosen on validation examples, for each data set: {counted} settings of every "
+                f"method that is searched, {seeds} {', '.join(map(str, search.seeds))}."
+            )
+            fixed = [method.title for method in self.study.methods if not method.space]
+            if fixed:
+                words.append(f"Not searched: {', '.join(fixed)}.")
+        return " ".join(words)
+
+    @property
+    def run_rows(self) -> list[dict]:
+        """One row for each run of a winner; accuracies in [0, 1]."""
+        found = []
+        for cell in self.cells:
+            for seed, folder in cell.folders.items():
+                if folder not in self.records:
+                    continue
+                record = self.records[folder]
+                test, local = record.result(self.study.protocol), record.result(EV_LOCAL)
+                validation = record.result(VALIDATION)
+                found.append(
+                    {
+                        "data": cell.data.title,
+                        "method": cell.method.title,
+                        "algorithm": record.config.algorithm,
+                        "seed": seed,
+                        "rounds": record.rounds,
+                        "accuracy": test.accuracy if test else math.nan,
+                        "ci95_over_clients": test.accuracy_ci95 if test else math.nan,
+                        "worst_decile": test.worst_decile if test else math.nan,
+                        "loss": test.loss if test else math.nan,
+                        "clients": test.num_clients if test else 0,
+                        "ev_local_accuracy": local.accuracy if local else math.nan,
+                        "validation_accuracy": validation.accuracy if validation else math.nan,
+                        "diverged": seed in cell.diverged,
+                        "hyperparameters": json.dumps(record.config.hyperparameters, sort_keys=True),
+                        "protocol": str(self.study.protocol),
+                        "folder": str(folder.relative_to(self.out)),
+                        "run_id": record.config.run_id,
+                        "federation_hash": record.config.federation_hash,
+                    }
+                )
+        return found
+
+    @property
+    def search_rows(self) -> list[dict]:
+        """One row for each setting that the search has tried; validation accuracies in [0, 1], NaN if it diverged."""
+        return [
+            {
+                "data": cell.data.title,
+                "method": cell.method.title,
+                "setting": json.dumps(tried.setting, sort_keys=True),
+                "rounds": tried.rounds,
+                "seeds": len(tried.scores),
+                "validation_accuracy": tried.score,
+                "diverged": math.isnan(tried.score),
+                "chosen": tried is cell.best,
+            }
+            for cell in self.cells
+            for tried in cell.tried
+        ]
+
+    def commands(self, cell: Cell) -> list[str]:
+        """The command lines that repeat the winner's runs exactly, one for each seed."""
+        return [
+            command(self.records[folder].config, folder, out=Path("runs") / f"{cell.data.name}-{folder.name}")
+            for folder in cell.folders.values()
+            if folder in self.records
+        ]
+
+    def said(self, cell: Cell) -> list[str]:
+        """What is to be said about a method on a data set: the winner, values at the edge, its command, failures."""
+        name = f"{cell.data.title}, {cell.method.title}"
+        if cell.winner is None and not cell.failures:
+            return [f"{name}: every setting diverged. Try smaller learning rates"]
+        said, best = [], cell.best
+        if best is not None:
+            count = _number_tried(cell)
+            said.append(
+                f"{name}: {written(best.setting)} is the best of {count} settings on validation examples, "
+                f"{100 * best.score:.2f} %"
+            )
+            for what, (low, high) in cell.at_the_edge().items():
+                value = best.setting[what]
+                side = "smallest" if value == low else "largest"
+                said.append(
+                    f"{name}: {what}={value:g} is the {side} value that was tried ({low:g} to {high:g}): a "
+                    f"{'smaller' if value == low else 'larger'} one may be better"
+                )
+        if cell.diverged:
+            said.append(f"{name}: diverged with seed {', '.join(map(str, cell.diverged))}, so it is not in the table")
+        said += [f"{name}: failed: {failure.label}: {failure.why}" for failure in cell.failures]
+        return said
+
+    def write(self, columns: tuple[str, ...] = ACCURACY) -> None:
+        """Writes search.csv, results.csv, results.parquet, commands.sh, table.md and table.tex; `files` has the paths.
+
+        results.parquet needs pyarrow; without it, `notes` says so. The tables are left out if no method is finished.
+
+        Raises:
+            InvalidArgument: there is no column of this name; all files but the tables are written.
+        """
+        self.files.clear()
+        self.notes.clear()
+        runs = self.run_rows
+        for name, table in (("search.csv", self.search_rows), ("results.csv", runs)):
+            if table:
+                write_csv(self._file(name), list(table[0]), table)
+        if runs:
+            try:
+                _write_parquet(self.out / "results.parquet", runs)
+                self.files.append(self.out / "results.parquet")
+            except ImportError as error:  # it is not installed, or needs another NumPy
+                self.notes.append(f"results.parquet was not written: it needs pyarrow (the extra 'tables'): {error}")
+        lines = [line for cell in self.cells for line in self.commands(cell)]
+        if lines:
+            write_whole(self._file("commands.sh"), "\n".join(["#!/bin/sh", *lines, ""]))
+        if any(self.by_data.values()):
+            made = self.table(columns)
+            write_whole(self._file("table.md"), markdown(made))
+            write_whole(self._file("table.tex"), latex(made))
+
+    def _file(self, name: str) -> Path:
+        self.files.append(self.out / name)
+        return self.out / name
+
+
+def _number_tried(cell: Cell) -> int:
+    """The number of settings in the first stage of the search."""
+    return sum(tried.rounds == cell.tried[0].rounds for tried in cell.tried)
+
+
+def _write_parquet(path: Path, table: list[dict[str, Any]]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    with replaced(path) as temporary:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table), temporary)
