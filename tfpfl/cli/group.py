@@ -17,6 +17,7 @@ class Group(click.Group):
 
     ours: tuple[type[Exception], ...] = (TfpflError,)
     heavy: tuple[str, ...] = ()  # the commands that import TensorFlow, which needs a large address space
+    headings: dict[str, tuple[str, ...]] = {}  # heading in the help -> commands; others stand under "Other commands"
 
     def main(self, args=None, **how):  # type: ignore[override]
         """Runs the command line. Without `args`, this process is the command, and SIGTERM or SIGHUP end it in order.
@@ -51,6 +52,17 @@ class Group(click.Group):
             check_address_space()
         return super().resolve_command(ctx, args)
 
+    def format_commands(self, ctx, formatter):
+        """Writes the list of commands, each group under its heading."""
+        headed = {name for names in self.headings.values() for name in names}
+        others = tuple(name for name in self.list_commands(ctx) if name not in headed)
+        for heading, names in {**self.headings, "Other commands" if self.headings else "Commands": others}.items():
+            found = [(name, self.commands[name]) for name in names if name in self.commands]
+            limit = formatter.width - 6 - max((len(name) for name in self.commands), default=0)
+            if rows := [(name, command.get_short_help_str(limit)) for name, command in found if not command.hidden]:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
     def invoke(self, ctx):
         """Runs the command. Our errors become one line, unless --trace is given; so does the end by a signal."""
         try:
@@ -71,6 +83,12 @@ class Commands(Group):
         *("run", "resume", "evaluate", "new-clients", "demo", "partition"),
         *("compare", "sweep", "reproduce", "report", "algorithms"),
     )
+    headings = {
+        "Train and evaluate": ("run", "resume", "evaluate", "new-clients", "demo"),
+        "Compare and search": ("compare", "sweep", "reproduce", "report"),
+        "Data and methods": ("partition", "datasets", "algorithms", "cite"),
+        "Several machines": ("worker",),
+    }
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
