@@ -1,8 +1,8 @@
 """The pages that are made from code, and a hook of MkDocs.
 
 `algorithms/NAME.md` for every entry of `ALGORITHMS`, the table in choosing.md, and `cells.md` from the papers'
-experiments: `python docs/tables.py` writes them into the repository, where they can be read too. `api.md`, from the names
-that the rooms hand on, is made when the site is built.
+experiments: `python docs/tables.py` writes them into the repository, so that they can be read there. `api.md`, from the
+names that the rooms hand on, is made when the site is built.
 """
 
 import html

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 VERSION = "0.1.0"
-# The address of the repository on the web, such as https://host/owner/tfpfl. `make wheels URL=...` sets it: the only place.
+# The address of the repository on the web, such as https://host/owner/tfpfl: `make wheels URL=...` sets it.
 URL = os.environ.get("TFPFL_URL", "").rstrip("/")
 BRANCH = "main"
 

@@ -19,9 +19,6 @@ from tfpfl.cli.group import Group
 from tfpfl.cli.layout import OneOf
 from tfpfl.cli.options import allow_code_of, allow_code_option
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-
 _folder = click.Path(path_type=Path)
 _python = click.option(
     "--python",

@@ -1,10 +1,11 @@
-"""The errors that this package raises, and checks of arguments.
+"""The errors that this package raises, checks of arguments, and which of TensorFlow's messages are shown.
 
 Any other exception is a bug of this package, or comes from the system or from the user's own code.
 """
 
 import os
 import resource
+import sys
 import unicodedata
 import warnings
 from collections.abc import Iterable
@@ -110,6 +111,32 @@ def check_address_space() -> None:
             f"may take {limit / 2**30:.3g} GB: it would be aborted. Raise the limit, for example with "
             "`ulimit -v unlimited`"
         )
+
+
+def verbose() -> bool:
+    """Whether the environment has TFPFL_VERBOSE=1: TensorFlow and TFF then say all that they say by default."""
+    return os.environ.get("TFPFL_VERBOSE", "") not in ("", "0")
+
+
+def quiet_tensorflow() -> None:
+    """Makes TensorFlow's C++ code, in this process and in TFF's worker, write fatal errors only.
+
+    Otherwise it writes errors at every start that are none, such as "Unable to register cuDNN factory" and a missing
+    GPU. Errors of computations are exceptions of Python, and stay. Nothing is changed with TFPFL_VERBOSE=1, if
+    TF_CPP_MIN_LOG_LEVEL is set, or if TensorFlow is imported already.
+    """
+    if not verbose() and "tensorflow" not in sys.modules:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def traced_by_design(graph: Any) -> Any:
+    """Returns a `tf.function` of ours, for which TensorFlow no longer warns that it is traced often.
+
+    Every training makes its own graphs, from the same code. TensorFlow counts the tracings of a piece of code, and so
+    warns after five trainings in a process. Other functions still cause the warning, and all do with TFPFL_VERBOSE=1.
+    """
+    graph._omit_frequent_tracing_warning = not verbose()  # TensorFlow has no public name for it
+    return graph
 
 
 DEEPEST = 30  # levels of a JSON file of ours

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tflite_export.convert.program import flatten
 from tfpfl.algorithms.contract import ClientData
-from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.checks import InvalidArgument, one_line, traced_by_design
 from tfpfl.models.weights import Head, Weights
 
 
@@ -79,7 +79,7 @@ def _of_run(run, client, rounds) -> Personal:
     (state,), (visit,) = loop.client_states([client]), loop.visits(t, [client])
     x, y = run.federation.arrays(client, "train", population.labels)
     message = algorithm.message(server, client) if algorithm.message_per_client else algorithm.message(server)
-    weights = tf.function(algorithm.personal_model, autograph=False)(
+    weights = traced_by_design(tf.function(algorithm.personal_model, autograph=False))(
         message, state, ClientData(tf.constant(x), tf.constant(y), visit.info, visit.key)
     )
     weights = tf.nest.map_structure(np.asarray, weights)

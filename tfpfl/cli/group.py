@@ -1,10 +1,11 @@
 """The group of all commands, also used by tflite_export. It shows our errors in one line, and with --trace in full."""
 
+import logging
 import sys
 
 import click
 
-from tfpfl.checks import TfpflError, check_address_space, one_line, unknown
+from tfpfl.checks import TfpflError, check_address_space, one_line, unknown, verbose
 from tfpfl.cli.ending import end_with_signals, exit_code, exit_of
 from tfpfl.cli.terminal import show_what_it_can
 
@@ -25,6 +26,7 @@ class Group(click.Group):
         What is printed never fails because the terminal lacks a character.
         """
         show_what_it_can()
+        quiet_warnings()
         if args is not None:
             return super().main(args, **how)
         end_with_signals()
@@ -74,6 +76,13 @@ class Group(click.Group):
             if not known or ctx.obj["trace"]:
                 raise
             raise click.ClickException(one_line(" ".join(str(error).split()))) from error
+
+
+def quiet_warnings() -> None:
+    """Hides the warnings of TensorFlow's Python code in a command, unless its logger has a level already."""
+    logger = logging.getLogger("tensorflow")
+    if not verbose() and logger.level == logging.NOTSET:
+        logger.setLevel(logging.ERROR)
 
 
 class Commands(Group):

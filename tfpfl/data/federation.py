@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tfpfl.checks import InvalidArgument, one_line, unknown
+from tfpfl.checks import InvalidArgument, one_line, traced_by_design, unknown
 from tfpfl.data.catalog import load_source
 from tfpfl.data.client_arrays import client_arrays, cut_test, names_of, rows_of_clients
 from tfpfl.data.manifest import FILES, SPLITS, FederationError, check_index, check_labels, plain_values, read_manifest
@@ -353,7 +353,7 @@ class Federation:
 
         # TensorFlow caches eager kernels by path for the whole process: a folder that is built again would be read from
         # the old mapping. A tf.function has its own kernels.
-        eagerly = tf.function(in_graph)
+        eagerly = traced_by_design(tf.function(in_graph))
 
         def read(client_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             return (eagerly if tf.executing_eagerly() else in_graph)(tf.cast(client_ids, tf.int64))
