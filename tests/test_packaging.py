@@ -192,10 +192,8 @@ print(json.dumps({
 
 
 @pytest.mark.slow
-def test_the_wheel_for_devices_opens_checks_and_personalizes_a_bundle(
-    wheels, environment, place, shared_run, six_clients
-):
-    """A bundle that was made here, in an environment without TensorFlow; the head is that of TensorFlow's interpreter."""
+def test_the_wheel_for_devices_works_without_tensorflow(wheels, environment, place, shared_run, six_clients):
+    """It opens, checks and personalizes a bundle that was made here; the head is that of TensorFlow's interpreter."""
     import numpy as np
     import tensorflow as tf
 
