@@ -58,6 +58,36 @@ def test_a_script_prints_what_is_ours_alone(tmp_path):
     assert in_a_plain_shell(tmp_path, PROGRAM, "local", 6) == ("ours 1\n", "")
 
 
+def test_the_news_that_no_setting_hides_are_dropped_and_nothing_else_is(tmp_path):
+    """TensorFlow since 2.17 writes them while it is loaded; here a package with its name does."""
+    (tmp_path / "tensorflow.py").write_text(
+        "import os\n"
+        "os.write(2, b'WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\\n')\n"
+        "os.write(2, b'I0000 00:00:1795358072.8 31473 cudart_stub.cc:31] Could not find cuda drivers\\n')\n"
+        "os.write(2, b'E0000 an error\\n')\n"
+    )
+    code = """
+import importlib.util, os, sys
+import tfpfl
+assert importlib.util.find_spec("tensorflow")
+import tensorflow
+print([type(finder).__module__ for finder in sys.meta_path].count("tfpfl.checks"))
+os.write(2, b"I0000 written later\\n")
+"""
+    both = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    assert in_a_plain_shell(tmp_path, code, **both) == ("0\n", "E0000 an error\nI0000 written later\n")
+    for asked in ({"TFPFL_VERBOSE": "1"}, {"TF_CPP_MIN_LOG_LEVEL": "0"}):
+        assert in_a_plain_shell(tmp_path, code, **both, **asked)[1].count("\n") == 4
+    (tmp_path / "tensorflow.py").write_text("import os\nos.write(2, b'F0000 a crash\\n')\nos.abort()\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "import tfpfl, tensorflow"],
+        env={k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"} | both,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode < 0 and "F0000 a crash" in done.stderr
+
+
 @pytest.mark.slow
 def test_everything_is_shown_to_those_who_ask(tmp_path):
     _, said = in_a_plain_shell(tmp_path, PROGRAM, "local", 6, TFPFL_VERBOSE="1")

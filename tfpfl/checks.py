@@ -8,8 +8,12 @@ import resource
 import sys
 import unicodedata
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 __all__ = [
@@ -126,7 +130,66 @@ def quiet_tensorflow() -> None:
     TF_CPP_MIN_LOG_LEVEL is set, or if TensorFlow is imported already.
     """
     if not verbose() and "tensorflow" not in sys.modules:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", _FATAL_ONLY) == _FATAL_ONLY:
+            sys.meta_path.insert(0, _QuietStart())
+
+
+_FATAL_ONLY = "3"
+# Since 2.17, TensorFlow writes some of its news before it reads TF_CPP_MIN_LOG_LEVEL: they are dropped line by line.
+_DROP_NEWS = """
+import re, sys
+for line in sys.stdin.buffer:
+    if not re.match(rb"I0000 |WARNING: All log messages before absl::InitializeLog", line):
+        sys.stderr.buffer.write(line)
+        sys.stderr.buffer.flush()
+"""
+
+
+class _QuietStart:
+    """A finder of modules, which finds tensorflow as Python does, and has it loaded `_without_news`."""
+
+    looking = False
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name != "tensorflow" or self.looking:
+            return None
+        self.looking = True
+        try:
+            spec = find_spec(name)
+        finally:
+            self.looking = False
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def quietly(module: ModuleType) -> None:
+                sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+                with _without_news():
+                    load(module)
+
+            spec.loader.exec_module = quietly  # type: ignore[method-assign]
+        return spec
+
+
+@contextmanager
+def _without_news() -> Iterator[None]:
+    """Sends standard error through a process that drops news. A process, so that a crash still says what it is."""
+    if sys.stderr is None:
+        yield
+        return
+    import subprocess  # here, because importing tfpfl costs nothing
+
+    command = [sys.executable, "-I", "-S", "-c", _DROP_NEWS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as reader:
+        assert reader.stdin is not None
+        sys.stderr.flush()
+        stderr = os.dup(2)
+        os.dup2(reader.stdin.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def traced_by_design(graph: Any) -> Any:
