@@ -180,7 +180,7 @@ bundle, data, head = sys.argv[1:]
 with np.load(data) as arrays:
     x, y = arrays["x"], arrays["y"]
 client = DeviceClient(bundle, head)
-done = client.personalize(x, y, steps=20, beta=0.1, held_out=(x, y))
+done = client.personalize(x, y, steps=20, beta=0.01, held_out=(x, y))
 kernel, bias = client.head
 print(json.dumps({
     "ok": verify(bundle).ok, "loss": [done.loss_before, done.loss], "kernel": kernel.tolist(),
@@ -208,5 +208,5 @@ def test_the_wheel_for_devices_works_without_tensorflow(wheels, environment, pla
     assert found["ok"] and found["loss"][1] < found["loss"][0]
     assert not found["tensorflow"] and not found["tfpfl"] and Path(found["file"]).is_relative_to(place / "device")
     here = DeviceClient(bundle, None, interpreter=tf.lite.Interpreter)
-    here.personalize(x, y, steps=20, beta=0.1, held_out=(x, y))
+    here.personalize(x, y, steps=20, beta=0.01, held_out=(x, y))
     assert np.abs(np.asarray(found["kernel"]) - here.head[0]).max() < 1e-5

@@ -173,21 +173,22 @@ class _QuietStart:
 @contextmanager
 def _without_news() -> Iterator[None]:
     """Sends standard error through a process that drops news. A process, so that a crash still says what it is."""
-    if sys.stderr is None:
-        yield
-        return
     import subprocess  # here, because importing tfpfl costs nothing
 
-    command = [sys.executable, "-I", "-S", "-c", _DROP_NEWS]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as reader:
-        assert reader.stdin is not None
-        sys.stderr.flush()
+    try:
         stderr = os.dup(2)
+        reader = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _DROP_NEWS], stdin=subprocess.PIPE, start_new_session=True
+        )
+    except OSError:  # there is no standard error, or no further process: then the news are shown
+        yield
+        return
+    with reader:
+        assert reader.stdin is not None
         os.dup2(reader.stdin.fileno(), 2)
         try:
             yield
         finally:
-            sys.stderr.flush()
             os.dup2(stderr, 2)
             os.close(stderr)
 
