@@ -1,4 +1,4 @@
-# make demo | test | test-docs | test-all | test-newest | lint | docs | notebooks | web | web-test | lock | clean. The
+# make demo | test | test-docs | test-all | test-newest | lint | docs | wheels | notebooks | web | web-test | lock | clean. The
 # environment is .venv, made once from requirements.lock on Python 3.11; test-newest makes .venv-newest on Python 3.12 or
 # 3.13, without TFF and from the newest releases. `make test` leaves out what is marked slow and what is marked docs;
 # test-docs runs the latter, test-all and test-newest everything. The page in web/ needs Node.js 20.19 or newer and npm
@@ -16,7 +16,7 @@ NEWEST := .venv-newest/installed
 PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test test-docs test-all test-newest lint docs notebooks web web-test lock clean
+.PHONY: demo test test-docs test-all test-newest lint docs wheels notebooks web web-test lock clean
 
 demo: $(INSTALLED)
 	@$(VENV_PYTHON) -m tfpfl demo
@@ -46,6 +46,19 @@ lint: $(INSTALLED)
 # The variable silences news of the theme about itself.
 docs: $(INSTALLED)
 	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --quiet --strict
+
+# tfpfl and tfpfl-device, into dist/. URL=https://... is the repository's address on the web: links in the metadata lead
+# there. What an earlier build left is deleted first, since it would get into the wheels.
+URL ?=
+wheels:
+	@set -eu; \
+	$(call find_python,3.11 3.12 3.13,$(PYTHON)); \
+	if [ -z "$$python" ]; then echo "make wheels needs Python 3.11, 3.12 or 3.13" >&2; exit 1; fi; \
+	rm -rf dist build/lib build/bdist.* packaging/device/build build/wheels; \
+	"$$python" -m venv build/wheels; \
+	TFPFL_URL="$(URL)" build/wheels/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+	  --wheel-dir dist . ./packaging/device; \
+	ls dist
 
 notebooks: $(INSTALLED)
 	@$(VENV_PYTHON) notebooks/execute.py

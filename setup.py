@@ -1,18 +1,21 @@
-"""Package metadata. Ranges here; the exact versions of the TensorFlow Federated stack are in requirements.lock."""
+"""Package metadata. Ranges here; the exact versions of the TensorFlow Federated stack are in requirements.lock.
 
+The version, the addresses and what else the wheel of the device shares with this one: packaging/metadata.py.
+"""
+
+import runpy
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
-readme = Path(__file__).with_name("README.md")
+ROOT = Path(__file__).resolve().parent
+metadata = runpy.run_path(str(ROOT / "packaging" / "metadata.py"))
 
 setup(
     name="tfpfl",
-    version="0.1.0",
     description="Personalized federated learning on TensorFlow Federated and Keras",
-    long_description=readme.read_text(encoding="utf-8") if readme.exists() else "",
-    long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    long_description=metadata["long_description"](ROOT / "README.md"),
+    **metadata["COMMON"],
     packages=find_packages(include=["tfpfl", "tfpfl.*", "tflite_export", "tflite_export.*"]),
     package_data={
         "tfpfl": ["py.typed"],
@@ -56,12 +59,5 @@ setup(
         "lint": ["ruff>=0.5", "mypy>=2,<3"],
     },
     entry_points={"console_scripts": ["tfpfl = tfpfl.cli:main"]},
-    classifiers=[
-        "Intended Audience :: Science/Research",
-        "Operating System :: POSIX :: Linux",
-        "Programming Language :: Python :: 3.11",
-        "Programming Language :: Python :: 3.12",
-        "Programming Language :: Python :: 3.13",
-        "Topic :: Scientific/Engineering :: Artificial Intelligence",
-    ],
+    classifiers=metadata["CLASSIFIERS"],
 )

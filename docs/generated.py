@@ -1,7 +1,8 @@
-"""The pages of the site that are made from code, when it is built: a hook of MkDocs.
+"""The pages that are made from code, and a hook of MkDocs.
 
-`algorithms/NAME.md` for every entry of `ALGORITHMS`, `api.md` from the names that the rooms hand on, and the table in
-choosing.md; `cells.md` from the papers' experiments. None of them is in the repository.
+`algorithms/NAME.md` for every entry of `ALGORITHMS`, the table in choosing.md, and `cells.md` from the papers'
+experiments: `python docs/tables.py` writes them into the repository, so that they can be read there. `api.md`, from the
+names that the rooms hand on, is made when the site is built.
 """
 
 import html
@@ -54,21 +55,24 @@ def on_config(config):
 
 
 def on_files(files, config):
-    """The generated pages."""
+    """The API reference."""
     from mkdocs.structure.files import File
 
-    pages = {f"algorithms/{name}.md": algorithm_page(name) for name in ALGORITHMS}
-    pages |= {"api.md": api_page(), "cells.md": cells_page()}
-    for path, content in pages.items():
-        files.append(File.generated(config, path, content=content))
+    files.append(File.generated(config, "api.md", content=api_page()))
     return files
 
 
 def on_page_markdown(markdown, page, config, files):
-    """The table of choosing.md; and what is in <details> is Markdown, as it is where the repository is read."""
-    if page.file.src_uri == "choosing.md":
-        markdown = markdown.replace("<!-- table of algorithms -->", choosing_table())
+    """Formulas have no button to copy; and what is in <details> is Markdown, as it is where the repository is read."""
+    if page.file.src_uri.startswith("algorithms/"):
+        markdown = markdown.replace("```text\n", "``` {.text .no-copy}\n")
     return markdown.replace("<details>", "<details markdown>")
+
+
+def pages() -> dict:
+    """{path in docs/: Markdown} of the pages that are made from code and lie in the repository."""
+    made = {f"algorithms/{name}.md": algorithm_page(name) for name in ALGORITHMS}
+    return {**made, "cells.md": cells_page()}
 
 
 def algorithm_page(name: str) -> str:
@@ -77,7 +81,7 @@ def algorithm_page(name: str) -> str:
     own = sys.modules[inspect.unwrap(row.builder).__module__]
     table = ["| option | type | default | meaning |", "|---|---|---|---|"]
     for option, parameter in row.hyperparameters.items():
-        flag = f"`--{option.replace('_', '-')}`{{ .nowrap }}"
+        flag = f'<code class="nowrap">--{option.replace("_", "-")}</code>'
         kind = inspect.formatannotation(parameter.annotation).replace(" | ", " or ")
         cells = (flag, kind, f"`{parameter.default}`", argument_text(name, option))
         table.append("| " + " | ".join(cells) + " |")
@@ -143,7 +147,7 @@ def docstring_blocks(text: str) -> str:
     made = []
     for kind, lines in blocks:
         if kind == "pre":
-            made.append("``` {.text .no-copy}\n" + inspect.cleandoc("\n" + "\n".join(lines)) + "\n```")
+            made.append("```text\n" + inspect.cleandoc("\n" + "\n".join(lines)) + "\n```")
         elif kind == "p":
             # As HTML: w_i, <g, v> and |w| are no Markdown.
             text = with_code(html.escape(" ".join(lines), quote=False))

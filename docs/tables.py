@@ -1,11 +1,16 @@
-"""Rewrites the tables of the README that come from code: `python docs/tables.py`. A test checks them."""
+"""Rewrites the tables and pages that come from code: `python docs/tables.py`. A test checks them.
+
+These are the README's table of algorithms, the table in choosing.md, a page for each algorithm, and cells.md.
+"""
 
 import re
+import runpy
 from pathlib import Path
 
 from tfpfl.algorithms import ALGORITHMS
 
-README = Path(__file__).parent.parent / "README.md"
+DOCS = Path(__file__).parent
+README = DOCS.parent / "README.md"
 LEGEND = (
     "down, up: numbers a client receives and sends in a round; b the backbone, h the head, d = b + h, I the clients of "
     "the population, candidates a hyperparameter. Where the message is per client, the server keeps d numbers or more "
@@ -20,7 +25,8 @@ def algorithms() -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in ALGORITHMS.items():
-        cells = (f"`{name}`", row.title, row.head, row.message, row.state, row.down, row.up, short(row.reference))
+        title = f"[{row.title}](docs/algorithms/{name}.md)"
+        cells = (f"`{name}`", title, row.head, row.message, row.state, row.down, row.up, short(row.reference))
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", LEGEND]
     return "\n".join(lines)
@@ -42,5 +48,18 @@ def with_section(text: str, name: str, content: str) -> str:
     return re.sub(pattern, lambda m: f"{m[1]}{content}\n{m[2]}", text, flags=re.DOTALL)
 
 
+def rewrite(path: Path, name: str, content: str) -> None:
+    """Replaces a section of a file."""
+    text = path.read_text(encoding="utf-8")
+    path.write_text(with_section(text, name, content), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    README.write_text(with_section(README.read_text(), "algorithms", algorithms()))
+    generated = runpy.run_path(str(DOCS / "generated.py"))
+    rewrite(README, "algorithms", algorithms())
+    rewrite(DOCS / "choosing.md", "table of algorithms", generated["choosing_table"]())
+    (DOCS / "algorithms").mkdir(exist_ok=True)
+    for old in (DOCS / "algorithms").glob("*.md"):
+        old.unlink()
+    for path, content in generated["pages"]().items():
+        (DOCS / path).write_text(content, encoding="utf-8")

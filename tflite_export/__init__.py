@@ -54,6 +54,14 @@ if not TYPE_CHECKING:  # to a type checker every name would exist, a typo too
     def __getattr__(name: str) -> Any:
         if name not in _HOME:
             raise AttributeError(f"module 'tflite_export' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
+        if not _HOME[name].startswith("device."):
+            try:
+                import_module("tfpfl")  # before TensorFlow, whose messages it keeps away
+            except ModuleNotFoundError as error:
+                raise ImportError(
+                    f"tflite_export.{name} needs tfpfl and TensorFlow, and this is the part for devices: use it where "
+                    "tfpfl is installed"
+                ) from error
         value = getattr(import_module(f"tflite_export.{_HOME[name]}"), name)
         globals()[name] = value
         return value

@@ -16,10 +16,8 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.layout import MODEL_CARD
 from tfpfl.checks import TfpflError, one_line
 from tfpfl.cli.group import Group
+from tfpfl.cli.layout import OneOf
 from tfpfl.cli.options import allow_code_of, allow_code_option
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 
 _folder = click.Path(path_type=Path)
 _python = click.option(
@@ -41,6 +39,10 @@ class ExportGroup(Group):
 
     ours = (TfpflError, InvalidInput)
     heavy = ("export", "simulate-round", "web", "demo")
+    headings = {
+        "From a run to a device": ("export", "simulate-round", "web", "demo"),
+        "With a bundle, also without TensorFlow": ("verify", "inspect", "bench"),
+    }
 
 
 @click.group(cls=ExportGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -176,14 +178,14 @@ def bench(bundle, examples, threads, repeat, chunk, record, python):
 )
 @click.option(
     "--engine",
-    type=click.Choice(["local", "tff"]),
+    type=OneOf(["local", "tff"]),
     default="local",
     show_default=True,
     help="The engine to compare with: this process, or TensorFlow Federated.",
 )
 @click.option(
     "--payload",
-    type=click.Choice(["float32", "int8"]),
+    type=OneOf(["float32", "int8"]),
     default="float32",
     show_default=True,
     help="How a device sends its gradient: in 4 bytes per number, or in 1 byte and less exact.",

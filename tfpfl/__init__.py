@@ -1,11 +1,14 @@
 """tfpfl: personalized federated learning on TensorFlow Federated and Keras.
 
 Names are imported when they are first used: `import tfpfl` costs nothing, and TFF is imported only by what needs it
-(`federate`, `federated_evaluation`, the 'tff' engine).
+(`federate`, `federated_evaluation`, the 'tff' engine). TensorFlow's own messages are not shown, except with
+TFPFL_VERBOSE=1.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from tfpfl.checks import quiet_tensorflow as _quiet_tensorflow
 
 if TYPE_CHECKING:
     from tfpfl.algorithms import ALGORITHMS as ALGORITHMS
@@ -96,6 +99,7 @@ _HOME = {
 }
 __all__ = list(_HOME)
 
+_quiet_tensorflow()
 
 if not TYPE_CHECKING:  # to a type checker every name would exist, a typo too
 

@@ -1,14 +1,19 @@
-"""The errors that this package raises, and checks of arguments.
+"""The errors that this package raises, checks of arguments, and which of TensorFlow's messages are shown.
 
 Any other exception is a bug of this package, or comes from the system or from the user's own code.
 """
 
 import os
 import resource
+import sys
 import unicodedata
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 __all__ = [
@@ -123,6 +128,92 @@ def check_address_space() -> None:
             f"may take {limit / 2**30:.3g} GB: it would be aborted. Raise the limit, for example with "
             "`ulimit -v unlimited`"
         )
+
+
+def verbose() -> bool:
+    """Whether the environment has TFPFL_VERBOSE=1: TensorFlow and TFF then say all that they say by default."""
+    return os.environ.get("TFPFL_VERBOSE", "") not in ("", "0")
+
+
+def quiet_tensorflow() -> None:
+    """Makes TensorFlow's C++ code, in this process and in TFF's worker, write fatal errors only.
+
+    Otherwise it writes errors at every start that are none, such as "Unable to register cuDNN factory" and a missing
+    GPU. Errors of computations are exceptions of Python, and stay. Nothing is changed with TFPFL_VERBOSE=1, if
+    TF_CPP_MIN_LOG_LEVEL is set, or if TensorFlow is imported already.
+    """
+    if not verbose() and "tensorflow" not in sys.modules:
+        if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", _FATAL_ONLY) == _FATAL_ONLY:
+            sys.meta_path.insert(0, _QuietStart())
+
+
+_FATAL_ONLY = "3"
+# Since 2.17, TensorFlow writes some of its news before it reads TF_CPP_MIN_LOG_LEVEL: they are dropped line by line.
+_DROP_NEWS = """
+import re, sys
+for line in sys.stdin.buffer:
+    if not re.match(rb"I0000 |WARNING: All log messages before absl::InitializeLog", line):
+        sys.stderr.buffer.write(line)
+        sys.stderr.buffer.flush()
+"""
+
+
+class _QuietStart:
+    """A finder of modules, which finds tensorflow as Python does, and has it loaded `_without_news`."""
+
+    looking = False
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name != "tensorflow" or self.looking:
+            return None
+        self.looking = True
+        try:
+            spec = find_spec(name)
+        finally:
+            self.looking = False
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def quietly(module: ModuleType) -> None:
+                sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+                with _without_news():
+                    load(module)
+
+            spec.loader.exec_module = quietly  # type: ignore[method-assign]
+        return spec
+
+
+@contextmanager
+def _without_news() -> Iterator[None]:
+    """Sends standard error through a process that drops news. A process, so that a crash still says what it is."""
+    import subprocess  # here, because importing tfpfl costs nothing
+
+    try:
+        stderr = os.dup(2)
+        reader = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _DROP_NEWS], stdin=subprocess.PIPE, start_new_session=True
+        )
+    except OSError:  # there is no standard error, or no further process: then the news are shown
+        yield
+        return
+    with reader:
+        assert reader.stdin is not None
+        os.dup2(reader.stdin.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
+def traced_by_design(graph: Any) -> Any:
+    """Returns a `tf.function` of ours, for which TensorFlow no longer warns that it is traced often.
+
+    Every training makes its own graphs, from the same code. TensorFlow counts the tracings of a piece of code, and so
+    warns after five trainings in a process. Other functions still cause the warning, and all do with TFPFL_VERBOSE=1.
+    """
+    graph._omit_frequent_tracing_warning = not verbose()  # TensorFlow has no public name for it
+    return graph
 
 
 DEEPEST = 30  # levels of a JSON file of ours

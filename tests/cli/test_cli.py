@@ -280,7 +280,7 @@ def test_help(command):
     output = tfpfl(command, "--help")
     assert output.startswith(f"Usage: main {command}")
     if command == "run":
-        assert "--tau INTEGER" in output and "--classes-per-client INTEGER" in output
+        assert "--tau INTEGER" not in output and "--classes-per-client INTEGER" in output
         for algorithm, row in ALGORITHMS.items():
             told = tfpfl("run", "--algorithm", algorithm, "--help")
             assert all("--" + h.replace("_", "-") in told for h in row.hyperparameters)
@@ -298,8 +298,9 @@ def test_the_lists_of_commands_are_whole_sentences():
     from tflite_export.cli import main as export
 
     for group in (main, export):
-        listed = CliRunner().invoke(group, ["--help"], terminal_width=80).output.partition("Commands:")[2]
-        assert listed.count("\n") == len(group.commands) + 1 and "..." not in listed
+        listed = CliRunner().invoke(group, ["--help"], terminal_width=80).output.partition("Show this message")[2]
+        rows = [line for line in listed.splitlines() if line.startswith("  ")]
+        assert len(rows) == len(group.commands) and "..." not in listed
 
 
 @pytest.mark.slow

@@ -7,20 +7,25 @@ from dataclasses import fields
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from tflite_export.cli import main as export
-from tfpfl.algorithms import ALGORITHMS
+from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.transforms.screening import ON_BROKEN
+from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
-from tfpfl.cli.options import hyperparameter_texts
-from tfpfl.data import PARTITIONERS, load_source
+from tfpfl.cli.group import Group
+from tfpfl.cli.options import hyperparameter_texts, scalar_type
+from tfpfl.data import PARTITIONERS, Population, list_datasets, load_source
 from tfpfl.data.omniglot import AUGMENT
 from tfpfl.engines.engine import ENGINES
 from tfpfl.engines.local.simulation import GROUPINGS
-from tfpfl.models.networks import NETWORKS
-from tfpfl.models.split import HEAD_INITS
+from tfpfl.models.networks import NETWORKS, build_network
+from tfpfl.models.split import HEAD_INITS, SplitModel
+from tfpfl.runs.aggregators import AGGREGATORS
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.options import OPTIONS, SECTIONS
+from tfpfl.runs.protocols import PROTOCOLS
 
 COMMANDS = [
     pytest.param(command, id=f"{program} {name}")
@@ -108,7 +113,7 @@ def test_every_row_of_the_table_is_an_option_of_run_with_the_default_of_the_conf
     options = {p.name: p for p in command.params}
     assert len(options) == len(command.params)
     for name, row in OPTIONS.items():
-        assert options[name].opts == [row.flag] and options[name].help == row.help
+        assert options[name].opts == [row.flag] and options[name].help.startswith(row.help)
         default = load_source.__kwdefaults__[name] if row.of_source else getattr(config, name)
         assert options[name].get_default(found) == found.params[name] == default
     others = {"allow_code", "allow_download", "workers", "address", "deadline", "isolate", "out", "logs", "log_tables"}
@@ -116,12 +121,73 @@ def test_every_row_of_the_table_is_an_option_of_run_with_the_default_of_the_conf
 
 
 def test_choices_are_those_of_the_code():
-    assert OPTIONS["engine"].choices == ENGINES
-    assert OPTIONS["grouping"].choices == GROUPINGS
-    assert OPTIONS["on_broken"].choices == ON_BROKEN
-    listed = {"partition": PARTITIONERS, "network": NETWORKS, "head_init": HEAD_INITS, "augment": AUGMENT}
-    for name, known in listed.items():
-        assert [word for word in known if word not in OPTIONS[name].help] == []
+    choices = {"engine": ENGINES, "grouping": GROUPINGS, "on_broken": ON_BROKEN, "head_init": HEAD_INITS}
+    choices |= {"augment": AUGMENT}
+    assert {name: OPTIONS[name].choices for name in choices} == choices
+    known = {"algorithm": ALGORITHMS, "partition": PARTITIONERS, "network": NETWORKS, "aggregator": AGGREGATORS}
+    known |= {"dataset": [row["name"] for row in list_datasets()]}
+    assert {name: sorted(option.known) for name, option in OPTIONS.items() if option.known} == {
+        name: sorted(names) for name, names in known.items()
+    }
+    named = re.findall(r"(\w+): ([\w, ]+)[;.]", OPTIONS["preset"].help.partition("one. ")[2].partition(" Default")[0])
+    assert {name: names.split(", ") for name, names in named} == {
+        name: [*row.presets] for name, row in ALGORITHMS.items() if row.presets
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "known"),
+    [
+        *[("run", OPTIONS[name].flag, OPTIONS[name].known) for name in OPTIONS if OPTIONS[name].known],
+        *[("run", OPTIONS[name].flag, OPTIONS[name].choices) for name in OPTIONS if OPTIONS[name].choices],
+        ("compare", "--algorithms", ALGORITHMS),
+        ("compare", "--protocol", PROTOCOLS),
+        ("report", "--baseline", ALGORITHMS),
+        ("new-clients", "--protocol", ("own", "global")),
+    ],
+)
+def test_the_names_that_an_option_takes_are_in_its_help_and_are_completed(command, flag, known):
+    found = context(main.commands[command])
+    (option,) = [p for p in found.command.get_params(found) if flag in p.opts]
+    shown = " ".join(option.get_help_record(found))
+    assert [name for name in known if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown)] == []
+    assert {item.value for item in option.type.shell_complete(found, option, "")} == set(known)
+    last = list(known)[-1]
+    if command == "compare" and flag == "--algorithms":
+        assert [i.value for i in option.type.shell_complete(found, option, f"pflego,{last}")] == [f"pflego,{last}"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--engine", "locl"], "unknown value 'locl'; did you mean 'local'? there are local, tff, ray"),
+        (["run", "--head-init", "zero"], "unknown value 'zero'; did you mean 'zeros'?"),
+        (["run", "--dataset", "digit"], "did you mean digits"),
+        (["run", "--network", "mlp20"], "did you mean 'mlp200'?"),
+        (["run", "--algorithm", "fedavgg"], "did you mean 'fedavg'?"),
+        (["run", "--partition", "dirichle"], "did you mean 'dirichlet'?"),
+        (["run", "--aggregator", "medan"], "did you mean 'median'?"),
+        (["compare", "runs", "--protocol", "EV-al"], "did you mean 'EV-all'?"),
+        (["demo", "--engine", "tf"], "did you mean 'tff'?"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_nearest_one(words, said, elsewhere):
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code != 0 and said in done.output and "Traceback" not in done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_help_of_a_hyperparameter_lists_its_values(name):
+    """Those that the builder names when it refuses another one."""
+    model, population = SplitModel(build_network("mlp200", (4, 4, 1))), Population([8] * 4, [2] * 4, num_labels=2)
+    texts = hyperparameter_texts(name)
+    for option, parameter in ALGORITHMS[name].hyperparameters.items():
+        if scalar_type(parameter) is str:
+            with pytest.raises(InvalidArgument) as refused:
+                build_algorithm(name, model, population, **{option: "no such value"})
+            allowed = re.search(r"(?:one of|there are) ([\w, -]+)", str(refused.value))[1].split(", ")
+            assert [value for value in allowed if not re.search(rf"\b{value}\b", texts[option])] == [], option
 
 
 def test_options_of_run_stand_under_headings():
@@ -142,7 +208,49 @@ def test_options_of_run_stand_under_headings():
     assert "--out" in text[text.index("\nOptions:") : text.index("\nHyperparameters")]
 
 
-def test_the_list_of_commands_does_not_wait_for_tensorflow():
-    code = "import sys; from tfpfl.cli import main; main(['--help'], standalone_mode=False); print(*sys.modules)"
+@pytest.mark.parametrize("group", [main, export], ids=["tfpfl", "tflite_export"])
+def test_every_command_stands_under_one_heading(group):
+    text = CliRunner().invoke(group, ["--help"]).output
+    lists = dict(re.findall(r"^(\S.*):\n((?:  .*\n?)+)", text, re.MULTILINE))
+    listed = [line.split()[0] for heading in group.headings for line in lists[heading].splitlines()]
+    listed += [line.split()[0] for line in lists.get("Other commands", "").splitlines()]
+    assert sorted(listed) == sorted(group.commands)
+    assert set(group.headings) <= set(lists) and len(group.headings) > 1
+
+
+def test_a_command_without_a_heading_is_listed_too():
+    group = Group("some", headings={"First": ("a",)}, commands=[click.Command("a"), click.Command("b")])
+    assert re.search(r"First:\n  a *\n\nOther commands:\n  b", CliRunner().invoke(group, ["--help"]).output)
+    plain = Group("some", commands=[click.Command("b")])
+    assert re.search(r"Commands:\n  b", CliRunner().invoke(plain, ["--help"]).output)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_many_options_stand_under_headings(command):
+    headings = re.findall(r"^(\S.*):$", command.get_help(context(command)), re.MULTILINE)
+    options = [p for p in command.params if isinstance(p, click.Option)]
+    assert len(headings) > 1 or len(options) <= 8
+
+
+def test_help_does_not_wait_for_tensorflow():
+    """Neither the list of commands nor the help of any command; and what is imported besides is not much."""
+    code = """
+import sys
+from tfpfl.cli import main
+for words in [[], *([name] for name in main.commands), ["run", "--partition", "dirichlet"]]:
+    try:
+        main([*words, "--help"], standalone_mode=False)
+    except SystemExit:
+        pass
+print(len(sys.modules), *sys.modules)
+"""
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "reproduce" in told and "tensorflow" not in told.splitlines()[-1].split()
+    count, *modules = told.splitlines()[-1].split()
+    assert "reproduce" in told and "--tau" not in told and "--partition-alpha" in told
+    heavy = {"tensorflow", "tensorflow_datasets", "keras", "sklearn", "scipy", "matplotlib", "ray", "rich"}
+    assert heavy.isdisjoint(modules) and int(count) < 450
+
+
+def test_the_help_of_run_takes_a_hyperparameter_before_it():
+    told = CliRunner().invoke(main, ["run", "--tau", "5", "--help"])
+    assert told.exit_code == 0 and "--tau INTEGER" in told.output

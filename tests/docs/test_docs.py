@@ -219,7 +219,7 @@ def test_an_algorithm_has_its_page(name):
     first = inspect.getmodule(row.builder).__doc__.splitlines()[0]
     assert html.escape(first, quote=False) in text
     for option, parameter in row.hyperparameters.items():
-        (line,) = [x for x in text.splitlines() if x.startswith(f"| `--{option.replace('_', '-')}`{{")]
+        (line,) = [x for x in text.splitlines() if f">--{option.replace('_', '-')}</code> |" in x]
         *_, default, told = line.strip("| ").split(" | ")
         assert default == f"`{parameter.default}`" and len(told) > 5
     for preset in row.presets:

@@ -1,11 +1,12 @@
 """The group of all commands, also used by tflite_export. It shows our errors in one line, and with --trace in full."""
 
+import logging
 import sys
 import warnings
 
 import click
 
-from tfpfl.checks import TfpflError, TfpflWarning, check_address_space, one_line, unknown
+from tfpfl.checks import TfpflError, TfpflWarning, check_address_space, one_line, unknown, verbose
 from tfpfl.cli.ending import end_with_signals, exit_code, exit_of
 from tfpfl.cli.terminal import show_what_it_can
 
@@ -30,6 +31,7 @@ class Group(click.Group):
 
     ours: tuple[type[Exception], ...] = (TfpflError,)
     heavy: tuple[str, ...] = ()  # the commands that import TensorFlow, which needs a large address space
+    headings: dict[str, tuple[str, ...]] = {}  # heading in the help -> commands; others stand under "Other commands"
 
     def main(self, args=None, **how):  # type: ignore[override]
         """Runs the command line. Without `args`, this process is the command, and SIGTERM or SIGHUP end it in order.
@@ -37,6 +39,7 @@ class Group(click.Group):
         What is printed never fails because the terminal lacks a character.
         """
         show_what_it_can()
+        quiet_warnings()
         if args is not None:
             return super().main(args, **how)
         end_with_signals()
@@ -64,6 +67,17 @@ class Group(click.Group):
             check_address_space()
         return super().resolve_command(ctx, args)
 
+    def format_commands(self, ctx, formatter):
+        """Writes the list of commands, each group under its heading."""
+        headed = {name for names in self.headings.values() for name in names}
+        others = tuple(name for name in self.list_commands(ctx) if name not in headed)
+        for heading, names in {**self.headings, "Other commands" if self.headings else "Commands": others}.items():
+            found = [(name, self.commands[name]) for name in names if name in self.commands]
+            limit = formatter.width - 6 - max((len(name) for name in self.commands), default=0)
+            if rows := [(name, command.get_short_help_str(limit)) for name, command in found if not command.hidden]:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
     def invoke(self, ctx):
         """Runs the command. Our errors and warnings become one line, unless --trace is given; so does a signal."""
         try:
@@ -80,6 +94,13 @@ class Group(click.Group):
             raise click.ClickException(one_line(" ".join(str(error).split()))) from error
 
 
+def quiet_warnings() -> None:
+    """Hides the warnings of TensorFlow's Python code in a command, unless its logger has a level already."""
+    logger = logging.getLogger("tensorflow")
+    if not verbose() and logger.level == logging.NOTSET:
+        logger.setLevel(logging.ERROR)
+
+
 class Commands(Group):
     """The group of the command `tfpfl`."""
 
@@ -87,6 +108,12 @@ class Commands(Group):
         *("run", "resume", "evaluate", "new-clients", "demo", "partition"),
         *("compare", "sweep", "reproduce", "report", "algorithms", "model", "predict", "study"),
     )
+    headings = {
+        "Train and evaluate": ("run", "resume", "evaluate", "new-clients", "model", "predict", "demo"),
+        "Compare and search": ("compare", "sweep", "study", "reproduce", "report"),
+        "Data and methods": ("partition", "datasets", "algorithms", "cite"),
+        "Several machines": ("worker",),
+    }
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

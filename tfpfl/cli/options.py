@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from difflib import get_close_matches
 from inspect import getdoc, signature
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.cli.layout import Names, OneOf, SectionedCommand, SectionOption, with_names
 from tfpfl.runs.options import DATA_NAMES, OPTIONS, SECTIONS
 
 
@@ -29,11 +31,11 @@ class Picture(click.Path):
         return path
 
 
-class RunCommand(click.Command):
+class RunCommand(SectionedCommand):
     """A command that makes runs.
 
     It also has options for the arguments of the partitioner and, if it has --algorithm, for the hyperparameters of the
-    algorithm. Its help has a heading for each section of options.
+    algorithm. Its help has those of an algorithm only if --algorithm is given: to read them, TensorFlow is imported.
     """
 
     def parse_args(self, ctx, args):
@@ -41,6 +43,10 @@ class RunCommand(click.Command):
         algorithm, partition = (_given(args, name) for name in ("algorithm", "partition"))
         own = {flag for p in self.params for flag in p.opts}
         extra = _partition_options(partition)
+        if not {*ctx.help_option_names}.isdisjoint(args) and _given(args, "algorithm", None) is None:
+            self._extra = [option for option in extra if option.opts[0] not in own]
+            with suppress(click.NoSuchOption):  # of a hyperparameter, before --help
+                return super().parse_args(ctx, list(args))
         if "--algorithm" in own:
             extra = _hyperparameter_options(algorithm) + extra
         self._extra = [option for option in extra if option.opts[0] not in own]
@@ -63,24 +69,6 @@ class RunCommand(click.Command):
         """The options of the command, and those of its algorithm and partitioner."""
         return super().get_params(ctx) + getattr(self, "_extra", [])
 
-    def format_options(self, ctx, formatter):
-        """Writes the options of the help, each section under its heading."""
-        sections: dict[str, list] = {}
-        for option in self.get_params(ctx):
-            if isinstance(option, click.Option) and (row := option.get_help_record(ctx)):
-                sections.setdefault(getattr(option, "section", "Options"), []).append(row)
-        for heading, rows in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(rows)
-
-
-class SectionOption(click.Option):
-    """An option under a heading of its command's help."""
-
-    def __init__(self, *args, section: str, **kw):
-        super().__init__(*args, **kw)
-        self.section = section
-
 
 class ConfigOption(SectionOption):
     """An option for an entry of a run's configuration. The default is the configuration's.
@@ -97,7 +85,7 @@ class ConfigOption(SectionOption):
 def config_option(name: str):
     """A decorator that gives a command the option of the entry `name` in the table of `tfpfl.runs.options`."""
     option = OPTIONS[name]
-    kind = click.Choice(option.choices) if option.choices else option.type
+    kind = OneOf(option.choices) if option.choices else Names(option.known) if option.known else option.type
     return click.option(
         option.flag,
         option.name,
@@ -106,19 +94,19 @@ def config_option(name: str):
         type=click.Path(path_type=Path) if kind is Path else kind,
         metavar=option.metavar,
         multiple=option.multiple,
-        help=option.help,
+        help=with_names(option.help, option.known) if option.known else option.help,
         show_default=True,
     )
 
 
-def _given(args, name):
+def _given(args, name, default=...):
     flag = OPTIONS[name].flag
     for i, arg in enumerate(args):
         if arg == flag and i + 1 < len(args):
             return args[i + 1]
         if arg.startswith(flag + "="):
             return arg.split("=", 1)[1]
-    return OPTIONS[name].default
+    return OPTIONS[name].default if default is ... else default
 
 
 def _why_not(algorithm, flag):

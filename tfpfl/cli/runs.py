@@ -10,6 +10,7 @@ import click
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli.ending import resumable
 from tfpfl.cli.group import main
+from tfpfl.cli.layout import OneOf, SectionedCommand
 from tfpfl.cli.options import (
     Picture,
     RunCommand,
@@ -39,8 +40,8 @@ from tfpfl.runs.options import DATA_NAMES, OPTIONS
 def run(out, allow_code, allow_download, workers, address, deadline, isolate, logs, log_tables, **kw):
     """Train a method and write a run folder.
 
-    The hyperparameters of the method and the arguments of the partition are options too. They stand at the end of
-    this help: `tfpfl run --algorithm fedavg --help` shows those of FedAvg.
+    The hyperparameters of the method are options too: `tfpfl run --algorithm fedavg --help` shows those of FedAvg. So
+    are the arguments of the partition, which stand at the end of this help.
     """
     from tfpfl.runs.config import RunConfig
     from tfpfl.runs.federations import open_federation
@@ -159,14 +160,21 @@ def evaluate(folder, allow_code):
         _print_stop(run)
 
 
-@main.command("new-clients")
+@main.command(
+    "new-clients",
+    cls=SectionedCommand,
+    headings={
+        "Adaptation": ("epochs", "protocol", "eta", "batch_size"),
+        "Results": ("split", "csv_file", "picture"),
+    },
+)
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUNS...")
 @click.option(
     "--epochs", default=20, show_default=True, help="Number of passes over its training examples that a client adapts."
 )
 @click.option(
     "--protocol",
-    type=click.Choice(["own", "global"]),
+    type=OneOf(["own", "global"]),
     default="own",
     show_default=True,
     help="How a client adapts. own: as its method does it. global: SGD with momentum 0.9 from the global model, the "
@@ -180,7 +188,7 @@ def evaluate(folder, allow_code):
 )
 @click.option(
     "--split",
-    type=click.Choice(["test", "validation", "train"]),
+    type=OneOf(["test", "validation", "train"]),
     default="test",
     show_default=True,
     help="The examples of each client that accuracy and loss are measured on.",
@@ -242,7 +250,7 @@ def new_clients(runs, csv_file, picture, allow_code, **how):
 )
 @click.option(
     "--engine",
-    type=click.Choice(["tff", "local"]),
+    type=OneOf(["tff", "local"]),
     default="tff",
     show_default=True,
     help="What computes the rounds: TensorFlow Federated, or this process.",

@@ -8,6 +8,7 @@ import click
 
 from tfpfl.cli.ending import SAME_COMMAND, resumable
 from tfpfl.cli.group import main
+from tfpfl.cli.layout import Names, OneOf, SectionedCommand, with_names
 from tfpfl.cli.options import (
     RUN_NAMES,
     Picture,
@@ -20,15 +21,31 @@ from tfpfl.cli.options import (
     value_of,
 )
 from tfpfl.cli.study import columns_of
+from tfpfl.runs.options import METHODS
+
+PROTOCOLS = (
+    *("EV-all", "EV-seen", "EV-unseen", "EV-local", "global", "validated"),
+    *("pflego", "pgfed", "final", "fedamp", "pfllib"),
+)
 
 
-@main.command(cls=RunCommand)
+@main.command(
+    cls=RunCommand,
+    headings={
+        "Runs to compare": ("algorithms", "seeds", "settings", "out"),
+        "Results": ("protocol", "pairs", "write", "columns", "plot"),
+    },
+)
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
 @click.option(
     "--algorithms",
+    type=Names(METHODS, many=True),
     metavar="A,B,...",
-    help="Train these methods before they are compared, each in a run folder in OUT. Runs that are there already are "
-    "continued. A method of your own is written as for `tfpfl run --algorithm`. Default: none.",
+    help=with_names(
+        "Train these methods before they are compared, each in a run folder in OUT. Runs that are there already are "
+        "continued. A method of your own is written as for `tfpfl run --algorithm`. Default: none.",
+        METHODS,
+    ),
 )
 @click.option(
     "--seeds",
@@ -48,10 +65,14 @@ from tfpfl.cli.study import columns_of
 )
 @click.option(
     "--protocol",
+    type=Names(PROTOCOLS),
     default="EV-all",
     show_default=True,
-    help="The evaluation protocol: which clients count, when, and how their accuracies are averaged. See "
-    "docs/protocols.md.",
+    help=with_names(
+        "The evaluation protocol: which clients count, when, and how their accuracies are averaged. See "
+        "docs/protocols.md.",
+        PROTOCOLS,
+    ),
 )
 @click.option(
     "--pairs",
@@ -158,7 +179,10 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
         write_picture(curves(records), plot)
 
 
-@main.command(cls=RunCommand)
+@main.command(
+    cls=RunCommand,
+    headings={"Search": ("grid", "random", "draws", "halving", "seed"), "Results": ("out",)},
+)
 @config_option("algorithm")
 @click.option(
     "--grid",
@@ -239,11 +263,17 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_code, allow_
     console.print(rungs(found, config))
 
 
-@main.command()
+@main.command(
+    cls=SectionedCommand,
+    headings={
+        "What is run": ("scale", "only", "rounds", "seeds", "minutes", "no_run", "allow_download"),
+        "Results": ("out", "ledger", "plot", "write"),
+    },
+)
 @click.argument("name", required=False)
 @click.option(
     "--scale",
-    type=click.Choice(["smoke", "laptop", "full"]),
+    type=OneOf(["smoke", "laptop", "full"]),
     default="laptop",
     show_default=True,
     help="How many rounds and seeds: smoke is the least, full is as in the paper. The list that `tfpfl reproduce` "
@@ -402,7 +432,11 @@ def _own_table(name, federation, network, size, write):
     "--baseline",
     "baselines",
     multiple=True,
-    help="A method that the others are compared with, client by client; may be repeated. Default: local and fedavg_ft.",
+    type=Names(METHODS),
+    help=with_names(
+        "A method that the others are compared with, client by client; may be repeated. Default: local and fedavg_ft.",
+        METHODS,
+    ),
 )
 @click.option(
     "--allow-different-data",

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, traced_by_design
 from tfpfl.data.manifest import SPLITS
 from tfpfl.data.population import Tensor
 
@@ -69,7 +69,7 @@ def cohort_reader(federation: "Federation", place: int, labels_file: str, dtype:
 
     # TensorFlow caches eager kernels by path for the whole process: a folder that is built again would be read from
     # the old mapping. A tf.function has its own kernels.
-    eagerly = tf.function(in_graph)
+    eagerly = traced_by_design(tf.function(in_graph))
 
     def read(client_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return (eagerly if tf.executing_eagerly() else in_graph)(tf.cast(client_ids, tf.int64))

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, traced_by_design
 
 
 def relaxed(function, *types):
@@ -20,7 +20,7 @@ def relaxed(function, *types):
             None if the argument always has the shapes of the first call. Without `types`, TensorFlow traces twice: for
             the shapes of the first call, and for all others.
     """
-    graph = tf.function(function, autograph=False, reduce_retracing=True)
+    graph = traced_by_design(tf.function(function, autograph=False, reduce_retracing=True))
     if not any(types):
         return graph
 

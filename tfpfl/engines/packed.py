@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, traced_by_design
 from tfpfl.engines import aggregation
 from tfpfl.engines.graphs import any_number
 from tfpfl.engines.visit import (
@@ -104,7 +104,7 @@ def initial_states(algorithm: Algorithm) -> Callable:
         values = tuple(array.concat() for array in vectors)
         return Packed(values, tf.stack(ends) if ends else tf.zeros([0, number + 1], tf.int32))
 
-    return tf.function(states, autograph=False, input_signature=[spec])
+    return traced_by_design(tf.function(states, autograph=False, input_signature=[spec]))
 
 
 def fused_work(algorithm: Algorithm, federation, held_out: Sequence[str] = ()) -> Callable:

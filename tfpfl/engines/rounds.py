@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, traced_by_design
 from tfpfl.engines import aggregation
 from tfpfl.engines.graphs import any_number, relaxed, total
 from tfpfl.engines.inputs import check_inputs, check_whole
@@ -47,7 +47,7 @@ class Rounds:
 
         self._messages = Messages(algorithm)
         self._finish = relaxed(finish, None, lambda total: total._replace(rows=any_number(total.rows)), any_number)
-        self._initialize = tf.function(algorithm.init_server, autograph=False)
+        self._initialize = traced_by_design(tf.function(algorithm.init_server, autograph=False))
 
     def initialize(self):
         """The server's state before round 1."""
@@ -99,7 +99,7 @@ class Messages:
     """Makes the server's messages: one for all clients, computed once a round, or one for each client."""
 
     def __init__(self, algorithm: Algorithm):
-        self._message = tf.function(algorithm.message, autograph=False)
+        self._message = traced_by_design(tf.function(algorithm.message, autograph=False))
         self._per_client = algorithm.message_per_client
 
     def __call__(self, server, visits: list):

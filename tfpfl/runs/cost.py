@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.algorithms.parts import linear_head
-from tfpfl.checks import Unavailable
+from tfpfl.checks import Unavailable, traced_by_design
 
 
 class Passes(NamedTuple):
@@ -98,7 +98,7 @@ def count_work(build: Callable[..., Algorithm], model, data: ClientData) -> Work
     message = algorithm.message(server, data.info.client_id) if per_client else algorithm.message(server)
     state = algorithm.init_client(data.info)
     with linear_head.counting(counter.add_head_steps):
-        tf.function(algorithm.client_update, autograph=False)(message, state, data)
+        traced_by_design(tf.function(algorithm.client_update, autograph=False))(message, state, data)
     examples = int(data.info.num_examples)
     return Work(Passes(counter.forward / examples, counter.backward / examples), counter.head_steps / examples)
 

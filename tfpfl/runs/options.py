@@ -4,6 +4,7 @@ From this table `tfpfl.cli.options` makes the options of the command line, and `
 of a run. The defaults are those of `RunConfig`.
 """
 
+import ast
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ class RunOption(NamedTuple):
     multiple: bool = False  # whether the option may be given several times
     of_source: bool = False  # whether it is a keyword argument of `load_source`
     written: str = ""  # the option without --, if it is not the name
+    known: tuple[str, ...] = ()  # names that the help lists; with some options, such as network, a file is possible too
 
     @property
     def flag(self) -> str:
@@ -36,28 +38,52 @@ class RunOption(NamedTuple):
 
 @cache
 def _defaults() -> dict:
-    from tfpfl.data import load_source  # here, because both import TensorFlow, and `tfpfl --help` must be fast
-    from tfpfl.runs.config import RunConfig
+    """The defaults of `RunConfig`, read from its source: its module imports TensorFlow, and help texts must be fast."""
+    from tfpfl.data import load_source
 
-    return (load_source.__kwdefaults__ or {}) | vars(RunConfig())
+    source = Path(__file__).with_name("config.py").read_text(encoding="utf-8")
+    (config,) = (n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == "RunConfig")
+    found = dict(load_source.__kwdefaults__ or {})
+    for entry in config.body:
+        if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name) and entry.target.id in OPTIONS:
+            assert entry.value is not None
+            found[entry.target.id] = ast.literal_eval(entry.value)
+    return found
 
+
+# Names of other modules, written down again: these import TensorFlow, and help texts must be fast. A test compares.
+METHODS = (
+    *("pflego", "fedavg", "local", "fedsgd", "fedprox", "scaffold", "feddyn", "fedavg_ft", "fedprox_ft", "fedper"),
+    *("fedrep", "fedbabu", "fedrecon", "lg_fedavg", "fedrod", "ditto", "pfedme", "apfl", "per_fedavg", "layerwise"),
+    *("fedfomo", "fedamp", "heurfedamp", "pgfed", "pgfedmo"),
+)
+TFDS_NAMES = (
+    *("mnist", "fashion_mnist", "kmnist", "emnist/byclass", "emnist/balanced", "cifar10", "cifar100"),
+    *("svhn_cropped", "omniglot"),
+)
 
 # The sections are the headings in `tfpfl run --help`.
 SECTIONS = {
     "Method": (
         RunOption(
             "algorithm",
-            "The method that is trained; `tfpfl algorithms` lists all of them. A method of your own is written "
+            "The method that is trained; `tfpfl algorithms` describes them. A method of your own is written "
             "FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION.",
+            known=METHODS,
         ),
         RunOption(
             "preset",
-            "A named set of hyperparameters, such as exact, paper or code of pflego. `tfpfl algorithms NAME` lists "
-            "those of a method. Default: none.",
+            "A named set of hyperparameters; only some methods have one. pflego: exact, paper, code; fedrecon: "
+            "stateless; layerwise: pm_a, pm_b; per_fedavg: fo, hf. Default: none.",
         ),
     ),
     "Data": (
-        RunOption("dataset", "The data set; `tfpfl datasets` lists all of them."),
+        RunOption(
+            "dataset",
+            "The data set; `tfpfl datasets` describes the known ones. Any other image classification data set of "
+            "TensorFlow Datasets works too, by its name.",
+            known=("digits", "synthetic", *TFDS_NAMES),
+        ),
         RunOption(
             "clients",
             "Number of clients. Default: 20 for digits and 100 for other data sets; natural and grouped_dominant have "
@@ -66,8 +92,11 @@ SECTIONS = {
         ),
         RunOption(
             "partition",
-            "How the examples are divided among the clients: iid, round_robin, dirichlet, pathological, "
-            "grouped_dominant, natural or quantity_skew.",
+            "How the examples are divided among the clients.",
+            known=(
+                *("iid", "round_robin", "dirichlet", "pathological", "grouped_dominant"),
+                *("natural", "quantity_skew"),
+            ),
         ),
         RunOption("validation", "Fraction of each client's training examples that is set aside for validation.", float),
         RunOption(
@@ -85,6 +114,7 @@ SECTIONS = {
             "augment",
             "For omniglot: which drawings are also used rotated by 90, 180 and 270 degrees. before_split: all, before "
             "they are split into train and test; train_only; after_split: all, after the split; none.",
+            choices=("before_split", "train_only", "after_split", "none"),
             of_source=True,
         ),
         RunOption(
@@ -97,11 +127,13 @@ SECTIONS = {
     "Model": (
         RunOption(
             "network",
-            "The backbone: mlp200, cifar_2conv, omniglot_4conv, fedavg_cnn, or a Keras file of your own, FILE.keras. "
-            "A file with code in it needs --allow-code. Default: cifar_2conv for images with three "
-            "colours, otherwise mlp200.",
+            "The backbone: a known name, or a Keras file of your own, FILE.keras. A file with code in it needs "
+            "--allow-code. Default: cifar_2conv for images with three colours, otherwise mlp200.",
+            known=("mlp200", "cifar_2conv", "omniglot_4conv", "fedavg_cnn"),
         ),
-        RunOption("head_init", "How the weights of the head are initialized: glorot, uniform01 or zeros."),
+        RunOption(
+            "head_init", "How the weights of the head are initialized.", choices=("glorot", "uniform01", "zeros")
+        ),
         RunOption(
             "labels",
             "What the outputs of a head stand for. local: the classes that the client has. global: all classes of the "
@@ -230,8 +262,9 @@ SECTIONS = {
     "Aggregation": (
         RunOption(
             "aggregator",
-            "How the server combines the clients' updates. On all engines: median or trimmed_mean. With --engine tff: "
-            "clip, zero, robust, compress, dp or dp_adaptive. Default: the method's own sum or mean.",
+            "How the server combines the clients' updates. median and trimmed_mean work on all engines, the others "
+            "with --engine tff. Default: the method's own sum or mean.",
+            known=("median", "trimmed_mean", "clip", "zero", "robust", "compress", "dp", "dp_adaptive"),
         ),
         RunOption(
             "aggregator_args",

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.transforms.screening import REASONS
-from tfpfl.checks import InvalidArgument, TfpflError
+from tfpfl.checks import InvalidArgument, TfpflError, traced_by_design
 from tfpfl.data.cohorts import cohort
 from tfpfl.engines.engine import check_engine, check_grouping, make_engine
 from tfpfl.engines.machines import Machines
@@ -104,10 +104,10 @@ class Training:
         self._measure = measurer(self.metrics, self.federation, labels) if self.metrics else None
         self.store = RunStore() if self.store is None else self.store
         self.stop_reason = None
-        self._init_server = tf.function(self.algorithm.init_server, autograph=False)
+        self._init_server = traced_by_design(tf.function(self.algorithm.init_server, autograph=False))
         self._initial_states = initial_states(self.algorithm)
         self._spec = client_state_spec(self.algorithm)
-        self._matrices = tf.function(self.algorithm.matrices or (lambda server: {}), autograph=False)
+        self._matrices = traced_by_design(tf.function(self.algorithm.matrices or (lambda server: {}), autograph=False))
         self._like = None
         self._engines = {}
         self._evaluations = {}

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import ClientData
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, traced_by_design
 from tfpfl.engines.tff.worker import require_tff
 from tfpfl.engines.visit import (
     ARRAYS,
@@ -64,7 +64,7 @@ def tff_type(spec):
 
 def as_graph(function):
     """Wraps a function in a `tf.function`, which gives its graph a scope of its own. Autograph is off, as in TFF."""
-    return tf.function(function, autograph=False)
+    return traced_by_design(tf.function(function, autograph=False))
 
 
 def messenger(algorithm):

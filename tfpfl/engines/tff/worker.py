@@ -6,6 +6,7 @@ closes. The modules of TFF used here are private; that is why requirements.lock 
 """
 
 import atexit
+import gc
 import logging
 import os
 import socket
@@ -49,7 +50,32 @@ def require_tff():
         import tensorflow_federated as tff
     except ImportError as error:
         raise _without_tff(error) from error
+    _end_tffs_own_worker_at_exit()
     return tff
+
+
+@lru_cache
+def _end_tffs_own_worker_at_exit() -> None:
+    """Ends the worker of TFF's own context before Python deletes what TFF needs for that.
+
+    TFF ends it when the context is deleted. At the end of a process that is too late: there is an exception, which
+    Python prints and ignores ("Exception ignored in: ... ServiceManager.__del__"), and the worker stays.
+    """
+    atexit.register(_end_tffs_own_worker)
+
+
+def _end_tffs_own_worker() -> None:
+    from tensorflow_federated.python.core.impl.context_stack import context_stack_impl, runtime_error_context
+
+    for manager in [thing for thing in gc.get_objects() if type(thing).__qualname__.endswith(".ServiceManager")]:
+        process, manager._process = manager._process, None
+        if process is not None:
+            process.kill()  # SIGINT, which TFF sends, is ignored in background jobs of a shell
+            process.wait()
+        del manager
+    _replaced.clear()
+    context_stack_impl.context_stack.set_default_context(runtime_error_context.RuntimeErrorContext())
+    gc.collect()
 
 
 def worker_binary() -> Path:

@@ -1,0 +1,128 @@
+"""The pages as they are read in the repository: every link leads to a file that is there, and to a heading in it.
+
+The anchors are those that web views of a repository make (`anchors`); those of the site are checked when it is built.
+"""
+
+import re
+import runpy
+import unicodedata
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from markdown_it import MarkdownIt
+
+from tfpfl.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "packaging/device/README.md")),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+)
+MARKDOWN = MarkdownIt("commonmark").enable("table")
+
+
+class Html(HTMLParser):
+    """The targets and the ids in a piece of HTML."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.targets, self.ids = [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        for name, value in attrs:
+            if name in ("href", "src"):
+                self.targets.append(value)
+            elif name in ("id", "name"):
+                self.ids.add(value)
+
+
+def tokens(text):
+    for token in MARKDOWN.parse(text):
+        yield token
+        yield from token.children or ()
+
+
+def targets(text) -> list:
+    """Where the links and pictures of a page lead, in Markdown or in HTML."""
+    found = []
+    for token in tokens(text):
+        found += [token.attrs[name] for name in ("href", "src") if name in token.attrs]
+        if token.type in ("html_block", "html_inline"):
+            found += Html(token.content).targets
+    return found
+
+
+def anchors(text) -> set:
+    """The headings' anchors: small letters, no punctuation, a hyphen for each space; a second one gets -1."""
+    found, seen = set(), Counter()
+    stream = MARKDOWN.parse(text)
+    for before, token in zip(stream, stream[1:], strict=False):
+        if before.type == "heading_open":
+            said = "".join(t.content for t in token.children if t.type in ("text", "code_inline"))
+            kept = (c for c in said.lower() if c in "-_ " or unicodedata.category(c)[0] in "LN")
+            slug = "".join(kept).replace(" ", "-")
+            found.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
+            seen[slug] += 1
+        if before.type in ("html_block", "html_inline"):
+            found |= Html(before.content).ids
+    return found
+
+
+def wrong(page: Path, text: str) -> list:
+    """The targets on a page that lead nowhere."""
+    bad = []
+    for target in targets(text):
+        url = urlsplit(target)
+        if url.scheme:
+            if url.scheme != "https" or not re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)+", url.netloc) or " " in target:
+                bad.append(target)
+            continue
+        path = (page.parent / unquote(url.path)).resolve() if url.path else page
+        if url.netloc or target.startswith("/") or not path.is_relative_to(ROOT) or not path.exists():
+            bad.append(target)
+        elif url.fragment and (path.suffix != ".md" or url.fragment not in anchors(path.read_text(encoding="utf-8"))):
+            bad.append(target)
+    return bad
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    assert wrong(page, page.read_text(encoding="utf-8")) == []
+
+
+def test_dead_links_are_found():
+    page = ROOT / "docs" / "index.md"
+    good = "[a](speed.md) [b](index.md#glossary) [c](../README.md) ![d](round.svg) [e](https://arxiv.org/abs/1)"
+    assert wrong(page, good + ' <img src="round.svg"> `[no](link)`\n\n```\n[no](link)\n```\n') == []
+    bad = ["nowhere.md", "index.md#nowhere", "#nowhere", "/docs/speed.md", "../../elsewhere", "http://arxiv.org/abs/1"]
+    assert wrong(page, " ".join(f"[a]({target})" for target in bad) + ' <img src="nowhere.svg">') == [
+        *bad,
+        "nowhere.svg",
+    ]
+    assert anchors("# A `b`, c_d!\n## A b, c_d\n") == {"a-b-c_d", "a-b-c_d-1"}
+
+
+def test_the_table_and_the_page_of_every_algorithm_are_in_the_repository():
+    """As the code has them, so that they can be read without building the site."""
+    generated = runpy.run_path(str(ROOT / "docs" / "generated.py"))
+    tables = runpy.run_path(str(ROOT / "docs" / "tables.py"))
+    for path, content in generated["pages"]().items():
+        assert (ROOT / "docs" / path).read_text(encoding="utf-8") == content, f"{path}: run python docs/tables.py"
+    choosing = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    now = tables["with_section"](choosing, "table of algorithms", generated["choosing_table"]())
+    assert now == choosing, "run: python docs/tables.py"
+    assert {path.stem for path in (ROOT / "docs" / "algorithms").iterdir()} == set(ALGORITHMS)
+    assert {f"algorithms/{name}.md" for name in ALGORITHMS} <= set(targets(choosing))
+
+
+def test_a_page_of_the_repository_has_no_marks_of_the_site():
+    """Such as `{ .nowrap }` or `:::`, which a web view of the repository would show."""
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        assert re.findall(r"\{ ?[.:#].*?\}|^(?::::|!!!).*", re.sub(r"`[^`\n]*`", "", text), re.MULTILINE) == [], page
