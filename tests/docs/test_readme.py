@@ -44,7 +44,7 @@ def test_the_first_table_is_the_measured_one():
         ):
             assert f"--{option} {value} " in words
     for method, settings in DEMO_SETTINGS.items():
-        assert all(f"--set {method}.{name}={value} " in script for name, value in settings.items())
+        assert all(re.search(rf"--set {method}\.{name}={value}\b(?!\.)", script) for name, value in settings.items())
 
 
 def run(command, folder):
