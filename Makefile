@@ -21,7 +21,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 demo: $(INSTALLED)
 	@$(VENV_PYTHON) -m tfpfl demo
 	@rm -rf runs/demo/bundle
-	@$(VENV_PYTHON) -m tflite_export demo runs/demo/pflego --client 3 --out runs/demo/bundle --steps 20
+	@$(VENV_PYTHON) -m tflite_export demo runs/demo/many/pflego --client 3 --out runs/demo/bundle --steps 20
 
 # A file's tests share what was made for them, so that a file stays in one process; those that take longest start first
 # (tests/durations.json, which PYTEST_ARGS=--store-durations writes anew).

@@ -19,6 +19,7 @@ from tfpfl.engines.machines import MachinesError
 from tfpfl.runs import Run, training
 from tfpfl.runs.command import command
 from tfpfl.runs.store import StoreError
+from tfpfl.studies import Record
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -305,12 +306,31 @@ def test_the_lists_of_commands_are_whole_sentences():
 
 @pytest.mark.slow
 def test_demo(tmp_path):
+    """Both of its tables, the sizes that their titles tell, and a later demo that replaces an earlier one."""
     output = tfpfl("demo", "--engine", "local", "--rounds", 2, "--out", "demo")
-    for title in ("PFLEGO", "FedAvg", "Local", "EV-all", "EV-local", "worst"):
+    for title in ("80 clients of 5 digits", "20 clients of 2 digits", "PFLEGO", "FedAvg", "Local", "EV-all", "worst"):
         assert title in output
-    assert {p.name for p in (tmp_path / "demo").iterdir()} == {"pflego", "fedavg", "local"}
-    rounds = {len(runs.saved(tmp_path / "demo" / name)["history"]) for name in ("pflego", "fedavg", "local")}
-    assert rounds == {2}
-    # A later demo replaces an earlier one, and nothing else.
-    (tmp_path / "demo/pflego/demo").unlink()
-    assert "demo/pflego exists and is not empty" in error("demo", "--engine", "local", "--rounds", 1, "--out", "demo")
+    folders = sorted((tmp_path / "demo").glob("*/*"))
+    assert [str(f.relative_to(tmp_path / "demo")) for f in folders] == [
+        f"{data}/{algorithm}" for data in ("few", "many") for algorithm in ("fedavg", "local", "pflego")
+    ]
+    assert {len(runs.saved(folder)["history"]) for folder in folders} == {2}
+    (tmp_path / "demo/few/pflego/demo").unlink()  # nothing else is replaced
+    assert "pflego exists and is not empty" in error("demo", "--engine", "local", "--rounds", 1, "--out", "demo")
+
+
+@pytest.mark.slow
+def test_the_demo_shows_when_sharing_pays(tmp_path):
+    """With few examples both methods that share are ahead of Local, with many examples of two digits it is not behind.
+
+    By more than half of the interval of Local over the clients, with half of the demo's rounds.
+    """
+    tfpfl("demo", "--engine", "local", "--rounds", 30, "--out", "demo")
+    few, many = (
+        {name: Record.read(tmp_path / "demo" / data / name).result() for name in ("pflego", "fedavg", "local")}
+        for data in ("few", "many")
+    )
+    assert few["fedavg"].accuracy > few["local"].accuracy + few["local"].accuracy_ci95
+    assert few["pflego"].accuracy > few["local"].accuracy
+    assert many["local"].accuracy > many["fedavg"].accuracy + many["fedavg"].accuracy_ci95
+    assert many["local"].accuracy > many["pflego"].accuracy - many["local"].accuracy_ci95

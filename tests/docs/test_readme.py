@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tfpfl.cli.runs import DEMO_DATA, DEMO_SETTINGS
 from tfpfl.runs.protocols import PROTOCOLS, Protocol
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +19,32 @@ README = (ROOT / "README.md").read_text()
 def test_algorithms_table_is_current():
     tables = runpy.run_path(str(ROOT / "docs" / "tables.py"))
     assert tables["with_section"](README, "algorithms", tables["algorithms"]()) == README, "run: python docs/tables.py"
+
+
+def cells(text) -> list:
+    """The rows of a table in Markdown that have an interval, without bold."""
+    rows = [[cell.strip("* ") for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    return [row for row in rows if len(row) > 1 and "±" in row[1]]
+
+
+def test_the_first_table_is_the_measured_one():
+    """Four methods in both cases, the same numbers as in docs/measured.md; the demo has these data and settings."""
+    measured = (ROOT / "docs" / "measured.md").read_text().partition("## When sharing pays")[2].partition("\n## ")[0]
+    shown = README.partition("<!-- demo -->")[2].partition("<!-- /demo -->")[0]
+    found = {method: (few, many) for method, few, _, many, *_ in cells(shown)}
+    assert found == {method: (few, many) for method, few, _, _, many, *_ in cells(measured)}
+    assert set(found) == {"PFLEGO", "FedAvg", "FedAvg-FT", "Local"}
+    script = (ROOT / "docs" / "examples" / "benchmarker.sh").read_text()
+    for data, (_, entries) in DEMO_DATA.items():
+        (words,) = re.findall(rf"^{data}=\((.*)\)$", script, re.MULTILINE)
+        for option, value in (
+            ("clients", entries["clients"]),
+            ("classes-per-client", entries["partition_args"]["K"]),
+            ("participation", entries["participation"]),
+        ):
+            assert f"--{option} {value} " in words
+    for method, settings in DEMO_SETTINGS.items():
+        assert all(re.search(rf"--set {method}\.{name}={value}\b(?!\.)", script) for name, value in settings.items())
 
 
 def run(command, folder):

@@ -155,8 +155,8 @@ def test_a_report_is_not_written_of_another_configuration_than_that_of_the_run(a
 
 
 def test_a_demo_does_not_replace_a_demo_that_is_running(tmp_path):
-    folder = tmp_path / "pflego"
-    folder.mkdir()
+    folder = tmp_path / "few" / "pflego"
+    folder.mkdir(parents=True)
     (folder / "demo").touch()
     with held_by_another_process(folder / "state.sqlite") as process:
         found = CliRunner().invoke(main, ["demo", "--engine", "local", "--out", str(tmp_path)])

@@ -236,15 +236,26 @@ def new_clients(runs, csv_file, picture, allow_code, **how):
         click.echo(f"Written to {picture}")
 
 
+# What `demo` shows: {folder: (title, entries of the configuration)}. Sharing pays for the first clients only.
+DEMO_DATA = {
+    "few": ("80 clients of 5 digits, few examples", {"clients": 80, "partition_args": {"K": 5}, "participation": 0.2}),
+    "many": (
+        "20 clients of 2 digits, many examples",
+        {"clients": 20, "partition_args": {"K": 2}, "participation": 0.5},
+    ),
+}
+DEMO_SETTINGS: dict[str, dict] = {"pflego": {"beta": 0.1, "rho": 0.01}, "fedavg": {"eta": 0.1}, "local": {"eta": 0.1}}
+
+
 @main.command()
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     default=Path("runs/demo"),
     show_default=True,
-    help="The folder for the three run folders; an earlier demo in it is replaced.",
+    help="The folder for the run folders; an earlier demo in it is replaced.",
 )
-@click.option("--rounds", default=60, show_default=True, help="Number of communication rounds to train each method.")
+@click.option("--rounds", default=40, show_default=True, help="Number of communication rounds to train each method.")
 @click.option(
     "--seed", default=0, show_default=True, help="Seed of the data's partition, the weights and the clients in a round."
 )
@@ -256,38 +267,44 @@ def new_clients(runs, csv_file, picture, allow_code, **how):
     help="What computes the rounds: TensorFlow Federated, or this process.",
 )
 def demo(out, rounds, seed, engine):
-    """Compare PFLEGO with FedAvg and Local on digits. 20 clients with 2 digits each; nothing is downloaded."""
-    import shutil
+    """Compare PFLEGO with FedAvg and Local on digits, where sharing pays and where it does not.
 
+    First 80 clients have 5 digits each and few examples, then 20 clients have 2 digits each and many examples. Nothing
+    is downloaded.
+    """
     from rich.console import Console
+
+    from tfpfl.studies.tables import comparison
+
+    console, tables = Console(), []
+    for name, (title, data) in DEMO_DATA.items():
+        done = [
+            _demo_run(out / name / algorithm, console, algorithm, rounds=rounds, seed=seed, engine=engine, **data)
+            for algorithm in DEMO_SETTINGS
+        ]
+        tables.append(comparison(done, f"{title}: {rounds} rounds, engine {engine}, seed {seed}"))
+    for table in tables[:-1]:
+        table.caption = None  # one below the last table is enough
+    console.print(*tables)
+    click.echo(f"Written to {out}")
+
+
+def _demo_run(folder, console, algorithm, **entries):
+    """Trains a run of `demo`. Returns the content of its summary.json, and its results."""
+    import shutil
 
     from tfpfl.algorithms import get_method
     from tfpfl.runs.callbacks import Progress
     from tfpfl.runs.config import RunConfig
     from tfpfl.runs.folders import locked_folder
     from tfpfl.runs.run import Run
-    from tfpfl.studies.tables import comparison
 
-    console = Console()
-    done = []
-    for algorithm in ("pflego", "fedavg", "local"):
-        folder = out / algorithm
-        if (folder / "demo").exists():
-            with locked_folder(folder) as lock:  # another demo may be running in it
-                shutil.rmtree(folder)
-            lock.release()
-        config = RunConfig(
-            algorithm=algorithm,
-            partition_args={"K": 2},
-            clients=20,
-            participation=0.5,
-            rounds=rounds,
-            seed=seed,
-            engine=engine,
-        )
-        with Run.create(config, folder) as run:
-            (folder / "demo").touch()  # tells a later demo that it may replace this folder
-            run.train([Progress(get_method(algorithm).title.ljust(8), console)])
-            done.append((run.write_summary(), run.results()))
-    console.print(comparison(done, f"digits, 20 clients of 2 classes, {rounds} rounds, engine {engine}, seed {seed}"))
-    click.echo(f"Written to {out}")
+    if (folder / "demo").exists():
+        with locked_folder(folder) as lock:  # another demo may be running in it
+            shutil.rmtree(folder)
+        lock.release()
+    config = RunConfig(algorithm=algorithm, hyperparameters=DEMO_SETTINGS[algorithm], **entries)
+    with Run.create(config, folder) as run:
+        (folder / "demo").touch()  # tells a later demo that it may replace this folder
+        run.train([Progress(f"{folder.parent.name}, {get_method(algorithm).title}".ljust(12), console)])
+        return run.write_summary(), run.results()

@@ -1,0 +1,89 @@
+"""A table of one's own: twenty hospitals, few patients each. Does training together pay, and for which of them?
+
+    python docs/examples/data_scientist.py [FOLDER]
+
+In FOLDER (default: hospitals) the script writes the table, the federation that it makes of the table, the runs and a
+plot. Put your own table in the place of `write_table`: a column that names the client, a column with the label, and
+columns of numbers.
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import tfpfl
+from tfpfl.studies import compare_runs, plots, rows
+
+CLIENT, LABEL = "hospital", "diagnosis"
+
+
+def write_table(path: Path) -> None:
+    """Made-up patients: three diagnoses, twelve measurements. Every hospital's instruments have an offset."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(3, 12))
+    with open(path, "w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([CLIENT, LABEL, *(f"measurement {k}" for k in range(12))])
+        for hospital in range(20):
+            offset = 0.5 * rng.normal(size=12)
+            for diagnosis in rng.integers(0, 3, 60):
+                values = centres[diagnosis] + offset + 1.5 * rng.normal(size=12)
+                table.writerow([f"hospital {hospital}", ("healthy", "mild", "severe")[diagnosis], *values.round(3)])
+
+
+def read_table(path: Path) -> tuple[dict, list]:
+    """{client: (examples [N, columns], labels [N])}, and the names of the classes."""
+    with open(path, newline="") as file:
+        table = list(csv.DictReader(file))
+    names = sorted({row[LABEL] for row in table})
+    columns = [name for name in table[0] if name not in (CLIENT, LABEL)]
+    clients: dict = {}
+    for row in table:
+        x, y = clients.setdefault(row[CLIENT], ([], []))
+        x.append([float(row[name]) for name in columns])
+        y.append(names.index(row[LABEL]))
+    return {name: (np.array(x, np.float32), np.array(y)) for name, (x, y) in clients.items()}, names
+
+
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else "hospitals")
+folder.mkdir()
+write_table(folder / "patients.csv")
+clients, class_names = read_table(folder / "patients.csv")
+federation = tfpfl.Federation.from_clients(
+    clients, out=folder / "federation", name="patients", class_names=class_names, test_fraction=0.5
+)
+print(federation)
+
+SETTINGS = {
+    "pflego": {"beta": 0.1, "rho": 0.003},
+    "fedavg": {"eta": 0.03},
+    "fedavg_ft": {"eta": 0.03},
+    "local": {"eta": 0.03},
+}
+configs = [
+    tfpfl.RunConfig(
+        algorithm=name,
+        hyperparameters=settings,
+        federation=str(federation.path),
+        participation=0.5,
+        rounds=40,
+        seed=seed,
+    )
+    for name, settings in SETTINGS.items()
+    for seed in (0, 1)
+]
+records = [tfpfl.Record.read(run) for run in compare_runs(configs, folder / "runs")]
+for row in rows(records):
+    print(
+        f"{row['algorithm']:10} {row['accuracy']:5.1f} % of the test patients, mean over hospitals; "
+        f"{row['gain over Local']:+5.1f} points over Local; worse than Local: {row['worse than Local %']:3.0f} %"
+    )
+
+ours, alone = (next(r for r in records if r.config.algorithm == name).per_client() for name in ("fedavg_ft", "local"))
+gains = {federation.client_names[i]: 100 * (ours[i] - alone[i]) for i in ours}
+for name in sorted(gains, key=gains.get, reverse=True)[:3]:
+    print(f"{name} gains {gains[name]:.1f} points")
+plots.write_picture(plots.gains(records, "local"), folder / "gains.png", dpi=120)
+print(f"Written to {folder}")
