@@ -83,7 +83,7 @@ def test_a_wrong_argument_says_what_a_visit_is(engine, algorithm, federation):
     with pytest.raises(ValueError, match="found 0 states and 0 visits"):
         engine.next(server, [], [])
     with pytest.raises(ValueError, match="client_states must be a list.*next\\(server, client_states, visits\\)"):
-        engine.next(server, states[0], made[:1])
+        engine.next(server, states[0], made)
 
 
 def test_without_a_federation_a_visit_carries_its_examples(tff, algorithm):

@@ -156,7 +156,7 @@ def check_visits(client_states: Any, visits: Any, kinds: tuple[type, ...] = (Vis
     """
     told = A_VISIT.format(examples=EXAMPLES_OF[kinds])
     for what, given in (("client_states", client_states), ("visits", visits)):
-        if not isinstance(given, list | tuple) or isinstance(given, Visit | ClientData):
+        if not isinstance(given, list | tuple) or hasattr(given, "_fields"):  # a NamedTuple: one state, or one visit
             raise InvalidArgument(
                 f"{what} must be a list with one for every client of the round, in the same order; found "
                 f"{type(given).__name__}. The call is next(server, client_states, visits). {told}"

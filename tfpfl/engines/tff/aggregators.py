@@ -10,7 +10,7 @@ from safetensors.numpy import load, save
 
 from tfpfl.algorithms.contract import check_no_balance, kinds
 from tfpfl.algorithms.transforms.compression import QUANTIZED_ABOVE
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.engines.tff.worker import require_tff
 from tfpfl.models import tree
 
@@ -54,28 +54,34 @@ def check_mean(aggregator: Any, clients_per_round: float) -> None:
         clients_per_round: the expected number of clients in a round.
 
     Raises:
-        InvalidArgument: the result is a sum.
+        InvalidArgument: the result is a sum, or the aggregator cannot be executed on single numbers.
     """
     tff = require_tff()
-    weighted = isinstance(aggregator, tff.aggregators.WeightedAggregationFactory)
+    weighted, name = isinstance(aggregator, tff.aggregators.WeightedAggregationFactory), type(aggregator).__name__
     number = tff.types.to_type(np.float32)
-    process = aggregator.create(number, *((number,) if weighted else ()))
     clients = max(2, round(clients_per_round))
 
-    def result(value: float) -> float:
-        state, sent = process.initialize(), [np.float32(value)] * clients
-        more = ([np.float32(1)] * clients,) if weighted else ()
-        return float(process.next(state, sent, *more).result)
-
-    if result(0.0):  # noise
+    more = ([np.float32(1)] * clients,) if weighted else ()
+    try:
+        process = aggregator.create(number, *((number,) if weighted else ()))
+        nothing, *found = (
+            float(process.next(process.initialize(), [np.float32(value)] * clients, *more).result)
+            for value in (0.0, *PROBES)
+        )
+    except Exception as error:  # TFF has many kinds, and its worker's are of gRPC
+        raise InvalidArgument(
+            f"{name} cannot be executed here on one number of every client: {one_line(error, 300)}. (TFF's secure "
+            "sums exist only in its test backend)"
+        ) from error
+    if nothing:  # noise
         query = getattr(aggregator, "_query", None)  # of DifferentiallyPrivateFactory; it has no public name
         is_sum = query is not None and not hasattr(query, "_denominator")
     else:
         # A divisor that is not the number of clients, such as the expected one, changes the result by less than this.
-        is_sum = any(abs(result(value)) > value * clients**0.5 for value in PROBES)
+        is_sum = any(abs(result) > value * clients**0.5 for result, value in zip(found, PROBES, strict=True))
     if is_sum:
         raise InvalidArgument(
-            f"the result of {type(aggregator).__name__} is the sum of what the clients send; with {clients} clients it "
+            f"the result of {name} is the sum of what the clients send; with {clients} clients it "
             f"would move the server {clients} times too far. Give an aggregator whose result is a mean: "
             "tff.aggregators.MeanFactory(inner) or UnweightedMeanFactory(inner) makes one from the factory of a sum. "
             "A method that adds its updates (aggregate='sum') gets its sum back from the mean"
