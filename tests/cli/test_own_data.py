@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from helpers.marks import slow_but
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.cli import main
 from tfpfl.data import Federation
 from tfpfl.runs.config import read_config
@@ -55,9 +55,10 @@ def test_a_table_becomes_a_federation_and_a_warning_is_one_line(table, tmp_path)
     )
     made = Federation.load(tmp_path / "f")
     assert made.client_names == ["u0", "u1", "u2"] and made.class_names == ["ill", "well"]
-    here = Federation.from_table(
-        table, client="user", label="state", features=["mass", "site"], seed=5, validation=0, out=tmp_path / "g"
-    )
+    with pytest.warns(TfpflWarning, match="the same value in every row: column 'site'"):
+        here = Federation.from_table(
+            table, client="user", label="state", features=["mass", "site"], seed=5, validation=0, out=tmp_path / "g"
+        )
     assert made.hash == here.hash
     call(*args, "--features", "mass", "--test-fraction", 0.5, tmp_path / "h")
     assert Federation.load(tmp_path / "h").example_shape == (1,)
