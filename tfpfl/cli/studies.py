@@ -131,7 +131,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
         )
     records = [Record.read(folder) for folder in (*folders, *trained)]
     table, notes = comparing.rows(records, wanted, pairs=pairs), comparing.notes(records, wanted, pairs=pairs)
-    console.print(comparison_over_clients(table, wanted, notes))
+    console.print(comparison_over_clients(table, wanted, notes, pairs=pairs))
     for path in write:
         write_whole(path, comparing.text(table, path.suffix[1:], wanted, notes))
     if plot:
