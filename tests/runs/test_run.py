@@ -1,12 +1,14 @@
 """The run folder: what is in it, and that its parts say the same."""
 
 import csv
+import io
 import json
 import math
 
 import keras
 import numpy as np
 import pytest
+from rich.console import Console
 
 from helpers import small_runs as runs
 from helpers.marks import slow_but
@@ -58,7 +60,7 @@ def test_config_says_everything(finished, federation):
 def test_summary(finished):
     summary = json.loads((finished / "summary.json").read_text())
     with Run.open(finished) as run:
-        history, evaluations = run.store.history(), run.store.evaluations()
+        history, evaluations, took_part = run.store.history(), run.store.evaluations(), run.took_part
     busy = [row for row in history if row["clients"]]
     assert 0 < len(busy) < 12
     assert (summary["algorithm"], summary["dataset"], summary["engine"]) == ("pflego", "arrays", "local")
@@ -71,11 +73,14 @@ def test_summary(finished):
     assert summary["bytes_down"] == summary["bytes_up"] == visits * 4 * theta
     wanted = {"model", "clients", "mean", "when", "split", "accuracy", "accuracy_ci95", "loss"}
     assert all(wanted <= set(row) for row in summary["results"])
-    assert [row["accuracy"] for row in summary["results"]] == [r.accuracy for r in results(evaluations)]
+    assert [row["accuracy"] for row in summary["results"]] == [r.accuracy for r in results(evaluations, took_part)]
+    assert (summary["clients_seen"], summary["clients_never_seen"]) == (len(took_part), 6 - len(took_part))
+    sides = {"seen", "unseen"} & {row["clients"] for row in summary["results"]}
+    assert sides in (set(), {"seen", "unseen"})
     models = {(row["model"], row["clients"], row["split"]) for row in summary["results"]}
     assert models == {
         (model, clients, split)
-        for model, clients in (("personal", "all"), ("local copy", "sampled"))
+        for model, clients in (("personal", "all"), *(("personal", s) for s in sides), ("local copy", "sampled"))
         for split in ("validation", "test")
     }
 
@@ -92,7 +97,9 @@ def test_results_say_which_model_was_scored(federation, tmp_path, eval_model, la
     assert {r["model"] for r in summary["results"] if r["clients"] == "all"} == {label, "global"}
     with Run.open(folder) as run:
         table = comparison([(summary, results(run.store.evaluations()))], "title")
-    assert "±" in next(iter(table.columns[1].cells))
+    console = Console(width=100, file=io.StringIO())
+    console.print(table)
+    assert "±" in next(line for line in console.file.getvalue().splitlines() if "SCAFFOLD" in line)
 
 
 def test_history_csv_is_the_store(finished):

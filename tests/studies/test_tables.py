@@ -143,6 +143,8 @@ def test_a_row_of_a_comparison_has_its_gain_where_its_clients_are():
     assert gain in seen and gain not in mixed and seen[:2] == ["5", "seen"]
     assert f"{rows[0]['seen']:.2f}" in seen and f"{rows[0]['accuracy']:.2f}" in mixed
     assert CLIENTS - 5 == rows[0]["clients never seen"]
+    lines = shown(tables.comparison_over_clients(rows, "EV-all", pairs="all"), 200).splitlines()
+    assert gain in next(line for line in lines if "PFLEGO" in line)
 
 
 def test_one_name_for_the_worst_tenth():

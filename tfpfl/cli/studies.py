@@ -165,7 +165,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
         )
     records = [Record.read(folder) for folder in (*folders, *trained)]
     table, notes = comparing.rows(records, wanted, pairs=pairs), comparing.notes(records, wanted, pairs=pairs)
-    console.print(comparison_over_clients(table, wanted, notes))
+    console.print(comparison_over_clients(table, wanted, notes, pairs=pairs))
     if names := comparing.other_metrics(records, wanted):
         console.print(metrics_of_algorithms(table, names))
     for path in write:

@@ -175,7 +175,9 @@ def metrics_of_algorithms(rows: list[dict], names: list[str]) -> FittedTable:
 _METRICS_CAPTION = "Means over clients; a client for which a metric is not defined is left out."
 
 
-def comparison_over_clients(rows: list[dict], protocol, notes: Sequence[str] = ()) -> FittedTable:
+def comparison_over_clients(
+    rows: list[dict], protocol, notes: Sequence[str] = (), *, pairs: str = "seen"
+) -> FittedTable:
     """A comparison of algorithms for the terminal.
 
     Where some clients had never taken part, the row of an algorithm is followed by one of those that had, with the
@@ -185,6 +187,7 @@ def comparison_over_clients(rows: list[dict], protocol, notes: Sequence[str] = (
         rows: from `tfpfl.studies.comparison.rows`; `tfpfl.studies.comparison.text` writes all of their columns.
         protocol: how the accuracies were measured.
         notes: more sentences for below the table, from `tfpfl.studies.comparison.notes`.
+        pairs: as it was given to `tfpfl.studies.comparison.rows`; with 'all', gain and test stand in the first row.
     """
     gain = next((name for name in rows[0] if name.startswith("gain over")), None)
     p = next((name for name in rows[0] if name.startswith("p (")), None)
@@ -207,7 +210,7 @@ def comparison_over_clients(rows: list[dict], protocol, notes: Sequence[str] = (
     for row in rows:
         mixed = "seen" in row and row["never seen"] == row["never seen"]
         cells = {name: cell(row, name) for name in shown_names}
-        later = {name: cells.pop(name) for name in tested if name in cells} if mixed and "pairs" in row else {}
+        later = {name: cells.pop(name) for name in tested if name in cells} if mixed and pairs == "seen" else {}
         table.add_row(text(row["algorithm"]), *(cells.get(name, "") for name in shown_names))
         for side in ("seen", "never seen") if mixed else ():
             there = {"accuracy": cell(row, side)} | (later if side == "seen" else {})

@@ -68,10 +68,18 @@ def curves(
     unit, divisor = byte_unit(max(xs.max() for _, xs, _, _ in lines)) if x == "bytes" else ("", 1)
     panels = _panels(records, protocol, y)
     figure, all_axes = _figure_of(len(panels))
-    for panel, side in zip(all_axes, panels, strict=True):
-        shown = [(s, *_points(s.records, x, y, side.protocol)) for s, *_ in lines]
-        _draw([line for line in shown if len(line[1])], panel, x, y, divisor, factor)
+    shown = [[(s, *_points(s.records, x, y, side.protocol)) for s, *_ in lines] for side in panels]
+    shown = [[line for line in each if len(line[1])] for each in shown]
+    means = np.concatenate([mean for each in shown for *_, mean, _ in each])
+    logarithmic = y != "accuracy" and bool(np.isfinite(means).all() and means.max() > 20 * means.min() > 0)
+    # A band of two seeds reaches 12.7 standard errors to each side: it ends where no accuracy or loss can be. On a
+    # logarithmic axis 0 is infinitely far away; a band that reaches it ends at half the least mean.
+    possible = (means.min() / 2 if logarithmic else 0.0, 1.0 if y == "accuracy" else np.inf)
+    for panel, side, its_lines in zip(all_axes, panels, shown, strict=True):
+        _draw(its_lines, panel, x, divisor, factor, possible)
         panel.set_title(side.words, fontsize=8.5)
+        if logarithmic:
+            panel.set_yscale("log")
     axes = all_axes[0]
     axes.set(xlabel=_LABELS[x] + (f" ({unit})" if unit else ""), ylabel=y_label)
     rounds = "every round" if y == "training loss" else "every evaluated round"
@@ -116,33 +124,26 @@ def _figure_of(panels: int):
     return figure, list(axes.values())
 
 
-def _draw(lines, axes, x: str, y: str, divisor: float, factor: float) -> None:
-    """Draws lines with their bands; what is drawn decides about the limits of the axes, so that nothing is cut off."""
+def _draw(lines, axes, x: str, divisor: float, factor: float, possible: tuple[float, float]) -> None:
+    """Draws lines with their bands, which end at the possible values; the limits of the axes cut nothing off."""
     faint = 0.15 if len(lines) <= 4 else 0.08  # many bands lie over each other
-    means = np.concatenate([factor * mean for *_, mean, _ in lines])
-    logarithmic = y != "accuracy" and means.min() > 0 and means.max() > 20 * means.min()
-    # A band of two seeds reaches 12.7 standard errors to each side: it ends where no accuracy or loss can be. On a
-    # logarithmic axis 0 is infinitely far away; a band that reaches it ends at half the least mean.
-    lowest, highest = means.min() / 2 if logarithmic else 0.0, factor if y == "accuracy" else np.inf
     for s, xs, mean, half in lines:
-        xs, mean, half = xs / divisor, factor * mean, factor * half
+        low, high = (factor * np.clip(end, *possible) for end in (mean - half, mean + half))
+        xs, mean = xs / divisor, factor * mean
         look = style(s.algorithm, s.variant, own=s.is_own)
         line = {"color": look.color, "linestyle": look.linestyle}
         if x != "rounds" and not xs.any():  # at x = 0 a line would be vertical: draw its last level
             axes.axhline(mean[-1], linewidth=1, alpha=0.7, label="_level", **line)
-            xs, mean, half = xs[-1:], mean[-1:], half[-1:]
+            xs, mean, low, high = xs[-1:], mean[-1:], low[-1:], high[-1:]
         every = max(1, len(xs) // 12)  # a marker about every twelfth of the line, and at its end
         axes.plot(xs, mean, label=s.label, marker=look.marker, markevery=((len(xs) - 1) % every, every), **line)
         if not np.isnan(half).any():
-            low, high = np.clip(mean - half, lowest, highest), np.clip(mean + half, lowest, highest)
             axes.fill_between(xs, low, high, color=look.color, alpha=faint, linewidth=0)
-    if x in _LOGARITHMIC and all((xs > 0).all() for _, xs, _, _ in lines):
+    if lines and x in _LOGARITHMIC and all((xs > 0).all() for _, xs, _, _ in lines):
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(thousands))
         few = max(xs.max() for _, xs, _, _ in lines) < 10 * min(xs.min() for _, xs, _, _ in lines)
         axes.xaxis.set_minor_formatter(FuncFormatter(thousands) if few else NullFormatter())
-    if logarithmic:
-        axes.set_yscale("log")
 
 
 def _points(records, x: str, y: str, protocol: Protocol) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
