@@ -6,9 +6,9 @@ from pathlib import Path
 import click
 
 from tfpfl.cli.group import main
+from tfpfl.cli.layout import SectionOption
 from tfpfl.cli.options import (
     RunCommand,
-    SectionOption,
     data_arguments,
     data_options,
     hyperparameter_texts,

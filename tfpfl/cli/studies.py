@@ -1,20 +1,18 @@
-"""The commands compare, sweep, reproduce and report, which work on several runs."""
+"""The commands compare, sweep and report, which work on several runs."""
 
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import click
 
 from tfpfl.cli.ending import SAME_COMMAND, resumable
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import Names, OneOf, SectionedCommand, with_names
+from tfpfl.cli.layout import Names, with_names
 from tfpfl.cli.options import (
     RUN_NAMES,
     Picture,
     RunCommand,
     allow_code_of,
-    allow_code_option,
     config_option,
     data_arguments,
     run_options,
@@ -261,161 +259,6 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_code, allow_
             allow_download=allow_download,
         )
     console.print(rungs(found, config))
-
-
-@main.command(
-    cls=SectionedCommand,
-    headings={
-        "What is run": ("scale", "only", "rounds", "seeds", "minutes", "no_run", "allow_download"),
-        "Results": ("out", "ledger", "plot", "write"),
-    },
-)
-@click.argument("name", required=False)
-@click.option(
-    "--scale",
-    type=OneOf(["smoke", "laptop", "full"]),
-    default="laptop",
-    show_default=True,
-    help="How many rounds and seeds: smoke is the least, full is as in the paper. The list that `tfpfl reproduce` "
-    "prints shows the numbers.",
-)
-@click.option(
-    "--only",
-    multiple=True,
-    metavar="WORD",
-    help="Run only the cells of the table whose name contains this word; may be repeated. Default: all cells.",
-)
-@click.option("--rounds", type=click.IntRange(1), help="Number of rounds in each run. Default: what --scale says.")
-@click.option("--seeds", type=click.IntRange(1), help="Number of seeds of each cell. Default: what --scale says.")
-@click.option("--minutes", type=float, help="Start no further cell after this many minutes. Default: no limit.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("runs/reproduce"),
-    show_default=True,
-    help="The folder for the run folders and the ledger.",
-)
-@click.option(
-    "--ledger",
-    type=click.Path(path_type=Path),
-    help="The file that keeps the results of all experiments. Default: ledger.json in OUT.",
-)
-@click.option(
-    "--plot", type=Picture(path_type=Path), help="Draw the results of NAME into this picture file. Default: no file."
-)
-@click.option(
-    "--write",
-    type=click.Path(path_type=Path),
-    help="Write the results of all experiments to this Markdown file. Default: no file.",
-)
-@click.option("--no-run", is_flag=True, help="Run nothing; only show the results that the ledger has.")
-@click.option(
-    "--allow-download",
-    is_flag=True,
-    help="Let TensorFlow Datasets download a data set that is not on this machine.",
-)
-@click.option(
-    "--federation",
-    type=click.Path(path_type=Path),
-    help="Folder of a federation. The methods of the table are trained on it with the paper's hyperparameters; their "
-    "numbers are not compared with the paper's. Not for figures. Default: the paper's data.",
-)
-@click.option(
-    "--network",
-    help="With --federation: the backbone of all methods, as in `tfpfl run`. Default: that of the table, or, if it has "
-    "none, one that fits the examples.",
-)
-@allow_code_option
-def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, federation, network, allow_code, **kw):
-    """Run a table or figure of a paper again, and compare. NAME is the experiment; without it, all are listed.
-
-    With --federation, the table's methods are trained on your own data, and nothing is compared with the paper.
-
-    You may interrupt it at any time: the same command continues where it stopped.
-    """
-    from rich.console import Console
-
-    from tfpfl.runs.callbacks import Progress
-    from tfpfl.runs.files import write_whole
-    from tfpfl.studies import papers
-    from tfpfl.studies.fitted_table import FittedTable
-    from tfpfl.studies.papers import ledger as ledgers
-    from tfpfl.studies.papers.elsewhere import ledger_name
-    from tfpfl.studies.plots import write_picture
-
-    console, ledger = Console(), ledger or out / "ledger.json"
-    own = None
-    if name is not None:
-        size = papers.experiment(name).sizes[kw["scale"]]  # refuses an unknown name
-        size = size._replace(rounds=rounds or size.rounds, seeds=seeds or size.seeds)
-    if federation is not None or network is not None:
-        own, on = _own_table(name, federation, network, size if name else None, write)
-        if allow_code:
-            allow_code_of(network)
-    elif allow_code:
-        raise click.UsageError("--allow-code is for --network FILE.keras: leave it out")
-    if name is None:
-        columns = ("name", "what", f"rounds x seeds:\n{', '.join(papers.SCALES)}")
-        table = FittedTable(wraps=columns[1:])
-        for column in columns:
-            table.add_column(column)
-        for key, e in (papers.EXPERIMENTS | papers.FIGURES).items():
-            sizes = ", ".join(f"{e.sizes[s].rounds} x {e.sizes[s].seeds}" for s in papers.SCALES) if e.cells else "-"
-            table.add_row(key, f"{e.source}: {e.title}", sizes)
-        console.print(table)
-    elif not no_run:
-        shown = f"tfpfl reproduce {name} --scale {kw['scale']}" + "".join(f" --only {quote(w)}" for w in kw["only"])
-        shown += (f" --rounds {rounds}" if rounds else "") + (f" --seeds {seeds}" if seeds else "")
-        shown += f" --federation {quote(str(federation))}" if own else ""
-        shown += f" --network {quote(network)}" if network else ""
-        with resumable(SAME_COMMAND):
-            papers.reproduce(
-                name,
-                out=out,
-                ledger=ledger,
-                size=size,
-                command=shown,
-                callbacks=lambda label: [Progress(label, console)],
-                tell=lambda text: console.print(text, soft_wrap=True),
-                federation=on if own else None,
-                network=network,
-                **kw,
-            )
-    if name in papers.FIGURES:
-        console.print(ledgers.picture_table(name, ledgers.load(ledger).get(name, {})))
-    elif own:
-        cells = ledgers.load(ledger).get(ledger_name(name, on), {})
-        console.print(ledgers.table(name, cells, experiment=own))
-    elif name is not None:
-        cells = ledgers.load(ledger).get(name, {})
-        console.print(ledgers.table(name, cells))
-        for text, column, held in ledgers.verdicts(papers.experiment(name), cells):
-            if held != "open":
-                console.print(f"{column}: {text}: [bold]{held}[/]", soft_wrap=True)
-    if name is not None and plot:
-        write_picture(papers.draw(name, out, kw["scale"], own), plot)
-    if write:
-        written = ledgers.notes(ledger.with_name(ledger.stem + "_notes.toml"))
-        write_whole(write, ledgers.markdown(ledgers.load(ledger), written))
-
-
-def _own_table(name, federation, network, size, write):
-    """The table `name` on a federation of the user's, and the federation.
-
-    Raises:
-        click.UsageError: an option is missing, or cannot be together with --federation.
-    """
-    from tfpfl.data import Federation
-    from tfpfl.studies import papers
-
-    if federation is None:
-        raise click.UsageError("--network goes with --federation: a paper's own data are trained with its own network")
-    if name is None:
-        raise click.UsageError("--federation needs NAME, the table whose methods are trained on it")
-    if write:
-        raise click.UsageError("--write has the papers' results: leave it out, as --federation compares with no paper")
-    opened = Federation.load(federation)
-    return papers.table_on(name, opened, size, network), opened
 
 
 @main.command()
