@@ -306,7 +306,8 @@ def offer(folder, steps=1, version="1.2"):
         path.write_text(text)
 
 
-@pytest.mark.parametrize("name", ["mine_73", pytest.param("methods_of_73:mine", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mine_73", "methods_of_73:mine"])
 def test_the_method_of_a_package(six_clients, tmp_path, monkeypatch, name):
     """It goes on in the version that it was begun with; an entry point needs no consent, a module does."""
     folder, out = tmp_path / "site", tmp_path / "run"
