@@ -239,7 +239,7 @@ def test_a_hostile_configuration_runs_nothing(loud, monkeypatch, tmp_path):
             except InvalidArgument:
                 pass
             else:  # the configuration agrees with itself, and nothing was run
-                assert isinstance(found, RunConfig)
+                assert isinstance(found, RunConfig | Record)
     assert not marker.exists()
 
 
@@ -306,7 +306,8 @@ def offer(folder, steps=1, version="1.2"):
         path.write_text(text)
 
 
-@pytest.mark.parametrize("name", ["mine_73", pytest.param("methods_of_73:mine", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mine_73", "methods_of_73:mine"])
 def test_the_method_of_a_package(six_clients, tmp_path, monkeypatch, name):
     """It goes on in the version that it was begun with; an entry point needs no consent, a module does."""
     folder, out = tmp_path / "site", tmp_path / "run"
@@ -317,11 +318,11 @@ def test_the_method_of_a_package(six_clients, tmp_path, monkeypatch, name):
     assert (entry["package"], entry["place"], entry["title"]) == ("methods-73 1.2", "methods_of_73", "mine")
     assert not (out / "method.py").exists()
     assert f"--algorithm {name}" in command(read_config(out), out)
-    new_process()
+    new_process("methods_of_73")
     good("resume", out, "--rounds", 2)
 
     monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "theirs"))
-    new_process()
+    new_process("methods_of_73")
     if name == "mine_73":
         assert "mine_73" in good("algorithms") and good("evaluate", out)
     else:
@@ -330,7 +331,7 @@ def test_the_method_of_a_package(six_clients, tmp_path, monkeypatch, name):
         allow_code(out)
         good("evaluate", out)
 
-    new_process()
+    new_process("methods_of_73")
     offer(folder, steps=2, version="1.3")
     allow_code(out)
     said = refused("evaluate", out)
@@ -460,16 +461,14 @@ def test_what_an_entry_says_is_all_that_readers_need():
 def test_two_methods_with_one_title_are_told_apart(loud, tmp_path):
     """In groups, which tables, plots and reports show, and by colour or line."""
     _, _, out = loud
-    folders = [out]
+    records = [Record.read(out)]
     for number, (name, sha256) in enumerate({"loud.py:loud": "1" * 64, "other.py:loud": "2" * 64}.items()):
         folder = shutil.copytree(out, tmp_path / str(number))
         config = json.loads((folder / "config.json").read_text())
         place = f"/elsewhere/{name.partition(':')[0]}"
         config |= {"algorithm": name, "own_method": config["own_method"] | {"name": name, "place": place}}
         config["own_method"]["sha256"] = sha256
-        record = replace(Record.read(out), folder=folder, config=RunConfig(**config))
-        folders.append(record)
-    records = [Record.read(out), *folders[1:]]
+        records.append(replace(records[0], folder=folder, config=RunConfig(**config)))
     groups = group_runs(records)
     first = records[0].config.own_method["sha256"][:8]
     expected = [f"Loud, loud.py:loud, sha256 {first}", "Loud, loud.py:loud, sha256 11111111", "Loud, other.py:loud"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from tfpfl.algorithms import ditto, feddyn, fedper, lg_fedavg, pflego, scaffold
 from tfpfl.models import tree
 from tfpfl.models.weights import Weights
@@ -163,7 +164,7 @@ def with_a_constant(field, size, wrap=lambda constant: constant):
 FIELDS = ("init_server", "init_client", "message", "client_update", "server_update", "personal_model", "local_model")
 
 
-@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("field", slow_but(FIELDS, "client_update"))
 @pytest.mark.parametrize("size", [1, 1000])
 def test_a_tensor_of_the_builder_is_found_with_its_name_and_line(field, size):
     """A NumPy array in its place is right."""
