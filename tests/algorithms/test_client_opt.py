@@ -72,8 +72,11 @@ def test_local_steps_are_adams(data, prox):
 def test_momentum_by_name_is_sgds_momentum_to_the_bit(data):
     """And 'sgd' by name is the default: tests of the methods compare that with closed forms."""
     by_name = fedavg(data.model, data.population, steps=3, client_opt="momentum")
-    plain = fedavg(data.model, data.population, steps=3, momentum=0.9, client_opt=OptimizerChoice("sgd"))
+    plain = fedavg(data.model, data.population, steps=3, momentum=0.9)
     assert identical(play(by_name, data, [(0, 2)]), play(plain, data, [(0, 2)]))
+    without = play(fedavg(data.model, data.population, steps=3), data, [(0, 2)])
+    no_decay = build_algorithm("fedavg", data.model, data.population, steps=3, client_weight_decay=0.0)
+    assert identical(play(no_decay, data, [(0, 2)]), without)
 
 
 def test_a_round_of_fedavg_with_adam(data):

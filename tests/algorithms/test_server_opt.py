@@ -209,6 +209,7 @@ def test_pflego_takes_an_optimizer_too(data):
     ("wrong", "why"),
     [
         ({"server_opt": "lion"}, "unknown server_opt 'lion'"),
+        ({"server_opt": sgd(0.1), "server_eta": 0.5}, "server_eta=0.5 has no effect"),
         ({"server_beta_2": 0.5}, "server_beta_2=0.5 has no effect with server_opt='sgd'"),
         ({"server_opt": "adagrad", "server_beta_2": 0.5}, "has no effect with server_opt='adagrad'"),
         ({"server_opt": "adam", "server_beta_1": 1.0}, "server_beta_1 must be below 1"),

@@ -203,7 +203,8 @@ def local_step(eta: float, momentum: float = 0.0, client_opt: Any = "sgd") -> Lo
     optimizer = as_optimizer(client_opt, eta, momentum=momentum)
     if not is_sgd(client_opt):
         return LocalStep(1.0, optimizer.init, optimizer.step)
-    momentum = momentum or (0.0 if client_opt in ("sgd", OptimizerChoice("sgd")) else 0.9)
+    name = client_opt if isinstance(client_opt, str) else client_opt.name
+    momentum = 0.9 if name == "momentum" else momentum
 
     def step(velocity, weights, move):  # the move is -eta g; the velocity is -eta times the momentum buffer
         if momentum:

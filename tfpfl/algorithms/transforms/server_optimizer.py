@@ -70,6 +70,8 @@ def server_optimized(
     check_rates(server_eta=server_eta)
     name = server_opt if isinstance(server_opt, str) else type(server_opt).__name__
     check_options("server_opt", name, options, takes.get(name, ()))
+    if server_eta != 1 and not isinstance(server_opt, str) and not callable(server_opt):
+        raise InvalidArgument(f"server_eta={server_eta} has no effect: the optimizer {name} has a rate of its own")
     if server_opt == "sgd" and server_eta == 1:
         return algorithm
     check_adds_mean(algorithm)
