@@ -1,9 +1,8 @@
 """Nothing of a picture is cut off: points, intervals and bars lie inside their axes, texts inside the figure."""
 
-import io
-
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import Collection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -77,9 +76,9 @@ DRAW = {
 
 def cut_off(figure) -> list[str]:
     """What reaches out of its axes, or of the figure, by more than a pixel."""
-    file = io.BytesIO()
-    figure.savefig(file, dpi=figure.dpi)  # lays it out
-    renderer, found = figure.canvas.get_renderer(), []
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # lays it out
+    renderer, found = canvas.get_renderer(), []
     for axes in figure.axes:
         frame = axes.get_window_extent(renderer)
         for artist in axes.get_children():
@@ -88,9 +87,7 @@ def cut_off(figure) -> list[str]:
             if not artist.get_visible() or not artist.get_clip_on() or artist in axes.spines.values():
                 continue
             box = artist.get_window_extent(renderer)
-            marked = isinstance(artist, Line2D) and artist.get_marker() not in ("", "None", None)
-            more = PIXEL - (artist.get_markersize() / 2 * figure.dpi / 72 if marked else 0)
-            sides = (box.x0 + more, box.y0 + more, -box.x1 + more, -box.y1 + more)
+            sides = np.array([box.x0, box.y0, -box.x1, -box.y1]) + PIXEL
             if box.width + box.height > 0 and any(
                 s < f - 1e-6 for s, f in zip(sides, (frame.x0, frame.y0, -frame.x1, -frame.y1), strict=True)
             ):
