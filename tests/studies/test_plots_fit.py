@@ -93,7 +93,7 @@ def cut_off(figure) -> list[str]:
             ):
                 found.append(f"{artist} {box.extents} leaves the axes {frame.extents}")
     for axes in figure.axes:
-        if min(axes.get_window_extent(renderer).size) < 20:
+        if min(axes.get_window_extent(renderer).size) < 15:  # a colour scale is 20 pixels wide
             found.append(f"{axes} has no room: {axes.get_window_extent(renderer).size}")
     inside, whole = figure.get_tightbbox(renderer), figure.bbox_inches
     edge = 2 * PIXEL / figure.dpi
@@ -102,10 +102,8 @@ def cut_off(figure) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("case", slow_but(CASES, "half_never_seen", "far_apart"))
-@pytest.mark.parametrize(
-    "what", slow_but(DRAW, "curves by rounds", "curves of loss", "distribution", "fairness", "gains")
-)
+@pytest.mark.parametrize("case", slow_but(CASES, "half_never_seen"))
+@pytest.mark.parametrize("what", slow_but(DRAW, "curves by rounds", "fairness"))
 def test_nothing_is_cut_off(what, case):
     assert cut_off(DRAW[what](CASES[case]())) == []
 
@@ -131,7 +129,7 @@ def test_heatmap_and_new_clients_are_whole():
     assert cut_off(plots.new_clients(results)) == []
 
 
-@pytest.mark.parametrize("clients", [2, 5, 60, 250])
+@pytest.mark.parametrize("clients", slow_but([2, 5, 60, 250], 5))
 def test_classes_of_few_and_of_many_clients_are_whole(clients, tmp_path):
     rng = np.random.default_rng(0)
     data = [

@@ -91,6 +91,8 @@ def curves(
         panel.set_title(side.words, fontsize=8.5)
         if logarithmic:
             panel.set_yscale("log")
+        if x == "rounds":
+            panel.xaxis.get_major_locator().set_params(integer=True)
     axes = all_axes[0]
     axes.set(xlabel=_LABELS[x] + (f" ({unit})" if unit else ""), ylabel=y_label)
     kind = "Loss of the last local step" if y == "training loss" else f"{protocol.split.capitalize()} {y}"
