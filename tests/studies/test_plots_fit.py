@@ -93,7 +93,7 @@ def cut_off(figure) -> list[str]:
             ):
                 found.append(f"{artist} {box.extents} leaves the axes {frame.extents}")
     for axes in figure.axes:
-        if min(axes.get_window_extent(renderer).size) < 15:  # a colour scale is 20 pixels wide
+        if min(axes.get_window_extent(renderer).size) < 10:  # a colour scale is narrow
             found.append(f"{axes} has no room: {axes.get_window_extent(renderer).size}")
     inside, whole = figure.get_tightbbox(renderer), figure.bbox_inches
     edge = 2 * PIXEL / figure.dpi

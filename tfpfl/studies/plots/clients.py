@@ -24,6 +24,7 @@ from tfpfl.studies.plots.style import (
     put_legend,
     put_rows,
     put_title,
+    row_lines,
     style,
     words,
 )
@@ -55,7 +56,11 @@ def distribution(
     rows = [(side, 100 * np.concatenate([clients(r, side.protocol) for r in side.group.records])) for side in shown]
     _check_scored(rows, protocol)
     said = _said(records, protocol) if caption else ""
-    height = 1.5 + 0.36 * len(rows) if kind == "box" else STYLE["figure.figsize"][1]
+    height = (
+        1.5 + max(0.36, 0.17 * row_lines([s.label for s, _ in rows])) * len(rows)
+        if kind == "box"
+        else STYLE["figure.figsize"][1]
+    )
     figure, axes = make_figure(height + caption_height(said))
     axes.use_sticky_edges = False  # otherwise a box that begins at the worst client has no margin, and cuts its dot
     for i, (s, values) in enumerate(rows):
@@ -109,7 +114,7 @@ def fairness(
     everyone = [(side, [clients(r, side.protocol) for r in side.group.records]) for side in rows]
     _check_scored([(side, np.concatenate(values)) for side, values in everyone], protocol)
     against = group_runs(baselines) if baselines else []
-    lower = 0.55 + 0.2 * len(rows)
+    lower = 0.55 + 0.2 * len(rows) * row_lines([side.label for side in rows])
     said = _said(records, protocol) if caption else ""
     figure = Drawing(figsize=(STYLE["figure.figsize"][0], 2.9 + 2 * lower + caption_height(said)), layout="constrained")
     layout = [["deciles", "deciles"], ["worst", "worse" if against else "."], ["jain", "gini"]]
@@ -192,7 +197,7 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
     lines = -(-len(found) // columns)
     shares = [100 * statistics.mean_over_clients(values < 0) for _, values in found]
     titles = [
-        textwrap.fill(literal(f"{s.label}: {worse:.0f} % worse"), 36 if columns > 1 else 64)
+        textwrap.fill(literal(f"{s.label}: {worse:.0f} % worse"), 32 if columns > 1 else 64)
         for (s, _), worse in zip(found, shares, strict=True)
     ]
     said = _said(records, protocol) if caption else ""

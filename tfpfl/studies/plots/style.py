@@ -134,9 +134,18 @@ def caption_height(caption: str) -> float:
 
 def put_rows(axes, labels) -> None:
     """Labels the y axis with one row for each label, the first on top."""
-    axes.set_yticks(range(len(labels)), [short(label, 48) for label in labels])
+    axes.set_yticks(range(len(labels)), [_row(label) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
+
+
+def _row(label: str) -> str:
+    return textwrap.fill(short(label, 64), 30)
+
+
+def row_lines(labels) -> int:
+    """The number of lines of the longest of these labels; `put_rows` breaks long ones."""
+    return max(_row(label).count("\n") + 1 for label in labels)
 
 
 def put_legend(figure, axes) -> None:
