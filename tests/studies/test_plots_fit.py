@@ -1,9 +1,8 @@
 """Nothing of a picture is cut off: points, intervals and bars lie inside their axes, texts inside the figure."""
 
-import io
-
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import Collection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -77,9 +76,9 @@ DRAW = {
 
 def cut_off(figure) -> list[str]:
     """What reaches out of its axes, or of the figure, by more than a pixel."""
-    file = io.BytesIO()
-    figure.savefig(file, dpi=figure.dpi)  # lays it out
-    renderer, found = figure.canvas.get_renderer(), []
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # lays it out
+    renderer, found = canvas.get_renderer(), []
     for axes in figure.axes:
         frame = axes.get_window_extent(renderer)
         for artist in axes.get_children():
@@ -88,15 +87,13 @@ def cut_off(figure) -> list[str]:
             if not artist.get_visible() or not artist.get_clip_on() or artist in axes.spines.values():
                 continue
             box = artist.get_window_extent(renderer)
-            marked = isinstance(artist, Line2D) and artist.get_marker() not in ("", "None", None)
-            more = PIXEL - (artist.get_markersize() / 2 * figure.dpi / 72 if marked else 0)
-            sides = (box.x0 + more, box.y0 + more, -box.x1 + more, -box.y1 + more)
+            sides = np.array([box.x0, box.y0, -box.x1, -box.y1]) + PIXEL
             if box.width + box.height > 0 and any(
                 s < f - 1e-6 for s, f in zip(sides, (frame.x0, frame.y0, -frame.x1, -frame.y1), strict=True)
             ):
                 found.append(f"{artist} {box.extents} leaves the axes {frame.extents}")
     for axes in figure.axes:
-        if min(axes.get_window_extent(renderer).size) < 20:
+        if min(axes.get_window_extent(renderer).size) < 10:  # a colour scale is narrow
             found.append(f"{axes} has no room: {axes.get_window_extent(renderer).size}")
     inside, whole = figure.get_tightbbox(renderer), figure.bbox_inches
     edge = 2 * PIXEL / figure.dpi
@@ -105,10 +102,8 @@ def cut_off(figure) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("case", slow_but(CASES, "half_never_seen", "far_apart"))
-@pytest.mark.parametrize(
-    "what", slow_but(DRAW, "curves by rounds", "curves of loss", "distribution", "fairness", "gains")
-)
+@pytest.mark.parametrize("case", slow_but(CASES, "half_never_seen"))
+@pytest.mark.parametrize("what", slow_but(DRAW, "curves by rounds", "fairness"))
 def test_nothing_is_cut_off(what, case):
     assert cut_off(DRAW[what](CASES[case]())) == []
 
@@ -134,7 +129,7 @@ def test_heatmap_and_new_clients_are_whole():
     assert cut_off(plots.new_clients(results)) == []
 
 
-@pytest.mark.parametrize("clients", [2, 5, 60, 250])
+@pytest.mark.parametrize("clients", slow_but([2, 5, 60, 250], 5))
 def test_classes_of_few_and_of_many_clients_are_whole(clients, tmp_path):
     rng = np.random.default_rng(0)
     data = [

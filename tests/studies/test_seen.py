@@ -99,7 +99,7 @@ def test_one_split_for_all_seeds_and_older_runs_keep_theirs(tmp_path, monkeypatc
     monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
 
     def config(seed, **how):
-        quick = {"rounds": 1, "clients": 4, "participation": 0.5, "hyperparameters": {"steps": 1}}
+        quick = {"rounds": 1, "clients": 5, "participation": 0.4, "hyperparameters": {"steps": 1}}
         return RunConfig(algorithm="local", seed=seed, **quick, **how)
 
     with Run.create(

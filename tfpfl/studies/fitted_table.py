@@ -55,25 +55,77 @@ class FittedTable:
         self._rows.append(None)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
-        parts = self._parts(console, options.max_width)
+        parts = self._parts(console, options)
         for i, columns in enumerate(parts):
-            yield self._table(columns, options.max_width, first=i == 0, last=len(parts) == 1)
+            widths = self._widths(columns, console, options)
+            yield self._table(columns, widths, first=i == 0, last=len(parts) == 1)
         if len(parts) > 1 and self.caption:  # as wide as the terminal, because the last part may be narrow
             yield Text.from_markup(self.caption, style="table.caption")
 
-    def _parts(self, console: Console, width: int) -> list[list[int]]:
+    def _parts(self, console: Console, options: ConsoleOptions) -> list[list[int]]:
         """The columns of each part, by number: as many as fit, and at least one beside the names."""
         names, rest = list(range(self.names)), list(range(self.names, len(self._columns)))
-        parts, unlimited = [names + rest[:1]], console.options.update(width=_UNLIMITED)
+        parts = [names + rest[:1]]
         for i in rest[1:]:
             wider = [*parts[-1], i]
-            if console.measure(self._table(wider, width), options=unlimited).minimum <= width:
+            if self._room(wider, console, options) >= 0:
                 parts[-1] = wider
             else:
                 parts.append([*names, i])
         return parts
 
-    def _table(self, columns: Sequence[int], width: int, *, first: bool = False, last: bool = False) -> Table:
+    def _room(self, columns: Sequence[int], console: Console, options: ConsoleOptions) -> int:
+        """The characters of a line that are left where each of the columns has its least width."""
+        widths = [self._least(i, options.max_width) for i in columns]
+        empty = self._table(columns, widths, empty=True)
+        return options.max_width - console.measure(empty, options=options.update(width=_UNLIMITED)).minimum
+
+    def _widths(self, columns: Sequence[int], console: Console, options: ConsoleOptions) -> list[int]:
+        """The width of each column: at least that of its longest word, and more where there is room.
+
+        rich would find widths by itself, but makes columns narrower than their longest word.
+        """
+        widths, room = [self._least(i, options.max_width) for i in columns], self._room(columns, console, options)
+        wanted = [max(self._longest(i) - width, 0) for i, width in zip(columns, widths, strict=True)]
+        for left, place in enumerate(
+            sorted(range(len(columns)), key=wanted.__getitem__)
+        ):  # who wants least comes first
+            more = max(min(wanted[place], room // (len(columns) - left)), 0)
+            widths[place] += more
+            room -= more
+        return widths
+
+    def _texts(self, column: int) -> list[str]:
+        heading, _ = self._columns[column]
+        return [Text.from_markup(text).plain for text in (heading, *(row[column] for row in self._rows if row))]
+
+    def _longest(self, column: int) -> int:
+        return max(cell_len(line) for text in self._texts(column) for line in text.split("\n"))
+
+    def _least(self, column: int, width: int) -> int:
+        """The width of the longest word of a column that wraps, or of the longest line of one that does not."""
+        if not self._wrapped(column):
+            return min(self._longest(column), width)
+        # A name that begins with a space belongs to the row above; it stays whole.
+        pieces = [piece for text in self._texts(column) for piece in ([text] if text.startswith(" ") else text.split())]
+        most = max(width // 2 - 4, 1)
+        if column < self.names == 1:  # a longer word can stay whole beside one column at a time
+            beside = [self._least(i, width) for i in range(self.names, len(self._columns))]
+            most = max(most, width - max(beside, default=0) - 2 * self._padding - 3)
+        return min(max(map(cell_len, pieces), default=1), most)
+
+    def _wrapped(self, column: int) -> bool:
+        return column < self.names or self._columns[column][0] in self._wraps
+
+    def _table(
+        self,
+        columns: Sequence[int],
+        widths: Sequence[int],
+        *,
+        first: bool = False,
+        last: bool = False,
+        empty: bool = False,
+    ) -> Table:
         how: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, self._padding, 0, 0), "caption_justify": "left"}
         table = Table(
             title=self.title if first else None,
@@ -81,20 +133,10 @@ class FittedTable:
             title_justify=self.title_justify,
             **how,
         )
-        for i in columns:
+        for i, width in zip(columns, widths, strict=True):
             heading, justify = self._columns[i]
-            texts = [Text.from_markup(heading), *(Text.from_markup(row[i]) for row in self._rows if row)]
-            wraps = i < self.names or heading in self._wraps
-            # Headings keep their line breaks. A name that begins with a space belongs to the row above; it stays whole.
-            pieces = [
-                piece
-                for text in texts
-                for piece in text.plain.split(None if wraps and not text.plain.startswith(" ") else "\n")
-            ]
-            # A single word that is longer than half a line cannot stay whole beside anything.
-            least = min(max(map(cell_len, pieces), default=1), max(width // 2 - 4, 1) if wraps else width)
-            table.add_column(heading, justify=justify, min_width=least, no_wrap=not wraps, overflow="fold")
-        for row in self._rows:
+            table.add_column(heading, justify=justify, width=width, no_wrap=not self._wrapped(i), overflow="fold")
+        for row in () if empty else self._rows:
             if row is None:
                 table.add_section()
             elif first or any(row[i] for i in columns[self.names :]):

@@ -16,6 +16,7 @@ from tfpfl.studies.plots.style import (
     TICKS,
     Drawing,
     bar,
+    caption_height,
     fill,
     in_style,
     literal,
@@ -23,6 +24,7 @@ from tfpfl.studies.plots.style import (
     put_legend,
     put_rows,
     put_title,
+    row_lines,
     style,
     words,
 )
@@ -53,7 +55,13 @@ def distribution(
     shown = [side for s in group_runs(records) for side in sides(s, protocol)]
     rows = [(side, 100 * np.concatenate([clients(r, side.protocol) for r in side.group.records])) for side in shown]
     _check_scored(rows, protocol)
-    figure, axes = make_figure(height=1.5 + 0.36 * len(rows) if kind == "box" else None)
+    said = _said(records, protocol) if caption else ""
+    height = (
+        1.5 + max(0.36, 0.17 * row_lines([s.label for s, _ in rows])) * len(rows)
+        if kind == "box"
+        else STYLE["figure.figsize"][1]
+    )
+    figure, axes = make_figure(height + caption_height(said))
     axes.use_sticky_edges = False  # otherwise a box that begins at the worst client has no margin, and cuts its dot
     for i, (s, values) in enumerate(rows):
         if not len(values):
@@ -76,7 +84,7 @@ def distribution(
         put_rows(axes, [s.label for s, _ in rows])
         several = any(len(side.group.records) > 1 for side in shown)
         axes.set(xlabel="accuracy (%): a dot for every client" + (" and seed" if several else ""))
-    put_title(axes, "Accuracy of single clients", _said(records, protocol) if caption else "")
+    put_title(axes, "Accuracy of single clients", said)
     return figure
 
 
@@ -106,8 +114,9 @@ def fairness(
     everyone = [(side, [clients(r, side.protocol) for r in side.group.records]) for side in rows]
     _check_scored([(side, np.concatenate(values)) for side, values in everyone], protocol)
     against = group_runs(baselines) if baselines else []
-    lower = 0.55 + 0.2 * len(rows)
-    figure = Drawing(figsize=(STYLE["figure.figsize"][0], 2.9 + 2 * lower), layout="constrained")
+    lower = 0.55 + 0.2 * len(rows) * row_lines([side.label for side in rows])
+    said = _said(records, protocol) if caption else ""
+    figure = Drawing(figsize=(STYLE["figure.figsize"][0], 2.9 + 2 * lower + caption_height(said)), layout="constrained")
     layout = [["deciles", "deciles"], ["worst", "worse" if against else "."], ["jain", "gini"]]
     axes = figure.subplot_mosaic(layout, height_ratios=[2.1, lower, lower])
     for each in axes.values():
@@ -144,7 +153,7 @@ def fairness(
         axes["worse"].set_xlim(-4, 104)
     for name in axes.keys() - {"deciles"}:
         put_rows(axes[name], [s.label if name in ("worst", "jain") else "" for s in rows])
-    put_title(axes["deciles"], "How evenly clients do", _said(records, protocol) if caption else "")
+    put_title(axes["deciles"], "How evenly clients do", said)
     put_legend(figure, axes["deciles"])
     return figure
 
@@ -186,15 +195,21 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
     edges = width * (np.arange(np.floor(ends[0] + 0.5), np.floor(ends[1] + 0.5) + 2) - 0.5)
     columns = min(2, len(found))
     lines = -(-len(found) // columns)
-    size = (STYLE["figure.figsize"][0], 1.1 + 1.15 * lines)
+    shares = [100 * statistics.mean_over_clients(values < 0) for _, values in found]
+    titles = [
+        textwrap.fill(literal(f"{s.label}: {worse:.0f} % worse"), 32 if columns > 1 else 64)
+        for (s, _), worse in zip(found, shares, strict=True)
+    ]
+    said = _said(records, protocol) if caption else ""
+    each = 1.15 + 0.14 * max(title.count("\n") for title in titles)
+    size = (STYLE["figure.figsize"][0], 1.1 + each * lines + caption_height(said))
     figure = Drawing(figsize=size, layout="constrained")
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
-    for axes, (s, values) in zip(grid.flat, found, strict=False):
+    for axes, (s, values), title in zip(grid.flat, found, titles, strict=False):
         look = style(s.group.algorithm, s.group.variant, own=s.group.is_own)
         axes.hist(values, edges, color=look.color, alpha=0.75 * _alpha(s))
         axes.axvline(0, color="black", linewidth=0.8)
-        worse = 100 * statistics.mean_over_clients(values < 0)
-        axes.set_title(literal(f"{s.label}: {worse:.0f} % worse"), fontsize=8.5)
+        axes.set_title(title, fontsize=8.5)
         axes.tick_params(labelsize=TICKS)
         axes.yaxis.get_major_locator().set_params(integer=True)
     for i, axes in enumerate(grid.flat):
@@ -204,7 +219,7 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
     figure.supxlabel(literal(f"accuracy gained against {other[0].label} (points)"), fontsize=9)
     figure.supylabel("clients", fontsize=9)
     if caption:
-        figure.suptitle(fill(_said(records, protocol)), fontsize=7.5, x=0.01, ha="left", color="#555555")
+        figure.suptitle(fill(said), fontsize=7.5, x=0.01, ha="left", color="#555555")
     return figure
 
 

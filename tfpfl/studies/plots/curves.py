@@ -14,6 +14,7 @@ from tfpfl.studies.plots.style import (
     TICKS,
     Drawing,
     byte_unit,
+    caption_height,
     in_style,
     make_figure,
     put_legend,
@@ -67,7 +68,17 @@ def curves(
         raise InvalidArgument(f"there is nothing to draw: no round of these runs has {y} by this protocol: {protocol}")
     unit, divisor = byte_unit(max(xs.max() for _, xs, _, _ in lines)) if x == "bytes" else ("", 1)
     panels = _panels(records, protocol, y)
-    figure, all_axes = _figure_of(len(panels))
+    rounds = "every round" if y == "training loss" else "every evaluated round"
+    said = (
+        "before the step, on its examples; mean over the round's clients"
+        if y == "training loss"
+        else words(protocol, rounds)
+    )
+    several = any(len(s.records) > 1 for s, *_ in lines)
+    band = "; bands: 95 % interval over seeds" if several else ""
+    seen = "" if y == "training loss" else told_seen(records, protocol._replace(when="last"))
+    under = f"{said}{band}. {seen}".rstrip(". ") if caption else ""
+    figure, all_axes = _figure_of(len(panels), caption_height(under))
     shown = [[(s, *_points(s.records, x, y, side.protocol)) for s, *_ in lines] for side in panels]
     shown = [[line for line in each if len(line[1])] for each in shown]
     means = np.concatenate([mean for each in shown for *_, mean, _ in each])
@@ -80,19 +91,12 @@ def curves(
         panel.set_title(side.words, fontsize=8.5)
         if logarithmic:
             panel.set_yscale("log")
+        if x == "rounds":
+            panel.xaxis.get_major_locator().set_params(integer=True)
     axes = all_axes[0]
     axes.set(xlabel=_LABELS[x] + (f" ({unit})" if unit else ""), ylabel=y_label)
-    rounds = "every round" if y == "training loss" else "every evaluated round"
-    said = (
-        "before the step, on its examples; mean over the round's clients"
-        if y == "training loss"
-        else words(protocol, rounds)
-    )
-    seeds = max(len(s.records) for s, *_ in lines)
-    band = "; bands: 95 % interval over seeds" if seeds > 1 else ""
     kind = "Loss of the last local step" if y == "training loss" else f"{protocol.split.capitalize()} {y}"
-    seen = "" if y == "training loss" else told_seen(records, protocol._replace(when="last"))
-    put_title(axes, f"{kind} by {x}", f"{said}{band}. {seen}".rstrip(". ") if caption else "")
+    put_title(axes, f"{kind} by {x}", under)
     put_legend(figure, axes)
     return figure
 
@@ -108,13 +112,16 @@ def _panels(records: Sequence[Record], protocol: Protocol, y: str) -> list[Side]
     return [Side(everyone, protocol, ""), *sides(everyone, last)]
 
 
-def _figure_of(panels: int):
-    """(figure, [axes]): one panel, or a panel for all clients and below it one for each side, with the same y axis."""
-    if panels == 1:
-        figure, axes = make_figure()
-        return figure, [axes]
+def _figure_of(panels: int, more: float):
+    """(figure, [axes]): one panel, or a panel for all clients and below it one for each side, with the same y axis.
+
+    It is `more` inches higher than usual.
+    """
     width, height = STYLE["figure.figsize"]
-    figure = Drawing(figsize=(width, height + 1.9), layout="constrained")
+    if panels == 1:
+        figure, axes = make_figure(height + more)
+        return figure, [axes]
+    figure = Drawing(figsize=(width, height + more + 1.9), layout="constrained")
     axes = figure.subplot_mosaic([["all", "all"], ["seen", "unseen"]], height_ratios=[2.2, 1])
     for name, panel in axes.items():
         panel.tick_params(labelsize=TICKS)

@@ -133,18 +133,33 @@ def put_title(axes, title: str, caption: str) -> None:
     axes.set_title(literal(title), pad=6 + (9.5 * (small.count("\n") + 1) if small else 0))
 
 
+def caption_height(caption: str) -> float:
+    """Inches that a caption needs beyond the first two of its lines, for which figures have room."""
+    return 0.13 * max(fill(caption).count("\n") - 1, 0)
+
+
 def put_rows(axes, labels) -> None:
     """Labels the y axis with one row for each label, the first on top."""
-    axes.set_yticks(range(len(labels)), [short(label, 48) for label in labels])
+    axes.set_yticks(range(len(labels)), [_row(label) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
 
 
+def _row(label: str) -> str:
+    return textwrap.fill(short(label, 64), 30)
+
+
+def row_lines(labels) -> int:
+    """The number of lines of the longest of these labels; `put_rows` breaks long ones."""
+    return max(_row(label).count("\n") + 1 for label in labels)
+
+
 def put_legend(figure, axes) -> None:
-    """Puts the legend of a panel below the figure, in as many columns as fit."""
+    """Puts the legend of a panel below the figure, in as many columns as fit; a long one makes the figure higher."""
     handles, labels = axes.get_legend_handles_labels()
     labels = [short(label, 64) for label in labels]
     columns = max(1, min(len(labels), 60 // (max(map(len, labels)) + 7)))
+    figure.set_figheight(figure.get_figheight() + 0.17 * max(-(-len(labels) // columns) - 3, 0))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.8)
 
 
