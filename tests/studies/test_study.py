@@ -17,15 +17,17 @@ import pytest
 from click.testing import CliRunner
 
 from helpers import small_runs as runs
+from helpers.made_records import made
 from helpers.processes import alive, children_of
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.runs.config import RunConfig
+from tfpfl.studies import comparison
 from tfpfl.studies.study import worker
 from tfpfl.studies.study.file import Study
-from tfpfl.studies.study.plan import Outcome, number_of_runs, plan
+from tfpfl.studies.study.plan import Cell, Failure, Outcome, Tried, number_of_runs, plan
 from tfpfl.studies.study.pool import Ledger, work
-from tfpfl.studies.study.results import _write_parquet
+from tfpfl.studies.study.results import StudyResults, _write_parquet
 from tfpfl.studies.study.run import run_study
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -246,6 +248,56 @@ def test_a_worker_whose_study_is_gone_does_nothing(monkeypatch, tmp_path):
     assert done.returncode == 1 and not (tmp_path / "run").exists()
 
 
+def test_the_tables_are_those_of_the_runs(tmp_path):
+    """Of made runs: a method that is searched, one without all of its seeds, and one that diverged."""
+    spaces = {"pflego": {"search": {"beta": [0.007, 0.1]}}, "local": {}, "fedavg": {}, "ditto": {}}
+    of = study({}, {"fedper": {}} | spaces)
+    cells, records = [], {}
+    for method in of.methods:
+        cell = Cell(of.data[0], method, winner={})
+        for seed in of.seeds[: 1 if method.name == "fedavg" else 2]:
+            cell.folders[seed] = tmp_path / "runs" / f"{method.name}-s{seed}"
+            records[cell.folders[seed]] = made(method.name, seed, folder=cell.folders[seed])
+        cells.append(cell)
+    _, searched, local, fedavg, ditto = cells
+    searched.tried = [Tried({"beta": 0.007}, 30, (0.5,)), Tried({"beta": 0.1}, 30, (0.75,))]
+    searched.winner = {"beta": 0.1}
+    fedavg.failures.append(Failure("d, FedAvg, seed 1", "out of luck"))
+    ditto.diverged.append(1)
+    results = StudyResults(of, tmp_path, cells)
+    results.__dict__["records"] = records
+    table = results.table()
+    assert table.methods == ["FedPer", "PFLEGO", "Local"]  # the others lack a seed
+    mine = [records[folder] for folder in searched.folders.values()]
+    accuracies = [100 * record.result().accuracy for record in mine]
+    assert results.by_data["d"][1]["accuracy"] == pytest.approx(sum(accuracies) / 2)
+    gain = comparison.rows([*mine, *(records[folder] for folder in local.folders.values())])[0]["gain over Local"]
+    assert results.by_data["d"][1]["gain over Local"] == pytest.approx(gain)
+    assert "2 settings of every method that is searched, seed 0" in table.caption
+    assert "Not searched: FedPer, Local, FedAvg, Ditto." in table.caption
+
+    results.write()
+    assert {path.name for path in results.files} >= {
+        "search.csv",
+        "results.csv",
+        "commands.sh",
+        "table.md",
+        "table.tex",
+    }
+    written = list(csv.DictReader((tmp_path / "results.csv").open()))
+    assert len(written) == 9 and float(written[2]["accuracy"]) == mine[0].result().accuracy
+    assert [row["chosen"] for row in csv.DictReader((tmp_path / "search.csv").open())] == ["False", "True"]
+    said = results.said(searched)
+    assert said[0] == "d, PFLEGO: beta=0.1 is the best of 2 settings on validation examples, 75.00 %"
+    assert "beta=0.1 is the largest value that was tried (0.007 to 0.1): a larger one may be better" in said[1]
+    assert results.said(fedavg) == ["d, FedAvg: failed: d, FedAvg, seed 1: out of luck"]
+    assert results.said(ditto) == ["d, Ditto: diverged with seed 1, so it is not in the table"]
+    first, second = results.commands(searched)
+    assert first.endswith("--out runs/d-pflego-s0") and "--seed 1" in second and "--data-seed 0" in second
+    with pytest.raises(InvalidArgument, match="unknown column 'acuracy'"):
+        results.write(("acuracy",))
+
+
 def test_parquet_has_what_the_csv_has(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     table = [
@@ -302,6 +354,7 @@ def test_real_settings_need_validation_examples(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_real_study_in_one_process(six_clients, tmp_path, monkeypatch):
     """One run, of the real worker; its number is that of the same run without a study."""
     only = content(six_clients.path, methods={"local": {"hyperparameters": {"steps": 2}}}, seeds=[0])
@@ -326,12 +379,12 @@ def test_real_study_that_is_killed_ends_like_one_that_is_not(six_clients, tmp_pa
     program = "import json, sys; from tfpfl.studies import run_study; "
     program += "run_study(json.load(open(sys.argv[1])), sys.argv[2], processes=2)"
     process = subprocess.Popen([sys.executable, "-c", program, str(file), str(tmp_path / "killed")])
-    until = time.monotonic() + 120
-    while not (tmp_path / "killed" / "ledger.jsonl").exists() and time.monotonic() < until:
+    while not (tmp_path / "killed" / "ledger.jsonl").exists() and process.poll() is None:
         time.sleep(0.05)
     workers = children_of(process.pid)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    until = time.monotonic() + 60  # the kernel kills them at once
     while any(map(alive, workers)) and time.monotonic() < until:
         time.sleep(0.05)
     assert not any(map(alive, workers))
