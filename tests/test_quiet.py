@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from tfpfl.checks import quiet_tensorflow, traced_by_design
 from tfpfl.cli.group import quiet_warnings
 
@@ -53,9 +54,10 @@ def in_a_plain_shell(folder, *arguments, **environment):
     return done.stdout, done.stderr
 
 
-def test_a_script_prints_what_is_ours_alone(tmp_path):
+@pytest.mark.parametrize("trainings", slow_but([1, 6], 1))
+def test_a_script_prints_what_is_ours_alone(tmp_path, trainings):
     """On this machine, whatever TensorFlow says of its processor, and without a warning of the sixth training."""
-    assert in_a_plain_shell(tmp_path, PROGRAM, "local", 6) == ("ours 1\n", "")
+    assert in_a_plain_shell(tmp_path, PROGRAM, "local", trainings) == ("ours 1\n", "")
 
 
 def test_the_news_that_no_setting_hides_are_dropped_and_nothing_else_is(tmp_path):
@@ -151,24 +153,21 @@ def test_a_command_keeps_the_level_of_the_logger(monkeypatch, given, verbose, le
     assert logger.level == level
 
 
-def warned(caplog, mark, monkeypatch, **environment) -> bool:
-    """Whether TensorFlow warns of six graphs that are made from the same code."""
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(logging.getLogger("tensorflow"), "level", logging.WARNING)
-    monkeypatch.setattr(logging.getLogger("tensorflow"), "propagate", True)
+def warned(caplog, number, mark) -> bool:
+    """Whether TensorFlow warns of six graphs that are made from the same code, which returns x + number."""
     caplog.clear()
-
-    def code(x):
-        return x + 1
-
+    code = eval(f"lambda x: x + {number}")
     for _ in range(6):
-        mark(tf.function(code))(tf.constant(1.0))
+        mark(tf.function(code, autograph=False))(tf.constant(1.0))
     return "triggered tf.function retracing" in caplog.text
 
 
 def test_graphs_that_are_made_anew_by_design_cause_no_warning_and_others_do(caplog, monkeypatch):
     monkeypatch.delenv("TFPFL_VERBOSE", raising=False)
-    assert not warned(caplog, traced_by_design, monkeypatch)
-    assert warned(caplog, lambda graph: graph, monkeypatch)
-    assert warned(caplog, traced_by_design, monkeypatch, TFPFL_VERBOSE="1")
+    logger = logging.getLogger("tensorflow")
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+    monkeypatch.setattr(logger, "propagate", True)
+    assert not warned(caplog, 31.5, traced_by_design)
+    assert warned(caplog, 32.5, lambda graph: graph)
+    monkeypatch.setenv("TFPFL_VERBOSE", "1")
+    assert warned(caplog, 33.5, traced_by_design)
