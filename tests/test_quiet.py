@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from helpers.marks import slow_but
+from helpers.processes import alive
 from tfpfl.checks import quiet_tensorflow, traced_by_design
 from tfpfl.cli.group import quiet_warnings
 
@@ -106,9 +107,31 @@ def test_a_script_through_tff_prints_what_is_ours_alone(tmp_path, tff):
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["", "import tensorflow_federated as tff; tff.federated_computation(lambda: 1)();"])
 def test_a_loop_of_ones_own_prints_what_is_ours_alone(tmp_path, tff, before):
-    """Also after TFF's own context has started a worker of its own, which must not stay."""
     said, errors = in_a_plain_shell(tmp_path, "import tfpfl\n" + before + PROCESS)
     assert said == "ours 1\n" and without_open_worker(errors) == ""
+
+
+OWN = """
+import os
+from pathlib import Path
+
+import tfpfl
+import tensorflow_federated as tff
+from helpers.processes import descendants
+from tfpfl.engines.tff.worker import require_tff
+
+require_tff()
+tff.federated_computation(lambda: tff.federated_value(1, tff.SERVER))()  # on a worker that TFF starts
+commands = {pid: Path(f"/proc/{pid}/cmdline") for pid in descendants(os.getpid())}
+print(*(pid for pid, path in commands.items() if path.exists() and b"worker_binary" in path.read_bytes()))
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_tff_started_ends_with_the_process(tmp_path, tff):
+    said, errors = in_a_plain_shell(tmp_path, OWN, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
+    workers = [int(pid) for pid in said.split()]
+    assert workers and [pid for pid in workers if alive(pid)] == [] and errors == ""
 
 
 def without_open_worker(errors):
