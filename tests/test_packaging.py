@@ -162,7 +162,7 @@ def test_the_wheel_runs_without_a_checkout(wheels, environment, place):
     python = environment("plain", wheels["tfpfl"])
     tfpfl = python.with_name("tfpfl")
     assert "Train and evaluate:" in run(tfpfl, "--help", cwd=place).stdout
-    words = ["run", "--clients", "4", "--participation", "0.5", "--rounds", "2", "--tau", "3", "--out", "first"]
+    words = ["run", "--clients", "5", "--participation", "0.4", "--rounds", "2", "--tau", "3", "--out", "first"]
     done = run(tfpfl, *words, cwd=place)
     assert "Written to first" in done.stdout and done.stderr == ""
     summary = json.loads((place / "first" / "summary.json").read_text())

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
+from helpers.processes import alive
 from tfpfl.checks import quiet_tensorflow, traced_by_design
 from tfpfl.cli.group import quiet_warnings
 
@@ -53,9 +55,10 @@ def in_a_plain_shell(folder, *arguments, **environment):
     return done.stdout, done.stderr
 
 
-def test_a_script_prints_what_is_ours_alone(tmp_path):
+@pytest.mark.parametrize("trainings", slow_but([1, 6], 1))
+def test_a_script_prints_what_is_ours_alone(tmp_path, trainings):
     """On this machine, whatever TensorFlow says of its processor, and without a warning of the sixth training."""
-    assert in_a_plain_shell(tmp_path, PROGRAM, "local", 6) == ("ours 1\n", "")
+    assert in_a_plain_shell(tmp_path, PROGRAM, "local", trainings) == ("ours 1\n", "")
 
 
 def test_the_news_that_no_setting_hides_are_dropped_and_nothing_else_is(tmp_path):
@@ -104,9 +107,31 @@ def test_a_script_through_tff_prints_what_is_ours_alone(tmp_path, tff):
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["", "import tensorflow_federated as tff; tff.federated_computation(lambda: 1)();"])
 def test_a_loop_of_ones_own_prints_what_is_ours_alone(tmp_path, tff, before):
-    """Also after TFF's own context has started a worker of its own, which must not stay."""
     said, errors = in_a_plain_shell(tmp_path, "import tfpfl\n" + before + PROCESS)
     assert said == "ours 1\n" and without_open_worker(errors) == ""
+
+
+OWN = """
+import os
+from pathlib import Path
+
+import tfpfl
+import tensorflow_federated as tff
+from helpers.processes import descendants
+from tfpfl.engines.tff.worker import require_tff
+
+require_tff()
+tff.federated_computation(lambda: tff.federated_value(1, tff.SERVER))()  # on a worker that TFF starts
+commands = {pid: Path(f"/proc/{pid}/cmdline") for pid in descendants(os.getpid())}
+print(*(pid for pid, path in commands.items() if path.exists() and b"worker_binary" in path.read_bytes()))
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_tff_started_ends_with_the_process(tmp_path, tff):
+    said, errors = in_a_plain_shell(tmp_path, OWN, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
+    workers = [int(pid) for pid in said.split()]
+    assert workers and [pid for pid in workers if alive(pid)] == [] and errors == ""
 
 
 def without_open_worker(errors):
@@ -151,24 +176,21 @@ def test_a_command_keeps_the_level_of_the_logger(monkeypatch, given, verbose, le
     assert logger.level == level
 
 
-def warned(caplog, mark, monkeypatch, **environment) -> bool:
-    """Whether TensorFlow warns of six graphs that are made from the same code."""
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(logging.getLogger("tensorflow"), "level", logging.WARNING)
-    monkeypatch.setattr(logging.getLogger("tensorflow"), "propagate", True)
+def warned(caplog, number, mark) -> bool:
+    """Whether TensorFlow warns of six graphs that are made from the same code, which returns x + number."""
     caplog.clear()
-
-    def code(x):
-        return x + 1
-
+    code = eval(f"lambda x: x + {number}")
     for _ in range(6):
-        mark(tf.function(code))(tf.constant(1.0))
+        mark(tf.function(code, autograph=False))(tf.constant(1.0))
     return "triggered tf.function retracing" in caplog.text
 
 
 def test_graphs_that_are_made_anew_by_design_cause_no_warning_and_others_do(caplog, monkeypatch):
     monkeypatch.delenv("TFPFL_VERBOSE", raising=False)
-    assert not warned(caplog, traced_by_design, monkeypatch)
-    assert warned(caplog, lambda graph: graph, monkeypatch)
-    assert warned(caplog, traced_by_design, monkeypatch, TFPFL_VERBOSE="1")
+    logger = logging.getLogger("tensorflow")
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+    monkeypatch.setattr(logger, "propagate", True)
+    assert not warned(caplog, 31.5, traced_by_design)
+    assert warned(caplog, 32.5, lambda graph: graph)
+    monkeypatch.setenv("TFPFL_VERBOSE", "1")
+    assert warned(caplog, 33.5, traced_by_design)

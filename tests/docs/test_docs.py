@@ -214,6 +214,8 @@ def test_an_algorithm_has_its_page(name):
     """Title, reference, rule, every hyperparameter with its default and a text, command and BibTeX."""
     pages = runpy.run_path(str(ROOT / "docs" / "generated.py"))
     text, row = pages["algorithm_page"](name), ALGORITHMS[name]
+    committed = (ROOT / "docs" / "algorithms" / f"{name}.md").read_text(encoding="utf-8")
+    assert committed == text, "run: python docs/tables.py"
     assert text.startswith(f"# {row.title}\n") and row.reference in text
     assert [line for line in update_rule(row.builder) if line.strip() not in text] == []
     first = inspect.getmodule(row.builder).__doc__.splitlines()[0]

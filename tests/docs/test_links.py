@@ -23,6 +23,7 @@ PAGES = sorted(
         *(ROOT / "docs").rglob("*.md"),
     ]
 )
+RUN = "run: python docs/tables.py"
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 
 
@@ -108,17 +109,22 @@ def test_dead_links_are_found():
     assert anchors("# A `b`, c_d!\n## A b, c_d\n") == {"a-b-c_d", "a-b-c_d-1"}
 
 
-def test_the_table_and_the_page_of_every_algorithm_are_in_the_repository():
-    """As the code has them, so that they can be read without building the site."""
+def test_the_page_of_every_algorithm_and_cells_are_in_the_repository():
+    """So that they can be read without building the site. tests/docs/test_docs.py compares the algorithms' pages."""
+    generated = runpy.run_path(str(ROOT / "docs" / "generated.py"))
+    assert (ROOT / "docs" / "cells.md").read_text(encoding="utf-8") == generated["cells_page"](), RUN
+    assert {path.stem for path in (ROOT / "docs" / "algorithms").iterdir()} == set(ALGORITHMS)
+    choosing = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    assert {f"algorithms/{name}.md" for name in ALGORITHMS} <= set(targets(choosing))
+
+
+@pytest.mark.slow
+def test_the_table_of_algorithms_is_current():
     generated = runpy.run_path(str(ROOT / "docs" / "generated.py"))
     tables = runpy.run_path(str(ROOT / "docs" / "tables.py"))
-    for path, content in generated["pages"]().items():
-        assert (ROOT / "docs" / path).read_text(encoding="utf-8") == content, f"{path}: run python docs/tables.py"
     choosing = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
     now = tables["with_section"](choosing, "table of algorithms", generated["choosing_table"]())
-    assert now == choosing, "run: python docs/tables.py"
-    assert {path.stem for path in (ROOT / "docs" / "algorithms").iterdir()} == set(ALGORITHMS)
-    assert {f"algorithms/{name}.md" for name in ALGORITHMS} <= set(targets(choosing))
+    assert now == choosing, RUN
 
 
 def test_a_page_of_the_repository_has_no_marks_of_the_site():

@@ -58,8 +58,8 @@ def require_tff():
 def _end_tffs_own_worker_at_exit() -> None:
     """Ends the worker of TFF's own context before Python deletes what TFF needs for that.
 
-    TFF ends it when the context is deleted. At the end of a process that is too late: there is an exception, which
-    Python prints and ignores ("Exception ignored in: ... ServiceManager.__del__"), and the worker stays.
+    TFF ends it when the context is deleted. At the end of a process that may never happen, and then the worker stays;
+    or it happens too late, and Python prints "Exception ignored in: ... ServiceManager.__del__".
     """
     atexit.register(_end_tffs_own_worker)
 
