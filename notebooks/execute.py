@@ -29,6 +29,7 @@ def executed(path: Path):
     with tempfile.TemporaryDirectory() as folder:
         paths = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))  # this checkout's tfpfl
         env = {**os.environ, "PYTHONPATH": paths, "TFPFL_CACHE": folder, "TMPDIR": folder}
+        env.pop("PYTEST_CURRENT_TEST", None)  # with it, the kernel would not show what libraries in C++ write
         client = NotebookClient(notebook, timeout=600, kernel_name="python3", record_timing=False)
         client.execute(cwd=folder, env=env)
     return normalised(notebook, path.stem[:2])

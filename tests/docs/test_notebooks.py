@@ -8,6 +8,7 @@ import base64
 import io
 import json
 import math
+import os
 import re
 import runpy
 from importlib.util import find_spec
@@ -130,6 +131,17 @@ def test_a_notebook_alone_says_what_to_do(tmp_path):
         (line,) = error["traceback"]
         assert "\n" not in line and why in line and "%env TFPFL_SOURCE=PATH" in line
     assert {output["output_type"] for output in there["outputs"]} == {"stream"}
+
+
+def test_a_kernel_shows_what_libraries_in_other_languages_write(tmp_path):
+    """What TensorFlow writes past Python: ipykernel leaves it out where this variable is set, and pytest sets it."""
+    nbformat = pytest.importorskip("nbformat")
+    for package in ("nbclient", "ipykernel"):
+        pytest.importorskip(package)
+    cell = nbformat.v4.new_code_cell("import os\nprint('PYTEST_CURRENT_TEST' in os.environ)")
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "01_seen.ipynb")
+    done = runpy.run_path(str(FOLDER / "execute.py"))["executed"](tmp_path / "01_seen.ipynb")
+    assert "PYTEST_CURRENT_TEST" in os.environ and texts(done.cells[0]) == [("stdout", "False\n")]
 
 
 def pixels_of(png: bytes):
