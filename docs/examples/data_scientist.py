@@ -85,5 +85,6 @@ ours, alone = (next(r for r in records if r.config.algorithm == name).per_client
 gains = {federation.client_names[i]: 100 * (ours[i] - alone[i]) for i in ours}
 for name in sorted(gains, key=gains.get, reverse=True)[:3]:
     print(f"{name} gains {gains[name]:.1f} points")
-plots.write_picture(plots.gains(records, "local"), folder / "gains.png", dpi=120)
+local = [record for record in records if record.config.algorithm == "local"]
+plots.write_picture(plots.gains(records, local), folder / "gains.png", dpi=120)
 print(f"Written to {folder}")

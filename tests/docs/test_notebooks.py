@@ -5,8 +5,10 @@ and an example more or less is then right. Cells with the tag 'varies' are left 
 """
 
 import base64
+import io
 import json
 import math
+import os
 import re
 import runpy
 from importlib.util import find_spec
@@ -108,11 +110,102 @@ def test_the_first_cell_is_the_same_in_all():
     assert len({source(code_cells(json.loads(path.read_text()))[0]) for path in NOTEBOOKS}) == 1
 
 
+def in_a_kernel(folder, *cells) -> list:
+    """The cells after a run in a kernel that starts in the folder and finds no tfpfl."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    new = nbformat.v4.new_code_cell
+    hidden = new("import sys\nsys.modules['tfpfl'] = None  # then find_spec says that it is not installed")
+    notebook = nbformat.v4.new_notebook(cells=[hidden, *map(new, cells)])
+    nbclient.NotebookClient(notebook, timeout=60, allow_errors=True).execute(cwd=str(folder))
+    return json.loads(json.dumps(notebook.cells[1:]))
+
+
+def test_a_notebook_alone_says_what_to_do(tmp_path):
+    """In one line where there is no checkout, and where pip finds none; later cells are not run then."""
+    first = source(code_cells(json.loads(NOTEBOOKS[0].read_text()))[0])
+    (tmp_path / "empty").mkdir()
+    alone, there, wrong = in_a_kernel(tmp_path / "empty", first, "%env TFPFL_SOURCE=nowhere/tfpfl", first)
+    for cell, why in ((alone, "is not in a checkout of it"), (wrong, "could not install tfpfl from nowhere/tfpfl")):
+        (error,) = [output for output in cell["outputs"] if output["output_type"] == "error"]
+        (line,) = error["traceback"]
+        assert "\n" not in line and why in line and "%env TFPFL_SOURCE=PATH" in line
+    assert {output["output_type"] for output in there["outputs"]} == {"stream"}
+
+
+def test_a_kernel_shows_what_libraries_in_other_languages_write(tmp_path):
+    """What TensorFlow writes past Python: ipykernel leaves it out where this variable is set, and pytest sets it."""
+    nbformat = pytest.importorskip("nbformat")
+    for package in ("nbclient", "ipykernel"):
+        pytest.importorskip(package)
+    cell = nbformat.v4.new_code_cell("import os\nprint('PYTEST_CURRENT_TEST' in os.environ)")
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "01_seen.ipynb")
+    done = runpy.run_path(str(FOLDER / "execute.py"))["executed"](tmp_path / "01_seen.ipynb")
+    assert "PYTEST_CURRENT_TEST" in os.environ and texts(done.cells[0]) == [("stdout", "False\n")]
+
+
+def pixels_of(png: bytes):
+    """uint8 [height, width, 3]"""
+    import numpy as np
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+
+
+def colors_of(png: bytes) -> set:
+    """Each as one number, 65536 red + 256 green + blue."""
+    import numpy as np
+
+    return set(np.unique(pixels_of(png) @ [65536, 256, 1]).tolist())
+
+
+def rgb(color: str) -> int:
+    """The number of a colour of matplotlib."""
+    from matplotlib.colors import to_hex
+
+    return int(to_hex(color)[1:], 16)
+
+
+def test_a_stored_figure_keeps_its_colours():
+    """Lines, markers and the legend of all methods at once, and beside them a picture of more shades than are kept."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    from tfpfl.algorithms import ALGORITHMS
+    from tfpfl.studies.plots import style
+
+    figure = Figure(figsize=(9, 4), dpi=100)
+    left, right = figure.subplots(1, 2)
+    used = {style(name).color for name in ALGORITHMS}
+    for k, color in enumerate(sorted(used)):
+        left.plot([0, 1, 2], [k, k + 1, k + 0.5], "o-", color=color, linewidth=1.5, label=color)
+    left.legend(ncols=3)
+    right.imshow(np.linspace(0, 1, 256).reshape(16, 16), "viridis")
+    written = io.BytesIO()
+    figure.savefig(written)
+    before = written.getvalue()
+    smaller = runpy.run_path(str(FOLDER / "execute.py"))["smaller"]
+    after = base64.b64decode(smaller(base64.b64encode(before).decode()))
+    assert {rgb(color) for color in used} <= colors_of(after) and len(used) > 5
+    assert len(colors_of(before)) > 256 > 64 >= len(colors_of(after)) and len(after) < len(before) / 2
+    assert np.abs(pixels_of(before).astype(int) - pixels_of(after)).mean() < 1
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_committed_figures_have_the_colours_of_the_methods(number):
+    from tfpfl.studies.plots import style
+
+    notebook = json.loads(NOTEBOOKS[number - 1].read_text())
+    figures = [figure for figure in map(figure_of, code_cells(notebook)) if figure is not None]
+    names = ("pflego", "fedavg", "local") if number == 1 else ("pflego", "fedavg", "fedavg_ft", "local")
+    assert {rgb(style(name).color) for name in names} <= colors_of(figures[-1])
+
+
 def test_committed(path):
     """Short, small, clean, and nothing about the machine in it."""
     notebook = json.loads(path.read_text())
     assert path.stat().st_size <= MOST_BYTES
-    lines = [line.strip() for cell in code_cells(notebook) for line in source(cell).splitlines()]
+    lines = [line.strip() for cell in code_cells(notebook)[1:] for line in source(cell).splitlines()]
     assert len([line for line in lines if line and not line.startswith("#")]) <= MOST_LINES
     assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
     assert notebook["metadata"]["language_info"] == {"name": "python"}
