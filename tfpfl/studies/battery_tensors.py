@@ -1,8 +1,8 @@
 """Finds eager tensors that a function of an algorithm takes from outside, such as a `tf.constant` in the builder.
 
 tf.function takes such a tensor into its graph, so the local engine and Ray compute the function. TFF traces a function
-in a plain graph, which cannot: it says "Attempting to capture an EagerTensor without building a function". An eager
-tensor of up to 128 numbers passes if it is used only within tf.while_loop, tf.cond or tf.map_fn.
+in a plain graph, which cannot, whatever the tensor's size: it says "Attempting to capture an EagerTensor without
+building a function".
 """
 
 import traceback
