@@ -169,6 +169,7 @@ def test_every_grouping_agrees(federation, grouping):
     assert distance(found, expected) < 1e-5
 
 
+@pytest.mark.slow
 def test_other_transforms_stand_around_it(federation):
     algorithm = build("fedavg", federation, **options_of("adam"))
     plain = rounds(Simulation(algorithm, federation), algorithm)
@@ -191,6 +192,7 @@ def test_an_optimizer_of_python(data):
     assert distance(trained(server_opt=adam(0.5)), by_name) > 1e-2
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_tff(tff, federation):
     algorithm = build("fedavg", federation, server_opt=tff.learning.optimizers.build_adam(0.05, epsilon=0.01))
     ours = build("fedavg", federation, server_opt=adam(0.05, epsilon=0.01, epsilon_hat=True))
@@ -198,6 +200,7 @@ def test_an_optimizer_of_tff(tff, federation):
     assert distance(found[0].own, rounds(Simulation(ours, federation), ours)[0].own) < 1e-5
 
 
+@pytest.mark.slow
 def test_pflego_takes_an_optimizer_too(data):
     hyper = quick("pflego")
     by_name = play(build_algorithm("pflego", data.model, data.population, **hyper | {"server_opt": "momentum"}), data)
