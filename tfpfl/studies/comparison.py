@@ -22,7 +22,7 @@ from tfpfl.runs.run import Run
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import RunGroup, check_comparable, group_runs, measured, paired
 
-FORMATS = ("csv", "md")  # `tfpfl.studies.paper_table` writes LaTeX
+FORMATS = ("csv", "md")  # `tfpfl.studies.paper_tables` writes LaTeX
 
 
 def compare_runs(
