@@ -17,7 +17,7 @@ from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.cli import main
 from tfpfl.data import Federation
 from tfpfl.runs.files import csv_cell, csv_text, markdown, write_csv
-from tfpfl.studies import comparison, paper_table, plots, tables
+from tfpfl.studies import comparison, paper_tables, plots, tables
 from tfpfl.studies.new_clients import Adapted
 from tfpfl.studies.new_clients import write_csv as write_new_clients
 from tfpfl.studies.report import render
@@ -148,7 +148,7 @@ def test_tables_for_papers_keep_their_columns(name, tmp_path):
     lines = comparison.text(rows, "md").splitlines()[:4]
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
     assert not any("<script" in line or "](javascript" in re.sub(r"\\.", "", line) for line in lines)
-    written = paper_table.latex(paper_table.paper_table({name: rows}))
+    written = paper_tables.latex(paper_tables.paper_table({name: rows}))
     assert is_plain(written, lines="\n")
     assert "\\input{" not in written
 

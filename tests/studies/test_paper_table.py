@@ -11,7 +11,7 @@ from rich.console import Console
 from helpers.made_records import made
 from tfpfl.runs.protocols import EV_LOCAL
 from tfpfl.studies import comparison
-from tfpfl.studies.paper_table import latex, markdown, paper_table, terminal
+from tfpfl.studies.paper_tables import latex, markdown, paper_table, terminal
 
 HOSTILE = r"50 % & $x$_1^2 #{~\input{/etc/passwd}} <é> θ ± 3×2"
 

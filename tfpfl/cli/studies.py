@@ -119,7 +119,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
     from tfpfl.runs.config import RunConfig
     from tfpfl.runs.files import write_whole
     from tfpfl.studies import comparison as comparing
-    from tfpfl.studies.paper_table import latex, paper_table
+    from tfpfl.studies.paper_tables import latex, paper_table
     from tfpfl.studies.records import Record
     from tfpfl.studies.tables import comparison_over_clients, metrics_of_algorithms
 

@@ -50,7 +50,7 @@ def study(file: Path, out: Path | None, processes: int, columns: str, allow_code
     from rich.console import Console
 
     from tfpfl.checks import one_line
-    from tfpfl.studies.paper_table import terminal
+    from tfpfl.studies.paper_tables import terminal
     from tfpfl.studies.study.file import Study
     from tfpfl.studies.study.run import run_study
 

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from tfpfl.studies.comparison import rows as rows
     from tfpfl.studies.new_clients import adapt_clients as adapt_clients
     from tfpfl.studies.new_clients import adapt_new_clients as adapt_new_clients
-    from tfpfl.studies.paper_table import PaperTable as PaperTable
-    from tfpfl.studies.paper_table import latex as latex
-    from tfpfl.studies.paper_table import paper_table as paper_table
+    from tfpfl.studies.paper_tables import PaperTable as PaperTable
+    from tfpfl.studies.paper_tables import latex as latex
+    from tfpfl.studies.paper_tables import paper_table as paper_table
     from tfpfl.studies.records import Record as Record
     from tfpfl.studies.report import write_report as write_report
     from tfpfl.studies.run_groups import RunGroup as RunGroup
@@ -31,9 +31,9 @@ _HOME = {
     "rows": "comparison",
     "adapt_clients": "new_clients",
     "adapt_new_clients": "new_clients",
-    "PaperTable": "paper_table",
-    "latex": "paper_table",
-    "paper_table": "paper_table",
+    "PaperTable": "paper_tables",
+    "latex": "paper_tables",
+    "paper_table": "paper_tables",
     "Record": "records",
     "write_report": "report",
     "RunGroup": "run_groups",

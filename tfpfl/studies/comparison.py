@@ -34,7 +34,7 @@ from tfpfl.studies.run_groups import (
     told_splits,
 )
 
-FORMATS = ("csv", "md")  # `tfpfl.studies.paper_table` writes LaTeX
+FORMATS = ("csv", "md")  # `tfpfl.studies.paper_tables` writes LaTeX
 
 
 def compare_runs(

@@ -13,7 +13,7 @@ from tfpfl.runs.config import RunError
 from tfpfl.runs.files import replaced, write_csv, write_whole
 from tfpfl.runs.protocols import EV_LOCAL
 from tfpfl.studies.comparison import rows
-from tfpfl.studies.paper_table import ACCURACY, PaperTable, latex, markdown, paper_table
+from tfpfl.studies.paper_tables import ACCURACY, PaperTable, latex, markdown, paper_table
 from tfpfl.studies.records import Record
 from tfpfl.studies.search import VALIDATION
 from tfpfl.studies.study.file import Study

@@ -16,7 +16,7 @@ from tfpfl.runs.federations import open_federation
 from tfpfl.runs.locks import InUse, Lock
 from tfpfl.runs.privacy import require_accounting
 from tfpfl.runs.run import Run
-from tfpfl.studies.paper_table import ACCURACY
+from tfpfl.studies.paper_tables import ACCURACY
 from tfpfl.studies.records import Record
 from tfpfl.studies.search import VALIDATION
 from tfpfl.studies.study.file import Study
