@@ -259,7 +259,7 @@ def test_command_lines(tmp_path, cases, monkeypatch):
     """Everything of `tfpfl run` but the training itself."""
     monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
-    monkeypatch.setattr(runs, "_train_and_print", lambda run: None)
+    monkeypatch.setattr(runs, "_train_and_print", lambda run, trackers: None)
     call, out = CliRunner(), tmp_path / "out"
     several = st.lists(st.sampled_from(sorted(OPTIONS)), min_size=1, max_size=4, unique=True)
 

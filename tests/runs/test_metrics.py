@@ -143,11 +143,11 @@ def test_a_run_writes_its_metrics_everywhere(six_clients, short_end, tmp_path):
         for row in csv.DictReader(file):
             assert row["test_hits"] == row["test_accuracy"] and 0 <= float(row["train_macro_f1"]) <= 1
     table = tables.metrics(record.results, "all")
-    assert [column.header for column in table.columns][4:] == ["hits", "macro_f1, %"]
+    assert table.headings[4:] == ["hits", "macro_f1, %"]
     assert comparison.other_metrics([record]) == ["hits", "macro_f1"]
     (row,) = comparison.rows([record])
     table = tables.metrics_of_algorithms([row], ["hits", "macro_f1"])
-    assert list(table.columns[2].cells) == [f"{row['macro_f1']:.2f}"]
+    assert table.cells("macro_f1, %") == [f"{row['macro_f1']:.2f}"]
     assert row["macro_f1"] == pytest.approx(100 * found.metrics["macro_f1"]) and row["hits"] == found.metrics["hits"]
     assert len(list((folder / "tensorboard").iterdir())) == 1
     # elsewhere, where the user's function is not known, the run is read, and says what it lacks before it trains

@@ -267,7 +267,7 @@ DEMO_SETTINGS: dict[str, dict] = {"pflego": {"beta": 0.1, "rho": 0.01}, "fedavg"
     help="What computes the rounds: TensorFlow Federated, or this process.",
 )
 def demo(out, rounds, seed, engine):
-    """Compare PFLEGO with FedAvg and Local on digits, where sharing pays and where it does not.
+    """Compare PFLEGO with FedAvg and Local on digits, in two cases.
 
     First 80 clients have 5 digits each and few examples, then 20 clients have 2 digits each and many examples. Nothing
     is downloaded.

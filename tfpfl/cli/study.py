@@ -41,7 +41,9 @@ def columns_of(text: str) -> tuple[str, ...]:
 @allow_code_option
 @download_option
 def study(file: Path, out: Path | None, processes: int, columns: str, allow_code: bool, allow_download: bool) -> None:
-    """Run a study: methods x data sets x seeds, with a search for hyperparameters. FILE describes it, in TOML or YAML.
+    """Run a study of methods, data sets and seeds from one FILE.
+
+    FILE is TOML or YAML. A search for hyperparameters may be part of it.
 
     Every entry is checked before anything is run. The winner of the search is chosen on validation examples alone, and
     then trained with all seeds. You may interrupt it at any time: the same command continues where it stopped.

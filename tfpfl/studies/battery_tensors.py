@@ -59,17 +59,30 @@ def from_outside(function: Callable, *arguments: Any) -> str | None:
         function: it is traced in a plain graph, as TFF does.
         arguments: structures of tensors like those that it is called with.
     """
+
+    def called() -> Any:
+        return function(*tf.nest.map_structure(_placeholder, arguments))
+
     with tf.Graph().as_default():
-        given = tf.nest.map_structure(_placeholder, arguments)
         try:
-            function(*given)
+            called()
         except Exception as error:
-            if "capture an EagerTensor" not in str(error):
-                return None  # other checks find what else is wrong
+            if not _is_traced(called):
+                return None  # it fails everywhere: other checks find what is wrong
             names = ", ".join(f"`{name}`" for name in _names(function, set())) or "a tensor"
             place = _place(error)
             return f"{names}, which TensorFlow made outside of it{f' ({place})' if place else ''}"
     return None
+
+
+def _is_traced(function: Callable) -> bool:
+    """Whether tf.function can trace it; unlike a plain graph, it may take tensors from outside."""
+    try:
+        with tf.init_scope():
+            tf.function(function, autograph=False).get_concrete_function()
+    except Exception:
+        return False
+    return True
 
 
 def _placeholder(value: Any) -> Any:

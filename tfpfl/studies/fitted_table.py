@@ -42,6 +42,16 @@ class FittedTable:
         self._columns: list[tuple[str, Literal["left", "right"]]] = []
         self._rows: list[tuple[str, ...] | None] = []  # None: a line between two sections
 
+    @property
+    def headings(self) -> list[str]:
+        """The headings of the columns."""
+        return [heading for heading, _ in self._columns]
+
+    def cells(self, heading: str) -> list[str]:
+        """The cells of the first column with this heading, from the top."""
+        i = self.headings.index(heading)
+        return [row[i] for row in self._rows if row]
+
     def add_column(self, heading: str, *, justify: Literal["left", "right"] = "left") -> None:
         """Adds a column; its cells are markup of rich."""
         self._columns.append((heading, justify))
