@@ -39,7 +39,8 @@ def open_federation(config: RunConfig, *, allow_download: bool = False) -> Feder
     if config.federation_hash is not None and federation.hash != config.federation_hash:
         raise RunError(
             f"the run was started on federation {config.federation_hash[:12]}, but {federation.path} is "
-            f"{federation.hash[:12]}: its numbers would be of different data. Restore the first federation"
+            f"{federation.hash[:12]}: its numbers would be of different data. Restore the first federation, "
+            "which config.json names by its federation_hash"
         )
     return federation
 

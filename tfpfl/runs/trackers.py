@@ -17,6 +17,7 @@ import numpy as np
 
 from tfpfl.checks import Unavailable
 from tfpfl.runs.callbacks import Callback
+from tfpfl.runs.protocols import SIDES
 
 if TYPE_CHECKING:
     from tfpfl.runs.run import Run
@@ -255,7 +256,8 @@ def summary(run: "Run") -> dict[str, float]:
     for r in run.results():
         if r.mean == "clients":
             values = {"accuracy": r.accuracy, "loss": r.loss, "worst_decile": r.worst_decile, **r.metrics}
-            found |= {f"result {r.when} {r.model} {r.split} {name}": value for name, value in values.items()}
+            model = f"{r.model} {r.clients}" if r.clients in SIDES else r.model
+            found |= {f"result {r.when} {model} {r.split} {name}": value for name, value in values.items()}
     return numbers(found)
 
 

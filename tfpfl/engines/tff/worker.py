@@ -67,7 +67,8 @@ def _end_tffs_own_worker_at_exit() -> None:
 def _end_tffs_own_worker() -> None:
     from tensorflow_federated.python.core.impl.context_stack import context_stack_impl, runtime_error_context
 
-    for manager in [thing for thing in gc.get_objects() if type(thing).__qualname__.endswith(".ServiceManager")]:
+    kinds = [kind for kind in object.__subclasses__() if kind.__qualname__.endswith(".ServiceManager")]
+    for manager in [thing for kind in kinds for thing in gc.get_referrers(kind) if type(thing) is kind]:
         process, manager._process = manager._process, None
         if process is not None:
             process.kill()  # SIGINT, which TFF sends, is ignored in background jobs of a shell
@@ -179,7 +180,8 @@ class Worker:
         self.address = f"localhost:{self.port}" if open_because else f"unix:{self._short(place)}"
         with open(self.log, "wb") as log:
             self.process = start_worker(self.port, log, concurrency, outside=None if open_because else f"unix:{place}")
-        atexit.register(self.close)
+        self.at_exit = False
+        atexit.register(self._end)
         if open_because:
             _LOG.warning(_IS_OPEN, self.port, os.getuid(), open_because)
         self.stub = remote_executor_grpc_stub.RemoteExecutorGrpcStub(
@@ -201,6 +203,10 @@ class Worker:
     def _short(self, path: Path) -> Path:
         """A path to the same file that is short enough for the address of a socket."""
         return path if len(str(path)) <= _LONGEST_SOCKET else Path(f"/proc/self/fd/{self._handle}", path.name)
+
+    def _end(self) -> None:
+        self.at_exit = True
+        self.close()
 
     def close(self, keep_log: bool = False) -> None:
         """Kills the worker and, without `keep_log`, deletes its log."""
@@ -275,7 +281,8 @@ def execution_context(concurrency: int = -1, isolate: bool | None = None):
     workers: list[Worker] = []
 
     def stub():
-        if not workers or workers[-1].process.poll() is not None:
+        # At the end of the process, a thread may still compute: no worker is started for it, which would be left over.
+        if not workers or workers[-1].process.poll() is not None and not workers[-1].at_exit:
             workers.append(Worker(concurrency, isolate))
         return workers[-1].stub
 
