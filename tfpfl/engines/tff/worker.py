@@ -67,8 +67,10 @@ def _end_tffs_own_worker_at_exit() -> None:
 def _end_tffs_own_worker() -> None:
     from tensorflow_federated.python.core.impl.context_stack import context_stack_impl, runtime_error_context
 
-    kinds = [kind for kind in object.__subclasses__() if kind.__qualname__.endswith(".ServiceManager")]
-    for manager in [thing for kind in kinds for thing in gc.get_referrers(kind) if type(thing) is kind]:
+    kinds: list[Any] = [kind for kind in object.__subclasses__() if kind.__qualname__.endswith(".ServiceManager")]
+    managers: list[Any] = [thing for kind in kinds for thing in gc.get_referrers(kind) if type(thing) is kind]
+    while managers:
+        manager = managers.pop()
         process, manager._process = manager._process, None
         if process is not None:
             process.kill()  # SIGINT, which TFF sends, is ignored in background jobs of a shell
