@@ -93,7 +93,9 @@ describe.skipIf(noBrowser)('the report', () => {
   it('is readable for one run', async () => {
     const { page, complaints, close } = await open(browser, 'report-one.html', { viewport: { width: 390, height: 844 } })
     expect(await page.evaluate(() => document.scrollingElement!.scrollWidth - innerWidth)).toBeLessThanOrEqual(0)
-    expect(await page.locator('#results tbody').first().locator('tr').count()).toBe(1)
+    // The run, and its clients that took part and that did not.
+    const names = await page.locator('#results tbody').first().locator('th').allTextContents()
+    expect(names).toEqual(['PFLEGO', 'PFLEGO, 9 seen', 'PFLEGO, 1 never seen'])
     expect((await page.evaluate(sizes)).flatMap((plot) => plot.cut)).toEqual([])
     expect(complaints).toEqual([])
     await close()
