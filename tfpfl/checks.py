@@ -52,7 +52,7 @@ class TfpflWarning(UserWarning):
 
 
 def warn_user(message: str) -> None:
-    """Gives a `TfpflWarning`."""
+    """Gives a `TfpflWarning` with this message, at the line that called our caller."""
     warnings.warn(message, TfpflWarning, stacklevel=3)
 
 

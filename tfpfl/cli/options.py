@@ -337,7 +337,7 @@ def _machine_option(*flags, **kw):
 log_option = click.option(
     "--log",
     "logs",
-    type=click.Choice(["mlflow", "wandb"]),
+    type=OneOf(["mlflow", "wandb"]),
     multiple=True,
     help="Also write the run to MLflow (folder mlruns) or to Weights & Biases (offline, folder wandb); may be "
     "repeated. Your own settings of these libraries hold. Default: TensorBoard alone, in the run folder.",

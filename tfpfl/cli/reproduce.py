@@ -8,14 +8,16 @@ import click
 from tfpfl.cli.ending import SAME_COMMAND, resumable
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import OneOf, SectionedCommand
-from tfpfl.cli.options import Picture, allow_code_of, allow_code_option
+from tfpfl.cli.options import Picture, allow_code_of, allow_code_option, download_option
 
 
 @main.command(
     cls=SectionedCommand,
     headings={
-        "What is run": ("scale", "only", "rounds", "seeds", "minutes", "no_run", "allow_download"),
+        "What is run": ("scale", "only", "rounds", "seeds", "minutes", "no_run"),
         "Results": ("out", "ledger", "plot", "write"),
+        "Data": ("federation",),
+        "Model": ("network",),
     },
 )
 @click.argument("name", required=False)
@@ -57,11 +59,7 @@ from tfpfl.cli.options import Picture, allow_code_of, allow_code_option
     help="Write the results of all experiments to this Markdown file. Default: no file.",
 )
 @click.option("--no-run", is_flag=True, help="Run nothing; only show the results that the ledger has.")
-@click.option(
-    "--allow-download",
-    is_flag=True,
-    help="Let TensorFlow Datasets download a data set that is not on this machine.",
-)
+@download_option
 @click.option(
     "--federation",
     type=click.Path(path_type=Path),

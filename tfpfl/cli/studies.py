@@ -7,7 +7,7 @@ import click
 
 from tfpfl.cli.ending import SAME_COMMAND, resumable
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import Names, with_names
+from tfpfl.cli.layout import Names, OneOf, with_names
 from tfpfl.cli.options import (
     RUN_NAMES,
     Picture,
@@ -74,7 +74,7 @@ PROTOCOLS = (
 )
 @click.option(
     "--pairs",
-    type=click.Choice(["seen", "all"]),
+    type=OneOf(["seen", "all"]),
     default="seen",
     show_default=True,
     help="The clients that gains and tests compare one by one. seen: those that had taken part in the runs of both "

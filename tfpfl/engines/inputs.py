@@ -17,8 +17,7 @@ def check_inputs(model: SplitModel, federation: Federation) -> None:
         InvalidArgument: the examples are scaled or shifted; or, if the backbone takes whole numbers only, they are not
             whole, too large to be exact in the model's dtype, or outside of the Embedding's rows.
     """
-    reads = getattr(model, "reads", "numbers")
-    if reads == "numbers":
+    if model.reads == "numbers":
         return
     preprocessing = federation.manifest["preprocessing"]
     scale, shift = preprocessing["scale"], preprocessing["shift"]
@@ -28,7 +27,7 @@ def check_inputs(model: SplitModel, federation: Federation) -> None:
             f"the backbone {what}, but the federation's examples are scaled: x = raw * {scale:.6g} + {shift:g}, which "
             "would be cut down to whole numbers. Make the federation again with scale=1: then tokens stay as they are"
         )
-    if reads == "mixed":
+    if model.reads == "mixed":
         return
     low, high, whole = value_range(federation)
     if not whole:
@@ -45,7 +44,7 @@ def check_whole(model: SplitModel, x: np.ndarray, client: int) -> None:
     Raises:
         InvalidArgument: as `check_inputs`; the message names the client.
     """
-    if getattr(model, "reads", "numbers") != "whole":
+    if model.reads != "whole":
         return
     if x.dtype.kind == "f" and not (x == np.floor(x)).all():
         raise InvalidArgument(

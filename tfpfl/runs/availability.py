@@ -13,12 +13,14 @@ there is one. Everything is a function of (seed, round, client), and does not de
 it, which keeps its step unbiased (inverse probability weighting).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.population import Population
 from tfpfl.data.randomness import Stream, uniform
 
 _NORMAL = NormalDist()
@@ -137,6 +139,33 @@ class Availability:
                 np.array([_NORMAL.cdf(r / self.jitter) for r in ratio]) if self.jitter else (ratio >= 0).astype(float)
             )
         return (1 - self.dropout_of(seed, client_ids)) * in_time
+
+    def arrival_in(self, population: Population, seed: int, passes: Sequence[float]) -> np.ndarray:
+        """`arrival` of all clients of a population, checked: float64 [I].
+
+        Args:
+            population: the clients.
+            seed: seed of the run.
+            passes: passes through the backbone per example of a visit, of each kind; their sum counts.
+
+        Raises:
+            InvalidArgument: `joins` or `leaves` names another client, or no client is ever in time.
+        """
+        ids = population.client_ids
+        moved = {i for _, some in (*self.joins, *self.leaves) for i in some}
+        if unknown_ids := sorted(moved - set(ids.tolist())):
+            raise InvalidArgument(
+                f"joins and leaves must name clients of the population; it does not have the clients {unknown_ids}"
+            )
+        work = population.num_examples * (sum(passes) if self.seconds else 1.0)
+        arrival = self.arrival(seed, ids, work)
+        if not arrival.any():
+            fastest = self.median_seconds(seed, ids, work).min()
+            raise InvalidArgument(
+                f"round_deadline={self.deadline} is too short for every client: the fastest takes {fastest:.3g} s. "
+                "Take a larger one"
+            )
+        return arrival
 
     def round(self, seed: int, round_num: int, client_ids, work) -> "Arrivals":
         """Draws which clients of a cohort come back, drop out or are late; for `work` see `median_seconds`."""

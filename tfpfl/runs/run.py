@@ -51,6 +51,20 @@ from tfpfl.runs.store_content import check_of_run
 from tfpfl.runs.training import DivergedError, Training
 
 
+def check_needs(config: RunConfig) -> None:
+    """Checks what a run needs besides its data, before any work is done: packages, and metrics that are known.
+
+    Raises:
+        Unavailable: the engine, or a private aggregator, needs a package that is not installed.
+        InvalidArgument: this process knows no metric of one of the names.
+    """
+    check_engine(config.engine)
+    for name in config.metrics:
+        as_metric(name)
+    if config.aggregator in PRIVATE:
+        require_accounting()  # the summary needs it, perhaps hours later
+
+
 class Run:
     """An open run folder. Make one with `Run.create`, `Run.open` or `Run.create_or_resume`.
 
@@ -65,8 +79,9 @@ class Run:
         self.model, self.population = self.recipe.model_and_population(federation)
         self.availability = config.availability()
         if not self.availability.is_perfect:
-            self.recipe = replace(self.recipe, arrival=self._arrival())
-            self.population = replace(self.population, arrival=self.recipe.arrival)
+            arrival = self.availability.arrival_in(self.population, config.seed, self.passes)
+            self.recipe = replace(self.recipe, arrival=arrival)
+            self.population = replace(self.population, arrival=arrival)
         self.algorithm = self.recipe.algorithm(self.model, self.population)
         check_fits(self.algorithm, federation)
         self.machines = Machines()  # TFF workers or a Ray cluster for the rounds; may be changed before `train`
@@ -98,25 +113,6 @@ class Run:
         present = [len(self.availability.present(t, ids)) for t in range(1, rounds + 1)]
         return privacy(noise, self.population, rounds, adaptive=adaptive, present=present)
 
-    def _arrival(self) -> np.ndarray:
-        """float [I], the probability that a sampled client's work reaches the server."""
-        availability, seed = self.availability, self.config.seed
-        joined = [i for _, some in (*availability.joins, *availability.leaves) for i in some]
-        unknown_ids = sorted(set(joined) - set(self.population.client_ids.tolist()))
-        if unknown_ids:
-            raise InvalidArgument(
-                f"joins and leaves must name clients of the population; it does not have the clients {unknown_ids}"
-            )
-        work = self.population.num_examples * (sum(self.passes) if availability.seconds else 1.0)
-        arrival = availability.arrival(seed, self.population.client_ids, work)
-        if not arrival.any():
-            fastest = availability.median_seconds(seed, self.population.client_ids, work).min()
-            raise InvalidArgument(
-                f"round_deadline={availability.deadline} is too short for every client: the fastest takes "
-                f"{fastest:.3g} s. Take a larger one"
-            )
-        return arrival
-
     @classmethod
     def create(
         cls,
@@ -142,22 +138,34 @@ class Run:
         """
         folder = Path(folder)
         with new_folder(folder) as lock:
-            check_engine(config.engine)
-            for name in config.metrics:
-                as_metric(name)  # raises if nobody knows it
-            if config.aggregator in PRIVATE:
-                require_accounting()  # checked now, because the summary needs it, perhaps hours later
+            check_needs(config)
             federation = federation or open_federation(config, allow_download=allow_download)
-            network_file, config = config.network_file, config.resolved(federation)
-            run = cls(folder, config, federation, network_file, config.engine)  # raises if the configuration cannot be
-            if config.aggregator is not None:
-                check_method(config.aggregator, run.recipe.method(run.model, run.population))
+            run = cls.planned(config, folder, federation)
             if run.recipe.network is not None:
                 (folder / NETWORK).write_bytes(run.recipe.network[1])  # what was checked
             if run.recipe.code is not None:
                 own_methods.keep(run.recipe.code, folder)
-            write_whole(folder / "config.json", json.dumps(asdict(config), indent=2) + "\n")
-            run.store = RunStore(folder / STATE, config.run_id, lock=lock)
+            write_whole(folder / "config.json", json.dumps(asdict(run.config), indent=2) + "\n")
+            run.store = RunStore(folder / STATE, run.config.run_id, lock=lock)
+        return run
+
+    @classmethod
+    def planned(cls, config: RunConfig, folder: Path, federation: Federation) -> "Run":
+        """Builds all of a new run but its folder, so that what `create` would refuse is refused; nothing is written.
+
+        Args:
+            config: the configuration, after `check_needs`.
+            folder: where the run folder would be.
+            federation: the data.
+
+        Raises:
+            InvalidArgument: the configuration does not fit the data or the method, or the network's file might run code
+                that was not allowed.
+        """
+        network_file, config = config.network_file, config.resolved(federation)
+        run = cls(folder, config, federation, network_file, config.engine)
+        if config.aggregator is not None:
+            check_method(config.aggregator, run.recipe.method(run.model, run.population))
         return run
 
     @classmethod
@@ -410,13 +418,14 @@ class Run:
         """Writes summary.json and returns its content. `stopped` keeps the reason why these rounds stopped earlier."""
         path, done, private = self.folder / "summary.json", self.store.round_num, self.privacy
         self.stop_reason = self.stop_reason or stopped_earlier(path, done)
-        seen, never_seen = self.seen_counts or (None, None)
+        history, evaluations, first = self.store.history(), self.store.evaluations(), self.took_part
+        seen, never_seen = participation.counts(first, self.population.num_clients, done) or (None, None)
         summary = {
             "algorithm": self.config.algorithm,
             "dataset": self.config.dataset,
             "engine": self.config.engine,
             "rounds": done,
-            **totals(self.store.history()),
+            **totals(history),
             "clients_seen": seen,
             "clients_never_seen": never_seen,
             "passes": self.passes._asdict(),
@@ -426,10 +435,15 @@ class Run:
             "privacy": private and private._asdict(),
             "federation_hash": self.federation.hash,
             "run_id": self.config.run_id,
-            "results": [plain(r._asdict()) for r in self.results()],
+            "results": [plain(r._asdict()) for r in protocols.results(evaluations, first)],
         }
         write_summary(path, summary)
         return summary
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rounds are done and the run was evaluated after them, so that `train` has nothing to do."""
+        return self.store.round_num >= self.config.rounds and (self.folder / "summary.json").exists()
 
     def close(self) -> None:
         """Closes state.sqlite, so that other processes can open the run."""

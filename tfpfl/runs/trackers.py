@@ -7,6 +7,7 @@ unless your own settings of these libraries say so: MLflow writes to a folder, W
 import hashlib
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib import import_module
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 TABLES = ("config.json", "history.csv", "clients.csv", "summary.json")  # the artifacts
 
 
-class Tracker(Callback):
+class Tracker(Callback, ABC):
     """What the two have in common: what is written, and when.
 
     Only `Run.train` calls `begin` and `finish`. A tracker of a plain `Training` writes the history without parameters
@@ -86,21 +87,25 @@ class Tracker(Callback):
         of = hashlib.sha256(f"{self._run.config.run_id} {folder}".encode()).hexdigest()
         return self._name or folder.name, of[:16]
 
+    @abstractmethod
     def _open(self, identity: tuple[str, str]) -> bool:
         """Opens the run of this name and identity; whether it is a new one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _parameters(self, values: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Writes the configuration."""
 
+    @abstractmethod
     def _numbers(self, values: dict[str, float], step: int) -> None:
-        raise NotImplementedError
+        """Writes the numbers of a round, or the results."""
 
+    @abstractmethod
     def _artifacts(self, files: list[Path]) -> None:
-        raise NotImplementedError
+        """Writes files of the run folder."""
 
+    @abstractmethod
     def _close(self, done: bool) -> None:
-        raise NotImplementedError
+        """Closes the run; `done` says whether it has all of its rounds."""
 
 
 class MLflow(Tracker):

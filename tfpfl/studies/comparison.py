@@ -79,7 +79,7 @@ def compare_runs(
             if asked.run_id != before.run_id:
                 raise RunError(f"{folder} is a run with another configuration; take another --out")
         with Run.create_or_resume(config, folder, federation) as run:
-            if run.store.round_num < run.config.rounds or not (folder / "summary.json").exists():
+            if not run.is_complete:
                 run.train(callbacks(label))
     return folders
 

@@ -169,7 +169,7 @@ def visit_type_and_readers(algorithm, data, held_out):
     if isinstance(data, tf.data.DatasetSpec):
         return tff_type(ClientData(data, (), info_spec(dtype), key)), Readers(_read_dataset(algorithm.model), {})
     if isinstance(data, tuple) and len(data) == 2 and all(isinstance(s, tf.TensorSpec) for s in data):
-        if getattr(algorithm.model, "reads", "numbers") == "whole":
+        if algorithm.model.reads == "whole":
             if not data[0].dtype.is_integer:
                 raise InvalidArgument(
                     "the backbone takes whole numbers (such as tokens for an Embedding), but the examples' type is "

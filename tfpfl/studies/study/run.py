@@ -9,13 +9,10 @@ from typing import Any
 
 from tfpfl.checks import InvalidArgument, TfpflError, Unavailable
 from tfpfl.data import Federation
-from tfpfl.engines.engine import check_engine
 from tfpfl.runs import protocols
-from tfpfl.runs.aggregators import PRIVATE, check_method
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.locks import InUse, Lock
-from tfpfl.runs.privacy import require_accounting
-from tfpfl.runs.run import Run
+from tfpfl.runs.run import Run, check_needs
 from tfpfl.studies.paper_tables import ACCURACY
 from tfpfl.studies.records import Record
 from tfpfl.studies.search import VALIDATION
@@ -157,9 +154,5 @@ def _each(study: Study, data: Any, method: Any, check: Callable) -> None:
 
 def _check_run(config: Any, federation: Federation) -> None:
     """Refuses a run that `Run.create` would refuse: this builds its model and its algorithm."""
-    check_engine(config.engine)
-    if config.aggregator in PRIVATE:
-        require_accounting()
-    run = Run(Path("unused"), config.resolved(federation), federation, config.network_file, config.engine)
-    if config.aggregator is not None:
-        check_method(config.aggregator, run.recipe.method(run.model, run.population))
+    check_needs(config)
+    Run.planned(config, Path("unused"), federation)

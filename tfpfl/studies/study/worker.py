@@ -32,7 +32,7 @@ def main() -> int:
     try:
         config = RunConfig(**asked["config"])
         with Run.create_or_resume(config, folder) as run:
-            if run.store.round_num < config.rounds or not (folder / "summary.json").exists():
+            if not run.is_complete:
                 run.train()
     except DivergedError:
         return DIVERGED
