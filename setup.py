@@ -37,6 +37,7 @@ setup(
         "tabulate>=0.9,<1",
         "matplotlib>=3.8,<4",
         "click>=8.1,<9",
+        "psutil>=5.9,<8",
         "jinja2>=3.1,<4",
         "rich>=13,<16",
         "safetensors>=0.4.3,<1",

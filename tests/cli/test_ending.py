@@ -178,6 +178,17 @@ def stuck():
         hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # a call of many minutes that lets other threads work
 
 @main.command()
+def writing():
+    import subprocess
+    from tfpfl.engines.temporary import TemporaryFolder
+    place = TemporaryFolder("tfpfl-written-").path / "file"
+    program = f"while mkdir -p {place.parent} && : > {place}; do :; done"
+    with ending.resumable("tfpfl resume somewhere"):
+        subprocess.Popen(["sh", "-c", program])
+        print("it waits now", flush=True)
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+
+@main.command()
 def waiting():
     threading.Thread(target=lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)).start()
     with ending.resumable("tfpfl resume somewhere"):
@@ -189,9 +200,9 @@ main()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["stuck", "waiting"])
+@pytest.mark.parametrize("name", ["stuck", "writing", "waiting"])
 def test_a_call_that_does_not_return(name, started):
-    """Of the main thread, or of another one that Python waits for in the end."""
+    """Of the main thread, while a child process may write into a temporary folder, or of another thread."""
     command = started(name, program=("-c", STUCK)).until_it_says("it waits now")
     assert command.end(signal.SIGTERM) == 143
     check_said(command, "Ended by SIGTERM; finished rounds are saved. ", "tfpfl resume somewhere")

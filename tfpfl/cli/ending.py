@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import click
+import psutil
 
 SAME_COMMAND = "the same command, in the same folder"
 PATIENCE = 5.0  # seconds; `docker stop` sends SIGKILL after 10
@@ -90,15 +91,24 @@ def _watch(reader: int, numbers: list) -> None:
 
 
 def _end_now(number: int) -> None:
-    """Ends the process without waiting for any thread. Its workers end with it, by order of the kernel."""
+    """Ends the process without waiting for any thread, and the processes that it has started."""
     if not _told:
         how = f"; finished rounds are saved. Continue with: {_advice[-1]}" if _advice else "."
         with suppress(OSError):  # nobody may be there any more to read it
             sys.stderr.write(f"\n{_how(number)}{how}\n")
             sys.stderr.flush()
+    _kill_children()  # before the folders are deleted, because Ray's processes write into theirs until they end
     if temporary := sys.modules.get("tfpfl.engines.temporary"):  # otherwise there are no such folders
         temporary.delete_all()
     os._exit(128 + number)
+
+
+def _kill_children() -> None:
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with suppress(psutil.Error):
+            child.kill()
+    psutil.wait_procs(children, timeout=1)
 
 
 def _how(number: int) -> str:
