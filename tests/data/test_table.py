@@ -132,7 +132,7 @@ def test_what_is_refused_is_named(tmp_path, changed, given, message):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("user,state,age\na,x,1\nb,y\n", r"t.csv: row 2 has 2 cells, the first line names 3 columns"),
+        ("user,state,age\na,x,1\nb,y\n", r"t.csv: row 2 has 2 cells, the first line has 3"),
         ("user,state,age\na,x,1\nb,y,NA\n", "column 'age' is not numeric, row 2 has 'NA'"),
         ("user,state,age\na,x,1\nb,y,\n", "column 'age' has 1 missing values, the first in row 2"),
         ("user,state,age,age\na,x,1,1\n", "t.csv has two columns 'age': rename one of them"),

@@ -4,7 +4,9 @@ import csv
 import json
 import subprocess
 import sys
+import warnings
 import zipfile
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -16,7 +18,7 @@ from helpers import small_runs as runs
 from helpers.quick import quick
 from tfpfl.algorithms import ALGORITHMS
 from tfpfl.algorithms.contract import ClientData
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.cli import main
 from tfpfl.data import Federation, find_client
 from tfpfl.models.losses import cross_entropy
@@ -242,9 +244,11 @@ def test_examples_are_read_from_every_kind_of_file(pixels, tmp_path, monkeypatch
     np.save("one.npy", raw[0])
     np.savez("xy.npz", x=raw, y=y)
     np.savez("alone.npz", raw[..., None])
-    np.savetxt("x.csv", raw.reshape(len(raw), -1), delimiter=",", header="a,b", comments="", fmt="%d")
+    flat, names = raw.reshape(len(raw), -1), [f"pixel{i}" for i in range(12)]
+    np.savetxt("x.csv", flat, delimiter=",", header=",".join(names), comments="", fmt="%d")
+    np.savetxt("plain.csv", flat, delimiter=";", fmt="%.1f")
     (tmp_path / "one.png").write_bytes(tf.io.encode_png(raw[0][..., None]).numpy())
-    for name in ("x.npy", "xy.npz", "alone.npz", "x.csv"):
+    for name in ("x.npy", "xy.npz", "alone.npz", "x.csv", "plain.csv"):
         found = read_examples(name, pixels)
         np.testing.assert_array_equal(found.x, raw)
         assert (found.y is not None) == (name == "xy.npz")
@@ -261,12 +265,17 @@ BAD = {
     "nan.npy": (np.full((2, 4, 3), np.nan), "2 of 2 examples have NaN or infinity"),
     "text.npy": (np.array(["a", "b"]), "must have numbers"),
     "objects.npy": (np.array([None, {}], object), "cannot be read as .npy: Object arrays cannot be loaded"),
-    "short.csv": ("1,2,3\n", "example 1 has 3 numbers, but an example of this run has 12"),
-    "word.csv": ("1,2,3,4,5,6,7,8,9,10,11,12\n1,2,3,4,5,6,x,8,9,10,11,12\n", "example 2 has 'x', which is no number"),
-    "empty.csv": ("a,b\n", "no row of numbers"),
+    "short.csv": ("1,2,3\n", "short.csv has 3 columns, but an example of this run has 12 numbers"),
+    "uneven.csv": ("1,2,3,4,5,6,7,8,9,10,11,12\n1,2\n", "row 2 has 2 cells, the first line has 12"),
+    "word.csv": (
+        "1,2,3,4,5,6,7,8,9,10,11,12\n1,2,3,4,5,6,x,8,9,10,11,12\n",
+        "word.csv: column '7' is not numeric, row 2 has 'x': write numbers with",
+    ),
+    "gap.csv": ("1,2,3,4,5,6,NA,8,9,10,11,12\n", "column '7' is not numeric, row 1 has 'NA'"),
+    "empty.csv": ("a,b,c,d,e,f,g,h,i,j,k,l\n", "no row of numbers"),
     "broken.png": ("\x89PNG", "cannot be read as .png"),
     "large.png": (np.zeros((9, 7, 1), np.uint8), "7 x 9 pixels, but examples of this run are 3 x 4"),
-    "data.parquet": ("", r"files \*.npy"),
+    "data.xlsx": ("", r"files \*.npy"),
     "missing.npy": (None, "No such file"),
 }
 
@@ -283,6 +292,80 @@ def test_bad_examples_are_refused(name, pixels, tmp_path):
         np.save(path, content)
     with pytest.raises((InvalidArgument, FileNotFoundError), match=said):
         read_examples(path, pixels)
+
+
+@pytest.fixture(scope="module")
+def patients(tmp_path_factory):
+    """A federation that was made of a table whose columns have names."""
+    rows = {"ward": ["a", "b"] * 8, "age": range(16), "mass": np.arange(16) / 4 + 50, "state": ["ill", "well"] * 8}
+    rows["state"][4:8] = ["well", "ill"] * 2
+    folder = tmp_path_factory.mktemp("patients")
+    return Federation.from_table(rows, client="ward", label="state", validation=0, out=folder / "data")
+
+
+def test_the_columns_of_a_table_are_found_by_their_names(patients, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def read(text, said=None, name="t.csv"):
+        Path(name).write_text(text, encoding="utf-8")
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            found = read_examples(name, patients)
+        assert (len(warned) == 0) if said is None else said in str(warned[0].message), [str(w.message) for w in warned]
+        assert found.y is None
+        return found.x.tolist()
+
+    wanted = [[31, 70.5], [32, 0]]
+    assert read("age,mass\n31,70.5\n32,0\n") == wanted
+    assert read("mass,age\n70.5,31\n0,32\n") == wanted
+    assert read("\ufeffmass;age\r\n70.5;31\r\n0;32\r\n") == wanted
+    text = "ward,state,mass,age\na,ill,70.5,31\nb,,0,32\n"
+    assert read(text, "t.csv: the columns 'ward' (client), 'state' (label) are no features") == wanted
+    assert read("31,70.5\n32,0\n", "does not name the columns: they are taken in the order 'age', 'mass'") == wanted
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("age,mas\n1,2\n", r"this run \(missing 'mass'; unknown 'mas'\). The features are 'age', 'mass'"),
+        ("age,mass,notes\n1,2,3\n", r"this run \(unknown 'notes'\)"),
+        ("age\n1\n", r"this run \(missing 'mass'\)"),
+        ("age,mass,mass\n1,2,3\n", "two columns 'mass'"),
+        ("1,2,3\n", "t.csv has 3 columns, but an example of this run has 2 numbers: 'age', 'mass'"),
+        ("age;mass\n31;70,5\n", "t.csv: column 'mass' is not numeric, row 1 has '70,5': write numbers with a decimal"),
+        ("age,mass\n31,70\n,71\n", "t.csv: column 'age' has 1 missing values, the first in row 2"),
+        ("age,mass\n", "no row of numbers"),
+    ],
+)
+def test_a_table_with_other_columns_is_refused(patients, tmp_path, text, said):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(InvalidArgument, match=said):
+        read_examples(tmp_path / "t.csv", patients)
+
+
+def test_columns_that_are_called_by_numbers(tmp_path):
+    """As pandas calls them. Where the names are known they are the heading, and otherwise a warning says so."""
+    rows = {"c": ["a", "b"] * 8, "y": [0, 1] * 8} | {str(i): np.arange(16) + i for i in range(4)}
+    rows["y"][4:8] = [1, 0] * 2
+    named = Federation.from_table(rows, client="c", label="y", validation=0, out=tmp_path / "named")
+    x, y = np.arange(32.0).reshape(8, 4), np.arange(8) % 2
+    unnamed = Federation.from_clients([(x, y), (x, y)], out=tmp_path / "unnamed")
+    (tmp_path / "t.csv").write_text("1,0,2,3\n8,7,6,5\n")
+    assert read_examples(tmp_path / "t.csv", named).x.tolist() == [[7, 8, 6, 5]]
+    (tmp_path / "t.csv").write_text("0,1,2,3\n8,7,6,5\n")
+    with pytest.warns(TfpflWarning, match="is taken for an example. If it numbers the columns"):
+        assert len(read_examples(tmp_path / "t.csv", unnamed).x) == 2
+
+
+def test_a_parquet_file_is_read_as_the_csv_file_is(patients, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"mass": [70.5, 0], "age": [31, 32]}), tmp_path / "t.parquet")
+    assert read_examples(tmp_path / "t.parquet", patients).x.tolist() == [[31, 70.5], [32, 0]]
+    (tmp_path / "bad.parquet").write_text("no")
+    with pytest.raises(InvalidArgument, match="bad.parquet cannot be read as Parquet"):
+        read_examples(tmp_path / "bad.parquet", patients)
 
 
 def test_labels_that_the_client_does_not_have_are_refused(a_run_of_pixels, pixels, tmp_path):

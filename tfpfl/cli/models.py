@@ -75,8 +75,8 @@ def model(run, client, out, folder, logits, decoded, allow_code):
     "file",
     type=click.Path(path_type=Path),
     required=True,
-    help="The examples: .npy, an array [N, ...]; .npz, with an array x and perhaps labels y; .csv, one example in each "
-    "row; or a picture, .png or .jpg.",
+    help="The examples: .npy, an array [N, ...]; .npz, with an array x and perhaps labels y; .csv or .parquet, one "
+    "example in each row, with the columns that `tfpfl partition --from` read; or a picture, .png or .jpg.",
 )
 @click.option(
     "--out",

@@ -5,8 +5,8 @@ A table is a CSV or Parquet file, a DataFrame of pandas or polars, or a dict of 
 
 import csv
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tfpfl.checks import InvalidArgument, Unavailable, unknown, warn_user
 from tfpfl.data.manifest import SPLITS
 
 EXACT = 2**24  # float32 has every whole number up to this one
+LISTED = 20  # at most so many columns are named in a message
 BLOCK = 50_000  # rows of a CSV file that are text in memory at the same time
 
 
@@ -54,7 +55,9 @@ def table_clients(
         raise InvalidArgument(f"features must be different columns, at least one; found {', '.join(chosen) or 'none'}")
     if not len(columns[client]):
         raise InvalidArgument("the table has no rows")
-    x = np.column_stack([_numbers(name, columns[name], features is None) for name in chosen])
+    out = "leave it out with features=[...] (--features at the command line)" if features is None else "leave it out"
+    mend = f"{out}, or turn it into numbers first, for example with pandas.get_dummies"
+    x = np.column_stack([_numbers(name, columns[name], mend) for name in chosen])
     if x.dtype.kind == "b":
         x = x.astype(np.float32)
     _say_constant(x, chosen)
@@ -70,6 +73,93 @@ def table_clients(
         name: {part: (x[rows[name][own]], y[rows[name][own]]) for part in given for own in [parts[rows[name]] == part]}
         for name in ordered
     }, chosen
+
+
+def table_examples(
+    path: Path, features: Sequence[str] | None, number: int, left_out: Mapping[str, str] | None = None
+) -> np.ndarray:
+    """The rows of a table as examples [N, M], for a model that was trained on such rows.
+
+    Args:
+        path: a CSV file, with or without a first line that names the columns, or a Parquet file.
+        features: the names of the M features in the order of an example, by which columns are found; None: they have
+            no names, and the columns are taken in their order.
+        number: M.
+        left_out: {column: what it is}, columns that the table may have besides. A warning says that they are left out.
+
+    Raises:
+        InvalidArgument: the file cannot be read or has no rows; a column is missing or unknown, or their number is not
+            M; a value is missing, infinite or no number.
+        Unavailable: a Parquet file, and pyarrow is not installed.
+    """
+    left_out = left_out or {}
+    if path.suffix.lower() == ".parquet":
+        columns = _parquet_columns(path)
+    else:
+        columns = _csv_columns(path, list(left_out), lambda row: _is_heading(row, features))
+    chosen = list(columns)
+    by_name = features is not None and (set(features) <= set(columns) or chosen != _numbered(len(chosen)))
+    if features is not None and by_name:
+        _check_columns(path, chosen, features, left_out)
+        dropped = [f"{_cut(name)} ({left_out[name]})" for name in chosen if name not in features]
+        chosen = list(features)
+        if dropped:
+            warn_user(
+                f"{path}: the columns {', '.join(dropped)} are no features and are left out. The model of one client "
+                "predicts for all rows, also for those of other clients"
+            )
+    elif len(columns) != number:
+        names = f": {_listed(features)}" if features else ""
+        raise InvalidArgument(
+            f"{path} has {len(columns)} columns, but an example of this run has {number} numbers{names}. Write one "
+            "example in each row, and nothing else"
+        )
+    elif features is not None:
+        warn_user(
+            f"the first line of {path} does not name the columns: they are taken in the order {_listed(features)}"
+        )
+    if not len(columns[chosen[0]]):
+        raise InvalidArgument(f"{path} has no examples: it has no row of numbers")
+    try:
+        x = np.column_stack([_numbers(name, columns[name], "write numbers with a decimal point") for name in chosen])
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{path}: {error}") from None
+    if features is None and number > 3 and chosen == _numbered(number) and (x[0] == np.arange(number)).all():
+        warn_user(
+            f"the first row of {path} is 0, 1, 2, ...: it is taken for an example. If it numbers the columns, as "
+            "pandas does, write the table without it: to_csv(header=False)"
+        )
+    return x
+
+
+def _is_heading(row: Sequence[str], features: Sequence[str] | None) -> bool:
+    """Whether the first row of a CSV file names the columns. Without known names, no cell may then be a number."""
+    texts = [cell for cell in row if cell.strip() and not _is_number(cell)]
+    if features is not None:
+        return bool(texts) or set(features) <= set(row)
+    return bool(texts) and not any(map(_is_number, row))
+
+
+def _check_columns(path: Path, found: Sequence[str], features: Sequence[str], left_out: Mapping[str, str]) -> None:
+    """Checks that a table has the columns of all features, and no other ones besides `left_out`."""
+    missing = [name for name in features if name not in found]
+    strange = [name for name in found if name not in features and name not in left_out]
+    told = [f"{what} {_listed(names)}" for what, names in (("missing", missing), ("unknown", strange)) if names]
+    if told:
+        raise InvalidArgument(
+            f"{path} does not have the columns of this run ({'; '.join(told)}). The features are {_listed(features)}: "
+            "name their columns so, in any order, and remove columns that are unknown"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(_cut, names[:LISTED]))
+    return shown + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+
+
+def _numbered(number: int) -> list[str]:
+    """The names of columns that have none."""
+    return [str(i) for i in range(1, number + 1)]
 
 
 def _columns(table: Any, as_text: Sequence[str]) -> dict[str, np.ndarray]:
@@ -127,7 +217,10 @@ def _parquet_columns(path: Path) -> dict[str, np.ndarray]:
     return {name: _as_numpy(read.column(name)) for name in read.column_names}
 
 
-def _csv_columns(path: Path, as_text: Sequence[str]) -> dict[str, np.ndarray]:
+def _csv_columns(
+    path: Path, as_text: Sequence[str], is_heading: Callable[[list[str]], bool] | None = None
+) -> dict[str, np.ndarray]:
+    """The columns of a CSV file. If `is_heading` says no to the first row, they are called '1', '2', ..."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:  # without the mark that spreadsheets write first
             first = file.readline()
@@ -136,9 +229,12 @@ def _csv_columns(path: Path, as_text: Sequence[str]) -> dict[str, np.ndarray]:
             header = next(reader, [])
             if not header:
                 raise InvalidArgument(f"{path} is empty: the first line must have the names of the columns")
+            rest: Iterator[list[str]] = reader
+            if is_heading is not None and not is_heading(header):
+                header, rest = _numbered(len(header)), chain([header], reader)
             _check_names(header, str(path))
             blocks: dict[str, list[np.ndarray]] = {name: [] for name in header}
-            for rows in _blocks(reader, len(header), path):
+            for rows in _blocks(rest, len(header), path):
                 for name, texts in zip(header, zip(*rows, strict=True), strict=True):
                     blocks[name].append(np.array(texts, object) if name in as_text else _parsed(texts))
     except FileNotFoundError:
@@ -155,7 +251,7 @@ def _blocks(reader: Iterator[list[str]], width: int, path: Path) -> Iterator[lis
         bad = next((i for i, row in enumerate(block) if len(row) != width), None)
         if bad is not None:
             raise InvalidArgument(
-                f"{path}: row {done + bad + 1} has {len(block[bad])} cells, the first line names {width} columns"
+                f"{path}: row {done + bad + 1} has {len(block[bad])} cells, the first line has {width}"
             )
         done += len(block)
         yield block
@@ -201,17 +297,13 @@ def _present(name: str, values: np.ndarray) -> np.ndarray:
     return values
 
 
-def _numbers(name: str, values: np.ndarray, unasked: bool) -> np.ndarray:
-    """The values of a feature as numbers."""
+def _numbers(name: str, values: np.ndarray, mend: str) -> np.ndarray:
+    """The values of a feature as numbers; `mend` says what to do if they are none."""
     if values.dtype.kind not in "biuf":
         row = next((i for i, v in enumerate(values) if not _missing(v) and not _is_number(v)), None)
         shown = "" if row is None else f", row {row + 1} has {_cut(values[row])}"
-        out = "leave it out with features=[...] (--features at the command line)" if unasked else "leave it out"
         if row is not None:
-            raise InvalidArgument(
-                f"column {name!r} is not numeric{shown}: {out}, or turn it into numbers first, for example with "
-                "pandas.get_dummies"
-            )
+            raise InvalidArgument(f"column {name!r} is not numeric{shown}: {mend}")
         _present(name, values)
         values = np.array([float(v) for v in values])
     _present(name, values)

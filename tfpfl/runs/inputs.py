@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data import Federation
+from tfpfl.data.table import table_examples
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
-KINDS = (".npy", ".npz", ".csv", *PICTURES)
+KINDS = (".npy", ".npz", ".csv", ".parquet", *PICTURES)
 
 
 class Examples(NamedTuple):
@@ -26,18 +27,22 @@ def read_examples(path: str | Path, federation: Federation) -> Examples:
 
     Args:
         path: FILE.npy, an array [N, ...] or a single example; FILE.npz, which has such an array called x (or only one
-            array) and may have labels y [N]; FILE.csv, one example in each row, as numbers in the order of the
-            example's array, with or without a heading; or a picture, PNG or JPEG, which is one example. Grey pictures
-            become coloured, and coloured ones grey, as the federation's examples are.
+            array) and may have labels y [N]; FILE.csv or FILE.parquet, one example in each row; or a picture, PNG or
+            JPEG, which is one example. If `Federation.from_table` made the federation, the columns of a table are found
+            by their names, and those of the client, the label and the split are left out, with a warning. Otherwise, or
+            if a CSV file does not name them, they are taken in the order of the example's array. Grey pictures become
+            coloured, and coloured ones grey, as the federation's examples are.
         federation: says what an example is.
 
     Raises:
         InvalidArgument: the file cannot be read, is of another kind, has no examples, has examples of another shape, or
-            has NaN, infinity or something that is no number.
+            has NaN, infinity or something that is no number; a column of a table is missing or unknown.
+        Unavailable: a Parquet file, and pyarrow is not installed.
     """
     path = Path(path)
     kind = path.suffix.lower()
-    readers: dict[str, Callable[[Path, Federation], Examples]] = {".npy": _npy, ".npz": _npz, ".csv": _csv}
+    readers: dict[str, Callable[[Path, Federation], Examples]] = {".npy": _npy, ".npz": _npz}
+    readers |= {".csv": _table, ".parquet": _table}
     if kind not in KINDS:
         raise InvalidArgument(f"{path} cannot be read: examples are in files {', '.join(f'*{k}' for k in KINDS)}")
     try:
@@ -111,23 +116,14 @@ def _npz(path: Path, _: Federation) -> Examples:
         return Examples(file[x], file["y"] if "y" in names and x != "y" else None)
 
 
-def _csv(path: Path, federation: Federation) -> Examples:
-    with open(path, encoding="utf-8-sig") as file:
-        rows = [line.strip() for line in file if line.strip()]
-    if rows and not all(map(_is_number, rows[0].split(","))):
-        rows = rows[1:]  # a heading
-    if not rows:
-        raise InvalidArgument(f"{path} has no examples: it has no row of numbers")
-    size, cells = int(np.prod(federation.example_shape)), [row.split(",") for row in rows]
-    for i, row in enumerate(cells, 1):
-        if len(row) != size:
-            raise InvalidArgument(
-                f"{path}: example {i} has {len(row)} numbers, but an example of this run has {size} "
-                f"({_shape(federation.example_shape)}). Write one example in each row, and nothing else"
-            )
-        if wrong := next((cell for cell in row if not _is_number(cell)), None):
-            raise InvalidArgument(f"{path}: example {i} has {one_line(wrong, 40)!r}, which is no number")
-    return Examples(np.array(cells, np.float64).reshape(len(cells), *federation.example_shape))
+def _table(path: Path, federation: Federation) -> Examples:
+    """A table of the columns from which the federation was made, or, if they have no names, of numbers in order."""
+    options = federation.manifest["source"]["options"]
+    named, size = options.get("features"), int(np.prod(federation.example_shape))
+    known = isinstance(named, list) and len(named) == size and all(isinstance(name, str) for name in named)
+    special = {options[what]: what for what in ("client", "label", "split") if isinstance(options.get(what), str)}
+    x = table_examples(path, named if known else None, size, special if known else None)
+    return Examples(x.reshape(len(x), *federation.example_shape))
 
 
 def _picture(path: Path, federation: Federation) -> Examples:
@@ -170,14 +166,6 @@ def _shaped(x: np.ndarray, shape: tuple, path: Path) -> np.ndarray:
 
 def _large_axes(shape: Sequence[int]) -> list[int]:
     return [n for n in shape if n != 1]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _shape(shape: Sequence[int]) -> str:
