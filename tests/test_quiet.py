@@ -29,6 +29,10 @@ for seed in range(trainings):
     algorithm = tfpfl.build_algorithm("pflego", model, population, tau=2)
     training = tfpfl.Training(algorithm, federation, seed=seed, engine=engine)
     training.run(rounds=1)
+config = tfpfl.RunConfig(algorithm="pflego", network="mlp200", rounds=1, engine=engine)
+with tfpfl.Run.create(config, "run", federation) as run:
+    run.train()
+    run.keras_model(0)
 print("ours", training.store.history()[-1]["round"])
 """
 PROCESS = """

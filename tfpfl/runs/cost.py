@@ -6,7 +6,9 @@ matrices, are computed. A multiplication and an addition are two FLOPs.
 """
 
 import copy
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +16,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.algorithms.parts import linear_head
-from tfpfl.checks import Unavailable, traced_by_design
+from tfpfl.checks import Unavailable, traced_by_design, verbose
 
 
 class Passes(NamedTuple):
@@ -175,4 +177,23 @@ def _profiled(function, *specs) -> int:
         pruned = type(whole)(node=[n for n in whole.node if n.name in needed], library=whole.library)
         tf.graph_util.import_graph_def(pruned, name="")
         options = {**profiler.ProfileOptionBuilder.float_operation(), "output": "none"}
-        return int(profiler.profile(graph, cmd="op", options=options).total_float_ops)
+        with _unwarned():
+            return int(profiler.profile(graph, cmd="op", options=options).total_float_ops)
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Drops the warning of TensorFlow's profiler that it calls a deprecated function: only TensorFlow can mend this.
+
+    Nothing is dropped with TFPFL_VERBOSE=1.
+    """
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return verbose() or "flops_registry" not in record.getMessage()
+
+    logger = tf.get_logger()
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
