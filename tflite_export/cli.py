@@ -56,7 +56,7 @@ def main():
 
 @main.command()
 @click.argument("run", type=_folder)
-@click.option("--client", type=int, required=True, help="The id of the client whose model is exported.")
+@click.option("--client", required=True, help="The client whose model is exported: its number, from 0, or its name.")
 @click.option("--out", type=_folder, default=Path("bundle"), show_default=True, help="The bundle's folder to make.")
 @click.option(
     "--rounds/--no-rounds",
@@ -225,7 +225,8 @@ def simulate_round(run, rounds, engine, payload, chunk, static, allow_code):
     help="The site's folder to make; a site that is there already is renewed.",
 )
 @click.option(
-    "--client", type=int, help="If the source is a run: the client that the page shows. Default: its first client."
+    "--client",
+    help="If the source is a run: the client that the page shows: its number or its name. Default: its first client.",
 )
 @click.option("--page", type=_folder, help="Folder of the built page. Default: web/dist, which `make web` builds.")
 @allow_code_option
@@ -246,7 +247,7 @@ def web(source, out, client, page, allow_code):
 
 @main.command()
 @click.argument("run", type=_folder)
-@click.option("--client", type=int, default=0, show_default=True, help="The id of the client that is exported.")
+@click.option("--client", help="The client that is exported: its number or its name. Default: the run's first client.")
 @click.option("--out", type=_folder, default=Path("bundle"), show_default=True, help="The bundle's folder to make.")
 @click.option(
     "--steps",

@@ -39,12 +39,12 @@ class Demonstration(NamedTuple):
         ]
 
 
-def demonstrate(run, client: int, out, steps: int = 20) -> Demonstration:
+def demonstrate(run, client: int | str | None, out, steps: int = 20) -> Demonstration:
     """Exports, verifies, and personalizes a new head on the client's training examples.
 
     Args:
         run: an open `tfpfl.runs.run.Run`, or its folder.
-        client: its id.
+        client: its number or its name; None: the first client of the run.
         out: the folder of the bundle; must not exist.
         steps: of the head, at the run's rate beta.
     """
@@ -53,7 +53,8 @@ def demonstrate(run, client: int, out, steps: int = 20) -> Demonstration:
 
         with Run.open(run, engine="local") as opened:
             return demonstrate(opened, client, out, steps)
-    bundle, interpreter = export(run, client, Path(out)), any_interpreter()
+    bundle = export(run, int(run.population.client_ids[0]) if client is None else client, Path(out))
+    client, interpreter = bundle.manifest["client"], any_interpreter()
     verification = verify(bundle, interpreter=interpreter)
     device = DeviceClient(bundle, interpreter=interpreter)
     train, test = (run.federation.arrays(client, split, run.population.labels) for split in ("train", "test"))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from tflite_export.device.layout import BROWSER_PROGRAM, CLIENT, HEAD, MANIFEST, THETA
 from tflite_export.device.runtime import Bundle, BundleError
+from tfpfl.checks import one_line
 
 SITE_FORMAT = 1
 PAGE = Path(__file__).resolve().parents[1] / "web" / "dist"
@@ -33,13 +34,14 @@ class Site(NamedTuple):
     visit: int  # bytes that a first visit loads, uncompressed
 
 
-def write_site(source, out: str | os.PathLike, *, client: int | None = None, page=None) -> Site:
+def write_site(source, out: str | os.PathLike, *, client: int | str | None = None, page=None) -> Site:
     """Writes a static site to the folder `out`. If it fails, `out` stays as it was.
 
     Args:
         source: the folder of a bundle that was exported with `browser`, or of a run.
         out: the folder to make. A site that is there already is renewed.
-        client: of a run: the client whose head and examples the page shows; default its first.
+        client: of a run: the number or the name of the client whose head and examples the page shows; default its
+            first.
         page: the built page; default web/dist of this checkout.
 
     Raises:
@@ -78,8 +80,10 @@ def _bundle(source, client, temporary) -> Bundle:
     """The bundle to show; of a run, made for it."""
     if (source / MANIFEST).is_file():
         bundle = Bundle(source)
-        if client is not None and client != bundle.manifest["client"]:
-            raise BundleError(f"{source} is a bundle of client {bundle.manifest['client']}; only a run has others")
+        number, name = (bundle.manifest.get(entry) for entry in ("client", "client_name"))
+        if client is not None and str(client) not in (f"{number}", f"number:{number}", f"{name}", f"name:{name}"):
+            shown = f"{number}" + ("" if name in (None, str(number)) else f" ({one_line(name, 40)})")
+            raise BundleError(f"{source} is a bundle of client {shown}; only a run has others")
     else:
         from tflite_export.convert.bundle import export  # needs TensorFlow
         from tfpfl.runs.run import Run

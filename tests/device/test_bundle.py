@@ -154,9 +154,10 @@ def test_a_changed_manifest_and_other_folders_are_refused(bundle, tmp_path):
         Bundle(tmp_path)
 
 
-@pytest.mark.parametrize("client", [None, 10, -1])
+@pytest.mark.parametrize("client", [None, 10, -1, "phone", "phone 10"])
 def test_an_unknown_client_is_refused(run_folder, tmp_path, client):
-    with pytest.raises(ExportError, match=f"no client {client}.*10 clients, 0 to 9"):
+    said = "say which of the 10 clients" if client is None else f"no client '{client}'.* 10 clients.*0 to 9"
+    with pytest.raises(ExportError, match=said):
         export(run_folder, client, tmp_path / "b")
     assert not list(tmp_path.iterdir())
 

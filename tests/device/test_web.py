@@ -190,9 +190,9 @@ def test_what_cannot_be_shown_is_refused(bundle, browser_bundle, run_folder, pag
         write_site(bundle.folder, tmp_path / "site", page=page)
     with pytest.raises(BundleError, match="no built page: `make web`"):
         write_site(browser_bundle.folder, tmp_path / "site", page=tmp_path)
-    with pytest.raises(BundleError, match="a bundle of client 4; only a run has others"):
+    with pytest.raises(BundleError, match=r"a bundle of client 4 \(phone 4\); only a run has others"):
         write_site(browser_bundle.folder, tmp_path / "site", client=5, page=page)
-    with pytest.raises(ExportError, match="no client 77"):
+    with pytest.raises(ExportError, match="no client '77'"):
         write_site(run_folder, tmp_path / "site", client=77, page=page)
     assert not list(tmp_path.iterdir())
 

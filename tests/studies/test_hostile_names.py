@@ -220,8 +220,8 @@ def test_texts_of_a_bundle(name):
 
     class Personal:
         labels = [one_line(name), "b"]  # as a federation gives them
-        about = {"client": 3, "algorithm": "pflego", "took_part": True, "dataset": name, "federation_hash": "f" * 64,
-                 "round": 2, "num_examples": 9}  # fmt: skip
+        about = {"client": 3, "algorithm": "pflego", "took_part": True, "first_round": 1, "dataset": name,
+                 "client_name": name, "federation_hash": "f" * 64, "round": 2, "num_examples": 9}  # fmt: skip
 
     manifest = {
         "client": 3,

@@ -38,7 +38,7 @@ TESTED_RUNTIMES = ("tf.lite 2.14.1", "ai-edge-litert 1.4.0", "ai-edge-litert 2.3
 
 def export(
     source,
-    client: int | None = None,
+    client: int | str | None = None,
     out: str | os.PathLike = "bundle",
     *,
     rounds: bool | None = None,
@@ -50,7 +50,7 @@ def export(
 
     Args:
         source: a run folder, an open `tfpfl.runs.run.Run`, or (SplitModel, theta, head).
-        client: its id; for a run.
+        client: its number or its name, as in `tfpfl.data.find_client`; for a run.
         out: the folder to make.
         rounds: whether the client can take part in rounds. This needs the gradient of theta, which some layers do not
             have. None: yes if the run's algorithm is PFLEGO.

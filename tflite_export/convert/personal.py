@@ -7,6 +7,7 @@ import numpy as np
 
 from tflite_export.convert.program import flatten
 from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.data import find_client
 from tfpfl.models.weights import Head, Weights
 from tfpfl.runs.client_model import ClientModels, class_names
 
@@ -34,12 +35,12 @@ class Personal(NamedTuple):
 TRAINING = {"tau": 50, "beta": 0.007, "rho": 0.001, "head_rate": 0.001, "safeguard": True}
 
 
-def personal_model(source, client: int | None, rounds: bool | None = None, **given) -> Personal:
+def personal_model(source, client: int | str | None, rounds: bool | None = None, **given) -> Personal:
     """One client's model, ready for export.
 
     Args:
         source: a run folder, an open `tfpfl.runs.run.Run`, or (SplitModel, theta, head).
-        client: its id; for a run.
+        client: its number or its name, as in `tfpfl.data.find_client`; for a run.
         rounds: whether the bundle shall take part in rounds; None: where the run's algorithm does so on a device.
         **given: for (SplitModel, theta, head): `training`, `labels`, `train`, `test`, `preprocessing`, `dataset`.
 
@@ -61,11 +62,17 @@ def personal_model(source, client: int | None, rounds: bool | None = None, **giv
 def _of_run(run, client, rounds) -> Personal:
     population = run.population
     ids = [int(i) for i in population.client_ids]
-    if client is None or int(client) not in ids:
+    if client is None:
+        raise ExportError(f"say which of the {len(ids)} clients of {run.folder} is exported: client=0, or its name")
+    try:
+        client = find_client(run.federation, client)
+    except InvalidArgument as error:
+        raise ExportError(str(error)) from None
+    if client not in ids:
         raise ExportError(
-            f"there is no client {client} in {run.folder}: it has {len(ids)} clients, {ids[0]} to {ids[-1]}"
+            f"client {client} ({run.federation.client_names[client]}) is not one of the {len(ids)} clients that the "
+            "run trains. `tfpfl model` writes its model as a Keras file"
         )
-    client = int(client)
     if run.store.round_num == 0:
         raise ExportError(f"{run.folder} has no rounds yet: there is nothing to export")
     training = device_training(run.config, population, client)
@@ -75,7 +82,7 @@ def _of_run(run, client, rounds) -> Personal:
 
     weights = ClientModels(run).weights(client)
     x, y = run.federation.arrays(client, "train", population.labels)
-    local = population.labels == "local"
+    local, first = population.labels == "local", run.took_part
     class_ids = [int(c) for c in (run.federation.classes(client) if local else range(run.federation.num_labels))]
     return Personal(
         model=run.model,
@@ -86,7 +93,8 @@ def _of_run(run, client, rounds) -> Personal:
             "algorithm": run.config.algorithm,
             "client": client,
             "client_name": run.federation.client_names[client],
-            "took_part": bool(np.isin(client, run.store.client_ids())),
+            "took_part": None if first is None else client in first,
+            "first_round": first and first.get(client),
             "round": run.store.round_num,
             "network": run.config.network,
             "dataset": one_line(run.config.dataset),

@@ -48,9 +48,14 @@ def _decimal(number):
 def _model_card(manifest, personal) -> str:
     model, training, about = manifest["model"], manifest["training"], personal.about
     shape = " x ".join(map(str, model["example_shape"]))
-    lines = [f"# Model of client {about['client']}", ""]
+    name = about.get("client_name", str(about["client"]))
+    lines = [f"# Model of client {about['client']}" + (f" ({markdown(name)})" if name != str(about["client"]) else "")]
+    lines += [""]
     if about.get("algorithm"):
-        took = "took part in training" if about["took_part"] else "never took part: its head is the initial one"
+        took = "took part in training" + (f", first in round {about['first_round']}" if about["first_round"] else "")
+        if not about["took_part"]:
+            took = f"never took part: its model is the one that {about['algorithm']} gives to such a client"
+            took = "may have taken part or not: the run does not show it" if about["took_part"] is None else took
         lines += [
             f"* Trained by {about['algorithm']} on {markdown(about['dataset'])} (federation "
             f"{about['federation_hash'][:12]}), as it is after round {about['round']}; this client has "
