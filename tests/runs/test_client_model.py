@@ -107,7 +107,7 @@ def test_every_method_gives_the_model_that_its_clients_predict_with(name, pixels
             made = models.keras_model(i, inputs="decoded", outputs="logits")
             found = made.model(pixels.arrays(i, "test")[0])
             np.testing.assert_allclose(found, by_the_contract(run, i), atol=1e-6, rtol=1e-6)
-            assert made.about["classes"][:4] == pixels.class_names and made.about["trained"]
+            assert made.about["classes"][:4] == pixels.class_names and not made.about["new_client"]
         (new,) = set(range(6)) - set(ids)
         if run.algorithm.adapt is None:
             with pytest.raises(InvalidArgument, match="becomes personal by taking part"):
@@ -143,6 +143,22 @@ def test_the_file_names_nothing_but_keras(a_run_of_pixels, tmp_path):
     np.testing.assert_array_equal(keras.models.load_model(tmp_path / "one.keras")(raw), made.model(raw))
     with pytest.raises(InvalidArgument, match="exists already"):
         made.save(tmp_path / "one.keras")
+
+
+def test_it_is_said_since_when_a_client_has_taken_part(a_run_of_pixels, tmp_path):
+    with Run.open(a_run_of_pixels) as run:
+        first, ids = run.took_part, [int(i) for i in run.population.client_ids]
+        never, new = next(i for i in ids if i not in first), next(i for i in range(6) if i not in ids)
+        seen = max(first, key=first.get)
+        about = {i: ClientModels(run).keras_model(i).about for i in (seen, never, new)}
+    told = {i: (a["new_client"], a["took_part"], a["first_round"]) for i, a in about.items()}
+    assert told == {seen: (False, True, first[seen]), never: (False, False, None), new: (True, False, None)}
+    np.save(tmp_path / "x.npy", np.zeros((1, 4, 3)))
+    for i, said in {seen: None, never: "this client never took part", new: "the run does not train this"}.items():
+        output = command("predict", a_run_of_pixels, "--client", f"number:{i}", "--input", tmp_path / "x.npy").output
+        assert output.count("this client") == (said is not None) and (said or "") in output
+    said = command("model", a_run_of_pixels, "--client", f"number:{seen}", "--out", tmp_path / "m.keras").output
+    assert f"this client took part, first in round {first[seen]}" in said
 
 
 @pytest.mark.slow
@@ -188,6 +204,7 @@ def test_the_command_writes_one_model(a_run_of_pixels, tmp_path, monkeypatch):
     done = command("model", a_run_of_pixels, "--client", "ann", "--out", "a.keras", "--logits")
     assert done.exit_code == 0, done.output
     assert "client 0 (ann)" in done.output and "logits of 2 classes: none, mild" in done.output
+    assert "this client took part, first in round 1" in done.output
     logits = keras.models.load_model("a.keras")(np.full((1, 4, 3), 100, np.float32))
     with Run.open(a_run_of_pixels) as run:
         np.testing.assert_allclose(
@@ -203,7 +220,7 @@ def test_the_command_writes_one_model(a_run_of_pixels, tmp_path, monkeypatch):
 def test_the_command_writes_the_models_of_all(a_run_of_pixels, pixels, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = command("model", a_run_of_pixels, "--all", "models")
-    assert done.exit_code == 0 and "6 models" in done.output
+    assert done.exit_code == 0 and "6 models, 4 of them of clients that never took part" in done.output
     with Run.open(a_run_of_pixels) as run:
         for i in range(6):
             raw = pixels.raw(i, "test")[0].astype(np.float32)

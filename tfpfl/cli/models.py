@@ -57,12 +57,14 @@ def model(run, client, out, folder, logits, decoded, allow_code):
         models = ClientModels(opened)
         if folder is not None:
             written = models.save_all(folder, **how)
-            click.echo(f"Written to {folder}: {len(written)} models")
+            never = 0 if opened.took_part is None else len(written) - len(opened.took_part)
+            told = f", {never} of them of clients that never took part" if never else ""
+            click.echo(f"Written to {folder}: {len(written)} models{told}")
             return
         made = models.keras_model(client, **how)
         out = out or Path(f"client_{made.about['client']}.keras")
         card = made.save(out)
-        click.echo(f"{_named(made.about)} after round {made.about['round']}, {made.about['algorithm']}")
+        click.echo(f"{_named(made.about)} after round {made.about['round']}, {made.about['algorithm']}; {made.story}")
         click.echo(f"{how['inputs']} examples {made.about['input']['shape']} -> {how['outputs']} of {_classes(made)}")
         click.echo(f"Written to {out} and {card}")
 
@@ -98,6 +100,8 @@ def predict(run, client, file, out, decoded, allow_code):
         federation = opened.federation
         made = ClientModels(opened).keras_model(client, inputs="decoded" if decoded else "raw")
         x, y = read_examples(file, federation)
+        if not made.about["took_part"]:
+            click.echo(f"{_named(made.about)}: {made.story}", err=True)
         classes = made.about["classes"]
         wanted = None if y is None else label_outputs(y, classes, federation.class_names, file)
         if not decoded and looks_decoded(x, federation):

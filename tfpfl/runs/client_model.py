@@ -8,6 +8,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,6 +38,21 @@ class ClientModel(NamedTuple):
 
     model: keras.Model  # [N, ...] -> [N, K]
     about: dict[str, Any]  # values of JSON: client, client_name, classes, input, output, algorithm, round, ...
+
+    @property
+    def story(self) -> str:
+        """One sentence that says since which round the client has taken part, or what else its model is."""
+        about = self.about
+        if about["new_client"]:
+            return "the run does not train this client: the model is the one with which it would begin to adapt"
+        if about["took_part"] is None:
+            return "the run folder does not show whether this client took part"
+        if about["took_part"]:
+            return f"this client took part, first in round {about['first_round']}"
+        return (
+            'this client never took part: the model is the one that the method gives to such a client, see "Clients '
+            'that have not taken part yet" in docs/protocols.md'
+        )
 
     def save(self, path: str | os.PathLike) -> Path:
         """Writes the model to the new file `path`, which ends in .keras, and `about` to a file beside it, .json.
@@ -96,6 +112,10 @@ class ClientModels:
         states, examples = any_state_spec(algorithm), any_examples
         self._own = _any(relaxed)(algorithm.personal_model, None, states, examples)
         self._new = _any(relaxed)(self._start, None, states, examples)
+
+    @cached_property
+    def _first_rounds(self) -> dict[int, int] | None:
+        return self._run.took_part
 
     def weights(self, client: int | str) -> Weights:
         """The backbone's and the head's weights with which a client predicts after the last round, as arrays.
@@ -164,7 +184,7 @@ class ClientModels:
         run, weights = self._run, self.weights(client)
         client_id = find_client(run.federation, client)
         fresh, _ = run.recipe.model_and_population(run.federation)  # a backbone of its own, whose weights may change
-        backbone, dtype = fresh.backbone, str(fresh.dtype)
+        backbone, dtype, first = fresh.backbone, str(fresh.dtype), self._first_rounds
         for variable, value in zip(backbone.trainable_weights, weights.theta, strict=True):
             variable.assign(value)
         preprocessing = run.federation.manifest["preprocessing"]
@@ -191,7 +211,9 @@ class ClientModels:
             "output": outputs,
             "algorithm": run.config.algorithm,
             "round": run.store.round_num,
-            "trained": client_id in self._ids,
+            "new_client": client_id not in self._ids,
+            "took_part": None if first is None else client_id in first,
+            "first_round": first and first.get(client_id),
             "dataset": one_line(run.config.dataset),
             "federation_hash": run.federation.hash,
             "run_id": run.config.run_id,
