@@ -120,6 +120,8 @@ def inspect(bundle):
         if key in manifest:
             shown = {k: v for k, v in manifest[key].items() if k != "theta"} if key == "model" else manifest[key]
             told = shown if isinstance(shown, (str, int)) else json.dumps(shown, ensure_ascii=False)
+            if key == "client" and manifest.get("client_name", str(shown)) != str(shown):
+                told = f"{shown} ({manifest['client_name']})"
             click.echo(one_line(f"{key}: {told}"))
     for name, signature in manifest["signatures"].items():
         inputs, outputs = (", ".join(f"{n} {t}" for n, t in signature[side].items()) for side in ("inputs", "outputs"))

@@ -33,26 +33,11 @@ def write_table(path: Path) -> None:
                 table.writerow([f"hospital {hospital}", ("healthy", "mild", "severe")[diagnosis], *values.round(3)])
 
 
-def read_table(path: Path) -> tuple[dict, list]:
-    """{client: (examples [N, columns], labels [N])}, and the names of the classes."""
-    with open(path, newline="") as file:
-        table = list(csv.DictReader(file))
-    names = sorted({row[LABEL] for row in table})
-    columns = [name for name in table[0] if name not in (CLIENT, LABEL)]
-    clients: dict = {}
-    for row in table:
-        x, y = clients.setdefault(row[CLIENT], ([], []))
-        x.append([float(row[name]) for name in columns])
-        y.append(names.index(row[LABEL]))
-    return {name: (np.array(x, np.float32), np.array(y)) for name, (x, y) in clients.items()}, names
-
-
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "hospitals")
 folder.mkdir()
 write_table(folder / "patients.csv")
-clients, class_names = read_table(folder / "patients.csv")
-federation = tfpfl.Federation.from_clients(
-    clients, out=folder / "federation", name="patients", class_names=class_names, test_fraction=0.5
+federation = tfpfl.Federation.from_table(
+    folder / "patients.csv", client=CLIENT, label=LABEL, out=folder / "federation", test_fraction=0.5
 )
 print(federation)
 

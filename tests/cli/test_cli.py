@@ -306,8 +306,10 @@ def test_the_lists_of_commands_are_whole_sentences():
 
 @pytest.mark.slow
 def test_demo(tmp_path):
-    """Both of its tables, the sizes that their titles tell, and a later demo that replaces an earlier one."""
+    """Both of its tables, when which of them holds, and a later demo that replaces an earlier one."""
     output = tfpfl("demo", "--engine", "local", "--rounds", 2, "--out", "demo")
+    tables, _, story = " ".join(output.split()).partition("Sharing pays when a client has few examples")
+    assert "EV-local" in tables and "the second table" in story and "Written to demo" in story
     for title in ("80 clients of 5 digits", "20 clients of 2 digits", "PFLEGO", "FedAvg", "Local", "EV-all", "worst"):
         assert title in output
     folders = sorted((tmp_path / "demo").glob("*/*"))

@@ -71,6 +71,17 @@ def test_clients_of_a_csv_file_keep_their_names_and_numbers_are_sorted_as_number
     assert federation.client_names == ["10", "9", "NA"]
 
 
+@pytest.mark.parametrize("as_file", [True, False])
+def test_whole_numbers_with_a_point_are_labels_in_a_file_and_in_a_dataframe(tmp_path, as_file):
+    """And names that Python could read as numbers are names."""
+    for number, (given, classes) in enumerate(
+        [([1.0, 0.0] * 12, ["0", "1"]), (["inf", "nan"] * 12, ["inf", "nan"]), (["1.0", "x"] * 12, ["1.0", "x"])]
+    ):
+        table = rows() | {"state": np.array(given)}
+        table = write(tmp_path / f"{number}.csv", table) if as_file else table
+        assert Federation.from_table(table, **WHO, out=tmp_path / f"f{number}").class_names == classes
+
+
 def test_features_are_stored_as_they_are(tmp_path):
     table = rows() | {"tall": [True, False] * 12}
     federation = Federation.from_table(table, **WHO, features=["tall", "age"], out=tmp_path / "f")
@@ -112,7 +123,7 @@ def test_the_column_of_the_split_is_followed(tmp_path):
         ({"mass": [np.inf] + [1.0] * 23}, {}, "column 'mass' has inf in row 1: features must be finite"),
         ({"user": ["a", None] * 12}, {}, "column 'user' has 12 missing values, the first in row 2"),
         ({"state": ["a", ""] * 12}, {}, "column 'state' has 12 missing values, the first in row 2"),
-        ({"state": [0.5, 1.0] * 12}, {}, "'state' has labels of type float64: a label is a whole number or a name"),
+        ({"state": [0.5, 1.0] * 12}, {}, r"'state' has the label 0.5 in row 1: a label is a whole number or a name"),
         ({}, {"client": "usr"}, "client: unknown column 'usr'; did you mean 'user'"),
         ({}, {"features": ["age", "mas"]}, "features: unknown column 'mas'; did you mean 'mass'"),
         ({}, {"features": ["age", "user"]}, "features: column 'user' is the client, the label or the split"),
@@ -136,6 +147,7 @@ def test_what_is_refused_is_named(tmp_path, changed, given, message):
         ("user,state,age\na,x,1\nb,y,NA\n", "column 'age' is not numeric, row 2 has 'NA'"),
         ("user,state,age\na,x,1\nb,y,\n", "column 'age' has 1 missing values, the first in row 2"),
         ("user,state,age,age\na,x,1,1\n", "t.csv has two columns 'age': rename one of them"),
+        ("user,state,age\na,1.0,1\nb,0.5,1\n", "'state' has the label 0.5 in row 2: a label is a whole number or a"),
         ("user,state,age\n", "the table has no rows"),
         ("", "t.csv is empty: the first line must have the names of the columns"),
         ('user,state,age\n"a,x,1\n', "t.csv cannot be read as CSV in UTF-8"),
@@ -164,6 +176,14 @@ def test_what_is_odd_is_said(tmp_path):
         TfpflWarning, match=r"'number' has whole numbers up to 16,777,217; as float32, whole numbers bey"
     ):
         Federation.from_table(rows() | {"number": range(2**24 - 22, 2**24 + 2)}, **WHO, out=tmp_path / "g")
+    with pytest.warns(TfpflWarning, match="column 'state' has only one class, 'ill': there is nothing to learn"):
+        Federation.from_table(rows() | {"state": ["ill"] * 24}, **WHO, out=tmp_path / "one")
+    for column, name in (("user", "u9"), ("state", "ill")):
+        table = rows()
+        table[column] = [f" {value}" if value == name and i < 12 else value for i, value in enumerate(table[column])]
+        told = f"column '{column}' has ' {name}' and '{name}', which differ only in spaces: they are taken for two"
+        with pytest.warns(TfpflWarning, match=told):
+            Federation.from_table(table, **WHO, out=tmp_path / column)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Federation.from_table(rows(), **WHO, out=tmp_path / "h")

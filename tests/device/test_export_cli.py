@@ -1,6 +1,7 @@
 """The command line of the export."""
 
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +11,7 @@ from tflite_export.cli import main
 from tflite_export.device import bench
 from tflite_export.device.head_file import HeadError
 from tflite_export.device.payload import PayloadError
+from tflite_export.device.runtime import write_manifest
 from tfpfl.checks import InvalidArgument
 
 
@@ -31,6 +33,14 @@ def test_export_then_verify_and_inspect(run_folder, tmp_path):
     content[100] ^= 1
     (out / "program.tflite").write_bytes(content)
     assert "program.tflite is damaged" in call("verify", out, code=1)
+
+
+def test_inspect_names_the_client(bundle, tmp_path):
+    """By number and name; by the number alone where the client has no other name."""
+    assert "client: 4\n" in call("inspect", bundle.folder)
+    copy = shutil.copytree(bundle.folder, tmp_path / "copy")
+    write_manifest(copy, {**bundle.manifest, "client_name": "hospital 5"})
+    assert "client: 4 (hospital 5)\n" in call("inspect", copy)
 
 
 @pytest.mark.parametrize(

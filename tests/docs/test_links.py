@@ -132,3 +132,9 @@ def test_a_page_of_the_repository_has_no_marks_of_the_site():
     for page in PAGES:
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         assert re.findall(r"\{ ?[.:#].*?\}|^(?::::|!!!).*", re.sub(r"`[^`\n]*`", "", text), re.MULTILINE) == [], page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_entry_of_a_list_is_there_twice(page):
+    entries = Counter(re.findall(r"^\* .{40,}$", page.read_text(encoding="utf-8"), re.MULTILINE))
+    assert [entry[:60] for entry, count in entries.items() if count > 1] == []

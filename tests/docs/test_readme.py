@@ -47,6 +47,24 @@ def test_the_first_table_is_the_measured_one():
         assert all(re.search(rf"--set {method}\.{name}={value}\b(?!\.)", script) for name, value in settings.items())
 
 
+def test_the_first_commands_are_of_the_case_in_which_sharing_pays():
+    """Those of the README and of "Getting started": the clients of the demo's first table, and its rates."""
+    _, entries = DEMO_DATA["few"]
+    data = f"--clients {entries['clients']} --classes-per-client {entries['partition_args']['K']} --participation 0.2 "
+    assert entries["participation"] == 0.2
+    (block,) = re.findall(r"one after the other.*?\n```\n(.*?)```", README, re.DOTALL)
+    index = (ROOT / "docs" / "index.md").read_text()
+    (first,) = re.findall(r"## First run, on the command line\n(.*?)\n## ", index, re.DOTALL)
+    lines = f"{block}\n{first}".replace("\\\n   ", "").splitlines()
+    found = [f"{line} " for line in lines if re.match(r"tfpfl (run|compare|sweep) ", line) and "ditto" not in line]
+    assert len(found) == 5 and [line for line in found if data not in line] == []
+    for line in found:
+        for method, settings in DEMO_SETTINGS.items() if "compare" in line else ():
+            assert all(f"--set {method}.{name}={value} " in line for name, value in settings.items())
+    python = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0] for text in (README, index))
+    assert python.count("clients=80, K=5") == python.count("beta=0.1, rho=0.01") == 2
+
+
 def run(command, folder):
     """What it prints; with this Python's tfpfl, on no other data than what comes with scikit-learn."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -32,6 +32,12 @@ def test_every_reader_has_a_file_that_a_test_runs():
     assert {path.name for path in EXAMPLES.iterdir()} == {"data_scientist.py", "benchmarker.sh"}  # run below
 
 
+def test_the_data_scientist_gives_the_table_as_it_is():
+    """`Federation.from_table` reads it; the script has no code that does."""
+    script = (EXAMPLES / "data_scientist.py").read_text(encoding="utf-8")
+    assert "tfpfl.Federation.from_table(" in script and "from_clients" not in script and "DictReader" not in script
+
+
 @pytest.mark.docs
 def test_the_data_scientist(tmp_path):
     """A table becomes a federation; fine-tuned FedAvg is ahead of Local for most hospitals."""

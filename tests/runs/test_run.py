@@ -12,9 +12,11 @@ from rich.console import Console
 
 from helpers import small_runs as runs
 from helpers.marks import slow_but
+from tfpfl.data.federation import Federation
 from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.protocols import results
+from tfpfl.runs.results import write_history
 from tfpfl.runs.run import Run
 from tfpfl.studies.tables import comparison
 
@@ -110,6 +112,22 @@ def test_history_csv_is_the_store(finished):
     for row, stored in zip(rows, history, strict=True):
         assert {k: float(v) for k, v in row.items() if v != ""} == stored
     assert any(row["loss"] == "" for row in rows)  # the empty round
+
+
+def test_history_csv_names_the_rejected_clients(tmp_path):
+    """Whatever their names look like; the store keeps the numbers, which are read again."""
+    x, y = np.zeros((8, 2), np.float32), np.arange(8) % 2
+    names = ["hospital 1", "x; 0: y", "2"]
+    federation = Federation.from_clients({name: (x + i, y) for i, name in enumerate(names)}, out=tmp_path / "three")
+    numbers = {name: i for i, name in enumerate(federation.client_names)}
+    first, strange, plain = (numbers[name] for name in names)
+    why = "its work is not finite"
+    history = [{"round": 1}, {"round": 2, "rejected_clients": f"{first}: {why}; {strange}: {why}; {plain}: {why}"}]
+    write_history(tmp_path / "history.csv", history, federation)
+    _, row = csv.DictReader((tmp_path / "history.csv").open(encoding="utf-8"))
+    named = [f"{first} (hospital 1)", f"{strange} (x; 0: y)", "2" if plain == 2 else f"{plain} (2)"]
+    assert row["rejected_clients"] == "; ".join(f"{name}: {why}" for name in named)
+    assert "hospital" not in history[1]["rejected_clients"]
 
 
 def test_clients_csv_is_the_federation_and_the_last_evaluation(finished, federation):

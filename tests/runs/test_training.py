@@ -162,7 +162,8 @@ def test_empty_rounds_are_recorded_and_change_nothing(federation):
 def test_a_client_that_diverges_is_named_and_the_rounds_before_are_kept(tmp_path):
     train = toys.clients(runs.EXAMPLES, runs.CLASSES, dtype="float32")
     train[4][0][:] = 1e3  # its features overflow
-    federation = Federation.from_clients(train, out=tmp_path / "federation", validation=0.0)
+    named = {f"hospital {i + 1}": data for i, data in enumerate(train)}
+    federation = Federation.from_clients(named, out=tmp_path / "federation", validation=0.0)
     dense = keras.layers.Dense(3, "exponential", kernel_initializer="ones")  # not every random kernel overflows
     backbone = keras.Sequential([keras.Input((4,)), dense])
     population = federation.population(Sampling("fixed", 0.5))
@@ -170,9 +171,8 @@ def test_a_client_that_diverges_is_named_and_the_rounds_before_are_kept(tmp_path
     seed = next(s for s in range(50) if 4 not in cohort(s, 1, population) and 4 not in cohort(s, 2, population))
     first = next(t for t in range(1, 50) if 4 in cohort(seed, t, population))
     loop = Training(algorithm, federation, seed=seed)
-    with pytest.raises(
-        DivergedError, match=rf"round {first} diverged.*of client 4 \(loss .*up to {first - 1} are saved"
-    ):
+    told = rf"round {first} diverged.*of client 4 \(hospital 5\) \(loss .*up to {first - 1} are saved"
+    with pytest.raises(DivergedError, match=told):
         loop.run(50)
     assert loop.store.round_num == len(loop.store.history()) == first - 1 >= 2
 

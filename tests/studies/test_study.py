@@ -236,9 +236,16 @@ def test_optuna_proposes_the_same_after_an_interruption(tmp_path):
 def test_a_missing_optuna_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("tfpfl.studies.study.plan.find_spec", lambda name: None)
     content = {"data": {"d": {}}, "methods": {"local": {"search": {"eta": ETAS}}}}
-    with pytest.raises(RuntimeError, match="needs Optuna, which is not installed: install it .the extra 'optuna'"):
+    told = "^the study: search.kind = 'optuna' needs Optuna, which is not installed: install it .the extra 'optuna'"
+    with pytest.raises(RuntimeError, match=told):
         run_study(content | {"search": {"kind": "optuna", "settings": 3}}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_error_about_one_name_of_a_list_names_the_entry_of_the_list(tmp_path):
+    content = {"data": {"d": {}}, "methods": {"local": {}}, "run": {"metrics": ["ece", "my_metric"]}}
+    with pytest.raises(InvalidArgument, match="^the study: run.metrics: unknown metric 'my_metric'"):
+        run_study(content, tmp_path / "out")
 
 
 def test_a_worker_whose_study_is_gone_does_nothing(monkeypatch, tmp_path):

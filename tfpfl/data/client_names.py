@@ -1,4 +1,4 @@
-"""Finds a client of a federation by its number or by its name."""
+"""Finds a client of a federation by its number or by its name, and says which client a number is."""
 
 from difflib import get_close_matches
 
@@ -6,6 +6,12 @@ import numpy as np
 
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data.federation import Federation
+
+
+def number_and_name(federation: Federation, client_id: int) -> str:
+    """A client as messages and tables call it: '3 (hospital 4)', or '3' if its name is its number."""
+    name = federation.client_names[client_id]
+    return str(client_id) if name == str(client_id) else f"{client_id} ({name})"
 
 
 def find_client(federation: Federation, client: int | str) -> int:

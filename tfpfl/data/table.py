@@ -62,6 +62,11 @@ def table_clients(
         x = x.astype(np.float32)
     _say_constant(x, chosen)
     y, names = _labels(label, columns[label], is_csv), np.array([str(v) for v in _present(client, columns[client])])
+    if len(classes := np.unique(y)) == 1:
+        warn_user(f"column {label!r} has only one class, {_cut(classes[0])}: there is nothing to learn")
+    _say_spaces(client, names)
+    if y.dtype.kind not in "biu":
+        _say_spaces(label, y)
     parts = _parts(split, columns[split]) if split is not None else np.full(len(y), "train")
     given = [part for part in SPLITS if part != "validation" or part in parts] if split is not None else ["train"]
     order = np.argsort(names, kind="stable")
@@ -333,18 +338,29 @@ def _cut(value: Any) -> str:
 
 
 def _labels(name: str, values: np.ndarray, from_text: bool) -> np.ndarray:
-    """The labels: integers, or text. In a CSV file, labels that are all written as whole numbers are integers."""
+    """The labels: integers, or text. Numbers that are all whole are integers, also 1.0."""
     values = _present(name, values)
     if from_text:
-        try:
-            return np.array([int(value) for value in values], np.int64)
-        except (ValueError, OverflowError):
+        for kind in (int, float):
+            try:
+                numbers = np.array([kind(value) for value in values], np.dtype(kind))
+                break
+            except (ValueError, OverflowError):
+                continue
+        else:
             return np.array([str(value) for value in values])
+        if not np.isfinite(numbers).all():  # text that Python could read as a number, such as 'inf'
+            return np.array([str(value) for value in values])
+        values = numbers
     if values.dtype.kind == "f":
-        raise InvalidArgument(
-            f"column {name!r} has labels of type {values.dtype}: a label is a whole number or a name of a class. "
-            "Convert the column, for example with .astype(int)"
-        )
+        whole = (values == np.rint(values)) & (np.abs(values) < 2**53)
+        if not whole.all():
+            row = int(whole.argmin())
+            raise InvalidArgument(
+                f"column {name!r} has the label {values[row]} in row {row + 1}: a label is a whole number or a name of "
+                "a class. Turn such numbers into names, for example 'low' and 'high'"
+            )
+        return values.astype(np.int64)
     return values
 
 
@@ -358,6 +374,17 @@ def _parts(name: str, values: np.ndarray) -> np.ndarray:
             f"column {name!r} has {_cut(str(found[row]))} in row {row + 1}: a split is one of {', '.join(SPLITS)}"
         )
     return found
+
+
+def _say_spaces(name: str, values: np.ndarray) -> None:
+    found: dict[str, str] = {}
+    for value in map(str, np.unique(values.astype(str))):
+        first = found.setdefault(" ".join(value.split()), value)
+        if first != value:
+            warn_user(
+                f"column {name!r} has {_cut(first)} and {_cut(value)}, which differ only in spaces: they are taken for "
+                "two. If they are one, correct the table"
+            )
 
 
 def _say_constant(x: np.ndarray, names: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """Writes the result files of a run: history.csv, clients.csv and summary.json."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -8,21 +9,30 @@ from typing import Any
 
 import numpy as np
 
+from tfpfl.data.client_names import number_and_name
 from tfpfl.data.federation import Federation
 from tfpfl.data.population import Population
 from tfpfl.runs import protocols
 from tfpfl.runs.files import write_csv, write_whole
 
 
-def write_history(path: Path, history: Sequence[Mapping[str, Any]]) -> None:
+def write_history(path: Path, history: Sequence[Mapping[str, Any]], federation: Federation) -> None:
     """Writes history.csv: one row for every round.
 
     Args:
         path: the file.
         history: the rounds, as `RunStore.history` gives them. A column that a round does not have is left empty.
+        federation: the clients' data; rejected clients are written with their names.
     """
-    columns = list(dict.fromkeys(name for row in history for name in row))
-    write_csv(path, columns, history)
+
+    def named(rejected: str) -> str:  # the store has numbers only, because a name may look like anything
+        return re.sub(r"(^|; )(\d+)(?=: )", lambda m: m[1] + number_and_name(federation, int(m[2])), rejected)
+
+    rows = [
+        row | {"rejected_clients": named(row["rejected_clients"])} if row.get("rejected_clients") else row
+        for row in map(dict, history)
+    ]
+    write_csv(path, list(dict.fromkeys(name for row in rows for name in row)), rows)
 
 
 def write_clients(

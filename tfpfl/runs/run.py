@@ -279,7 +279,7 @@ class Run:
             raise
         except BaseException:
             with suppress(OSError):  # a full disk: the error that is being raised says more
-                write_history(self.folder / "history.csv", self.store.history())
+                write_history(self.folder / "history.csv", self.store.history(), self.federation)
             raise
         self.stop_reason = training.stop_reason
         self._evaluate(training)  # with this training, because its graphs are traced already
@@ -319,7 +319,7 @@ class Run:
 
     def _evaluate(self, training: Training) -> list[protocols.Score]:
         scores = training.evaluate(training.server_state(), splits=("train", "validation", "test"))
-        write_history(self.folder / "history.csv", self.store.history())
+        write_history(self.folder / "history.csv", self.store.history(), self.federation)
         write_clients(self.folder / "clients.csv", self.federation, self.population, scores)
         self.write_summary()
         return scores

@@ -16,7 +16,9 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.transforms.screening import REASONS
 from tfpfl.checks import InvalidArgument, TfpflError, traced_by_design
+from tfpfl.data.client_names import number_and_name
 from tfpfl.data.cohorts import cohort
+from tfpfl.data.federation import Federation
 from tfpfl.engines.engine import check_engine, check_grouping, make_engine
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.packed import initial_states, side_by_side
@@ -69,7 +71,7 @@ class Training:
     """
 
     algorithm: Algorithm
-    federation: object
+    federation: Federation
     seed: int = 0
     store: RunStore = cast(RunStore, None)  # once it is made, one in memory
     engine: str = "local"
@@ -261,7 +263,7 @@ class Training:
         bad = [int(i) for i, m in zip(ids, out.client_metrics, strict=True) if not int(m["finite"])]
         if bad:
             losses = ", ".join(
-                f"client {i} (loss {float(m['loss']):.3g})"
+                f"client {number_and_name(self.federation, int(i))} (loss {float(m['loss']):.3g})"
                 for i, m in zip(ids, out.client_metrics, strict=True)
                 if int(i) in bad
             )
@@ -272,9 +274,10 @@ class Training:
         for leaf in tf.nest.flatten(out.server):
             leaf = np.asarray(leaf)
             if np.issubdtype(leaf.dtype, np.floating) and not np.isfinite(leaf).all():
+                clients = ", ".join(number_and_name(self.federation, int(i)) for i in ids)
                 raise DivergedError(
                     f"round {t} diverged: the server's state is no longer finite after adding the updates of clients "
-                    f"{', '.join(map(str, ids))}. Rounds up to {t - 1} are saved"
+                    f"{clients}. Rounds up to {t - 1} are saved"
                 )
 
     def _engine(self, held_out: tuple):

@@ -175,8 +175,9 @@ class Study:
         for by_value in (False, True):
             for key, entries in places.items():
                 for name, value in entries.items():
-                    words = value if by_value and isinstance(value, str) else None if by_value else name
-                    if words and re.search(rf"(?<!\w){re.escape(words)}(?!\w)", message):
+                    given = value if isinstance(value, list | tuple) else [value]
+                    words = [word for word in given if isinstance(word, str) and word] if by_value else [name]
+                    if any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", message) for word in words):
                         return f"{self.where}: {key}.{name}: {message}"
         return f"{self.where}: {general}: {message}"
 

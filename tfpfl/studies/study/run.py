@@ -53,7 +53,10 @@ def run_study(
         raise InvalidArgument(f"processes must be at least 1, found {processes}")
     checked = Study.of(study) if isinstance(study, Mapping) else Study.read(study)
     if checked.search.kind == "optuna" and any(method.space for method in checked.methods):
-        require_optuna()
+        try:
+            require_optuna()
+        except Unavailable as error:
+            raise Unavailable(f"{checked.where}: {error}") from error
     federations = _check(checked, allow_download)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
