@@ -45,6 +45,12 @@ def test_a_source_with_names_and_a_test_set_that_has_fewer(tmp_path):
     assert flags.class_names == ["False", "True"] and np.bincount(flags.y_train).tolist() == [5, 5]
 
 
+def test_two_classes_of_one_name_are_refused(tmp_path):
+    for labels in (NAMES, np.arange(12) % 3):
+        with pytest.raises(InvalidArgument, match="class_names has one name twice"):
+            Federation.from_clients(two(labels), class_names=["none", "mild", "severe", "mild"], out=tmp_path / "f")
+
+
 @pytest.mark.parametrize(
     "clients, message",
     [

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.truth import examples, random_head, relative, relative_l2, varied
 from tflite_export import Bundle, BundleError, DeviceClient, ExportError, Runtime, export, verify
+from tflite_export.convert.texts import texts
 from tflite_export.device import layout
 from tflite_export.device.head_file import HeadError, SavedHead, head_bytes, load_head, theta_sha256
 from tflite_export.device.ops import operations
@@ -152,6 +154,21 @@ def test_a_changed_manifest_and_other_folders_are_refused(bundle, tmp_path):
         Bundle(copy)
     with pytest.raises(BundleError, match="no manifest.json"):
         Bundle(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes, said, not_said",
+    [
+        ({}, "took part in training, first in round", "All clients share"),
+        ({"took_part": False, "first_round": None}, "never took part: its model is the one that pflego", "was fitted"),
+        ({"took_part": None, "first_round": None}, "the run does not show it", "never took part"),
+        ({"shared": True}, "All clients share this model", "was fitted"),
+    ],
+)
+def test_the_card_says_whose_model_it_is(bundle, changes, said, not_said):
+    about = {**bundle.manifest, "took_part": True, "first_round": 2} | changes
+    card = texts(bundle.manifest, SimpleNamespace(about=about, labels=["a", "b", "c"]))["MODEL_CARD.md"]
+    assert said in card and not_said not in card and "# Model of client 4 (phone 4)\n\n" in card
 
 
 @pytest.mark.parametrize("client", [None, 10, -1, "phone", "phone 10"])

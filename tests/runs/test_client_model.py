@@ -7,6 +7,7 @@ import sys
 import warnings
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -23,7 +24,7 @@ from tfpfl.cli import main
 from tfpfl.data import Federation, find_client
 from tfpfl.models.losses import cross_entropy
 from tfpfl.runs import ClientModels, Run
-from tfpfl.runs.inputs import label_outputs, read_examples
+from tfpfl.runs.inputs import check_tokens, label_outputs, read_examples
 from tfpfl.studies.new_clients import adapt_new_clients
 
 NAMES = ["ann", "bob", "2", "1", "hospital 4", "eve"]
@@ -220,7 +221,7 @@ def test_the_command_writes_one_model(a_run_of_pixels, tmp_path, monkeypatch):
 def test_the_command_writes_the_models_of_all(a_run_of_pixels, pixels, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = command("model", a_run_of_pixels, "--all", "models")
-    assert done.exit_code == 0 and "6 models, 4 of them of clients that never took part" in done.output
+    assert done.exit_code == 0 and "6 models, 3 of them of clients that never took part" in done.output
     with Run.open(a_run_of_pixels) as run:
         for i in range(6):
             raw = pixels.raw(i, "test")[0].astype(np.float32)
@@ -385,10 +386,75 @@ def test_a_parquet_file_is_read_as_the_csv_file_is(patients, tmp_path):
         read_examples(tmp_path / "bad.parquet", patients)
 
 
+def test_tokens_that_the_embedding_does_not_have_are_refused():
+    """TensorFlow would stop in the middle of the prediction, or cut 1.5 down to 1."""
+    model = SimpleNamespace(reads="whole", vocabulary=9)
+    x = np.array([[0, 8], [3, 4]], np.float32)
+    check_tokens(x, model, "t.npy")
+    for wrong in (1.5, -1, 9):
+        bad = x.copy()
+        bad[1, 1] = wrong
+        with pytest.raises(InvalidArgument, match=rf"t.npy: example 1 has {wrong}, but .* whole numbers from 0 to 8"):
+            check_tokens(bad, model, "t.npy")
+        check_tokens(bad, SimpleNamespace(reads="numbers"), "t.npy")
+    model.vocabulary = None  # such as a layer that hashes: any whole number that float32 has
+    check_tokens(x * -1000, model, "t.npy")
+    with pytest.raises(InvalidArgument, match="example 0 has 33554432"):
+        check_tokens(x + np.float32(2**25), model, "t.npy")
+
+
+@pytest.mark.slow
+def test_the_command_refuses_tokens_that_the_embedding_does_not_have(tmp_path):
+    inputs = keras.Input((3,))
+    layers = [keras.layers.Embedding(9, 4), keras.layers.Flatten(), keras.layers.Dense(4, activation="relu")]
+    features = inputs
+    for layer in layers:
+        features = layer(features)
+    keras.Model(inputs, features).save(tmp_path / "net.keras")
+    x, y = np.arange(30).reshape(10, 3) % 9, np.arange(10) % 2
+    tokens = Federation.from_clients([(x, y), (x, y)], out=tmp_path / "tokens")
+    run = runs.train(tmp_path / "run", tokens, rounds=1, participation=1.0, network=str(tmp_path / "net.keras"))
+    np.save(tmp_path / "x.npy", x)
+    assert command("predict", run.folder, "--client", 0, "--input", tmp_path / "x.npy").exit_code == 0
+    np.save(tmp_path / "x.npy", x + 1)
+    done = command("predict", run.folder, "--client", 0, "--input", tmp_path / "x.npy")
+    assert done.exit_code == 1 and "x.npy: example 2 has 9, but the backbone takes whole" in done.output
+
+
+def test_predictions_overwrite_nothing(a_run_of_pixels, tmp_path):
+    """And a place that cannot be written is refused before anything is computed."""
+    table, empty = tmp_path / "t.csv", tmp_path / "empty.csv"
+    table.write_text("1\n")
+    for out, said in (
+        (table, "t.csv exists already: take another name"),
+        (tmp_path / "no" / "t.csv", "no is not a folder. Give the name of a file"),
+        (tmp_path, "is a folder. Give the name of a file"),
+    ):
+        done = command("predict", tmp_path / "no run", "--client", "ann", "--input", table, "--out", out)
+        assert done.exit_code == 1 and said in done.output and table.read_text() == "1\n"
+    np.save(tmp_path / "x.npy", np.zeros((1, 4, 3)))
+    empty.touch()
+    command("predict", a_run_of_pixels, "--client", "ann", "--input", tmp_path / "x.npy", "--out", empty)
+    assert empty.read_text().startswith("example,class,")
+
+
+def test_a_client_that_the_run_does_not_train_is_not_exported(a_run_of_pixels):
+    from tflite_export.convert.personal import personal_model
+
+    with Run.open(a_run_of_pixels) as run:
+        new = next(i for i in range(6) if i not in run.population.client_ids)
+        with pytest.raises(InvalidArgument, match=rf"client {new} \({NAMES[new]}\) is not one of the 4 clients"):
+            personal_model(run, f"name:{NAMES[new]}")
+        found = personal_model(run, NAMES[int(max(run.took_part))]).about
+        assert found["first_round"] == run.took_part[found["client"]] and found["took_part"] and not found["shared"]
+
+
 def test_labels_that_the_client_does_not_have_are_refused(a_run_of_pixels, pixels, tmp_path):
     np.savez(tmp_path / "xy.npz", x=pixels.raw(0, "test")[0][:2], y=[0, 3])
     done = command("predict", a_run_of_pixels, "--client", "ann", "--input", tmp_path / "xy.npz")
     assert done.exit_code == 1 and "does not know: other. It knows none, mild." in done.output
+    with pytest.raises(InvalidArgument, match="y must be whole numbers or names of classes, found float64"):
+        label_outputs(np.zeros(2), ["a"], ["a"], "xy.npz")
     np.save(tmp_path / "unit.npy", np.full((1, 4, 3), 0.5))
     done = command("predict", a_run_of_pixels, "--client", "ann", "--input", tmp_path / "unit.npy")
     assert done.exit_code == 0 and "add --decoded" in done.output

@@ -95,6 +95,7 @@ def _of_run(run, client, rounds) -> Personal:
             "client_name": run.federation.client_names[client],
             "took_part": None if first is None else client in first,
             "first_round": first and first.get(client),
+            "shared": run.recipe.row.evaluated(run.config.hyperparameters) == "global",
             "round": run.store.round_num,
             "network": run.config.network,
             "dataset": one_line(run.config.dataset),

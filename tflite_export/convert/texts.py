@@ -45,6 +45,17 @@ def _decimal(number):
     return np.format_float_positional(np.float32(number), trim="0")
 
 
+def _whose(about) -> list[str]:
+    """The line of the card that says whom the head is for; none if a client of its own method never took part."""
+    if about.get("shared"):
+        return ["* All clients share this model: nothing of it is this client's own."]
+    if about.get("took_part") is False:
+        return []
+    return [
+        "* The head was fitted to one client's examples: it knows that client's classes only, and is not for others."
+    ]
+
+
 def _model_card(manifest, personal) -> str:
     model, training, about = manifest["model"], manifest["training"], personal.about
     shape = " x ".join(map(str, model["example_shape"]))
@@ -67,8 +78,8 @@ def _model_card(manifest, personal) -> str:
         + (f", x = raw * {pre['scale']} + {pre['shift']} of {pre['stored_dtype']}" if pre else "")
         + f". Output: {model['num_classes']} classes, in the order of labels.txt: "
         f"{', '.join(map(markdown, personal.labels))}.",
-        f"* {model['num_backbone_weights']:,} weights in the backbone, which clients share; {model['num_features']} "
-        f"features; {(model['num_features'] + 1) * model['num_classes']:,} in the head, which is this client's own.",
+        f"* {model['num_backbone_weights']:,} weights in the backbone; {model['num_features']} features; "
+        f"{(model['num_features'] + 1) * model['num_classes']:,} weights in the head.",
         "* On the device it can predict and fit its head"
         + (
             f", and take part in PFLEGO rounds (tau {training['tau']}, beta {training['beta']}, rho {training['rho']})."
@@ -77,7 +88,7 @@ def _model_card(manifest, personal) -> str:
         ),
         "* What leaves the device in a round: the gradient of theta and the number of examples. A gradient can tell "
         "about the examples that it was computed on: it is not anonymous, and no differential privacy is applied.",
-        "* The head was fitted to one client's examples: it knows that client's classes only, and is not for others.",
+        *_whose(about),
         "",
         "| file | precision | centred cosine | head agreement | accuracy | measured on |",
         "|---|---|---|---|---|---|",

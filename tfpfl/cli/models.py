@@ -91,19 +91,22 @@ def predict(run, client, file, out, decoded, allow_code):
     """Predict classes with the personal model of a client of RUN."""
     from tfpfl.runs.client_model import ClientModels
     from tfpfl.runs.files import csv_text, write_csv
-    from tfpfl.runs.inputs import label_outputs, looks_decoded, read_examples
+    from tfpfl.runs.inputs import check_tokens, label_outputs, looks_decoded, read_examples
     from tfpfl.runs.run import Run
 
+    if out is not None:
+        _check_table(out)
     if allow_code:
         allow_code_of(run)
     with Run.open(run, engine="local") as opened:
         federation = opened.federation
         made = ClientModels(opened).keras_model(client, inputs="decoded" if decoded else "raw")
         x, y = read_examples(file, federation)
-        if not made.about["took_part"]:
-            click.echo(f"{_named(made.about)}: {made.story}", err=True)
+        check_tokens(x, opened.model, file)
         classes = made.about["classes"]
         wanted = None if y is None else label_outputs(y, classes, federation.class_names, file)
+        if not made.about["took_part"]:
+            click.echo(f"{_named(made.about)}: {made.story}", err=True)
         if not decoded and looks_decoded(x, federation):
             click.echo(
                 f"no number in {file} is above 1, but raw examples of this run go up to "
@@ -131,6 +134,15 @@ def predict(run, client, file, out, decoded, allow_code):
             click.echo(f"... and {len(rows) - SHOWN} more: --out FILE.csv writes all of them")
     if wanted is not None:
         click.echo(f"{(best == wanted).mean():.2%} of the {len(rows)} labels in {file} are predicted")
+
+
+def _check_table(out):
+    """Checks, before any work, that a table can be written to `out` and that nothing is lost by it."""
+    if out.is_dir() or not out.parent.is_dir():
+        what = f"{out} is a folder" if out.is_dir() else f"{out.parent} is not a folder"
+        raise InvalidArgument(f"--out {out} cannot be written: {what}. Give the name of a file in a folder that exists")
+    if out.is_file() and out.stat().st_size:
+        raise InvalidArgument(f"{out} exists already: take another name, or remove it")
 
 
 def _named(about):

@@ -191,18 +191,18 @@ def class_ids(
         class_names, compact: as in `Source.from_arrays`.
 
     Raises:
-        InvalidArgument: some labels are integers and some are names; a name is not in `class_names`; an id is not below
-            C; or there are more than a million classes without names.
+        InvalidArgument: some labels are integers and some are names; a name is not in `class_names`; two classes have
+            one name; an id is not below C; or there are more than a million classes without names.
     """
     found = [part for part in parts if len(part)]
     if len({part.dtype.kind == "U" for part in found}) > 1:
         raise InvalidArgument("labels must be all integers or all names of classes, found both")
     present = np.unique(np.concatenate(found)) if found else np.zeros(0, np.int32)
+    if class_names is not None and len(set(map(str, class_names))) < len(class_names):
+        raise InvalidArgument("class_names has one name twice: make them different, as tables name classes by them")
     if present.dtype.kind == "U":
         names = present.tolist() if class_names is None else [str(name) for name in class_names]
         place = {name: i for i, name in enumerate(names)}
-        if len(place) < len(names):
-            raise InvalidArgument("class_names has one name twice, and labels are names: make them different")
         absent = next((name for name in present.tolist() if name not in place), None)
         if absent is not None:
             raise InvalidArgument(unknown("class of a label", absent, names))

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data import Federation
-from tfpfl.data.table import table_examples
+from tfpfl.data.table import EXACT, table_examples
+from tfpfl.models import SplitModel
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
 KINDS = (".npy", ".npz", ".csv", ".parquet", *PICTURES)
@@ -78,6 +79,8 @@ def label_outputs(y: np.ndarray, classes: Sequence[str], names: Sequence[str], p
         InvalidArgument: a label is no class of this client.
     """
     place = {name: k for k, name in enumerate(classes)}
+    if y.dtype.kind == "f":
+        raise InvalidArgument(f"{path}: the labels y must be whole numbers or names of classes, found {y.dtype}")
     if y.dtype.kind in "iu":
         given = [names[int(c)] if 0 <= c < len(names) else str(c) for c in y]
     else:
@@ -90,6 +93,29 @@ def label_outputs(y: np.ndarray, classes: Sequence[str], names: Sequence[str], p
             "classes"
         )
     return np.array([place[name] for name in given], np.int64)
+
+
+def check_tokens(x: np.ndarray, model: SplitModel, path: str | Path) -> None:
+    """Checks examples for a backbone that takes whole numbers, such as tokens for an Embedding.
+
+    Args:
+        x: the examples, float32 [N, ...].
+        model: the run's model.
+        path: the file, for messages.
+
+    Raises:
+        InvalidArgument: a number is not whole, is no row of the Embedding, or is too large to be exact in float32.
+    """
+    if model.reads != "whole":
+        return
+    low, high = (-EXACT, EXACT) if model.vocabulary is None else (0, model.vocabulary - 1)
+    wrong = (x % 1 != 0) | (x < low) | (x > high)
+    if wrong.any():
+        example = int(np.argwhere(wrong)[0, 0])
+        raise InvalidArgument(
+            f"{path}: example {example} has {x[wrong][0]:.8g}, but the backbone takes whole numbers from {low} to "
+            f"{high} (such as tokens for an Embedding). Number the tokens as in the run's examples"
+        )
 
 
 def looks_decoded(x: np.ndarray, federation: Federation) -> bool:
