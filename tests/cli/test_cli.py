@@ -122,6 +122,7 @@ def test_a_run_that_diverges(federation):
     [
         (("rum",), 2, "unknown command 'rum'; did you mean 'run'?"),
         (("run", "--tua", 3), 2, "unknown option --tua; did you mean --tau? options of pflego.*--beta.*--classes-per"),
+        (("partition", "--out", "x"), 2, "--out is not an option of this command: write OUT alone, without --out"),
         (("run", "--algorithm", "fedavg", "--tau", 3), 2, "unknown option --tau;.*options of fedavg.*--eta, --steps"),
         (
             ("run", "--partition", "dirichlet", "--classes-per-client", 3),

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shlex
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from tfpfl.cli import main
 from tfpfl.studies.papers import EXPERIMENTS
 from tfpfl.studies.records import Record
+from tfpfl.studies.search import VALIDATION
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 SMALL = ["--dataset", "digits", "--clients", "5", "--participation", "0.4", "--rounds", "3"]
@@ -83,6 +85,19 @@ def test_sweep_halves_and_keeps_to_validation(tmp_path):
     assert len(list((tmp_path / "out").iterdir())) == 4
     config = json.loads((next((tmp_path / "out").iterdir()) / "config.json").read_text())
     assert config["hyperparameters"]["tau"] == 4
+
+
+def test_sweep_says_what_is_at_the_edge_and_the_command_of_the_best(tmp_path):
+    """The command makes a run with the same validation accuracy."""
+    small = ["--clients", "5", "--participation", "1", "--rounds", "1", "--validation", "0.3"]
+    out = tmp_path / "out"
+    said = call("sweep", "--algorithm", "fedavg", "--grid", "eta=1e-9,0.1", "--steps", "5", *small, "--out", out)
+    assert "\neta=0.1 is the largest value that was tried (1e-09 to 0.1): a larger one may be better\n" in said
+    (line,) = re.findall(r"^  tfpfl (run .*)$", said.partition("The best setting again:")[2], re.MULTILINE)
+    call(*shlex.split(line))
+    (again,) = (tmp_path / "runs").iterdir()
+    assert Record.read(again).result(VALIDATION) == Record.read(out / again.name).result(VALIDATION)
+    assert Record.read(again).config.hyperparameters["eta"] == 0.1
 
 
 @pytest.mark.parametrize(

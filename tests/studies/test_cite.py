@@ -78,6 +78,16 @@ def test_of_a_run(a_run, tmp_path):
         cite.names_of_run(tmp_path)
 
 
+def test_a_method_of_ones_own_is_said_to_have_no_entry(a_run, tmp_path):
+    """On stderr, so that a file of BibTeX stays one."""
+    assert cite.method_without_work(a_run) is None
+    text = (a_run / "config.json").read_text().replace('"pflego"', '"mine.py:mine"').replace('"iid"', '"round_robin"')
+    (tmp_path / "config.json").write_text(text)
+    result = CliRunner().invoke(main, ["cite", "--run", str(tmp_path)])
+    assert result.exit_code == 0 and result.stdout == cite.bibtex(cite.names_of_run(tmp_path)) + "\n"
+    assert result.stderr == "mine.py:mine is not a method of tfpfl: cite its own source besides these works\n"
+
+
 def test_the_command():
     def printed(*arguments, code=0):
         result = CliRunner().invoke(main, ["cite", *arguments])

@@ -197,10 +197,13 @@ def cite(names, folder):
 
     NAMES are names of algorithms, data sets and partitions, or tfpfl. Without a name, all names are listed.
     """
+    from tfpfl.checks import one_line
     from tfpfl.studies import cite
 
     if names and folder:
         raise click.UsageError("give names or --run, not both: --run finds the names by itself")
     if folder:
         names = cite.names_of_run(folder)
+        if own := cite.method_without_work(folder):
+            click.echo(f"{one_line(own)} is not a method of tfpfl: cite its own source besides these works", err=True)
     click.echo(cite.bibtex(names) if names else cite.listing())

@@ -58,7 +58,13 @@ class RunCommand(SectionedCommand):
             if "--algorithm" in own and (why := _why_not(algorithm, error.option_name)):
                 raise click.UsageError(f"{algorithm} has no option {error.option_name}: {why}", ctx) from error
             names = ", ".join(o.opts[0] for o in self._extra)
-            near = get_close_matches(error.option_name, [o for p in self.get_params(ctx) for o in p.opts], n=1)
+            params = self.get_params(ctx)
+            if error.option_name[2:] in [p.name for p in params if isinstance(p, click.Argument)]:
+                argument = error.option_name[2:].upper()
+                told = f"{error.option_name} is not an option of this command: write {argument} alone, without"
+                raise click.UsageError(f"{told} {error.option_name} before it", ctx) from error
+            flags = [flag for p in params if isinstance(p, click.Option) for flag in p.opts]
+            near = get_close_matches(error.option_name, flags, n=1)
             hint = f" did you mean {near[0]}?" if near else ""
             whose = f"{algorithm} and of partition {partition}" if "--algorithm" in own else f"partition {partition}"
             raise click.UsageError(

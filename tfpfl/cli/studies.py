@@ -1,5 +1,6 @@
 """The commands compare, sweep and report, which work on several runs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,9 +222,12 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_code, allow_
     """
     from rich.console import Console
 
+    from tfpfl.checks import one_line
     from tfpfl.runs.callbacks import Progress
+    from tfpfl.runs.command import command
     from tfpfl.runs.config import RunConfig
     from tfpfl.studies import search as searching
+    from tfpfl.studies.records import Record
     from tfpfl.studies.tables import rungs
 
     values: dict[str, Any] = {}
@@ -259,6 +263,14 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_code, allow_
             allow_download=allow_download,
         )
     console.print(rungs(found, config))
+    best = found[-1][0]
+    if best.accuracy != best.accuracy:
+        click.echo("Every setting diverged: try smaller learning rates.")
+        return
+    for sentence in searching.about_the_edge(best.hyperparameters, [c.hyperparameters for c in found[0]]):
+        click.echo(one_line(sentence))
+    winner = replace(Record.read(best.folder).config, evaluate_every=config.evaluate_every)
+    click.echo(f"The best setting again:\n  {command(winner, best.folder, out=Path('runs') / best.folder.name)}")
 
 
 @main.command()

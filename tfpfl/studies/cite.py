@@ -80,14 +80,28 @@ def names_of_run(folder: str | Path) -> list[str]:
     """
     from tfpfl.data.tfds import TFDS_IMAGES
 
-    path = Path(folder) / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        algorithm, dataset, partition = (config[name] for name in ("algorithm", "dataset", "partition"))
-        engine = config["engine"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidArgument(f"{folder} is not a run folder: {path} cannot be read ({error})") from error
+    algorithm, dataset, partition, engine = _used(folder)
     software = ["tfpfl", "tensorflow", "keras", *(["tff"] if engine == "tff" else [])]
     software += ["tfds"] if dataset in TFDS_IMAGES else []
     known = names()
     return [name for name in (algorithm, dataset, partition, *software) if name in known]
+
+
+def method_without_work(folder: str | Path) -> str | None:
+    """The name of a run's method if no work of it is known, as of a method of the user's own; else None.
+
+    Raises:
+        InvalidArgument: as `names_of_run`.
+    """
+    algorithm = _used(folder)[0]
+    return None if algorithm in names() else algorithm
+
+
+def _used(folder: str | Path) -> list:
+    """Algorithm, data set, partition and engine of a run."""
+    path = Path(folder) / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        return [config[name] for name in ("algorithm", "dataset", "partition", "engine")]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidArgument(f"{folder} is not a run folder: {path} cannot be read ({error})") from error

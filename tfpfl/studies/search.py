@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import loguniform
@@ -86,6 +86,41 @@ def rungs(candidates: int, rounds: int, factor: int) -> list[tuple[int, int]]:
     for i in range(steps + 1):
         found.append((math.ceil(candidates / factor**i), max(math.ceil(rounds / factor ** (steps - i)), 1)))
     return found
+
+
+def at_the_edge(best: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """The values of the best setting that are the smallest or the largest of those tried.
+
+    Args:
+        best: the best setting.
+        tried: all settings, with the best one.
+
+    Returns:
+        {hyperparameter: (smallest, largest value that was tried)}; only numbers of which there were several.
+
+    Examples:
+        >>> at_the_edge({"eta": 0.3, "tau": 5}, [{"eta": eta, "tau": 5} for eta in (0.03, 0.1, 0.3)])
+        {'eta': (0.03, 0.3)}
+    """
+    found = {}
+    for name, value in best.items():
+        values = [setting[name] for setting in tried]
+        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+        if numbers and min(values) < max(values) and value in (min(values), max(values)):
+            found[name] = (min(values), max(values))
+    return found
+
+
+def about_the_edge(best: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each value of `at_the_edge`: a better one may lie beyond."""
+    said = []
+    for name, (low, high) in at_the_edge(best, tried).items():
+        side, beyond = ("smallest", "smaller") if best[name] == low else ("largest", "larger")
+        said.append(
+            f"{name}={best[name]:g} is the {side} value that was tried ({low:g} to {high:g}): a {beyond} one may be "
+            "better"
+        )
+    return said
 
 
 def search_hyperparameters(

@@ -50,7 +50,8 @@ def _with_statistic(algorithm: Algorithm, statistic: Callable) -> Algorithm:
     if "rows" in sent:
         raise InvalidArgument(
             "median and trimmed_mean are for updates that are added up, but in this method the server sees every "
-            "client's own. Use screened (--on-broken reject) against broken clients"
+            "client's own. Against broken clients, take --on-broken reject (in Python the transform `screened`), which "
+            "leaves out work that is not finite"
         )
     check_no_balance(algorithm, "a median or a trimmed mean")
     weighed = AlongWith(algorithm.aggregate, "weight")

@@ -17,7 +17,7 @@ import numpy as np
 from tfpfl.checks import Unavailable
 from tfpfl.data import Federation
 from tfpfl.runs.config import RunConfig
-from tfpfl.studies.search import rungs
+from tfpfl.studies.search import at_the_edge, rungs
 from tfpfl.studies.study.file import DataSet, MethodEntry, Study
 
 Plan = Generator[list["Job"], list["Outcome"], "Cell"]
@@ -81,13 +81,7 @@ class Cell:
 
     def at_the_edge(self) -> dict[str, tuple[float, float]]:
         """The winner's values that are the smallest or the largest of those tried: {name: (smallest, largest)}."""
-        found = {}
-        for name, value in (self.winner or {}).items():
-            values = [t.setting[name] for t in self.tried]
-            numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-            if numbers and min(values) < max(values) and value in (min(values), max(values)):
-                found[name] = (min(values), max(values))
-        return found
+        return at_the_edge(self.winner or {}, [t.setting for t in self.tried])
 
 
 def plan(study: Study, data: DataSet, method: MethodEntry, federation: Federation, out: Path, score: Score) -> Plan:

@@ -15,7 +15,7 @@ from tfpfl.runs.protocols import EV_LOCAL
 from tfpfl.studies.comparison import rows
 from tfpfl.studies.paper_tables import ACCURACY, PaperTable, latex, markdown, paper_table
 from tfpfl.studies.records import Record
-from tfpfl.studies.search import VALIDATION
+from tfpfl.studies.search import VALIDATION, about_the_edge
 from tfpfl.studies.study.file import Study
 from tfpfl.studies.study.plan import Cell, Failure, written
 
@@ -177,13 +177,8 @@ class StudyResults:
                 f"{name}: {written(best.setting)} is the best of {count} settings on validation examples, "
                 f"{100 * best.score:.2f} %"
             )
-            for what, (low, high) in cell.at_the_edge().items():
-                value = best.setting[what]
-                side = "smallest" if value == low else "largest"
-                said.append(
-                    f"{name}: {what}={value:g} is the {side} value that was tried ({low:g} to {high:g}): a "
-                    f"{'smaller' if value == low else 'larger'} one may be better"
-                )
+            tried = [t.setting for t in cell.tried]
+            said += [f"{name}: {sentence}" for sentence in about_the_edge(best.setting, tried)]
         if cell.diverged:
             said.append(f"{name}: diverged with seed {', '.join(map(str, cell.diverged))}, so it is not in the table")
         said += [f"{name}: failed: {failure.label}: {failure.why}" for failure in cell.failures]
