@@ -1,7 +1,8 @@
 """Methods of the user's own, by name: FILE.py:function, package.module:function, or the name of an entry point.
 
-Other functions of the user's own, such as metrics, are loaded in the same way (`OwnCode`). Loading a method runs its code. So a name is looked up here only if the user has given it. The method of a run folder,
-which may come from somebody else, is loaded by `tfpfl.runs.own_methods`, which asks for consent first.
+Other functions of the user's own, such as metrics, are loaded in the same way (`OwnCode`). Loading a method runs its
+code. So a name is looked up here only if the user has given it. The method of a run folder, which may come from
+somebody else, is loaded by `tfpfl.runs.own_methods`, which asks for consent first.
 """
 
 import ast
@@ -28,8 +29,8 @@ GROUP = "tfpfl.algorithms"  # the group of entry points by which an installed pa
 HOW = "a method of your own is named FILE.py:function, package.module:function, or by an entry point of a package"
 LONGEST_TITLE = 30  # characters
 NO_TENSORS = (
-    "TFF cannot compute such a function. Write the constant as a NumPy array in the builder (np.array for tf.constant), "
-    "or make it with TensorFlow inside the function that uses it"
+    "TFF cannot compute such a function. Write the constant as a NumPy array in the builder (np.array for "
+    "tf.constant), or make it with TensorFlow inside the function that uses it"
 )
 ENTRY = ("kind", "name", "place", "function", "package", "sha256", "title")  # what a run's configuration keeps
 
@@ -186,10 +187,12 @@ def told(error: BaseException) -> str | None:
         return None
     lines = str(error).strip().splitlines() or [""]
     what = f"{type(error).__name__}: {one_line(lines[0], 300)}"
-    place = user_place(error)
     if "Attempting to capture an EagerTensor" in str(error):
-        what = f"a tensor that TensorFlow made outside of the function is used in it. {NO_TENSORS} ({what})"
-    if place:
+        return (
+            f"a function of your method {' or '.join(names)} uses a tensor that TensorFlow made outside of it. "
+            f"{NO_TENSORS}. `tfpfl.check_algorithm` names the variable and the line ({what})"
+        )
+    if place := user_place(error):
         return f"your method raised an error in {place}: {what}"
     return (
         f"{what}. It was raised while your method {' or '.join(names)} was computed, but not in its code: perhaps one "
