@@ -94,6 +94,34 @@ def test_modules_beside_the_file_can_be_imported(tmp_path):
     assert method_named(f"{file}:mine").hyperparameters["eta"].default == 0.25
 
 
+def test_modules_beside_two_files_may_have_one_name(tmp_path, monkeypatch):
+    """Each file has its own, also where a function or a module beside it imports another one later."""
+    code = "import helper_61.inner as inner\nfrom helper_61 import late\n"
+    code += (
+        "def mine(model, population, *, eta: float = inner.ETA):\n    import later_61\n    return later_61.OF, late()\n"
+    )
+    for folder, eta in (("a", 0.25), ("b", 0.5)):
+        write(tmp_path / folder / "helper_61" / "inner.py", f"ETA = {eta}\n")
+        write(
+            tmp_path / folder / "helper_61" / "__init__.py",
+            "def late():\n    import later_61\n    return later_61.OF\n",
+        )
+        write(tmp_path / folder / "later_61.py", f"OF = {folder!r}\n")
+        write(tmp_path / folder / "m.py", code + f"# {folder}\n")
+    monkeypatch.chdir(tmp_path / "a")
+    monkeypatch.syspath_prepend(tmp_path / "a")  # a program that lies beside the first one
+    first, second = (method_named(f"{tmp_path / folder / 'm.py'}:mine") for folder in "ab")
+    assert [m.hyperparameters["eta"].default for m in (first, second)] == [0.25, 0.5]
+    assert (first.builder(0, 0), second.builder(0, 0)) == (("a", "a"), ("b", "b"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[1:])
+    write(tmp_path / "b" / "json.py", "raise AssertionError('it hides an installed module')")
+    beside = "import json\nfrom later_61 import OF"
+    code = GOOD.replace("from __future__ import annotations", beside).replace("eta=0.1", "eta=len(OF) + 0.5")
+    write(tmp_path / "b" / "n.py", code)
+    assert method_named(f"{tmp_path / 'b' / 'n.py'}:mine").hyperparameters["eta"].default == 1.5
+
+
 NEEDS = r"must take \(model, population, \*, hyperparameters\).*before the star: "
 
 

@@ -24,6 +24,7 @@ from tfpfl.models.networks import NETWORKS, build_network
 from tfpfl.models.split import HEAD_INITS, SplitModel
 from tfpfl.runs.aggregators import AGGREGATORS
 from tfpfl.runs.config import RunConfig
+from tfpfl.runs.metrics import ALWAYS, NAMES
 from tfpfl.runs.options import OPTIONS, SECTIONS
 from tfpfl.runs.protocols import PROTOCOLS
 
@@ -35,7 +36,7 @@ COMMANDS = [
 ELSEWHERE = {
     *("hyperparameters", "partition_args"),  # options of the algorithm and of the partition, from their signatures
     "source",  # its keys have rows in the table
-    *("federation_hash", "network_hash", "own_method", "versions", "format"),  # computed
+    *("federation_hash", "network_hash", "own_method", "own_metrics", "versions", "format"),  # computed
 }
 
 
@@ -126,6 +127,7 @@ def test_choices_are_those_of_the_code():
     assert {name: OPTIONS[name].choices for name in choices} == choices
     known = {"algorithm": ALGORITHMS, "partition": PARTITIONERS, "network": NETWORKS, "aggregator": AGGREGATORS}
     known |= {"dataset": [row["name"] for row in list_datasets()]}
+    known |= {"metrics": NAMES, "monitor": (*ALWAYS, *NAMES)}
     assert {name: sorted(option.known) for name, option in OPTIONS.items() if option.known} == {
         name: sorted(names) for name, names in known.items()
     }

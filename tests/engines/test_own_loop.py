@@ -8,6 +8,7 @@ from helpers.marks import slow_but
 from helpers.one_broken import build
 from helpers.toys import distance, identical, initial_states, on_disk, toy
 from tfpfl.algorithms.contract import ClientData
+from tfpfl.checks import InvalidArgument
 from tfpfl.data import client_key, cohort
 from tfpfl.engines import Simulation, Visit, federate, visits
 from tfpfl.runs.training import Training
@@ -57,6 +58,12 @@ def test_visits_are_scalars_and_keys(algorithm):
     np.testing.assert_array_equal([visit.key for visit in made], client_key(2, 7, [3, 1]))
 
 
+def test_visits_are_of_clients_of_the_population(algorithm):
+    ids = algorithm.population.client_ids
+    with pytest.raises(InvalidArgument, match=rf"no client 99, 100. It has {len(ids)} clients, from {ids[0]} to "):
+        visits(algorithm, 1, [100, 1, 99])
+
+
 def wrong_visits(algorithm, federation):
     """(what was given instead of two visits, what the message says of it)."""
     x, y = federation.arrays(0)
@@ -84,6 +91,8 @@ def test_a_wrong_argument_says_what_a_visit_is(engine, algorithm, federation):
         engine.next(server, [], [])
     with pytest.raises(ValueError, match="client_states must be a list.*next\\(server, client_states, visits\\)"):
         engine.next(server, states[0], made)
+    with pytest.raises(ValueError, match="visits must be a list.*found NoneType. The call is next\\(server, client_st"):
+        engine.next(server, made)
 
 
 def test_without_a_federation_a_visit_carries_its_examples(tff, algorithm):

@@ -405,7 +405,12 @@ def test_the_identity_of_a_run_is_that_of_its_files_content(tmp_path, loud):
         RunConfig(algorithm=f"{file}:loud", hyperparameters={"etta": 1})
     # a run of format 6 has no such entry, and keeps its identity
     path = a_run / "config.json"
-    raw = {k: v for k, v in json.loads(path.read_text()).items() if k not in ("own_method", "metrics", "monitor")}
+    raw = json.loads(path.read_text())
+    del raw["own_metrics"]  # which the first runs of format 7 do not have
+    before = read_config(a_run).run_id
+    path.write_text(json.dumps(raw))
+    assert read_config(a_run).run_id == before
+    raw = {k: v for k, v in raw.items() if k not in ("own_method", "metrics", "monitor")}
     raw |= {"format": 6, "algorithm": "fedavg"}
     path.write_text(json.dumps(raw))
     identity = {k: v for k, v in raw.items() if k not in ("rounds", "versions", "federation")}
@@ -437,7 +442,10 @@ def test_hyperparameters_are_options(loud, tmp_path):
     file, _, _ = loud
     text = good("run", "--algorithm", f"{FEDALA}:fedala", "--help")
     assert "--eta-mix FLOAT" in text and "Learning rate of the weights W_i" in " ".join(text.split())
-    assert "--eta" in good("algorithms", f"{file}:loud") and "Loud" in good("algorithms", f"{file}:loud")
+    said = good("algorithms", f"{file}:loud")
+    assert "--eta" in said and said.startswith("Loud: FedAvg in a file that says") and said.count("Loud") == 1
+    file.write_text("def f(model, population, *, client_opt: str = 'sgd'): ...")
+    assert "'adagrad' or 'yogi'" in " ".join(good("run", "--algorithm", f"{file}:f", "--help").split())
     file.write_text("def f(model, population, *, rounds: int = 3): ...")
     said = refused("run", "--algorithm", f"{file}:f")
     assert "has hyperparameters that are named like options of the command, --rounds: give them other names" in said
@@ -482,3 +490,66 @@ def test_two_methods_with_one_title_are_told_apart(loud, tmp_path):
     assert len(set(looks)) == 3 and not set(looks) & {plots.style(name) for name in ALGORITHMS}
     plots.curves(records)
     render(records)
+
+
+WRONG = """
+import tensorflow as tf
+from tfpfl.algorithms import fedavg
+
+def wrong(model, population, *, eta: float = 0.1):
+    steps = {{"many": 1}}
+    made = fedavg(model, population, eta=eta, steps=steps[{key!r}])
+    trap = tf.constant(1.0)
+
+    def client_update(message, state, data):
+        {broken}
+        return made.client_update(message, state, data)
+
+    return made._replace(client_update=client_update)
+"""
+
+
+def test_an_error_of_a_method_names_its_place_and_leaves_no_folder(six_clients, tmp_path, short_end):
+    """Of its builder or of a function; then the mended file runs in the same folder."""
+    file, out = tmp_path / "wrong.py", tmp_path / "out" / "run"
+    asked = run_of(f"{file}:wrong", six_clients, out, "--rounds", 1)
+    for key, broken, said in (
+        ("few", "pass", f"wrong ({file}, line 7): KeyError: 'few'"),
+        ("many", "message.no_such", f"wrong.client_update ({file}, line 11): AttributeError: 'Weights' object has no"),
+    ):
+        file.write_text(WRONG.format(key=key, broken=broken))
+        shown = refused(*asked)
+        assert f"Error: your method raised an error in {said}" in shown and shown.endswith(
+            "--trace shows the stack trace"
+        )
+        assert not out.exists()
+    assert isinstance(call("--trace", *asked).exception, AttributeError)
+    file.write_text(WRONG.format(key="many", broken="pass"))
+    good(*asked)
+    file.write_text(WRONG.format(key="few", broken="pass"))
+    refused(*asked)
+    assert read_config(out).rounds == 1 and (out / "summary.json").exists()  # finished rounds stay
+
+
+def test_an_error_outside_of_a_methods_code_says_that_it_is_of_a_method(tmp_path):
+    def told(error):
+        try:
+            raise error
+        except Exception as caught:
+            return own.told(caught)
+
+    assert told(ValueError("other structure\nmore")) is None  # no method of the user's own was loaded
+    (tmp_path / "wrong.py").write_text(WRONG.format(key="many", broken="pass"))
+    own.own_method(f"{tmp_path / 'wrong.py'}:wrong")
+    said = told(ValueError("other structure\nmore"))
+    assert said.startswith("ValueError: other structure. It was raised while your method wrong.py:wrong was computed")
+    assert "check_algorithm" in said and "more" not in said
+
+
+@pytest.mark.slow
+def test_tff_refuses_a_tensor_of_the_builder_with_the_words_of_the_battery(six_clients, tmp_path, tff):
+    file, out = tmp_path / "wrong.py", tmp_path / "run"
+    file.write_text(WRONG.format(key="many", broken="data = data._replace(x=data.x * trap)"))
+    said = refused(*run_of(f"{file}:wrong", six_clients, out, "--engine", "tff"))
+    assert "a function of your method wrong.py:wrong uses a tensor that TensorFlow made outside of it" in said
+    assert own.NO_TENSORS in said and not out.exists()

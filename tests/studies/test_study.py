@@ -379,6 +379,29 @@ def test_real_study_in_one_process(six_clients, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_real_study_of_methods_of_the_users_own(six_clients, tmp_path, monkeypatch):
+    """A file with a module beside it and a metric; one that raises says where."""
+    (tmp_path / "helper_83.py").write_text("STEPS = 2\n")
+    code = "from helper_83 import STEPS\nfrom tfpfl.algorithms import fedavg\n"
+    code += "def mine(model, population, *, fails: bool = False):\n    made = fedavg(model, population, steps=STEPS)\n"
+    code += "    def client_update(*given):\n        return {}[7] if fails else made.client_update(*given)\n"
+    code += "    return made._replace(client_update=client_update)\n"
+    code += "def hits(labels, logits):\n    return (logits.argmax(1) == labels).mean()\n"
+    (tmp_path / "m.py").write_text(code)
+    named = f"{tmp_path / 'm.py'}:mine"
+    methods = {"good": {"algorithm": named}, "bad": {"algorithm": named, "hyperparameters": {"fails": True}}}
+    asked = content(six_clients.path, methods=methods, seeds=[0])
+    asked["run"]["metrics"] = [f"{tmp_path / 'm.py'}:hits"]
+    results = run_study(asked, tmp_path / "out")
+    (row,) = results.run_rows
+    (failure,) = results.failures
+    assert row["method"] == "good" and (tmp_path / "out" / row["folder"] / "method.py").read_text() == code
+    assert f"your method raised an error in mine.client_update ({tmp_path / 'm.py'}, line 6): KeyError" in failure.why
+    (made,) = results.by_data["six"]
+    assert made["hits"] == pytest.approx(row["accuracy"])
+
+
+@pytest.mark.slow
 def test_real_study_that_is_killed_ends_like_one_that_is_not(six_clients, tmp_path):
     """Killed with kill -9 in the middle; its runs end with it; the printed commands repeat its runs bit for bit."""
     file = tmp_path / "small.json"

@@ -2,12 +2,17 @@
 
 import json
 import re
+import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from tfpfl.algorithms import own
 from tfpfl.checks import InvalidArgument
+from tfpfl.runs import RunConfig, metrics, own_metrics
 from tfpfl.runs.protocols import EV_LOCAL
+from tfpfl.studies.study import worker
 from tfpfl.studies.study.file import Study
 
 TOML = """
@@ -216,3 +221,54 @@ def test_the_example_of_the_documentation():
 def test_a_method_without_a_space_has_one_setting():
     study = Study.of(small())
     assert study.settings(study.methods[0]) == [{}]
+
+
+OWN = """
+from tfpfl.algorithms import fedavg
+
+def mine(model, population, *, eta: float = 0.1):
+    return fedavg(model, population, eta=eta)
+
+def hits(labels, logits):
+    return (logits.argmax(1) == labels).mean()
+"""
+
+
+def test_methods_and_metrics_of_the_users_own(tmp_path, monkeypatch):
+    """Named relative to the file; the process of a run gets the code that was checked, also if the file has changed."""
+    monkeypatch.setattr(metrics, "METRICS", dict(metrics.METRICS))
+    monkeypatch.setattr(own_metrics, "METRICS", metrics.METRICS)
+    monkeypatch.setattr(own_metrics, "_loaded", {})
+    monkeypatch.setattr(own, "_loaded", {})
+    (tmp_path / "m.py").write_text(OWN)
+    (tmp_path / "package_82.py").write_text(OWN + "# of the module")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "s.toml").write_text(
+        'run.metrics = ["m.py:hits"]\ndata.d.clients = 5\nmethods.b.algorithm = "package_82:mine"\n'
+        '[methods.a]\nalgorithm = "m.py:mine"\nsearch.eta = [0.1, 0.2]\n'
+    )
+    study = Study.read(tmp_path / "s.toml")
+    b, a = study.methods
+    config = study.config(study.data[0], a, {"eta": 0.2}, seed=1)
+    assert (config.algorithm, config.metrics, config.hyperparameters) == ("m.py:mine", ("hits",), {"eta": 0.2})
+    asked = json.loads(json.dumps({"config": asdict(config), "code": worker.sent(config)}))
+    (tmp_path / "m.py").write_text("raise AssertionError('the changed file is run')")
+    assert study.config(study.data[0], a, {"eta": 0.2}, seed=1) == config  # nor does a study that goes on
+    own._loaded.clear()
+    own_metrics._loaded.clear()
+    del metrics.METRICS["hits"]
+    for name in [name for name in sys.modules if name.startswith(own.PREFIX)]:
+        monkeypatch.delitem(sys.modules, name)
+    for code in asked["code"]:
+        worker._load(code)
+    assert RunConfig(**asked["config"]).method.hyperparameters["eta"].default == 0.1 and "hits" in metrics.METRICS
+    own.own_method("package_82:mine")
+    config = study.config(study.data[0], b, {}, seed=1)
+    assert config.own_method["kind"] == "module" and worker.sent(config)[0]["entry"] == config.own_method
+
+    with pytest.raises(InvalidArgument, match="methods.a.algorithm: .*m.py cannot be imported: AssertionError"):
+        Study.of(small(methods={"a": {"algorithm": "m.py:mine"}}), folder=tmp_path)
+    with pytest.raises(InvalidArgument, match="data.d.metrics: .*m.py cannot be imported: AssertionError"):
+        Study.of(small(data={"d": {"metrics": ["m.py:hits"]}}), folder=tmp_path)
+    with pytest.raises(InvalidArgument, match="methods.x.algorithm: unknown algorithm 'x'.*named FILE.py:function"):
+        Study.of(small(methods={"x": {}}))

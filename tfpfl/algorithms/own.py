@@ -1,7 +1,8 @@
 """Methods of the user's own, by name: FILE.py:function, package.module:function, or the name of an entry point.
 
-Loading a method runs its code. So a name is looked up here only if the user has given it. The method of a run folder,
-which may come from somebody else, is loaded by `tfpfl.runs.own_methods`, which asks for consent first.
+Other functions of the user's own, such as metrics, are loaded in the same way (`OwnCode`). Loading a method runs its
+code. So a name is looked up here only if the user has given it. The method of a run folder, which may come from
+somebody else, is loaded by `tfpfl.runs.own_methods`, which asks for consent first.
 """
 
 import ast
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, NamedTuple, get_args
 
+from tfpfl.algorithms.beside import PREFIX, builtins_beside
 from tfpfl.algorithms.catalog import ALGORITHMS
 from tfpfl.algorithms.method import Method
 from tfpfl.checks import InvalidArgument, one_line, unknown
@@ -26,7 +28,33 @@ from tfpfl.checks import InvalidArgument, one_line, unknown
 GROUP = "tfpfl.algorithms"  # the group of entry points by which an installed package offers its methods
 HOW = "a method of your own is named FILE.py:function, package.module:function, or by an entry point of a package"
 LONGEST_TITLE = 30  # characters
+NO_TENSORS = (
+    "TFF cannot compute such a function. Write the constant as a NumPy array in the builder (np.array for "
+    "tf.constant), or make it with TensorFlow inside the function that uses it"
+)
 ENTRY = ("kind", "name", "place", "function", "package", "sha256", "title")  # what a run's configuration keeps
+
+
+class OwnCode(NamedTuple):
+    """A function of the user's own: where it comes from, and the module that has it."""
+
+    kind: str  # 'file', 'module' or 'entry point'
+    name: str  # as a run's configuration has it, such as 'fedala.py:fedala'
+    place: str  # the absolute path of the file, or the name of the module
+    function: str  # its name in the module
+    package: str | None  # the installed package that has the module, and its version, such as 'fedala 1.2'
+    sha256: str  # of the source file
+    content: bytes  # the source file
+    module: ModuleType
+
+    @property
+    def found(self) -> Any:
+        """What the module has under the name `function`.
+
+        Raises:
+            InvalidArgument: nothing.
+        """
+        return _attribute(self.module, self.function, self.place)
 
 
 class OwnMethod(NamedTuple):
@@ -64,7 +92,7 @@ def own_method(name: str) -> OwnMethod:
     """Loads a method of the user's own by its name; see `method_named`. This runs its code, once for each content."""
     place, colon, function = name.rpartition(":")
     if place.endswith(".py"):
-        path = Path(place).expanduser().resolve()
+        path = _path(place)
         return load_file(_content(path), function, path)
     if colon:
         return load_installed("module", name)
@@ -100,15 +128,76 @@ def load_file(content: bytes, function: str, path: Path) -> OwnMethod:
     Raises:
         InvalidArgument: the file cannot be imported, has nothing of this name, or it is no method.
     """
-    sha256 = hashlib.sha256(content).hexdigest()
-    key = ("file", "", function, sha256)
+    key = ("file", "", function, hashlib.sha256(content).hexdigest())
     if key not in _loaded:
-        if str(path.parent) not in sys.path:
-            sys.path.append(str(path.parent))  # at the end: a file beside it hides no installed module
-        module = _run(f"tfpfl_own_method_{sha256[:16]}", content, path)
-        method = _method(module, function, str(path))
-        _loaded[key] = OwnMethod("file", "", str(path), function, None, sha256, content, method)
+        _loaded[key] = _own(code_of_file(content, function, path))
     return _loaded[key]._replace(name=f"{path.name}:{function}", place=str(path))
+
+
+def code_named(name: str) -> OwnCode:
+    """Loads a function of the user's own that is named FILE.py:function or package.module:function.
+
+    Raises:
+        InvalidArgument: the file or module is missing, or cannot be imported.
+    """
+    place, _, function = name.rpartition(":")
+    if place.endswith(".py"):
+        path = _path(place)
+        return code_of_file(_content(path), function, path)
+    return code_of_module(name)
+
+
+def code_of_file(content: bytes, function: str, path: Path) -> OwnCode:
+    """Loads a function from the content of a Python file; see `load_file`."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    module = _run(f"{PREFIX}{sha256[:16]}", content, path)
+    return OwnCode("file", f"{path.name}:{function}", str(path), function, None, sha256, content, module)
+
+
+def code_of_module(name: str, sha256: str | None = None) -> OwnCode:
+    """Loads a function that is named package.module:function; see `load_installed`."""
+    module, _, function = name.rpartition(":")
+    return _code_of_module("module", name, module, function, None, sha256)
+
+
+def user_place(error: BaseException) -> str | None:
+    """Where in the user's own code an error was raised, as 'FUNCTION (FILE, line N)'; None if in none of it.
+
+    Args:
+        error: an error that was caught. The user's own code is what was loaded here, and the modules beside it.
+    """
+    installed = tuple({m.place.split(".")[0] for m in _loaded.values() if m.kind != "file"} - {"tfpfl"})
+    place = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__"))
+        if module.startswith(PREFIX) or module.split(".")[0] in installed:
+            function = frame.f_code.co_qualname.replace(".<locals>", "")
+            place = f"{function} ({frame.f_code.co_filename}, line {line})"
+    return place
+
+
+def told(error: BaseException) -> str | None:
+    """An error of the user's own method in a short sentence or two; None if no such method is loaded.
+
+    Args:
+        error: an error that is not of tfpfl's classes.
+    """
+    names = sorted({method.name for method in _loaded.values()})
+    if not names:
+        return None
+    lines = str(error).strip().splitlines() or [""]
+    what = f"{type(error).__name__}: {one_line(lines[0], 300)}"
+    if "Attempting to capture an EagerTensor" in str(error):
+        return (
+            f"a function of your method {' or '.join(names)} uses a tensor that TensorFlow made outside of it. "
+            f"{NO_TENSORS}. `tfpfl.check_algorithm` names the variable and the line ({what})"
+        )
+    if place := user_place(error):
+        return f"your method raised an error in {place}: {what}"
+    return (
+        f"{what}. It was raised while your method {' or '.join(names)} was computed, but not in its code: perhaps one "
+        "of its functions returns something else than the contract says. `tfpfl.check_algorithm` names the function"
+    )
 
 
 def check_entry(own: dict[str, Any]) -> None:
@@ -161,7 +250,15 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidArgument(f"the method's file {path} cannot be read: {error.strerror}") from error
+        raise InvalidArgument(f"the file {path} cannot be read: {error.strerror}") from error
+
+
+def _path(place: str) -> Path:
+    return Path(place).expanduser().resolve()
+
+
+def _own(code: OwnCode) -> OwnMethod:
+    return OwnMethod(*code[:-1], _method(code.found, code))
 
 
 def _run(name: str, content: bytes, path: Path) -> ModuleType:
@@ -170,6 +267,7 @@ def _run(name: str, content: bytes, path: Path) -> ModuleType:
         return sys.modules[name]
     module = ModuleType(name)
     module.__file__ = str(path)
+    module.__dict__["__builtins__"] = builtins_beside(path.parent)
     sys.modules[name] = module  # dataclasses and NamedTuples of the file look themselves up there
     try:
         exec(compile(content, str(path), "exec", dont_inherit=True), module.__dict__)
@@ -192,6 +290,16 @@ def _not_imported(where: str, error: BaseException) -> InvalidArgument:
 def _of_module(
     kind: str, name: str, module: str, function: str, package: str | None, expected: str | None
 ) -> OwnMethod:
+    code = _code_of_module(kind, name, module, function, package, expected)
+    key = (kind, module, function, code.sha256)
+    if key not in _loaded:
+        _loaded[key] = _own(code)
+    return _loaded[key]._replace(name=name)
+
+
+def _code_of_module(
+    kind: str, name: str, module: str, function: str, package: str | None, expected: str | None
+) -> OwnCode:
     source = source_of(module)
     if source is None:
         more = f", which the entry point {name!r} of {package} names" if kind == "entry point" else ""
@@ -207,15 +315,11 @@ def _of_module(
             f"{source} was changed since the run was created: its sha256 is another one{package and f', in {package}'}."
             " The run would go on with other rules. Install the version that it was created with, or start a new run"
         )
-    key = (kind, module, function, sha256)
-    if key not in _loaded:
-        try:
-            imported = importlib.import_module(module)
-        except (Exception, SystemExit) as error:
-            raise _not_imported(module, error) from error
-        method = _method(imported, function, module)
-        _loaded[key] = OwnMethod(kind, name, module, function, package, sha256, content, method)
-    return _loaded[key]._replace(name=name)
+    try:
+        imported = importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise _not_imported(module, error) from error
+    return OwnCode(kind, name, module, function, package, sha256, content, imported)
 
 
 def _entry_point(name: str) -> EntryPoint:
@@ -253,26 +357,30 @@ def _named(package: Any) -> str:
     return f"{package.name} {package.version}"
 
 
-def _method(module: ModuleType, function: str, where: str) -> Method:
-    """The method in a module, made from a builder if it is one.
-
-    Raises:
-        InvalidArgument: there is nothing of this name, or it is neither a `Method` nor a builder.
-    """
+def _attribute(module: ModuleType, function: str, where: str) -> Any:
     try:
-        found: Any = reduce(getattr, function.split("."), module)
+        return reduce(getattr, function.split("."), module)
     except AttributeError:
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         own = [name for name in known if getattr(vars(module)[name], "__module__", None) == module.__name__]
         raise InvalidArgument(unknown(f"function in {where}", function, own)) from None
+
+
+def _method(found: Any, code: OwnCode) -> Method:
+    """The method in a module, made from a builder if it is one.
+
+    Raises:
+        InvalidArgument: it is neither a `Method` nor a builder.
+    """
+    where = f"{code.function} in {code.place}"
     if not isinstance(found, Method):
         if not callable(found) or isclass(found):
             raise InvalidArgument(
-                f"{function} in {where} is {type(found).__name__}, neither a builder (model, population, *, "
+                f"{where} is {type(found).__name__}, neither a builder (model, population, *, "
                 "hyperparameters) -> Algorithm nor a tfpfl.Method"
             )
-        found = _method_of_builder(found, function.rpartition(".")[2])
-    _check_arguments(found, f"{function} in {where}")
+        found = _method_of_builder(found, code.function.rpartition(".")[2])
+    _check_arguments(found, where)
     return found
 
 

@@ -172,7 +172,9 @@ def algorithms(name):
             console.print(f"{text(key)}: offered by the installed package {text(package)}", soft_wrap=True)
         return
     row = method_named(name)
-    console.print(f"[bold]{text(row.title)}[/]: {text(row.reference)}", soft_wrap=True)
+    begins = row.reference.startswith(row.title) and not row.reference[len(row.title) :][:1].isalnum()
+    about = row.reference.removeprefix(row.title) if begins else f": {row.reference}"  # both may be of one docstring
+    console.print(f"[bold]{text(row.title)}[/]{text(about)}", soft_wrap=True)
     table = FittedTable(wraps=["meaning"])
     for column in ("option", "type", "default", "meaning"):
         table.add_column(column)

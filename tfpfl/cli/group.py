@@ -26,7 +26,8 @@ def _in_one_line(others):
 class Group(click.Group):
     """A group of commands that shows our errors, and Python's errors of files, in one line.
 
-    Any other error is a bug and is shown with its stack trace. The option --trace shows it for all errors.
+    So is any error of a method of the user's own. Any other error is a bug and is shown with its stack trace. The
+    option --trace shows it for all errors.
     """
 
     ours: tuple[type[Exception], ...] = (TfpflError,)
@@ -87,11 +88,24 @@ class Group(click.Group):
                 return super().invoke(ctx)
         except KeyboardInterrupt as end:
             raise exit_of(end) from None
-        except self.ours + (OSError,) as error:
-            known = isinstance(error, self.ours) or type(error).__module__ == "builtins"  # FileNotFoundError, ...
-            if not known or ctx.obj["trace"]:
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            short = None if ctx.obj["trace"] else self._short(error)
+            if short is None:
                 raise
-            raise click.ClickException(one_line(" ".join(str(error).split()))) from error
+            raise click.ClickException(one_line(" ".join(short.split()))) from error
+
+    def _short(self, error: Exception) -> str | None:
+        """What is shown of an error in one line; None for a bug of ours, which is shown with its stack trace."""
+        own = sys.modules.get("tfpfl.algorithms.own")  # imported if a method of the user's own was loaded
+        if isinstance(error, self.ours):
+            return str(error)
+        if isinstance(error, OSError) and type(error).__module__ == "builtins":  # FileNotFoundError, ...
+            if own is None or own.user_place(error) is None:
+                return str(error)
+        told = own and own.told(error)
+        return f"{told}. --trace shows the stack trace" if told else None
 
 
 def quiet_warnings() -> None:

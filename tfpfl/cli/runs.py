@@ -66,7 +66,32 @@ def run(out, allow_code, allow_download, workers, address, deadline, isolate, lo
         connect(machines)
     with Run.create(config, out, opened, allow_download=allow_download) as run:
         run.machines = machines
+        _train_new(run, trackers)
+
+
+def _train_new(run, trackers):
+    """Trains a run that was created here. If its first round fails, the folder is removed: nothing would be in it.
+
+    So the same command runs again after the user has mended a method, which the folder has a copy of. The folder stays
+    if training diverged, if machines were lost, or if the store cannot be written.
+    """
+    import shutil
+
+    from tfpfl.engines.machines import MachinesError
+    from tfpfl.runs.store import StoreError
+    from tfpfl.runs.training import DivergedError
+
+    try:
         _train_and_print(run, trackers)
+    except (click.exceptions.Exit, DivergedError, MachinesError, StoreError):
+        raise
+    except Exception:
+        if run.store.round_num == 0:  # while it is locked
+            for path in run.folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if run.folder.resolve() != Path.cwd():
+                run.folder.rmdir()
+        raise
 
 
 def _require_workers(machines, federation):

@@ -53,7 +53,7 @@ class Rounds:
         """The server's state before round 1."""
         return self._initialize()
 
-    def next(self, server, client_states: list, visits: list) -> RoundOutput:
+    def next(self, server, client_states: list, visits: list = None) -> RoundOutput:  # type: ignore[assignment]
         """Executes one round.
 
         Args:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
 from tfpfl.engines import aggregation
@@ -41,7 +43,14 @@ def visits(algorithm: Algorithm, round_num: int, client_ids: Sequence[int], *, s
 
     Raises:
         ValueError: the seed or the round is negative.
+        InvalidArgument: a client is not in the algorithm's population.
     """
+    ids = algorithm.population.client_ids
+    if len(strange := np.setdiff1d(np.asarray(client_ids), ids)):
+        raise InvalidArgument(
+            f"client_ids: the population has no client {', '.join(map(str, strange))}. It has {len(ids)} clients, from "
+            f"{ids[0]} to {ids[-1]}; `algorithm.population.client_ids` lists them"
+        )
     info, dtype = algorithm.population.info, algorithm.model.dtype
     keys = client_key(seed, round_num, client_ids)
     return [Visit(info(i, dtype), key) for i, key in zip(client_ids, keys, strict=True)]

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from tfpfl.data import PARTITIONERS
-from tfpfl.runs.config import METHOD, RunConfig
+from tfpfl.runs.config import METHOD, METRIC, RunConfig
 from tfpfl.runs.options import DATA_NAMES, OPTIONS
 
 
@@ -30,6 +30,11 @@ def command(config: RunConfig, folder: str | Path, out: str | Path | None = None
     own = config.own_method
     if own is not None and own["kind"] == "file":
         given["algorithm"] = f"{Path(folder) / METHOD}:{own['function']}"
+    of_metrics = {name: entry["name"] for name, entry in config.own_metrics.items()}
+    for name, entry in config.own_metrics.items():
+        if entry["kind"] == "file":
+            of_metrics[name] = f"{Path(folder) / METRIC.format(name=name)}:{entry['function']}"
+    given["metrics"] = tuple(of_metrics.get(name, name) for name in config.metrics)
     for name, option in OPTIONS.items():
         value = given.get(name)
         if name == "federation" or (own_data and name in DATA_NAMES):

@@ -23,7 +23,8 @@ from tfpfl.engines.engine import check_grouping
 from tfpfl.models.networks import default_network
 from tfpfl.runs.aggregators import check_aggregator
 from tfpfl.runs.availability import Availability
-from tfpfl.runs.metrics import metric_names
+from tfpfl.runs.own_metrics import REGISTERED
+from tfpfl.runs.own_metrics import resolved as resolved_metrics
 
 # Older files are read: entries that a later format added have their defaults. Format 1 added up a cohort in another
 # order and is refused. Before format 5 `grouping` was called `cohort`, its value 'one_by_one' was called 'plain', and
@@ -33,6 +34,7 @@ from tfpfl.runs.metrics import metric_names
 FORMAT = 7
 NETWORK = "network.keras"  # the user's own backbone, in the run folder
 METHOD = "method.py"  # the file of the user's own method, in the run folder
+METRIC = "metric_{name}.py"  # the file of a metric of the user's own, in the run folder
 PACKAGES = ("tfpfl", "tensorflow", "keras", "tensorflow-federated", "numpy")  # whose versions config.json records
 _ADDED = {  # format -> entries that it added
     3: ("new_clients",),
@@ -56,7 +58,8 @@ class RunConfig:
 
     `tfpfl.runs.options` describes every entry. None stands for a default that depends on other entries; `resolved`
     fills it in. An `algorithm` that is written FILE.py:function or package.module:function is loaded, which runs its
-    code; `algorithm` is then its short name, such as 'fedala.py:fedala', and `own_method` says where it is from.
+    code; `algorithm` is then its short name, such as 'fedala.py:fedala', and `own_method` says where it is from. So it
+    is with `metrics` that are written in this way, and `own_metrics`.
 
     Raises:
         InvalidArgument: an entry has a wrong type, is out of range, is an unknown name, or contradicts another entry.
@@ -87,7 +90,7 @@ class RunConfig:
     engine: str = "local"
     grouping: str = "auto"  # see `Simulation`; saved, so that a resumed run adds its numbers in the same order
     evaluate_every: int = 10
-    metrics: tuple = ()  # names of metrics besides accuracy and loss; functions are registered, see `runs.metrics`
+    metrics: tuple = ()  # metrics besides accuracy and loss, by name; see `runs.metrics` and `runs.own_metrics`
     patience: int | None = None
     monitor: str = "accuracy"  # what `patience` looks at, in the means on validation examples
     new_clients: int = 0  # number of clients that never train; the data seed draws them
@@ -105,6 +108,7 @@ class RunConfig:
     aggregator: str | None = None  # see `tfpfl.runs.aggregators`
     aggregator_args: tuple = ()  # texts 'NAME=NUMBER'
     own_method: dict | None = None  # filled in if `algorithm` is the user's own: where it is from, and its sha256
+    own_metrics: dict = field(default_factory=dict)  # filled in: {name: where a metric of the user's own is from}
     versions: dict = field(default_factory=dict)  # {package: version} with which the run was created
     format: int = FORMAT
 
@@ -129,9 +133,7 @@ class RunConfig:
             check_names(self.method, self.preset, self.hyperparameters)
             known = self.method.hyperparameters
             self.hyperparameters = {k: typed(k, v, known[k].annotation) for k, v in self.hyperparameters.items()}
-        if self.monitor not in self.metrics:  # what is looked at must be measured
-            self.metrics = (*self.metrics, self.monitor)
-        self.metrics = metric_names(self.metrics)
+        self.metrics, self.monitor, self.own_metrics = resolved_metrics(self.metrics, self.monitor, self.own_metrics)
         at_least = {"clients": 0, "rounds": 1, "evaluate_every": 0, "patience": 1, "new_clients": 0}
         at_least |= {"seed": 0, "data_seed": 0}
         for name, least in at_least.items():
@@ -233,6 +235,10 @@ class RunConfig:
             del identity["own_method"]
         else:  # what is in the file counts, not where it is
             identity |= {"algorithm": self.own_method["function"], "own_method": self.own_method["sha256"]}
+        of_metrics = {n: e["function"] + e["sha256"] for n, e in self.own_metrics.items() if e["kind"] != REGISTERED}
+        identity |= {"own_metrics": of_metrics}
+        if not of_metrics:
+            del identity["own_metrics"]
         for name in _added_after(self.format):
             identity.pop(name, None)
         older = _older_choices(self.algorithm, self.format)
@@ -329,7 +335,7 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
         raise RunError(f"{path} has format {raw['format']}, from a newer tfpfl; this one reads up to {FORMAT}")
     if raw["format"] > 1:
         defaults: dict[str, Any] = {f.name: f.default for f in fields(RunConfig)}
-        raw = {name: defaults[name] for name in _added_after(raw["format"])} | raw
+        raw = {"own_metrics": {}} | {name: defaults[name] for name in _added_after(raw["format"])} | raw
         if isinstance(raw.get("hyperparameters"), dict):
             raw["hyperparameters"] = _older_choices(raw.get("algorithm"), raw["format"]) | raw["hyperparameters"]
         if raw["format"] < 5 and "cohort" in raw:

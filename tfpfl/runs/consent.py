@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tfpfl.checks import InvalidArgument, one_line
-from tfpfl.runs.config import METHOD, NETWORK, RunError, file_hash, read_config
+from tfpfl.runs.config import METHOD, METRIC, NETWORK, RunError, file_hash, read_config
 from tfpfl.runs.federations import cache_folder
 
 
@@ -21,7 +21,7 @@ def allow_code(path: str | os.PathLike) -> None:
     The code can do all that you can do on this machine. A file that is changed afterwards must be allowed again.
 
     Args:
-        path: the file FILE.keras; or a run folder that has one, or whose method is the user's own.
+        path: the file FILE.keras; or a run folder that has one, or whose method or metric is the user's own.
 
     Raises:
         InvalidArgument: there is no such file, or others can write where this is remembered.
@@ -30,19 +30,21 @@ def allow_code(path: str | os.PathLike) -> None:
     if not path.is_dir():
         remember(file_hash(path))
         return
-    own = None
+    owns: list[tuple[dict, Path]] = []  # what is kept of a method or a metric, and the copy in the folder
     with suppress(RunError):  # whoever opens the folder is told
-        own = read_config(path).own_method
-    if own is None and not (path / NETWORK).is_file():
+        config = read_config(path)
+        owns += [(config.own_method, path / METHOD)] if config.own_method else []
+        owns += [(own, path / METRIC.format(name=n)) for n, own in config.own_metrics.items() if own["sha256"]]
+    if not owns and not (path / NETWORK).is_file():
         raise InvalidArgument(
-            f"{path} has no method of its own, and it has no {NETWORK}, so that there is no code to allow: leave "
-            "--allow-code out"
+            f"{path} has no method or metric of its own, and it has no {NETWORK}, so that there is no code to allow: "
+            "leave --allow-code out"
         )
     if (path / NETWORK).is_file():
         remember(file_hash(path / NETWORK))
-    if own is not None:
-        is_file = own["kind"] == "file" and (path / METHOD).is_file()
-        sha256 = file_hash(path / METHOD) if is_file else own["sha256"]
+    for own, copy in owns:
+        is_file = own["kind"] == "file" and copy.is_file()
+        sha256 = file_hash(copy) if is_file else own["sha256"]
         remember(sha256, Path(own["place"]).parent if is_file else None)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tfpfl.runs.config import METHOD, NETWORK, RunError
+from tfpfl.runs.config import METHOD, METRIC, NETWORK, RunError
 from tfpfl.runs.locks import InUse, Lock
 
 STATE = "state.sqlite"
@@ -108,7 +108,8 @@ def locked_folder(folder: Path) -> Iterator[Lock]:
 
 def _check_free(folder: Path) -> None:
     """Checks that a new run would overwrite nothing."""
-    if not folder.exists() or (folder.is_dir() and {p.name for p in folder.iterdir()} <= _LEFTOVERS):
+    found = {p.name for p in folder.iterdir() if not p.match(METRIC.format(name="*"))} if folder.is_dir() else ()
+    if not folder.exists() or folder.is_dir() and set(found) <= _LEFTOVERS:
         return
     hint = f"; continue it with `tfpfl resume {folder}`" if (folder / "config.json").exists() else ""
     raise RunError(f"{folder} exists and is not empty{hint}. For a new run use another folder (--out)")

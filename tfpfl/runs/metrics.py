@@ -5,13 +5,14 @@ scores are collected, in this process, for every engine.
 """
 
 import re
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument, check_choice, unknown
+from tfpfl.checks import InvalidArgument, check_choice, one_line, unknown
 
 ALWAYS = {"accuracy": "max", "loss": "min"}  # what every evaluation has: its direction
 DIRECTIONS = ("max", "min")
@@ -57,13 +58,25 @@ class Metric:
         except InvalidArgument:  # this process does not know the metric
             raise
         except Exception as error:  # of the user's function
-            raise InvalidArgument(f"the metric {self.name} raised {type(error).__name__}: {error}") from error
+            from tfpfl.algorithms.own import user_place  # only now, because it imports TensorFlow
+
+            place = user_place(error) or _place(error)
+            raise InvalidArgument(
+                f"the metric {self.name} raised {type(error).__name__} in {place}: {one_line(error)}"
+            ) from error
         if value.shape != () or value.dtype.kind not in "biuf":
             raise InvalidArgument(
                 f"the metric {self.name} must give one number for labels [N] and logits [N, K]; found {value.dtype} of "
                 f"shape {value.shape}"
             )
         return float(value)
+
+
+def _place(error: Exception) -> str:
+    """Where a function that was called here raised an error: its own last line, not one of a library."""
+    trace = traceback.extract_tb(error.__traceback__)[1:]
+    last = [frame for frame in trace if trace[0].filename == frame.filename][-1:]
+    return f"{last[0].name} ({last[0].filename}, line {last[0].lineno})" if last else "its function"
 
 
 def macro_f1(labels: np.ndarray, logits: np.ndarray) -> float:
@@ -152,8 +165,8 @@ def as_metric(metric: str | Metric | Callable[[np.ndarray, np.ndarray], float]) 
     if isinstance(metric, str):
         if metric not in METRICS:
             raise InvalidArgument(
-                f"{unknown('metric', metric, (*ALWAYS, *METRICS))}. A metric of your own must be made known in this "
-                "process before: tfpfl.runs.register_metric(function)"
+                f"{unknown('metric', metric, (*ALWAYS, *METRICS))}. A metric of your own is written FILE.py:FUNCTION; "
+                "or, in Python, it is made known in this process before: tfpfl.runs.register_metric(function)"
             )
         return METRICS[metric]
     return metric if isinstance(metric, Metric) else _of_function(metric)
@@ -190,12 +203,24 @@ def known_metrics(names: Iterable[str]) -> list[Metric]:
     def missing(name: str) -> Callable[[np.ndarray, np.ndarray], float]:
         return lambda labels, logits: as_metric(name)(labels, logits)
 
-    return [METRICS.get(name) or Metric(name, missing(name)) for name in names]
+    return [METRICS.get(name) or Metric(name, missing(name), *_described.get(name, ())) for name in names]
+
+
+def describe_metric(name: str, unit: str, direction: str) -> None:
+    """Lets tables of this process know the unit and the direction of a metric, whose function it need not know."""
+    _described[name] = (unit, direction)
+
+
+_described: dict[str, tuple[str, str]] = {}  # name -> unit and direction
 
 
 def is_fraction(name: str) -> bool:
-    """Whether tables show a metric in %; not if this process does not know it."""
-    return name in METRICS and METRICS[name].unit == "fraction"
+    """Whether tables show a metric in %; not if this process does not know its unit."""
+    return _unit(name) == "fraction"
+
+
+def _unit(name: str) -> str:
+    return METRICS[name].unit if name in METRICS else _described.get(name, ("",))[0]
 
 
 def shown(name: str, value: float) -> str:
@@ -204,7 +229,7 @@ def shown(name: str, value: float) -> str:
         return "-"
     if is_fraction(name):
         return f"{100 * value:.2f}"
-    return f"{value:.4g} {METRICS[name].unit if name in METRICS else ''}".rstrip()
+    return f"{value:.4g} {_unit(name)}".rstrip()
 
 
 def measurer(

@@ -180,9 +180,10 @@ SECTIONS = {
         ),
         RunOption(
             "metrics",
-            "A metric that is measured besides accuracy and loss, for every client; may be repeated. In Python, it can "
-            "be a function of your own. Default: none.",
-            choices=NAMES,
+            "A metric that is measured besides accuracy and loss, for every client; may be repeated. A metric of your "
+            "own, a function of labels and logits, is written FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION. Default: "
+            "none.",
+            known=NAMES,
             multiple=True,
             written="metric",
         ),
@@ -194,8 +195,9 @@ SECTIONS = {
         ),
         RunOption(
             "monitor",
-            "What --patience looks at: the mean over clients on validation examples of accuracy, loss or a metric.",
-            choices=(*ALWAYS, *NAMES),
+            "What --patience looks at: the mean over clients on validation examples of accuracy, loss or a metric, "
+            "written as for --metric.",
+            known=(*ALWAYS, *NAMES),
         ),
         RunOption(
             "new_clients",

@@ -1,7 +1,8 @@
-"""Loads the user's own method of a run again: from the copy in the run folder, or from its module.
+"""Loads the user's own method and metrics of a run again: from the copy in the run folder, or from their module.
 
 That runs code. Nothing is run before the user has allowed it: by naming the method in `tfpfl run` or in a `RunConfig`
-on this machine, or with --allow-code. An entry point needs no consent, because its package was installed.
+on this machine, or with --allow-code. An entry point needs no consent, because its package was installed. Metrics are
+loaded only where something is measured, so that a run can be read and exported without them.
 """
 
 from contextlib import suppress
@@ -9,17 +10,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from tfpfl.algorithms.own import OwnMethod, is_loaded, load_file, load_installed
+from tfpfl.algorithms.own import OwnMethod, code_of_file, code_of_module, is_loaded, load_file, load_installed
 from tfpfl.checks import InvalidArgument
-from tfpfl.runs.config import METHOD, RunConfig, RunError
+from tfpfl.runs.config import METHOD, METRIC, RunConfig, RunError
 from tfpfl.runs.consent import folder_of, is_allowed, remember
 from tfpfl.runs.folders import read_kept
+from tfpfl.runs.metrics import as_metric, register_metric
+from tfpfl.runs.own_metrics import REGISTERED, OwnMetric, loaded_metric, metric_of
 
 
 class Code(NamedTuple):
-    """The code of the user's own method, as it can be sent to another process."""
+    """The code of the user's own method or metric, as it can be sent to another process."""
 
-    entry: dict  # `RunConfig.own_method`
+    entry: dict  # `RunConfig.own_method`, or one of `RunConfig.own_metrics`
     content: bytes  # of the source file
     path: Path  # the original file, or the copy; modules beside it can be imported
 
@@ -87,14 +90,85 @@ def code_of(config: RunConfig) -> Code | None:
     return Code(config.own_method, found.content, Path(found.place))
 
 
-def keep(code: Code, folder: Path) -> None:
-    """Writes a copy of the method into the folder of a new run, and remembers that this user has allowed its code."""
+def metrics_of(config: RunConfig) -> dict[str, Code]:
+    """{name: code} of the user's own metrics from files and modules, which this process has loaded.
+
+    Raises:
+        InvalidArgument: one of them is not loaded.
+    """
+    found = {}
+    for name, own in config.own_metrics.items():
+        if own["kind"] == REGISTERED:
+            continue
+        if (loaded := loaded_metric(own)) is None:
+            raise InvalidArgument(
+                f"the metric {name} is not loaded: name it again, as {own['place']}:{own['function']}"
+            )
+        found[name] = Code(own, loaded.code.content, Path(loaded.code.place))
+    return found
+
+
+def load_metrics(config: RunConfig, folder: Path) -> None:
+    """Lets this process know all metrics of the run in `folder`, before something is measured.
+
+    Raises:
+        RunError: a metric of the user's own is missing or was changed, or this user has not allowed its code here.
+        InvalidArgument: this process knows no metric of one of the names.
+    """
+    for name, own in config.own_metrics.items():
+        if own["kind"] == REGISTERED:
+            continue
+        path, content = folder / METRIC.format(name=name), b""
+        what = f"the metric {name} ({own['name']}) of the run {folder}"
+        if not loaded_metric(own):
+            if own["kind"] == "file":
+                content = read_kept(path, own["sha256"], f"metric {name} (a copy of {own['place']})")
+                beside = folder_of(own["sha256"])
+                path = beside / Path(own["place"]).name if beside else path
+            if not is_allowed(own["sha256"]):
+                where = path if own["kind"] == "file" else f"the module {own['place']}"
+                raise RunError(
+                    f"{what} is code of whoever made the run, in {where}. A run folder from elsewhere runs no code "
+                    "here; if you made it, or have read the code and trust it, use --allow-code"
+                )
+        try:
+            metric_again(Code(own, content, path))
+        except InvalidArgument as error:
+            raise RunError(f"{what} cannot be used: {error}") from error
+    for name in config.metrics:
+        as_metric(name)  # known only where it was registered, which a resumed run may have forgotten
+
+
+def metric_again(code: Code) -> OwnMetric:
+    """Loads a metric whose code is allowed, in any process.
+
+    Raises:
+        InvalidArgument: it is missing here, was changed, or cannot be imported.
+    """
     own = code.entry
+    if found := loaded_metric(own):
+        register_metric(found.metric)  # another one of this name may have come after it
+        return found
     if own["kind"] == "file":
-        (folder / METHOD).write_bytes(code.content)
-    if own["kind"] != "entry point":
-        with suppress(OSError, InvalidArgument):  # then `resume` asks for --allow-code
-            remember(own["sha256"], code.path.parent if own["kind"] == "file" else None)
+        return metric_of(code_of_file(code.content, own["function"], code.path))
+    return metric_of(code_of_module(own["name"], own["sha256"]))
+
+
+def keep(config: RunConfig, folder: Path) -> None:
+    """Writes copies of the method and the metrics into the folder of a new run.
+
+    It also remembers that this user has allowed their code.
+    """
+    method = code_of(config)
+    for copy, code in [(METHOD, method), *((METRIC.format(name=n), c) for n, c in metrics_of(config).items())]:
+        if code is None:
+            continue
+        own = code.entry
+        if own["kind"] == "file":
+            (folder / copy).write_bytes(code.content)
+        if own["kind"] != "entry point":
+            with suppress(OSError, InvalidArgument):  # then `resume` asks for --allow-code
+                remember(own["sha256"], code.path.parent if own["kind"] == "file" else None)
 
 
 def _found(own: dict) -> OwnMethod | None:

@@ -3,6 +3,7 @@
 config.json     all that is needed to repeat the run: algorithm and hyperparameters, data and split, seeds, versions
 network.keras   the backbone, if it is the user's own file
 method.py       the method, if it is the user's own file
+metric_NAME.py  a metric, if it is the user's own file
 state.sqlite    server state, client states, history, evaluations, matrices; one transaction a round
 history.csv     one row per round
 clients.csv     one row per client: N_i, K_i, loss and accuracy of its personal model on train, validation and test
@@ -143,8 +144,7 @@ class Run:
             run = cls.planned(config, folder, federation)
             if run.recipe.network is not None:
                 (folder / NETWORK).write_bytes(run.recipe.network[1])  # what was checked
-            if run.recipe.code is not None:
-                own_methods.keep(run.recipe.code, folder)
+            own_methods.keep(run.config, folder)
             write_whole(folder / "config.json", json.dumps(asdict(run.config), indent=2) + "\n")
             run.store = RunStore(folder / STATE, run.config.run_id, lock=lock)
         return run
@@ -259,8 +259,7 @@ class Run:
             MachinesError: the TFF workers or the Ray cluster are lost. All earlier rounds are saved.
             StoreError: a round could not be saved. All earlier rounds are saved.
         """
-        for name in self.config.metrics:
-            as_metric(name)  # known only where it was registered, which a resumed run may have forgotten
+        own_methods.load_metrics(self.config, self.folder)
         callbacks = [*callbacks, TensorBoard(self.folder / "tensorboard")]
         if self.config.patience is not None:
             callbacks.append(EarlyStopping(self.config.patience, self.config.monitor))
@@ -315,6 +314,7 @@ class Run:
         Returns:
             One `Score` for every client, model and split.
         """
+        own_methods.load_metrics(self.config, self.folder)
         return self._evaluate(self.training())
 
     def _evaluate(self, training: Training) -> list[protocols.Score]:

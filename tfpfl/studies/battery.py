@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfpfl.algorithms.own import NO_TENSORS
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.scoring import shared_theta
@@ -369,8 +370,7 @@ def functions_take_no_tensor_from_the_builder(subject):
     found = tensors_from_outside(subject, WIDEST)
     require(
         not found,
-        f"{'; '.join(found)}. TFF cannot compute such a function. Write the constant as a NumPy array in the builder "
-        "(np.array for tf.constant), or make it with TensorFlow inside the function that uses it",
+        f"{'; '.join(found)}. {NO_TENSORS}",
     )
 
 

@@ -248,7 +248,8 @@ def client_optimizer(
     """What a builder gets as `client_opt`: the name, with the options that belong to it.
 
     Args:
-        client_opt: the name, or in Python an optimizer.
+        client_opt: what takes the local steps: 'sgd', 'momentum' (0.9), 'adam', 'adamw', 'adagrad' or 'yogi'; in Python
+            also an optimizer.
         client_beta_1: decay of the mean of gradients with client_opt 'adam', 'adamw' and 'yogi', in [0, 1); None for
             0.9.
         client_beta_2: decay of the mean of their squares, in [0, 1); None for 0.999.

@@ -152,8 +152,8 @@ def _checked(next_round, kinds):
             return next_round.type_signature
 
         def __call__(self, *arguments, **named):
-            if len(arguments) == 3 and not any(isinstance(a, tff.Value) for a in arguments):
-                check_visits(*arguments[1:], kinds)
+            if len(arguments) in (2, 3) and not named and not any(isinstance(a, tff.Value) for a in arguments):
+                check_visits(arguments[1], arguments[2] if len(arguments) == 3 else None, kinds)
             return next_round(*arguments, **named)
 
         def __hash__(self):
@@ -230,7 +230,7 @@ class PackedProcess:
         """The server's state before round 1."""
         return self.process.initialize()
 
-    def next(self, server, client_states: list, visits: list) -> RoundOutput:
+    def next(self, server, client_states: list, visits: list = None) -> RoundOutput:  # type: ignore[assignment]
         """Executes one round; arguments, result and errors are those of `Simulation.next`."""
         check_visits(client_states, visits)
         packs = [slice(i, i + self.pack) for i in range(0, len(visits), self.pack)]

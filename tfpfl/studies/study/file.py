@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tfpfl.algorithms import get_method
+from tfpfl.algorithms import ALGORITHMS, Method, get_method
+from tfpfl.algorithms.own import own_method
 from tfpfl.checks import InvalidArgument, Unavailable, unknown
 from tfpfl.runs.config import RunConfig, typed
+from tfpfl.runs.own_metrics import resolved as resolved_metrics
 from tfpfl.runs.protocols import EV_ALL, Protocol, protocol
 from tfpfl.studies.search import draws, grid
 
@@ -21,7 +23,7 @@ _OF_THE_DATA = {
     *("dataset", "source", "partition", "partition_args", "clients", "validation", "data_seed", "federation"),
     "new_clients",
 }
-_NOT_TO_CHOOSE = {"seed", "federation_hash", "network_hash", "versions", "format"}
+_NOT_TO_CHOOSE = {"seed", "federation_hash", "network_hash", "own_method", "own_metrics", "versions", "format"}
 _ENTRIES = {entry.name for entry in fields(RunConfig)} - _NOT_TO_CHOOSE
 _FOR_RUN = _ENTRIES - _OF_THE_METHOD
 _FOR_METHODS = _ENTRIES - _OF_THE_DATA - {"rounds"}  # all methods have the same data and as many rounds
@@ -51,11 +53,15 @@ class DataSet:
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """A method of a study: its name, its title in tables, its entries of `RunConfig`, and its search space."""
+    """A method of a study: its name, its title in tables, its entries of `RunConfig`, and its search space.
+
+    A method of the user's own is loaded once, and so are metrics: all runs have the same, also if the file is changed.
+    """
 
     name: str
     title: str
     entries: dict
+    method: Method
     space: dict = field(default_factory=dict)  # {hyperparameter: list of values, or (low, high)}
 
 
@@ -130,9 +136,11 @@ class Study:
         Raises:
             InvalidArgument: the entries do not fit together.
         """
+        sections = (self.run, data.entries, method.entries)
         entries = self.run | data.entries | method.entries
+        entries["own_metrics"] = {k: v for section in sections for k, v in section.get("own_metrics", {}).items()}
         hyperparameters = dict(entries.pop("hyperparameters", {}))
-        known = get_method(method.entries["algorithm"]).hyperparameters
+        known = method.method.hyperparameters
         for name, value in setting.items():
             (hyperparameters if name in known else entries)[name] = value
         if rounds is not None:
@@ -214,7 +222,7 @@ def _study(content: Any, where: str, folder: Path, title: str) -> Study:
         title=typed("title", content.get("title", title), str),
         seeds=seeds,
         protocol=_protocol(content.get("protocol")),
-        run=_absolute(run, folder),
+        run=_with_metrics(_absolute(run, folder), "run"),
         data=tuple(_data_set(name, entries, run, folder) for name, entries in data.items()),
         methods=tuple(_method(name, entries, search.kind, folder) for name, entries in methods.items()),
         search=search,
@@ -297,7 +305,7 @@ def _data_set(name: str, entries: dict, run: dict, folder: Path) -> DataSet:
         more = sorted((run | entries).keys() & (_OF_THE_DATA - {"federation", "new_clients"}))
         if more:
             raise InvalidArgument(f"{key}.federation says what the data are: leave out {', '.join(more)}")
-    return DataSet(name, title, _absolute(entries, folder))
+    return DataSet(name, title, _with_metrics(_absolute(entries, folder), key))
 
 
 def _method(name: str, entries: dict, kind: str, folder: Path) -> MethodEntry:
@@ -306,9 +314,11 @@ def _method(name: str, entries: dict, kind: str, folder: Path) -> MethodEntry:
     space = _section(entries.pop("search", {}), f"{key}.search")
     title = entries.pop("title", None)
     _dicts(entries, ("hyperparameters",), key)
-    entries = _absolute(entries, folder)
+    entries, own = _absolute(entries, folder), None
     try:
-        method = get_method(entries["algorithm"])
+        algorithm = typed("algorithm", entries["algorithm"], str)
+        own = None if algorithm in ALGORITHMS else own_method(algorithm)
+        method = get_method(algorithm) if own is None else own.method
     except InvalidArgument as error:
         raise InvalidArgument(f"{key}.algorithm: {error}") from error
     hyperparameters = method.hyperparameters
@@ -323,7 +333,7 @@ def _method(name: str, entries: dict, kind: str, folder: Path) -> MethodEntry:
             is_entry = what == "search" and one in _FOR_METHODS - _OF_THE_METHOD
             if one not in hyperparameters and not is_entry:
                 raise InvalidArgument(f"{key}.{what}.{one}: {unknown('hyperparameter', one, hyperparameters)}")
-    own = method.title if entries["algorithm"] == name else name
+    its_title = method.title if entries["algorithm"] == name else name
     found = {one: _values(f"{key}.search.{one}", values, kind) for one, values in space.items()}
     for one, values in found.items():
         kinds = hyperparameters[one].annotation if one in hyperparameters else RunConfig.__annotations__[one]
@@ -336,7 +346,10 @@ def _method(name: str, entries: dict, kind: str, folder: Path) -> MethodEntry:
             raise InvalidArgument(
                 f"{key}.search.{one}: a range draws real numbers, and {one} is an integer: give a list of values"
             )
-    return MethodEntry(name, own if title is None else typed(f"{key}.title", title, str), entries, found)
+    entries = _with_metrics(entries, key)
+    if own is not None:
+        entries |= {"algorithm": own.name, "own_method": own.entry}
+    return MethodEntry(name, its_title if title is None else typed(f"{key}.title", title, str), entries, method, found)
 
 
 def _values(key: str, given: Any, kind: str) -> list | tuple:
@@ -366,13 +379,33 @@ def _dicts(entries: dict, names: Iterable[str], key: str) -> None:
 
 def _absolute(entries: dict, folder: Path) -> dict:
     """The entries with paths that do not depend on the working directory."""
-    found = dict(entries)
-    for name in ("federation", "network", "algorithm"):
-        value = found.get(name)
+
+    def absolute(name: str, value: Any) -> Any:
         is_path = name == "federation" or isinstance(value, str) and (value.endswith(".keras") or ".py:" in value)
         if is_path and isinstance(value, str | os.PathLike):
-            found[name] = str(Path(os.path.abspath(folder)) / value)
+            return str(Path(os.path.abspath(folder)) / Path(value).expanduser())
+        return value
+
+    found = dict(entries)
+    for name in {"federation", "network", "algorithm", "monitor"} & set(entries):
+        found[name] = absolute(name, entries[name])
+    if isinstance(entries.get("metrics"), list | tuple):
+        found["metrics"] = [absolute("metrics", metric) for metric in entries["metrics"]]
     return found
+
+
+def _with_metrics(entries: dict, key: str) -> dict:
+    """The entries with the names of metrics; those of the user's own are loaded, and described in `own_metrics`."""
+    listed, monitor = entries.get("metrics"), entries.get("monitor")
+    texts = [*(listed if isinstance(listed, list) else ()), monitor]
+    if not any(isinstance(text, str) and ":" in text for text in texts):
+        return entries
+    try:
+        names, monitor, own = resolved_metrics(listed or (), monitor or "accuracy", {})
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{key}.metrics: {error}") from error
+    given = {"metrics": list(names), "monitor": monitor}
+    return entries | {name: value for name, value in given.items() if name in entries} | {"own_metrics": own}
 
 
 def _check_budgets(study: Study) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tfpfl.studies.study.plan import Cell, Job, Outcome, Plan
-from tfpfl.studies.study.worker import DIVERGED
+from tfpfl.studies.study.worker import DIVERGED, sent
 
 WORKER = (sys.executable, "-m", "tfpfl.studies.study.worker")
 PATIENCE = 3.0  # seconds that runs have to end by themselves before they are killed
@@ -157,7 +157,13 @@ def _start(place: _Place, number: int, logs: Path, processes: int, worker: Seque
         )
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin as given:  # a broken pipe: its exit code says more
-        asked = {"config": asdict(job.config), "folder": str(job.folder), "parent": os.getpid()}
+        asked = {
+            "config": asdict(job.config),
+            "folder": str(job.folder),
+            "parent": os.getpid(),
+            "code": sent(job.config),
+            "path": sys.path,  # where modules of the user's own may be
+        }
         given.write(json.dumps(asked).encode())
     return _Running(process, place, number, log, time.monotonic())
 

@@ -1,0 +1,179 @@
+"""Metrics of the user's own by name: runs keep them, every table shows them alike, and no stranger's code is run."""
+
+import json
+import shlex
+import shutil
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from tfpfl.algorithms import own
+from tfpfl.checks import InvalidArgument
+from tfpfl.cli import main
+from tfpfl.runs import Metric, RunConfig, metrics, own_metrics, read_config, register_metric
+from tfpfl.runs.command import command
+from tfpfl.runs.run import Run
+from tfpfl.studies import Record, tables
+
+MINE = """
+from pathlib import Path
+import numpy as np
+from tfpfl.runs import Metric
+
+Path("{marker}").touch()  # what a stranger's file would do
+
+def worst_recall(labels, logits):
+    right = logits.argmax(1) == labels
+    return min(right[labels == c].mean() for c in np.unique(labels))
+
+WORST = Metric("worst_recall", worst_recall, unit="fraction")
+MISSED = Metric("missed", lambda labels, logits: 1 - worst_recall(labels, logits), unit="fraction", direction="min")
+NUMBER = 3
+
+def broken(labels, logits):
+    return helper(labels)
+
+def helper(labels):
+    return {{}}[7]
+"""
+
+
+@pytest.fixture(autouse=True)
+def of_this_test(monkeypatch, tmp_path):
+    """A cache of its own; and what the test loads is forgotten at its end."""
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+    for name, there in (("METRICS", metrics.METRICS), ("_described", metrics._described)):
+        monkeypatch.setattr(metrics, name, dict(there))
+    monkeypatch.setattr(own_metrics, "METRICS", metrics.METRICS)
+    yield
+    new_process()
+
+
+def new_process():
+    """Forgets what was loaded, as a new process has; consent stays."""
+    own_metrics._loaded.clear()
+    metrics._described.clear()
+    for name in set(metrics.METRICS) - set(metrics.NAMES):
+        del metrics.METRICS[name]
+    for name in [name for name in sys.modules if name.startswith(own.PREFIX)]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """(the file of the metrics, the mark that it was run)."""
+    (tmp_path / "mine").mkdir()
+    file, marker = tmp_path / "mine" / "mine.py", tmp_path / "was_run"
+    file.write_text(MINE.format(marker=marker))
+    return file, marker
+
+
+def call(*words, code=0):
+    done = CliRunner().invoke(main, list(map(str, words)))
+    assert done.exit_code == code and (code == 0 or "Traceback" not in done.output), done.output
+    return " ".join(done.output.split())
+
+
+def shown(folder):
+    """The metric of a run as tables show it, without any code of it."""
+    table = tables.metrics(Record.read(folder).results, "")
+    return dict(zip(table.headings, [table.cells(h)[0] for h in table.headings], strict=True))
+
+
+def test_a_run_keeps_its_metrics(mine, six_clients, short_end, tmp_path, monkeypatch):
+    file, marker = mine
+    out = tmp_path / "run"
+    words = ["run", "--algorithm", "local", "--steps", 1, "--federation", six_clients.path, "--rounds", 1, "--out", out]
+    words += ["--patience", 9, "--metric", f"{file}:WORST", "--monitor", f"{file}:MISSED"]
+    assert "worst_recall, %" in call(*words)
+    config = read_config(out)
+    assert config.metrics == ("worst_recall", "missed") and config.monitor == "missed"
+    entry = config.own_metrics["missed"]
+    assert (entry["name"], entry["place"], entry["direction"]) == ("mine.py:MISSED", str(file), "min")
+    assert (out / "metric_missed.py").read_bytes() == file.read_bytes()
+    again = shlex.split(command(config, out))
+    assert f"{out / 'metric_worst_recall.py'}:WORST" in again and again[again.index("--monitor") + 1] == "missed"
+    given = {"algorithm": "local", "hyperparameters": {"steps": 1}, "metrics": again[again.index("--metric") + 1 :][:1]}
+    assert RunConfig(**given).own_metrics["worst_recall"]["sha256"] == entry["sha256"]
+
+    file.write_text("raise AssertionError('the changed file is run')")
+    marker.unlink()
+    new_process()
+    read_config(out)
+    recall = shown(out)["worst_recall, %"]
+    assert not marker.exists()
+    assert recall in call("evaluate", out) and marker.exists()  # from the copy
+
+    sent = shutil.copytree(out, tmp_path / "sent")
+    marker.unlink()
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "theirs"))
+    new_process()
+    for refused in (["evaluate", sent], ["resume", sent, "--rounds", 3]):
+        said = call(*refused, code=1)
+        assert "the metric worst_recall (mine.py:WORST) of the run" in said and "use --allow-code" in said
+    with Run.open(sent) as run:
+        assert run.keras_model(0) is not None  # a model needs no metric
+    assert not marker.exists()
+    (sent / "metric_missed.py").rename(tmp_path / "away.py")
+    said = call("evaluate", sent, "--allow-code", code=1)
+    assert f"metric_missed.py is missing: without it the run's metric missed (a copy of {file}) is unknown" in said
+    (tmp_path / "away.py").rename(sent / "metric_missed.py")
+    call("evaluate", sent, "--allow-code")
+    (sent / "metric_missed.py").write_text("raise AssertionError('of a stranger')")
+    new_process()
+    assert "metric_missed.py was changed: its sha256" in call("evaluate", sent, code=1)
+
+
+def test_a_stranger_cannot_name_other_code(mine):
+    file, marker = mine
+    good = RunConfig(metrics=[f"{file}:WORST"]).own_metrics["worst_recall"]
+    new_process()
+    marker.unlink()
+    for change in (
+        {"kind": "entry point"}, {"kind": "registered"}, {"kind": "module"}, {"name": "other.py:WORST"},
+        {"place": "/x/other.txt"}, {"sha256": "../x"}, {"direction": "up"}, {"unit": 3}, {"more": "x"},
+    ):  # fmt: skip
+        with pytest.raises(InvalidArgument, match="own_metrics: "):
+            RunConfig(metrics=["worst_recall"], own_metrics={"worst_recall": good | change})
+    config = RunConfig(metrics=["worst_recall"], own_metrics={"worst_recall": good})
+    assert config.own_metrics and RunConfig(own_metrics={"worst_recall": good}).own_metrics == {}
+    assert not marker.exists()
+
+
+def test_what_is_no_metric(mine, tmp_path):
+    file, _ = mine
+    for name, said in {
+        f"{file}:WORTS": "unknown function in .*mine.py 'WORTS'",
+        f"{file}:NUMBER": "NUMBER in .*mine.py is int, neither a function .labels, logits. -> number nor a tfpfl.runs",
+        f"{tmp_path}/no.py:f": "no.py cannot be read: No such file",
+        "no_such_81:f": "there is no module 'no_such_81'",
+    }.items():
+        with pytest.raises(InvalidArgument, match=said):
+            RunConfig(metrics=[name])
+    other = tmp_path / "other.py"
+    other.write_text("def worst_recall(labels, logits):\n    return 1\n")
+    with pytest.raises(InvalidArgument, match="two metrics have the name worst_recall: .*mine.py and .*other.py"):
+        RunConfig(metrics=[f"{file}:WORST", f"{other}:worst_recall"])
+
+
+def test_an_error_of_a_metric_names_its_place(mine):
+    file, _ = mine
+    RunConfig(metrics=[f"{file}:broken"])
+    line = file.read_text().splitlines().index("    return {}[7]") + 1
+    with pytest.raises(InvalidArgument, match=rf"metric broken raised KeyError in helper \({file}, line {line}\): 7"):
+        metrics.METRICS["broken"](np.array([0]), np.zeros((1, 2)))
+
+
+def test_a_configuration_keeps_the_unit_of_a_registered_metric(tmp_path):
+    """So a table shows it alike where the function is not known; it is no part of the run's identity."""
+    register_metric(Metric("share", lambda labels, logits: 0.25, unit="fraction", direction="min"))
+    config = RunConfig(metrics=["share"])
+    assert metrics.shown("share", 0.25) == "25.00"
+    raw = json.loads(json.dumps(config.own_metrics))
+    new_process()
+    assert metrics.shown("share", 0.25) == "0.25"
+    assert RunConfig(metrics=["share"]).run_id == config.run_id  # before, nothing was kept
+    RunConfig(metrics=["share"], own_metrics=raw)
+    assert metrics.shown("share", 0.25) == "25.00" and metrics.known_metrics(["share"])[0].direction == "min"
