@@ -78,7 +78,7 @@ def test_sweep_halves_and_keeps_to_validation(tmp_path):
         "0.2",
     ]
     said = call("sweep", *args, *SMALL, "--out", tmp_path / "out")
-    numbers = re.findall(r"^\s*(\d)\s+(0\.\d+)\s+(0\.\d+)\s+([\d.]+)\s*$", said, re.MULTILINE)
+    numbers = re.findall(r"^\s*(\d)\s+(0\.\d+)\s+(0\.\d+)\s+([\d.]+)\b.*$", said, re.MULTILINE)
     assert [int(n[0]) for n in numbers] == [3, 2, 2, 1, 1, 1, 1]
     assert len(list((tmp_path / "out").iterdir())) == 4
     config = json.loads((next((tmp_path / "out").iterdir()) / "config.json").read_text())

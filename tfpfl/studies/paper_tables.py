@@ -17,9 +17,10 @@ from tfpfl.checks import InvalidArgument, one_line, unknown
 from tfpfl.runs import files
 from tfpfl.runs.protocols import EV_ALL, Protocol
 from tfpfl.studies.comparison import shown
+from tfpfl.studies.run_groups import SIDE_WORDS
 
 ACCURACY = ("accuracy",)
-_HIGHER = ("accuracy", "EV-", "worst ", "Jain", "gain over ")  # what the names of columns begin with
+_HIGHER = ("accuracy", *SIDE_WORDS, "EV-", "worst ", "Jain", "gain over ")  # what the names of columns begin with
 _LOWER = ("std", "Gini", "worse than ", "bytes", "passes", "GFLOP", "s a round")
 _BEST = "Bold: the best mean of a column, and every mean that lies within its interval."
 _SYMBOLS = {
@@ -71,7 +72,7 @@ def paper_table(
         rows: {title of a data set: its rows from `tfpfl.studies.comparison.rows`}. A method that a data set lacks has
             '-' there.
         columns: which columns of the rows the table has, such as 'accuracy' and 'worst 10 %'. The interval of a column
-            is in its cells.
+            is in its cells. Where some clients had never taken part, 'seen' and 'never seen' follow 'accuracy'.
         protocol: how the accuracies were measured.
         more: sentences that the caption ends with.
 
@@ -85,6 +86,10 @@ def paper_table(
     for column in columns:
         if column not in known[1:]:
             raise InvalidArgument(unknown("column", column, known[1:]))
+    if "accuracy" in columns and set(SIDE_WORDS) <= set(known):
+        rest = [name for name in columns if name not in SIDE_WORDS]
+        after = rest.index("accuracy") + 1
+        columns = [*rest[:after], *SIDE_WORDS, *rest[after:]]
     methods = list(dict.fromkeys(row["algorithm"] for row in found))
     cells: list[list[PaperCell]] = [[] for _ in methods]
     for some in rows.values():
