@@ -396,6 +396,12 @@ def test_real_checks_come_before_the_first_run(six_clients, tmp_path, changes, m
     assert not (tmp_path / "out").exists()
 
 
+def test_real_names_of_columns_are_checked_before_the_first_run(six_clients, tmp_path):
+    with pytest.raises(InvalidArgument, match="unknown column 'acuracy'; did you mean 'accuracy'"):
+        run_study(content(six_clients.path), tmp_path / "out", columns=("acuracy",))
+    assert not (tmp_path / "out").exists()
+
+
 def test_real_settings_need_validation_examples(tmp_path):
     without = runs.federation(tmp_path / "without", validation=0.0)
     with pytest.raises(

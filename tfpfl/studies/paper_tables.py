@@ -16,7 +16,7 @@ from tabulate import LATEX_ESCAPE_RULES
 from tfpfl.checks import InvalidArgument, one_line, unknown
 from tfpfl.runs import files
 from tfpfl.runs.protocols import EV_ALL, Protocol
-from tfpfl.studies.comparison import shown
+from tfpfl.studies.comparison import COLUMNS, shown
 from tfpfl.studies.run_groups import SIDE_WORDS
 
 ACCURACY = ("accuracy",)
@@ -77,14 +77,15 @@ def paper_table(
         more: sentences that the caption ends with.
 
     Raises:
-        InvalidArgument: no rows, no columns, or a column that the rows do not have.
+        InvalidArgument: no rows, no columns, or a column that such rows never have. One that only these rows lack, such
+            as 'seen' where all clients had taken part, has '-' in its cells.
     """
     found = [row for some in rows.values() for row in some]
     if not found or not columns:
         raise InvalidArgument("a table needs at least one row and one column")
     known = [name for name in dict.fromkeys(name for row in found for name in row) if not name.endswith(" ±")]
     for column in columns:
-        if column not in known[1:]:
+        if column not in (*known[1:], *COLUMNS):
             raise InvalidArgument(unknown("column", column, known[1:]))
     if "accuracy" in columns and set(SIDE_WORDS) <= set(known):
         rest = [name for name in columns if name not in SIDE_WORDS]

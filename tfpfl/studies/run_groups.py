@@ -55,13 +55,7 @@ def group_runs(records: Sequence[Record]) -> list[RunGroup]:
     """
     if not records:
         raise InvalidArgument("there is nothing to compare: no runs were given")
-    place: dict[Any, int] = {}
-    for i, record in enumerate(records):
-        other = records[place.setdefault(record.config.run_id, i)]
-        if other is not record:
-            raise InvalidArgument(
-                f"{other.folder} and {record.folder} are the same run: algorithm, configuration, data and seed"
-            )
+    place = check_different(records)
     variants: Counter[str] = Counter()
     found, kinds = [], by_data(records)
     for told, on_it in kinds.items():
@@ -72,6 +66,25 @@ def group_runs(records: Sequence[Record]) -> list[RunGroup]:
             found.append(RunGroup(label, together, variants[algorithm]))
             variants[algorithm] += 1
     return sorted(found, key=lambda s: place[s.records[0].config.run_id])
+
+
+def check_different(records: Sequence[Any]) -> dict[str, int]:
+    """Refuses a run that is there twice; the result is {run id: place among the records}.
+
+    Args:
+        records: records, or other objects with `folder` and `config`.
+
+    Raises:
+        InvalidArgument: two are the same run.
+    """
+    place: dict[str, int] = {}
+    for i, record in enumerate(records):
+        other = records[place.setdefault(record.config.run_id, i)]
+        if other is not record:
+            raise InvalidArgument(
+                f"{other.folder} and {record.folder} are the same run: algorithm, configuration, data and seed"
+            )
+    return place
 
 
 def by_data(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -254,8 +267,11 @@ def _by_client(records, protocol) -> dict:
 DATA_ENTRIES = ("dataset", "source", "partition", "partition_args", "clients", "validation", "new_clients")
 
 
-def check_comparable(records: Sequence[Record]) -> None:
+def check_comparable(records: Sequence[Any]) -> None:
     """Refuses runs that must not be compared: their data, or the split of the same seed, differ.
+
+    Args:
+        records: records, or other objects with `folder` and `config`.
 
     Raises:
         InvalidArgument: two runs differ in one of `DATA_ENTRIES`, or have the same seed and different federations. The

@@ -21,7 +21,7 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.protocols import SIDES, Protocol
-from tfpfl.runs.run import Run
+from tfpfl.runs.run import Run, check_needs
 from tfpfl.runs.training import DivergedError
 from tfpfl.studies.records import Record
 
@@ -114,8 +114,8 @@ def search_hyperparameters(
         The candidates of each stage, the best first. One that diverged is last and is not trained further.
 
     Raises:
-        InvalidArgument: no setting, a setting twice, an unknown hyperparameter, or a federation without validation
-            examples.
+        InvalidArgument: no setting, a setting twice, one that does not fit the method or the data, or a federation
+            without validation examples. This comes before anything is trained.
     """
     settings = list(settings)
     if not settings:
@@ -130,6 +130,9 @@ def search_hyperparameters(
         raise InvalidArgument(
             "settings are chosen on validation examples, but the federation has none: raise --validation"
         )
+    for each in configs:  # what would be refused between the runs
+        check_needs(each)
+        Run.planned(each, Path(out), federation)
     found, left = [], list(zip(settings, configs, strict=True))
     for n, rounds in rungs(len(left), config.rounds, factor):
         rung = []

@@ -13,15 +13,13 @@ from tfpfl.runs.config import RunError
 from tfpfl.runs.files import replaced, write_csv, write_whole
 from tfpfl.runs.participation import SIDES_TOLD
 from tfpfl.runs.protocols import EV_LOCAL, SIDES, Protocol
-from tfpfl.studies.comparison import rows
+from tfpfl.studies.comparison import BASELINES, rows
 from tfpfl.studies.paper_tables import ACCURACY, PaperTable, latex, markdown, paper_table
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import told_seen
 from tfpfl.studies.search import VALIDATION, written
 from tfpfl.studies.study.file import Study
 from tfpfl.studies.study.plan import Cell, Failure
-
-BASELINES = ("local", "fedavg_ft")
 
 
 @dataclass(frozen=True)
