@@ -56,6 +56,14 @@ def test_compare_trains_then_compares_then_writes(tmp_path):
         (["--algorithms", "pflego", "--seeds", "a"], "--seeds takes numbers with commas between, found 'a'"),
         (["--algorithms", "pflego", "--plot", "curves.docx"], "curves.docx cannot be drawn: a picture is written as ."),
         (["--algorithms", "pflego", "--write", "table.html"], "a table is written as .csv, .md, .tex"),
+        (["--algorithms", "pflego", "--write", "no/table.md"], "no/table.md cannot be written: there is no folder no"),
+        (["--algorithms", "pflego", "--plot", "no/curves.png"], "no/curves.png cannot be written: there is no folder"),
+        (["--algorithms", "pflego", "--columns", "accurracy"], "unknown column 'accurracy'; did you mean 'accuracy'"),
+        (["--algorithms", "pflego", "--columns", "gain over Local"], "unknown column 'gain over Local'"),
+        (["--algorithms", "pflego,local", "--columns", "gain over Local", "--set", "local.eta=-1"], "eta must be"),
+        (["--algorithms", "fedavg,fedavg"], "FedAvg, seed 0, is there twice: name every method and every seed once"),
+        (["--algorithms", "fedavg", "--seeds", "1,0,1"], "FedAvg, seed 1, is there twice"),
+        (["nowhere"], "nowhere is not a run folder"),
         (["--algorithms", "pflego", "--protocol", "EV-al"], "unknown protocol 'EV-al'; did you mean 'EV-all'"),
     ],
 )
@@ -80,7 +88,7 @@ def test_sweep_halves_and_keeps_to_validation(tmp_path):
         "0.2",
     ]
     said = call("sweep", *args, *SMALL, "--out", tmp_path / "out")
-    numbers = re.findall(r"^\s*(\d)\s+(0\.\d+)\s+(0\.\d+)\s+([\d.]+)\s*$", said, re.MULTILINE)
+    numbers = re.findall(r"^\s*(\d)\s+(0\.\d+)\s+(0\.\d+)\s+([\d.]+)\b.*$", said, re.MULTILINE)
     assert [int(n[0]) for n in numbers] == [3, 2, 2, 1, 1, 1, 1]
     assert len(list((tmp_path / "out").iterdir())) == 4
     config = json.loads((next((tmp_path / "out").iterdir()) / "config.json").read_text())
@@ -111,6 +119,7 @@ def test_sweep_says_what_is_at_the_edge_and_the_command_of_the_best(tmp_path):
         (["--random", "beta=0.1:inf"], "found 0.1 and inf; both are finite"),
         (["--random", "beta=0.1:1", "--seed", "-1"], "seed must lie in 0..2^31-1, found -1"),
         (["--random", "beta=0.1:1", "--draws", "0"], "0 is not in the range x>=1"),
+        (["--grid", "beta=0.1,-0.1"], "beta must be"),
         (["--random", "beta=1:0.1"], "beta: a range needs 0 < low < high, found 1.0 and 0.1"),
         (["--grid", "bet=0.1,0.2"], "unknown hyperparameter of pflego 'bet'; did you mean 'beta'"),
     ],

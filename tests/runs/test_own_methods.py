@@ -392,6 +392,29 @@ def test_the_command_of_a_run_makes_the_same_run_again(tmp_path, loud):
     assert runs.saved(tmp_path / "again")["history"] == runs.saved(out)["history"]
 
 
+def test_the_command_of_a_method_with_modules_beside_it_names_the_original(six_clients, tmp_path):
+    """Beside the copy in the run folder they are missing."""
+    file, out = tmp_path / "mine" / "f.py", tmp_path / "run"
+    file.parent.mkdir()
+    (file.parent / "beside_me_72.py").write_text("STEPS = 1\n")
+    code = "from beside_me_72 import STEPS\nfrom tfpfl.algorithms import fedavg\n"
+    code += (
+        "def f(model, population, *, eta: float = 0.1):\n    return fedavg(model, population, eta=eta, steps=STEPS)\n"
+    )
+    file.write_text(code)
+    with Run.create(RunConfig(algorithm=f"{file}:f", federation=str(six_clients.path)), out) as run:
+        words = shlex.split(command(run.config, out))
+    assert words[:4] == ["tfpfl", "run", "--algorithm", f"{file}:f"]
+    new_process("beside_me_72")
+    assert RunConfig(algorithm=words[3]).own_method == read_config(out).own_method
+    file.write_text(code + "# changed")
+    copy = shlex.split(command(read_config(out), out))[3]
+    assert copy == f"{out / 'method.py'}:f"
+    new_process("beside_me_72")
+    with pytest.raises(InvalidArgument, match="must be installed, on PYTHONPATH, or lie beside the original file"):
+        RunConfig(algorithm=copy)
+
+
 def test_the_identity_of_a_run_is_that_of_its_files_content(tmp_path, loud):
     file, _, a_run = loud
     here = RunConfig(algorithm=f"{file}:loud")

@@ -1,5 +1,6 @@
 """Who has taken part: what is drawn again from the seed, against what the store and the federation say."""
 
+import csv
 import json
 import sqlite3
 
@@ -33,6 +34,9 @@ def test_with_clients_that_drop_out_are_late_join_and_leave(six_clients, short_e
     assert sum(row["dropped"] for row in record.history) and sum(row["late"] for row in record.history)
     assert record.seen_counts() == (len(truth), 6 - len(truth))
     assert (record.summary["clients_seen"], record.summary["clients_never_seen"]) == record.seen_counts()
+    with open(run.folder / "clients.csv", newline="", encoding="utf-8") as file:
+        used = {int(row["client"]): row["used_from_round"] for row in csv.DictReader(file)}
+    assert used == {i: str(truth.get(i, "")) for i in range(6)} and "" in used.values()
     with Run.open(run.folder) as opened:
         assert opened.took_part == truth and opened.seen_counts == record.seen_counts()
         assert {r.clients for r in opened.results() if r.model == "personal"} == {"all", "seen", "unseen"}

@@ -133,11 +133,13 @@ def test_history_csv_names_the_rejected_clients(tmp_path):
 def test_clients_csv_is_the_federation_and_the_last_evaluation(finished, federation):
     with Run.open(finished) as run:
         last = {(e.client_id, e.split): e for e in run.store.evaluations(12) if e.model == "personal"}
+        used = run.took_part
     rows = table(finished / "clients.csv")
     assert [int(row["client"]) for row in rows] == list(range(6))
     for i, row in enumerate(rows):
         assert int(row["num_examples"]) == int(row["train_examples"]) == federation.num_examples("train")[i]
         assert int(row["num_classes"]) == runs.CLASSES[i]
+        assert row["used_from_round"] == str(used.get(i, ""))
         assert 0 <= float(row["train_accuracy"]) <= 1 and math.isfinite(float(row["train_loss"]))
         for split in ("validation", "test"):
             assert int(row[f"{split}_examples"]) == last[i, split].num_examples > 0

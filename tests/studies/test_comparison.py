@@ -3,11 +3,13 @@
 import csv
 import io
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from helpers import small_runs as runs
+from helpers.made_records import made
 from tfpfl.runs import statistics
 from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.cost import Passes, Work, visit_flops
@@ -91,6 +93,35 @@ def test_tables_in_every_format(records):
     assert len({line.count("|") for line in markdown.splitlines() if line.startswith("|")}) == 1
     with pytest.raises(ValueError, match="written as csv, md; found 'html'"):
         comparison.text(table, "html")
+
+
+def test_names_of_columns_are_known_before_the_runs():
+    first = {0: 1, 1: 1}
+    found = [made(name, took_part=first, metrics=("ece",)) for name in ("pflego", "local", "fedavg_ft")]
+    configs = [record.config for record in found]
+    names = [name for name in comparison.rows(found)[0] if name != "algorithm" and not name.endswith(" ±")]
+    assert set(comparison.COLUMNS) <= set(names)
+    comparison.check_columns([*names, "ece", "gain over Local (rounds=3)"], configs)
+    for name in ("gain over FedAvg-FT", "gain over Local", "pairs", "worse than Local %", "brier"):
+        with pytest.raises(ValueError, match=f"unknown column '{name}'"):
+            comparison.check_columns([name], configs[:1])
+
+
+def test_runs_on_other_data_are_refused_before_any_training(six_clients, tmp_path):
+    """Also a folder that is not empty, and a configuration that does not fit, of whatever run comes last."""
+    first = RunConfig(algorithm="fedavg", federation=str(six_clients.path), rounds=1)
+    other = runs.federation(tmp_path / "federation", validation=0.4)
+    (tmp_path / "out").mkdir()
+    last = replace(first, algorithm="local")
+    with pytest.raises(ValueError, match="cannot be compared: validation is 0.2 and 0.4"):
+        comparison.compare_runs([first, replace(last, federation=str(other.path))], tmp_path / "out")
+    with pytest.raises(ValueError, match="eta must be"):
+        comparison.compare_runs([first, replace(last, hyperparameters={"eta": -1.0})], tmp_path / "out")
+    (tmp_path / "full" / "local-s0").mkdir(parents=True)
+    (tmp_path / "full" / "local-s0" / "mine.txt").touch()
+    with pytest.raises(RunError, match="exists and is not empty"):
+        comparison.compare_runs([first, last], tmp_path / "full")
+    assert not any((tmp_path / "out").iterdir()) and len(list((tmp_path / "full").iterdir())) == 1
 
 
 def test_small_p_values_and_nothing():

@@ -68,6 +68,7 @@ def test_a_method_that_a_data_set_lacks_has_a_dash():
 def test_columns_that_are_not_there():
     with pytest.raises(ValueError, match="unknown column 'acuracy'; did you mean 'accuracy'"):
         paper_table({"": [row("A", 1.0)]}, ["acuracy"])
+    assert paper_table({"": [row("A", 1.0)]}, ["never seen"]).cells[0][0].mean == "-"  # these rows have none
     with pytest.raises(ValueError, match="unknown column 'algorithm'"):
         paper_table({"": [row("A", 1.0)]}, ["algorithm"])
     with pytest.raises(ValueError, match="at least one row and one column"):

@@ -1,6 +1,7 @@
 """Searching: what is tried, with how many rounds, and that validation alone decides."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from tfpfl.runs.config import RunConfig
 from tfpfl.studies import search
 from tfpfl.studies.records import Record
 from tfpfl.studies.search import VALIDATION
+from tfpfl.studies.tables import rungs
 
 
 @pytest.fixture
@@ -62,6 +64,31 @@ def test_settings_are_ranked_by_validation_and_halving_only_adds_rounds(config, 
     assert winner.accuracy == Record.read(winner.folder).result(VALIDATION).accuracy
     again = search.search_hyperparameters(config, settings, tmp_path / "out", factor=2)  # nothing is left to run
     assert again[-1][0].folder == winner.folder
+
+
+def test_settings_may_be_texts_and_both_kinds_of_clients_are_scored(config, tmp_path, short_end):
+    """The label of a run has what is searched, not all hyperparameters."""
+    config = replace(config, algorithm="fedavg", rounds=1, hyperparameters={"steps": 1, "server_eta": 0.01})
+    labels = []
+    settings = search.grid({"server_opt": ["adam", "sgd"]})
+    ((first, second),) = search.search_hyperparameters(
+        config, settings, tmp_path, callbacks=lambda s: labels.append(s) or ()
+    )
+    assert labels == ["server_opt=adam", "server_opt=sgd"]
+    record = Record.read(first.folder)
+    assert first.counts == record.seen_counts() == (3, 3)
+    validation = [e for e in record.evaluations if e.split == "validation" and e.model == "global"]
+    for found, side in ((first.seen, True), (first.never_seen, False)):
+        mine = [e.accuracy for e in validation if (e.client_id in record.took_part) == side]
+        assert len(mine) == 3 and found == pytest.approx(np.mean(mine))
+    assert first.accuracy == pytest.approx((first.seen + first.never_seen) / 2)
+    shown = rungs([[first, second]], config)
+    assert shown.headings == ["rounds", "server_opt", "accuracy, %", "seen", "never seen"]
+    assert shown.cells("seen")[0] == f"{100 * first.seen:.2f} (3)"
+    assert "Seen: the server had used the client's work" in shown.caption
+    everybody = first._replace(never_seen=math.nan, counts=(6, 0))
+    assert rungs([[everybody]], config).headings[-1] == "accuracy, %"
+    assert rungs([[everybody]], config).caption == "All clients had taken part."
 
 
 @pytest.mark.slow

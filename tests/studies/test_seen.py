@@ -1,6 +1,7 @@
 """A comparison does not mix clients that never took part into its tests, and says how many there are of each."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -115,5 +116,7 @@ def test_one_split_for_all_seeds_and_older_runs_keep_theirs(tmp_path, monkeypatc
     assert not any("split" in note for note in comparison.notes(found[:1]))
     given = comparison.compare_runs([config(3, data_seed=5)], tmp_path / "given")
     assert Record.read(given[0]).config.data_seed == 5
-    beside = comparison.compare_runs([config(1)], tmp_path / "beside", beside=[folders[1]])
+    with pytest.raises(InvalidArgument, match="are the same run"):
+        comparison.compare_runs([config(1)], tmp_path / "beside", beside=[folders[1]])
+    beside = comparison.compare_runs([replace(config(1), algorithm="fedavg")], tmp_path / "beside", beside=[folders[1]])
     assert Record.read(beside[0]).config.federation_hash == found[1].config.federation_hash

@@ -22,6 +22,7 @@ from helpers.processes import alive, children_of
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.runs.config import RunConfig
+from tfpfl.runs.protocols import EV_ALL
 from tfpfl.studies import comparison
 from tfpfl.studies.study import worker
 from tfpfl.studies.study.file import Study
@@ -305,6 +306,56 @@ def test_the_tables_are_those_of_the_runs(tmp_path):
         results.write(("acuracy",))
 
 
+def results_of(records: dict, tmp_path) -> StudyResults:
+    """The results of a study whose methods have these records, one for each seed."""
+    methods = {name: {"algorithm": found[0].config.algorithm} for name, found in records.items()}
+    of = study({}, methods, seeds=[r.config.seed for r in next(iter(records.values()))])
+    cells, by_folder = [], {}
+    for method in of.methods:
+        cell = Cell(of.data[0], method, winner={})
+        for record in records[method.name]:
+            cell.folders[record.config.seed] = folder = tmp_path / "runs" / f"{method.name}-s{record.config.seed}"
+            by_folder[folder] = record
+        cells.append(cell)
+    results = StudyResults(of, tmp_path, cells)
+    results.__dict__["records"] = by_folder
+    return results
+
+
+def test_baselines_with_other_entries_have_their_own_rows(tmp_path):
+    others = {"lost": made("fedavg_ft", good=0.3, dropout=0.6), "tff": made("fedavg_ft", good=0.2, engine="tff")}
+    results = results_of({"ft": [made("fedavg_ft")]} | {name: [r] for name, r in others.items()}, tmp_path)
+    rows = results.by_data["d"]
+    assert [row["seeds"] for row in rows] == [1, 1, 1]
+    assert [row["accuracy"] for row in rows] == [100 * r.result().accuracy for r in results.records.values()]
+    assert len({row["accuracy"] for row in rows}) == 3
+
+
+def test_tables_show_those_that_were_seen_and_the_others(tmp_path):
+    first = dict.fromkeys(range(5), 1)
+    results = results_of(
+        {name: [made(name, s, took_part=first) for s in (0, 1)] for name in ("pflego", "local")}, tmp_path
+    )
+    table = results.table()
+    assert table.columns == ["accuracy", "seen", "never seen"]
+    row = results.by_data["d"][0]
+    assert [cell.mean for cell in table.cells[0]] == [f"{row[name]:.2f}" for name in table.columns]
+    assert "In the last round 5 clients had taken part, and 3 never. Seen: " in table.caption
+    assert results.table(("never seen", "accuracy", "std")).columns == ["accuracy", "seen", "never seen", "std"]
+    assert results.table(("std",)).columns == ["std"]
+    results.write()
+    assert "never seen" in (tmp_path / "table.md").read_text() and "never seen" in (tmp_path / "table.tex").read_text()
+    for line, record in zip(csv.DictReader((tmp_path / "results.csv").open()), results.records.values(), strict=True):
+        assert (line["clients_seen"], line["clients_never_seen"]) == ("5", "3")
+        for which in ("seen", "never_seen"):
+            wanted = EV_ALL._replace(clients=which.replace("never_", "un"))
+            assert float(line[f"accuracy_{which}"]) == record.result(wanted).accuracy
+    everybody = results_of({"local": [made("local")]}, tmp_path)
+    assert everybody.table().columns == ["accuracy"]
+    assert "All clients had taken part by round 1." in everybody.table().caption
+    assert everybody.run_rows[0]["clients_never_seen"] == 0 and math.isnan(everybody.run_rows[0]["accuracy_never_seen"])
+
+
 def test_parquet_has_what_the_csv_has(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     table = [
@@ -349,6 +400,12 @@ def content(folder, **changes) -> dict:
 def test_real_checks_come_before_the_first_run(six_clients, tmp_path, changes, message):
     with pytest.raises(InvalidArgument, match=f"^the study: {re.escape(message)}"):
         run_study(content(six_clients.path, **changes), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_real_names_of_columns_are_checked_before_the_first_run(six_clients, tmp_path):
+    with pytest.raises(InvalidArgument, match="unknown column 'acuracy'; did you mean 'accuracy'"):
+        run_study(content(six_clients.path), tmp_path / "out", columns=("acuracy",))
     assert not (tmp_path / "out").exists()
 
 

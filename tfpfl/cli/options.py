@@ -14,17 +14,22 @@ from click.core import ParameterSource
 
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.cli.layout import Names, OneOf, SectionedCommand, SectionOption, with_names
+from tfpfl.runs.files import check_place
 from tfpfl.runs.options import DATA_NAMES, OPTIONS, SECTIONS
 
 
 class Picture(click.Path):
-    """An option for the file of a picture. An ending that matplotlib cannot write is refused before any training."""
+    """An option for the file of a picture. What cannot be written is refused before any training."""
 
     def convert(self, value, param, ctx):
         """The path; fails if matplotlib cannot write files with this ending."""
         from matplotlib.backend_bases import FigureCanvasBase
 
         path = super().convert(value, param, ctx)
+        try:
+            check_place(path)
+        except InvalidArgument as error:
+            self.fail(str(error), param, ctx)
         kinds = FigureCanvasBase.get_supported_filetypes()
         if path.suffix and path.suffix[1:].lower() not in kinds:
             self.fail(f"{path} cannot be drawn: a picture is written as .{', .'.join(kinds)}", param, ctx)

@@ -118,10 +118,11 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
     from tfpfl.runs import protocols
     from tfpfl.runs.callbacks import Progress
     from tfpfl.runs.config import RunConfig
-    from tfpfl.runs.files import write_whole
+    from tfpfl.runs.files import check_place, write_whole
     from tfpfl.studies import comparison as comparing
     from tfpfl.studies.paper_tables import latex, paper_table
     from tfpfl.studies.records import Record
+    from tfpfl.studies.run_groups import check_comparable, check_different
     from tfpfl.studies.tables import comparison_over_clients, metrics_of_algorithms
 
     wanted, console = protocols.protocol(protocol), Console()
@@ -129,6 +130,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
         if path.suffix[1:] not in (*comparing.FORMATS, "tex"):
             endings = ", .".join((*comparing.FORMATS, "tex"))
             raise click.UsageError(f"--write {path}: a table is written as .{endings}; found {path.suffix or 'none'}")
+        check_place(path)
     names = algorithms.split(",") if algorithms else []
     if not folders and not names:
         raise click.UsageError("nothing to compare: give run folders, or --algorithms with the methods to train")
@@ -152,6 +154,11 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
     configs = [
         RunConfig(algorithm=name, hyperparameters=hyper[name], seed=seed, **common) for seed in drawn for name in names
     ]
+    given = [Record.read(folder) for folder in folders]
+    columns = columns_of(kw["columns"])
+    comparing.check_columns(columns, [*(record.config for record in given), *configs])
+    check_comparable(given)
+    check_different(given)
     if allow_code:
         allow_code_of(kw["network"])
     with resumable(SAME_COMMAND):
@@ -162,14 +169,14 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
             callbacks=lambda label: [Progress(label.ljust(24), console)],
             allow_download=allow_download,
         )
-    records = [Record.read(folder) for folder in (*folders, *trained)]
+    records = [*given, *map(Record.read, trained)]
     table, notes = comparing.rows(records, wanted, pairs=pairs), comparing.notes(records, wanted, pairs=pairs)
     console.print(comparison_over_clients(table, wanted, notes, pairs=pairs))
     if names := comparing.other_metrics(records, wanted):
         console.print(metrics_of_algorithms(table, names))
     for path in write:
         if path.suffix == ".tex":
-            write_whole(path, latex(paper_table({"": table}, columns_of(kw["columns"]), wanted, more=" ".join(notes))))
+            write_whole(path, latex(paper_table({"": table}, columns, wanted, more=" ".join(notes))))
         else:
             write_whole(path, comparing.text(table, path.suffix[1:], wanted, notes))
     if plot:

@@ -1,11 +1,14 @@
 """Writes the command line that repeats a run, from the table of options in `tfpfl.runs.options`."""
 
+import ast
 import re
 import shlex
 from pathlib import Path
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.data import PARTITIONERS
-from tfpfl.runs.config import METHOD, METRIC, RunConfig
+from tfpfl.runs.config import METHOD, METRIC, RunConfig, file_hash
+from tfpfl.runs.consent import folder_of
 from tfpfl.runs.options import DATA_NAMES, OPTIONS
 
 
@@ -13,7 +16,8 @@ def command(config: RunConfig, folder: str | Path, out: str | Path | None = None
     """Writes `tfpfl run` with the options of a run that differ from their defaults.
 
     A federation, network or method that the user made is given as its folder or file; of such a method, all
-    hyperparameters are given, because its defaults may have changed.
+    hyperparameters are given, because its defaults may have changed. Its file is the copy in the run folder. If it
+    imports modules that lie beside the original file, it is the original, as long as that is unchanged.
 
     Args:
         config: the configuration of a run folder, which has every default filled in.
@@ -29,11 +33,11 @@ def command(config: RunConfig, folder: str | Path, out: str | Path | None = None
         given["network"] = str(Path(folder) / config.network)
     own = config.own_method
     if own is not None and own["kind"] == "file":
-        given["algorithm"] = f"{Path(folder) / METHOD}:{own['function']}"
+        given["algorithm"] = f"{_file(own, Path(folder) / METHOD)}:{own['function']}"
     of_metrics = {name: entry["name"] for name, entry in config.own_metrics.items()}
     for name, entry in config.own_metrics.items():
         if entry["kind"] == "file":
-            of_metrics[name] = f"{Path(folder) / METRIC.format(name=name)}:{entry['function']}"
+            of_metrics[name] = f"{_file(entry, Path(folder) / METRIC.format(name=name))}:{entry['function']}"
     given["metrics"] = tuple(of_metrics.get(name, name) for name in config.metrics)
     for name, option in OPTIONS.items():
         value = given.get(name)
@@ -60,6 +64,23 @@ def command(config: RunConfig, folder: str | Path, out: str | Path | None = None
         arguments = {"classes_per_client" if k == "K" else f"partition_{k}": v for k, v in _asked(config).items()}
         words += _flags(arguments)
     return shlex.join([*words, "--out", str(out or folder)])
+
+
+def _file(own: dict, copy: Path) -> Path:
+    """The run folder's copy of a user's file; the original, if it imports modules beside it and is unchanged."""
+    beside = folder_of(own["sha256"])
+    original = beside / Path(own["place"]).name if beside else copy
+    try:
+        if not beside or file_hash(original) != own["sha256"]:
+            return copy
+        nodes = list(ast.walk(ast.parse(original.read_bytes())))
+    except (InvalidArgument, OSError, SyntaxError, ValueError):
+        return copy
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    modules = {name.partition(".")[0] for name in names} - {""}
+    found = any((beside / f"{name}.py").is_file() or (beside / name).is_dir() for name in modules)
+    return original if found else copy
 
 
 def _made_by_the_command(config) -> bool:

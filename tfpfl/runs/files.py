@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tfpfl.checks import one_line
+from tfpfl.checks import InvalidArgument, one_line
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -39,6 +39,22 @@ def replaced(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def check_place(path: Path) -> None:
+    """Checks, before the work whose result it will hold, that a file can be written.
+
+    Raises:
+        InvalidArgument: it is a folder, its folder does not exist, or this user must not write there.
+    """
+    if path.is_dir():
+        raise InvalidArgument(f"{path} cannot be written: it is a folder. Name a file")
+    if not path.parent.is_dir():
+        raise InvalidArgument(
+            f"{path} cannot be written: there is no folder {path.parent}. Make it first, or take another path"
+        )
+    if not os.access(path if path.exists() and not path.is_file() else path.parent, os.W_OK):
+        raise InvalidArgument(f"{path} cannot be written: this user must not write into {path.parent}")
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:

@@ -27,12 +27,12 @@ def new_folder(folder: Path) -> Iterator[Lock]:
     Raises:
         RunError: the folder holds something, or another process creates or trains a run in it.
     """
-    _check_free(folder)
+    check_free(folder)
     made = [p for p in (folder, *folder.parents) if not p.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with locked_folder(folder) as lock:
-            _check_free(folder)  # again, because another process may have created a run meanwhile
+            check_free(folder)  # again, because another process may have created a run meanwhile
             before = set(folder.iterdir()) - {folder / f"{STATE}.lock"}
             try:
                 yield lock
@@ -106,7 +106,7 @@ def locked_folder(folder: Path) -> Iterator[Lock]:
         raise
 
 
-def _check_free(folder: Path) -> None:
+def check_free(folder: Path) -> None:
     """Checks that a new run would overwrite nothing."""
     found = {p.name for p in folder.iterdir() if not p.match(METRIC.format(name="*"))} if folder.is_dir() else ()
     if not folder.exists() or folder.is_dir() and set(found) <= _LEFTOVERS:

@@ -36,15 +36,23 @@ def write_history(path: Path, history: Sequence[Mapping[str, Any]], federation: 
 
 
 def write_clients(
-    path: Path, federation: Federation, population: Population, scores: Sequence[protocols.Score]
+    path: Path,
+    federation: Federation,
+    population: Population,
+    scores: Sequence[protocols.Score],
+    took_part: Mapping[int, int] | None,
 ) -> None:
     """Writes clients.csv: every client's number, name, N_i and K_i, and the scores of the model that it predicts with.
+
+    The column `used_from_round` has the first round in which the server used the client's work; it is empty if there is
+    none.
 
     Args:
         path: the file.
         federation: the clients' data.
         population: the clients of the run.
         scores: those of `Run.evaluate`.
+        took_part: from `tfpfl.runs.participation.took_part`; None: unknown, the file then has no such column.
     """
     own = protocols.predicts(scores)
     rows: dict[int, dict[str, Any]] = {
@@ -53,6 +61,7 @@ def write_clients(
             "name": federation.client_names[i],
             "num_examples": int(n),
             "num_classes": len(federation.classes(int(i))),
+            **({} if took_part is None else {"used_from_round": took_part.get(int(i), "")}),
         }
         for i, n in zip(population.client_ids, population.num_examples, strict=True)
     }

@@ -6,7 +6,8 @@ method.py       the method, if it is the user's own file
 metric_NAME.py  a metric, if it is the user's own file
 state.sqlite    server state, client states, history, evaluations, matrices; one transaction a round
 history.csv     one row per round
-clients.csv     one row per client: N_i, K_i, loss and accuracy of its personal model on train, validation and test
+clients.csv     one row per client: N_i, K_i, the first round in which the server used its work, loss and accuracy of
+                its personal model on train, validation and test
 summary.json    results by protocol, bytes, floating point operations, seconds
 tensorboard/    the history as TensorBoard events
 
@@ -320,7 +321,7 @@ class Run:
     def _evaluate(self, training: Training) -> list[protocols.Score]:
         scores = training.evaluate(training.server_state(), splits=("train", "validation", "test"))
         write_history(self.folder / "history.csv", self.store.history(), self.federation)
-        write_clients(self.folder / "clients.csv", self.federation, self.population, scores)
+        write_clients(self.folder / "clients.csv", self.federation, self.population, scores, self.took_part)
         self.write_summary()
         return scores
 

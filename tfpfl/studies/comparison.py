@@ -8,23 +8,27 @@ they are on the clients that had taken part in the runs of both methods.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from tabulate import tabulate
 
-from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.checks import InvalidArgument, one_line, unknown
+from tfpfl.data import Federation
 from tfpfl.runs import statistics
 from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import csv_text, markdown
+from tfpfl.runs.folders import check_free
 from tfpfl.runs.metrics import is_fraction
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, metrics_of
-from tfpfl.runs.run import Run
+from tfpfl.runs.run import Run, check_needs
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import (
     SIDE_WORDS,
     RunGroup,
     check_comparable,
+    check_different,
     group_runs,
     is_mixed,
     measured,
@@ -34,6 +38,11 @@ from tfpfl.studies.run_groups import (
     told_splits,
 )
 
+BASELINES = ("local", "fedavg_ft")
+COLUMNS = (  # of every table from `rows`; some are NaN, or left out, where the runs have no such number
+    *("seeds", "rounds", "accuracy", "seen", "clients seen", "never seen", "clients never seen", "EV-local", "std"),
+    *("worst 5 %", "worst 10 %", "worst 25 %", "Jain", "Gini", "bytes a visit", "passes", "GFLOP a visit", "s a round"),
+)
 FORMATS = ("csv", "md")  # `tfpfl.studies.paper_tables` writes LaTeX
 
 
@@ -61,16 +70,44 @@ def compare_runs(
         The run folders, in the order of `configs`.
 
     Raises:
-        RunError: a folder holds a run with another configuration.
+        RunError: a folder holds a run with another configuration, or something else. As all errors about the
+            configurations, it comes before anything is trained.
+        InvalidArgument: a configuration is there twice, also `beside`, or does not fit its data; or the runs, with
+            those `beside`, are on different data.
     """
-    folders = []
     configs = list(configs)
     _choose_splits(configs, out, beside)
-    for config in configs:
-        folder = _folder(out, config)
-        folders.append(folder)
-        label = f"{config.title}, seed {config.seed}"
+    planned = _checked(configs, out, beside, allow_download)
+    for config, folder, federation in planned:
+        with Run.create_or_resume(config, folder, federation) as run:
+            if not run.is_complete:
+                run.train(callbacks(f"{config.title}, seed {config.seed}"))
+    return [folder for _, folder, _ in planned]
+
+
+class _Described(NamedTuple):
+    """A run that may not exist yet, as `check_comparable` needs it."""
+
+    folder: Path
+    config: RunConfig
+
+
+def _checked(
+    configs: list[RunConfig], out: Path, beside: Sequence[Path], allow_download: bool
+) -> list[tuple[RunConfig, Path, Federation]]:
+    """(configuration, folder, data) of all runs, after refusing what would be refused between or after the runs."""
+    folders = [_folder(out, config) for config in configs]
+    for i, folder in enumerate(folders):
+        if folder in folders[:i]:
+            raise InvalidArgument(
+                f"{configs[i].title}, seed {configs[i].seed}, is there twice: name every method and every seed once"
+            )
+    federations: dict[str, Federation] = {}
+    described = [_Described(folder, read_config(folder)) for folder in beside]
+    planned = []
+    for config, folder in zip(configs, folders, strict=True):
         federation = open_federation(config, allow_download=allow_download)
+        federation = federations.setdefault(federation.hash, federation)
         if (folder / "config.json").exists():
             before = read_config(folder)
             config.rounds = max(config.rounds, before.rounds)
@@ -78,10 +115,15 @@ def compare_runs(
             asked.versions, asked.format = before.versions, before.format
             if asked.run_id != before.run_id:
                 raise RunError(f"{folder} is a run with another configuration; take another --out")
-        with Run.create_or_resume(config, folder, federation) as run:
-            if not run.is_complete:
-                run.train(callbacks(label))
-    return folders
+            described.append(_Described(folder, before))
+        else:
+            check_free(folder)
+            check_needs(config)
+            described.append(_Described(folder, Run.planned(config, folder, federation).config))
+        planned.append((config, folder, federation))
+    check_comparable(described)
+    check_different(described)
+    return planned
 
 
 def _folder(out: Path, config: RunConfig) -> Path:
@@ -101,7 +143,7 @@ def _choose_splits(configs: list[RunConfig], out: Path, beside: Sequence[Path]) 
 def rows(
     records: Sequence[Record],
     protocol: Protocol = EV_ALL,
-    baselines: Sequence[str] = ("local", "fedavg_ft"),
+    baselines: Sequence[str] = BASELINES,
     *,
     pairs: str = "seen",
 ) -> list[dict]:
@@ -130,6 +172,28 @@ def rows(
     mixed, names = any(is_mixed(record, protocol) for record in records), other_metrics(records, protocol)
     tested = pairs_protocol(records, protocol, pairs)
     return [_row(s, protocol, references, tested, mixed, names) for s in found]
+
+
+def check_columns(columns: Iterable[str], configs: Iterable[RunConfig]) -> None:
+    """Checks names of columns before the runs are there.
+
+    Args:
+        columns: names that `rows` gives.
+        configs: the configurations of all runs that will be compared.
+
+    Raises:
+        InvalidArgument: the table of these runs will have no such column.
+    """
+    configs = list(configs)
+    titles = list(dict.fromkeys(c.title for name in BASELINES for c in configs if c.algorithm == name))
+    known = [*COLUMNS, *dict.fromkeys(name for config in configs for name in config.metrics)]
+    if titles:
+        known += [f"gain over {titles[0]}", "gain std", f"p ({titles[0]})", "pairs"]
+    known += [f"worse than {title} %" for title in titles]
+    settings = tuple(start for t in titles for start in (f"gain over {t} (", f"p ({t} (", f"worse than {t} ("))
+    for column in columns:
+        if column not in known and not column.startswith(settings):
+            raise InvalidArgument(unknown("column", column, known))
 
 
 def other_metrics(records: Sequence[Record], protocol: Protocol = EV_ALL) -> list[str]:

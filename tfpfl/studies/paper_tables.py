@@ -16,10 +16,11 @@ from tabulate import LATEX_ESCAPE_RULES
 from tfpfl.checks import InvalidArgument, one_line, unknown
 from tfpfl.runs import files
 from tfpfl.runs.protocols import EV_ALL, Protocol
-from tfpfl.studies.comparison import shown
+from tfpfl.studies.comparison import COLUMNS, shown
+from tfpfl.studies.run_groups import SIDE_WORDS
 
 ACCURACY = ("accuracy",)
-_HIGHER = ("accuracy", "EV-", "worst ", "Jain", "gain over ")  # what the names of columns begin with
+_HIGHER = ("accuracy", *SIDE_WORDS, "EV-", "worst ", "Jain", "gain over ")  # what the names of columns begin with
 _LOWER = ("std", "Gini", "worse than ", "bytes", "passes", "GFLOP", "s a round")
 _BEST = "Bold: the best mean of a column, and every mean that lies within its interval."
 _SYMBOLS = {
@@ -71,20 +72,25 @@ def paper_table(
         rows: {title of a data set: its rows from `tfpfl.studies.comparison.rows`}. A method that a data set lacks has
             '-' there.
         columns: which columns of the rows the table has, such as 'accuracy' and 'worst 10 %'. The interval of a column
-            is in its cells.
+            is in its cells. Where some clients had never taken part, 'seen' and 'never seen' follow 'accuracy'.
         protocol: how the accuracies were measured.
         more: sentences that the caption ends with.
 
     Raises:
-        InvalidArgument: no rows, no columns, or a column that the rows do not have.
+        InvalidArgument: no rows, no columns, or a column that such rows never have. One that only these rows lack, such
+            as 'seen' where all clients had taken part, has '-' in its cells.
     """
     found = [row for some in rows.values() for row in some]
     if not found or not columns:
         raise InvalidArgument("a table needs at least one row and one column")
     known = [name for name in dict.fromkeys(name for row in found for name in row) if not name.endswith(" ±")]
     for column in columns:
-        if column not in known[1:]:
+        if column not in (*known[1:], *COLUMNS):
             raise InvalidArgument(unknown("column", column, known[1:]))
+    if "accuracy" in columns and set(SIDE_WORDS) <= set(known):
+        rest = [name for name in columns if name not in SIDE_WORDS]
+        after = rest.index("accuracy") + 1
+        columns = [*rest[:after], *SIDE_WORDS, *rest[after:]]
     methods = list(dict.fromkeys(row["algorithm"] for row in found))
     cells: list[list[PaperCell]] = [[] for _ in methods]
     for some in rows.values():

@@ -1,4 +1,4 @@
-"""Groups of runs that differ only in their seed: each is one row of a table or one line of a plot.
+"""Groups of runs that differ only in their seeds: each is one row of a table or one line of a plot.
 
 `group_runs` makes the groups and `check_comparable` refuses runs on different data. `clients`, `measured` and `paired`
 compute numbers over clients and seeds.
@@ -6,12 +6,14 @@ compute numbers over clients and seeds.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.runs import participation, protocols, statistics
+from tfpfl.runs.config import RunConfig
 from tfpfl.runs.protocols import EV_ALL, Protocol
 from tfpfl.studies.records import Record
 
@@ -46,20 +48,14 @@ class RunGroup(NamedTuple):
 
 
 def group_runs(records: Sequence[Record]) -> list[RunGroup]:
-    """Puts the runs together that differ only in their seed. Groups stand in the order of their first runs.
+    """Puts the runs together that differ only in their seeds, see `by_setting`, in the order of their first runs.
 
     Raises:
         InvalidArgument: no runs, or one of them twice.
     """
     if not records:
         raise InvalidArgument("there is nothing to compare: no runs were given")
-    place: dict[Any, int] = {}
-    for i, record in enumerate(records):
-        other = records[place.setdefault(record.config.run_id, i)]
-        if other is not record:
-            raise InvalidArgument(
-                f"{other.folder} and {record.folder} are the same run: algorithm, configuration, data and seed"
-            )
+    place = check_different(records)
     variants: Counter[str] = Counter()
     found, kinds = [], by_data(records)
     for told, on_it in kinds.items():
@@ -70,6 +66,25 @@ def group_runs(records: Sequence[Record]) -> list[RunGroup]:
             found.append(RunGroup(label, together, variants[algorithm]))
             variants[algorithm] += 1
     return sorted(found, key=lambda s: place[s.records[0].config.run_id])
+
+
+def check_different(records: Sequence[Any]) -> dict[str, int]:
+    """Refuses a run that is there twice; the result is {run id: place among the records}.
+
+    Args:
+        records: records, or other objects with `folder` and `config`.
+
+    Raises:
+        InvalidArgument: two are the same run.
+    """
+    place: dict[str, int] = {}
+    for i, record in enumerate(records):
+        other = records[place.setdefault(record.config.run_id, i)]
+        if other is not record:
+            raise InvalidArgument(
+                f"{other.folder} and {record.folder} are the same run: algorithm, configuration, data and seed"
+            )
+    return place
 
 
 def by_data(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -252,8 +267,11 @@ def _by_client(records, protocol) -> dict:
 DATA_ENTRIES = ("dataset", "source", "partition", "partition_args", "clients", "validation", "new_clients")
 
 
-def check_comparable(records: Sequence[Record]) -> None:
+def check_comparable(records: Sequence[Any]) -> None:
     """Refuses runs that must not be compared: their data, or the split of the same seed, differ.
+
+    Args:
+        records: records, or other objects with `folder` and `config`.
 
     Raises:
         InvalidArgument: two runs differ in one of `DATA_ENTRIES`, or have the same seed and different federations. The
@@ -275,34 +293,75 @@ def check_comparable(records: Sequence[Record]) -> None:
 
 
 def by_setting(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """{name of a setting: its runs}. Runs of one setting differ only in seed, number of rounds and folder.
+    """{name of a setting: its runs}. A setting is all that decides a run's numbers but the seeds and the data.
 
-    The name is the algorithm's title; if there are several settings of it, with the hyperparameters that differ. If
-    another algorithm has the same title, a method of the user's own is also called by its file or module.
+    Engines and groupings give the same numbers up to rounding. They are told apart only where runs of one setting would
+    have the same seed twice.
+
+    The name is the algorithm's title; if there are several settings of it, with what differs. Entries of the
+    configuration that are off, such as dropout=0, are not named. If another algorithm has the same title, a method of
+    the user's own is also called by its file or module.
     """
-    groups: dict[Any, Any] = {}
+    groups: dict[tuple, list[Record]] = {}
     for record in records:
-        c = record.config
-        hyper = tuple(sorted(c.hyperparameters.items()))
-        method = (c.algorithm, c.own_method["sha256"] if c.own_method else "")
-        setting = (method, hyper, c.network, c.head_init, c.labels, c.participation, c.sampling, c.sampling_range)
-        groups.setdefault(setting, []).append(record)
+        groups.setdefault(_setting(record.config), []).append(record)
+    for what in _TOLD_APART:
+        groups = _without_seeds_twice(groups, what)
     titles = _titles({setting[0]: members[0].title for setting, members in groups.items()})
     named = {}
     for setting, members in groups.items():
+        others = [dict(s[1:]) for s in groups if s[0] == setting[0]]
+        differ = [words for name, value in setting[1:] if (words := _named_apart(name, value, others))]
         name = titles[setting[0]]
-        others = [s for s in groups if s[0] == setting[0] and s != setting]
-        if others:
-            mine, theirs = dict(setting[1]), [dict(s[1]) for s in others]
-            differ = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in mine.items()
-                      if any(t.get(k) != v for t in theirs)]  # fmt: skip
-            rest = ("network", "head_init", "labels", "participation", "sampling", "sampling_range")
-            for i, what in enumerate(rest, 2):
-                if any(s[i] != setting[i] for s in others):
-                    differ.append(f"{what}={setting[i]}")
-            name += f" ({', '.join(differ)})"
-        named[name] = members
+        named[f"{name} ({', '.join(differ)})" if differ else name] = members
     return named
+
+
+_TOLD_APART = ("engine", "grouping", "preset", "format", "data_seed")
+_NO_SETTING = {  # `by_data` tells the data apart; `network_hash` and `own_method` stand with network and algorithm
+    *("seed", "data_seed", "federation", "federation_hash", *DATA_ENTRIES, "versions"),
+    *("algorithm", "own_method", "hyperparameters", "network", "network_hash", *_TOLD_APART),
+}
+_ENTRIES = {entry.name: entry.default for entry in fields(RunConfig) if entry.name not in _NO_SETTING}
+_OFF = (None, (), 0, "stop")  # where an entry has such a default, the default means that nothing is done
+
+
+def _setting(config: RunConfig) -> tuple:
+    """((algorithm, sha256 of the user's own, else ''), (name, value), (name, value), ...)."""
+    own, hyper = config.own_method, config.hyperparameters
+    if own is None:  # runs of older formats lack hyperparameters that came later
+        defaults = {name: p.default for name, p in config.method.hyperparameters.items()}
+        hyper = defaults | config.method.presets.get(config.preset, {}) | hyper
+    network = (config.network, config.network_hash) if config.network_hash else config.network
+    entries = hyper | {"network": network} | {name: getattr(config, name) for name in _ENTRIES}
+    return ((config.algorithm, own["sha256"] if own else ""), *entries.items())
+
+
+def _without_seeds_twice(groups: dict[tuple, list[Record]], what: str) -> dict[tuple, list[Record]]:
+    """The groups; one that has a seed twice is divided by an entry of the configuration."""
+    found: dict[tuple, list[Record]] = {}
+    for setting, members in groups.items():
+        values, seeds = ({getattr(r.config, name) for r in members} for name in (what, "seed"))
+        apart = len(seeds) < len(members) and len(values) > 1
+        for record in members:
+            more = ((what, getattr(record.config, what)),) if apart else ()
+            found.setdefault((*setting, *more), []).append(record)
+    return found
+
+
+def _named_apart(name: str, value: Any, others: Sequence[dict]) -> str:
+    """Such as 'beta=0.05'; '' if the others have the same value, or the value means that nothing is done."""
+    values = {other.get(name) for other in others}
+    if values == {value} or (name in _ENTRIES and value == _ENTRIES[name] and value in _OFF):
+        return ""
+    texts = {_short(name, v) for v in values}
+    return f"{name}={_short(name, value) if len(texts) == len(values) else value}"
+
+
+def _short(name: str, value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(str(part)[:8] if name == "network" and i else str(part) for i, part in enumerate(value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _titles(methods: dict[tuple[str, str], str]) -> dict[tuple[str, str], str]:

@@ -20,8 +20,8 @@ from tfpfl.algorithms import check_names
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.federations import open_federation
-from tfpfl.runs.protocols import Protocol
-from tfpfl.runs.run import Run
+from tfpfl.runs.protocols import SIDES, Protocol
+from tfpfl.runs.run import Run, check_needs
 from tfpfl.runs.training import DivergedError
 from tfpfl.studies.records import Record
 
@@ -35,6 +35,9 @@ class Candidate(NamedTuple):
     rounds: int  # number of rounds it was trained
     accuracy: float  # on validation examples, in [0, 1]; NaN if training diverged
     folder: Path
+    seen: float = math.nan  # `accuracy`, of the clients that had taken part; NaN if there are none
+    never_seen: float = math.nan  # of those that had not
+    counts: tuple[int, int] | None = None  # the numbers of these clients; None if unknown
 
 
 def grid(values: Mapping[str, Sequence]) -> list[dict]:
@@ -139,15 +142,15 @@ def search_hyperparameters(
         settings: the hyperparameters to try; they replace those of `config`.
         out: the folder with the run folders.
         factor: successive halving keeps the best 1 / `factor` after each stage; 1 trains every setting to the end.
-        callbacks: function (label of a run) -> its callbacks.
+        callbacks: function (label of a run, such as 'beta=0.05 tau=20') -> its callbacks.
         allow_download: whether TensorFlow Datasets may download a data set that is not on this machine.
 
     Returns:
         The candidates of each stage, the best first. One that diverged is last and is not trained further.
 
     Raises:
-        InvalidArgument: no setting, a setting twice, an unknown hyperparameter, or a federation without validation
-            examples.
+        InvalidArgument: no setting, a setting twice, one that does not fit the method or the data, or a federation
+            without validation examples. This comes before anything is trained.
     """
     settings = list(settings)
     if not settings:
@@ -162,13 +165,16 @@ def search_hyperparameters(
         raise InvalidArgument(
             "settings are chosen on validation examples, but the federation has none: raise --validation"
         )
+    for each in configs:  # what would be refused between the runs
+        check_needs(each)
+        Run.planned(each, Path(out), federation)
     found, left = [], list(zip(settings, configs, strict=True))
     for n, rounds in rungs(len(left), config.rounds, factor):
         rung = []
         for setting, its_config in left[:n]:
             folder = Path(out) / f"{config.short_name}-{_name(asdict(its_config) | {'rounds': 0})}"
-            accuracy = _accuracy(folder, replace(its_config, rounds=rounds), federation, callbacks)
-            rung.append(Candidate(setting, rounds, accuracy, folder))
+            scores = _scores(folder, replace(its_config, rounds=rounds), federation, callbacks(written(setting)))
+            rung.append(Candidate(setting, rounds, scores[0], folder, *scores[1:]))
         rung.sort(key=lambda c: (math.isnan(c.accuracy), -c.accuracy))
         found.append(rung)
         by_name = {_name(s): (s, c) for s, c in left}
@@ -178,14 +184,25 @@ def search_hyperparameters(
     return found
 
 
-def _accuracy(folder: Path, config: RunConfig, federation, callbacks) -> float:
+def written(setting: Mapping[str, Any]) -> str:
+    """A setting in one line, such as 'beta=0.05 tau=20'."""
+    return " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in setting.items())
+
+
+def _scores(folder: Path, config: RunConfig, federation, callbacks) -> tuple:
+    """What a `Candidate` has: its accuracy, those of the clients that had taken part and of the others, their numbers.
+
+    Trains the run if it does not have its rounds yet.
+    """
     with Run.create_or_resume(config, folder, federation) as run:
         if run.store.round_num < config.rounds:
             try:
-                run.train(callbacks(", ".join(f"{k}={v:g}" for k, v in config.hyperparameters.items())))
+                run.train(callbacks)
             except DivergedError:
-                return math.nan
-    return Record.read(folder).result(VALIDATION).accuracy
+                return math.nan, math.nan, math.nan, None
+    record = Record.read(folder)
+    results = [record.result(VALIDATION._replace(clients=clients)) for clients in ("all", *SIDES)]
+    return *(result.accuracy if result else math.nan for result in results), record.seen_counts(VALIDATION)
 
 
 def _name(setting: dict) -> str:

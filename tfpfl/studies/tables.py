@@ -15,6 +15,7 @@ from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, EV_SEEN, EV_UNSEEN, find, met
 from tfpfl.studies.comparison import shown
 from tfpfl.studies.fitted_table import FittedTable
 from tfpfl.studies.new_clients import Adapted
+from tfpfl.studies.run_groups import SIDE_WORDS
 
 
 def text(value: object, most: int | None = None) -> str:
@@ -222,16 +223,25 @@ def comparison_over_clients(
 def rungs(found: list, config) -> FittedTable:
     """A table of what `tfpfl.studies.search.search_hyperparameters` found, the last stage on top."""
     title = f"{text(config.title)}: validation accuracy, EV-all, mean of the last ten evaluated rounds"
-    table = FittedTable(title=title, title_justify="left", names=0)
+    scored = [c for rung in found for c in rung if c.accuracy == c.accuracy]
+    mixed = any(c.never_seen == c.never_seen for c in scored)
+    if mixed:
+        told = f"In brackets: how many clients there were in the last round. {SIDES_TOLD}"
+    else:
+        told = _told([c.counts or (None, None) for c in scored], []) if scored else ""
+    table = FittedTable(title=title, title_justify="left", caption=told, names=0)
     names = list(found[0][0].hyperparameters)
-    for name in ("rounds", *names, "accuracy, %"):
+    for name in ("rounds", *names, "accuracy, %", *(SIDE_WORDS if mixed else ())):
         table.add_column(name, justify="right")
     for rung in reversed(found):
         for candidate in rung:
             values = (text(candidate.hyperparameters[name]) for name in names)
             diverged = candidate.accuracy != candidate.accuracy
             score = "diverged" if diverged else percent(candidate.accuracy)
-            table.add_row(str(candidate.rounds), *values, score)
+            numbers = candidate.counts or ("-", "-")
+            sides = zip((candidate.seen, candidate.never_seen), numbers, strict=True)
+            cells = ["" if diverged else f"{percent(side)} ({n})" for side, n in sides] if mixed else []
+            table.add_row(str(candidate.rounds), *values, score, *cells)
         table.add_section()
     return table
 

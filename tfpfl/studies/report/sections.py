@@ -252,18 +252,23 @@ def runs(rows: list[RunGroup]) -> list:
         head = ["folder", "seed", "seed of the data", "rounds", "run id", "federation"]
         where = Table(f"Runs of {s.label}: where they are, and what decides every number of them.", head, ids)
         what = Table(f"Configuration of {s.label}, the same for all its seeds.", ["entry", "value"],
-                     _entries(s.records[0].config))  # fmt: skip
+                     _entries([r.config for r in s.records]))  # fmt: skip
         blocks.append(Folded(f"{s.label}: runs and configuration", [where, what]))
     blocks.append(Note("The commands that make these runs again:"))
     blocks.append(Commands([command(r.config, r.folder) for r in records]))
     return blocks
 
 
-def _entries(config) -> list:
+def _entries(configs) -> list:
     """The entries of the configuration that all seeds have in common, hyperparameters first."""
-    found = [[f"hyperparameter {name}", value] for name, value in config.hyperparameters.items()]
-    for name, value in vars(config).items():
-        if name not in _TOLD_BY_RUN:
-            shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
-            found.append([name.replace("_", " "), shown])
-    return [[name, "-" if value in (None, "") else str(value)] for name, value in found]
+    found = [[f"hyperparameter {name}", _shown(value)] for name, value in configs[0].hyperparameters.items()]
+    for name in vars(configs[0]):
+        if name not in _TOLD_BY_RUN:  # such as the engine, some entries may differ between the seeds
+            values = dict.fromkeys(_shown(getattr(config, name)) for config in configs)
+            found.append([name.replace("_", " "), " or ".join(values)])
+    return found
+
+
+def _shown(value) -> str:
+    shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+    return "-" if shown in (None, "") else str(shown)

@@ -5,19 +5,19 @@ does next depends on its own results alone, never on how many processes work or 
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tfpfl.checks import Unavailable
 from tfpfl.data import Federation
 from tfpfl.runs.config import RunConfig
-from tfpfl.studies.search import at_the_edge, rungs
+from tfpfl.studies.search import at_the_edge, rungs, written
 from tfpfl.studies.study.file import DataSet, MethodEntry, Study
 
 Plan = Generator[list["Job"], list["Outcome"], "Cell"]
@@ -161,11 +161,6 @@ class _Jobs:
 
     def _hash(self, config: RunConfig) -> str:
         return config.resolved(self.federation).run_id[:10]
-
-
-def written(setting: Mapping[str, Any]) -> str:
-    """A setting in one line, such as 'beta=0.05 tau=20'."""
-    return " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in setting.items())
 
 
 def number_of_runs(study: Study, method: MethodEntry, rounds: int) -> int:

@@ -11,15 +11,15 @@ from typing import Any
 from tfpfl.runs.command import command
 from tfpfl.runs.config import RunError
 from tfpfl.runs.files import replaced, write_csv, write_whole
-from tfpfl.runs.protocols import EV_LOCAL
-from tfpfl.studies.comparison import rows
+from tfpfl.runs.participation import SIDES_TOLD
+from tfpfl.runs.protocols import EV_LOCAL, SIDES, Protocol
+from tfpfl.studies.comparison import BASELINES, rows
 from tfpfl.studies.paper_tables import ACCURACY, PaperTable, latex, markdown, paper_table
 from tfpfl.studies.records import Record
-from tfpfl.studies.search import VALIDATION, about_the_edge
+from tfpfl.studies.run_groups import told_seen
+from tfpfl.studies.search import VALIDATION, about_the_edge, written
 from tfpfl.studies.study.file import Study
-from tfpfl.studies.study.plan import Cell, Failure, written
-
-BASELINES = ("local", "fedavg_ft")
+from tfpfl.studies.study.plan import Cell, Failure
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,19 @@ class StudyResults:
         Raises:
             InvalidArgument: there is no column of this name, or no method is finished.
         """
-        return paper_table(self.by_data, columns, self.study.protocol, more=self._about_the_search())
+        more = f"{self._about_the_clients()} {self._about_the_search()}".strip()
+        return paper_table(self.by_data, columns, self.study.protocol, more=more)
+
+    def _about_the_clients(self) -> str:
+        """How many clients had taken part and how many never, for each data set; what that means is said once."""
+        told = {}
+        for data in self.study.data:
+            whole = [cell for cell in self.cells if cell.data == data and self._is_whole(cell)]
+            found = [self.records[folder] for cell in whole for folder in cell.folders.values()]
+            told[data.title] = told_seen(found, self.study.protocol).removesuffix(SIDES_TOLD).strip()
+        alike = len(set(told.values())) == 1
+        sentences = set(told.values()) if alike else [f"{title}: {words}" for title, words in told.items() if words]
+        return " ".join([*sentences, SIDES_TOLD if any("never" in words for words in told.values()) else ""]).strip()
 
     def _about_the_search(self) -> str:
         words = ["All seeds have the same split of the data."]
@@ -113,7 +125,8 @@ class StudyResults:
                 if folder not in self.records:
                     continue
                 record = self.records[folder]
-                test, local = record.result(self.study.protocol), record.result(EV_LOCAL)
+                protocol = self.study.protocol
+                test, local = record.result(protocol), record.result(EV_LOCAL)
                 validation = record.result(VALIDATION)
                 found.append(
                     {
@@ -127,11 +140,12 @@ class StudyResults:
                         "worst_decile": test.worst_decile if test else math.nan,
                         "loss": test.loss if test else math.nan,
                         "clients": test.num_clients if test else 0,
+                        **_sides(record, protocol),
                         "ev_local_accuracy": local.accuracy if local else math.nan,
                         "validation_accuracy": validation.accuracy if validation else math.nan,
                         "diverged": seed in cell.diverged,
                         "hyperparameters": json.dumps(record.config.hyperparameters, sort_keys=True),
-                        "protocol": str(self.study.protocol),
+                        "protocol": str(protocol),
                         "folder": str(folder.relative_to(self.out)),
                         "run_id": record.config.run_id,
                         "federation_hash": record.config.federation_hash,
@@ -215,6 +229,16 @@ class StudyResults:
     def _file(self, name: str) -> Path:
         self.files.append(self.out / name)
         return self.out / name
+
+
+def _sides(record: Record, protocol: Protocol) -> dict[str, float | None]:
+    """The accuracies of the clients that had taken part and of the others, and their numbers; None if unknown."""
+    found: dict[str, float | None] = {}
+    counts = record.seen_counts(protocol) or (None, None)
+    for side, word, count in zip(SIDES, ("seen", "never_seen"), counts, strict=True):
+        result = record.result(protocol._replace(clients=side)) if protocol.clients == "all" else None
+        found |= {f"accuracy_{word}": result.accuracy if result else math.nan, f"clients_{word}": count}
+    return found
 
 
 def _number_tried(cell: Cell) -> int:

@@ -13,6 +13,7 @@ from tfpfl.runs import protocols
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.locks import InUse, Lock
 from tfpfl.runs.run import Run, check_needs
+from tfpfl.studies.comparison import check_columns
 from tfpfl.studies.paper_tables import ACCURACY
 from tfpfl.studies.records import Record
 from tfpfl.studies.search import VALIDATION
@@ -46,7 +47,8 @@ def run_study(
         allow_download: whether TensorFlow Datasets may download a data set that is not on this machine.
 
     Raises:
-        InvalidArgument: the file or an entry is wrong; the message names it. Or another process runs a study in `out`.
+        InvalidArgument: the file or an entry is wrong; the message names it. Or there is no such column, or another
+            process runs a study in `out`.
         Unavailable: a package is not installed that the study needs.
     """
     if processes < 1:
@@ -58,6 +60,8 @@ def run_study(
         except Unavailable as error:
             raise Unavailable(f"{checked.where}: {error}") from error
     federations = _check(checked, allow_download)
+    pairs = [(data, method) for data in checked.data for method in checked.methods]
+    check_columns(columns, [checked.config(d, m, checked.extremes(m)[0], checked.seeds[0]) for d, m in pairs])
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     try:
