@@ -62,11 +62,11 @@ def table_clients(
         x = x.astype(np.float32)
     _say_constant(x, chosen)
     y, names = _labels(label, columns[label], is_csv), np.array([str(v) for v in _present(client, columns[client])])
-    if len(classes := np.unique(y)) == 1:
-        warn_user(f"column {label!r} has only one class, {_cut(classes[0])}: there is nothing to learn")
-    _say_spaces(client, names)
-    if y.dtype.kind not in "biu":
-        _say_spaces(label, y)
+    words = y.astype(str)
+    if (words == words[0]).all():
+        warn_user(f"column {label!r} has only one class, {_cut(y[0])}: there is nothing to learn")
+    for name, values in ((client, names), (label, words)):
+        _say_spaces(name, values)
     parts = _parts(split, columns[split]) if split is not None else np.full(len(y), "train")
     given = [part for part in SPLITS if part != "validation" or part in parts] if split is not None else ["train"]
     order = np.argsort(names, kind="stable")
@@ -378,7 +378,7 @@ def _parts(name: str, values: np.ndarray) -> np.ndarray:
 
 def _say_spaces(name: str, values: np.ndarray) -> None:
     found: dict[str, str] = {}
-    for value in map(str, np.unique(values.astype(str))):
+    for value in np.unique(values).tolist():
         first = found.setdefault(" ".join(value.split()), value)
         if first != value:
             warn_user(
