@@ -1,6 +1,7 @@
 """The commands run, resume, evaluate, new-clients and demo, which make a run or read one."""
 
 import sys
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from shlex import quote
@@ -87,10 +88,11 @@ def _train_new(run, trackers):
         raise
     except Exception:
         if run.store.round_num == 0:  # while it is locked
-            for path in run.folder.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            if run.folder.resolve() != Path.cwd():
-                run.folder.rmdir()
+            with suppress(OSError):  # the error that is being raised says more
+                for path in run.folder.iterdir():
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                if run.folder.resolve() != Path.cwd():
+                    run.folder.rmdir()
         raise
 
 
