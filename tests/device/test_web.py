@@ -195,6 +195,7 @@ def test_what_cannot_be_shown_is_refused(bundle, browser_bundle, run_folder, pag
     with pytest.raises(ExportError, match="no client '77'"):
         write_site(run_folder, tmp_path / "site", client=77, page=page)
     assert not list(tmp_path.iterdir())
+    assert write_site(browser_bundle.folder, tmp_path / "site", client="phone 4", page=page).folder.is_dir()
 
 
 @pytest.mark.slow

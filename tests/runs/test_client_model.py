@@ -293,6 +293,8 @@ BAD = {
     "empty.csv": ("a,b,c,d,e,f,g,h,i,j,k,l\n", "no row of numbers"),
     "broken.png": ("\x89PNG", "cannot be read as .png"),
     "large.png": (np.zeros((9, 7, 1), np.uint8), "7 x 9 pixels, but examples of this run are 3 x 4"),
+    "empty.npy": ("", "empty.npy cannot be read as .npy"),
+    "number.npy": (np.float64(3), "has a single number, but an example of this run is 4 x 3"),
     "data.xlsx": ("", r"files \*.npy"),
     "missing.npy": (None, "No such file"),
 }
@@ -336,6 +338,7 @@ def test_the_columns_of_a_table_are_found_by_their_names(patients, tmp_path, mon
     wanted = [[31, 70.5], [32, 0]]
     assert read("age,mass\n31,70.5\n32,0\n") == wanted
     assert read("mass,age\n70.5,31\n0,32\n") == wanted
+    assert read("\n\nmass;age\n\n70.5;31\n0;32\n\n") == wanted
     assert read("\ufeffmass;age\r\n70.5;31\r\n0;32\r\n") == wanted
     text = "ward,state,mass,age\na,ill,70.5,31\nb,,0,32\n"
     assert read(text, "t.csv: the columns 'ward' (client), 'state' (label) are no features") == wanted

@@ -100,9 +100,9 @@ def predict(run, client, file, out, decoded, allow_code):
         allow_code_of(run)
     with Run.open(run, engine="local") as opened:
         federation = opened.federation
-        made = ClientModels(opened).keras_model(client, inputs="decoded" if decoded else "raw")
         x, y = read_examples(file, federation)
         check_tokens(x, opened.model, file)
+        made = ClientModels(opened).keras_model(client, inputs="decoded" if decoded else "raw")
         classes = made.about["classes"]
         wanted = None if y is None else label_outputs(y, classes, federation.class_names, file)
         if not made.about["took_part"]:

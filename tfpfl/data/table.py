@@ -228,10 +228,10 @@ def _csv_columns(
     """The columns of a CSV file. If `is_heading` says no to the first row, they are called '1', '2', ..."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:  # without the mark that spreadsheets write first
-            first = file.readline()
+            first = next((line for line in file if line.strip()), "")
             file.seek(0)
             reader = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
-            header = next(reader, [])
+            header = next((row for row in reader if row), [])
             if not header:
                 raise InvalidArgument(f"{path} is empty: the first line must have the names of the columns")
             rest: Iterator[list[str]] = reader

@@ -48,7 +48,7 @@ def read_examples(path: str | Path, federation: Federation) -> Examples:
         raise InvalidArgument(f"{path} cannot be read: examples are in files {', '.join(f'*{k}' for k in KINDS)}")
     try:
         found = readers.get(kind, _picture)(path, federation)
-    except (OSError, ValueError, tf.errors.InvalidArgumentError) as error:
+    except (OSError, EOFError, ValueError, tf.errors.InvalidArgumentError) as error:
         if isinstance(error, InvalidArgument | FileNotFoundError):
             raise
         raise InvalidArgument(f"{path} cannot be read as {kind}: {_first_line(error)}") from error
@@ -182,9 +182,9 @@ def _shaped(x: np.ndarray, shape: tuple, path: Path) -> np.ndarray:
     if x.size == 0:
         raise InvalidArgument(f"{path} has no examples: its array has the shape {_shape(x.shape)}")
     if _large_axes(shape) not in (_large_axes(x.shape[1:]), _large_axes(x.shape)):
+        found = f"an array of {_shape(x.shape)}" if x.shape else "a single number"
         raise InvalidArgument(
-            f"{path} has an array of {_shape(x.shape)}, but an example of this run is {_shape(shape)}: give an array "
-            f"of N x {_shape(shape)}"
+            f"{path} has {found}, but an example of this run is {_shape(shape)}: give an array of N x {_shape(shape)}"
         )
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
         return np.asarray(x, np.float32).reshape(-1, *shape)
