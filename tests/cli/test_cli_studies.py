@@ -37,7 +37,7 @@ def test_compare_trains_then_compares_then_writes(tmp_path):
     )
     rows = list(csv.DictReader(files[0].open()))
     assert [(row["algorithm"], row["seeds"]) for row in rows] == [("PFLEGO", "2"), ("Local", "2")]
-    assert files[1].read_text().startswith("| algorithm") and "\\begin{tabular}{lcc}" in files[2].read_text()
+    assert files[1].read_text().startswith("| algorithm") and "\\begin{tabular}{lcccc}" in files[2].read_text()
     assert (tmp_path / "curves.png").stat().st_size > 5000
     records = [Record.read(out / name) for name in ("pflego-s0", "local-s1")]
     assert records[0].config.hyperparameters["tau"] == 5 and records[1].config.hyperparameters["steps"] == 2

@@ -147,7 +147,8 @@ def test_a_run_writes_its_metrics_everywhere(six_clients, short_end, tmp_path):
     assert comparison.other_metrics([record]) == ["hits", "macro_f1"]
     (row,) = comparison.rows([record])
     table = tables.metrics_of_algorithms([row], ["hits", "macro_f1"])
-    assert table.cells("macro_f1, %") == [f"{row['macro_f1']:.2f}"]
+    assert table.cells("macro_f1, %") == [f"{row['macro_f1']:.2f} ± {row['macro_f1 ±']:.2f}"]
+    assert row["hits ±"] == pytest.approx(row["accuracy ±"] / 100)  # over the clients, as that of the accuracy
     assert row["macro_f1"] == pytest.approx(100 * found.metrics["macro_f1"]) and row["hits"] == found.metrics["hits"]
     assert len(list((folder / "tensorboard").iterdir())) == 1
     # elsewhere, where the user's function is not known, the run is read, and says what it lacks before it trains

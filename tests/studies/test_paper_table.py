@@ -60,6 +60,14 @@ def test_bold_is_the_best_and_what_its_interval_holds():
     assert "Bold" not in paper_table({"": costs}, ["p (Local)"]).caption
 
 
+def test_the_best_of_a_metric_follows_its_direction():
+    rows = [row("A", 90.0, ece=5.0, macro_f1=70.0), row("B", 80.0, ece=3.0, macro_f1=60.0)]
+    assert best(rows, "ece") == ["B"] and best(rows, "macro_f1") == ["A"]
+    rows = [r | {"ece ±": 2.5} for r in rows]
+    assert best(rows, "ece") == ["A", "B"]  # within the interval of the best
+    assert paper_table({"": rows}, ["ece"]).cells[0][0][:2] == ("5.00", "2.50")
+
+
 def test_a_method_that_a_data_set_lacks_has_a_dash():
     table = paper_table({"one": [row("A", 1.0)], "two": [row("B", 2.0)]})
     assert [[cell.mean for cell in cells] for cells in table.cells] == [["1.00", "-"], ["-", "2.00"]]

@@ -513,6 +513,6 @@ def test_real_study_from_the_command_line(six_clients, tmp_path):
     assert "six, burst: diverged with seed 0, so it is not in the table" in text
     assert "tfpfl run --algorithm local" in text and "Written to runs/study-mine: results.csv" in text
     table = Path("runs/study-mine/table.tex").read_text()
-    assert r"\begin{tabular}{lcc}" in table and "burst" not in table
+    assert r"\begin{tabular}{lcccc}" in table and "burst" not in table
     wrong = CliRunner().invoke(main, ["study", str(file), "--columns", "acuracy"])
     assert wrong.exit_code == 1 and "unknown column 'acuracy'; did you mean 'accuracy'" in wrong.output

@@ -14,7 +14,9 @@ from helpers.marks import slow_but
 from tfpfl.algorithms import ALGORITHMS
 from tfpfl.cli import main
 from tfpfl.runs.config import RunConfig
+from tfpfl.runs.protocols import results as protocol_results
 from tfpfl.runs.results import totals
+from tfpfl.runs.statistics import over_seeds
 from tfpfl.studies import comparison, tables
 from tfpfl.studies.fitted_table import FittedTable
 from tfpfl.studies.new_clients import Adapted
@@ -159,3 +161,27 @@ def test_one_name_for_the_worst_tenth():
     for make in (all_methods_compared, all_methods_as_in_the_demo, one_run):
         told = shown(make()[0], 300)
         assert "worst" in told and "decile" not in told and re.search(r"worst\s+10 %", " ".join(told.split()))
+
+
+def test_one_name_for_one_thing_in_both_tables_of_a_run():
+    record = made(took_part=FIRST)
+    scores = [e._replace(metrics={"ece": 0.5}) for e in record.evaluations]
+    results = protocol_results(scores, FIRST)
+    above, below = tables.protocols(results, "", (5, 3)), tables.metrics(results, "")
+    for heading in ("model", "clients", "when", "split"):
+        assert above.cells(heading) == below.cells(heading)
+    assert {"never seen", "best val.", "best test *"} <= {*below.cells("clients"), *below.cells("when")}
+
+
+def test_metrics_of_a_comparison_have_intervals_over_seeds():
+    def measured(seed, value):
+        record = made("fedavg", seed)
+        record.evaluations[:] = [e._replace(metrics={"brier": value, "ece": value}) for e in record.evaluations]
+        return record
+
+    (row,) = comparison.rows([measured(0, 0.25), measured(1, 0.75)])
+    mean, half = over_seeds([0.25, 0.75])
+    assert (row["brier"], row["brier ±"]) == pytest.approx((mean, half))
+    assert (row["ece"], row["ece ±"]) == pytest.approx((100 * mean, 100 * half))
+    table = tables.metrics_of_algorithms([row], ["brier", "ece"])
+    assert table.cells("brier") == [f"0.5 ± {half:.4g}"] and table.cells("ece, %") == [f"50.00 ± {100 * half:.2f}"]

@@ -20,8 +20,8 @@ from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import csv_text, markdown
 from tfpfl.runs.folders import check_free
-from tfpfl.runs.metrics import is_fraction
-from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, metrics_of
+from tfpfl.runs.metrics import METRICS, is_fraction
+from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, metrics_of, rows_of
 from tfpfl.runs.run import Run, check_needs
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import (
@@ -287,10 +287,18 @@ def _accuracy(s: RunGroup, protocol: Protocol) -> tuple[float, float]:
 
 
 def _metrics(s: RunGroup, protocol: Protocol, names: list[str]) -> dict[str, float]:
-    """The other metrics that the runs measured, averaged over the seeds: {name: mean}, fractions in %."""
-    results = [result for record in s.records if (result := record.result(protocol))]
-    values = {name: [r.metrics.get(name, math.nan) for r in results] for name in names}
-    return {name: (100 if is_fraction(name) else 1) * statistics.over_seeds(v)[0] for name, v in values.items()}
+    """The other metrics that the runs measured, and half their intervals as of the accuracy; fractions in %."""
+    measured_by = [(record, result) for record in s.records if (result := record.result(protocol))]
+    found: dict[str, float] = {}
+    for name in names:
+        times = 100 if is_fraction(name) else 1
+        mean, half = statistics.over_seeds([result.metrics.get(name, math.nan) for _, result in measured_by])
+        if len(measured_by) == 1:
+            ((record, _),) = measured_by
+            by_round = rows_of(record.evaluations, protocol, record.took_part).values()
+            half = float(np.mean([statistics.ci95([e.value(name) for e in scores]) for scores in by_round]))
+        found |= {name: times * mean, f"{name} ±": times * half}
+    return found
 
 
 def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL, notes: Sequence[str] = ()) -> str:
@@ -323,6 +331,8 @@ def shown(name: str, value) -> str:
         return "-"
     if name.startswith("p ("):
         return f"{value:.1e}" if value < 1e-3 else f"{value:.3f}"
+    if name in METRICS and not is_fraction(name):
+        return f"{value:.4g}"
     if name.startswith("clients "):
         return f"{value:.4g}"
     digits = {"Jain": 4, "Gini": 4, "s a round": 3, "bytes a visit": 0, "passes": 3, "GFLOP a visit": 3}

@@ -15,6 +15,7 @@ from tabulate import LATEX_ESCAPE_RULES
 
 from tfpfl.checks import InvalidArgument, one_line, unknown
 from tfpfl.runs import files
+from tfpfl.runs.metrics import METRICS
 from tfpfl.runs.protocols import EV_ALL, Protocol
 from tfpfl.studies.comparison import COLUMNS, shown
 from tfpfl.studies.run_groups import SIDE_WORDS
@@ -65,8 +66,8 @@ def paper_table(
     """Makes a table of methods by data sets.
 
     The best mean of a column is bold. So is every other mean that lies within the interval of the best one, because
-    these data do not tell them apart. Where fewer is better, as for bytes, the smallest is the best. Columns such as
-    p-values have no best.
+    these data do not tell them apart. Where fewer is better, as for bytes, the smallest is the best. A metric says its
+    direction itself. Columns such as p-values have no best.
 
     Args:
         rows: {title of a data set: its rows from `tfpfl.studies.comparison.rows`}. A method that a data set lacks has
@@ -123,6 +124,8 @@ def _cells(column: str, rows: Sequence[dict]) -> list[PaperCell]:
 
 def _direction(column: str) -> int:
     """1 if more is better, -1 if less is, 0 if neither."""
+    if column in METRICS:
+        return 1 if METRICS[column].direction == "max" else -1
     return 1 if column.startswith(_HIGHER) else -1 if column.startswith(_LOWER) else 0
 
 

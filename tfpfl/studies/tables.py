@@ -8,7 +8,7 @@ from rich.markup import escape
 from tfpfl.algorithms import get_method
 from tfpfl.checks import one_line
 from tfpfl.runs import statistics
-from tfpfl.runs.metrics import is_fraction
+from tfpfl.runs.metrics import METRICS, is_fraction
 from tfpfl.runs.metrics import shown as shown_metric
 from tfpfl.runs.participation import SIDES_TOLD
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, EV_SEEN, EV_UNSEEN, find, metrics_of
@@ -130,10 +130,15 @@ def protocols(results: list, title: str, counts: tuple[int, int] | None = None) 
                 f"{r.loss:.4f}" if r.loss < 1e4 else f"{r.loss:.1e}",
                 str(r.num_clients),
             )
-            when, split = (name.replace("validation", "val.").replace("_", " ") for name in (r.when, r.split))
-            when += " *" if r.protocol.selects_on_test else ""
-            table.add_row(r.model, r.clients.replace("unseen", "never seen"), when, split, *cells)
+            table.add_row(*_measured_how(r), *cells)
     return table
+
+
+def _measured_how(r) -> tuple[str, str, str, str]:
+    """(model, clients, when, split) of a result, as tables name them."""
+    when, split = (name.replace("validation", "val.").replace("_", " ") for name in (r.when, r.split))
+    when += " *" if r.protocol.selects_on_test else ""
+    return r.model, r.clients.replace("unseen", "never seen"), when, split
 
 
 _PROTOCOLS_CAPTION = (
@@ -157,19 +162,24 @@ def metrics(results: list, title: str) -> FittedTable | None:
     for r in results:
         if r.mean == "clients":
             cells = [shown_metric(name, r.metrics.get(name, math.nan)) for name in names]
-            table.add_row(r.model, r.clients, r.when.replace("_", " "), r.split, *cells)
+            table.add_row(*_measured_how(r), *cells)
     return table
 
 
 def metrics_of_algorithms(rows: list[dict], names: list[str]) -> FittedTable:
     """A table of the metrics of these names, for the rows of a comparison."""
-    table = FittedTable(caption=_METRICS_CAPTION)
+    table = FittedTable(caption=f"{_METRICS_CAPTION} ±: over seeds, or clients where there is one.")
     table.add_column("algorithm")
     for name in names:
         table.add_column(f"{name}, %" if is_fraction(name) else name, justify="right")
     for row in rows:
-        cells = (f"{row[name]:.2f}" if is_fraction(name) else shown_metric(name, row[name]) for name in names)
-        table.add_row(text(row["algorithm"]), *("-" if cell == "nan" else cell for cell in cells))
+        cells = []
+        for name in names:
+            half = row.get(f"{name} ±", math.nan)
+            told = shown(name, row[name]) + (f" ± {shown(name, half)}" if half == half else "")
+            unit = METRICS[name].unit if name in METRICS and not is_fraction(name) else ""
+            cells.append(f"{told} {text(unit)}".rstrip())
+        table.add_row(text(row["algorithm"]), *cells)
     return table
 
 
