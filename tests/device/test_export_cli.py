@@ -37,10 +37,11 @@ def test_export_then_verify_and_inspect(run_folder, tmp_path):
 
 def test_inspect_names_the_client(bundle, tmp_path):
     """By number and name; by the number alone where the client has no other name."""
-    assert "client: 4\n" in call("inspect", bundle.folder)
+    assert "client: 4 (phone 4)\n" in call("inspect", bundle.folder)
     copy = shutil.copytree(bundle.folder, tmp_path / "copy")
-    write_manifest(copy, {**bundle.manifest, "client_name": "hospital 5"})
-    assert "client: 4 (hospital 5)\n" in call("inspect", copy)
+    for name in ("hospital 5", "4"):
+        write_manifest(copy, {**bundle.manifest, "client_name": name})
+        assert f"client: 4{' (hospital 5)' if name == 'hospital 5' else ''}\n" in call("inspect", copy)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,16 @@ OTHERWISE |= {"sampling_range": ((1, 3), "sampling_range=1 3"), "monitor": ("los
 WITH["sampling_range"] |= {"sampling_range": (1, 2)}
 APART_ONLY_BESIDE_THE_SAME_SEED = {"engine": "tff", "grouping": "fused", "preset": None, "format": 6}
 NAMES_SEEDS_OR_DATA = {"algorithm", "seed", "data_seed", "federation", "federation_hash", "versions", "own_method"}
-NAMES_SEEDS_OR_DATA |= {"dataset", "source", "partition", "partition_args", "clients", "validation", "new_clients"}
+NAMES_SEEDS_OR_DATA |= {
+    "own_metrics",
+    "dataset",
+    "source",
+    "partition",
+    "partition_args",
+    "clients",
+    "validation",
+    "new_clients",
+}
 
 
 def pair(seeds, name, value):
@@ -124,3 +133,15 @@ def test_a_run_of_an_older_format_is_a_seed_of_newer_ones(tmp_path):
     assert config.format == 6
     object.__setattr__(old, "config", config)
     assert [len(group.records) for group in group_runs([new, old])] == [2]
+
+
+def test_metrics_of_one_name_with_other_code_are_other_metrics():
+    def with_code(seed, letter):
+        record = made("fedavg", seed, metrics=("brier",))
+        record.config.metrics = ("recall",)
+        record.config.own_metrics = {"recall": {"kind": "file", "function": "recall", "sha256": 64 * letter}}
+        return record
+
+    assert len(group_runs([with_code(0, "a"), with_code(1, "a")])) == 1
+    labels = [group.label for group in group_runs([with_code(0, "a"), with_code(1, "b")])]
+    assert labels == ["FedAvg (metrics=recall@aaaaaaaa)", "FedAvg (metrics=recall@bbbbbbbb)"]

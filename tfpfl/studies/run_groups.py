@@ -318,9 +318,9 @@ def by_setting(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 _TOLD_APART = ("engine", "grouping", "preset", "format", "data_seed")
-_NO_SETTING = {  # `by_data` tells the data apart; `network_hash` and `own_method` stand with network and algorithm
+_NO_SETTING = {  # `by_data` tells the data apart; what a file holds stands with what names it
     *("seed", "data_seed", "federation", "federation_hash", *DATA_ENTRIES, "versions"),
-    *("algorithm", "own_method", "hyperparameters", "network", "network_hash", *_TOLD_APART),
+    *("algorithm", "own_method", "own_metrics", "hyperparameters", "network", "network_hash", *_TOLD_APART),
 }
 _ENTRIES = {entry.name: entry.default for entry in fields(RunConfig) if entry.name not in _NO_SETTING}
 _OFF = (None, (), 0, "stop")  # where an entry has such a default, the default means that nothing is done
@@ -334,6 +334,9 @@ def _setting(config: RunConfig) -> tuple:
         hyper = defaults | config.method.presets.get(config.preset, {}) | hyper
     network = (config.network, config.network_hash) if config.network_hash else config.network
     entries = hyper | {"network": network} | {name: getattr(config, name) for name in _ENTRIES}
+    # A metric of the user's own is another one where its code is another.
+    hashes = {name: entry["sha256"][:8] for name, entry in config.own_metrics.items() if entry["sha256"]}
+    entries["metrics"] = tuple(f"{name}@{hashes[name]}" if name in hashes else name for name in config.metrics)
     return ((config.algorithm, own["sha256"] if own else ""), *entries.items())
 
 
