@@ -95,6 +95,7 @@ def test_sweep_halves_and_keeps_to_validation(tmp_path):
     assert config["hyperparameters"]["tau"] == 4
 
 
+@pytest.mark.slow
 def test_sweep_says_what_is_at_the_edge_and_the_command_of_the_best(tmp_path):
     """The command makes a run with the same validation accuracy."""
     small = ["--clients", "5", "--participation", "1", "--rounds", "1", "--validation", "0.3"]

@@ -146,6 +146,7 @@ def test_the_file_names_nothing_but_keras(a_run_of_pixels, tmp_path):
         made.save(tmp_path / "one.keras")
 
 
+@pytest.mark.slow
 def test_it_is_said_since_when_a_client_has_taken_part(a_run_of_pixels, tmp_path):
     with Run.open(a_run_of_pixels) as run:
         first, ids = run.took_part, [int(i) for i in run.population.client_ids]

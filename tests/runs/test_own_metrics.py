@@ -82,6 +82,7 @@ def shown(folder):
     return dict(zip(table.headings, [table.cells(h)[0] for h in table.headings], strict=True))
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_metrics(mine, six_clients, short_end, tmp_path, monkeypatch):
     file, marker = mine
     out = tmp_path / "run"

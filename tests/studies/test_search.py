@@ -66,6 +66,7 @@ def test_settings_are_ranked_by_validation_and_halving_only_adds_rounds(config, 
     assert again[-1][0].folder == winner.folder
 
 
+@pytest.mark.slow
 def test_settings_may_be_texts_and_both_kinds_of_clients_are_scored(config, tmp_path, short_end):
     """The label of a run has what is searched, not all hyperparameters."""
     config = replace(config, algorithm="fedavg", rounds=1, hyperparameters={"steps": 1, "server_eta": 0.01})
