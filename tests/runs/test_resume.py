@@ -128,7 +128,7 @@ def test_a_run_of_an_older_format_goes_on_as_it_was_trained(federation, tmp_path
         config["hyperparameters"].pop(option, None)
     for option in [name for name in config["hyperparameters"] if name.startswith(("client_", "server_"))]:
         del config["hyperparameters"][option]
-    for entry in ("own_method", "metrics", "monitor"):
+    for entry in ("own_method", "own_metrics", "metrics", "monitor"):
         del config[entry]
     config["format"] = 5
     path.write_text(json.dumps(config))
