@@ -104,11 +104,17 @@ def _end_now(number: int) -> None:
 
 
 def _kill_children() -> None:
-    children = psutil.Process().children(recursive=True)
-    for child in children:
+    """Kills the processes that this one has started, and those that they have started."""
+    found: set = set()
+    while new := set(psutil.Process().children(recursive=True)) - found:
+        found |= new
+        for child in new:
+            with suppress(psutil.Error):
+                child.suspend()  # so that it starts no other one
+    for child in found:
         with suppress(psutil.Error):
             child.kill()
-    psutil.wait_procs(children, timeout=1)
+    psutil.wait_procs(found, timeout=1)
 
 
 def _how(number: int) -> str:
