@@ -59,6 +59,7 @@ def new_process(*modules):
         if loaded.kind == "file" and str(Path(loaded.place).parent) in sys.path:
             sys.path.remove(str(Path(loaded.place).parent))
     own._loaded.clear()
+    own.forget_used()
     for name in [name for name in sys.modules if name.startswith("tfpfl_own_method_") or name in modules]:
         del sys.modules[name]
 
@@ -567,6 +568,21 @@ def test_an_error_outside_of_a_methods_code_says_that_it_is_of_a_method(tmp_path
     said = told(ValueError("other structure\nmore"))
     assert said.startswith("ValueError: other structure. It was raised while your method wrong.py:wrong was computed")
     assert "check_algorithm" in said and "more" not in said
+    own.forget_used()
+    assert told(ValueError("of a later command")) is None
+    own.own_method(f"{tmp_path / 'wrong.py'}:wrong")  # which loads nothing again
+    assert "wrong.py:wrong" in told(ValueError("of a command that uses it too"))
+
+
+def test_a_command_blames_no_method_that_only_an_earlier_command_used(tmp_path, monkeypatch):
+    (tmp_path / "wrong.py").write_text(WRONG.format(key="many", broken="pass"))
+    own.own_method(f"{tmp_path / 'wrong.py'}:wrong")
+
+    def broken(*_, **__):
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr(Run, "create", broken)
+    assert isinstance(call("run", "--rounds", "1").exception, ZeroDivisionError)
 
 
 @pytest.mark.slow

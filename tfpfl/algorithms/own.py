@@ -131,7 +131,7 @@ def load_file(content: bytes, function: str, path: Path) -> OwnMethod:
     key = ("file", "", function, hashlib.sha256(content).hexdigest())
     if key not in _loaded:
         _loaded[key] = _own(code_of_file(content, function, path))
-    return _loaded[key]._replace(name=f"{path.name}:{function}", place=str(path))
+    return _use(_loaded[key]._replace(name=f"{path.name}:{function}", place=str(path)))
 
 
 def code_named(name: str) -> OwnCode:
@@ -176,13 +176,18 @@ def user_place(error: BaseException) -> str | None:
     return place
 
 
+def forget_used() -> None:
+    """A command begins: `told` blames no method that only an earlier command of the same process has used."""
+    _used.clear()
+
+
 def told(error: BaseException) -> str | None:
-    """An error of the user's own method in a short sentence or two; None if no such method is loaded.
+    """An error of the user's own method in a short sentence or two; None if no such method was used.
 
     Args:
         error: an error that is not of tfpfl's classes.
     """
-    names = sorted({method.name for method in _loaded.values()})
+    names = sorted(_used)
     if not names:
         return None
     lines = str(error).strip().splitlines() or [""]
@@ -218,7 +223,8 @@ def check_entry(own: dict[str, Any]) -> None:
 
 def is_loaded(kind: str, place: str, function: str, sha256: str) -> OwnMethod | None:
     """The method, if this process has loaded it already; None otherwise."""
-    return _loaded.get((kind, "" if kind == "file" else place, function, sha256))
+    found = _loaded.get((kind, "" if kind == "file" else place, function, sha256))
+    return _use(found) if found else None
 
 
 def source_of(module: str) -> Path | None:
@@ -244,6 +250,12 @@ def offered() -> dict[str, str]:
 
 
 _loaded: dict[tuple[str, str, str, str], OwnMethod] = {}  # (kind, module, function, sha256) -> what was loaded
+_used: set[str] = set()  # the names of the methods that were loaded or found again since `forget_used`
+
+
+def _use(method: OwnMethod) -> OwnMethod:
+    _used.add(method.name)
+    return method
 
 
 def _content(path: Path) -> bytes:
@@ -294,7 +306,7 @@ def _of_module(
     key = (kind, module, function, code.sha256)
     if key not in _loaded:
         _loaded[key] = _own(code)
-    return _loaded[key]._replace(name=name)
+    return _use(_loaded[key]._replace(name=name))
 
 
 def _code_of_module(

@@ -81,6 +81,8 @@ class Group(click.Group):
 
     def invoke(self, ctx):
         """Runs the command. Our errors and warnings become one line, unless --trace is given; so does a signal."""
+        if own := sys.modules.get("tfpfl.algorithms.own"):
+            own.forget_used()
         try:
             with warnings.catch_warnings():
                 if not ctx.obj["trace"]:
