@@ -18,8 +18,9 @@ from tfpfl.data.population import Population
 from tfpfl.models import SplitModel
 from tfpfl.studies import battery
 
-# Ten more rounds of each method; what it breaks, its own file's tests notice.
-CHECKS = slow_but(battery.CHECKS, *(check for check in battery.CHECKS if check is not battery.the_loss_falls))
+# Ten more rounds of each method; what one of them breaks, its own file's tests notice. In both engines: see below.
+SLOW = (battery.the_loss_falls, battery.both_engines_agree)
+CHECKS = slow_but(battery.CHECKS, *(check for check in battery.CHECKS if check not in SLOW))
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,12 @@ def test_battery(request, subject, check):
     if check in battery.NEED_TFF:
         request.getfixturevalue("tff")
     check(subject)
+
+
+@pytest.mark.parametrize("name", ["pflego", "fedrep", "scaffold", "fedamp"], indirect=True)
+def test_both_engines_agree(name, subject, tff):
+    """One method for each way of messages and sums; `test_battery` has all of them."""
+    battery.both_engines_agree(subject)
 
 
 def scalars(formula: str, b: int, h: int, **known) -> int:

@@ -202,7 +202,7 @@ def test_a_copy_of_the_weights_changes_nothing(federation):
     assert identical(rounds(wrapped, federation), rounds(algorithm, federation))
 
 
-@pytest.mark.parametrize("name", slow_but(SHARE, *list(SHARE)[:4]))
+@pytest.mark.parametrize("name", slow_but(SHARE, *list(SHARE)[:2]))
 def test_who_shares_a_backbone_is_evaluated_together(federation, name):
     algorithm = make(name, federation, **({"steps": 2, "epochs": None} if name != "pflego" else {}))
     server, states = algorithm.init_server(), arrays_of_states(algorithm)

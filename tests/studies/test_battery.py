@@ -177,6 +177,7 @@ def test_a_tensor_of_the_builder_is_found_with_its_name_and_line(field, size):
     assert finding.status == "ok", finding.why
 
 
+@pytest.mark.slow
 def test_tff_refuses_what_this_check_finds(tff):
     """So the local engine alone would not show the mistake."""
     [finding] = battery.check_algorithm(with_a_constant("client_update", 1000), checks=[battery.both_engines_agree])
@@ -213,12 +214,17 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("build", "check"), MISTAKES)
+# The first mistake for each check; the others are second cases.
+FIRST = [mistake for i, mistake in enumerate(MISTAKES) if mistake[1] not in [check for _, check in MISTAKES[:i]]]
+
+
+@pytest.mark.parametrize(("build", "check"), slow_but(MISTAKES, *FIRST))
 def test_a_mistake_is_found(build, check):
     [finding] = battery.check_algorithm(build, checks=[check])
     assert finding.status == "FAILED" and finding.why
 
 
+@pytest.mark.slow
 def test_what_is_said_of_a_wrong_declaration():
     checks = [battery.what_is_shared_is_declared]
     for build, why in (

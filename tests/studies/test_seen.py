@@ -96,6 +96,7 @@ def test_the_ledger_of_papers_shows_both_sides(records):
     assert "EV-seen" not in entry["accuracy"] and entry["clients"] == (CLIENTS, 0)
 
 
+@pytest.mark.slow
 def test_one_split_for_all_seeds_and_older_runs_keep_theirs(tmp_path, monkeypatch):
     monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
 
