@@ -96,6 +96,7 @@ def test_interrupted_by_the_keyboard(federation, monkeypatch):
     assert runs.saved("run") == runs.saved(whole)
 
 
+@pytest.mark.slow
 def test_a_run_with_an_optimizer_at_both_ends(federation):
     """Its command can be repeated, and `compare` and `sweep` know the options as hyperparameters."""
     asked = ("--server-opt", "adam", "--server-eta", 0.02, "--client-opt", "adamw", "--client-weight-decay", 0.1)

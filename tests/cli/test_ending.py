@@ -109,6 +109,7 @@ def check_said(command, name, how):
     assert last.startswith(name) and last.endswith(f"Continue with: {how}") and "Traceback" not in command.text()
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_run_and_says_how_to_continue(started, tmp_path):
     command = started("run", *SMALL, "--out", "a run").until_rounds("a run")
     assert command.end(signal.SIGTERM) == 143

@@ -121,6 +121,7 @@ def in_a_kernel(folder, *cells) -> list:
     return json.loads(json.dumps(notebook.cells[1:]))
 
 
+@pytest.mark.slow
 def test_a_notebook_alone_says_what_to_do(tmp_path):
     """In one line where there is no checkout, and where pip finds none; later cells are not run then."""
     first = source(code_cells(json.loads(NOTEBOOKS[0].read_text()))[0])

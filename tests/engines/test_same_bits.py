@@ -43,7 +43,6 @@ def run(engine, setting: dict, federation, folder, algorithm="pflego") -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_the_local_engine_in_a_process_where_everything_differs(six_clients, short_end, tmp_path):
     """This process against one with another hash seed, threads, locale, zone and folder."""
     from helpers import one_run

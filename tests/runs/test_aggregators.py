@@ -335,6 +335,7 @@ def tensorflow_privacy():
     return importlib.import_module("tensorflow_privacy")
 
 
+@pytest.mark.slow
 def test_a_factory_and_a_function_that_makes_one_are_the_same(federation, tff):
     """For `federate` and for `Training`."""
     algorithm = build("fedavg", federation)

@@ -150,6 +150,7 @@ def test_tensorboard_has_a_round_on_disk_before_the_next_begins(tmp_path):
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 2 and len(events(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_tensorboard_keeps_no_memory_of_what_it_wrote(tmp_path):
     """In 100,000 rounds a few hundred bytes for each number would be a quarter of a GB."""
     board = TensorBoard(tmp_path)

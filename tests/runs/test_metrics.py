@@ -127,6 +127,7 @@ def test_the_numbers_of_a_run_are_the_same_with_metrics_and_without(six_clients,
     assert identical(plain.server_state(), measured.server_state())
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_metrics_everywhere(six_clients, short_end, tmp_path):
     folder = runs.train(tmp_path / "run", six_clients, rounds=3, metrics=["macro_f1", hits]).folder
     with open(folder / "history.csv", encoding="utf-8") as file:

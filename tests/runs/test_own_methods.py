@@ -495,6 +495,7 @@ def test_what_an_entry_says_is_all_that_readers_need():
     assert (config.short_name, config.title, RunConfig().short_name) == ("fedala", "FedALA", "pflego")
 
 
+@pytest.mark.slow
 def test_two_methods_with_one_title_are_told_apart(loud, tmp_path):
     """In groups, which tables, plots and reports show, and by colour or line."""
     _, _, out = loud

@@ -25,6 +25,7 @@ def stored_first(folder):
     return first
 
 
+@pytest.mark.slow
 def test_with_clients_that_drop_out_are_late_join_and_leave(six_clients, short_end, tmp_path):
     """PFLEGO's clients have a state, so the store lists whose work came back."""
     how = {"dropout": 0.3, "client_seconds": 0.01, "jitter": 0.6, "round_deadline": 0.6, "joins": ("3:1",)}

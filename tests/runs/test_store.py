@@ -358,6 +358,7 @@ def run_and_join(target, *args):
     return child.exitcode
 
 
+@pytest.mark.slow
 def test_killed_before_any_statement_of_a_round(path):
     with RunStore(path) as store:
         commit(store, 1)

@@ -165,7 +165,7 @@ FIELDS = ("init_server", "init_client", "message", "client_update", "server_upda
 
 
 @pytest.mark.parametrize("field", slow_but(FIELDS, "client_update"))
-@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize("size", slow_but([1, 1000], 1000))
 def test_a_tensor_of_the_builder_is_found_with_its_name_and_line(field, size):
     """A NumPy array in its place is right."""
     checks = [battery.functions_take_no_tensor_from_the_builder]
