@@ -143,6 +143,18 @@ def test_a_stranger_cannot_name_other_code(mine):
     assert not marker.exists()
 
 
+def test_a_run_folder_cannot_name_a_file_to_run(mine, a_run):
+    file, marker = mine
+    marker.unlink(missing_ok=True)
+    path = a_run / "config.json"
+    raw = json.loads(path.read_text())
+    for name, value in (("metrics", [f"{file}:WORST"]), ("monitor", f"{file}:WORST")):
+        path.write_text(json.dumps(raw | {"patience": 3, name: value}))
+        with pytest.raises(InvalidArgument, match=f"{name} must be short names, found"):
+            read_config(a_run)
+        assert not marker.exists()
+
+
 def test_what_is_no_metric(mine, tmp_path):
     file, _ = mine
     for name, said in {

@@ -360,7 +360,7 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
 def _check_known(path: Path, raw: dict) -> None:
     """Checks that the configuration of a folder names a method that is known here, or says where it is from.
 
-    Otherwise `RunConfig` would look for its code, which only the user may ask for.
+    Otherwise `RunConfig` would look for its code, which only the user may ask for. So it is with metrics.
     """
     algorithm, own = raw.get("algorithm"), raw.get("own_method")
     if isinstance(own, dict):
@@ -372,6 +372,11 @@ def _check_known(path: Path, raw: dict) -> None:
             f"program added it to ALGORITHMS, only this program can open the run. To make runs that every command can "
             "open, name the method as FILE.py:function"
         )
+    for name in ("metrics", "monitor"):  # the folder has their short names, and `own_metrics`
+        given = raw.get(name)
+        texts = given if isinstance(given, list) else [given]
+        if any(isinstance(text, str) and ":" in text for text in texts):
+            raise RunError(f"{path} is damaged: {name} must be short names, found {one_line(texts, 200)}")
 
 
 def _added_after(format_number: int) -> list[str]:
