@@ -30,7 +30,7 @@ EXAMPLES, CLASSES = (6, 9, 6, 7, 9), (2, 3, 2, 4, 3)
 COHORTS = ([0, 1, 2, 4], [3, 1, 0], [4, 2, 0, 1, 3])
 ONE_PASS = {"pflego": {"tau": 7, "beta": 0.1}, "fedsgd": {}, "fedrecon": {"tau": 7, "beta": 0.1}}
 SMALL_STEPS = {"epochs": 2, "batch_size": 4, "eta": 0.1, "momentum": 0.5}
-STACKED = [("fedsgd", "float64")]  # the fast ones
+STACKED = [("fedavg", "float64")]  # the fast ones
 FUSED = [("pflego", "float64"), ("fedsgd", "float64")]  # likewise
 OTHERS = {"fedavg": SMALL_STEPS, "fedper": SMALL_STEPS, "ditto": {"steps": 2, "steps_p": 2}, "fedamp": {"steps": 2}}
 
