@@ -81,7 +81,7 @@ WRONG_ARRAYS = [
     ({"labels": np.int32(1)}, r"check.npz: x must be float32 \[1, 8, 8, 1\], found float32 \[12, 8, 8, 1\]"),
     ({"steps": np.array(["5"])}, r"check.npz: steps must be int32 \[\], found <U1 \[1\]"),
     ({"predict.probabilities": np.array(["a"])}, "check.npz: predict.probabilities must be numbers"),
-    ({"x": np.array([print], object)}, r"check.npz cannot be read: 'x.npy' promises object \[1\]"),
+    ({"x": np.array([len], object)}, r"check.npz cannot be read: 'x.npy' promises object \[1\]"),
 ]
 
 
