@@ -14,6 +14,7 @@ from tfpfl.models import SplitModel
 from tfpfl.models.weights import Head
 from tfpfl.studies.battery_subject import (  # noqa: F401 - the tests' own names for what the battery has
     backbone,
+    cloud_targets,
     clouds,
     distance,
     identical,
@@ -56,6 +57,17 @@ def toy(examples=EXAMPLES, classes=CLASSES, dtype="float64", sampling=None, seed
     return Toy(
         SplitModel(backbone(dtype), **model_args), population, clients(examples, classes, dtype=dtype, seed=seed)
     )
+
+
+KINDS = ("multilabel", "regression", "poisson", "quantile:0.3", "huber:0.2")  # besides classes
+
+
+def toy_of(kind, outputs=2, examples=EXAMPLES, sampling=None, **model_args) -> Toy:
+    """`toy` with heads of a kind, and the same number of outputs for every client; float64."""
+    if kind == "classification":
+        return toy(examples, kind=kind, sampling=sampling, **model_args)
+    population = Population(examples, [outputs] * len(examples), sampling=sampling or Sampling())
+    return Toy(SplitModel(backbone(), kind=kind, **model_args), population, cloud_targets(examples, outputs, kind))
 
 
 def on_disk(folder, examples=EXAMPLES, classes=CLASSES, seed=1) -> Federation:

@@ -38,14 +38,14 @@ class Server(NamedTuple):
     slots: tuple
 
 
-def targets_of(data, head, phi):
-    """The one-hot labels Y of a client: [N, K]."""
-    return tf.one_hot(data.y, tf.shape(head.bias)[0], dtype=phi.dtype)
+def targets_of(kind, data, head, phi):
+    """What a client's outputs are compared with, Y (one-hot labels of classes): [N, K]."""
+    return kind.targets(data.y, tf.shape(head.bias)[0], phi.dtype)
 
 
-def at_the_new_head(head, phi, data, weight):
+def at_the_new_head(kind, head, phi, data, weight):
     """The loss l_i at the new head, as (the client's output without its update, gradient of l_i by the features)."""
-    loss, errors = heads.loss_and_errors(head, phi, targets_of(data, head, phi))
+    loss, errors = heads.loss_and_errors(head, phi, targets_of(kind, data, head, phi), kind)
     return ClientOutput((), weight(data), head, {"loss": loss}), heads.feature_gradient(head, errors)
 
 
@@ -126,16 +126,16 @@ def fedrecon(
 
     def reconstruct(head, phi, data):
         start = init_client(data.info) if reset_head else head
-        return heads.fit(start, phi, targets_of(data, start, phi), tau, head_optimizer)
+        return heads.fit(start, phi, targets_of(model.kind, data, start, phi), tau, head_optimizer, model.kind)
 
     def on_features(theta, head, phi, data):
-        return at_the_new_head(reconstruct(head, phi, data), phi, data, weight)
+        return at_the_new_head(model.kind, reconstruct(head, phi, data), phi, data, weight)
 
     def several_passes(theta, head, data):
         support, query = support_and_query(data, query_fraction) if query_fraction else (data, data)
         phi, pull_back = model.record(theta, query.x)
         head = reconstruct(head, model.features(theta, support.x) if query_fraction else phi, support)
-        output, dphi = at_the_new_head(head, phi, query, weight)
+        output, dphi = at_the_new_head(model.kind, head, phi, query, weight)
         if k_theta == 1:
             return output._replace(update=pull_back(dphi))
         theta_i, _ = move_theta(theta, head, query)

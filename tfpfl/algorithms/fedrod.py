@@ -24,11 +24,15 @@ from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, local_step, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
-from tfpfl.checks import check_choice, check_rates
+from tfpfl.checks import InvalidArgument, check_choice, check_rates
 from tfpfl.models import tree
 from tfpfl.models.losses import cross_entropy, logits
 from tfpfl.models.weights import Weights
 
+ONLY_CLASSES = (
+    "its balanced softmax weighs the logits by how often a client has each class. FedPer and FedAvg with fine-tuning "
+    "(fedavg_ft) also have a generic and a personal part, for every kind"
+)
 NEVER = -1e9  # log n of a class that a client does not have
 
 
@@ -90,12 +94,14 @@ def fedrod(
     Raises:
         InvalidArgument: eta, eta_p or momentum is negative or not finite; steps, epochs or batch_size is below 1, or
             steps and epochs are both given; weighting is neither 'examples' nor 'uniform'; init is neither 'copy' nor
-            'zeros'; clients have different numbers of classes (this method shares one head) and the population has no
-            `num_labels`.
+            'zeros'; the model's kind is not 'classification'; clients have different numbers of classes (this method
+            shares one head) and the population has no `num_labels`.
 
     Source:
         Chen, Chao, ICLR 2022: Fed-RoD with the balanced softmax and a linear personalized head.
     """
+    if not model.kind.label.is_classes:
+        raise InvalidArgument(f"FedRoD is for classification only, found the kind {model.kind.text}: {ONLY_CLASSES}")
     check_choice(init=(init, ("copy", "zeros")))
     eta_p = eta if eta_p is None else eta_p
     check_rates(eta=eta, eta_p=eta_p)
@@ -146,6 +152,7 @@ def fedrod(
 
 FEDROD = Method(
     name="fedrod",
+    only_classes=ONLY_CLASSES,
     title="FedRoD",
     builder=fedrod,
     head="shared",

@@ -8,8 +8,6 @@ The local model is the w that the client received, because there is no local tra
 The paper writes n_k / n for q_i. If only some clients take part, n is here the total of the cohort.
 """
 
-import tensorflow as tf
-
 from tfpfl.algorithms.contract import Algorithm, ClientOutput, OnePass
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts import linear_head as heads
@@ -53,8 +51,8 @@ def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") 
     weight = example_weight(model, weighting)
 
     def on_features(w, state, phi, data):
-        targets = tf.one_hot(data.y, num_labels, dtype=phi.dtype)
-        loss, errors = heads.loss_and_errors(w.head, phi, targets)
+        targets = model.kind.targets(data.y, num_labels, phi.dtype)
+        loss, errors = heads.loss_and_errors(w.head, phi, targets, model.kind)
         output = ClientOutput(heads.gradient(phi, errors), weight(data), state, {"loss": loss})
         return output, heads.feature_gradient(w.head, errors)
 

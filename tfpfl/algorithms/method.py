@@ -10,6 +10,8 @@ from typing import Any, Union, get_args, get_origin
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.parts.optimizers import Optimizer, client_optimizer
 from tfpfl.algorithms.transforms.server_optimizer import server_optimized
+from tfpfl.checks import InvalidArgument
+from tfpfl.data.kinds import LabelKind
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Method:
     older: dict = field(default_factory=dict)  # format of config.json -> hyperparameters of runs of older formats
     no_server_opt: str = ""  # why the server takes no optimizer of `server_optimized`, and what to use instead
     no_client_opt: str = ""  # why the builder has no `client_opt`, and what to use instead
+    only_classes: str = ""  # why the head's kind must be 'classification', and what to use instead
 
     @property
     def takers(self) -> tuple[Callable, ...]:
@@ -65,8 +68,10 @@ class Method:
             hyperparameters: some of `hyperparameters`; the others have their defaults.
 
         Raises:
-            InvalidArgument: a value is out of range, or does not fit to the others.
+            InvalidArgument: a value is out of range, or does not fit to the others; or the method is for classes only,
+                and the model's kind is another.
         """
+        self.check_kind(model.kind.label)
         builder, *others = self.takers
         parts = {
             taker: {n: hyperparameters.pop(n) for n in _keywords(taker) if n in hyperparameters} for taker in others
@@ -76,6 +81,16 @@ class Method:
             hyperparameters["client_opt"] = client_optimizer(opt, **parts[client_optimizer])
         algorithm = builder(model, population, **hyperparameters)
         return server_optimized(algorithm, **parts[server_optimized]) if parts.get(server_optimized) else algorithm
+
+    def check_kind(self, kind: LabelKind) -> None:
+        """Checks that the method can train heads of this kind.
+
+        Raises:
+            InvalidArgument: it is for classes only.
+        """
+        if self.only_classes and not kind.is_classes:
+            found = f"{self.title} is for classification only, found the kind {kind.text}"
+            raise InvalidArgument(f"{found}: {self.only_classes}")
 
     def why_not(self, hyperparameter: str) -> str:
         """Why this method does not have a hyperparameter of a server's or a client's optimizer; '' for any other."""

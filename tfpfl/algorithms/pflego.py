@@ -1,13 +1,15 @@
 """PFLEGO: backbone and heads trained by exact, distributed SGD (Nikoloutsopoulos et al., arXiv 2202.09848).
 
-Objective (eq. 1): L(theta, W_1..W_I) = sum_i alpha_i l_i(W_i, theta), where l_i is the mean cross-entropy of client i.
+Objective (eq. 1): L(theta, W_1..W_I) = sum_i alpha_i l_i(W_i, theta), where l_i is the mean loss of client i:
+cross-entropy for classes, half the squared error for regression, ... (`tfpfl.models.heads`).
 
 Messages: 4b bytes down (theta), 4b up (its gradient). On the device: the head W_i, and its labels. A new client gets
 the current theta and an initial head. It adapts only the head, with one inner step per epoch.
 
 theta does not change between the first pass and the joint gradient. So the joint gradient can use the cached features:
-the recorded forward pass is pulled back with the gradient of the features, (P - Y) W_i^T / N_i. This takes one forward
-and one backward pass for every tau; the paper counts two and one. `on_features` is the work between the two passes.
+the recorded forward pass is pulled back with the gradient of the features, E W_i^T / N_i; E = dl/dz is P - Y for
+classes. This takes one forward and one backward pass for every tau; the paper counts two and one. `on_features` is the
+work between the two passes.
 
 The paper and its authors' code differ. The paper prints eq. (3), whose head step has no alpha_i, and says that it
 equals eq. (5), which has it (`rule`). The code weights clients by N_i over the *sampled* clients, and also multiplies
@@ -39,8 +41,11 @@ from tfpfl.algorithms.parts.local_training import arrival_of, one_pass_update
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import InvalidArgument, check_choice, check_rates
 from tfpfl.models import tree
+from tfpfl.models.heads import CLASSIFICATION, check_curvature
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.models.weights import Weights
+
+SOLVERS = ("newton", "exact")  # inner problems that are solved without a rate
 
 
 class Server(NamedTuple):
@@ -50,26 +55,29 @@ class Server(NamedTuple):
     slots: tuple
 
 
-def inner_steps(head, phi, targets, steps, inner, safeguard):
+def inner_steps(head, phi, targets, steps, inner, safeguard, kind=CLASSIFICATION):
     """Takes `steps` inner steps W_i <- W_i - beta grad_W l_i on the cached features.
 
     Args:
-        inner: the optimizer; None for Newton's method.
+        inner: the optimizer; 'newton'; or 'exact' for the minimum, whatever `steps` is.
         safeguard: keep the old W_i if the steps have raised l_i.
+        kind: the kind of the head.
 
     Returns:
-        (W_i, l_i at this W_i, the errors (P - Y) / N_i at this W_i).
+        (W_i, l_i at this W_i, the errors dl/dz / N_i at this W_i).
     """
-    if not steps:
-        return head, *heads.loss_and_errors(head, phi, targets)
-    if inner is None:
-        new = heads.fit_newton(head, phi, targets, steps)
+    if inner == "exact":
+        new = heads.fit_exact(head, phi, targets, kind)
+    elif not steps:
+        return head, *heads.loss_and_errors(head, phi, targets, kind)
+    elif inner == "newton":
+        new = heads.fit_newton(head, phi, targets, steps, kind)
     else:
-        new = heads.fit(head, phi, targets, steps, inner)
-    after = (new, *heads.loss_and_errors(new, phi, targets))
+        new = heads.fit(head, phi, targets, steps, inner, kind)
+    after = (new, *heads.loss_and_errors(new, phi, targets, kind))
     if not safeguard:
         return after
-    before = (head, *heads.loss_and_errors(head, phi, targets))
+    before = (head, *heads.loss_and_errors(head, phi, targets, kind))
     return tree.where(after[1] <= before[1], after, before)
 
 
@@ -103,12 +111,12 @@ def pflego(
         server:         theta <- optimizer(theta, (I/r) sum_{i in S} a_i gT_i)
 
     theta is the shared backbone, Phi its features on client i's N_i training examples, W_i client i's own head, l_i its
-    mean cross-entropy. S is the cohort; r of I clients are in it, in expectation.
+    mean loss (of its kind: cross-entropy for classes). S is the cohort; r of I clients are in it, in expectation.
 
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
         tau: local steps, >= 1, of which tau - 1 are on the head alone; 1 is plain SGD on all parameters.
-        beta: rate of these tau - 1 steps, >= 0 (unused with inner_opt='newton').
+        beta: rate of these tau - 1 steps, >= 0 (unused with inner_opt='newton' and 'exact').
         rho: rate of the joint step, >= 0: of theta's optimizer and of the head's last step.
         rule: 'exact' (c_i = alpha_i = N_i / N over all clients, eq. 5: the step is an unbiased gradient step) or 'eq3'
             (c_i = 1, eq. 3).
@@ -117,7 +125,8 @@ def pflego(
         server_opt: theta's optimizer: 'sgd', 'momentum' (0.9), 'adam', 'adamw', 'adagrad' or 'yogi', with the rate rho.
             In Python also an optimizer of Keras, TFF or tfpfl, which has a rate of its own.
         inner_opt: of the tau - 1 steps: 'gd', 'momentum', 'adam' or 'newton' (damped, conjugate gradients); any will do
-            that lowers l_i. In Python also an optimizer.
+            that lowers l_i. For regression also 'exact': the head of least error in place of the tau - 1 steps, which
+            is tau = infinity for the price of one solve. In Python also an optimizer.
         safeguard: restore W_i where the inner steps raised l_i; default: yes.
         head_init: how a client's head starts: 'glorot', 'uniform01' or 'zeros' (see `SplitModel`); None for the model's
             `head_init`.
@@ -138,17 +147,21 @@ def pflego(
     check_choice(
         rule=(rule, ("exact", "eq3")),
         weighting=(weighting, ("alpha", "sampled")),
-        inner_opt=(inner_opt if isinstance(inner_opt, str) else "gd", ("gd", "momentum", "adam", "newton")),
+        inner_opt=(inner_opt if isinstance(inner_opt, str) else "gd", ("gd", "momentum", "adam", *SOLVERS)),
         head_init=(head_init or model.head_init, HEAD_INITS),
     )
+    if inner_opt == "newton":
+        check_curvature(model.kind, "inner_opt='newton'")
+    if inner_opt == "exact":
+        heads.check_exact(model.kind)
     if tau < 1:
         raise InvalidArgument(f"tau must be at least 1 (the joint step), found {tau}")
     if chunk is not None and chunk < 1:
         raise InvalidArgument(f"chunk must be at least 1 example, found {chunk}")
     check_rates(beta=beta, rho=rho)
     server_optimizer = as_optimizer(server_opt, rho, what="server_opt")
-    inner = None
-    if inner_opt != "newton":
+    inner: Any = inner_opt
+    if inner not in SOLVERS:
         inner = as_optimizer("sgd" if inner_opt == "gd" else inner_opt, beta, what="inner_opt")
     scale = population.num_clients / population.clients_per_round
     arrival = arrival_of(population, model.dtype)
@@ -161,8 +174,8 @@ def pflego(
         return model.head(info, head_init)
 
     def on_features(theta, head, phi, data):
-        targets = tf.one_hot(data.y, tf.shape(head.bias)[0], dtype=phi.dtype)
-        head, loss, errors = inner_steps(head, phi, targets, tau - 1, inner, safeguard)
+        targets = model.kind.targets(data.y, tf.shape(head.bias)[0], phi.dtype)
+        head, loss, errors = inner_steps(head, phi, targets, tau - 1, inner, safeguard, model.kind)
         c = data.info.alpha if rule == "exact" else tf.ones([], phi.dtype)
         c /= arrival(data.info)
         new_head = tree.add_scaled(head, -rho * scale * c, heads.gradient(phi, errors))
@@ -193,20 +206,24 @@ def pflego(
         personal_model=personal_model,
         local_model=lambda theta, output: Weights(theta, output.state),
         aggregate="sum" if weighting == "alpha" else "mean",
-        adapt=newton_epochs(model) if inner is None else adaptation(model, personal_model, inner, part="head"),
+        adapt=solver_epochs(model, inner)
+        if inner in SOLVERS
+        else adaptation(model, personal_model, inner, part="head"),
         shares="backbone",
         # recompute and chunk bound memory per client; batching a whole cohort would defeat that
         one_pass=None if recompute or chunk else one_pass,
     )
 
 
-def newton_epochs(model) -> Adaptation:
-    """The adaptation of a new client's head by Newton's method, with one step per epoch."""
+def solver_epochs(model, inner: str) -> Adaptation:
+    """The adaptation of a new client's head by a step of Newton's method in every epoch, or by the exact solution."""
 
     def epoch(fit, data, n):
         theta, head, phi = fit
-        targets = tf.one_hot(data.y, tf.shape(head.bias)[0], dtype=phi.dtype)
-        return theta, heads.fit_newton(head, phi, targets, 1), phi
+        targets = model.kind.targets(data.y, tf.shape(head.bias)[0], phi.dtype)
+        if inner == "exact":
+            return theta, heads.fit_exact(head, phi, targets, model.kind), phi
+        return theta, heads.fit_newton(head, phi, targets, 1, model.kind), phi
 
     return Adaptation(
         start=lambda theta, head, data: (theta, head, model.features(theta, data.x)),

@@ -99,7 +99,9 @@ def label_kind(text: "str | LabelKind") -> LabelKind:
     except ValueError:
         value = math.nan
     if not (0 < value < 1 if name == "quantile" else 0 < value < math.inf):
-        needed = "a number between 0 and 1, as in quantile:0.9" if name == "quantile" else "a number above 0, as in huber:1"
+        needed = (
+            "a number between 0 and 1, as in quantile:0.9" if name == "quantile" else "a number above 0, as in huber:1"
+        )
         raise InvalidArgument(f"the parameter of {name} must be {needed}; found {text!r}")
     return kind._replace(parameter=value)
 

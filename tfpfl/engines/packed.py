@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     """The features and labels of G clients' examples, one client after the other."""
 
     phi: Any  # [sum N_i, M], features
-    y: Any  # int32 [sum N_i], labels
+    y: Any  # int32 [sum N_i], labels; or numbers [sum N_i, K]
     starts: Any  # int32 [G + 1]: client g has the rows starts[g]..starts[g + 1]-1
 
     def of(self, place):
@@ -131,7 +131,7 @@ def fused_work(algorithm: Algorithm, federation, held_out: Sequence[str] = ()) -
         found = {}
         if held_out:
             head = algorithm.local_model(message, output).head
-            found = scores_of_parts(head, held_out, i, room)
+            found = scores_of_parts(algorithm.model.kind, head, held_out, i, room)
         whole = one_pass.join(one_pass.theta(message), output.update)
         output = checked(algorithm, message, output, found, update=whole)
         sums = metric_contribution(output.metrics, visit.info.num_examples)
@@ -251,12 +251,12 @@ def features_of_splits(model, federation, splits: Sequence[str], labels: str):
     return features
 
 
-def scores_of_parts(head, held_out: dict, i, room: dict) -> dict:
-    """{split: scores} of client i's head on its features in {split: `Batch`}; `room` as in `Readers`."""
+def scores_of_parts(kind, head, held_out: dict, i, room: dict) -> dict:
+    """{split: scores} of client i's head of a kind on its features in {split: `Batch`}; `room` as in `Readers`."""
     found = {}
     for split, part in held_out.items():
         phi, y = part.of(i)
-        found[split] = scores(head, phi, y, room.get(split))
+        found[split] = scores(kind, head, phi, y, room.get(split))
     return found
 
 

@@ -178,8 +178,8 @@ def check_examples(data: ClientData) -> None:
     """Checks the examples that a client was given.
 
     Raises:
-        InvalidArgument: there are no examples, more or fewer labels than examples, labels outside 0..K_i-1, or examples
-            with NaN or infinity. The message names the client.
+        InvalidArgument: there are no examples, more or fewer labels than examples, labels outside 0..K_i-1, targets
+            that are not finite numbers [N, K_i], or examples with NaN or infinity. The message names the client.
     """
     client, classes = int(data.info.client_id), int(data.info.num_classes)
     x, y = np.asarray(data.x), np.asarray(data.y)
@@ -188,7 +188,13 @@ def check_examples(data: ClientData) -> None:
             f"client {client} has {len(x)} examples and {len(y)} labels; it needs at least one example, and one label "
             "for each"
         )
-    if y.min() < 0 or y.max() >= classes:
+    if y.dtype.kind == "f":
+        if y.ndim != 2 or y.shape[1] != classes or not np.isfinite(y).all():
+            raise InvalidArgument(
+                f"client {client} has targets of shape {y.shape}: they must be finite numbers [N, {classes}], one "
+                "column for each output"
+            )
+    elif y.min() < 0 or y.max() >= classes:
         raise InvalidArgument(f"client {client} has labels {y.min()}..{y.max()}, but its classes are 0..{classes - 1}")
     if not np.isfinite(x).all():
         raise InvalidArgument(f"client {client} has examples that are not finite: replace NaN and infinity")

@@ -131,7 +131,7 @@ class FusedEvaluation:
             def one(i, message, packed, visits, held_out):
                 found: dict[str, Any] = {}
                 for prefix, head in heads(i, message, packed, visits).items():
-                    found |= by_split(scores_of_parts(head, held_out, i, readers.room), prefix)
+                    found |= by_split(scores_of_parts(algorithm.model.kind, head, held_out, i, readers.room), prefix)
                 return found
 
             held_out = features_of(theta_of(message), visits.info.client_id)
@@ -172,9 +172,8 @@ def shared_theta(algorithm: Algorithm) -> Callable | None:
     info = population.info(population.client_ids[0], model.dtype)._replace(num_examples=np.int32(1))
 
     def theta_of(message):
-        data = ClientData(
-            tf.zeros([1, *model.input_shape], model.dtype), tf.zeros([1], tf.int32), info, tf.zeros([2], tf.int32)
-        )
+        y = tf.zeros([1], tf.int32) if model.kind.label.is_classes else tf.zeros([1, info.num_classes], model.dtype)
+        data = ClientData(tf.zeros([1, *model.input_shape], model.dtype), y, info, tf.zeros([2], tf.int32))
         return algorithm.personal_model(message, algorithm.init_client(info), data).theta
 
     return theta_of

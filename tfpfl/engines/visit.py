@@ -18,7 +18,8 @@ from tfpfl.data.randomness import client_key
 from tfpfl.engines import aggregation
 from tfpfl.engines.inputs import check_inputs
 from tfpfl.models import tree
-from tfpfl.models.losses import cross_entropy, logits
+from tfpfl.models.heads import HeadKind
+from tfpfl.models.losses import logits
 from tfpfl.models.weights import Head, Weights
 
 GLOBAL = "global"  # what `Algorithm.global_model` is called in evaluations
@@ -152,7 +153,7 @@ def metric_contribution(metrics: dict, num_examples) -> OrderedDict:
         if name.startswith("bytes_") or name in ("finite", "rejected"):
             summed[name] = tf.cast(value, tf.int64)
         elif not name.endswith(
-            ("_correct", "_examples", "_loss", "_logits", "_outputs")
+            ("_correct", "_examples", "_loss", "_score", "_logits", "_outputs")
         ):  # held-out scores are averaged by the evaluation
             summed[name] = weight * tf.cast(value, tf.float64)
     return summed
@@ -207,26 +208,35 @@ def scores_by_split(model, weights: Weights, readers: Readers, visit) -> dict:
 
 
 def evaluate(model, weights: Weights, x, y, room: tuple | None = None) -> OrderedDict:
-    """Scores a model: {'loss': mean cross-entropy, 'correct': int32, 'examples': int32}; all 0 without examples.
+    """Scores a model: {'loss': mean loss, 'correct': int32, 'examples': int32}; all 0 without examples.
+
+    A kind whose score is no fraction of right examples, such as regression, has 'score': float [], not 'correct'.
 
     Args:
         model: the SplitModel.
         weights: its backbone's and head's weights.
         x: [n, ...], the examples.
-        y: int32 [n], the labels.
+        y: int32 [n], the labels; or numbers [n, K].
         room: (rows, columns); then there are also 'logits' [rows, columns], those of the n examples and K outputs
             padded with zeros, and 'outputs': int32, K. None: not.
     """
-    return scores(weights.head, model.features_in_chunks(weights.theta, x, EVALUATION_CHUNK), y, room)
+    return scores(model.kind, weights.head, model.features_in_chunks(weights.theta, x, EVALUATION_CHUNK), y, room)
 
 
-def scores(head: Head, phi, y, room: tuple | None = None) -> OrderedDict:
-    """Scores a head as `evaluate` does, but on the features phi [n, M] of the examples."""
+def scores(kind: HeadKind, head: Head, phi, y, room: tuple | None = None) -> OrderedDict:
+    """Scores a head of a kind as `evaluate` does, but on the features phi [n, M] of the examples."""
     z = logits(head, phi)
     examples = tf.shape(y)[0]
-    correct = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(z, 1, tf.int32), y), tf.int32))
-    loss = tf.cond(examples > 0, lambda: cross_entropy(z, y), lambda: tf.zeros([], z.dtype))
-    found = OrderedDict(correct=correct, examples=examples, loss=loss)
+
+    def if_any(value):
+        return tf.cond(examples > 0, value, lambda: tf.zeros([], z.dtype))
+
+    loss = if_any(lambda: kind.loss(z, y))
+    if kind.counts:
+        correct = tf.reduce_sum(tf.cast(kind.correct(z, y), tf.int32))
+        found = OrderedDict(correct=correct, examples=examples, loss=loss)
+    else:
+        found = OrderedDict(examples=examples, loss=loss, score=if_any(lambda: kind.score(z, y)))
     if room is not None:
         outputs = tf.shape(z)[1]
         found["logits"] = tf.ensure_shape(tf.pad(z, [[0, room[0] - examples], [0, room[1] - outputs]]), room)

@@ -1,4 +1,4 @@
-"""The loss of a whole model and of a head: mean softmax cross-entropy."""
+"""The loss of a whole model and of a head: that of its kind, the mean softmax cross-entropy for classes."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from tfpfl.data.population import Tensor
+from tfpfl.models.heads import CLASSIFICATION
 from tfpfl.models.weights import Head, Weights
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
         logits: float [N, K].
         y: int [N], class ids in [0, K).
     """
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+    return CLASSIFICATION.loss(logits, y)
 
 
 def logits(head: Head, phi: Tensor) -> Tensor:
@@ -28,9 +29,9 @@ def logits(head: Head, phi: Tensor) -> Tensor:
 
 
 def client_loss(model: "SplitModel") -> Callable[[Weights, Tensor, Tensor], Tensor]:
-    """The loss l_i of a client (PFLEGO, eq. 2): (weights, x, y) -> mean cross-entropy of the model, float []."""
+    """The loss l_i of a client (PFLEGO, eq. 2): (weights, x, y) -> mean loss of the model's kind, float []."""
 
     def objective(weights: Weights, x: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(model.logits(weights, x), y)
+        return model.kind.loss(model.logits(weights, x), y)
 
     return objective

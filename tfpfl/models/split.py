@@ -7,10 +7,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.checks import InvalidArgument, warn_user
+from tfpfl.data.kinds import LabelKind
 from tfpfl.data.population import ClientInfo, Tensor
 from tfpfl.data.randomness import ModelKey
 from tfpfl.models import tree
 from tfpfl.models.functional import flatten, functional
+from tfpfl.models.heads import HeadKind, head_kind
 from tfpfl.models.reading import trace
 from tfpfl.models.weights import Head, Weights
 
@@ -19,9 +21,9 @@ _SHARED_HEAD = 2**31 - 1  # a shared head is drawn with this number in place of 
 
 
 class SplitModel:
-    """A classifier in two parts: a Keras backbone with features phi(x; theta) in R^M, and a linear head.
+    """A model in two parts: a Keras backbone with features phi(x; theta) in R^M, and a linear head.
 
-    The logits are phi @ kernel + bias. Client i's head has a kernel [M, K_i] and a bias [K_i].
+    The outputs z are phi @ kernel + bias: logits for classes. Client i's head has a kernel [M, K_i] and a bias [K_i].
 
     Args:
         backbone: a Keras model from [N, ...] to [N, M]. Its current trainable weights are the initial theta. Its frozen
@@ -30,8 +32,12 @@ class SplitModel:
         head_init: 'glorot' (uniform kernel, zero bias), 'uniform01' (kernel and bias uniform in [0, 1), as in the
             PFLEGO authors' code) or 'zeros'.
         input_shape: the shape of one example; needed only for a subclassed model, which does not know it.
+        kind: what the head predicts, and its loss: 'classification' (softmax), 'multilabel' (a logistic loss for each
+            output), 'regression' (squared error), 'poisson' (counts), 'quantile:Q' or 'huber:DELTA'; see
+            `tfpfl.data.kinds.label_kind`.
 
     Attributes:
+        kind: the `HeadKind`.
         reads: what the backbone takes: 'numbers'; 'whole' if the whole input is cast to integers, as before an
             Embedding; 'mixed' if only a part of it is. Integers are given to a backbone that takes whole numbers.
         vocabulary: the rows of the Embedding, if the backbone takes whole numbers and has exactly one; else None.
@@ -39,8 +45,8 @@ class SplitModel:
     A backbone that ends in a softmax or a sigmoid gives a warning: its features would be probabilities.
 
     Raises:
-        InvalidArgument: head_init is unknown; the input shape is not fixed; the backbone's output is not [N, M]; a
-            layer draws random numbers or is a trainable BatchNormalization.
+        InvalidArgument: head_init or kind is unknown; the input shape is not fixed; the backbone's output is not
+            [N, M]; a layer draws random numbers or is a trainable BatchNormalization.
 
     Examples:
         >>> from tfpfl.models import build_network
@@ -50,11 +56,17 @@ class SplitModel:
     """
 
     def __init__(
-        self, backbone: keras.Model, *, seed: int = 0, head_init: str = "glorot", input_shape: tuple | None = None
+        self,
+        backbone: keras.Model,
+        *,
+        seed: int = 0,
+        head_init: str = "glorot",
+        input_shape: tuple | None = None,
+        kind: str | LabelKind | HeadKind = "classification",
     ) -> None:
         if head_init not in HEAD_INITS:
             raise InvalidArgument(f"unknown head_init {head_init!r}: one of {', '.join(HEAD_INITS)}")
-        self.backbone, self.seed, self.head_init = backbone, int(seed), head_init
+        self.backbone, self.seed, self.head_init, self.kind = backbone, int(seed), head_init, head_kind(kind)
         self.input_shape = tuple(input_shape or backbone.input_shape[1:])
         if None in self.input_shape:
             raise InvalidArgument(
@@ -193,7 +205,7 @@ class SplitModel:
         return tf.ensure_shape(parts.concat(), [None, self.num_features])
 
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
-        """The logits of examples x [N, ...] under `weights`: float [N, K]."""
+        """The outputs z of examples x [N, ...] under `weights`, the logits of classes: float [N, K]."""
         return tf.matmul(self.features(weights.theta, x), weights.head.kernel) + weights.head.bias
 
 

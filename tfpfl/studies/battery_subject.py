@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.data import Federation
 from tfpfl.data.cohorts import cohort
+from tfpfl.data.kinds import label_kind
 from tfpfl.data.population import Population, Sampling
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.local.simulation import Simulation
@@ -50,6 +51,29 @@ def clouds(examples, classes, shape=(4,), dtype="float64", seed=1) -> list:
     for n, k in zip(examples, classes, strict=True):
         y = rng.permutation(np.arange(n) % k).astype(np.int32)
         data.append(((means[y] + 0.5 * rng.standard_normal((n, *shape))).astype(dtype), y))
+    return data
+
+
+def cloud_targets(examples, outputs: int, kind: str, shape=(4,), dtype="float64", seed=1) -> list:
+    """[(x, y)], one pair for each client: Gaussian examples, and targets [n, outputs] of a kind of heads.
+
+    The targets of a client depend on x through a hidden layer that all clients share and a linear head of its own.
+    """
+    rng = np.random.default_rng(seed)
+    hidden, common = rng.standard_normal((*shape, 5)), rng.standard_normal((5, outputs))
+    data = []
+    for n in examples:
+        x = rng.standard_normal((n, *shape))
+        z = np.tanh(0.5 * x @ hidden) @ (common + 0.5 * rng.standard_normal(common.shape))
+        noise = rng.random(z.shape)
+        name = label_kind(kind).name
+        if name == "multilabel":
+            y = (noise < 1 / (1 + np.exp(-2 * z))).astype(dtype)
+        elif name == "poisson":
+            y = np.floor(2 * np.exp(0.4 * z) * noise + 0.5)
+        else:
+            y = z + 0.4 * (noise - 0.5)
+        data.append((x.astype(dtype), y.astype(dtype)))
     return data
 
 

@@ -7,7 +7,7 @@ from tfpfl.algorithms.parts.local_training import PARTS, batch_loop, value_and_g
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import check_choice
 from tfpfl.models import tree
-from tfpfl.models.losses import client_loss, cross_entropy, logits
+from tfpfl.models.losses import client_loss, logits
 from tfpfl.models.weights import Weights
 
 FEATURES_CHUNK = 512  # examples per forward pass, if only features and no gradient are needed
@@ -27,7 +27,7 @@ def adaptation(
 ) -> Adaptation:
     """The adaptation that trains a part of the client's model on its own examples.
 
-    Every step uses the gradient of the mean cross-entropy of a mini-batch. The optimizer's state is kept from epoch to
+    Every step uses the gradient of the mean loss of a mini-batch. The optimizer's state is kept from epoch to
     epoch.
 
     Args:
@@ -61,7 +61,7 @@ def adaptation(
     def epoch(fit: Fit, data: ClientData, n) -> Fit:
         def value(values, x, y):
             weights = whole(values, fit.weights)
-            loss = cross_entropy(logits(weights.head, x), y) if part == "head" else objective(weights, x, y)
+            loss = model.kind.loss(logits(weights.head, x), y) if part == "head" else objective(weights, x, y)
             return loss if penalty is None else loss + penalty(weights, fit.message)
 
         def step(carry, x, y):

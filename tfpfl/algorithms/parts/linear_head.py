@@ -1,7 +1,8 @@
-"""Training of a linear softmax head on fixed features, with gradients in closed form.
+"""Training of a linear head on fixed features, with gradients in closed form.
 
-Let Phi be the features [N, M], Y the one-hot labels [N, K] and P = softmax(Phi W). The gradient of the mean
-cross-entropy is Phi^T (P - Y) / N for the kernel and (P - Y) W^T / N for the features (specification, section 1).
+Let Phi be the features [N, M], Y the targets [N, K] (one-hot labels of classes), Z = Phi W and E = dl/dZ. The gradient
+of the mean loss is Phi^T E / N for the kernel and E W^T / N for the features (specification, section 1). For softmax
+cross-entropy, squared error, logistic and Poisson loss E is P - Y, with the mean P of Y at Z: `tfpfl.models.heads`.
 
 The code uses transposed matrices, [K, M] by [M, N], and its own softmax. On a CPU, products with matrices of K columns
 take four times as long, and between its two passes a client of PFLEGO does little but steps on its head.
@@ -14,27 +15,33 @@ from contextvars import ContextVar
 import tensorflow as tf
 
 from tfpfl.algorithms.parts.optimizers import Optimizer
+from tfpfl.checks import InvalidArgument
 from tfpfl.models import tree
+from tfpfl.models.heads import CLASSIFICATION, HeadKind, check_curvature
 from tfpfl.models.weights import Head
 
 CONJUGATE_GRADIENT_STEPS = 10
 _ADD: ContextVar[Callable | None] = ContextVar("what counts the steps of heads", default=None)
+FLOOR = 1e-12  # of the largest diagonal entry: added to the diagonal of an exact solve, in float64
 DAMPING = 1e-3  # added to the Hessian, which is singular: the same constant for all classes does not change the loss
 
 
-def loss(head: Head, phi, targets):
-    """The mean cross-entropy l_i of a head on features phi [N, M] with one-hot targets [N, K]: float []."""
-    return loss_and_errors(head, phi, targets)[0]
+def loss(head: Head, phi, targets, kind: HeadKind = CLASSIFICATION):
+    """The mean loss l_i of a head of a kind on features phi [N, M] with `HeadKind.targets` [N, K]: float []."""
+    return loss_and_errors(head, phi, targets, kind)[0]
 
 
-def errors(head: Head, phi, targets):
-    """The gradient ((P - Y) / N)^T of the loss with respect to the logits, one column per example: [K, N]."""
-    return loss_and_errors(head, phi, targets)[1]
+def errors(head: Head, phi, targets, kind: HeadKind = CLASSIFICATION):
+    """The gradient (E / N)^T of the loss with respect to the outputs, one column per example: [K, N]."""
+    return loss_and_errors(head, phi, targets, kind)[1]
 
 
-def loss_and_errors(head: Head, phi, targets):
-    """The pair (`loss`, `errors`), computed with one softmax."""
+def loss_and_errors(head: Head, phi, targets, kind: HeadKind = CLASSIFICATION):
+    """The pair (`loss`, `errors`), computed from the same outputs."""
     examples, targets = tf.cast(tf.shape(phi)[0], phi.dtype), tf.transpose(targets)
+    if not kind.label.is_classes:
+        z = _outputs(tf.transpose(head.kernel), head.bias[:, None], phi)
+        return tf.reduce_sum(kind.losses(z, targets)) / examples, kind.error(z, targets) / examples
     logits = _logits(tf.transpose(head.kernel), head.bias[:, None], phi)
     powers = tf.exp(logits)
     sums = tf.reduce_sum(powers, 0)
@@ -83,26 +90,32 @@ def counted(phi, steps: float = 1.0):
         return tf.identity(phi)
 
 
-def fit(head: Head, phi, targets, steps, optimizer: Optimizer) -> Head:
+def fit(head: Head, phi, targets, steps, optimizer: Optimizer, kind: HeadKind = CLASSIFICATION) -> Head:
     """Trains the head with `steps` full-batch steps of an optimizer, which starts from its initial state.
 
     Args:
         head: the initial head.
         phi: the features [N, M].
-        targets: one-hot labels [N, K].
+        targets: what `HeadKind.targets` gives, [N, K].
         steps: the number of steps, >= 0.
         optimizer: the `Optimizer`.
+        kind: the kind of the head.
 
     Returns:
         The trained head.
     """
     examples = tf.cast(tf.shape(phi)[0], phi.dtype)
-    targets = tf.transpose(targets) / examples
+    wanted, targets = tf.transpose(targets), tf.transpose(targets) / examples
+
+    def errors_of(head, its_phi):
+        if not kind.label.is_classes:
+            return kind.error(_outputs(head.kernel, head.bias, its_phi), wanted) / examples
+        powers = tf.exp(_logits(head.kernel, head.bias, its_phi))
+        return powers / (examples * tf.reduce_sum(powers, 0)) - targets
 
     def body(step, head, slots):
         its_phi = counted(phi)
-        powers = tf.exp(_logits(head.kernel, head.bias, its_phi))
-        errors = powers / (examples * tf.reduce_sum(powers, 0)) - targets
+        errors = errors_of(head, its_phi)
         its_gradient = Head(tf.matmul(errors, its_phi), tf.reduce_sum(errors, 1, keepdims=True))
         slots, head = optimizer.step(slots, head, its_gradient)
         return step + 1, head, slots
@@ -114,27 +127,36 @@ def fit(head: Head, phi, targets, steps, optimizer: Optimizer) -> Head:
     return Head(tf.transpose(fitted.kernel), fitted.bias[:, 0])
 
 
+def _outputs(kernel_t, bias, phi):
+    """The outputs z [K, N]."""
+    return tf.matmul(kernel_t, phi, transpose_b=True) + bias
+
+
 def _logits(kernel_t, bias, phi):
     """The logits [K, N], shifted so that every example's largest is 0.
 
     Then exp cannot overflow; softmax is the same.
     """
-    logits = tf.matmul(kernel_t, phi, transpose_b=True) + bias
+    logits = _outputs(kernel_t, bias, phi)
     return logits - tf.stop_gradient(tf.reduce_max(logits, 0))
 
 
-def fit_newton(head: Head, phi, targets, steps) -> Head:
+def fit_newton(head: Head, phi, targets, steps, kind: HeadKind = CLASSIFICATION) -> Head:
     """Trains the head with `steps` damped Newton steps; the other arguments are those of `fit`.
 
     Conjugate gradients compute the direction. A step that would raise the loss is halved until it does not.
+
+    Raises:
+        InvalidArgument: the loss of this kind has no second derivative.
     """
+    check_curvature(kind, "Newton's method")
 
     def body(step, head):
-        current, error = loss_and_errors(head, counted(phi), targets)
-        direction = _conjugate_gradient(head, phi, targets, gradient(phi, error))
+        current, error = loss_and_errors(head, counted(phi), targets, kind)
+        direction = _conjugate_gradient(head, phi, targets, gradient(phi, error), kind)
 
         def worse(length):
-            shorter = loss(tree.add_scaled(head, -length, direction), counted(phi, 0.5), targets)
+            shorter = loss(tree.add_scaled(head, -length, direction), counted(phi, 0.5), targets, kind)
             return (shorter > current) & (length > 1e-3)
 
         (length,) = tf.while_loop(worse, lambda length: (length / 2,), (tf.ones([], phi.dtype),))
@@ -143,15 +165,18 @@ def fit_newton(head: Head, phi, targets, steps) -> Head:
     return tf.while_loop(lambda step, _: step < steps, body, (0, head), parallel_iterations=1)[1]
 
 
-def _conjugate_gradient(head, phi, targets, right_side):
+def _conjugate_gradient(head, phi, targets, right_side, kind: HeadKind = CLASSIFICATION):
     """Solves (H + DAMPING) d = right_side approximately for d; H is the Hessian of the loss at `head`."""
-    probabilities = tf.nn.softmax(tf.matmul(counted(phi, 0.5), head.kernel) + head.bias)
+    z = tf.matmul(counted(phi, 0.5), head.kernel) + head.bias
+    variances = kind.mean(z) if kind.label.is_classes else kind.curvature(z)  # of classes: the probabilities
     examples = tf.cast(tf.shape(phi)[0], phi.dtype)
 
     def hessian_times(v: Head):
         u = tf.matmul(counted(phi), v.kernel) + v.bias
-        pu = probabilities * u
-        curved = (pu - probabilities * tf.reduce_sum(pu, 1, keepdims=True)) / examples
+        curved = variances * u
+        if kind.label.is_classes:  # their outputs depend on each other
+            curved -= variances * tf.reduce_sum(curved, 1, keepdims=True)
+        curved /= examples
         return tree.add_scaled(gradient(phi, tf.transpose(curved)), DAMPING, v)
 
     def body(step, solution, residual, direction, squared):
@@ -165,3 +190,55 @@ def _conjugate_gradient(head, phi, targets, right_side):
 
     start = (0, tree.zeros_like(right_side), right_side, right_side, tree.dot(right_side, right_side))
     return tf.while_loop(lambda step, *_: step < CONJUGATE_GRADIENT_STEPS, body, start)[1]
+
+
+def fit_exact(head: Head, phi, targets, kind: HeadKind) -> Head:
+    """The head of least squared error that gradient descent reaches from `head` after infinitely many steps.
+
+    Where several heads fit equally well, it is the one nearest to `head`: W + A^+ (Y - A W), with A = [Phi, 1] and its
+    pseudoinverse A^+. It is computed in float64 by a Cholesky factorization of the smaller of A^T A and A A^T, with
+    `FLOOR` times its largest diagonal entry on the diagonal, so that it exists also where the features depend on each
+    other.
+
+    Args:
+        head, phi, targets: as in `fit`.
+        kind: 'regression'.
+
+    Raises:
+        InvalidArgument: another kind has no solution in closed form.
+    """
+    check_exact(kind)
+    a = tf.cast(tf.concat([counted(phi), tf.ones_like(phi[:, :1])], 1), tf.float64)
+    old = tf.cast(tf.concat([head.kernel, head.bias[None]], 0), tf.float64)
+    rest = tf.cast(targets, tf.float64) - tf.matmul(a, old)
+
+    def solved(gram, right_side):
+        size = tf.shape(gram)[0]
+        floor = FLOOR * tf.reduce_max(tf.linalg.diag_part(gram))
+        lower = tf.linalg.cholesky(gram + tf.eye(size, dtype=tf.float64) * floor)
+        first = tf.linalg.cholesky_solve(lower, right_side)
+        # once more on what is left: the floor then counts only by its square
+        return first + tf.linalg.cholesky_solve(lower, right_side - tf.matmul(gram, first))
+
+    def wide():  # fewer examples than features
+        return tf.matmul(a, solved(tf.matmul(a, a, transpose_b=True), rest), transpose_a=True)
+
+    def tall():
+        return solved(tf.matmul(a, a, transpose_a=True), tf.matmul(a, rest, transpose_a=True))
+
+    new = tf.cast(old + tf.cond(tf.shape(a)[0] < tf.shape(a)[1], wide, tall), phi.dtype)
+    return Head(tf.ensure_shape(new[:-1], head.kernel.shape), tf.ensure_shape(new[-1], head.bias.shape))
+
+
+def check_exact(kind: HeadKind) -> None:
+    """Checks that the inner problem has a solution in closed form.
+
+    Raises:
+        InvalidArgument: the kind is not 'regression'.
+    """
+    if kind.label.name != "regression":
+        raise InvalidArgument(
+            f"inner_opt='exact' solves for the head of least squared error: it is for the kind regression, and this "
+            f"model has the kind {kind.text}. Use inner_opt='gd'"
+            + (", or 'newton', which comes near the minimum in a few steps" if kind.has_curvature else "")
+        )

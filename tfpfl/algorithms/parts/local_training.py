@@ -14,7 +14,7 @@ from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_r
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import Fold
 from tfpfl.models import tree
-from tfpfl.models.losses import client_loss, cross_entropy, logits
+from tfpfl.models.losses import client_loss, logits
 from tfpfl.models.weights import Head, Weights
 
 PARTS = ("full", "head", "body")  # what is trained: all weights, the head, the backbone
@@ -337,14 +337,14 @@ def head_solver(model, *, eta, steps=None, epochs=None, batch_size=None, momentu
 
     def fit(theta, head: Head, data: ClientData):
         phi = model.features(theta, data.x)
-        targets = tf.one_hot(data.y, tf.shape(head.bias)[0], dtype=phi.dtype)
+        targets = model.kind.targets(data.y, tf.shape(head.bias)[0], phi.dtype)
         if batch_size is None:
-            head = heads.fit(head, phi, targets, work, optimizer)
+            head = heads.fit(head, phi, targets, work, optimizer, model.kind)
         else:
             head, _ = solve(
-                lambda w, phi, y: cross_entropy(logits(w, heads.counted(phi)), y), head, data._replace(x=phi)
+                lambda w, phi, y: model.kind.loss(logits(w, heads.counted(phi)), y), head, data._replace(x=phi)
             )
-        return head, heads.loss(head, phi, targets)
+        return head, heads.loss(head, phi, targets, model.kind)
 
     return fit
 

@@ -75,7 +75,7 @@ def broken_work(algorithm: Algorithm, which: Callable) -> Algorithm:
 
 def broken_data(algorithm: Algorithm, which: Callable) -> Algorithm:
     """The algorithm with broken data: with fault 3 no examples, with 4 a NaN example, with 5 a label outside the
-    classes.
+    classes, or a target that is NaN.
 
     Args:
         algorithm: any `Algorithm`.
@@ -89,7 +89,11 @@ def broken_data(algorithm: Algorithm, which: Callable) -> Algorithm:
         first = tf.equal(tf.range(found), 0)
         nan = tf.reshape(first & tf.equal(kind, 4), tf.concat([[found], tf.ones([len(shape) - 1], tf.int32)], 0))
         x = tf.where(nan, tf.constant(np.nan, x.dtype), x)
-        y = tf.where(first & tf.equal(kind, 5), data.info.num_classes, y)
+        broken = first & tf.equal(kind, 5)
+        if y.dtype.is_floating:
+            y = tf.where(tf.reshape(broken, tf.concat([[found], tf.ones([len(y.shape) - 1], tf.int32)], 0)), np.nan, y)
+        else:
+            y = tf.where(broken, data.info.num_classes, y)
         return algorithm.client_update(message, state, data._replace(x=x, y=y))
 
     return algorithm._replace(client_update=client_update, one_pass=None)
