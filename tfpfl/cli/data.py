@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import SectionOption
+from tfpfl.cli.layout import OneOf, SectionOption
 from tfpfl.cli.options import (
     RunCommand,
     data_arguments,
@@ -34,7 +34,18 @@ table_options = [
         "--client", metavar="COLUMN", help="With --from: the column that names the client of each row. Needed."
     ),
     _table_option(
-        "--label", metavar="COLUMN", help="With --from: the column of the label, a whole number or a name. Needed."
+        "--label",
+        "labels",
+        metavar="COLUMN",
+        multiple=True,
+        help="With --from: the column of the label, a whole number or a name. Needed. With --targets it may be given "
+        "several times, once for each output.",
+    ),
+    _table_option(
+        "--targets",
+        type=OneOf(("real", "count", "binary")),
+        help="With --from: the label is no class but a number: real (any finite one), count (0 or more) or binary (0 "
+        "or 1 for each output). Default: classes.",
     ),
     _table_option(
         "--features",
@@ -71,12 +82,15 @@ table_options = [
 @click.option(
     "--seed", default=0, show_default=True, help="Seed of the partition of the data, unless --data-seed is given."
 )
-def partition(out, seed, allow_download, table, client, label, features, split, test_fraction, compact_labels, **kw):
+def partition(
+    out, seed, allow_download, table, client, labels, targets, features, split, test_fraction, compact_labels, **kw
+):
     """Divide a data set among clients. Writes the federation to the folder OUT.
 
     With --from, the data are a table of your own, and one of its columns says to which client a row belongs.
 
-    OUT-classes.png, beside it, shows which client has how many examples of which class.
+    OUT-classes.png, beside it, shows which client has how many examples of which class; targets that are numbers have
+    none.
     """
     from rich.console import Console
 
@@ -87,12 +101,13 @@ def partition(out, seed, allow_download, table, client, label, features, split, 
     seed = seed if kw["data_seed"] is None else kw["data_seed"]
     if table is not None:
         refuse_other_data("--from", besides=("validation", "data_seed"))
-        if client is None or label is None:
+        if client is None or not labels:
             raise click.UsageError("--from needs --client COLUMN and --label COLUMN")
         federation = Federation.from_table(
             table,
             client=client,
-            label=label,
+            label=labels[0] if len(labels) == 1 else labels,
+            targets=targets,
             features=None if features is None else [name.strip() for name in features.split(",")],
             split=split,
             compact_labels=compact_labels,
@@ -102,9 +117,11 @@ def partition(out, seed, allow_download, table, client, label, features, split, 
             out=out,
         )
     else:
-        for flag, given in (("--client", client), ("--label", label), ("--features", features), ("--split", split)):
+        named = {"--client": client, "--label": labels or None, "--features": features, "--split": split}
+        for flag, given in (named | {"--targets": targets}).items():
             if given is not None:
-                raise click.UsageError(f"{flag} names a column of a table: give the table with --from FILE")
+                what = "says what a column of a table is" if flag == "--targets" else "names a column of a table"
+                raise click.UsageError(f"{flag} {what}: give the table with --from FILE")
         data = data_arguments(kw)
         source = load_source(data["dataset"], allow_download=allow_download, **({"seed": seed} | data["source"]))
         federation = Federation.build(
@@ -117,11 +134,13 @@ def partition(out, seed, allow_download, table, client, label, features, split, 
             **data["partition_args"],
         )
     picture = out.with_name(out.name + "-classes.png")
-    plots.write_picture(plots.classes(federation), picture)
+    drawn = federation.targets is None or federation.targets.sort == "binary"  # numbers have no classes to draw
+    if drawn:
+        plots.write_picture(plots.classes(federation), picture)
     console = Console()
     for name, value in federation.describe().items():
         console.print(f"[bold]{name}[/]: {text(value)}", soft_wrap=True)
-    click.echo(f"Written to {out}, and a picture to {picture}")
+    click.echo(f"Written to {out}" + (f", and a picture to {picture}" if drawn else ""))
 
 
 @main.command()

@@ -9,7 +9,8 @@ from tfpfl.data.partitioners import PARTITIONERS, Group, Labels, Partition
 from tfpfl.data.population import ClientInfo, Population, Sampling
 from tfpfl.data.randomness import client_key
 from tfpfl.data.source import Source
-from tfpfl.data.synthetic import blobs
+from tfpfl.data.synthetic import blobs, synthetic_targets
+from tfpfl.data.targets import Targets
 
 __all__ = [
     "PARTITIONERS",
@@ -22,10 +23,12 @@ __all__ = [
     "Population",
     "Sampling",
     "Source",
+    "Targets",
     "blobs",
     "client_key",
     "cohort",
     "find_client",
     "list_datasets",
     "load_source",
+    "synthetic_targets",
 ]

@@ -12,6 +12,7 @@ from tfpfl.data.manifest import SPLITS
 from tfpfl.data.partitioners import check_seed
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.data.source import Source, as_array, as_examples, as_labels, check_same_length
+from tfpfl.data.targets import Targets, as_targets, check_sort, check_widths, strata
 from tfpfl.data.writing import absent, cut_validation, describe_source, write_federation
 
 
@@ -24,12 +25,13 @@ def write_clients(
     validation: float,
     test_fraction: float,
     seed: int,
+    targets: str | None = None,
     **source: Any,
 ) -> Path:
     """Writes the data of clients as a federation; see `Federation.from_clients`.
 
     Args:
-        clients, test, out, validation, test_fraction, seed: as in `Federation.from_clients`.
+        clients, test, out, validation, test_fraction, seed, targets: as in `Federation.from_clients`.
         made_by: the name of the method, which the manifest has in place of a partitioner.
         **source: arguments of `Source.from_arrays`.
 
@@ -38,36 +40,51 @@ def write_clients(
     """
     folder = absent(out)
     check_seed(seed)
+    check_sort(targets)
     for fraction, what in ((validation, "validation"), (test_fraction, "test_fraction")):
         if not 0 <= fraction < 1:
             raise InvalidArgument(f"{what} must lie in [0, 1), found {fraction}")
-    data = client_arrays(clients, test)
+    data = client_arrays(clients, test, targets)
     names = names_of(data)
     xs, ys, rows = rows_of_clients(data)
+    y, wanted = np.concatenate(ys), None
+    if targets is not None:
+        if source.pop("compact_labels", False):
+            raise InvalidArgument("compact_labels numbers classes, and targets are none: leave out one of the two")
+        wanted = Targets.named(targets, y.shape[1], source["class_names"])
+        source["class_names"] = wanted.names
     made = Source.from_arrays(
         np.concatenate(xs),
-        np.concatenate(ys),
+        y if wanted is None else np.zeros(len(y), np.int32),
         x_test=np.empty((0, *xs[0].shape[1:]), xs[0].dtype),
         y_test=np.empty(0, np.int32),
         **source,
     )
     cut_test(rows, ["test" in parts for parts in data.values()], test_fraction, seed)
-    cut_validation(rows, made.y_train, None, validation, seed, names, ["validation" in p for p in data.values()])
+    kinds = made.y_train if wanted is None else strata(y, wanted.sort)
+    cut_validation(rows, kinds, None, validation, seed, names, ["validation" in p for p in data.values()])
     manifest = describe_source(made) | {
         "partitioner": {"name": made_by, "arguments": {"test_fraction": float(test_fraction)}},
         "seed": int(seed),
         "validation": float(validation),
     }
-    return write_federation(folder, (made.x_train, made.x_test), made.y_train, rows, manifest, names)
+    if wanted is None:
+        y = made.y_train
+    else:
+        del manifest["class_names"]
+        manifest["targets"] = wanted.entry()
+    return write_federation(folder, (made.x_train, made.x_test), y, rows, manifest, names)
 
 
-def client_arrays(clients: Any, test: Any = None) -> dict[Any, dict[str, tuple[np.ndarray, np.ndarray]]]:
+def client_arrays(
+    clients: Any, test: Any = None, targets: str | None = None
+) -> dict[Any, dict[str, tuple[np.ndarray, np.ndarray]]]:
     """The data of every client, checked: {id: {split: (x, y)}}.
 
     A ClientData of TFF is recognized by its methods, so that this package need not import TFF.
 
     Args:
-        clients, test: as in `Federation.from_clients`.
+        clients, test, targets: as in `Federation.from_clients`.
 
     Raises:
         InvalidArgument: a client has no training data, an unknown part, arrays that do not fit together, or, where
@@ -79,9 +96,9 @@ def client_arrays(clients: Any, test: Any = None) -> dict[Any, dict[str, tuple[n
             raise InvalidArgument(f"{len(absent)} clients have no test data, the first is {absent[0]!r}")
         found = {}
         for client in clients.client_ids:
-            found[client] = {"train": _dataset_arrays(clients.create_tf_dataset_for_client(client), client)}
+            found[client] = {"train": _dataset_arrays(clients.create_tf_dataset_for_client(client), client, targets)}
             if test is not None:
-                found[client]["test"] = _dataset_arrays(test.create_tf_dataset_for_client(client), client)
+                found[client]["test"] = _dataset_arrays(test.create_tf_dataset_for_client(client), client, targets)
         return found
     if test is not None:
         raise InvalidArgument(
@@ -100,19 +117,24 @@ def client_arrays(clients: Any, test: Any = None) -> dict[Any, dict[str, tuple[n
             what = f"client {client!r}: {split}"
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise InvalidArgument(f"client {client!r}: {split} must be a pair (x, y), found {type(pair).__name__}")
-            x, y = as_array(pair[0], f"{what} examples"), as_array(pair[1], f"{what} labels")
+            given = "labels" if targets is None else "targets"
+            x, y = as_array(pair[0], f"{what} examples"), as_array(pair[1], f"{what} {given}")
             if not (x.ndim and y.ndim):
                 raise InvalidArgument(
                     f"{what} must be arrays with one row per example, found shapes {x.shape} and {y.shape}"
                 )
             if split == "train" and not len(x):
                 raise InvalidArgument(f"client {client!r} has no training examples")
-            found[client][split] = (as_examples(x, what), as_labels(y, what)) if len(x) else (x, y)
+            found[client][split] = (as_examples(x, what), _checked_y(y, targets, what)) if len(x) else (x, y)
             check_same_length(x, y, what)
     return found
 
 
-def _dataset_arrays(dataset: Any, client: Any) -> tuple[np.ndarray, np.ndarray]:
+def _checked_y(y: Any, targets: str | None, what: str) -> np.ndarray:
+    return as_labels(y, what) if targets is None else as_targets(y, targets, what)
+
+
+def _dataset_arrays(dataset: Any, client: Any, targets: str | None) -> tuple[np.ndarray, np.ndarray]:
     """The arrays (x, y) of a client's tf.data.Dataset of pairs (x, y), or of dicts of a label and one other feature."""
     xs, ys = [], []
     for element in dataset.as_numpy_iterator():
@@ -129,7 +151,8 @@ def _dataset_arrays(dataset: Any, client: Any) -> tuple[np.ndarray, np.ndarray]:
         ys.append(element[1])
     if not xs:
         raise InvalidArgument(f"client {client!r} has no examples")
-    return as_examples(np.stack(xs), f"client {client!r}:"), as_labels(np.stack(ys), f"client {client!r}:")
+    what = f"client {client!r}:"
+    return as_examples(np.stack(xs), what), _checked_y(np.stack(ys), targets, what)
 
 
 def names_of(data: dict) -> list[str]:
@@ -159,16 +182,16 @@ def rows_of_clients(data: dict) -> tuple[list[np.ndarray], list[np.ndarray], lis
         data: from `client_arrays`.
 
     Returns:
-        (examples, labels, rows): two lists of arrays to concatenate, and for every client the indices of its train,
-        validation and test examples in the result, int [n] each.
+        (examples, labels or targets, rows): two lists of arrays to concatenate, and for every client the indices of its
+        train, validation and test examples in the result, int [n] each.
 
     Raises:
-        InvalidArgument: there is no client, one has no training examples, examples differ in shape, or some labels are
-            integers and some are names.
+        InvalidArgument: there is no client, one has no training examples, examples or targets differ in shape, or some
+            labels are integers and some are names.
     """
     if not data:
         raise InvalidArgument("there are no clients")
-    xs, ys, rows, start = [], [], [], 0
+    xs, ys, whose, rows, start = [], [], [], [], 0
     for client, parts in data.items():
         row = []
         for split in SPLITS:
@@ -179,11 +202,14 @@ def rows_of_clients(data: dict) -> tuple[list[np.ndarray], list[np.ndarray], lis
             if count:
                 xs.append(x)
                 ys.append(y)
+                whose.append(f"client {client!r}")
         if not len(row[0]):
             raise InvalidArgument(f"client {client!r} has no training examples")
         rows.append(row)
     if len({y.dtype.kind == "U" for y in ys}) > 1:
         raise InvalidArgument("labels must be all integers or all names of classes, found both")
+    if ys[0].ndim == 2:
+        check_widths(ys, whose)
     shapes = {x.shape[1:] for x in xs}
     if len(shapes) > 1:
         raise InvalidArgument(f"examples must have one shape, found {sorted(shapes)}")

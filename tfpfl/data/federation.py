@@ -5,6 +5,7 @@
     labels.raw         int32: global class ids
     labels_local.raw   int32: ids 0..K_i-1, the rank of the global id among the client's classes
     index.raw          int64 [I, 5]: first example; numbers of train, validation and test examples; K_i
+    targets.raw        float32 [N, D]: what is to be predicted, in place of both labels, if that is no class
 
 Two people who exchange the folder compare on the same split; `Federation.hash` identifies it. All engines, evaluation
 and export read it. Graphs read it through `reader`, because sending a client's arrays into a TFF round costs more than
@@ -23,12 +24,14 @@ from numpy.typing import DTypeLike
 from tfpfl.checks import InvalidArgument, one_line, unknown
 from tfpfl.data.catalog import load_source
 from tfpfl.data.client_arrays import write_clients
-from tfpfl.data.manifest import FILES, SPLITS, FederationError, check_index, check_labels, plain_values, read_manifest
+from tfpfl.data.description import describe
+from tfpfl.data.manifest import FederationError, check_index, check_labels, files_of, plain_values, read_manifest
 from tfpfl.data.partitioners import PARTITIONERS, Labels, Partition
 from tfpfl.data.population import Population, Sampling, Tensor
 from tfpfl.data.reading import cohort_reader, label_space, split_number
 from tfpfl.data.source import Source
-from tfpfl.data.table import table_clients
+from tfpfl.data.table import label_columns, table_clients
+from tfpfl.data.targets import Targets, check_stored, ones
 from tfpfl.data.writing import absent, cut_validation, describe_source, write_federation
 
 
@@ -41,26 +44,31 @@ class Federation:
         hash: the sha256 of the manifest, which contains the sha256 of every file. Two federations with equal hash have
             the same data and the same split.
         num_clients: the number of clients, I.
-        num_labels: the number of classes of the data set, C.
+        num_labels: the number of classes of the data set, C; the width D of targets.
+        targets: the sort, the width D and the names of the targets; None if the examples have classes.
         example_shape: the shape of one example, without the batch dimension.
         class_names: the names of the C classes, as `tfpfl.checks.one_line` shows them; the manifest has them as given.
+            Of targets, the names of the D outputs.
         client_names: the names of the I clients: their natural keys, or the ids that were given, or else '0', '1', ...
     """
 
     def __init__(self, path: Path, manifest: dict):
         self.path, self.manifest, self.hash = path, manifest, manifest["hash"]
         self.example_shape = tuple(manifest["example_shape"])
-        self.class_names = [one_line(name) for name in manifest["class_names"]]
+        self.targets = Targets.of_manifest(manifest)
+        names = self.targets.names if self.targets else manifest["class_names"]
+        self.class_names = [one_line(name) for name in names]
         self.num_labels = len(self.class_names)
         self.num_clients = len(manifest["clients"]["train"])
         self.client_names = [one_line(name) for name in manifest["clients"].get("names") or range(self.num_clients)]
         total = manifest["num_examples"]
         self._index = self._map("index.raw", np.int64, (self.num_clients, 5))
         self._x = self._map("x.raw", np.dtype(manifest["dtype"]), (total, *self.example_shape))
-        self._y = {
-            "global": self._map("labels.raw", np.int32, (total,)),
-            "local": self._map("labels_local.raw", np.int32, (total,)),
-        }
+        if self.targets is None:
+            files = {"global": "labels.raw", "local": "labels_local.raw"}
+            self._y = {space: self._map(name, np.int32, (total,)) for space, name in files.items()}
+        else:
+            self._y = dict.fromkeys(("global", "local"), self._map("targets.raw", np.float32, (total, self.num_labels)))
 
     def _map(self, name: str, dtype: DTypeLike, shape: tuple[int, ...]) -> np.ndarray:
         return np.memmap(self.path / name, dtype, mode="r", shape=shape)
@@ -138,6 +146,7 @@ class Federation:
         test: Any = None,
         *,
         out: str | os.PathLike,
+        targets: str | None = None,
         name: str = "arrays",
         version: str = "",
         class_names: Sequence[str] | None = None,
@@ -156,6 +165,8 @@ class Federation:
                 cut from train: first test, then validation.
             test: only with a ClientData: a second ClientData, with the test examples of the same clients.
             out: the folder to make; it must not exist yet.
+            targets: what y is. None: classes. 'real': finite numbers; 'count': finite numbers >= 0; 'binary': 0 or 1
+                for each output. Targets are [N, D], or [N] if D = 1; `class_names` then names the D outputs.
             name, version: the name and the version of the source, for the manifest.
             class_names, compact_labels, scale, shift: as in `Source.from_arrays`. Labels are integers or names of
                 classes. uint8 is taken for pixels (scale 1/255); other integers stay as they are.
@@ -166,8 +177,8 @@ class Federation:
 
         Raises:
             InvalidArgument: a client has no data or would keep fewer than 2 training examples; examples differ in
-                shape, have no features or are not finite; labels are neither integers in [0, C) nor names; two ids are
-                the same text; a fraction is outside [0, 1).
+                shape, have no features or are not finite; labels are neither integers in [0, C) nor names; targets are
+                not of their sort, or differ in width; two ids are the same text; a fraction is outside [0, 1).
             FederationError: `out` exists already.
 
         Examples:
@@ -180,6 +191,7 @@ class Federation:
         """
         how: dict[str, Any] = {"name": name, "version": version, "class_names": class_names}
         how |= {"compact_labels": compact_labels, "validation": validation, "test_fraction": test_fraction}
+        how["targets"] = targets
         path = write_clients(clients, test, out=out, scale=scale, shift=shift, seed=seed, made_by="from_clients", **how)
         return cls.load(path, verify=False)
 
@@ -189,8 +201,9 @@ class Federation:
         table: Any,
         *,
         client: str,
-        label: str,
+        label: str | Sequence[str],
         out: str | os.PathLike,
+        targets: str | None = None,
         features: Sequence[str] | None = None,
         split: str | None = None,
         name: str | None = None,
@@ -210,8 +223,10 @@ class Federation:
         Args:
             table: the path of a CSV file (in UTF-8; the first line names the columns) or of a Parquet file (needs
                 pyarrow, the extra 'tables'), a DataFrame of pandas or polars, or a dict of columns.
-            client, label: the columns of the client and of the label. Labels are integers or names of classes.
+            client, label: the columns of the client and of the label. Labels are integers or names of classes. With
+                `targets`, `label` is the column of the target, or a list of columns, one for each output.
             out: the folder to make; it must not exist yet.
+            targets: as in `from_clients`. The outputs are named by their columns.
             features: the columns of the features, all numeric. Default: all columns but client, label and split.
             split: the column that says of each row train, validation or test. Default: no column; test and validation
                 examples are cut from all rows of a client, as in `from_clients`. With the column nothing is cut for
@@ -235,8 +250,10 @@ class Federation:
         absent(out)  # before a large table is read
         if name is None:
             name = Path(table).stem if isinstance(table, str | os.PathLike) else "table"
-        clients, found = table_clients(table, client, label, features, split)
-        how: dict[str, Any] = {"name": name, "version": version, "class_names": class_names}
+        clients, found = table_clients(table, client, label, features, split, targets)
+        if targets is not None and class_names is None:
+            class_names = label_columns(label)
+        how: dict[str, Any] = {"name": name, "version": version, "class_names": class_names, "targets": targets}
         how |= {"compact_labels": compact_labels, "validation": validation, "test_fraction": test_fraction}
         columns = {"client": client, "label": label, "split": split, "features": found}
         path = write_clients(clients, out=out, scale=1.0, seed=seed, made_by="from_table", options=columns, **how)
@@ -256,7 +273,7 @@ class Federation:
         """
         path = Path(os.path.abspath(path))
         manifest = read_manifest(path)
-        for name in FILES:
+        for name in files_of(manifest):
             expected = manifest["files"][name]["bytes"]
             size = (path / name).stat().st_size if (path / name).is_file() else None
             if size != expected:
@@ -275,7 +292,7 @@ class Federation:
         Raises:
             FederationError: a file was changed.
         """
-        for name in FILES:
+        for name in files_of(self.manifest):
             with open(self.path / name, "rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != self.manifest["files"][name]["sha256"]:
@@ -286,7 +303,10 @@ class Federation:
         try:
             check_index(self.manifest, self._index)
             if labels_too:
-                check_labels(self.manifest, self._index, self._y["global"], self._y["local"])
+                if self.targets is not None:
+                    check_stored(self.manifest, self._y["global"])
+                else:
+                    check_labels(self.manifest, self._index, self._y["global"], self._y["local"])
         except FederationError as error:
             raise FederationError(f"{self.path}/{error}") from None
 
@@ -296,21 +316,26 @@ class Federation:
 
     @property
     def num_classes(self) -> np.ndarray:
-        """The number of classes K_i of every client: int64 [I]."""
+        """The number of classes K_i of every client: int64 [I]. With targets, their width D."""
         return np.array(self._index[:, 4])
 
     def classes(self, client_id: int) -> np.ndarray:
-        """The global class ids of a client, ascending: int64 [K_i]. The local label k means the class classes(i)[k]."""
+        """The global class ids of a client, ascending: int64 [K_i]. The local label k means the class classes(i)[k].
+
+        With targets, the D outputs: 0..D-1 for every client.
+        """
         self._check_id(client_id)
+        if self.targets is not None:
+            return np.arange(self.targets.width)
         return np.asarray(self.manifest["clients"]["classes"][client_id], np.int64)
 
     def raw(self, client_id: int, split: str = "train", labels: str = "local") -> tuple[np.ndarray, np.ndarray]:
-        """A client's examples as stored, [N, ...], and labels int32 [N]: read-only views of the files.
+        """A client's examples as stored, [N, ...], and labels int32 [N] or targets float32 [N, D]: read-only views.
 
         Args:
             client_id: in [0, I).
             split: 'train', 'validation' or 'test'.
-            labels: 'local' (ids in [0, K_i)) or 'global' (ids in [0, C)).
+            labels: 'local' (ids in [0, K_i)) or 'global' (ids in [0, C)); of targets, both are the same.
 
         Raises:
             IndexError: there is no client of this id.
@@ -323,7 +348,7 @@ class Federation:
         return self._x[rows], self._y[label_space(labels)][rows]
 
     def arrays(self, client_id: int, split: str = "train", labels: str = "local") -> tuple[np.ndarray, np.ndarray]:
-        """The same as `raw`, but the examples are decoded to floats: x float32 [N, ...] and y int32 [N]."""
+        """The same as `raw`, but the examples are decoded to floats: x float32 [N, ...], and y is a copy."""
         x, y = self.raw(client_id, split, labels)
         scale, shift = self._preprocessing()
         x = np.array(x, np.float32)
@@ -345,11 +370,11 @@ class Federation:
         Args:
             split: 'train', 'validation' or 'test'.
             labels: 'local' or 'global', as in `raw`.
-            dtype: the dtype of x; default float32.
+            dtype: the dtype of x, and of targets; default float32.
 
         Returns:
-            read(client_id: int [] tensor) -> (x `dtype` [N, ...], y int32 [N]). An empty split gives empty tensors. An
-            id outside [0, I) raises TensorFlow's InvalidArgumentError.
+            read(client_id: int [] tensor) -> (x `dtype` [N, ...], y int32 [N]); targets are `dtype` [N, D]. An empty
+            split gives empty tensors. An id outside [0, I) raises TensorFlow's InvalidArgumentError.
         """
         import tensorflow as tf
 
@@ -366,8 +391,7 @@ class Federation:
             read(client_ids: int [G]) -> (x `dtype` [sum N_i, ...], y int32 [sum N_i], sizes int32 [G]), where sizes
             are the N_i.
         """
-        file = {"local": "labels_local.raw", "global": "labels.raw"}[label_space(labels)]
-        return cohort_reader(self, split_number(split), file, dtype)
+        return cohort_reader(self, split_number(split), label_space(labels), dtype)
 
     def population(
         self,
@@ -407,30 +431,21 @@ class Federation:
 
     def describe(self) -> dict[str, Any]:
         """A summary of the data: {name: printable value}, in the order in which tables show it."""
-        source, partitioner = self.manifest["source"], self.manifest["partitioner"]
-        arguments = ", ".join(f"{k}={v}" for k, v in partitioner["arguments"].items())
-        rows = {
-            "source": one_line(f"{source['name']} {source['version']}".strip()),
-            "partitioner": one_line(f"{partitioner['name']}({arguments})"),
-            "seed": self.manifest["seed"],
-            "clients": self.num_clients,
-            "classes": self.num_labels,
-            "classes per client": _range(self.num_classes),
-            "example": f"{' x '.join(map(str, self.example_shape))} {self.manifest['dtype']}",
-        }
-        for split in SPLITS:
-            counts = self.num_examples(split)
-            rows[f"{split} examples"] = f"{counts.sum()} ({_range(counts)} per client)"
-        return rows | {"hash": self.hash}
+        return describe(self)
 
     def class_counts(self, split: str = "train", client_ids: Sequence[int] | None = None) -> np.ndarray:
-        """The number of examples of every class that each client has: int64 [n, C].
+        """The number of examples of every class that each client has: int64 [n, C]; of binary targets, of ones.
 
         Args:
             split: 'train', 'validation' or 'test'.
             client_ids: the clients of the n rows; default: all, [I, C].
+
+        Raises:
+            InvalidArgument: the targets are numbers, which have no classes; or an unknown split.
         """
         ids = range(self.num_clients) if client_ids is None else client_ids
+        if self.targets is not None:
+            return np.stack([ones(self.raw(i, split)[1], self.targets) for i in ids])
         return np.stack([np.bincount(self.raw(i, split, "global")[1], minlength=self.num_labels) for i in ids])
 
     def _preprocessing(self) -> tuple[float, float]:
@@ -439,8 +454,3 @@ class Federation:
     def _check_id(self, client_id: int) -> None:
         if not 0 <= client_id < self.num_clients:
             raise IndexError(f"client {client_id} does not exist: ids are 0..{self.num_clients - 1}")
-
-
-def _range(values: np.ndarray) -> str:
-    low, high = values.min(), values.max()
-    return str(low) if low == high else f"{low} to {high}"

@@ -17,9 +17,11 @@ import numpy as np
 
 from tfpfl.checks import DEEPEST, InvalidArgument, levels
 
-FORMAT = 2  # of a federation with int32 examples, which versions that read format 1 do not know; of all others 1
+FORMAT = 3  # the newest one; see `format_of`
 SPLITS = ("train", "validation", "test")
-FILES = ("x.raw", "labels.raw", "labels_local.raw", "index.raw")
+SORTS = ("real", "count", "binary")  # of targets, see tfpfl/data/targets.py
+FILES = ("x.raw", "labels.raw", "labels_local.raw", "index.raw")  # of a federation with classes
+FILES_OF_TARGETS = ("x.raw", "targets.raw", "index.raw")
 
 
 _COUNT = {"type": "integer", "minimum": 0, "maximum": 2**62}
@@ -32,12 +34,17 @@ def _entries(**properties: dict) -> dict:
 
 
 _FILE = _entries(bytes=_COUNT, sha256={"type": "string", "pattern": "^[0-9a-f]{64}$"})
+_NAMES = {"type": "array", "minItems": 1, "maxItems": 2**31 - 1, "items": {"type": "string"}}
+_TARGETS = _entries(
+    sort={"enum": list(SORTS)},
+    width={"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
+    names={"anyOf": [{"type": "null"}, _NAMES]},
+)
 # What the lists with an item for every client hold is checked by `_check_clients`: a schema takes seconds for many.
 SCHEMA = _entries(
     hash={"type": "string"},
     source=_entries(name={"type": "string"}, version={"type": "string"}, options={"type": "object"}),
     preprocessing=_entries(scale=_FLOAT32, shift=_FLOAT32),
-    class_names={"type": "array", "minItems": 1, "maxItems": 2**31 - 1, "items": {"type": "string"}},
     example_shape={
         "type": "array",
         "minItems": 1,
@@ -49,14 +56,34 @@ SCHEMA = _entries(
     seed=_COUNT,
     validation={"type": "number", "minimum": 0, "exclusiveMaximum": 1},
     num_examples={"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
-    clients=_entries(**{name: {"type": "array"} for name in (*SPLITS, "classes")})
+    clients=_entries(**{name: {"type": "array"} for name in SPLITS})
     | {"properties": {name: {"type": "array"} for name in (*SPLITS, "classes", "names")}},
+)
+SCHEMA_OF_CLASSES = _entries(
+    class_names=_NAMES,
+    clients={"required": ["classes"]},
     files=_entries(**dict.fromkeys(FILES, _FILE)),
 )
+SCHEMA_OF_TARGETS = _entries(targets=_TARGETS, files=_entries(**dict.fromkeys(FILES_OF_TARGETS, _FILE)))
 
 
 class FederationError(InvalidArgument):
     """A folder is no federation, is incomplete, was changed, or has a newer format; or it exists and must not."""
+
+
+def format_of(manifest: dict) -> int:
+    """The format of a federation: the lowest one, so that older versions read what they know.
+
+    1 has classes and examples uint8 or float32, 2 has examples int32, and 3 has targets instead of classes.
+    """
+    if "targets" in manifest:
+        return 3
+    return 2 if manifest["dtype"] == "int32" else 1
+
+
+def files_of(manifest: dict) -> tuple[str, ...]:
+    """The names of a federation's files beside manifest.json, in their order."""
+    return FILES_OF_TARGETS if "targets" in manifest else FILES
 
 
 def plain_values(value: Any) -> Any:
@@ -122,27 +149,32 @@ def check_manifest(manifest: dict) -> None:
     """
     if levels(manifest) > DEEPEST:
         raise FederationError(f"it has more than {DEEPEST} levels")
-    wrong = next(_validator().iter_errors(manifest), None)
+    special = SCHEMA_OF_TARGETS if "targets" in manifest else SCHEMA_OF_CLASSES
+    wrong = next((error for schema in (SCHEMA, special) for error in _validator()(schema).iter_errors(manifest)), None)
     if wrong is not None:
         raise FederationError(f"{wrong.json_path.removeprefix('$.')} is wrong: {_cut(wrong.message)}")
     clients = len(manifest["clients"]["train"])
     if not clients:
         raise FederationError("clients.train is wrong: there are no clients")
     total, shape = manifest["num_examples"], manifest["example_shape"]
+    targets = manifest.get("targets")
+    if targets and targets["names"] and len(targets["names"]) != targets["width"]:
+        raise FederationError(f"targets.names has {len(targets['names'])} names, targets.width is {targets['width']}")
     sizes = {
         "x.raw": total * math.prod(shape) * np.dtype(manifest["dtype"]).itemsize,
         "labels.raw": 4 * total,
         "labels_local.raw": 4 * total,
+        "targets.raw": 4 * total * (targets["width"] if targets else 0),
         "index.raw": 8 * 5 * clients,
     }
-    for name, wanted in sizes.items():
-        found = manifest["files"][name]["bytes"]
+    for name in files_of(manifest):
+        found, wanted = manifest["files"][name]["bytes"], sizes[name]
         if found != wanted:
             raise FederationError(
                 f"files.{name}.bytes is {found}, but num_examples {total}, example_shape {shape}, dtype "
                 f"{manifest['dtype']} and the {clients} items of clients.train take {wanted}"
             )
-    _check_clients(manifest["clients"], clients, total, len(manifest["class_names"]))
+    _check_clients(manifest["clients"], clients, total, None if targets else len(manifest["class_names"]))
 
 
 def check_index(manifest: dict, index: np.ndarray) -> None:
@@ -154,7 +186,9 @@ def check_index(manifest: dict, index: np.ndarray) -> None:
     clients = manifest["clients"]
     counts = np.array([clients[split] for split in SPLITS]).T
     ends = np.cumsum(counts.sum(1))
-    expected = np.column_stack([ends - counts.sum(1), counts, [len(c) for c in clients["classes"]]])
+    targets = manifest.get("targets")
+    outputs = np.full(len(ends), targets["width"]) if targets else [len(c) for c in clients["classes"]]
+    expected = np.column_stack([ends - counts.sum(1), counts, outputs])
     if not np.array_equal(index, expected):
         bad = int(np.argmax((index != expected).any(1)))
         found, wanted = index[bad].tolist(), expected[bad].tolist()
@@ -179,7 +213,7 @@ def check_labels(manifest: dict, index: np.ndarray, labels: np.ndarray, local: n
             )
 
 
-def _check_clients(clients: dict, number: int, total: int, labels: int) -> None:
+def _check_clients(clients: dict, number: int, total: int, labels: int | None) -> None:
     for name, values in clients.items():
         if name in (*SPLITS, "classes", "names") and len(values) != number:
             raise FederationError(f"clients.{name} has {len(values)} items, clients.train {number}")
@@ -193,13 +227,14 @@ def _check_clients(clients: dict, number: int, total: int, labels: int) -> None:
     for split in SPLITS[1:]:
         check(split, clients[split], lambda n: type(n) is int and 0 <= n <= total, "a count from 0 on")
     check("names", clients.get("names", []), lambda name: isinstance(name, str), "a text")
-    check(
-        "classes",
-        clients["classes"],
-        lambda c: isinstance(c, list) and bool(c) and all(type(k) is int and 0 <= k < labels for k in c)
-        and all(a < b for a, b in zip(c, c[1:], strict=False)),
-        f"a list of class ids, ascending, from 0 to {labels - 1} as in class_names",
-    )  # fmt: skip
+    if labels is not None:
+        check(
+            "classes",
+            clients["classes"],
+            lambda c: isinstance(c, list) and bool(c) and all(type(k) is int and 0 <= k < labels for k in c)
+            and all(a < b for a, b in zip(c, c[1:], strict=False)),
+            f"a list of class ids, ascending, from 0 to {labels - 1} as in class_names",
+        )  # fmt: skip
     added = sum(sum(clients[split]) for split in SPLITS)
     if added != total:
         raise FederationError(f"num_examples is {total}, but clients.train, .validation and .test add up to {added}")
@@ -212,7 +247,7 @@ def _validator() -> Any:
 
     # 1.0 is an integer for the standard, and not for an array's shape
     types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
-    return extend(Draft202012Validator, type_checker=types)(SCHEMA)
+    return extend(Draft202012Validator, type_checker=types)
 
 
 def _cut(text: str) -> str:

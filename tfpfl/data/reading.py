@@ -37,7 +37,7 @@ def label_space(labels: str) -> str:
     return labels
 
 
-def cohort_reader(federation: "Federation", place: int, labels_file: str, dtype: Any) -> Callable:
+def cohort_reader(federation: "Federation", place: int, labels: str, dtype: Any) -> Callable:
     """Makes the function of `Federation.cohort_reader`.
 
     `ImmutableConst` memory-maps the files into the graph once. `tf.data.FixedLengthRecordDataset` with offsets reads
@@ -46,12 +46,14 @@ def cohort_reader(federation: "Federation", place: int, labels_file: str, dtype:
     Args:
         federation: the federation.
         place: the number of the split in a client's row of index.raw.
-        labels_file: the file of the labels.
-        dtype: the dtype of the examples; None for float32.
+        labels: 'local' or 'global'.
+        dtype: the dtype of the examples and of targets; None for float32.
     """
     import tensorflow as tf  # slow to import, and neither building nor describing needs it
 
     total, stored = federation.manifest["num_examples"], tf.as_dtype(federation.manifest["dtype"])
+    targets = federation.targets
+    labels_file = {"local": "labels_local.raw", "global": "labels.raw"}[label_space(labels)]
 
     def mapped(name: str, dtype: Any, shape: list[int]) -> Tensor:
         return tf.raw_ops.ImmutableConst(dtype=dtype, shape=shape, memory_region_name=str(federation.path / name))
@@ -64,7 +66,11 @@ def cohort_reader(federation: "Federation", place: int, labels_file: str, dtype:
             start, sizes = tf.reduce_sum(counts[:, : 1 + place], 1), counts[:, 1 + place]
             rows = tf.ragged.range(start, start + sizes).values
             x = tf.gather(mapped("x.raw", stored, [total, *federation.example_shape]), rows)
-            y = tf.gather(mapped(labels_file, tf.int32, [total]), rows)
+            if targets is None:
+                y = tf.gather(mapped(labels_file, tf.int32, [total]), rows)
+            else:
+                y = tf.gather(mapped("targets.raw", tf.float32, [total, targets.width]), rows)
+                y = tf.cast(y, dtype or tf.float32)
         return federation.decode(x, dtype), y, tf.cast(sizes, tf.int32)
 
     # TensorFlow caches eager kernels by path for the whole process: a folder that is built again would be read from

@@ -14,6 +14,7 @@ import numpy as np
 
 from tfpfl.checks import InvalidArgument, Unavailable, unknown, warn_user
 from tfpfl.data.manifest import SPLITS
+from tfpfl.data.targets import as_targets, check_sort
 
 EXACT = 2**24  # float32 has every whole number up to this one
 LISTED = 20  # at most so many columns are named in a message
@@ -21,28 +22,41 @@ BLOCK = 50_000  # rows of a CSV file that are text in memory at the same time
 
 
 def table_clients(
-    table: Any, client: str, label: str, features: Sequence[str] | None, split: str | None
+    table: Any,
+    client: str,
+    label: str | Sequence[str],
+    features: Sequence[str] | None,
+    split: str | None,
+    targets: str | None = None,
 ) -> tuple[dict[str, dict[str, tuple[np.ndarray, np.ndarray]]], list[str]]:
     """The rows of a table as the data of clients.
 
     Args:
-        table, client, label, features, split: as in `Federation.from_table`.
+        table, client, label, features, split, targets: as in `Federation.from_table`.
 
     Returns:
-        ({name of a client: {split: (x [N, M], y [N])}}, the names of the M features). Clients are sorted: by number if
-        all are whole numbers, otherwise by name. With `split`, every client has a test part, which may be empty, and a
-        validation part if the column has this value at all.
+        ({name of a client: {split: (x [N, M], y [N] or [N, D])}}, the names of the M features). Clients are sorted: by
+        number if all are whole numbers, otherwise by name. With `split`, every client has a test part, which may be
+        empty, and a validation part if the column has this value at all.
 
     Raises:
         InvalidArgument: see `Federation.from_table`.
         Unavailable: a Parquet file, and pyarrow is not installed.
     """
     is_csv = isinstance(table, str | os.PathLike) and Path(table).suffix.lower() == ".csv"
-    columns = _columns(table, [name for name in (client, label, split) if name is not None])
-    for name, what in ((client, "client"), (label, "label"), (split, "split")):
+    check_sort(targets)
+    labels, whole = label_columns(label), [client] if split is None else [client, split]
+    if not labels or (targets is None and len(labels) != 1):
+        raise InvalidArgument(
+            f"label must be a column of classes, found {', '.join(map(repr, labels)) or 'none'}. Several columns are "
+            "targets: say which sort, with targets='real', 'count' or 'binary' (--targets at the command line)"
+        )
+    columns = _columns(table, whole + labels if targets is None else whole)
+    of = [(client, "client"), *((name, "label") for name in labels), (split, "split")]
+    for name, what in of:
         if name is not None and name not in columns:
             raise InvalidArgument(f"{what}: {unknown('column', name, columns)}")
-    special = [name for name in (client, label, split) if name is not None]
+    special = [name for name, _ in of if name is not None]
     if len(set(special)) < len(special):
         raise InvalidArgument(f"client, label and split must be different columns, found {', '.join(special)}")
     chosen = [name for name in columns if name not in special] if features is None else list(features)
@@ -61,12 +75,17 @@ def table_clients(
     if x.dtype.kind == "b":
         x = x.astype(np.float32)
     _say_constant(x, chosen)
-    y, names = _labels(label, columns[label], is_csv), np.array([str(v) for v in _present(client, columns[client])])
-    words = y.astype(str)
-    if (words == words[0]).all():
-        warn_user(f"column {label!r} has only one class, {_cut(y[0])}: there is nothing to learn")
-    for name, values in ((client, names), (label, words)):
-        _say_spaces(name, values)
+    names = np.array([str(v) for v in _present(client, columns[client])])
+    if targets is None:
+        y = _labels(labels[0], columns[labels[0]], is_csv)
+        words = y.astype(str)
+        if (words == words[0]).all():
+            warn_user(f"column {labels[0]!r} has only one class, {_cut(y[0])}: there is nothing to learn")
+    else:
+        y = np.column_stack([_target(name, columns[name], targets) for name in labels])
+    _say_spaces(client, names)
+    if targets is None:
+        _say_spaces(labels[0], words)
     parts = _parts(split, columns[split]) if split is not None else np.full(len(y), "train")
     given = [part for part in SPLITS if part != "validation" or part in parts] if split is not None else ["train"]
     order = np.argsort(names, kind="stable")
@@ -78,6 +97,20 @@ def table_clients(
         name: {part: (x[rows[name][own]], y[rows[name][own]]) for part in given for own in [parts[rows[name]] == part]}
         for name in ordered
     }, chosen
+
+
+def label_columns(label: str | Sequence[str]) -> list[str]:
+    """The argument `label` as a list of columns."""
+    return [label] if isinstance(label, str) else list(label)
+
+
+def _target(name: str, values: np.ndarray, sort: str) -> np.ndarray:
+    """A column of targets: float32 [N]."""
+    numbers = _numbers(name, values, "a target is a number. Names of classes are labels: leave out targets=", "targets")
+    found = as_targets(numbers, sort, f"column {name!r}:", row="row {}", first=1)[:, 0]
+    if (found == found[0]).all():
+        warn_user(f"column {name!r} has the same target in every row, {found[0]:g}: there is nothing to learn")
+    return found
 
 
 def table_examples(
@@ -302,8 +335,8 @@ def _present(name: str, values: np.ndarray) -> np.ndarray:
     return values
 
 
-def _numbers(name: str, values: np.ndarray, mend: str) -> np.ndarray:
-    """The values of a feature as numbers; `mend` says what to do if they are none."""
+def _numbers(name: str, values: np.ndarray, mend: str, what: str = "features") -> np.ndarray:
+    """The values of a feature or target as numbers; `mend` says what to do if they are none."""
     if values.dtype.kind not in "biuf":
         row = next((i for i, v in enumerate(values) if not _missing(v) and not _is_number(v)), None)
         shown = "" if row is None else f", row {row + 1} has {_cut(values[row])}"
@@ -314,7 +347,7 @@ def _numbers(name: str, values: np.ndarray, mend: str) -> np.ndarray:
     _present(name, values)
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         row = int(np.argmin(np.isfinite(values)))
-        raise InvalidArgument(f"column {name!r} has {values[row]} in row {row + 1}: features must be finite")
+        raise InvalidArgument(f"column {name!r} has {values[row]} in row {row + 1}: {what} must be finite")
     largest = max(abs(float(values.min())), abs(float(values.max())))
     if values.dtype.kind in "iu" and largest > EXACT:
         warn_user(

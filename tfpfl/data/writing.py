@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, one_line, warn_user
-from tfpfl.data.manifest import FORMAT, SPLITS, FederationError, manifest_hash, plain_values
+from tfpfl.data.manifest import SPLITS, FederationError, format_of, manifest_hash, plain_values
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.data.source import Source
 
@@ -105,7 +105,8 @@ def write_federation(
     Args:
         out: the folder to make; it must not exist yet.
         pools: the source's training and test examples. Indices count through both arrays, one after the other.
-        y: int [N], the global class of every example of the pools.
+        y: int [N], the global class of every example of the pools; or float32 [N, D], its targets, if the manifest
+            has an entry 'targets'.
         rows: per client the indices of its train, validation and test examples.
         manifest: the entries about the source and the partition.
         names: the names of the clients, or None.
@@ -118,40 +119,41 @@ def write_federation(
             exist, or one example twice for training, or for training and for test.
         FederationError: another process has made `out` meanwhile.
     """
-    num_labels = len(manifest["class_names"])
-    if y.min() < 0 or y.max() >= num_labels:
-        raise InvalidArgument(f"labels must be class ids 0..{num_labels - 1}, found {y.min()}..{y.max()}")
+    targets = manifest.get("targets")
+    if targets is None:
+        num_labels = len(manifest["class_names"])
+        if y.min() < 0 or y.max() >= num_labels:
+            raise InvalidArgument(f"labels must be class ids 0..{num_labels - 1}, found {y.min()}..{y.max()}")
     counts = np.array([[len(part) for part in row] for row in rows], np.int64)
     order = np.concatenate([part for row in rows for part in row]).astype(np.int64)
     client_of = np.repeat(np.arange(len(rows)), counts.sum(1))
     is_test = np.repeat(np.tile([False, False, True], len(rows)), counts.ravel())
     _check_order(order, is_test, len(y))
 
-    # K_i is the size of the union of the parts' classes; a local label is the rank of its class in that union.
-    labels = y[order].astype(np.int64)
-    pairs, place = np.unique(client_of * num_labels + labels, return_inverse=True)
-    num_classes = np.bincount(pairs // num_labels, minlength=len(rows))
-    first = np.cumsum(num_classes) - num_classes
-    local = place.reshape(-1) - first[client_of]
+    contents: dict[str, Iterable[np.ndarray]] = {"x.raw": _examples(pools, order, client_of)}
+    of_clients: dict[str, list] = {split: counts[:, i].tolist() for i, split in enumerate(SPLITS)}
+    if targets is None:
+        # K_i is the size of the union of the parts' classes; a local label is the rank of its class in that union.
+        labels = y[order].astype(np.int64)
+        pairs, place = np.unique(client_of * num_labels + labels, return_inverse=True)
+        num_classes = np.bincount(pairs // num_labels, minlength=len(rows))
+        first = np.cumsum(num_classes) - num_classes
+        local = place.reshape(-1) - first[client_of]
+        of_clients["classes"] = [part.tolist() for part in np.split(pairs % num_labels, first[1:])]
+        _say_untrained(counts, client_of, labels, names, manifest["class_names"])
+        contents |= {"labels.raw": [labels.astype("<i4")], "labels_local.raw": [local.astype("<i4")]}
+    else:
+        num_classes = np.full(len(rows), targets["width"])
+        contents["targets.raw"] = [y[order].astype("<f4")]
     start = np.cumsum(counts.sum(1)) - counts.sum(1)
-    index = np.column_stack([start, counts, num_classes])
-    classes = [part.tolist() for part in np.split(pairs % num_labels, first[1:])]
-
-    _say_untrained(counts, client_of, labels, names, manifest["class_names"])
-    contents = {
-        "x.raw": _examples(pools, order, client_of),
-        "labels.raw": [labels.astype("<i4")],
-        "labels_local.raw": [local.astype("<i4")],
-        "index.raw": [index.astype("<i8")],
-    }
+    contents["index.raw"] = [np.column_stack([start, counts, num_classes]).astype("<i8")]
     out.parent.mkdir(parents=True, exist_ok=True)
     with _partial_folder(out) as partial:
         files = {name: _write_blocks(partial / name, blocks) for name, blocks in contents.items()}
-        client_rows = {split: counts[:, i].tolist() for i, split in enumerate(SPLITS)} | {"classes": classes}
         if names:
-            client_rows["names"] = list(names)
-        manifest = {"format": FORMAT if manifest["dtype"] == "int32" else 1} | manifest
-        manifest |= {"num_examples": len(order), "clients": client_rows, "files": files}
+            of_clients["names"] = list(names)
+        manifest = {"format": format_of(manifest)} | manifest
+        manifest |= {"num_examples": len(order), "clients": of_clients, "files": files}
         manifest["hash"] = manifest_hash(manifest)
         with open(partial / "manifest.json", "w", encoding="utf-8") as file:
             json.dump(manifest, file, ensure_ascii=True, allow_nan=False)

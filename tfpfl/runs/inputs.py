@@ -148,6 +148,8 @@ def _table(path: Path, federation: Federation) -> Examples:
     named, size = options.get("features"), int(np.prod(federation.example_shape))
     known = isinstance(named, list) and len(named) == size and all(isinstance(name, str) for name in named)
     special = {options[what]: what for what in ("client", "label", "split") if isinstance(options.get(what), str)}
+    if isinstance(options.get("label"), list):  # of targets, one column for each output
+        special |= {str(name): "label" for name in options["label"]}
     x = table_examples(path, named if known else None, size, special if known else None)
     return Examples(x.reshape(len(x), *federation.example_shape))
 

@@ -33,7 +33,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.data.federation import Federation
-from tfpfl.data.manifest import FILES, FederationError
+from tfpfl.data.manifest import FederationError, files_of
 from tfpfl.engines.graphs import default_threads
 from tfpfl.engines.local.simulation import clients_of
 from tfpfl.engines.machines import Machines, MachinesError
@@ -171,7 +171,7 @@ class Tasks:
     def _send_files(self):
         """Puts the federation's files into Ray's object store, once, for nodes that do not have them."""
         if self._files is None:
-            names = ("manifest.json", *FILES)
+            names = ("manifest.json", *files_of(self._federation.manifest))
             files = {name: np.asarray(np.memmap(self._federation.path / name, np.uint8, "r")) for name in names}
             self._files = [self._ray.put(files)]
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.checks import InvalidArgument
-from tfpfl.data.manifest import FILES
+from tfpfl.data.manifest import files_of
 from tfpfl.engines import aggregation
 from tfpfl.engines.machines import Machines, MachinesError
 from tfpfl.engines.packed import side_by_side
@@ -391,7 +391,7 @@ def check_federation(link: Link, name: str, federation, seconds: float) -> None:
         there = np.asarray(link.run(read_files, (), seconds))
     except WorkFailed as error:
         raise OtherFederation(f"worker {name} cannot read all files of {path} ({error})") from error
-    for file, ours, theirs in zip(FILES, _fingerprints_here(federation), there, strict=True):
+    for file, ours, theirs in zip(files_of(federation.manifest), _fingerprints_here(federation), there, strict=True):
         if not np.array_equal(ours, theirs):
             raise OtherFederation(
                 f"worker {name} has another {file} at {path} than the manifest and this process: copy the folder again"
@@ -406,7 +406,7 @@ def _fingerprints(federation):
         return tf.fingerprint(tf.raw_ops.ImmutableConst(dtype=tf.uint8, shape=[1, size], memory_region_name=path))
 
     with tf.device("CPU"):
-        return tf.concat([of(file) for file in FILES], 0)
+        return tf.concat([of(file) for file in files_of(federation.manifest)], 0)
 
 
 @lru_cache

@@ -20,7 +20,7 @@ def classes(federation: Federation, split: str = "train") -> Figure:
         split: the examples to count: 'train', 'validation' or 'test'.
 
     Raises:
-        ValueError: another split.
+        ValueError: another split, or the federation's targets are numbers, which have no classes.
     """
     ids = np.unique(np.linspace(0, federation.num_clients - 1, min(federation.num_clients, 200)).astype(int))
     counts = federation.class_counts(split, ids)
@@ -44,7 +44,7 @@ def classes(federation: Federation, split: str = "train") -> Figure:
     shown = "" if len(ids) == federation.num_clients else f", {len(ids)} of {federation.num_clients} clients shown"
     told = federation.describe()
     top.set_title(f"{short(told['source'], 90)}{shown}\n{short(told['partitioner'], 90)}", fontsize=9, loc="left")
-    top.set_ylabel("class")
+    top.set_ylabel("class" if federation.targets is None else "output")
     if len(ids) == federation.num_clients:
         bottom.bar(np.arange(len(ids)), federation.num_examples(split), color="#33538c")
         bottom.set(xlabel="client", ylabel=f"{split} examples", xlim=top.get_xlim())

@@ -1,0 +1,38 @@
+"""A summary of a federation, for people."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfpfl.checks import one_line
+from tfpfl.data import targets
+from tfpfl.data.manifest import SPLITS
+
+if TYPE_CHECKING:
+    from tfpfl.data.federation import Federation
+
+
+def describe(federation: "Federation") -> dict[str, Any]:
+    """What `Federation.describe` returns."""
+    source, partitioner = federation.manifest["source"], federation.manifest["partitioner"]
+    arguments = ", ".join(f"{k}={v}" for k, v in partitioner["arguments"].items())
+    rows = {
+        "source": one_line(f"{source['name']} {source['version']}".strip()),
+        "partitioner": one_line(f"{partitioner['name']}({arguments})"),
+        "seed": federation.manifest["seed"],
+        "clients": federation.num_clients,
+    }
+    if federation.targets is None:
+        rows |= {"classes": federation.num_labels, "classes per client": _range(federation.num_classes)}
+    else:
+        rows["targets"] = targets.describe(federation.targets)
+    rows["example"] = f"{' x '.join(map(str, federation.example_shape))} {federation.manifest['dtype']}"
+    for split in SPLITS:
+        counts = federation.num_examples(split)
+        rows[f"{split} examples"] = f"{counts.sum()} ({_range(counts)} per client)"
+    return rows | {"hash": federation.hash}
+
+
+def _range(values: np.ndarray) -> str:
+    low, high = values.min(), values.max()
+    return str(low) if low == high else f"{low} to {high}"
