@@ -1,11 +1,22 @@
-"""Checks that a backbone that takes whole numbers, such as tokens for an Embedding, gets them as they are."""
+"""Checks that a model fits the examples: whole numbers such as tokens come as they are, labels are of its kind."""
 
 import numpy as np
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.federation import Federation
+from tfpfl.data.kinds import kind_for
 from tfpfl.data.reading import value_range
 from tfpfl.models.split import SplitModel
+
+
+def check_targets(model: SplitModel, federation: Federation) -> None:
+    """Checks that the model's kind of head learns from the federation's labels.
+
+    Raises:
+        InvalidArgument: it does not; the message names the kinds that do.
+    """
+    targets = federation.targets
+    kind_for("class" if targets is None else targets.sort, model.kind.label)
 
 
 def check_inputs(model: SplitModel, federation: Federation) -> None:

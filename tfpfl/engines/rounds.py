@@ -14,7 +14,7 @@ from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.checks import InvalidArgument, traced_by_design
 from tfpfl.engines import aggregation
 from tfpfl.engines.graphs import any_number, relaxed, total
-from tfpfl.engines.inputs import check_inputs, check_whole
+from tfpfl.engines.inputs import check_inputs, check_targets, check_whole
 from tfpfl.engines.visit import RoundOutput, Visit, finish_metrics, server_step
 
 
@@ -214,6 +214,7 @@ def check_fits(algorithm: Algorithm, federation) -> None:
             f"the model takes examples of shape {shape}, the federation's are {federation.example_shape}"
         )
     check_inputs(algorithm.model, federation)
+    check_targets(algorithm.model, federation)
     ids = population.client_ids
     if ids[-1] >= federation.num_clients:
         raise InvalidArgument(

@@ -16,7 +16,7 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
 from tfpfl.engines import aggregation
-from tfpfl.engines.inputs import check_inputs
+from tfpfl.engines.inputs import check_inputs, check_targets
 from tfpfl.models import tree
 from tfpfl.models.heads import HeadKind
 from tfpfl.models.losses import logits
@@ -264,8 +264,10 @@ def federation_readers(algorithm: Algorithm, federation, held_out: Sequence[str]
 
     Raises:
         InvalidArgument: the backbone takes whole numbers, and the federation's examples are others; see `check_inputs`.
+            The model's kind does not learn from the federation's labels; see `check_targets`.
     """
     check_inputs(algorithm.model, federation)
+    check_targets(algorithm.model, federation)
 
     def read(split):
         reader = federation.reader(split, algorithm.population.labels, algorithm.model.dtype)

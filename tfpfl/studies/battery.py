@@ -59,21 +59,25 @@ class Finding(NamedTuple):
         return f"{self.status:8}{self.check}" + (f": {self.why}" if self.why else "")
 
 
-def check_algorithm(build: Callable, *, checks: Sequence[Callable] | None = None) -> list[Finding]:
+def check_algorithm(
+    build: Callable, *, checks: Sequence[Callable] | None = None, kind: str = "classification"
+) -> list[Finding]:
     """Runs the checks on an algorithm and says which of them it fails.
 
     Args:
         build: function (model, population) -> Algorithm. Choose learning rates with which the loss falls by a fifth in
             25 rounds, or the check of the loss fails.
         checks: which of `CHECKS` to run; default: all. Those in `NEED_TFF` are skipped if TFF is not installed.
+        kind: the kind of the heads, such as 'regression'; see `SplitModel`.
 
     Returns:
         One `Finding` for each check, in the order of the checks. An error that the algorithm raises is a finding, too.
     """
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        federation = small_federation(Path(folder) / "federation")
-        subject = Subject(build(SplitModel(backbone("float32")), small_population(federation)), federation)
+        federation = small_federation(Path(folder) / "federation", kind=kind)
+        model = SplitModel(backbone("float32"), kind=kind)
+        subject = Subject(build(model, small_population(federation)), federation)
         for each in checks or CHECKS:
             name = each.__name__.replace("_", " ")
             if each in NEED_TFF and find_spec("tensorflow_federated") is None:
@@ -107,7 +111,8 @@ def both_engines_agree(subject):
     states = trained.states(EVERYONE)
     scores = federated_evaluation(algorithm, federation, SCORED)(trained.server, states, visits)
     expected = subject.scorer(trained.server, states, visits)
-    names = {f"{split}_{what}" for split in SCORED for what in ("correct", "examples", "loss")}
+    score = "correct" if algorithm.model.kind.counts else "score"
+    names = {f"{split}_{what}" for split in SCORED for what in (score, "examples", "loss")}
     if algorithm.global_model is not None:
         names |= {f"global_{name}" for name in names}
     for theirs, ours in zip(scores, expected, strict=True):

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.data import Federation
 from tfpfl.data.cohorts import cohort
-from tfpfl.data.kinds import label_kind
+from tfpfl.data.kinds import CLASSIFICATION, label_kind
 from tfpfl.data.population import Population, Sampling
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.local.simulation import Simulation
@@ -77,8 +77,17 @@ def cloud_targets(examples, outputs: int, kind: str, shape=(4,), dtype="float64"
     return data
 
 
-def small_federation(folder, examples=EXAMPLES, classes=CLASSES, seed=1) -> Federation:
-    """Writes `clouds` in float32 as a federation into `folder`, with two test examples for each class of a client."""
+def small_federation(folder, examples=EXAMPLES, classes=CLASSES, seed=1, kind="classification") -> Federation:
+    """Writes `clouds` in float32 as a federation into `folder`, with two test examples for each class of a client.
+
+    For heads of another kind, it writes `cloud_targets` with `max(classes)` outputs for every client.
+    """
+    if (label := label_kind(kind)) != CLASSIFICATION:
+        sets = [
+            cloud_targets(n, max(classes), kind, dtype="float32", seed=seed) for n in (examples, [8] * len(examples))
+        ]
+        parts = [{"train": a, "test": b} for a, b in zip(*sets, strict=True)]
+        return Federation.from_clients(parts, out=folder, validation=0.0, targets=label.sorts[0])
     train = clouds(examples, classes, dtype="float32", seed=seed)
     test = clouds([2 * k for k in classes], classes, dtype="float32", seed=seed)
     parts = [{"train": a, "test": b} for a, b in zip(train, test, strict=True)]

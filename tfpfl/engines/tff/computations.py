@@ -197,6 +197,8 @@ def _read_dataset(model):
         if spec[0].shape.rank == len(model.input_shape) + 1:
             dataset = dataset.unbatch()
         x, y = dataset.batch(2**30).get_single_element()
-        return tf.cast(x, model.dtype), tf.cast(tf.reshape(y, [-1]), tf.int32)
+        if model.kind.label.is_classes:
+            return tf.cast(x, model.dtype), tf.cast(tf.reshape(y, [-1]), tf.int32)
+        return tf.cast(x, model.dtype), tf.cast(y if y.shape.rank == 2 else y[:, None], model.dtype)
 
     return read
