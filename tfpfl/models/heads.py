@@ -10,7 +10,9 @@ The loss of an example is the sum over its outputs; a client's loss is the mean 
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from scipy.special import xlogy
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.kinds import LabelKind, label_kind
@@ -86,6 +88,10 @@ class HeadKind:
         """The second derivative of `losses` with respect to z."""
         return tf.ones_like(z)
 
+    def least(self, y: np.ndarray) -> float:
+        """The loss of a perfect prediction of the targets y, float."""
+        return 0.0
+
     def correct(self, z: Tensor, y: Tensor) -> Tensor:
         """For kinds whose score is a fraction: whether every example is predicted right: bool [N]."""
         raise NotImplementedError
@@ -135,7 +141,7 @@ class Regression(HeadKind):
         return 0.5 * tf.square(z - targets)
 
     def score(self, z, y):
-        return tf.sqrt(tf.reduce_mean(tf.square(z - tf.cast(y, z.dtype))))
+        return tf.sqrt(tf.reduce_mean(tf.reduce_mean(tf.square(z - tf.cast(y, z.dtype)), 1)))
 
 
 class Poisson(HeadKind):
@@ -149,6 +155,9 @@ class Poisson(HeadKind):
 
     def curvature(self, z):
         return tf.exp(z)
+
+    def least(self, y):
+        return float((y - xlogy(y, y)).sum(1).mean())
 
     def score(self, z, y):
         y = tf.cast(y, z.dtype)

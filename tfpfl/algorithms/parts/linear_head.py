@@ -41,7 +41,8 @@ def loss_and_errors(head: Head, phi, targets, kind: HeadKind = CLASSIFICATION):
     examples, targets = tf.cast(tf.shape(phi)[0], phi.dtype), tf.transpose(targets)
     if not kind.label.is_classes:
         z = _outputs(tf.transpose(head.kernel), head.bias[:, None], phi)
-        return tf.reduce_sum(kind.losses(z, targets)) / examples, kind.error(z, targets) / examples
+        losses = tf.reduce_sum(kind.losses(z, targets), 0)
+        return tf.reduce_sum(losses) / examples, kind.error(z, targets) / examples
     logits = _logits(tf.transpose(head.kernel), head.bias[:, None], phi)
     powers = tf.exp(logits)
     sums = tf.reduce_sum(powers, 0)

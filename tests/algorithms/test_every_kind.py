@@ -1,0 +1,51 @@
+"""`tfpfl.studies.battery` for every method with every kind of heads that it can have.
+
+`make test` runs two cases, `make test-all` all; those marked `table` are left out by .ci/run, since they take long.
+"""
+
+import pytest
+
+from helpers.quick import quick
+from helpers.toys import KINDS
+from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.checks import InvalidArgument
+from tfpfl.models import SplitModel
+from tfpfl.studies import battery
+
+FAST = [("pflego", "regression"), ("fedavg", "poisson")]
+AT_NIGHT = ["fedrecon", "fedrep", "ditto", "fedamp", "scaffold"]  # one of each way to train a head
+
+
+# Logistic losses are flatter than cross-entropy, squared and Poisson losses steeper: the rates for classes fit less well.
+TIMES = {"multilabel": 3.0}
+RATES = ("beta", "eta", "rho", "eta_inner", "eta_p")
+
+
+def hyperparameters(name: str, kind: str) -> dict:
+    return {key: value * TIMES.get(kind, 1.0) if key in RATES else value for key, value in quick(name).items()}
+
+
+def marked(name: str, kind: str):
+    if (name, kind) in FAST:
+        return pytest.param(name, kind)
+    every = kind == "regression" and name in AT_NIGHT or name == "pflego"
+    return pytest.param(name, kind, marks=pytest.mark.slow if every else (pytest.mark.slow, pytest.mark.table))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [marked(name, kind) for name, method in ALGORITHMS.items() for kind in KINDS if not method.only_classes],
+)
+def test_battery(name, kind):
+    hyper = hyperparameters(name, kind)
+    findings = battery.check_algorithm(lambda model, people: build_algorithm(name, model, people, **hyper), kind=kind)
+    assert [str(finding) for finding in findings if finding.status == "FAILED"] == []
+    assert len(findings) == len(battery.CHECKS)
+
+
+@pytest.mark.parametrize("name", [name for name, method in ALGORITHMS.items() if method.only_classes])
+def test_methods_for_classes_say_so(name, tmp_path):
+    federation = battery.small_federation(tmp_path / "federation", kind="regression")
+    model = SplitModel(battery.backbone("float32"), kind="regression")
+    with pytest.raises(InvalidArgument, match="for classification only, found the kind regression"):
+        build_algorithm(name, model, battery.small_population(federation), **quick(name))
