@@ -16,13 +16,15 @@ FAST = [("pflego", "regression"), ("fedavg", "poisson")]
 AT_NIGHT = ["fedrecon", "fedrep", "ditto", "fedamp", "scaffold"]  # one of each way to train a head
 
 
-# Logistic losses are flatter than cross-entropy, squared and Poisson losses steeper: the rates for classes fit less well.
+# The logistic loss is flatter than cross-entropy: with the rates for classes it falls too slowly to be seen.
 TIMES = {"multilabel": 3.0}
 RATES = ("beta", "eta", "rho", "eta_inner", "eta_p")
+FEDREP = {"eta_h": 0.1, "eta_b": 0.05}  # whose default rates are small
 
 
 def hyperparameters(name: str, kind: str) -> dict:
-    return {key: value * TIMES.get(kind, 1.0) if key in RATES else value for key, value in quick(name).items()}
+    found = {key: value * TIMES.get(kind, 1.0) if key in RATES else value for key, value in quick(name).items()}
+    return found | (FEDREP if name == "fedrep" else {})
 
 
 def marked(name: str, kind: str):

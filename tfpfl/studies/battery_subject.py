@@ -84,7 +84,8 @@ def small_federation(folder, examples=EXAMPLES, classes=CLASSES, seed=1, kind="c
     """
     if (label := label_kind(kind)) != CLASSIFICATION:
         sets = [
-            cloud_targets(n, max(classes), kind, dtype="float32", seed=seed) for n in (examples, [8] * len(examples))
+            cloud_targets(n, max(classes), kind, dtype="float32", seed=seed)
+            for n in (examples, [2 * k for k in classes])
         ]
         parts = [{"train": a, "test": b} for a, b in zip(*sets, strict=True)]
         return Federation.from_clients(parts, out=folder, validation=0.0, targets=label.sorts[0])
