@@ -99,6 +99,7 @@ def algorithm_page(name: str) -> str:
         f"| Passes through the backbone in one visit, forward + backward | {forward:g} + {backward:g} |",
         f"| Steps on the head alone in one visit, on features that are computed already | {head_steps:g} |",
         f"| A client predicts | {PREDICTS[row.evaluates]} |",
+        f"| Labels | {'classes only: ' + row.only_classes if row.only_classes else 'every [kind](../labels.md)'} |",
     ]
     for (option, value), label in row.evaluates_if.items():
         facts.append(f"| with `{option} = {value!r}` | {PREDICTS[label]} |")
