@@ -325,6 +325,28 @@ def test_a_bundle_for_devices_refuses_several_arrays():
         export((model, model.initial_theta, model.shared_head(2)), out="nowhere")
 
 
+@pytest.mark.slow
+def test_a_run_folder_keeps_such_a_model_and_gives_it_out(tmp_path):
+    def pixels_and_age(rng, n):
+        x, y = records(rng, n)
+        return {"age": x["age"], "image": np.clip(100 + 40 * x["image"], 0, 255).astype(np.uint8)}, y
+
+    federation = tfpfl.Federation.from_clients(clients(pixels_and_age, (20, 30)), out=tmp_path / "f")
+    two_arrays().save(tmp_path / "mine.keras")
+    config = tfpfl.RunConfig(algorithm="pflego", network=str(tmp_path / "mine.keras"), rounds=2)
+    with tfpfl.Run.create(config, tmp_path / "run", federation) as run:
+        run.train()
+        assert run.passes.forward == 1
+        scored = {e.client_id: e for e in run.store.evaluations(2) if (e.model, e.split) == ("personal", "test")}
+        for client in range(2):
+            x, y = federation.raw(client, "test")
+            found = run.keras_model(client).predict({k: np.array(v) for k, v in x.items()}, verbose=0)
+            assert -np.log(found[np.arange(len(y)), y]).mean() == pytest.approx(scored[client].loss, rel=1e-4)
+    (tmp_path / "x.npy").write_bytes(b"")
+    with pytest.raises(InvalidArgument, match="an example of this run is several arrays, {'age': "):
+        tfpfl.runs.inputs.read_examples(tmp_path / "x.npy", federation)
+
+
 # ---- pixels inside the model, and half precision
 
 
