@@ -203,6 +203,30 @@ def test_both_engines_agree_and_learn(tmp_path, tff, case):
     np.testing.assert_allclose(*ends, rtol=1e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["arrays", "datasets"])
+def test_clients_that_bring_their_arrays_to_tff(one_and_two, tff, how):
+    federation = one_and_two[1]
+    algorithm = tfpfl.build_algorithm("pflego", SplitModel(two_arrays()), federation.population(), rho=0.1)
+    infos = [algorithm.population.info(i) for i in range(4)]
+    states = [algorithm.init_client(info) for info in infos]
+
+    def visits(of):
+        return [ClientData(*of(*federation.arrays(i)), info, client_key(0, 1, [i])[0]) for i, info in enumerate(infos)]
+
+    wanted = tfpfl.Simulation(algorithm)
+    wanted = wanted.next(wanted.initialize(), states, visits(lambda x, y: (x, y)))
+    if how == "arrays":
+        x = {"age": tf.TensorSpec([None, 1]), "image": tf.TensorSpec([None, 3, 2])}
+        process, given = tfpfl.federate(algorithm, (x, tf.TensorSpec([None], tf.int32))), visits(lambda x, y: (x, y))
+    else:
+        given = visits(lambda x, y: (tf.data.Dataset.from_tensor_slices((x, y)), ()))
+        process = tfpfl.federate(algorithm, tf.data.DatasetSpec(given[0].x.element_spec))
+    found = process.next(process.initialize(), states, given)
+    for a, b in zip(*(tf.nest.flatten([end.server, end.client_states]) for end in (wanted, found)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("fault", slow_but([3, 4], 4))
 def test_screening_and_chunks_know_several_arrays(one_and_two, fault):
     from tfpfl.algorithms.transforms.faults import broken_data
