@@ -13,8 +13,10 @@ from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
+from tfpfl.engines import visits as visits_of
 from tfpfl.models import SplitModel, build_network, tree
 from tfpfl.models.losses import cross_entropy, logits
+from tfpfl.runs.inputs import read_examples
 
 WORDS, LENGTH, RHO = 20, 6, 0.3
 SIZES, K = (7, 5, 9), 2
@@ -32,7 +34,8 @@ def two_arrays(dtype="float32", kind="dict"):
 def attention(dtype="float32"):
     """Attention among the tokens of a text; the mask says which are no padding."""
     keras.utils.set_random_seed(1)
-    tokens, mask = keras.Input((LENGTH,), dtype="int32"), keras.Input((LENGTH,), dtype=dtype)
+    tokens = keras.Input((LENGTH,), dtype="int32", name="tokens")
+    mask = keras.Input((LENGTH,), dtype=dtype, name="mask")
     e = layers.Embedding(WORDS, 4, dtype=dtype)(tokens)
     seen = layers.Reshape((1, LENGTH), dtype=dtype)(mask)
     e = layers.MultiHeadAttention(2, 3, dtype=dtype)(e, e, attention_mask=seen)
@@ -155,7 +158,7 @@ def test_a_round_of_two_arrays_is_that_of_one(one_and_two):
     ends = []
     for federation, network in zip(one_and_two, (of_one_array(), two_arrays()), strict=True):
         algorithm = tfpfl.build_algorithm("pflego", SplitModel(network), federation.population())
-        visits = tfpfl.engines.visits(algorithm, 1, range(4))
+        visits = visits_of(algorithm, 1, range(4))
         engine = tfpfl.Simulation(algorithm, federation, held_out=["test"])
         ends.append(engine.next(engine.initialize(), [algorithm.init_client(v.info) for v in visits], visits))
     one, two = ends
@@ -197,7 +200,8 @@ def test_both_engines_agree_and_learn(tmp_path, tff, case):
         model = SplitModel(make())
         built = tfpfl.build_algorithm("pflego", model, federation.population(), tau=20, rho=0.02, beta=0.1)
         training = tfpfl.Training(built, federation, seed=0, engine=engine)
-        history = training.run(rounds=15)
+        training.run(rounds=15)
+        history = training.store.history()
         ends.append([e.loss for e in training.store.evaluations(15)])
         assert history[-1]["loss"] < 0.7 * history[0]["loss"]
     np.testing.assert_allclose(*ends, rtol=1e-3)
@@ -237,11 +241,12 @@ def test_screening_and_chunks_know_several_arrays(one_and_two, fault):
     broken = broken_data(screened(built), lambda data: tf.where(tf.equal(data.info.client_id, 1), fault, 0))
     engine = tfpfl.Simulation(broken, one_and_two[1])
     ids = population.client_ids
-    visits = tfpfl.engines.visits(broken, 1, ids)
+    visits = visits_of(broken, 1, ids)
     out = engine.next(engine.initialize(), [broken.init_client(v.info) for v in visits], visits)
     assert [int(m["rejected"]) for m in out.client_metrics] == [0, {3: 1, 4: 2}[fault], 0, 0]
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing(tmp_path):
     """With a mask, what stands in the padded places is not seen: by attention, and by a GRU behind Masking."""
     rng = np.random.default_rng(0)
@@ -368,7 +373,7 @@ def test_a_run_folder_keeps_such_a_model_and_gives_it_out(tmp_path):
             assert -np.log(found[np.arange(len(y)), y]).mean() == pytest.approx(scored[client].loss, rel=1e-4)
     (tmp_path / "x.npy").write_bytes(b"")
     with pytest.raises(InvalidArgument, match="an example of this run is several arrays, {'age': "):
-        tfpfl.runs.inputs.read_examples(tmp_path / "x.npy", federation)
+        read_examples(tmp_path / "x.npy", federation)
 
 
 # ---- pixels inside the model, and half precision
@@ -393,7 +398,7 @@ def test_pixels_that_the_model_itself_scales(tmp_path, dtype):
     for federation, inside in ((kept, True), (scaled, False)):
         algorithm = tfpfl.build_algorithm("pflego", SplitModel(network(inside)), federation.population())
         engine = tfpfl.Simulation(algorithm, federation)
-        visits = tfpfl.engines.visits(algorithm, 1, [0, 1])
+        visits = visits_of(algorithm, 1, [0, 1])
         end = engine.next(engine.initialize(), [algorithm.init_client(v.info) for v in visits], visits)
         ends.append(tf.nest.flatten([end.server, end.client_states]))
     for a, b in zip(*ends, strict=True):
@@ -432,7 +437,7 @@ def test_mixed_precision_computes_in_half_and_learns_in_whole(tmp_path):
     engine, losses = tfpfl.Simulation(algorithm, federation), []
     server, states = engine.initialize(), [algorithm.init_client(algorithm.population.info(i)) for i in range(3)]
     for t in range(1, 9):
-        end = engine.next(server, states, tfpfl.engines.visits(algorithm, t, range(3)))
+        end = engine.next(server, states, visits_of(algorithm, t, range(3)))
         server, states = end.server, end.client_states
         losses.append(float(end.metrics["loss"]))
     assert losses[-1] < 0.8 * losses[0]

@@ -17,6 +17,16 @@ def _is_shape(shape: Any) -> bool:
     )
 
 
+def _said(backbone: keras.Model) -> Any:
+    """The shapes that a model says it takes, with the axis of the examples, in the structure of its inputs."""
+    inputs = getattr(backbone, "_inputs_struct", None)  # Keras 3 has no public name for it: input_shape is a list there
+    if isinstance(inputs, Mapping):
+        return {name: getattr(part, "shape", part) for name, part in inputs.items()}
+    if isinstance(inputs, list | tuple):
+        return type(inputs)(getattr(part, "shape", part) for part in inputs)
+    return backbone.input_shape
+
+
 class Inputs:
     """The arrays of a backbone's input.
 
@@ -35,7 +45,7 @@ class Inputs:
 
     def __init__(self, backbone: keras.Model, shape: Any = None):
         given = shape is not None and shape != ()
-        found = shape if given else backbone.input_shape
+        found = shape if given else _said(backbone)
         self._as_list = isinstance(found, list) and not _is_shape(found)
         axis = 0 if given else 1  # what a model says begins with the axis of the examples
         if _is_shape(found):
