@@ -353,7 +353,7 @@ def test_changed_newer_and_foreign_manifests_are_refused(copy, tmp_path):
     manifest = json.loads((copy / "manifest.json").read_text())
     for content, message in (
         (manifest | {"seed": 99}, "manifest.json was changed"),
-        (manifest | {"format": 4}, "has federation format 4; this version of tfpfl reads formats 1 to 3"),
+        (manifest | {"format": 5}, "has federation format 5; this version of tfpfl reads formats 1 to 4"),
         ({"name": "something else"}, "names no format and hash"),
         ([1, 2], "names no format and hash"),
     ):

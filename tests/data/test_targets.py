@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from click.testing import CliRunner
 
+from helpers.marks import slow_but
 from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.cli import main
 from tfpfl.data import Federation, FederationError, Source, Targets, synthetic_targets
@@ -23,7 +24,7 @@ def made(tmp_path, sort="real", **how):
     return Federation.from_clients(synthetic_targets(sort).clients, targets=sort, out=tmp_path / sort, **how)
 
 
-@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("sort", slow_but(SORTS, "binary"))
 def test_every_example_keeps_its_targets_however_it_is_read(tmp_path, sort):
     clients = synthetic_targets(sort, 4, [30, 20, 41, 9]).clients
     federation = Federation.from_clients(clients, targets=sort, out=tmp_path / "f")

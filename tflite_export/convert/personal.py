@@ -61,6 +61,7 @@ def personal_model(source, client: int | str | None, rounds: bool | None = None,
 
 def _of_run(run, client, rounds) -> Personal:
     population = run.population
+    _check_one_array(run.model)
     ids = [int(i) for i in population.client_ids]
     if client is None:
         raise ExportError(f"say which of the {len(ids)} clients of {run.folder} is exported: client=0, or its name")
@@ -112,6 +113,15 @@ def _of_run(run, client, rounds) -> Personal:
     )
 
 
+def _check_one_array(model) -> None:
+    """Checks that an example is one array: programs for a device have one input for examples."""
+    if model.inputs.several:
+        raise ExportError(
+            f"the model takes several arrays, {', '.join(model.inputs.names)}, and a bundle's programs have one input "
+            "for examples: `tfpfl model` writes the client's model as a Keras file, which TensorFlow Lite converts"
+        )
+
+
 def device_training(config, population, client: int) -> dict | str:
     """The settings of PFLEGO's rounds on the device; or a text that says why the device cannot take part."""
     if config.algorithm != "pflego":
@@ -140,6 +150,7 @@ def _given(
     preprocessing=None,
     dataset=None,
 ) -> Personal:
+    _check_one_array(model)
     theta, head = tuple(np.asarray(w) for w in theta), Head(*map(np.asarray, head))
     shapes = [w.shape for w in model.initial_theta]
     if [w.shape for w in theta] != shapes:

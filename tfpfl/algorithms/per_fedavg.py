@@ -106,8 +106,8 @@ def per_fedavg(
         def step(carry, x, y):
             if batch_size is None:
                 return meta_step(carry[0], (x, y), (x, y))
-            half = tf.shape(x)[0] // 2
-            halves = (x[:half], y[:half]), (x[half:], y[half:])
+            half = tree.num_rows(x) // 2
+            halves = (tree.rows(x, None, half), y[:half]), (tree.rows(x, half, None), y[half:])
             return tf.cond(half > 0, lambda: meta_step(carry[0], *halves), lambda: carry)
 
         w_i, loss = loop(step, (w, tf.zeros([], model.dtype)), data)

@@ -8,6 +8,16 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.layout import (
+    checked_examples,
+    entry,
+    given_as_several,
+    joined,
+    names_of_arrays,
+    num_rows,
+    same_arrays,
+    split,
+)
 from tfpfl.data.manifest import SPLITS
 from tfpfl.data.partitioners import check_seed
 from tfpfl.data.randomness import Stream, generator
@@ -53,13 +63,21 @@ def write_clients(
             raise InvalidArgument("compact_labels numbers classes, and targets are none: leave out one of the two")
         wanted = Targets.named(targets, y.shape[1], source["class_names"])
         source["class_names"] = wanted.names
-    made = Source.from_arrays(
-        np.concatenate(xs),
-        y if wanted is None else np.zeros(len(y), np.int32),
-        x_test=np.empty((0, *xs[0].shape[1:]), xs[0].dtype),
-        y_test=np.empty(0, np.int32),
-        **source,
-    )
+    arrays = [np.concatenate(parts) for parts in zip(*map(split, xs), strict=True)]
+    several = isinstance(xs[0], Mapping | tuple)
+    if several:
+        _check_scale(arrays, source)
+    made, *others = [
+        Source.from_arrays(
+            x,
+            np.zeros(len(y), np.int32) if place or wanted is not None else y,
+            x_test=np.empty((0, *x.shape[1:]), x.dtype),
+            y_test=np.empty(0, np.int32),
+            **(source | {"class_names": ["0"], "compact_labels": False} if place else source)
+            | ({"scale": 1.0, "shift": 0.0} if several and x.dtype != np.uint8 else {}),
+        )
+        for place, x in enumerate(arrays)
+    ]
     cut_test(rows, ["test" in parts for parts in data.values()], test_fraction, seed)
     kinds = made.y_train if wanted is None else strata(y, wanted.sort)
     cut_validation(rows, kinds, None, validation, seed, names, ["validation" in p for p in data.values()])
@@ -73,12 +91,28 @@ def write_clients(
     else:
         del manifest["class_names"]
         manifest["targets"] = wanted.entry()
-    return write_federation(folder, (made.x_train, made.x_test), y, rows, manifest, names)
+    sources = [made, *others]
+    if several:
+        for single in ("preprocessing", "example_shape", "dtype"):
+            del manifest[single]
+        kind = "dict" if isinstance(xs[0], Mapping) else "tuple"
+        manifest["inputs"] = entry(kind, names_of_arrays(xs[0]), sources)
+    return write_federation(folder, [(s.x_train, s.x_test) for s in sources], y, rows, manifest, names)
+
+
+def _check_scale(arrays: Sequence[np.ndarray], source: Mapping[str, Any]) -> None:
+    """Checks that scale and shift, if they are given for several arrays, are for one that has pixels."""
+    given = source.get("scale") is not None or source.get("shift")
+    if given and not any(x.dtype == np.uint8 for x in arrays):
+        raise InvalidArgument(
+            "scale and shift are for uint8 arrays, which are taken for pixels, and no array is uint8: leave them out, "
+            "and scale the other arrays before"
+        )
 
 
 def client_arrays(
     clients: Any, test: Any = None, targets: str | None = None
-) -> dict[Any, dict[str, tuple[np.ndarray, np.ndarray]]]:
+) -> dict[Any, dict[str, tuple[Any, np.ndarray]]]:
     """The data of every client, checked: {id: {split: (x, y)}}.
 
     A ClientData of TFF is recognized by its methods, so that this package need not import TFF.
@@ -113,20 +147,25 @@ def client_arrays(
                 f"client {client!r} has parts {sorted(parts)}; train is needed, validation and test may be given"
             )
         found[client] = {}
-        for split, pair in parts.items():
-            what = f"client {client!r}: {split}"
+        for part, pair in parts.items():
+            what = f"client {client!r}: {part}"
             if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise InvalidArgument(f"client {client!r}: {split} must be a pair (x, y), found {type(pair).__name__}")
+                raise InvalidArgument(f"client {client!r}: {part} must be a pair (x, y), found {type(pair).__name__}")
             given = "labels" if targets is None else "targets"
-            x, y = as_array(pair[0], f"{what} examples"), as_array(pair[1], f"{what} {given}")
-            if not (x.ndim and y.ndim):
+            y = as_array(pair[1], f"{what} {given}")
+            several = isinstance(pair[0], Mapping) or given_as_several(pair[0], len(y) if y.ndim else 0)
+            x = checked_examples(pair[0], what, as_examples) if several else as_array(pair[0], f"{what} examples")
+            if not ((several or x.ndim) and y.ndim):
+                shown = "several arrays" if several else x.shape
                 raise InvalidArgument(
-                    f"{what} must be arrays with one row per example, found shapes {x.shape} and {y.shape}"
+                    f"{what} must be arrays with one row per example, found shapes {shown} and {y.shape}"
                 )
-            if split == "train" and not len(x):
+            if part == "train" and not num_rows(x):
                 raise InvalidArgument(f"client {client!r} has no training examples")
-            found[client][split] = (as_examples(x, what), _checked_y(y, targets, what)) if len(x) else (x, y)
-            check_same_length(x, y, what)
+            check_same_length(split(x)[0], y, what)
+            if num_rows(x):
+                x, y = x if several else as_examples(x, what), _checked_y(y, targets, what)
+            found[client][part] = x, y
     return found
 
 
@@ -134,7 +173,7 @@ def _checked_y(y: Any, targets: str | None, what: str) -> np.ndarray:
     return as_labels(y, what) if targets is None else as_targets(y, targets, what)
 
 
-def _dataset_arrays(dataset: Any, client: Any, targets: str | None) -> tuple[np.ndarray, np.ndarray]:
+def _dataset_arrays(dataset: Any, client: Any, targets: str | None) -> tuple[Any, np.ndarray]:
     """The arrays (x, y) of a client's tf.data.Dataset of pairs (x, y), or of dicts of a label and one other feature."""
     xs, ys = [], []
     for element in dataset.as_numpy_iterator():
@@ -152,7 +191,11 @@ def _dataset_arrays(dataset: Any, client: Any, targets: str | None) -> tuple[np.
     if not xs:
         raise InvalidArgument(f"client {client!r} has no examples")
     what = f"client {client!r}:"
-    return as_examples(np.stack(xs), what), _checked_y(np.stack(ys), targets, what)
+    y = _checked_y(np.stack(ys), targets, what)
+    if not isinstance(xs[0], Mapping | tuple):
+        return as_examples(np.stack(xs), what), y
+    stacked = joined([np.stack(parts) for parts in zip(*map(split, xs), strict=True)], xs[0])
+    return checked_examples(stacked, what, as_examples), y
 
 
 def names_of(data: dict) -> list[str]:
@@ -175,7 +218,7 @@ def names_of(data: dict) -> list[str]:
     return list(ids)
 
 
-def rows_of_clients(data: dict) -> tuple[list[np.ndarray], list[np.ndarray], list[list[np.ndarray]]]:
+def rows_of_clients(data: dict) -> tuple[list[Any], list[np.ndarray], list[list[np.ndarray]]]:
     """Lists the arrays of all clients one after the other.
 
     Args:
@@ -194,9 +237,9 @@ def rows_of_clients(data: dict) -> tuple[list[np.ndarray], list[np.ndarray], lis
     xs, ys, whose, rows, start = [], [], [], [], 0
     for client, parts in data.items():
         row = []
-        for split in SPLITS:
-            x, y = parts.get(split, (None, None))
-            count = 0 if x is None else len(x)
+        for part in SPLITS:
+            x, y = parts.get(part, (None, None))
+            count = 0 if x is None else num_rows(x)
             row.append(np.arange(start, start + count))
             start += count
             if count:
@@ -210,6 +253,9 @@ def rows_of_clients(data: dict) -> tuple[list[np.ndarray], list[np.ndarray], lis
         raise InvalidArgument("labels must be all integers or all names of classes, found both")
     if ys[0].ndim == 2:
         check_widths(ys, whose)
+    if any(isinstance(x, Mapping | tuple) for x in xs):
+        same_arrays(xs, whose)
+        return xs, ys, rows
     shapes = {x.shape[1:] for x in xs}
     if len(shapes) > 1:
         raise InvalidArgument(f"examples must have one shape, found {sorted(shapes)}")

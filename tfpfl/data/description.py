@@ -26,7 +26,7 @@ def describe(federation: "Federation") -> dict[str, Any]:
         rows |= {"classes": federation.num_labels, "classes per client": _range(federation.num_classes)}
     else:
         rows["targets"] = targets.describe(federation.targets)
-    rows["example"] = f"{' x '.join(map(str, federation.example_shape))} {federation.manifest['dtype']}"
+    rows["example"] = one_line(federation.layout.described())
     for split in SPLITS:
         counts = federation.num_examples(split)
         rows[f"{split} examples"] = f"{counts.sum()} ({_range(counts)} per client)"

@@ -1,7 +1,8 @@
 """A federation: the data of all clients in one folder on disk, read by client id.
 
     manifest.json      the source, the partition, counts and classes per client, and the hashes of all files
-    x.raw              uint8, int32 or float32: the examples, by client, and within a client train | validation | test
+    x.raw              uint8, int32 or float32: the examples, by client, and within a client train | validation | test;
+                       x.0.raw, x.1.raw, ... if an example is several arrays
     labels.raw         int32: global class ids
     labels_local.raw   int32: ids 0..K_i-1, the rank of the global id among the client's classes
     index.raw          int64 [I, 5]: first example; numbers of train, validation and test examples; K_i
@@ -25,10 +26,11 @@ from tfpfl.checks import InvalidArgument, one_line, unknown
 from tfpfl.data.catalog import load_source
 from tfpfl.data.client_arrays import write_clients
 from tfpfl.data.description import describe
+from tfpfl.data.layout import Layout, packed
 from tfpfl.data.manifest import FederationError, check_index, check_labels, files_of, plain_values, read_manifest
 from tfpfl.data.partitioners import PARTITIONERS, Labels, Partition
 from tfpfl.data.population import Population, Sampling, Tensor
-from tfpfl.data.reading import cohort_reader, label_space, split_number
+from tfpfl.data.reading import cohort_reader, decoded_in_graph, label_space, split_number
 from tfpfl.data.source import Source
 from tfpfl.data.table import label_columns, table_clients
 from tfpfl.data.targets import Targets, check_stored, ones
@@ -46,7 +48,8 @@ class Federation:
         num_clients: the number of clients, I.
         num_labels: the number of classes of the data set, C; the width D of targets.
         targets: the sort, the width D and the names of the targets; None if the examples have classes.
-        example_shape: the shape of one example, without the batch dimension.
+        example_shape: the shape of one example, without the batch dimension; of several arrays, a dict or a tuple.
+        layout: the arrays of an example as they are stored, with their dtypes and scales.
         class_names: the names of the C classes, as `tfpfl.checks.one_line` shows them; the manifest has them as given.
             Of targets, the names of the D outputs.
         client_names: the names of the I clients: their natural keys, or the ids that were given, or else '0', '1', ...
@@ -54,7 +57,8 @@ class Federation:
 
     def __init__(self, path: Path, manifest: dict):
         self.path, self.manifest, self.hash = path, manifest, manifest["hash"]
-        self.example_shape = tuple(manifest["example_shape"])
+        self.layout = Layout.of_manifest(manifest)
+        self.example_shape = self.layout.shape
         self.targets = Targets.of_manifest(manifest)
         names = self.targets.names if self.targets else manifest["class_names"]
         self.class_names = [one_line(name) for name in names]
@@ -63,7 +67,7 @@ class Federation:
         self.client_names = [one_line(name) for name in manifest["clients"].get("names") or range(self.num_clients)]
         total = manifest["num_examples"]
         self._index = self._map("index.raw", np.int64, (self.num_clients, 5))
-        self._x = self._map("x.raw", np.dtype(manifest["dtype"]), (total, *self.example_shape))
+        self._x = [self._map(a.file, np.dtype(a.dtype), (total, *a.shape)) for a in self.layout.arrays]
         if self.targets is None:
             files = {"global": "labels.raw", "local": "labels_local.raw"}
             self._y = {space: self._map(name, np.int32, (total,)) for space, name in files.items()}
@@ -136,7 +140,7 @@ class Federation:
             "validation": float(validation),
         }
         return cls.load(
-            write_federation(out, (source.x_train, source.x_test), y, rows, manifest, part.names), verify=False
+            write_federation(out, [(source.x_train, source.x_test)], y, rows, manifest, part.names), verify=False
         )
 
     @classmethod
@@ -161,6 +165,7 @@ class Federation:
 
         Args:
             clients: {id: data} or [data, ...], where data is (x, y) or {'train': (x, y), 'validation': .., 'test': ..}.
+                x is an array [N, ...], or a dict or a tuple of arrays, such as tokens and a mask.
                 Or a `tff.simulation.datasets.ClientData` of (x, y) pairs or of dicts with a label. Missing parts are
                 cut from train: first test, then validation.
             test: only with a ClientData: a second ClientData, with the test examples of the same clients.
@@ -345,24 +350,19 @@ class Federation:
         counts = self._index[client_id]
         start = int(counts[0] + counts[1 : 1 + split_number(split)].sum())
         rows = slice(start, start + int(counts[1 + split_number(split)]))
-        return self._x[rows], self._y[label_space(labels)][rows]
+        return packed([x[rows] for x in self._x], self.example_shape), self._y[label_space(labels)][rows]
 
     def arrays(self, client_id: int, split: str = "train", labels: str = "local") -> tuple[np.ndarray, np.ndarray]:
         """The same as `raw`, but the examples are decoded to floats: x float32 [N, ...], and y is a copy."""
         x, y = self.raw(client_id, split, labels)
-        scale, shift = self._preprocessing()
-        x = np.array(x, np.float32)
-        x = x if scale == 1 else x * np.float32(scale)
-        return x if shift == 0 else x + np.float32(shift), np.array(y)
+        return self.layout.each(self.layout.decoded, x), np.array(y)
 
     def decode(self, raw: Tensor, dtype: Any = None) -> Tensor:
-        """Converts a tensor of stored examples to floats of `dtype` (default float32): raw * scale + shift."""
-        import tensorflow as tf  # slow to import, and neither building nor describing needs it
+        """Converts a tensor of stored examples to floats of `dtype` (default float32): raw * scale + shift.
 
-        scale, shift = self._preprocessing()
-        x = tf.cast(raw, dtype or tf.float32)
-        x = x if scale == 1 else x * tf.constant(scale, x.dtype)
-        return x if shift == 0 else x + tf.constant(shift, x.dtype)
+        Of several arrays, those that are int32, such as tokens, stay integers.
+        """
+        return decoded_in_graph(self.layout, raw, dtype)
 
     def reader(self, split: str = "train", labels: str = "local", dtype: Any = None) -> Callable:
         """A TensorFlow function that reads one split of a client inside the graph that calls it.
@@ -447,9 +447,6 @@ class Federation:
         if self.targets is not None:
             return np.stack([ones(self.raw(i, split)[1], self.targets) for i in ids])
         return np.stack([np.bincount(self.raw(i, split, "global")[1], minlength=self.num_labels) for i in ids])
-
-    def _preprocessing(self) -> tuple[float, float]:
-        return self.manifest["preprocessing"]["scale"], self.manifest["preprocessing"]["shift"]
 
     def _check_id(self, client_id: int) -> None:
         if not 0 <= client_id < self.num_clients:

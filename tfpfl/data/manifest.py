@@ -7,7 +7,7 @@ anew. So every entry is checked before it is used.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import DEEPEST, InvalidArgument, levels
+from tfpfl.data.layout import Layout
 
-FORMAT = 3  # the newest one; see `format_of`
+FORMAT = 4  # the newest one; see `format_of`
 SPLITS = ("train", "validation", "test")
 SORTS = ("real", "count", "binary")  # of targets, see tfpfl/data/targets.py
 FILES = ("x.raw", "labels.raw", "labels_local.raw", "index.raw")  # of a federation with classes
-FILES_OF_TARGETS = ("x.raw", "targets.raw", "index.raw")
 
 
 _COUNT = {"type": "integer", "minimum": 0, "maximum": 2**62}
@@ -44,14 +44,6 @@ _TARGETS = _entries(
 SCHEMA = _entries(
     hash={"type": "string"},
     source=_entries(name={"type": "string"}, version={"type": "string"}, options={"type": "object"}),
-    preprocessing=_entries(scale=_FLOAT32, shift=_FLOAT32),
-    example_shape={
-        "type": "array",
-        "minItems": 1,
-        "maxItems": 16,
-        "items": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
-    },
-    dtype={"enum": ["uint8", "int32", "float32"]},
     partitioner=_entries(name={"type": "string"}, arguments={"type": "object"}),
     seed=_COUNT,
     validation={"type": "number", "minimum": 0, "exclusiveMaximum": 1},
@@ -59,12 +51,21 @@ SCHEMA = _entries(
     clients=_entries(**{name: {"type": "array"} for name in SPLITS})
     | {"properties": {name: {"type": "array"} for name in (*SPLITS, "classes", "names")}},
 )
-SCHEMA_OF_CLASSES = _entries(
-    class_names=_NAMES,
-    clients={"required": ["classes"]},
-    files=_entries(**dict.fromkeys(FILES, _FILE)),
+_SHAPE = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": 16,
+    "items": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
+}
+_DTYPE = {"enum": ["uint8", "int32", "float32"]}
+_ARRAY = _entries(name={"type": "string"}, shape=_SHAPE, dtype=_DTYPE, scale=_FLOAT32, shift=_FLOAT32)
+_INPUTS = _entries(
+    kind={"enum": ["dict", "tuple"]}, arrays={"type": "array", "minItems": 1, "maxItems": 1000, "items": _ARRAY}
 )
-SCHEMA_OF_TARGETS = _entries(targets=_TARGETS, files=_entries(**dict.fromkeys(FILES_OF_TARGETS, _FILE)))
+SCHEMA_OF_ARRAY = _entries(preprocessing=_entries(scale=_FLOAT32, shift=_FLOAT32), example_shape=_SHAPE, dtype=_DTYPE)
+SCHEMA_OF_SEVERAL = _entries(inputs=_INPUTS)
+SCHEMA_OF_CLASSES = _entries(class_names=_NAMES, clients={"required": ["classes"]})
+SCHEMA_OF_TARGETS = _entries(targets=_TARGETS)
 
 
 class FederationError(InvalidArgument):
@@ -74,8 +75,11 @@ class FederationError(InvalidArgument):
 def format_of(manifest: dict) -> int:
     """The format of a federation: the lowest one, so that older versions read what they know.
 
-    1 has classes and examples uint8 or float32, 2 has examples int32, and 3 has targets instead of classes.
+    1 has classes and examples uint8 or float32, 2 has examples int32, 3 has targets instead of classes, and 4 has
+    examples of several arrays.
     """
+    if "inputs" in manifest:
+        return 4
     if "targets" in manifest:
         return 3
     return 2 if manifest["dtype"] == "int32" else 1
@@ -83,7 +87,13 @@ def format_of(manifest: dict) -> int:
 
 def files_of(manifest: dict) -> tuple[str, ...]:
     """The names of a federation's files beside manifest.json, in their order."""
-    return FILES_OF_TARGETS if "targets" in manifest else FILES
+    of_y = ("targets.raw",) if "targets" in manifest else FILES[1:3]
+    return (*files_of_examples(manifest), *of_y, "index.raw")
+
+
+def files_of_examples(manifest: dict) -> tuple[str, ...]:
+    """The files of the examples: one, or one for each of several arrays."""
+    return tuple(array.file for array in Layout.of_manifest(manifest).arrays)
 
 
 def plain_values(value: Any) -> Any:
@@ -149,19 +159,20 @@ def check_manifest(manifest: dict) -> None:
     """
     if levels(manifest) > DEEPEST:
         raise FederationError(f"it has more than {DEEPEST} levels")
-    special = SCHEMA_OF_TARGETS if "targets" in manifest else SCHEMA_OF_CLASSES
-    wrong = next((error for schema in (SCHEMA, special) for error in _validator()(schema).iter_errors(manifest)), None)
+    wrong = next((error for schema in _schemas(manifest) for error in _validator()(schema).iter_errors(manifest)), None)
     if wrong is not None:
         raise FederationError(f"{wrong.json_path.removeprefix('$.')} is wrong: {_cut(wrong.message)}")
     clients = len(manifest["clients"]["train"])
     if not clients:
         raise FederationError("clients.train is wrong: there are no clients")
-    total, shape = manifest["num_examples"], manifest["example_shape"]
+    total, layout = manifest["num_examples"], Layout.of_manifest(manifest)
     targets = manifest.get("targets")
     if targets and targets["names"] and len(targets["names"]) != targets["width"]:
         raise FederationError(f"targets.names has {len(targets['names'])} names, targets.width is {targets['width']}")
-    sizes = {
-        "x.raw": total * math.prod(shape) * np.dtype(manifest["dtype"]).itemsize,
+    names = [entry["name"] for entry in manifest.get("inputs", {}).get("arrays", [])]
+    if names and manifest["inputs"]["kind"] == "dict" and names != sorted(set(names)):
+        raise FederationError(f"inputs.arrays must be in the order of their names, found {_cut(repr(names))}")
+    sizes = {a.file: total * math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in layout.arrays} | {
         "labels.raw": 4 * total,
         "labels_local.raw": 4 * total,
         "targets.raw": 4 * total * (targets["width"] if targets else 0),
@@ -171,10 +182,19 @@ def check_manifest(manifest: dict) -> None:
         found, wanted = manifest["files"][name]["bytes"], sizes[name]
         if found != wanted:
             raise FederationError(
-                f"files.{name}.bytes is {found}, but num_examples {total}, example_shape {shape}, dtype "
-                f"{manifest['dtype']} and the {clients} items of clients.train take {wanted}"
+                f"files.{name}.bytes is {found}, but num_examples {total}, example_shape "
+                f"{_cut(repr(manifest.get('example_shape', layout.shape)))}, dtype {_cut(str(layout.dtype))} and the "
+                f"{clients} items of clients.train take {wanted}"
             )
     _check_clients(manifest["clients"], clients, total, None if targets else len(manifest["class_names"]))
+
+
+def _schemas(manifest: dict) -> Iterator[dict]:
+    """What a manifest must be; the last one needs that the others hold."""
+    yield SCHEMA
+    yield SCHEMA_OF_SEVERAL if "inputs" in manifest else SCHEMA_OF_ARRAY
+    yield SCHEMA_OF_TARGETS if "targets" in manifest else SCHEMA_OF_CLASSES
+    yield _entries(files=_entries(**dict.fromkeys(files_of(manifest), _FILE)))
 
 
 def check_index(manifest: dict, index: np.ndarray) -> None:

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, traced_by_design
+from tfpfl.data.layout import Array, Layout, packed
 from tfpfl.data.manifest import SPLITS
 from tfpfl.data.population import Tensor
 
@@ -37,6 +38,18 @@ def label_space(labels: str) -> str:
     return labels
 
 
+def decoded_in_graph(layout: Layout, raw: Any, dtype: Any) -> Any:
+    """What `Federation.decode` returns."""
+    import tensorflow as tf  # slow to import, and neither building nor describing needs it
+
+    def decoded(array: Array, raw: Tensor) -> Tensor:
+        x = tf.cast(raw, tf.int32 if layout.whole(array) else dtype or tf.float32)
+        x = x if array.scale == 1 else x * tf.constant(array.scale, x.dtype)
+        return x if array.shift == 0 else x + tf.constant(array.shift, x.dtype)
+
+    return layout.each(decoded, raw)
+
+
 def cohort_reader(federation: "Federation", place: int, labels: str, dtype: Any) -> Callable:
     """Makes the function of `Federation.cohort_reader`.
 
@@ -51,7 +64,7 @@ def cohort_reader(federation: "Federation", place: int, labels: str, dtype: Any)
     """
     import tensorflow as tf  # slow to import, and neither building nor describing needs it
 
-    total, stored = federation.manifest["num_examples"], tf.as_dtype(federation.manifest["dtype"])
+    total, layout = federation.manifest["num_examples"], federation.layout
     targets = federation.targets
     labels_file = {"local": "labels_local.raw", "global": "labels.raw"}[label_space(labels)]
 
@@ -65,7 +78,8 @@ def cohort_reader(federation: "Federation", place: int, labels: str, dtype: Any)
             counts = tf.gather(mapped("index.raw", tf.int64, [federation.num_clients, 5]), client_ids)
             start, sizes = tf.reduce_sum(counts[:, : 1 + place], 1), counts[:, 1 + place]
             rows = tf.ragged.range(start, start + sizes).values
-            x = tf.gather(mapped("x.raw", stored, [total, *federation.example_shape]), rows)
+            arrays = [(a.file, tf.as_dtype(a.dtype), [total, *a.shape]) for a in layout.arrays]
+            x = packed([tf.gather(mapped(*array), rows) for array in arrays], layout.shape)
             if targets is None:
                 y = tf.gather(mapped(labels_file, tf.int32, [total]), rows)
             else:
@@ -83,22 +97,27 @@ def cohort_reader(federation: "Federation", place: int, labels: str, dtype: Any)
     return read
 
 
-_RANGES: WeakKeyDictionary = WeakKeyDictionary()  # federation -> (smallest, largest, whether all are whole)
+_RANGES: WeakKeyDictionary = WeakKeyDictionary()  # federation -> {place: (smallest, largest, whether all are whole)}
 
 
-def value_range(federation: "Federation") -> tuple[float, float, bool]:
+def value_range(federation: "Federation", place: int = 0) -> tuple[float, float, bool]:
     """The smallest and the largest number of all examples as stored, and whether all are whole numbers.
 
     All examples are read once, and the result is kept as long as the federation lives.
+
+    Args:
+        federation: the federation.
+        place: which array of the examples, if they are several.
     """
-    if federation not in _RANGES:
-        manifest = federation.manifest
-        count = manifest["num_examples"] * math.prod(manifest["example_shape"])
-        stored = np.memmap(federation.path / "x.raw", np.dtype(manifest["dtype"]), mode="r", shape=(count,))
+    known = _RANGES.setdefault(federation, {})
+    if place not in known:
+        array = federation.layout.arrays[place]
+        count = federation.manifest["num_examples"] * math.prod(array.shape)
+        stored = np.memmap(federation.path / array.file, np.dtype(array.dtype), mode="r", shape=(count,))
         low, high, whole = math.inf, -math.inf, True
         for start in range(0, count, 2**22):
             part = stored[start : start + 2**22]
             low, high = min(low, float(part.min())), max(high, float(part.max()))
             whole = whole and (part.dtype.kind != "f" or bool((part == np.floor(part)).all()))
-        _RANGES[federation] = low, high, whole
-    return _RANGES[federation]
+        known[place] = low, high, whole
+    return known[place]

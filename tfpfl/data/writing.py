@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, one_line, warn_user
-from tfpfl.data.manifest import SPLITS, FederationError, format_of, manifest_hash, plain_values
+from tfpfl.data.manifest import SPLITS, FederationError, files_of_examples, format_of, manifest_hash, plain_values
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.data.source import Source
 
@@ -94,7 +94,7 @@ def cut_validation(
 
 def write_federation(
     out: Path,
-    pools: Sequence[np.ndarray],
+    pools: Sequence[Sequence[np.ndarray]],
     y: np.ndarray,
     rows: Sequence[Sequence[np.ndarray]],
     manifest: dict[str, Any],
@@ -104,7 +104,8 @@ def write_federation(
 
     Args:
         out: the folder to make; it must not exist yet.
-        pools: the source's training and test examples. Indices count through both arrays, one after the other.
+        pools: for each file of examples, the source's training and test examples. Indices count through both, one after
+            the other.
         y: int [N], the global class of every example of the pools; or float32 [N, D], its targets, if the manifest
             has an entry 'targets'.
         rows: per client the indices of its train, validation and test examples.
@@ -130,7 +131,9 @@ def write_federation(
     is_test = np.repeat(np.tile([False, False, True], len(rows)), counts.ravel())
     _check_order(order, is_test, len(y))
 
-    contents: dict[str, Iterable[np.ndarray]] = {"x.raw": _examples(pools, order, client_of)}
+    files_of_x = files_of_examples(manifest)
+    contents: dict[str, Iterable[np.ndarray]]
+    contents = {name: _examples(pool, order, client_of) for name, pool in zip(files_of_x, pools, strict=True)}
     of_clients: dict[str, list] = {split: counts[:, i].tolist() for i, split in enumerate(SPLITS)}
     if targets is None:
         # K_i is the size of the union of the parts' classes; a local label is the rank of its class in that union.

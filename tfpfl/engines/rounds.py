@@ -69,7 +69,7 @@ class Rounds:
         for visit in visits:
             if isinstance(visit, ClientData):  # the examples of a Federation were checked when it was built
                 check_examples(visit)
-                check_whole(self.algorithm.model, np.asarray(visit.x), int(visit.info.client_id))
+                check_whole(self.algorithm.model, visit.x, int(visit.info.client_id))
         done = joined(self._clients(self._messages(server, visits), client_states, visits))
         states, metrics = [None] * len(visits), [None] * len(visits)
         for i, state, its_metrics in zip(done.positions, done.states, done.metrics, strict=True):
@@ -182,11 +182,11 @@ def check_examples(data: ClientData) -> None:
             that are not finite numbers [N, K_i], or examples with NaN or infinity. The message names the client.
     """
     client, classes = int(data.info.client_id), int(data.info.num_classes)
-    x, y = np.asarray(data.x), np.asarray(data.y)
-    if not len(y) or len(x) != len(y):
+    xs, y = [np.asarray(part) for part in tf.nest.flatten(data.x)], np.asarray(data.y)
+    if not len(y) or any(len(x) != len(y) for x in xs):
         raise InvalidArgument(
-            f"client {client} has {len(x)} examples and {len(y)} labels; it needs at least one example, and one label "
-            "for each"
+            f"client {client} has {len(xs[0])} examples and {len(y)} labels; it needs at least one example, and one "
+            "label for each"
         )
     if y.dtype.kind == "f":
         if y.ndim != 2 or y.shape[1] != classes or not np.isfinite(y).all():
@@ -196,7 +196,7 @@ def check_examples(data: ClientData) -> None:
             )
     elif y.min() < 0 or y.max() >= classes:
         raise InvalidArgument(f"client {client} has labels {y.min()}..{y.max()}, but its classes are 0..{classes - 1}")
-    if not np.isfinite(x).all():
+    if not all(np.isfinite(x).all() for x in xs):
         raise InvalidArgument(f"client {client} has examples that are not finite: replace NaN and infinity")
 
 
@@ -208,11 +208,7 @@ def check_fits(algorithm: Algorithm, federation) -> None:
             clients, their numbers of training examples N_i, or their numbers of classes K_i; or the backbone takes
             whole numbers, and the examples are others.
     """
-    population, shape = algorithm.population, tuple(algorithm.model.input_shape)
-    if shape != tuple(federation.example_shape):
-        raise InvalidArgument(
-            f"the model takes examples of shape {shape}, the federation's are {federation.example_shape}"
-        )
+    population = algorithm.population
     check_inputs(algorithm.model, federation)
     check_targets(algorithm.model, federation)
     ids = population.client_ids

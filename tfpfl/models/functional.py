@@ -87,12 +87,12 @@ def _keras2(model: keras.Model, frozen: tuple[np.ndarray, ...]) -> Callable[[tup
     variables = [*model.trainable_weights, *model.non_trainable_weights]
     position = {id(v): i for i, v in enumerate(variables)}
     slots = [
-        (layer, name, position[id(value)])
+        (layer, name, position[id(value)], _cast_of(layer, value))
         for layer in model._flatten_layers()
         for name, value in vars(layer).items()
         if id(value) in position
     ]
-    missing = set(range(len(variables))) - {i for _, _, i in slots}
+    missing = set(range(len(variables))) - {i for _, _, i, _ in slots}
     if missing:
         names = ", ".join(variables[i].name for i in sorted(missing))
         raise InvalidArgument(
@@ -102,13 +102,18 @@ def _keras2(model: keras.Model, frozen: tuple[np.ndarray, ...]) -> Callable[[tup
     def apply(weights: tuple, x: Tensor) -> Tensor:
         values = [*weights, *(tf.constant(f) for f in frozen)]
         with _SWAP:
-            saved = [(layer, name, layer.__dict__[name]) for layer, name, _ in slots]
+            saved = [(layer, name, layer.__dict__[name]) for layer, name, _, _ in slots]
             try:
-                for layer, name, i in slots:
-                    layer.__dict__[name] = values[i]
+                for layer, name, i, cast in slots:
+                    layer.__dict__[name] = values[i] if cast is None else tf.cast(values[i], cast)
                 return model(x, training=False)
             finally:
                 for layer, name, value in saved:
                     layer.__dict__[name] = value
 
     return apply
+
+
+def _cast_of(layer: Any, variable: Any) -> Any:
+    """The dtype in which a layer of Keras 2 reads its variable in mixed precision; None: as it is."""
+    return layer.compute_dtype if type(variable).__name__.startswith("AutoCast") else None

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.data.layout import is_several, shape_text
 from tfpfl.data.randomness import ModelKey
 
 
@@ -72,10 +73,16 @@ def build_network(name: str, input_shape: tuple, *, seed: int = 0, dtype: str = 
         dtype: 'float32' or 'float64'.
 
     Raises:
-        InvalidArgument: the name is unknown, or examples of this shape are too small for the network.
+        InvalidArgument: the name is unknown, or examples of this shape are too small for the network, or are several
+            arrays.
     """
     if name not in NETWORKS:
         raise InvalidArgument(unknown("network", name, NETWORKS))
+    if is_several(input_shape):
+        raise InvalidArgument(
+            f"{name} takes one array, and examples are several: {shape_text(input_shape)}. Give a Keras model of your "
+            "own"
+        )
     stack = [type(layer).from_config({**layer.get_config(), "dtype": dtype}) for layer in NETWORKS[name]()]
     try:
         model = keras.Sequential([keras.Input(tuple(input_shape), dtype=dtype), *stack], name=name)

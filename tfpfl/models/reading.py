@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfpfl.data.layout import parts_of
+from tfpfl.models.inputs import Inputs
+
 # Operations that only pass values on, in another shape or order.
 _PASS = frozenset(
     ("Identity", "Reshape", "StridedSlice", "Slice", "Squeeze", "ExpandDims", "Transpose", "Split", "SplitV", "Unpack")
@@ -20,30 +23,32 @@ class Traced(NamedTuple):
     """What the graph of a backbone shows."""
 
     activation_bytes: int  # the size of all floating-point numbers of a forward pass of one example
-    reads: str  # 'numbers'; 'whole': the input is only cast to integers; 'mixed': a part of it is
+    reads: list[str]  # of each array: 'numbers'; 'whole': it is only cast to integers; 'mixed': a part of it is
     ending: str | None  # 'softmax', 'log-softmax' or 'sigmoid' if the last operation is one of these
 
 
-def trace(apply: Callable, weights: tuple, input_shape: tuple, dtype: np.dtype) -> Traced:
+def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype) -> Traced:
     """Traces a backbone for one example and reads its graph.
 
     Args:
-        apply: function (weights, x) -> features.
+        apply: function (weights, x as Keras takes it) -> features.
         weights: the weights, arrays.
-        input_shape: the shape of one example.
-        dtype: the dtype of x.
+        inputs: the arrays of x.
+        dtype: the dtype of x; arrays that Keras declares as integer get integers.
     """
     given: list[Any] = []
 
     def forward(theta: tuple, x: Any) -> Any:
-        given.append(x)
-        return apply(theta, x)
+        given[:] = parts_of(x, inputs.shape)
+        return apply(theta, inputs.for_keras(given))
 
     theta = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
-    graph = tf.function(forward, autograph=False).get_concrete_function(theta, tf.TensorSpec([1, *input_shape], dtype))
+    spec = inputs.spec(1, [tf.int32 if integer else dtype for integer in inputs.integer])
+    graph = tf.function(forward, autograph=False).get_concrete_function(theta, spec)
     outputs = [t for op in graph.graph.get_operations() if op.type not in ("Placeholder", "Const") for t in op.outputs]
     size = int(sum((t.shape.num_elements() or 0) * t.dtype.size for t in outputs if t.dtype.is_floating))
-    return Traced(size, _reads(given[-1]), _ending(graph.outputs[0]))
+    reads = ["whole" if integer else _reads(x) for x, integer in zip(given, inputs.integer, strict=True)]
+    return Traced(size, reads, _ending(graph.outputs[0]))
 
 
 def _reads(x: Any) -> str:

@@ -1,18 +1,21 @@
 """A model in two parts: a Keras backbone, and a linear head that may have another width for every client."""
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfpfl.checks import InvalidArgument, warn_user
 from tfpfl.data.kinds import LabelKind
+from tfpfl.data.layout import packed
 from tfpfl.data.population import ClientInfo, Tensor
 from tfpfl.data.randomness import ModelKey
 from tfpfl.models import tree
 from tfpfl.models.functional import flatten, functional
 from tfpfl.models.heads import HeadKind, head_kind
+from tfpfl.models.inputs import Inputs
+from tfpfl.models.precision import cast_output, dtype_of
 from tfpfl.models.reading import trace
 from tfpfl.models.weights import Head, Weights
 
@@ -26,12 +29,15 @@ class SplitModel:
     The outputs z are phi @ kernel + bias: logits for classes. Client i's head has a kernel [M, K_i] and a bias [K_i].
 
     Args:
-        backbone: a Keras model from [N, ...] to [N, M]. Its current trainable weights are the initial theta. Its frozen
-            weights never change. Its dtype, float32 or float64, is used for all computations.
+        backbone: a Keras model from [N, ...], or from a dict or a list of such arrays, to [N, M]. Its current trainable
+            weights are the initial theta. Its frozen weights never change. Its dtype, float32 or float64, is used for
+            all computations; in mixed precision (`keras.mixed_precision`) it is float32, and the backbone computes in
+            half precision inside.
         seed: the seed of the initial heads, which are a function of (seed, client id).
         head_init: 'glorot' (uniform kernel, zero bias), 'uniform01' (kernel and bias uniform in [0, 1), as in the
             PFLEGO authors' code) or 'zeros'.
-        input_shape: the shape of one example; needed only for a subclassed model, which does not know it.
+        input_shape: the shape of one example, or a dict, list or tuple of shapes; needed only for a subclassed model,
+            which does not know it.
         kind: what the head predicts, and its loss: 'classification' (softmax), 'multilabel' (a logistic loss for each
             output), 'regression' (squared error), 'poisson' (counts), 'quantile:Q' or 'huber:DELTA'; see
             `tfpfl.data.kinds.label_kind`.
@@ -41,6 +47,8 @@ class SplitModel:
         reads: what the backbone takes: 'numbers'; 'whole' if the whole input is cast to integers, as before an
             Embedding; 'mixed' if only a part of it is. Integers are given to a backbone that takes whole numbers.
         vocabulary: the rows of the Embedding, if the backbone takes whole numbers and has exactly one; else None.
+
+    If an example is several arrays, input_shape, reads and vocabulary are dicts or tuples with a value for each.
 
     A backbone that ends in a softmax or a sigmoid gives a warning: its features would be probabilities.
 
@@ -61,32 +69,38 @@ class SplitModel:
         *,
         seed: int = 0,
         head_init: str = "glorot",
-        input_shape: tuple | None = None,
+        input_shape: Any = None,
         kind: str | LabelKind | HeadKind = "classification",
     ) -> None:
         if head_init not in HEAD_INITS:
             raise InvalidArgument(f"unknown head_init {head_init!r}: one of {', '.join(HEAD_INITS)}")
         self.backbone, self.seed, self.head_init, self.kind = backbone, int(seed), head_init, head_kind(kind)
-        self.input_shape = tuple(input_shape or backbone.input_shape[1:])
-        if None in self.input_shape:
-            raise InvalidArgument(
-                f"the backbone's input shape {self.input_shape} is open: all examples must have one shape. Build the "
-                "backbone with a fixed input shape, or give input_shape"
-            )
-        output = backbone(np.zeros((2, *self.input_shape), "float32"))  # also builds a model that is not built yet
+        self.inputs = Inputs(backbone, input_shape)
+        self.input_shape = self.inputs.shape
+        output = backbone(self.inputs.zeros(2))  # also builds a model that is not built yet
         if not tf.is_tensor(output) or output.shape.rank != 2 or output.shape[0] != 2:
             found = output.shape if tf.is_tensor(output) else type(output).__name__
             raise InvalidArgument(
                 f"a backbone must map [N, ...] to features [N, M]; for 2 examples this one gives {found}"
             )
-        self.dtype = np.dtype(output.dtype.as_numpy_dtype)
+        self.dtype = dtype_of(backbone, output)
         self.num_features = int(output.shape[1])
         self.initial_theta, apply = functional(backbone)
-        traced = trace(apply, self.initial_theta, self.input_shape, self.dtype)
-        self._activation_bytes, self.reads = traced.activation_bytes, traced.reads
+        if output.dtype != self.dtype:
+            apply = cast_output(apply, self.dtype)
+        traced = trace(apply, self.initial_theta, self.inputs, self.dtype)
+        self._activation_bytes, self.reads = traced.activation_bytes, packed(traced.reads, self.input_shape)
         tables = [layer for layer in flatten(backbone) if "Embedding" in {c.__name__ for c in type(layer).__mro__}]
-        self.vocabulary = int(tables[0].input_dim) if self.reads == "whole" and len(tables) == 1 else None
-        self._apply = apply if self.reads != "whole" else lambda theta, x: apply(theta, tf.cast(x, tf.int32))
+        one = traced.reads.count("whole") == 1 and len(tables) == 1
+        rows = [int(tables[0].input_dim) if one and reads == "whole" else None for reads in traced.reads]
+        self.vocabulary = packed(rows, self.input_shape)
+        self._dtypes = [self.dtype]
+        if self.inputs.several:
+            self._dtypes = [tf.int32 if reads == "whole" else self.dtype for reads in traced.reads]
+            self._cast, self._apply = self.inputs.taken(apply, self._dtypes)
+        else:
+            self._cast = lambda x: tf.cast(x, self.dtype)
+            self._apply = apply if self.reads != "whole" else lambda theta, x: apply(theta, tf.cast(x, tf.int32))
         if traced.ending is not None:
             warn_user(
                 f"the backbone ends in a {traced.ending}: its {self.num_features} features are then probabilities, and "
@@ -151,7 +165,7 @@ class SplitModel:
 
     def features(self, theta: tuple, x: Tensor) -> Tensor:
         """The features phi(x; theta) of examples x [N, ...]: float [N, M]."""
-        return tf.ensure_shape(self._apply(theta, tf.cast(x, self.dtype)), [None, self.num_features])
+        return tf.ensure_shape(self._apply(theta, self._cast(x)), [None, self.num_features])
 
     def record(
         self, theta: tuple, x: Tensor, *, recompute: bool = False, chunk: int | None = None
@@ -174,18 +188,18 @@ class SplitModel:
                 tape.watch(theta)
                 phi = self.features(theta, x)
             return phi, lambda dphi: _gradient(tape, phi, theta, dphi)
-        size = tf.shape(x)[0] if chunk is None else tf.minimum(chunk, tf.shape(x)[0])
+        size = tree.num_rows(x) if chunk is None else tf.minimum(chunk, tree.num_rows(x))
 
         def pull_back(dphi: Tensor) -> tuple:
             def body(start: Tensor, total: tuple) -> tuple:
                 with tf.GradientTape() as tape:
                     tape.watch(theta)
-                    phi = self.features(theta, x[start : start + size])
+                    phi = self.features(theta, tree.rows(x, start, start + size))
                 part = _gradient(tape, phi, theta, dphi[start : start + size])
                 return start + size, tree.add(total, part)
 
             start = (0, tree.zeros_like(theta))
-            return tf.while_loop(lambda start, _: start < tf.shape(x)[0], body, start, parallel_iterations=1)[1]
+            return tf.while_loop(lambda start, _: start < tree.num_rows(x), body, start, parallel_iterations=1)[1]
 
         return self.features_in_chunks(theta, x, size), pull_back
 
@@ -193,16 +207,20 @@ class SplitModel:
         """The same as `features`, but for `chunk` examples at a time, to bound the memory; None: all at once."""
         if chunk is None:
             return self.features(theta, x)
-        num_examples = tf.shape(x)[0]
+        num_examples = tree.num_rows(x)
         parts = tf.TensorArray(
             self.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=[None, self.num_features]
         )
 
         def body(i: Tensor, parts: tf.TensorArray) -> tuple:
-            return i + 1, parts.write(i, self.features(theta, x[i * chunk : (i + 1) * chunk]))
+            return i + 1, parts.write(i, self.features(theta, tree.rows(x, i * chunk, (i + 1) * chunk)))
 
         _, parts = tf.while_loop(lambda i, _: i * chunk < num_examples, body, (0, parts), parallel_iterations=1)
         return tf.ensure_shape(parts.concat(), [None, self.num_features])
+
+    def example_spec(self, rows: int | None = None) -> Any:
+        """The type of examples, as readers give them: a TensorSpec [rows, ...], or a dict or a tuple of such."""
+        return self.inputs.spec(rows, self._dtypes)
 
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
         """The outputs z of examples x [N, ...] under `weights`, the logits of classes: float [N, K]."""

@@ -75,6 +75,21 @@ def from_vector(vector: Tensor, like: Tree) -> Tree:
     return tf.nest.pack_sequence_as(like, [tf.reshape(p, tf.shape(x)) for p, x in zip(parts, leaves, strict=True)])
 
 
+def num_rows(x: Tree) -> Tensor:
+    """The number of examples, int32 [], in an array [N, ...], or in a dict or a tuple of such arrays."""
+    return tf.shape(tf.nest.flatten(x)[0])[0]
+
+
+def rows(x: Tree, start: Any, stop: Any) -> Tree:
+    """The examples start..stop-1 of an array [N, ...], or of a dict or a tuple of such arrays."""
+    return tf.nest.map_structure(lambda array: array[start:stop], x)
+
+
+def gather_rows(x: Tree, places: Tensor) -> Tree:
+    """The examples at these places of an array [N, ...], or of a dict or a tuple of such arrays."""
+    return tf.nest.map_structure(lambda array: tf.gather(array, places), x)
+
+
 def all_finite(a: Tree) -> Tensor:
     """Whether all floating-point numbers of a structure are finite: bool [].
 

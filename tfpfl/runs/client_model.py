@@ -18,6 +18,7 @@ import numpy as np
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument, check_choice, one_line
 from tfpfl.data.client_names import find_client
+from tfpfl.data.layout import split
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.graphs import relaxed
@@ -187,13 +188,17 @@ class ClientModels:
         backbone, dtype, first = fresh.backbone, str(fresh.dtype), self._first_rounds
         for variable, value in zip(backbone.trainable_weights, weights.theta, strict=True):
             variable.assign(value)
-        preprocessing = run.federation.manifest["preprocessing"]
-        scale, shift = preprocessing["scale"], preprocessing["shift"]
-        x = examples = keras.Input(fresh.input_shape, dtype=dtype, name="examples")
-        if inputs == "raw" and (scale, shift) != (1, 0):
-            x = keras.layers.Rescaling(scale, offset=shift, dtype=dtype, name="decode")(x)
+        layout, taken = run.federation.layout, fresh.inputs
+        examples, decoded = [], []
+        for array, name, spec in zip(layout.arrays, taken.names, split(fresh.example_spec()), strict=True):
+            x = keras.Input(array.shape, dtype=spec.dtype.name, name=name or "examples")
+            examples.append(x)
+            if inputs == "raw" and (array.scale, array.shift) != (1, 0):
+                of = f"decode_{name}" if name else "decode"
+                x = keras.layers.Rescaling(array.scale, offset=array.shift, dtype=dtype, name=of)(x)
+            decoded.append(x)
         head = keras.layers.Dense(weights.head.bias.shape[0], dtype=dtype, name="head")
-        y = head(backbone(x))
+        y = head(backbone(taken.for_keras(decoded)))
         head.set_weights(list(weights.head))
         if outputs == "probabilities":
             y = keras.layers.Softmax(dtype=dtype, name="probabilities")(y)
@@ -204,10 +209,12 @@ class ClientModels:
             "input": {
                 "shape": list(fresh.input_shape),
                 "examples": inputs,
-                "stored_dtype": run.federation.manifest["dtype"],
-                "scale": scale,
-                "shift": shift,
-            },
+                "stored_dtype": layout.dtype,
+                "scale": layout.arrays[0].scale,
+                "shift": layout.arrays[0].shift,
+            }
+            if not taken.several
+            else {"arrays": run.federation.manifest["inputs"]["arrays"], "examples": inputs},
             "output": outputs,
             "algorithm": run.config.algorithm,
             "round": run.store.round_num,
@@ -219,7 +226,7 @@ class ClientModels:
             "run_id": run.config.run_id,
             "keras": keras.__version__,
         }
-        return ClientModel(keras.Model(examples, y, name=f"client_{client_id}"), about)
+        return ClientModel(keras.Model(taken.for_keras(examples), y, name=f"client_{client_id}"), about)
 
     def save_all(self, folder: str | os.PathLike, **how: str) -> list[Path]:
         """Writes the model of every client that has one to the new folder, as client_ID.keras.

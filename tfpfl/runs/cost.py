@@ -120,7 +120,7 @@ def backbone_flops(model) -> Flops:
         Unavailable: this TensorFlow has no such profiler.
     """
     theta = tuple(tf.TensorSpec(w.shape, w.dtype) for w in model.initial_theta)
-    x, dphi = tf.TensorSpec([1, *model.input_shape], model.dtype), tf.TensorSpec([1, model.num_features], model.dtype)
+    x, dphi = model.example_spec(1), tf.TensorSpec([1, model.num_features], model.dtype)
 
     def there_and_back(theta, x, dphi):
         with tf.GradientTape() as tape:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data import Federation
+from tfpfl.data.layout import is_several, shape_text
 from tfpfl.data.table import EXACT, table_examples
 from tfpfl.models import SplitModel
 
@@ -41,6 +42,11 @@ def read_examples(path: str | Path, federation: Federation) -> Examples:
         Unavailable: a Parquet file, and pyarrow is not installed.
     """
     path = Path(path)
+    if is_several(federation.example_shape):
+        raise InvalidArgument(
+            f"an example of this run is several arrays, {shape_text(federation.example_shape)}, and a file of examples "
+            "has one: take `Run.keras_model` in Python and give it the arrays"
+        )
     kind = path.suffix.lower()
     readers: dict[str, Callable[[Path, Federation], Examples]] = {".npy": _npy, ".npz": _npz}
     readers |= {".csv": _table, ".parquet": _table}

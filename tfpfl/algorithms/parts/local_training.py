@@ -54,10 +54,10 @@ def whole_gradient(objective, weights, data: ClientData, chunk=512):
     Args:
         objective: (weights, x, y) -> mean over these examples, float [].
     """
-    num_examples = tf.shape(data.x)[0]
+    num_examples = tree.num_rows(data.x)
 
     def one_chunk(start, value, gradient):
-        x, y = data.x[start : start + chunk], data.y[start : start + chunk]
+        x, y = tree.rows(data.x, start, start + chunk), data.y[start : start + chunk]
         part = tf.cast(tf.shape(y)[0], value.dtype) / tf.cast(num_examples, value.dtype)
         its_value, its_gradient = value_and_gradient(lambda w: objective(w, x, y), weights)
         return start + chunk, value + part * its_value, tree.add_scaled(gradient, part, its_gradient)
@@ -114,12 +114,12 @@ def support_and_query(data: ClientData, query_fraction):
         data: the client's `ClientData`.
         query_fraction: the fraction of examples in the query part, in [0, 1].
     """
-    num_examples = tf.shape(data.x)[0]
+    num_examples = tree.num_rows(data.x)
     wanted = tf.cast(tf.round(query_fraction * tf.cast(num_examples, tf.float64)), tf.int32)
     query = tf.clip_by_value(wanted, 1, tf.maximum(num_examples - 1, 1))
     order = shuffled(num_examples, data.key, Fold.SPLIT)
     parts = order[tf.where(num_examples > 1, query, 0) :], order[:query]
-    return tuple(data._replace(x=tf.gather(data.x, rows), y=tf.gather(data.y, rows)) for rows in parts)
+    return tuple(data._replace(x=tree.gather_rows(data.x, rows), y=tf.gather(data.y, rows)) for rows in parts)
 
 
 def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_least=1, suffix=""):
@@ -153,7 +153,7 @@ def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_le
     check_fractions(straggler=straggler)
 
     def loop(body, carry, data: ClientData, first=0):
-        num_examples = tf.shape(data.x)[0]
+        num_examples = tree.num_rows(data.x)
         batch = num_examples if batch_size is None else tf.minimum(batch_size, num_examples)
         per_epoch = (num_examples + batch - 1) // batch
         work = steps if steps is not None else epochs
@@ -169,7 +169,7 @@ def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_le
             new = tf.cond(begins, lambda: shuffled(num_examples, data.key, epoch), lambda: order)
             order = tf.ensure_shape(new, order.shape)  # if the graph knows N, the loop must keep it
             rows = order[position * batch : (position + 1) * batch]
-            return order, tf.gather(data.x, rows), tf.gather(data.y, rows)
+            return order, tree.gather_rows(data.x, rows), tf.gather(data.y, rows)
 
         def one_batch(step, order, carry):
             order, x, y = batch_of(step, order)

@@ -83,12 +83,20 @@ def broken_data(algorithm: Algorithm, which: Callable) -> Algorithm:
     """
 
     def client_update(message, state, data: ClientData):
-        kind, shape = which(data), data.x.shape
+        kind = which(data)
         found = tf.where(tf.equal(kind, 3), 0, tf.shape(data.y)[0])
-        x, y = tf.ensure_shape(data.x[:found], [None, *shape[1:]]), data.y[:found]
+        y = data.y[:found]
         first = tf.equal(tf.range(found), 0)
-        nan = tf.reshape(first & tf.equal(kind, 4), tf.concat([[found], tf.ones([len(shape) - 1], tf.int32)], 0))
-        x = tf.where(nan, tf.constant(np.nan, x.dtype), x)
+
+        def spoilt(array):
+            shape = array.shape
+            x = tf.ensure_shape(array[:found], [None, *shape[1:]])
+            if not x.dtype.is_floating:  # of several arrays, tokens cannot be NaN
+                return x
+            nan = tf.reshape(first & tf.equal(kind, 4), tf.concat([[found], tf.ones([len(shape) - 1], tf.int32)], 0))
+            return tf.where(nan, tf.constant(np.nan, x.dtype), x)
+
+        x = tf.nest.map_structure(spoilt, data.x)
         broken = first & tf.equal(kind, 5)
         if y.dtype.is_floating:
             y = tf.where(tf.reshape(broken, tf.concat([[found], tf.ones([len(y.shape) - 1], tf.int32)], 0)), np.nan, y)

@@ -122,16 +122,23 @@ def check_norms(max_norm: float | None, clip_norm: float | None) -> None:
 def _usable(data: ClientData):
     """(data on which any algorithm can run, the number of the reason if the data had to be changed, else 0)."""
     reason, y = tf.zeros([], tf.int32), data.y
-    x, found = data.x, tf.shape(data.y)[0]
+    found = tf.shape(data.y)[0]
     classes, numbers = data.info.num_classes, y.dtype.is_floating
     outside = tf.reduce_any(~tf.math.is_finite(y) if numbers else (y < 0) | (y >= classes))
     reason = _first(reason, tf.equal(found, 0), 1)
-    reason = _first(reason, ~tf.reduce_all(tf.math.is_finite(x)), 2)
+    given = tf.nest.map_structure(tf.convert_to_tensor, data.x)
+    for array in tf.nest.flatten(given):
+        if array.dtype.is_floating:
+            reason = _first(reason, ~tf.reduce_all(tf.math.is_finite(array)), 2)
     reason = _first(reason, outside, 3)
     missing = tf.where(tf.equal(found, 0), 1, 0)
-    x = tf.where(tf.math.is_finite(x), x, tf.zeros_like(x))
-    x = tf.concat([x, tf.zeros(tf.concat([missing[None], tf.shape(x)[1:]], 0), x.dtype)], 0)
-    x = tf.ensure_shape(x, [None, *data.x.shape[1:]])
+
+    def usable(array):
+        x = tf.where(tf.math.is_finite(array), array, tf.zeros_like(array)) if array.dtype.is_floating else array
+        x = tf.concat([x, tf.zeros(tf.concat([missing[None], tf.shape(x)[1:]], 0), x.dtype)], 0)
+        return tf.ensure_shape(x, [None, *array.shape[1:]])
+
+    x = tf.nest.map_structure(usable, given)
     known = tf.where(tf.math.is_finite(y), y, tf.zeros_like(y)) if numbers else tf.clip_by_value(y, 0, classes - 1)
     more = tf.zeros(tf.concat([missing[None], tf.shape(y)[1:]], 0), y.dtype)
     return data._replace(x=x, y=tf.ensure_shape(tf.concat([known, more], 0), [None, *y.shape[1:]])), reason

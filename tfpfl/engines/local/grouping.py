@@ -103,8 +103,13 @@ class Stacked:
         def work(messages, states, visits):
             x, y, _ = read(visits.info.client_id)
             clients = tf.shape(visits.info.client_id)[0]
-            x, y = (tf.reshape(t, tf.concat([[clients, -1], tf.shape(t)[1:]], 0)) for t in (x, y))
-            x = tf.ensure_shape(x, [None, None, *algorithm.model.input_shape])
+
+            def apart(t):
+                return tf.reshape(t, tf.concat([[clients, -1], tf.shape(t)[1:]], 0))
+
+            spec = algorithm.model.example_spec()  # one array after the other: the graph knows their shapes
+            x, y = tf.nest.map_structure(apart, (x, y))
+            x = tf.nest.map_structure(lambda t, s: tf.ensure_shape(t, [None, *s.shape]), x, spec)
 
             def one(arguments):
                 own, state, visit, x, y = arguments

@@ -168,7 +168,7 @@ def visit_type_and_readers(algorithm, data, held_out):
     key = tf.TensorSpec([2], tf.int32)
     if isinstance(data, tf.data.DatasetSpec):
         return tff_type(ClientData(data, (), info_spec(dtype), key)), Readers(_read_dataset(algorithm.model), {})
-    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(s, tf.TensorSpec) for s in data):
+    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(s, tf.TensorSpec) for s in tf.nest.flatten(data)):
         if algorithm.model.reads == "whole":
             if not data[0].dtype.is_integer:
                 raise InvalidArgument(
@@ -194,11 +194,13 @@ def _read_dataset(model):
                     f"a client's dataset must have elements (x, y) or {{'x', 'y'}}; found the keys {sorted(spec)}"
                 )
             dataset, spec = dataset.map(lambda e: (e["x"], e["y"])), (spec["x"], spec["y"])
-        if spec[0].shape.rank == len(model.input_shape) + 1:
+        one = tf.nest.flatten(model.example_spec())[0]
+        if tf.nest.flatten(spec[0])[0].shape.rank == one.shape.rank:
             dataset = dataset.unbatch()
         x, y = dataset.batch(2**30).get_single_element()
+        x = tf.nest.map_structure(lambda part, s: tf.cast(part, s.dtype), x, model.example_spec())
         if model.kind.label.is_classes:
-            return tf.cast(x, model.dtype), tf.cast(tf.reshape(y, [-1]), tf.int32)
-        return tf.cast(x, model.dtype), tf.cast(y if y.shape.rank == 2 else y[:, None], model.dtype)
+            return x, tf.cast(tf.reshape(y, [-1]), tf.int32)
+        return x, tf.cast(y if y.shape.rank == 2 else y[:, None], model.dtype)
 
     return read
