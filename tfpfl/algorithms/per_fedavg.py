@@ -20,6 +20,7 @@ from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.finetune import finetuned
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.local_training import batch_loop, value_and_gradient
+from tfpfl.algorithms.parts.schedules import rate
 from tfpfl.checks import InvalidArgument, check_choice, check_rates
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
@@ -100,7 +101,7 @@ def per_fedavg(
         if variant == "hf":
             ahead, behind = (slope(tree.add_scaled(w, s * delta, g), d_prime)[1] for s in (1, -1))
             g = tree.add_scaled(g, -eta_inner / (2 * delta), tree.subtract(ahead, behind))
-        return tree.add_scaled(w, -beta, g), loss
+        return tree.add_scaled(w, -rate("beta", beta), g), loss
 
     def client_update(w, state, data):
         def step(carry, x, y):

@@ -39,6 +39,7 @@ from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import arrival_of, one_pass_update
 from tfpfl.algorithms.parts.optimizers import Optimizer
+from tfpfl.algorithms.parts.schedules import paced, rate
 from tfpfl.checks import InvalidArgument, check_choice, check_rates
 from tfpfl.models import tree
 from tfpfl.models.heads import CLASSIFICATION, check_curvature
@@ -159,10 +160,10 @@ def pflego(
     if chunk is not None and chunk < 1:
         raise InvalidArgument(f"chunk must be at least 1 example, found {chunk}")
     check_rates(beta=beta, rho=rho)
-    server_optimizer = as_optimizer(server_opt, rho, what="server_opt")
+    server_optimizer = paced(as_optimizer(server_opt, rho, what="server_opt"), "rho")
     inner: Any = inner_opt
     if inner not in SOLVERS:
-        inner = as_optimizer("sgd" if inner_opt == "gd" else inner_opt, beta, what="inner_opt")
+        inner = paced(as_optimizer("sgd" if inner_opt == "gd" else inner_opt, beta, what="inner_opt"), "beta")
     scale = population.num_clients / population.clients_per_round
     arrival = arrival_of(population, model.dtype)
 
@@ -178,7 +179,7 @@ def pflego(
         head, loss, errors = inner_steps(head, phi, targets, tau - 1, inner, safeguard, model.kind)
         c = data.info.alpha if rule == "exact" else tf.ones([], phi.dtype)
         c /= arrival(data.info)
-        new_head = tree.add_scaled(head, -rho * scale * c, heads.gradient(phi, errors))
+        new_head = tree.add_scaled(head, -rate("rho", rho) * scale * c, heads.gradient(phi, errors))
 
         weight = data.info.alpha / arrival(data.info)
         if weighting == "sampled":

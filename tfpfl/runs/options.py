@@ -200,6 +200,21 @@ SECTIONS = {
             known=(*ALWAYS, *NAMES),
         ),
         RunOption(
+            "schedule",
+            "What the learning rates are multiplied by, a function of the round t. cosine:F:T falls from 1 to F "
+            "(default 0) in round T (default: the last). step:30,60:0.1 is 0.1 after round 30 and 0.01 after round 60. "
+            "inverse_sqrt:T0 is 1 / sqrt(1 + (t - 1) / T0), inverse:T0 the same without the root; T0 is 1 by default. "
+            "Default: constant.",
+            known=("constant", "cosine", "step", "inverse_sqrt", "inverse"),
+        ),
+        RunOption(
+            "schedule_of",
+            "A learning rate that follows --schedule, such as rho; may be repeated. Default: all but those that "
+            "multiply what scheduled steps have made, such as SCAFFOLD's eta_g.",
+            metavar="NAME",
+            multiple=True,
+        ),
+        RunOption(
             "new_clients",
             "Number of clients that are kept out of training, for `tfpfl new-clients`. The data seed draws them.",
             int,
