@@ -184,6 +184,7 @@ FEDRECON = Method(
     reference="Singhal, Sidahmed, Garrett, Wu, Rush, Prakash: Federated Reconstruction: Partially Local Federated "
     "Learning, NeurIPS 2021",
     presets={"stateless": {"reset_head": True, "query_fraction": 0.5}},
+    sends="gradient",
     no_server_opt="its server has an optimizer of its own: server_opt, with the rate rho",
     no_client_opt="its clients send a gradient, which other steps would not give. Use beta and server_opt",
 )

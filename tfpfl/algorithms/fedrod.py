@@ -161,4 +161,5 @@ FEDROD = Method(
     down="d",
     up="d",
     reference="Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022",
+    no_objective="its shared model is trained on a balanced softmax, not on the clients' losses. Use fedavg or fedper",
 )

@@ -87,6 +87,7 @@ FEDSGD = Method(
     up="d",
     reference="McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks "
     "from Decentralized Data, AISTATS 2017",
+    sends="gradient",
     no_server_opt="its server takes the step w - eta g itself. Use fedavg with steps=1 and eta=1: its update is -g",
     no_client_opt="its clients take no steps. Use server_opt with fedavg, steps=1 and eta=1: its update is -g",
 )

@@ -132,5 +132,6 @@ PER_FEDAVG = Method(
     reference="Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: A "
     "Model-Agnostic Meta-Learning Approach, NeurIPS 2020",
     presets={"fo": {"variant": "fo"}, "hf": {"variant": "hf"}},
+    no_objective="what a client minimizes is its loss after a step of its own. Use fedavg_ft",
     no_client_opt="its steps are plain gradient steps through a plain gradient step. Use fedavg_ft, or server_opt",
 )

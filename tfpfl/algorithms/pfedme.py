@@ -160,4 +160,5 @@ PFEDME = Method(
     down="d",
     up="d",
     reference="Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020",
+    no_objective="what a client minimizes is its Moreau envelope, not its loss. Use fedavg or ditto",
 )

@@ -38,6 +38,7 @@ from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import arrival_of, one_pass_update
+from tfpfl.algorithms.parts.objectives import emphasis
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.schedules import paced, rate
 from tfpfl.checks import InvalidArgument, check_choice, check_rates
@@ -179,6 +180,8 @@ def pflego(
         head, loss, errors = inner_steps(head, phi, targets, tau - 1, inner, safeguard, model.kind)
         c = data.info.alpha if rule == "exact" else tf.ones([], phi.dtype)
         c /= arrival(data.info)
+        if (times := emphasis(loss)) is not None:  # of another objective than the mean: the same as for theta
+            c *= times
         new_head = tree.add_scaled(head, -rate("rho", rho) * scale * c, heads.gradient(phi, errors))
 
         weight = data.info.alpha / arrival(data.info)
@@ -259,6 +262,7 @@ PFLEGO = Method(
     reference="Nikoloutsopoulos, Koutsopoulos, Titsias: Personalized Federated Learning with Exact Stochastic "
     "Gradient Descent, arXiv 2202.09848",
     presets=PRESETS,
+    sends="gradient",
     no_server_opt="its server has an optimizer of its own: server_opt, with the rate rho",
     no_client_opt="its joint step is an exact gradient step. Use inner_opt for the head, server_opt for the backbone",
 )

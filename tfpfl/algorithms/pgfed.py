@@ -337,6 +337,7 @@ PGFED = Method(
     reference="Luo, Mendieta, Chen, Wu: PGFed: Personalize Each Client's Global Objective for Federated Learning, "
     "ICCV 2023",
     older={6: {"init": "newest"}},
+    no_objective="its server keeps the model or the gradient of every client, and adds up nothing. Use fedavg",
     no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
 )
 
@@ -352,5 +353,6 @@ PGFEDMO = Method(
     reference="Luo, Mendieta, Chen, Wu: PGFed: Personalize Each Client's Global Objective for Federated Learning, "
     "ICCV 2023",
     older={6: {"init": "newest"}},
+    no_objective="its server keeps the model or the gradient of every client, and adds up nothing. Use fedavg",
     no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
 )

@@ -174,6 +174,7 @@ SCAFFOLD = Method(
     up="2d",
     reference="Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for "
     "Federated Learning, ICML 2020",
+    no_objective="its control variates are of the mean of all clients' losses. Use fedavg",
     no_server_opt="its server also averages control variates, which belong to plain SGD. Use eta_g, its server's rate",
     no_client_opt="its control variates are means of the gradients of plain SGD steps. Use fedavg",
 )

@@ -46,7 +46,7 @@ _ADDED = {  # format -> entries that it added
     ),
     7: ("own_method", "metrics", "monitor"),
 }
-_NEWER: dict[str, Any] = {"schedule": None, "schedule_of": ()}  # with these values not in `run_id`, as before they were
+_NEWER: dict[str, Any] = {"objective": "mean", "schedule": None, "schedule_of": ()}  # with these, `run_id` is as it was
 _NOT_IDENTITY = ("rounds", "versions", "federation")  # not part of `run_id`: may differ when a run is continued
 
 
@@ -95,6 +95,7 @@ class RunConfig:
     metrics: tuple = ()  # metrics besides accuracy and loss, by name; see `runs.metrics` and `runs.own_metrics`
     patience: int | None = None
     monitor: str = "accuracy"  # what `patience` looks at, in the means on validation examples
+    objective: str = "mean"  # see `algorithms.transforms.objective`
     schedule: str | None = None  # of the learning rates, see `algorithms.parts.schedules`
     schedule_of: tuple = ()  # names of the rates that follow it
     new_clients: int = 0  # number of clients that never train; the data seed draws them
@@ -137,6 +138,7 @@ class RunConfig:
             check_names(self.method, self.preset, self.hyperparameters)
             known = self.method.hyperparameters
             self.hyperparameters = {k: typed(k, v, known[k].annotation) for k, v in self.hyperparameters.items()}
+            self.method.check_objective(self.objective)
             check_schedule(self.schedule, self.schedule_of, self.rounds, known)
         self.metrics, self.monitor, self.own_metrics = resolved_metrics(self.metrics, self.monitor, self.own_metrics)
         at_least = {"clients": 0, "rounds": 1, "evaluate_every": 0, "patience": 1, "new_clients": 0}

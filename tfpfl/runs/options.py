@@ -76,6 +76,12 @@ SECTIONS = {
             "A named set of hyperparameters; only some methods have one. pflego: exact, paper, code; fedrecon: "
             "stateless; layerwise: pm_a, pm_b; per_fedavg: fo, hf. Default: none.",
         ),
+        RunOption(
+            "objective",
+            "What is minimized over the clients' losses. mean: their weighted mean. fair:q: large losses count more, "
+            "by the power q (q-FFL). cvar:p: the mean of the worst clients, which have the share p of the weight.",
+            metavar="mean|fair:q|cvar:p",
+        ),
     ),
     "Data": (
         RunOption(

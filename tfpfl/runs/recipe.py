@@ -7,6 +7,7 @@ import numpy as np
 
 from tfpfl.algorithms import Method, build_algorithm
 from tfpfl.algorithms.contract import Algorithm
+from tfpfl.algorithms.transforms.objective import with_objective
 from tfpfl.algorithms.transforms.schedule import scheduled
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.data import Federation
@@ -70,10 +71,11 @@ class Recipe:
     def algorithm(self, model: SplitModel, population: Population) -> Algorithm:
         """Builds the algorithm, and wraps it as the configuration says.
 
-        Wrappers are the schedule of the learning rates, the aggregators that work without TFF (see `with_aggregator`),
-        and the rejection of broken updates.
+        Wrappers are the objective, the schedule of the learning rates, the aggregators that work without TFF (see
+        `with_aggregator`), and the rejection of broken updates.
         """
-        config, made = self.config, self.method(model, population)
+        config = self.config
+        made = with_objective(self.method(model, population), config.objective, sends=self.row.sends)
         if config.schedule is not None:
             made = scheduled(made, config.schedule, of=config.schedule_of)
         made = with_aggregator(config.aggregator, config.aggregator_arguments(), made)

@@ -2,6 +2,7 @@
 
 from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.algorithms.transforms.compression import compressed
+from tfpfl.algorithms.transforms.objective import with_objective
 from tfpfl.algorithms.transforms.robust import median, trimmed_mean
 from tfpfl.algorithms.transforms.schedule import at_round, scheduled
 from tfpfl.algorithms.transforms.screening import screened
@@ -16,4 +17,5 @@ __all__ = [
     "screened",
     "server_optimized",
     "trimmed_mean",
+    "with_objective",
 ]
