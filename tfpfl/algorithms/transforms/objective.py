@@ -58,8 +58,8 @@ def with_objective(algorithm: Algorithm, objective: str, *, sends: str = "update
         share p of the cohort's weight lies; every client reports its loss.
 
     Raises:
-        InvalidArgument: the objective is none of these; or the server gets the updates of single clients, or keeps a
-            sum of what its clients keep.
+        InvalidArgument: the objective is none of these, or 'fair' with a head of counts; or the server gets the updates
+            of single clients, or keeps a sum of what its clients keep.
 
     Source:
         Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICLR 2020, arXiv 1905.10497.
@@ -69,6 +69,11 @@ def with_objective(algorithm: Algorithm, objective: str, *, sends: str = "update
     if name == "mean":
         return algorithm
     check_takes_objective(algorithm, sends)
+    if name == "fair" and algorithm.model.kind.label.name == "poisson":
+        raise InvalidArgument(
+            f"objective {objective} needs losses that are not negative; the Poisson loss of a count can be negative. "
+            "Use cvar:p"
+        )
     weighted = _Weighted(algorithm, sends)
     return weighted.fair(number) if name == "fair" else weighted.tail(number)
 

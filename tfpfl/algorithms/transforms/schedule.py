@@ -133,7 +133,8 @@ def check_follows(algorithm: Algorithm, of: Sequence[str] = ()) -> None:
             info = population.info(int(population.client_ids[0]), dtype)
             server, examples = algorithm.init_server(), int(info.num_examples)
             message = algorithm.message(server, *([info.client_id] if algorithm.message_per_client else []))
-            x, y = tf.zeros([examples, *model.input_shape], dtype), tf.zeros([examples], tf.int32)
+            x, classes = tf.zeros([examples, *model.input_shape], dtype), model.kind.label.is_classes
+            y = tf.zeros([examples], tf.int32) if classes else tf.zeros([examples, int(info.num_classes)], dtype)
             data = ClientData(x, y, info, tf.zeros([2], tf.int32))
             output = algorithm.client_update(message, algorithm.init_client(info), data)
             return algorithm.step(server, _of_one(algorithm, output.update, info.client_id), tf.ones([], dtype))
