@@ -4,8 +4,7 @@
         [--objectives mean,fair:1] [--seeds 0,1,2]
 
 OUT has a run folder for every objective and seed; one that is there is continued. Prints Markdown: test accuracy of the
-models that clients predict with, over the clients that have taken part, and that of the worst tenth of them (EV-seen,
-mean of the last ten rounds).
+models that clients predict with, and that of the worst tenth of the clients (EV-all, mean of the last ten rounds).
 """
 
 import os
@@ -60,7 +59,7 @@ def main(out, rounds, algorithm, objectives, seeds):
             with Run.create_or_resume(config, folder) as run:
                 if not run.is_complete:
                     run.train([Progress(f"{get_method(algorithm).title}, {objective}", console)])
-                result = find(run.results(), PROTOCOLS["EV-seen"])
+                result = find(run.results(), PROTOCOLS["EV-all"])
                 found.append((result.accuracy, result.worst_decile))
         mean, worst = 100 * np.mean(found, 0)
         base = base or (mean, worst)

@@ -128,7 +128,7 @@ class _Weighted:
 
     def fair(self, q: float) -> Algorithm:
         """The algorithm with the objective 'fair:q'."""
-        one_pass = self.algorithm.one_pass
+        one_pass = self.algorithm.one_pass if self.is_gradient else None
 
         def weight_of(loss: Any) -> Any:
             return tf.maximum(loss, tree.as_dtype(SMALLEST, loss.dtype)) ** tree.as_dtype(q, loss.dtype)
@@ -137,15 +137,14 @@ class _Weighted:
             return self.work(message, state, data, weight_of, True)[0]
 
         def on_features(message: Any, state: Any, phi: Any, data: Any) -> tuple[Any, Any]:
+            assert one_pass is not None
             with weighing(weight_of):
                 output, dphi = one_pass.on_features(message, state, phi, data)
             times = weight_of(output.metrics["loss"])
             return output._replace(update=tree.scale(times, output.update)), tree.scale(times, dphi)
 
-        keeps = one_pass is not None and self.is_gradient
-        return self.algorithm._replace(
-            client_update=client_update, one_pass=one_pass._replace(on_features=on_features) if keeps else None
-        )
+        weighed = None if one_pass is None else one_pass._replace(on_features=on_features)
+        return self.algorithm._replace(client_update=client_update, one_pass=weighed)
 
     def tail(self, p: float) -> Algorithm:
         """The algorithm with the objective 'cvar:p'."""
