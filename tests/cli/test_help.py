@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from tflite_export.cli import main as export
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.algorithms.parts.schedules import SCHEDULES
 from tfpfl.algorithms.transforms.screening import ON_BROKEN
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
@@ -127,6 +128,7 @@ def test_choices_are_those_of_the_code():
     assert {name: OPTIONS[name].choices for name in choices} == choices
     known = {"algorithm": ALGORITHMS, "partition": PARTITIONERS, "network": NETWORKS, "aggregator": AGGREGATORS}
     known |= {"dataset": [row["name"] for row in list_datasets()]}
+    known |= {"schedule": SCHEDULES}
     known |= {"metrics": NAMES, "monitor": (*ALWAYS, *NAMES)}
     assert {name: sorted(option.known) for name, option in OPTIONS.items() if option.known} == {
         name: sorted(names) for name, names in known.items()

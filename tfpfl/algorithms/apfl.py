@@ -23,6 +23,7 @@ from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
+from tfpfl.algorithms.parts.schedules import paced, rate
 from tfpfl.checks import check_choice, check_fractions, check_rates
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
@@ -99,7 +100,7 @@ def apfl(
     rates: dict[str, Any] = {"eta": eta, "momentum": momentum, "client_opt": client_opt}
     base = fedavg(model, population, weighting=weighting, **rates, **work)
     loop, one_epoch = batch_loop(**work), batch_loop(epochs=1, batch_size=batch_size)
-    optimizer = as_optimizer(client_opt, eta, momentum=momentum)
+    optimizer = paced(as_optimizer(client_opt, eta, momentum=momentum), "eta")
     weight, objective = example_weight(model, weighting), client_loss(model)
 
     def init_client(info):
@@ -110,7 +111,8 @@ def apfl(
 
     def own_step(w_i, v, a, slots_v, x, y):
         loss, gradient = value_and_gradient(lambda u: objective(u, x, y), mixed(a, v, w_i))
-        new_a = tf.clip_by_value(a - eta_a * tree.dot(gradient, tree.subtract(v, w_i)), 0, 1) if eta_a else a
+        away = rate("eta_a", eta_a) * tree.dot(gradient, tree.subtract(v, w_i)) if eta_a else 0
+        new_a = tf.clip_by_value(a - away, 0, 1) if eta_a else a
         slots_v, v = optimizer.step(slots_v, v, tree.scale(a, gradient))
         return v, new_a, slots_v, loss
 

@@ -27,6 +27,7 @@ from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.local_training import local_solver
 from tfpfl.algorithms.parts.optimizers import Optimizer
+from tfpfl.algorithms.parts.schedules import divided, factor
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
 from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_penalty, check_rates
 from tfpfl.models import tree
@@ -165,7 +166,7 @@ def fedamp(
     solver |= {"momentum": momentum, "client_opt": client_opt}
     weigh = {"alpha": alpha, "sigma": sigma, "rescale": rescale}
     return _attentive(
-        model, population, lambda *table: attention(*table, **weigh), lam / alpha, start, implicit_prox, solver
+        model, population, lambda *table: attention(*table, **weigh), lam / alpha, start, implicit_prox, solver, True
     )
 
 
@@ -237,10 +238,10 @@ def heurfedamp(
     )
 
 
-def _attentive(model, population, weigh, pull, start, implicit_prox, solver) -> Algorithm:
-    """FedAMP and HeurFedAMP; they differ only in the weights, `weigh`."""
+def _attentive(model, population, weigh, pull, start, implicit_prox, solver, attracts=False) -> Algorithm:
+    """FedAMP (`attracts`) and HeurFedAMP; they differ only in the weights, `weigh`."""
     check_choice(start=(start, ("u", "w")))
-    solve = local_solver(**solver, prox=pull, implicit_prox=implicit_prox)
+    solve = local_solver(**solver, prox=lambda: divided("alpha", pull), implicit_prox=implicit_prox)
     objective, num_labels, people = client_loss(model), population.shared_labels(), population.num_clients
     num_weights = model.num_weights(num_labels)
     check_table(population, num_weights + people, model.dtype)
@@ -255,6 +256,8 @@ def _attentive(model, population, weigh, pull, start, implicit_prox, solver) -> 
     def message(server, client_id):
         row, known = row_of(population, client_id)
         xi, w_0 = server.attention[row], first()
+        if attracts and (times := factor("alpha")) is not None:  # the weights of others have alpha_k as a factor
+            xi = tf.tensor_scatter_nd_update(times * xi, row[None, None], (1 - times * (1 - xi[row]))[None])
         u = tree.from_vector(tf.linalg.matvec(server.models, xi, transpose_a=True), w_0)
         return Message(tree.where(known, u, w_0), tf.where(known, xi[row], tf.ones_like(xi[row])))
 
@@ -296,6 +299,7 @@ FEDAMP = Method(
     up="d",
     reference="Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID "
     "Data, AAAI 2021",
+    no_objective="its server keeps the model or the gradient of every client, and adds up nothing. Use fedavg",
     no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
 )
 
@@ -310,5 +314,6 @@ HEURFEDAMP = Method(
     up="d",
     reference="Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID "
     "Data, AAAI 2021",
+    no_objective="its server keeps the model or the gradient of every client, and adds up nothing. Use fedavg",
     no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
 )

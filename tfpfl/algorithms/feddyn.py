@@ -153,6 +153,7 @@ FEDDYN = Method(
     up="d",
     reference="Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic "
     "Regularization, ICLR 2021",
+    no_objective="its regularizers are of the mean of all clients' losses. Use fedavg",
     no_server_opt="its server keeps a sum of what its clients keep, and takes its step from it. Use fedprox",
     no_client_opt="its clients read a gradient off their SGD steps, and the server adds these up. Use fedprox",
 )

@@ -317,5 +317,6 @@ FEDFOMO = Method(
     reference="Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order Model "
     "Optimization, ICLR 2021",
     older={6: {"own_model": "visited"}},
+    no_objective="its server keeps the model or the gradient of every client, and adds up nothing. Use fedavg",
     no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
 )

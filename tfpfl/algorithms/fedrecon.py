@@ -25,6 +25,7 @@ from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import body_solver, example_weight, one_pass_update, support_and_query
 from tfpfl.algorithms.parts.optimizers import Optimizer, sgd
+from tfpfl.algorithms.parts.schedules import divided, paced
 from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_rates
 from tfpfl.models import tree
 from tfpfl.models.split import HEAD_INITS
@@ -113,8 +114,10 @@ def fedrecon(
     check_choice(head_init=(head_init or model.head_init, HEAD_INITS))
     check_rates(beta=beta, rho=rho, eta=eta)
     check_fractions(query_fraction=query_fraction)
-    server_optimizer, head_optimizer = as_optimizer(server_opt, rho, what="server_opt"), sgd(beta)
-    move_theta = body_solver(model, eta=eta, steps=k_theta)
+    server_optimizer = paced(as_optimizer(server_opt, rho, what="server_opt"), "rho")
+    # with reset_head, the head is rebuilt for every prediction too, at the same rate
+    head_optimizer = sgd(beta) if reset_head else paced(sgd(beta), "beta")
+    move_theta = body_solver(model, eta=eta, steps=k_theta, by_default=False)
     weight = example_weight(model, weighting)
 
     def init_client(info):
@@ -139,7 +142,8 @@ def fedrecon(
         if k_theta == 1:
             return output._replace(update=pull_back(dphi))
         theta_i, _ = move_theta(theta, head, query)
-        return output._replace(update=tree.scale(1 / eta, tree.subtract(theta, theta_i)))
+        mean = tree.scale(divided("eta", 1 / eta, by_default=False), tree.subtract(theta, theta_i))
+        return output._replace(update=mean)
 
     one_pass = OnePass(theta=lambda theta: theta, on_features=on_features, join=lambda gradient, _: gradient)
     once = k_theta == 1 and not query_fraction
@@ -180,6 +184,7 @@ FEDRECON = Method(
     reference="Singhal, Sidahmed, Garrett, Wu, Rush, Prakash: Federated Reconstruction: Partially Local Federated "
     "Learning, NeurIPS 2021",
     presets={"stateless": {"reset_head": True, "query_fraction": 0.5}},
+    sends="gradient",
     no_server_opt="its server has an optimizer of its own: server_opt, with the rate rho",
     no_client_opt="its clients send a gradient, which other steps would not give. Use beta and server_opt",
 )

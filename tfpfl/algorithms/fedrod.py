@@ -108,7 +108,7 @@ def fedrod(
     work = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
     rates: dict[str, Any] = {"momentum": momentum, "client_opt": client_opt}
     base = fedavg(model, population, eta=eta, weighting=weighting, **rates, **work)
-    generic, private = local_step(eta, **rates), local_step(eta_p, **rates)
+    generic, private = local_step(eta, **rates), local_step(eta_p, **rates, name="eta_p")
     loop, weight, num_labels = batch_loop(**work), example_weight(model, weighting), population.shared_labels()
 
     def client_update(w, p, data):
@@ -161,4 +161,5 @@ FEDROD = Method(
     down="d",
     up="d",
     reference="Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022",
+    no_objective="its shared model is trained on a balanced softmax, not on the clients' losses. Use fedavg or fedper",
 )

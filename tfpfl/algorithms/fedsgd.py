@@ -14,6 +14,7 @@ from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import example_weight, one_pass_update
 from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.schedules import rate
 from tfpfl.checks import check_rates
 from tfpfl.models import tree
 from tfpfl.models.weights import Weights
@@ -64,7 +65,7 @@ def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") 
         init_client=lambda info: (),
         message=lambda w: w,
         client_update=one_pass_update(model, one_pass),
-        server_update=lambda w, gradient: tree.add_scaled(w, -eta, gradient),
+        server_update=lambda w, gradient: tree.add_scaled(w, -rate("eta", eta), gradient),
         personal_model=lambda w, state, data: w,
         local_model=lambda w, output: w,
         aggregate="mean",
@@ -86,6 +87,7 @@ FEDSGD = Method(
     up="d",
     reference="McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks "
     "from Decentralized Data, AISTATS 2017",
+    sends="gradient",
     no_server_opt="its server takes the step w - eta g itself. Use fedavg with steps=1 and eta=1: its update is -g",
     no_client_opt="its clients take no steps. Use server_opt with fedavg, steps=1 and eta=1: its update is -g",
 )

@@ -168,7 +168,7 @@ def layerwise(
         steps_p, epochs_p = steps, epochs
     solver |= {"straggler": straggler, "prox": l_2 if implicit_prox else 0.0, "implicit_prox": implicit_prox}
     solve = local_solver(steps=steps, epochs=epochs, **solver)
-    solve_p = local_solver(steps=steps_p, epochs=epochs_p, suffix="_p", **solver)
+    solve_p = local_solver(steps=steps_p, epochs=epochs_p, suffix="_p", name="eta", **solver)
     weight, objective = example_weight(model, weighting), client_loss(model)
     explicit_l_2 = 0.0 if implicit_prox else l_2
     coefficients = {"kind": penalty_kind, "l_cos": l_cos, "l_2": explicit_l_2, "layer_weights": layer_weights}

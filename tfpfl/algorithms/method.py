@@ -8,6 +8,7 @@ from operator import or_
 from typing import Any, Union, get_args, get_origin
 
 from tfpfl.algorithms.contract import Algorithm
+from tfpfl.algorithms.parts.objectives import parsed_objective
 from tfpfl.algorithms.parts.optimizers import Optimizer, client_optimizer
 from tfpfl.algorithms.transforms.server_optimizer import server_optimized
 from tfpfl.checks import InvalidArgument
@@ -42,6 +43,8 @@ class Method:
     no_server_opt: str = ""  # why the server takes no optimizer of `server_optimized`, and what to use instead
     no_client_opt: str = ""  # why the builder has no `client_opt`, and what to use instead
     only_classes: str = ""  # why the head's kind must be 'classification', and what to use instead
+    sends: str = "update"  # what a client sends: the 'gradient' of its loss, or an 'update'; see `with_objective`
+    no_objective: str = ""  # why there is no other objective than the mean, and what to use instead
 
     @property
     def takers(self) -> tuple[Callable, ...]:
@@ -98,6 +101,15 @@ class Method:
         return (self.no_server_opt if hyperparameter in _keywords(server_optimized) else "") or (
             self.no_client_opt if hyperparameter in of_client else ""
         )
+
+    def check_objective(self, objective: str) -> None:
+        """Checks the text of an objective, and that the method can have it; see `transforms.with_objective`.
+
+        Raises:
+            InvalidArgument: the text is wrong, or this method has no other objective than the mean.
+        """
+        if parsed_objective(objective)[0] != "mean" and self.no_objective:
+            raise InvalidArgument(f"{self.name} has no objective {objective}: {self.no_objective}")
 
     def evaluated(self, hyperparameters: dict) -> str:
         """The kind of `personal_model` with these hyperparameters: 'personal', 'global' or 'fine-tuned'."""

@@ -20,6 +20,7 @@ from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.finetune import finetuned
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.local_training import batch_loop, value_and_gradient
+from tfpfl.algorithms.parts.schedules import rate
 from tfpfl.checks import InvalidArgument, check_choice, check_rates
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
@@ -100,7 +101,7 @@ def per_fedavg(
         if variant == "hf":
             ahead, behind = (slope(tree.add_scaled(w, s * delta, g), d_prime)[1] for s in (1, -1))
             g = tree.add_scaled(g, -eta_inner / (2 * delta), tree.subtract(ahead, behind))
-        return tree.add_scaled(w, -beta, g), loss
+        return tree.add_scaled(w, -rate("beta", beta), g), loss
 
     def client_update(w, state, data):
         def step(carry, x, y):
@@ -131,5 +132,6 @@ PER_FEDAVG = Method(
     reference="Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: A "
     "Model-Agnostic Meta-Learning Approach, NeurIPS 2020",
     presets={"fo": {"variant": "fo"}, "hf": {"variant": "hf"}},
+    no_objective="what a client minimizes is its loss after a step of its own. Use fedavg_ft",
     no_client_opt="its steps are plain gradient steps through a plain gradient step. Use fedavg_ft, or server_opt",
 )

@@ -25,6 +25,7 @@ from tfpfl.algorithms.parts.adaptation import adaptation, near
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import batch_loop, local_solver
 from tfpfl.algorithms.parts.optimizers import Optimizer
+from tfpfl.algorithms.parts.schedules import rate
 from tfpfl.checks import InvalidArgument, check_penalty, check_rates
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
@@ -102,7 +103,9 @@ def pfedme(
         raise InvalidArgument(f"inner_steps must be at least 1, found {inner_steps}")
     loop = batch_loop(steps=steps, epochs=epochs, batch_size=batch_size)
     inner = {"eta": eta_p, "client_opt": client_opt}
-    solve = local_solver(**inner, steps=inner_steps, prox=lam, implicit_prox=implicit_prox, suffix="_p")
+    solve = local_solver(
+        **inner, steps=inner_steps, prox=lam, implicit_prox=implicit_prox, suffix="_p", by_default=False
+    )
     objective, num_labels = client_loss(model), population.shared_labels()
     decay = (lambda theta: weight_decay / 2 * tree.dot(theta, theta)) if weight_decay else None
 
@@ -113,11 +116,14 @@ def pfedme(
         def step(carry, x, y):
             w_i, theta, _ = carry
             theta, loss = solve(objective, theta, data._replace(x=x, y=y), anchor=w_i, penalty=decay)
-            return tree.add_scaled(w_i, -eta * lam, tree.subtract(w_i, theta)), theta, loss
+            return tree.add_scaled(w_i, -rate("eta", eta) * lam, tree.subtract(w_i, theta)), theta, loss
 
         w_i, theta, loss = loop(step, (w, w, tf.zeros([], model.dtype)), data)
         state = Personal(theta, tf.constant(True))
         return ClientOutput(tree.subtract(w_i, w), tf.ones([], model.dtype), state, {"loss": loss})
+
+    def server_update(w, mean):
+        return tree.add_scaled(w, rate("beta", beta, by_default=False), mean)
 
     def personal_model(w, state, data):
         return tree.where(state.visited, state.theta, w)
@@ -134,7 +140,7 @@ def pfedme(
         init_client=lambda info: Personal(init_server(), tf.constant(False)),
         message=lambda w: w,
         client_update=client_update,
-        server_update=tree.add if beta == 1 else lambda w, mean: tree.add_scaled(w, beta, mean),
+        server_update=tree.add if beta == 1 else server_update,
         personal_model=personal_model,
         global_model=lambda w: w,
         local_model=lambda w, output: output.state.theta,
@@ -154,4 +160,5 @@ PFEDME = Method(
     down="d",
     up="d",
     reference="Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020",
+    no_objective="what a client minimizes is its Moreau envelope, not its loss. Use fedavg or ditto",
 )

@@ -38,7 +38,9 @@ from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import arrival_of, one_pass_update
+from tfpfl.algorithms.parts.objectives import emphasis
 from tfpfl.algorithms.parts.optimizers import Optimizer
+from tfpfl.algorithms.parts.schedules import paced, rate
 from tfpfl.checks import InvalidArgument, check_choice, check_rates
 from tfpfl.models import tree
 from tfpfl.models.heads import CLASSIFICATION, check_curvature
@@ -159,10 +161,10 @@ def pflego(
     if chunk is not None and chunk < 1:
         raise InvalidArgument(f"chunk must be at least 1 example, found {chunk}")
     check_rates(beta=beta, rho=rho)
-    server_optimizer = as_optimizer(server_opt, rho, what="server_opt")
+    server_optimizer = paced(as_optimizer(server_opt, rho, what="server_opt"), "rho")
     inner: Any = inner_opt
     if inner not in SOLVERS:
-        inner = as_optimizer("sgd" if inner_opt == "gd" else inner_opt, beta, what="inner_opt")
+        inner = paced(as_optimizer("sgd" if inner_opt == "gd" else inner_opt, beta, what="inner_opt"), "beta")
     scale = population.num_clients / population.clients_per_round
     arrival = arrival_of(population, model.dtype)
 
@@ -178,7 +180,9 @@ def pflego(
         head, loss, errors = inner_steps(head, phi, targets, tau - 1, inner, safeguard, model.kind)
         c = data.info.alpha if rule == "exact" else tf.ones([], phi.dtype)
         c /= arrival(data.info)
-        new_head = tree.add_scaled(head, -rho * scale * c, heads.gradient(phi, errors))
+        if (times := emphasis(loss)) is not None:  # of another objective than the mean: the same as for theta
+            c *= times
+        new_head = tree.add_scaled(head, -rate("rho", rho) * scale * c, heads.gradient(phi, errors))
 
         weight = data.info.alpha / arrival(data.info)
         if weighting == "sampled":
@@ -258,6 +262,7 @@ PFLEGO = Method(
     reference="Nikoloutsopoulos, Koutsopoulos, Titsias: Personalized Federated Learning with Exact Stochastic "
     "Gradient Descent, arXiv 2202.09848",
     presets=PRESETS,
+    sends="gradient",
     no_server_opt="its server has an optimizer of its own: server_opt, with the rate rho",
     no_client_opt="its joint step is an exact gradient step. Use inner_opt for the head, server_opt for the backbone",
 )

@@ -36,6 +36,7 @@ from tfpfl.algorithms.parts.local_training import (
     whole_gradient,
 )
 from tfpfl.algorithms.parts.optimizers import Optimizer
+from tfpfl.algorithms.parts.schedules import paced, rate
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
 from tfpfl.checks import check_choice, check_fractions, check_rates
 from tfpfl.models import tree
@@ -250,7 +251,7 @@ def _pgfed(
     check_rates(mu=mu, eta=eta, eta2=eta2, momentum=momentum)
     check_kept(keep_momentum, momentum)
     check_choice(init=(init, ("w0", "newest")))
-    loop, optimizer = batch_loop(**work), as_optimizer(client_opt, eta, momentum=momentum)
+    loop, optimizer = batch_loop(**work), paced(as_optimizer(client_opt, eta, momentum=momentum), "eta")
     objective, weight = client_loss(model), example_weight(model, weighting)
     num_labels, people = population.shared_labels(), population.num_clients
     num_weights = model.num_weights(num_labels)
@@ -288,7 +289,7 @@ def _pgfed(
         def one_batch(carry, x, y):
             v, slots, A_i, _ = carry
             loss, g = value_and_gradient(lambda v: objective(v, x, y), v)
-            A_i = tf.maximum(A_i - eta2 * (message.s + tree.dot(message.g_bar, v)), 0)
+            A_i = tf.maximum(A_i - rate("eta2", eta2) * (message.s + tree.dot(message.g_bar, v)), 0)
             slots, v = optimizer.step(slots, v, tree.add(g, aux))
             return v, slots, A_i, loss
 
@@ -336,6 +337,7 @@ PGFED = Method(
     reference="Luo, Mendieta, Chen, Wu: PGFed: Personalize Each Client's Global Objective for Federated Learning, "
     "ICCV 2023",
     older={6: {"init": "newest"}},
+    no_objective="its server keeps the model or the gradient of every client, and adds up nothing. Use fedavg",
     no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
 )
 
@@ -351,5 +353,6 @@ PGFEDMO = Method(
     reference="Luo, Mendieta, Chen, Wu: PGFed: Personalize Each Client's Global Objective for Federated Learning, "
     "ICCV 2023",
     older={6: {"init": "newest"}},
+    no_objective="its server keeps the model or the gradient of every client, and adds up nothing. Use fedavg",
     no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
 )

@@ -20,6 +20,7 @@ from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import batch_loop, value_and_gradient, whole_gradient
 from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.schedules import factor, rate
 from tfpfl.checks import InvalidArgument, check_choice, check_rates
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
@@ -113,15 +114,20 @@ def scaffold(
         x, c = message
         drift = tree.subtract(c, state.c)
 
+        paced = factor("eta") is not None  # then the rate can be 0, so the gradients are added up and not divided out
+
         def step(carry, batch_x, batch_y):
-            y, num_steps, _ = carry
+            y, num_steps, _, seen = carry
             loss, g = value_and_gradient(lambda w: objective(w, batch_x, batch_y), y)
-            return tree.add_scaled(y, -eta, tree.add(g, drift)), num_steps + 1, loss
+            y = tree.add_scaled(y, -rate("eta", eta), tree.add(g, drift))
+            return y, num_steps + 1, loss, tree.add(seen, g) if paced else ()
 
         zero = tf.zeros([], model.dtype)
-        y, num_steps, loss = loop(step, (x, zero, zero), data)
+        y, num_steps, loss, seen = loop(step, (x, zero, zero, tree.zeros_like(x) if paced else ()), data)
         if option == "I":
             _, new_c = whole_gradient(objective, x, data)
+        elif paced:
+            new_c = tree.scale(1 / num_steps, seen)
         else:
             new_c = tree.add_scaled(tree.scale(-1, drift), 1 / (num_steps * eta), tree.subtract(x, y))
         update = Update(tree.subtract(y, x), tree.subtract(new_c, state.c))
@@ -131,7 +137,8 @@ def scaffold(
     def server_update(server, aggregate):
         mean_dy, sum_dc = aggregate
         return Server(
-            tree.add_scaled(server.x, eta_g, mean_dy), tree.add_scaled(server.c, 1 / population.num_clients, sum_dc)
+            tree.add_scaled(server.x, rate("eta_g", eta_g, by_default=False), mean_dy),
+            tree.add_scaled(server.c, 1 / population.num_clients, sum_dc),
         )
 
     return Algorithm(
@@ -167,6 +174,7 @@ SCAFFOLD = Method(
     up="2d",
     reference="Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for "
     "Federated Learning, ICML 2020",
+    no_objective="its control variates are of the mean of all clients' losses. Use fedavg",
     no_server_opt="its server also averages control variates, which belong to plain SGD. Use eta_g, its server's rate",
     no_client_opt="its control variates are means of the gradients of plain SGD steps. Use fedavg",
 )

@@ -90,5 +90,6 @@ LOCAL = Method(
     down="0",
     up="0",
     reference="the baseline without communication; 'Separate' in FedAMP",
+    no_objective="nothing is sent, so no client counts more than another. Use fedavg or pflego",
     no_server_opt="nothing is sent, so its server has no step. Use client_opt",
 )

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput
+from tfpfl.algorithms.transforms.schedule import counted_part
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
@@ -124,7 +125,7 @@ def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict,
     metrics = {name: tf.convert_to_tensor(value) for name, value in output.metrics.items()}
     metrics |= {
         "finite": tf.cast(finite, tf.int32),
-        "bytes_down": tree.num_bytes(message),
+        "bytes_down": tree.num_bytes(counted_part(message)),
         "bytes_up": metrics.get("bytes_up", tree.num_bytes(output.update if update is None else update)),
     }
     metrics |= by_split(held_out)

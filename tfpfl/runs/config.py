@@ -14,6 +14,7 @@ import numpy as np
 
 from tfpfl.algorithms import ALGORITHMS, Method, check_names, get_method
 from tfpfl.algorithms.own import check_entry, is_loaded, own_method
+from tfpfl.algorithms.parts.schedules import check_schedule, with_end
 from tfpfl.algorithms.transforms.screening import ON_BROKEN, check_norms
 from tfpfl.checks import DEEPEST, InvalidArgument, check_choice, levels, one_line, unknown
 from tfpfl.data import Federation
@@ -45,6 +46,7 @@ _ADDED = {  # format -> entries that it added
     ),
     7: ("own_method", "metrics", "monitor"),
 }
+_NEWER: dict[str, Any] = {"objective": "mean", "schedule": None, "schedule_of": ()}  # with these, `run_id` is as it was
 _NOT_IDENTITY = ("rounds", "versions", "federation")  # not part of `run_id`: may differ when a run is continued
 
 
@@ -93,6 +95,9 @@ class RunConfig:
     metrics: tuple = ()  # metrics besides accuracy and loss, by name; see `runs.metrics` and `runs.own_metrics`
     patience: int | None = None
     monitor: str = "accuracy"  # what `patience` looks at, in the means on validation examples
+    objective: str = "mean"  # see `algorithms.transforms.objective`
+    schedule: str | None = None  # of the learning rates, see `algorithms.parts.schedules`
+    schedule_of: tuple = ()  # names of the rates that follow it
     new_clients: int = 0  # number of clients that never train; the data seed draws them
     dropout: float = 0.0  # for this and the next seven entries see `Availability`
     dropout_spread: float = 0.0
@@ -133,6 +138,8 @@ class RunConfig:
             check_names(self.method, self.preset, self.hyperparameters)
             known = self.method.hyperparameters
             self.hyperparameters = {k: typed(k, v, known[k].annotation) for k, v in self.hyperparameters.items()}
+            self.method.check_objective(self.objective)
+            check_schedule(self.schedule, self.schedule_of, self.rounds, known)
         self.metrics, self.monitor, self.own_metrics = resolved_metrics(self.metrics, self.monitor, self.own_metrics)
         at_least = {"clients": 0, "rounds": 1, "evaluate_every": 0, "patience": 1, "new_clients": 0}
         at_least |= {"seed": 0, "data_seed": 0}
@@ -186,6 +193,7 @@ class RunConfig:
             "federation": str(federation.path),
             "federation_hash": federation.hash,
             "network": self.network or default_network(federation.example_shape),
+            "schedule": with_end(self.schedule, self.rounds),
             "labels": self.labels or ("local" if row.head == "personal" else "global"),
             "versions": package_versions(),
         }
@@ -239,7 +247,7 @@ class RunConfig:
         identity |= {"own_metrics": of_metrics}
         if not of_metrics:
             del identity["own_metrics"]
-        for name in _added_after(self.format):
+        for name in _added_after(self.format) + [name for name, value in _NEWER.items() if identity[name] == value]:
             identity.pop(name, None)
         older = _older_choices(self.algorithm, self.format)
         identity["hyperparameters"] = {k: v for k, v in self.hyperparameters.items() if k not in older}
@@ -335,7 +343,7 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
         raise RunError(f"{path} has format {raw['format']}, from a newer tfpfl; this one reads up to {FORMAT}")
     if raw["format"] > 1:
         defaults: dict[str, Any] = {f.name: f.default for f in fields(RunConfig)}
-        raw = {"own_metrics": {}} | {name: defaults[name] for name in _added_after(raw["format"])} | raw
+        raw = {"own_metrics": {}} | _NEWER | {name: defaults[name] for name in _added_after(raw["format"])} | raw
         if isinstance(raw.get("hyperparameters"), dict):
             raw["hyperparameters"] = _older_choices(raw.get("algorithm"), raw["format"]) | raw["hyperparameters"]
         if raw["format"] < 5 and "cohort" in raw:

@@ -76,6 +76,12 @@ SECTIONS = {
             "A named set of hyperparameters; only some methods have one. pflego: exact, paper, code; fedrecon: "
             "stateless; layerwise: pm_a, pm_b; per_fedavg: fo, hf. Default: none.",
         ),
+        RunOption(
+            "objective",
+            "What is minimized over the clients' losses. mean: their weighted mean. fair:q: large losses count more, "
+            "by the power q (q-FFL). cvar:p: the mean of the worst clients, which have the share p of the weight.",
+            metavar="mean|fair:q|cvar:p",
+        ),
     ),
     "Data": (
         RunOption(
@@ -198,6 +204,21 @@ SECTIONS = {
             "What --patience looks at: the mean over clients on validation examples of accuracy, loss or a metric, "
             "written as for --metric.",
             known=(*ALWAYS, *NAMES),
+        ),
+        RunOption(
+            "schedule",
+            "What the learning rates are multiplied by, a function of the round t. cosine:F:T falls from 1 to F "
+            "(default 0) in round T (default: the last). step:30,60:0.1 is 0.1 after round 30 and 0.01 after round 60. "
+            "inverse_sqrt:T0 is 1 / sqrt(1 + (t - 1) / T0), inverse:T0 the same without the root; T0 is 1 by default. "
+            "Default: constant.",
+            known=("constant", "cosine", "step", "inverse_sqrt", "inverse"),
+        ),
+        RunOption(
+            "schedule_of",
+            "A learning rate that follows --schedule, such as rho; may be repeated. Default: all but those that "
+            "multiply what scheduled steps have made, such as SCAFFOLD's eta_g.",
+            metavar="NAME",
+            multiple=True,
         ),
         RunOption(
             "new_clients",

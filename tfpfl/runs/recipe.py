@@ -7,6 +7,8 @@ import numpy as np
 
 from tfpfl.algorithms import Method, build_algorithm
 from tfpfl.algorithms.contract import Algorithm
+from tfpfl.algorithms.transforms.objective import with_objective
+from tfpfl.algorithms.transforms.schedule import scheduled
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.data import Federation
 from tfpfl.data.population import Population
@@ -69,10 +71,14 @@ class Recipe:
     def algorithm(self, model: SplitModel, population: Population) -> Algorithm:
         """Builds the algorithm, and wraps it as the configuration says.
 
-        Wrappers are the aggregators that work without TFF (see `with_aggregator`), and the rejection of broken updates.
+        Wrappers are the objective, the schedule of the learning rates, the aggregators that work without TFF (see
+        `with_aggregator`), and the rejection of broken updates.
         """
         config = self.config
-        made = with_aggregator(config.aggregator, config.aggregator_arguments(), self.method(model, population))
+        made = with_objective(self.method(model, population), config.objective, sends=self.row.sends)
+        if config.schedule is not None:
+            made = scheduled(made, config.schedule, of=config.schedule_of)
+        made = with_aggregator(config.aggregator, config.aggregator_arguments(), made)
         if config.on_broken == "reject":
             return screened(made, max_norm=config.max_norm, clip_norm=config.clip_norm)
         return made

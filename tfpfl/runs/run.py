@@ -27,6 +27,7 @@ import keras
 import numpy as np
 
 from tfpfl.algorithms.contract import ClientData
+from tfpfl.algorithms.transforms.schedule import check_follows
 from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.data import Federation
 from tfpfl.data.randomness import client_key
@@ -165,6 +166,8 @@ class Run:
         """
         network_file, config = config.network_file, config.resolved(federation)
         run = cls(folder, config, federation, network_file, config.engine)
+        if config.schedule is not None:
+            check_follows(run.recipe.method(run.model, run.population), config.schedule_of)
         if config.aggregator is not None:
             check_method(config.aggregator, run.recipe.method(run.model, run.population))
         return run

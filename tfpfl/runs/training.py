@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm
+from tfpfl.algorithms.transforms.schedule import at_round
 from tfpfl.algorithms.transforms.screening import REASONS
 from tfpfl.checks import InvalidArgument, TfpflError, traced_by_design
 from tfpfl.data.client_names import number_and_name
@@ -221,6 +222,7 @@ class Training:
         evaluated = self.is_evaluated(t, rounds)
         if len(ids):
             engine = self._engine(tuple(self.splits) if evaluated else ())
+            server = at_round(server, t)  # where rates follow a schedule; rounds without clients count, too
             out = engine.next(server, self.client_states(ids), self.visits(t, ids))
             server = out.server
             self._check(t, ids, out._replace(server=self._own(server)))

@@ -29,6 +29,7 @@ from tfpfl.algorithms.parts.optimizers import (
     sgd,
     yogi,
 )
+from tfpfl.algorithms.parts.schedules import paced, rate
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
 
 __all__ = [
@@ -54,6 +55,8 @@ __all__ = [
     "local_step",
     "one_pass_update",
     "optimizer",
+    "paced",
+    "rate",
     "row_of",
     "sgd",
     "support_and_query",

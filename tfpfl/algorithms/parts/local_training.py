@@ -10,6 +10,7 @@ from tfpfl.algorithms.contract import ClientData, ClientOutput, OnePass
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.optimizers import OptimizerChoice
+from tfpfl.algorithms.parts.schedules import factor, paced, rate
 from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_rates
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import Fold
@@ -189,27 +190,31 @@ class LocalStep(NamedTuple):
     step: Callable  # (slots, weights, gradient times `times`) -> (slots, weights)
 
 
-def local_step(eta: float, momentum: float = 0.0, client_opt: Any = "sgd") -> LocalStep:
+def local_step(
+    eta: float, momentum: float = 0.0, client_opt: Any = "sgd", name: str = "eta", **pace: bool
+) -> LocalStep:
     """Makes the `LocalStep` of a local rate, momentum and optimizer.
 
     Args:
         eta: the learning rate; an optimizer object has its own, see `as_optimizer`.
         momentum: of SGD.
         client_opt: 'sgd', or another optimizer that `as_optimizer` accepts.
+        name, pace: the rate's name and `by_default`, as in `schedules.factor`.
 
     Raises:
         InvalidArgument: see `as_optimizer`.
     """
-    optimizer = as_optimizer(client_opt, eta, momentum=momentum)
+    optimizer = paced(as_optimizer(client_opt, eta, momentum=momentum), name, **pace)
     if not is_sgd(client_opt):
         return LocalStep(1.0, optimizer.init, optimizer.step)
-    name = client_opt if isinstance(client_opt, str) else client_opt.name
-    momentum = 0.9 if name == "momentum" else momentum
+    opt = client_opt if isinstance(client_opt, str) else client_opt.name
+    momentum = 0.9 if opt == "momentum" else momentum
 
     def step(velocity, weights, move):  # the move is -eta g; the velocity is -eta times the momentum buffer
         if momentum:
             move = velocity = tree.add_scaled(move, momentum, velocity)
-        return velocity, tree.add(weights, move)
+        times = factor(name, **pace)
+        return velocity, tree.add(weights, move) if times is None else tree.add_scaled(weights, times, move)
 
     return LocalStep(-eta, tree.zeros_like if momentum else lambda weights: (), step)
 
@@ -233,6 +238,7 @@ def local_solver(
     straggler=0.0,
     at_least=1,
     suffix="",
+    **pace,
 ):
     """Mini-batch SGD on a client's examples; the momentum starts at 0 in every call (the specification's LocalSGD).
 
@@ -245,6 +251,7 @@ def local_solver(
         implicit_prox: take an implicit step on the penalty, w <- (w - eta v + eta prox anchor) / (1 + eta prox), which
             is stable for every prox.
         suffix: added to the names eta, steps and epochs in errors, for algorithms with several solvers.
+        pace: `name` of the rate, default eta with the suffix, and `by_default`, as in `schedules.factor`.
 
     Returns:
         solve(objective, weights, data, anchor=None, penalty=None) -> (weights, the objective before the last step).
@@ -257,7 +264,7 @@ def local_solver(
     """
     work = {"steps": steps, "epochs": epochs, "batch_size": batch_size, "straggler": straggler, "at_least": at_least}
     held = {"prox": prox, "implicit_prox": implicit_prox}
-    resumed = resumed_solver(eta=eta, momentum=momentum, client_opt=client_opt, **held, **work, suffix=suffix)
+    resumed = resumed_solver(eta=eta, momentum=momentum, client_opt=client_opt, **held, **work, suffix=suffix, **pace)
     start = local_step(eta, momentum, client_opt).init
 
     def solve(objective, weights, data: ClientData, anchor=None, penalty=None):
@@ -267,11 +274,23 @@ def local_solver(
     return solve
 
 
-def resumed_solver(*, eta, momentum=0.0, client_opt="sgd", prox=0.0, implicit_prox=False, suffix="", **work):
+def resumed_solver(
+    *,
+    eta,
+    momentum=0.0,
+    client_opt="sgd",
+    prox=0.0,
+    implicit_prox=False,
+    suffix="",
+    name=None,
+    by_default=True,
+    **work,
+):
     """`local_solver` whose momentum goes on where an earlier call ended, as in an optimizer that a client keeps.
 
     Args:
-        eta, momentum, client_opt, prox, implicit_prox, suffix: as in `local_solver`.
+        eta, momentum, client_opt, prox, implicit_prox, suffix, name, by_default: as in `local_solver`. `prox` may be a
+            function () -> coefficient, for one that changes from round to round.
         work: steps, epochs, batch_size, straggler, at_least, as in `batch_loop`.
 
     Returns:
@@ -287,19 +306,24 @@ def resumed_solver(*, eta, momentum=0.0, client_opt="sgd", prox=0.0, implicit_pr
             f"implicit_prox needs client_opt='sgd', found {client_opt!r}: an implicit step has the length of the rate, "
             "and another optimizer chooses the lengths of its steps itself. Leave implicit_prox out"
         )
-    times, _, move_by = local_step(eta, momentum, client_opt)
+    pace = {"name": name or f"eta{suffix}", "by_default": by_default}
+    times, _, move_by = local_step(eta, momentum, client_opt, **pace)
 
     def solve(objective, weights, velocity, data: ClientData, anchor=None, penalty=None):
+        strength = prox() if callable(prox) else prox
+        pulled = tf.is_tensor(strength) or bool(strength)
+
         def step(carry, x, y):
             weights, velocity, _ = carry
             value, move = value_and_gradient(lambda w: objective(w, x, y), weights, times)  # SGD: -eta g
             if penalty is not None:
                 move = tree.add(move, value_and_gradient(penalty, weights, times)[1])
-            if prox and not implicit_prox:
-                move = tree.add_scaled(move, times * prox, tree.subtract(weights, anchor))
+            if pulled and not implicit_prox:
+                move = tree.add_scaled(move, times * strength, tree.subtract(weights, anchor))
             velocity, weights = move_by(velocity, weights, move)
-            if prox and implicit_prox:
-                weights = tree.scale(1 / (1 + eta * prox), tree.add_scaled(weights, eta * prox, anchor))
+            if pulled and implicit_prox:
+                pull = rate(pace["name"], eta, by_default=by_default) * strength
+                weights = tree.scale(1 / (1 + pull), tree.add_scaled(weights, pull, anchor))
             return weights, velocity, value
 
         no_value = tf.zeros([], tf.nest.flatten(weights)[0].dtype)
@@ -332,7 +356,7 @@ def head_solver(model, *, eta, steps=None, epochs=None, batch_size=None, momentu
     """
     given = {"eta": eta, "momentum": momentum, "client_opt": client_opt}
     solve = local_solver(**given, steps=steps, epochs=epochs, batch_size=batch_size, **checks)
-    optimizer = as_optimizer(client_opt, eta, momentum=momentum)
+    optimizer = paced(as_optimizer(client_opt, eta, momentum=momentum), f"eta{checks.get('suffix', '')}")
     work = 50 if steps is None and epochs is None else epochs if steps is None else steps
 
     def fit(theta, head: Head, data: ClientData):

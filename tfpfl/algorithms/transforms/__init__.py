@@ -2,15 +2,20 @@
 
 from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.algorithms.transforms.compression import compressed
+from tfpfl.algorithms.transforms.objective import with_objective
 from tfpfl.algorithms.transforms.robust import median, trimmed_mean
+from tfpfl.algorithms.transforms.schedule import at_round, scheduled
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.algorithms.transforms.server_optimizer import server_optimized
 
 __all__ = [
     "AlongWith",
+    "at_round",
     "compressed",
     "median",
+    "scheduled",
     "screened",
     "server_optimized",
     "trimmed_mean",
+    "with_objective",
 ]

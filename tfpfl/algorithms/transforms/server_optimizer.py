@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from tfpfl.algorithms.contract import Algorithm, kinds
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.optimizers import SECOND_MOMENTS, Optimizer, adaptive, check_options, sgd
+from tfpfl.algorithms.parts.schedules import paced
 from tfpfl.checks import InvalidArgument, check_rates, unknown
 from tfpfl.models import tree
 
@@ -75,7 +76,9 @@ def server_optimized(
     if server_opt == "sgd" and server_eta == 1:
         return algorithm
     check_adds_mean(algorithm)
-    optimizer = _optimizer(server_opt, server_eta, server_beta_1, server_beta_2, server_epsilon)
+    made = _optimizer(server_opt, server_eta, server_beta_1, server_beta_2, server_epsilon)
+    # The updates of scheduled clients are shorter already; an adaptive server takes no shorter steps for that.
+    optimizer = paced(made, "server_eta", by_default=name in SECOND_MOMENTS)
 
     def init_server() -> Optimized:
         own = algorithm.init_server()
