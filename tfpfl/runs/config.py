@@ -3,10 +3,8 @@
 import hashlib
 import json
 import os
-import platform
 import re
 from dataclasses import asdict, dataclass, field, fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,17 @@ from tfpfl.algorithms.own import check_entry, is_loaded, own_method
 from tfpfl.algorithms.transforms.screening import ON_BROKEN, check_norms
 from tfpfl.checks import DEEPEST, InvalidArgument, check_choice, levels, one_line, unknown
 from tfpfl.data import Federation
+from tfpfl.data.kinds import CLASSIFICATION, ScoreName, label_kind
 from tfpfl.data.population import Sampling
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.engines.engine import check_grouping
 from tfpfl.models.networks import default_network
 from tfpfl.runs.aggregators import check_aggregator
 from tfpfl.runs.availability import Availability
+from tfpfl.runs.metrics import check_kind, kind_of
 from tfpfl.runs.own_metrics import REGISTERED
 from tfpfl.runs.own_metrics import resolved as resolved_metrics
+from tfpfl.runs.versions import package_versions as package_versions
 
 # Older files are read: entries that a later format added have their defaults. Format 1 added up a cohort in another
 # order and is refused. Before format 5 `grouping` was called `cohort`, its value 'one_by_one' was called 'plain', and
@@ -35,7 +36,6 @@ FORMAT = 7
 NETWORK = "network.keras"  # the user's own backbone, in the run folder
 METHOD = "method.py"  # the file of the user's own method, in the run folder
 METRIC = "metric_{name}.py"  # the file of a metric of the user's own, in the run folder
-PACKAGES = ("tfpfl", "tensorflow", "keras", "tensorflow-federated", "numpy")  # whose versions config.json records
 _ADDED = {  # format -> entries that it added
     3: ("new_clients",),
     4: (
@@ -45,6 +45,7 @@ _ADDED = {  # format -> entries that it added
     ),
     7: ("own_method", "metrics", "monitor"),
 }
+_UNLESS_NONE = ("kind",)  # entries that came without a new format: None changes no run id, and a file may lack them
 _NOT_IDENTITY = ("rounds", "versions", "federation")  # not part of `run_id`: may differ when a run is continued
 
 
@@ -81,6 +82,7 @@ class RunConfig:
     network: str | None = None  # a name in NETWORKS, or a file FILE.keras
     network_hash: str | None = None  # sha256 of that file
     head_init: str = "glorot"
+    kind: str | None = None  # of labels, see `tfpfl.data.kinds`; None: the usual one; in a run folder: classification
     labels: str | None = None
     participation: float = 0.2
     sampling: str = "fixed"
@@ -90,9 +92,9 @@ class RunConfig:
     engine: str = "local"
     grouping: str = "auto"  # see `Simulation`; saved, so that a resumed run adds its numbers in the same order
     evaluate_every: int = 10
-    metrics: tuple = ()  # metrics besides accuracy and loss, by name; see `runs.metrics` and `runs.own_metrics`
+    metrics: tuple = ()  # metrics besides score and loss, by name; see `runs.metrics` and `runs.own_metrics`
     patience: int | None = None
-    monitor: str = "accuracy"  # what `patience` looks at, in the means on validation examples
+    monitor: str = "accuracy"  # what `patience` looks at, in the means on validation examples; the score of any kind
     new_clients: int = 0  # number of clients that never train; the data seed draws them
     dropout: float = 0.0  # for this and the next seven entries see `Availability`
     dropout_spread: float = 0.0
@@ -134,13 +136,18 @@ class RunConfig:
             known = self.method.hyperparameters
             self.hyperparameters = {k: typed(k, v, known[k].annotation) for k, v in self.hyperparameters.items()}
         self.metrics, self.monitor, self.own_metrics = resolved_metrics(self.metrics, self.monitor, self.own_metrics)
+        if self.kind is not None:
+            self.kind = label_kind(self.kind).text
+            self.monitor = self.score.name if self.monitor == "accuracy" else self.monitor
+            check_kind(self.metrics, self.kind)
+            self.metrics = tuple(name for name in self.metrics if name != self.score.name)
         at_least = {"clients": 0, "rounds": 1, "evaluate_every": 0, "patience": 1, "new_clients": 0}
         at_least |= {"seed": 0, "data_seed": 0}
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is not None and not least <= value < 2**31:
                 raise InvalidArgument(f"{name} must lie in {least}..2^31-1, found {value}")
-        if self.monitor != "accuracy" and self.patience is None:
+        if self.monitor != self.score.name and self.patience is None:
             raise InvalidArgument(
                 f"monitor={self.monitor!r} says what patience looks at, but patience is not given: give it a number of "
                 "evaluated rounds, or leave monitor out"
@@ -168,7 +175,8 @@ class RunConfig:
             federation: the data of the run; the entries about the data are taken from its manifest.
 
         Raises:
-            InvalidArgument: the file of the network cannot be read.
+            InvalidArgument: the file of the network cannot be read; the kind does not fit the labels of the federation,
+                or a metric the kind.
         """
         row = self.method
         preset = row.presets.get(self.preset, {})
@@ -189,6 +197,9 @@ class RunConfig:
             "labels": self.labels or ("local" if row.head == "personal" else "global"),
             "versions": package_versions(),
         }
+        if (kind := kind_of(federation, self.kind)).is_classes:
+            check_kind(self.metrics, kind)
+        resolved["kind"] = None if kind.is_classes else kind.text
         if self.network_file:
             resolved |= {"network": NETWORK, "network_hash": file_hash(self.network_file)}
         return RunConfig(**resolved)
@@ -206,6 +217,11 @@ class RunConfig:
             return found
         place, function = self.own_method["place"], self.own_method["function"]
         raise InvalidArgument(f"the method {self.algorithm} is not loaded: name it again, as {place}:{function}")
+
+    @property
+    def score(self) -> ScoreName:
+        """The score of a run: its name, unit and direction. Before `resolved`, that of the kind that was asked for."""
+        return label_kind(self.kind or CLASSIFICATION).score
 
     @property
     def title(self) -> str:
@@ -230,7 +246,7 @@ class RunConfig:
     @property
     def run_id(self) -> str:
         """A sha256 of all entries that decide the run's numbers. It stays the same when a run gets more rounds."""
-        identity = {k: v for k, v in asdict(self).items() if k not in _NOT_IDENTITY}
+        identity = {k: v for k, v in entries(self).items() if k not in _NOT_IDENTITY}
         if self.own_method is None:
             del identity["own_method"]
         else:  # what is in the file counts, not where it is
@@ -311,6 +327,11 @@ class RunConfig:
         return np.sort(drawn[new:])
 
 
+def entries(config: RunConfig) -> dict:
+    """The entries of a configuration as config.json has them."""
+    return {k: v for k, v in asdict(config).items() if v is not None or k not in _UNLESS_NONE}
+
+
 def read_config(folder: str | os.PathLike) -> RunConfig:
     """Reads the configuration of a run.
 
@@ -335,7 +356,11 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
         raise RunError(f"{path} has format {raw['format']}, from a newer tfpfl; this one reads up to {FORMAT}")
     if raw["format"] > 1:
         defaults: dict[str, Any] = {f.name: f.default for f in fields(RunConfig)}
-        raw = {"own_metrics": {}} | {name: defaults[name] for name in _added_after(raw["format"])} | raw
+        raw = (
+            {"own_metrics": {}, **dict.fromkeys(_UNLESS_NONE)}
+            | {name: defaults[name] for name in _added_after(raw["format"])}
+            | raw
+        )
         if isinstance(raw.get("hyperparameters"), dict):
             raw["hyperparameters"] = _older_choices(raw.get("algorithm"), raw["format"]) | raw["hyperparameters"]
         if raw["format"] < 5 and "cohort" in raw:
@@ -436,14 +461,3 @@ def typed(name: str, value: Any, kind: Any) -> Any:
         wanted = kind.__name__ if isinstance(kind, type) else str(kind).replace(" | ", " or ")
         raise InvalidArgument(f"{name} must be {wanted}, found {value!r}")
     return value
-
-
-def package_versions() -> dict:
-    """The versions of Python and of `PACKAGES`: {name: version}, None for a package that is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found
