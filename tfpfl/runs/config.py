@@ -21,7 +21,7 @@ from tfpfl.data.randomness import Stream, generator
 from tfpfl.engines.engine import check_grouping
 from tfpfl.models.networks import default_network
 from tfpfl.runs.aggregators import check_aggregator
-from tfpfl.runs.availability import Availability
+from tfpfl.runs.availability import Availability, changes
 from tfpfl.runs.metrics import check_kind, kind_of
 from tfpfl.runs.own_metrics import REGISTERED
 from tfpfl.runs.own_metrics import resolved as resolved_metrics
@@ -279,8 +279,8 @@ class RunConfig:
             seconds_spread=self.client_seconds_spread,
             jitter=self.jitter,
             deadline=self.round_deadline,
-            joins=_changes("joins", self.joins),
-            leaves=_changes("leaves", self.leaves),
+            joins=changes("joins", self.joins),
+            leaves=changes("leaves", self.leaves),
         )
 
     def aggregator_arguments(self) -> dict:
@@ -413,17 +413,6 @@ def _older_choices(algorithm: Any, format_number: int) -> dict:
     known = isinstance(algorithm, str) and algorithm in ALGORITHMS  # it comes from a file
     older = ALGORITHMS[algorithm].older if known else {}
     return {name: value for n, choices in older.items() if n > format_number for name, value in choices.items()}
-
-
-def _changes(name: str, written: tuple) -> tuple:
-    """Converts texts 'ROUND:ID,ID,...' to the argument of `Availability`, ((round, ids), ...)."""
-    found = []
-    for text in written:
-        match = re.fullmatch(r"(\d+):(\d+(?:,\d+)*)", text) if isinstance(text, str) else None
-        if match is None:
-            raise InvalidArgument(f"{name} is written ROUND:ID,ID,..., such as 20:3,4; found {text!r}")
-        found.append((int(match[1]), tuple(map(int, match[2].split(",")))))
-    return tuple(found)
 
 
 def file_hash(path: Path) -> str:

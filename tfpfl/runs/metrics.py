@@ -182,8 +182,8 @@ def check_kind(metrics: Iterable[Any], kind: str | LabelKind) -> None:
         if _of_kind(name, kind) is None:
             kinds = dict.fromkeys(k for m in _BUILT_IN if m.name == name for k in m.kinds)
             raise InvalidArgument(
-                f"the metric {name} is for {' and '.join(kinds)}; for {kind.text} there are "
-                f"{', '.join(names_for(kind))}, besides {kind.score.name} and loss, which are always there"
+                f"unknown metric {name!r}; there are {kind.score.name}, loss, {', '.join(names_for(kind))} for "
+                f"{kind.text}; {name} is for {' and '.join(kinds)}"
             )
 
 

@@ -85,8 +85,9 @@ def resolved(metrics: Iterable[Any], monitor: str, own: dict) -> tuple[tuple[str
     for name in set(own) & set(names):
         entries.setdefault(name, own[name])
     for name in set(names) - set(entries):
-        if is_own(name):
-            given = {"kind": REGISTERED, "name": name, "unit": METRICS[name].unit, "direction": METRICS[name].direction}
+        if name in METRICS and is_own(name):
+            metric = METRICS[name]
+            given = {"kind": REGISTERED, "name": name, "unit": metric.unit, "direction": metric.direction}
             entries[name] = {key: given.get(key, "") for key in ENTRY}
     for name, entry in entries.items():
         check_entry(name, entry)

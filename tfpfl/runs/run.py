@@ -379,7 +379,7 @@ class Run:
             client: the client's id, an integer from 0, or its name.
             inputs: 'raw': the model takes examples as the federation stores them, such as pixels from 0 to 255, and
                 begins with a layer Rescaling that decodes them; 'decoded': it takes what `Federation.arrays` gives.
-            outputs: 'probabilities' (after softmax) or 'logits'.
+            outputs: 'probabilities' (after softmax; of other kinds the predictions) or 'logits'.
 
         Returns:
             A new `keras.Model` from [N, ...] to [N, K]. Changing its weights does not change the run.

@@ -40,8 +40,8 @@ from tfpfl.studies.run_groups import (
 )
 
 BASELINES = ("local", "fedavg_ft")
-COLUMNS = (  # of every table from `rows`; some are NaN, or left out. 'score' is called as the score, such as 'accuracy'
-    *("seeds", "rounds", "score", "seen", "clients seen", "never seen", "clients never seen", "EV-local", "std"),
+COLUMNS = (  # of every table from `rows`; some are NaN, or left out, where the runs have no such number
+    *("seeds", "rounds", "accuracy", "seen", "clients seen", "never seen", "clients never seen", "EV-local", "std"),
     *("worst 5 %", "worst 10 %", "worst 25 %", "Jain", "Gini", "bytes a visit", "passes", "GFLOP a visit", "s a round"),
 )
 _OF_SCORES = ("seen", "never seen", "EV-local", "std", "worst ", "gain ")  # columns in the unit of the score
@@ -156,8 +156,8 @@ def rows(
         protocol: how the scores are measured that all numbers over clients are computed from.
         baselines: names of algorithms. For each of them among the records, every row has the share of clients that
             are worse than with it. For the first of them, a row also has the mean and standard deviation of the
-            clients' gains (in points, if the score is in %), the p-value of Wilcoxon's one-sided test that clients gain, and the number of
-            pairs: of clients that are compared with themselves.
+            clients' gains (in points, if the score is in %), the p-value of Wilcoxon's one-sided test that they gain,
+            and the number of pairs: of clients that are compared with themselves.
         pairs: which clients are compared one by one: 'seen', those that had taken part in both runs, or 'all'; see
             `tfpfl.studies.run_groups.pairs_protocol`.
 
@@ -190,7 +190,7 @@ def check_columns(columns: Iterable[str], configs: Iterable[RunConfig]) -> None:
     configs = list(configs)
     titles = list(dict.fromkeys(c.title for name in BASELINES for c in configs if c.algorithm == name))
     score = configs[0].score if configs else ACCURACY
-    known = [*columns_named(COLUMNS, score.name), *dict.fromkeys(name for config in configs for name in config.metrics)]
+    known = [*columns_for(score), *dict.fromkeys(name for config in configs for name in config.metrics)]
     if titles:
         known += [f"gain over {titles[0]}", "gain std", f"p ({titles[0]})", "pairs"]
     known += [f"worse than {title} %" for title in titles]
@@ -200,6 +200,11 @@ def check_columns(columns: Iterable[str], configs: Iterable[RunConfig]) -> None:
     for column in columns_named(columns, score.name):
         if column not in known and not column.startswith(settings):
             raise InvalidArgument(unknown("column", column, known))
+
+
+def columns_for(score: ScoreName) -> list[str]:
+    """`COLUMNS`, with the score's name in place of 'accuracy'."""
+    return [score.name if column == ACCURACY.name else column for column in COLUMNS]
 
 
 def columns_named(columns: Iterable[str], score: str) -> list[str]:
@@ -358,9 +363,10 @@ def shown(name: str, value, score: ScoreName = ACCURACY) -> str:
         return "-"
     if name.startswith("p ("):
         return f"{value:.1e}" if value < 1e-3 else f"{value:.3f}"
-    if (name in SCORES and not SCORES[name].is_fraction) or (name in METRICS and not is_fraction(name)):
+    if name in METRICS and not is_fraction(name):
         return f"{value:.4g}"
-    if not score.is_fraction and name.removesuffix(" ±").startswith(_OF_SCORES):
+    of_score = SCORES.get(name.removesuffix(" ±"), score if name.startswith(_OF_SCORES) else ACCURACY)
+    if not of_score.is_fraction:
         return f"{value:.4g}"
     if name.startswith("clients "):
         return f"{value:.4g}"

@@ -18,7 +18,7 @@ from tfpfl.data.kinds import ScoreName
 from tfpfl.runs import files
 from tfpfl.runs.metrics import METRICS, SCORES, in_unit, score_of
 from tfpfl.runs.protocols import EV_ALL, Protocol
-from tfpfl.studies.comparison import COLUMNS, columns_named, shown
+from tfpfl.studies.comparison import columns_for, columns_named, shown
 from tfpfl.studies.run_groups import SIDE_WORDS
 
 SCORE = ("score",)  # the column of the score, whatever its name is
@@ -95,7 +95,7 @@ def paper_table(
         )
     columns = columns_named(columns, score.name)
     for column in columns:
-        if column not in (*known[1:], *columns_named(COLUMNS, score.name)):
+        if column not in (*known[1:], *columns_for(score)):
             raise InvalidArgument(unknown("column", column, known[1:]))
     if score.name in columns and set(SIDE_WORDS) <= set(known):
         rest = [name for name in columns if name not in SIDE_WORDS]

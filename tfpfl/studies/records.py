@@ -138,7 +138,7 @@ class Record:
     def per_client(
         self, split: str = "test", model: str | None = None, when: str = "last10", clients: str = "all"
     ) -> dict[int, float]:
-        """{client id: score}, such as the accuracy in [0, 1]; see `tfpfl.runs.protocols.per_client` for the arguments."""
+        """{client id: score}, such as accuracies in [0, 1]; see `tfpfl.runs.protocols.per_client` for the arguments."""
         wanted = EV_ALL._replace(split=split, when=when, model=model or EV_ALL.model, clients=clients)
         return protocols.per_client(self.evaluations, wanted, self.took_part, self.score)
 

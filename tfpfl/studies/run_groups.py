@@ -133,7 +133,7 @@ def by_data(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def clients(record: Record, protocol: Protocol = EV_ALL) -> np.ndarray:
-    """float [n]: the scores, such as accuracies in [0, 1], of the clients that have examples, in the order of their ids."""
+    """float [n]: the scores, such as accuracies in [0, 1], of the clients with examples, in the order of their ids."""
     values = np.array(list(_per_client(record, protocol).values()), np.float64)
     return values[~np.isnan(values)]
 
@@ -300,8 +300,8 @@ def check_comparable(records: Sequence[Any]) -> None:
         records: records, or other objects with `folder` and `config`.
 
     Raises:
-        InvalidArgument: two runs differ in their kind or in one of `DATA_ENTRIES`, or have the same seed and different federations. The
-            message names both and the difference.
+        InvalidArgument: two runs differ in their kind or in one of `DATA_ENTRIES`, or have the same seed and different
+            federations. The message names both and the difference.
     """
     check_one_kind(records)
     for r in records:

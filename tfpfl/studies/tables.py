@@ -209,7 +209,8 @@ def comparison_over_clients(
     p = next((name for name in rows[0] if name.startswith("p (")), None)
     than = f" gain: individual {gain.removeprefix('gain ')}, p: Wilcoxon's, one-sided, of these pairs." if gain else ""
     score = score_of(rows[0])
-    caption = f"{word(score)}{', %' if score.is_fraction else ''}: {protocol}.{than} ±: over seeds, or clients where there is one. bytes, passes: a visit."
+    head = f"{word(score)}{', %' if score.is_fraction else ''}"
+    caption = f"{head}: {protocol}.{than} ±: over seeds, or clients where there is one. bytes, passes: a visit."
     table = FittedTable(caption=text(" ".join([caption, *notes])))
     table.add_column("algorithm")
     names = {score.name: word(score), "EV-local": "EV-local", WORST: WORST, gain: "gain", p: "p", "pairs": "pairs"}

@@ -1,4 +1,4 @@
-"""Plots of single clients' scores, such as accuracies: their distribution, how even they are, and gains over a baseline."""
+"""Plots of single clients' scores, such as accuracies: their distribution, how even they are, gains over a baseline."""
 
 import textwrap
 from collections.abc import Sequence

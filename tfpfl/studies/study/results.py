@@ -156,7 +156,7 @@ class StudyResults:
 
     @property
     def search_rows(self) -> list[dict]:
-        """One row for each setting that the search has tried, with its validation score, such as the accuracy in [0, 1]; NaN if it diverged."""
+        """One row for each setting that was tried, with its score on validation examples; NaN if it diverged."""
         return [
             {
                 "data": cell.data.title,
