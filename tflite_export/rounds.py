@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflite_export.convert.bundle import export
-from tflite_export.convert.personal import ExportError, device_training
+from tflite_export.convert.personal import ExportError, check_classes, device_training
 from tflite_export.convert.program import flatten, unflatten
 from tflite_export.device import payload as payloads
 from tflite_export.device.client import CHUNK, DeviceClient
@@ -159,6 +159,7 @@ def simulate_round(
         accuracy_every: score all clients every so many rounds, and after the last; NaN in between.
     """
     algorithm, config, federation = run if isinstance(run, tuple) else (run.algorithm, run.config, run.federation)
+    check_classes(algorithm.model)
     devices = Devices(
         algorithm, config, federation, payload=payload, chunk=chunk, static=static, interpreter=interpreter
     )

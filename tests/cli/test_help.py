@@ -18,6 +18,7 @@ from tfpfl.cli import main
 from tfpfl.cli.group import Group
 from tfpfl.cli.options import hyperparameter_texts, scalar_type
 from tfpfl.data import PARTITIONERS, Population, list_datasets, load_source
+from tfpfl.data.kinds import KINDS
 from tfpfl.data.omniglot import AUGMENT
 from tfpfl.engines.engine import ENGINES
 from tfpfl.engines.local.simulation import GROUPINGS
@@ -129,7 +130,7 @@ def test_choices_are_those_of_the_code():
     known = {"algorithm": ALGORITHMS, "partition": PARTITIONERS, "network": NETWORKS, "aggregator": AGGREGATORS}
     known |= {"dataset": [row["name"] for row in list_datasets()]}
     known |= {"schedule": SCHEDULES}
-    known |= {"metrics": NAMES, "monitor": (*ALWAYS, *NAMES)}
+    known |= {"metrics": NAMES, "monitor": (*ALWAYS, *NAMES), "kind": KINDS}
     assert {name: sorted(option.known) for name, option in OPTIONS.items() if option.known} == {
         name: sorted(names) for name, names in known.items()
     }

@@ -28,7 +28,7 @@ COHORTS = {1: (0, 1, 2), 2: (1, 3), 3: (0, 3)}
 def scores(t):
     """One of all clients, and one of each client of the round; client 2 has no test examples."""
     found = [Score(t, i, "personal", "test", i * (i != 2), 1 / (t + i), i / 4) for i in range(CLIENTS)]
-    found[2] = found[2]._replace(loss=np.nan, accuracy=np.nan)
+    found[2] = found[2]._replace(loss=np.nan, score=np.nan)
     return found + [Score(t, i, "local copy", "validation", 5, 0.1 * t, 0.2) for i in COHORTS[t]]
 
 

@@ -23,7 +23,7 @@ def changed(record, accuracy=None, loss=None):
     """The same record; every score's accuracy or loss is a function of (round, client)."""
     scores = [
         e._replace(
-            accuracy=e.accuracy if accuracy is None else accuracy(e.round_num, e.client_id),
+            score=e.score if accuracy is None else accuracy(e.round_num, e.client_id),
             loss=e.loss if loss is None else loss(e.round_num, e.client_id),
         )
         for e in record.evaluations

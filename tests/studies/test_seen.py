@@ -23,7 +23,7 @@ FIRST = dict.fromkeys(range(5), 1)  # five of the eight clients took part, all i
 def with_accuracies(algorithm, of, **how):
     """A record in which client i has the accuracy `of(i)` in every round."""
     record = made(algorithm, took_part=FIRST, **how)
-    scores = [e._replace(accuracy=of(e.client_id)) for e in record.evaluations]
+    scores = [e._replace(score=of(e.client_id)) for e in record.evaluations]
     new = Record(record.folder, record.config, record.history, scores, record.summary)
     new.__dict__.update(took_part=FIRST, matrix_rounds=[])
     return new

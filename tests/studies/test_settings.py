@@ -53,6 +53,7 @@ APART_ONLY_BESIDE_THE_SAME_SEED = {"engine": "tff", "grouping": "fused", "preset
 NAMES_SEEDS_OR_DATA = {"algorithm", "seed", "data_seed", "federation", "federation_hash", "versions", "own_method"}
 NAMES_SEEDS_OR_DATA |= {
     "own_metrics",
+    "kind",
     "dataset",
     "source",
     "partition",

@@ -59,7 +59,22 @@ def personal_model(source, client: int | str | None, rounds: bool | None = None,
     return _of_run(source, client, rounds)
 
 
+def check_classes(model) -> None:
+    """Checks that a model's head is for classes, which is what the programs for devices compute.
+
+    Raises:
+        ExportError: its labels are of another kind.
+    """
+    kind = model.kind.label
+    if not kind.is_classes:
+        raise ExportError(
+            f"only heads of classes are exported to devices; the labels of this model are of the kind {kind.text}. "
+            "`tfpfl model` writes a client's model as a Keras file"
+        )
+
+
 def _of_run(run, client, rounds) -> Personal:
+    check_classes(run.model)
     population = run.population
     _check_one_array(run.model)
     ids = [int(i) for i in population.client_ids]
@@ -151,6 +166,7 @@ def _given(
     dataset=None,
 ) -> Personal:
     _check_one_array(model)
+    check_classes(model)
     theta, head = tuple(np.asarray(w) for w in theta), Head(*map(np.asarray, head))
     shapes = [w.shape for w in model.initial_theta]
     if [w.shape for w in theta] != shapes:

@@ -88,7 +88,7 @@ def model(run, client, out, folder, logits, decoded, allow_code):
 @_decoded
 @allow_code_option
 def predict(run, client, file, out, decoded, allow_code):
-    """Predict classes with the personal model of a client of RUN."""
+    """Predict classes, or the targets of another kind, with the personal model of a client of RUN."""
     from tfpfl.runs.client_model import ClientModels
     from tfpfl.runs.files import csv_text, write_csv
     from tfpfl.runs.inputs import check_tokens, label_outputs, looks_decoded, read_examples
@@ -104,7 +104,9 @@ def predict(run, client, file, out, decoded, allow_code):
         check_tokens(x, opened.model, file)
         made = ClientModels(opened).keras_model(client, inputs="decoded" if decoded else "raw")
         classes = made.about["classes"]
-        wanted = None if y is None else label_outputs(y, classes, federation.class_names, file)
+        kind = opened.model.kind.label
+        is_classes = kind.is_classes
+        wanted = None if y is None or not is_classes else label_outputs(y, classes, federation.class_names, file)
         if not made.about["took_part"]:
             click.echo(f"{_named(made.about)}: {made.story}", err=True)
         if not decoded and looks_decoded(x, federation):
@@ -118,17 +120,20 @@ def predict(run, client, file, out, decoded, allow_code):
     if not (found == found).all():
         raise InvalidArgument(f"the model of {_named(made.about)} gives NaN for some of the examples in {file}")
     best = found.argmax(1)
+    columns = [f"p({name})" for name in classes]
     rows = [
         {"example": i, "class": classes[k], "probability": float(p[k])}
         for i, (k, p) in enumerate(zip(best.tolist(), found, strict=True))
     ]
+    if not is_classes:
+        columns = [f"p({name})" if kind.name == "multilabel" else f"predicted {name}" for name in classes]
+        rows = [{"example": i} | dict(zip(columns, map(float, p), strict=True)) for i, p in enumerate(found)]
     if out is not None:
-        columns = [f"p({name})" for name in classes]
         full = [row | dict(zip(columns, map(float, p), strict=True)) for row, p in zip(rows, found, strict=True)]
         write_csv(out, list(full[0]), full)
         click.echo(f"Written to {out}")
     else:
-        shown = [row | {"probability": round(row["probability"], 4)} for row in rows[:SHOWN]]
+        shown = [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in rows[:SHOWN]]
         click.echo(csv_text(list(rows[0]), shown).replace("\r\n", "\n"), nl=False)
         if len(rows) > SHOWN:
             click.echo(f"... and {len(rows) - SHOWN} more: --out FILE.csv writes all of them")

@@ -218,7 +218,7 @@ def evaluate(folder, allow_code):
     type=OneOf(["test", "validation", "train"]),
     default="test",
     show_default=True,
-    help="The examples of each client that accuracy and loss are measured on.",
+    help="The examples of each client that score and loss are measured on.",
 )
 @click.option(
     "--csv",
@@ -230,13 +230,13 @@ def evaluate(folder, allow_code):
     "--plot",
     "picture",
     type=Picture(path_type=Path),
-    help="Draw the mean accuracy over epochs into this picture file. Default: no file.",
+    help="Draw the mean score over epochs into this picture file. Default: no file.",
 )
 @allow_code_option
 def new_clients(runs, csv_file, picture, allow_code, **how):
     """Let clients that never trained adapt to the runs in RUNS.
 
-    These are the clients that `tfpfl run --new-clients` kept out of training. Prints their accuracy after each epoch.
+    These are the clients that `tfpfl run --new-clients` kept out of training. Prints their score after each epoch.
     """
     from rich.console import Console
 

@@ -68,8 +68,7 @@ PROTOCOLS = (
     default="EV-all",
     show_default=True,
     help=with_names(
-        "The evaluation protocol: which clients count, when, and how their accuracies are averaged. See "
-        "docs/protocols.md.",
+        "The evaluation protocol: which clients count, when, and how their scores are averaged. See docs/protocols.md.",
         PROTOCOLS,
     ),
 )
@@ -96,15 +95,16 @@ PROTOCOLS = (
 )
 @click.option(
     "--columns",
-    default="accuracy,EV-local",
+    default="score,EV-local",
     show_default=True,
     metavar="A,B,...",
-    help="The columns of FILE.tex; FILE.csv has all of them, with their names.",
+    help="The columns of FILE.tex, with score for the accuracy, or what the score is called; FILE.csv has all of them, "
+    "with their names.",
 )
 @click.option(
     "--plot",
     type=Picture(path_type=Path),
-    help="Draw the accuracy over rounds, with bands over seeds, into this picture file. Default: no file.",
+    help="Draw the score over rounds, with bands over seeds, into this picture file. Default: no file.",
 )
 @run_options
 def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, plot, allow_code, allow_download, **kw):
@@ -223,7 +223,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
 )
 @run_options
 def sweep(algorithm, grid, random, draws, halving, seed, out, allow_code, allow_download, **kw):
-    """Search for good hyperparameters. Settings are ranked by accuracy on validation examples, never on test examples.
+    """Search for good hyperparameters. Settings are ranked by the score on validation examples, never on test examples.
 
     Hyperparameters that are not searched are options, as in `tfpfl run`.
     """
@@ -271,7 +271,7 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_code, allow_
         )
     console.print(rungs(found, config))
     best = found[-1][0]
-    if best.accuracy != best.accuracy:
+    if best.score != best.score:
         click.echo("Every setting diverged: try smaller learning rates.")
         return
     for sentence in searching.about_the_edge(best.hyperparameters, [c.hyperparameters for c in found[0]]):

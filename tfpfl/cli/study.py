@@ -32,11 +32,11 @@ def columns_of(text: str) -> tuple[str, ...]:
 )
 @click.option(
     "--columns",
-    default="accuracy",
+    default="score",
     show_default=True,
     metavar="A,B,...",
-    help="The columns of table.md and table.tex for each data set; their names are those that `tfpfl compare --write "
-    "FILE.csv` writes.",
+    help="The columns of table.md and table.tex for each data set: score, and others by the names that `tfpfl compare "
+    "--write FILE.csv` writes.",
 )
 @allow_code_option
 @download_option

@@ -13,6 +13,7 @@ there is one. Everything is a function of (seed, round, client), and does not de
 it, which keeps its step unbiased (inverse probability weighting).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -210,3 +211,14 @@ def _changes(name: str, given) -> tuple:
     if len({t for t, _ in found}) < len(found):
         raise InvalidArgument(f"{name} names a round twice, found {given!r}")
     return found
+
+
+def changes(name: str, written: tuple) -> tuple:
+    """Converts texts 'ROUND:ID,ID,...' to the argument of `Availability`, ((round, ids), ...)."""
+    found = []
+    for text in written:
+        match = re.fullmatch(r"(\d+):(\d+(?:,\d+)*)", text) if isinstance(text, str) else None
+        if match is None:
+            raise InvalidArgument(f"{name} is written ROUND:ID,ID,..., such as 20:3,4; found {text!r}")
+        found.append((int(match[1]), tuple(map(int, match[2].split(",")))))
+    return tuple(found)

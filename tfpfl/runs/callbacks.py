@@ -18,7 +18,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.scalar.summary import scalar_pb
 
 from tfpfl.checks import InvalidArgument, check_choice
-from tfpfl.runs.metrics import ALWAYS, DIRECTIONS
+from tfpfl.data.kinds import ACCURACY
+from tfpfl.runs.metrics import DIRECTIONS
 
 
 class Callback:
@@ -132,7 +133,8 @@ class EarlyStopping(Callback):
 
     Args:
         patience: the number of evaluated rounds, at least 1.
-        monitor: 'accuracy', 'loss', or a metric that the training measures.
+        monitor: 'loss', or the name of the score, such as 'accuracy', or of a metric that the training measures.
+            Default: the score.
         mode: 'max' if larger is better, 'min' if smaller is. Default: as the metric itself says.
 
     Raises:
@@ -140,7 +142,7 @@ class EarlyStopping(Callback):
             not measure what is monitored.
     """
 
-    def __init__(self, patience: int, monitor: str = "accuracy", mode: str | None = None):
+    def __init__(self, patience: int, monitor: str | None = None, mode: str | None = None):
         if patience < 1:
             raise InvalidArgument(f"patience must be at least 1 evaluated round, found {patience}")
         if mode is not None:
@@ -149,7 +151,10 @@ class EarlyStopping(Callback):
 
     def start(self, training, rounds):
         """Reads the scores of the rounds that are saved already."""
-        measured = ALWAYS | {metric.name: metric.direction for metric in getattr(training, "metrics", ())}
+        score = getattr(training, "score", ACCURACY)
+        self.monitor = self.monitor or score.name
+        measured = {score.name: score.direction, "loss": "min"}
+        measured |= {metric.name: metric.direction for metric in getattr(training, "metrics", ())}
         if self.monitor not in measured:
             raise InvalidArgument(
                 f"early stopping looks at {self.monitor}, which this training does not measure; it measures "

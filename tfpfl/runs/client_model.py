@@ -1,7 +1,8 @@
 """The model with which one client of a run predicts: its weights, a plain Keras model, and files for others.
 
 The Keras model needs nothing of tfpfl. It is Rescaling (if it takes raw examples), the backbone, the head as a Dense
-layer, and Softmax (if it gives probabilities).
+layer, and Softmax (if it gives probabilities). With labels of other kinds than classes, the last layer makes the
+prediction: a sigmoid for several labels, exp for counts, and none for numbers and quantiles.
 """
 
 import json
@@ -31,6 +32,7 @@ from tfpfl.runs.files import write_whole
 if TYPE_CHECKING:
     from tfpfl.runs.run import Run
 
+_LINKS = {"multilabel": "sigmoid", "poisson": "exponential"}  # what makes a prediction of the outputs
 INPUTS, OUTPUTS = ("raw", "decoded"), ("probabilities", "logits")
 
 
@@ -200,8 +202,11 @@ class ClientModels:
         head = keras.layers.Dense(weights.head.bias.shape[0], dtype=dtype, name="head")
         y = head(backbone(taken.for_keras(decoded)))
         head.set_weights(list(weights.head))
-        if outputs == "probabilities":
+        kind = fresh.kind.label
+        if outputs == "probabilities" and kind.is_classes:
             y = keras.layers.Softmax(dtype=dtype, name="probabilities")(y)
+        elif outputs == "probabilities" and kind.name in _LINKS:
+            y = keras.layers.Activation(_LINKS[kind.name], dtype=dtype, name="predictions")(y)
         about = {
             "client": client_id,
             "client_name": run.federation.client_names[client_id],
@@ -215,7 +220,8 @@ class ClientModels:
             }
             if not taken.several
             else {"arrays": run.federation.manifest["inputs"]["arrays"], "examples": inputs},
-            "output": outputs,
+            "output": outputs if kind.is_classes or outputs == "logits" else "predictions",
+            **({} if kind.is_classes else {"kind": kind.text}),
             "algorithm": run.config.algorithm,
             "round": run.store.round_num,
             "new_client": client_id not in self._ids,

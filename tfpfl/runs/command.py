@@ -31,6 +31,8 @@ def command(config: RunConfig, folder: str | Path, out: str | Path | None = None
     words, given = ["tfpfl", "run"], vars(config) | config.source
     if config.network_hash is not None:
         given["network"] = str(Path(folder) / config.network)
+    if config.monitor == config.score.name:
+        given["monitor"] = OPTIONS["monitor"].default
     own = config.own_method
     if own is not None and own["kind"] == "file":
         given["algorithm"] = f"{_file(own, Path(folder) / METHOD)}:{own['function']}"

@@ -3,10 +3,8 @@
 import hashlib
 import json
 import os
-import platform
 import re
 from dataclasses import asdict, dataclass, field, fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,17 @@ from tfpfl.algorithms.parts.schedules import check_schedule, with_end
 from tfpfl.algorithms.transforms.screening import ON_BROKEN, check_norms
 from tfpfl.checks import DEEPEST, InvalidArgument, check_choice, levels, one_line, unknown
 from tfpfl.data import Federation
+from tfpfl.data.kinds import CLASSIFICATION, ScoreName, label_kind
 from tfpfl.data.population import Sampling
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.engines.engine import check_grouping
 from tfpfl.models.networks import default_network
 from tfpfl.runs.aggregators import check_aggregator
-from tfpfl.runs.availability import Availability
+from tfpfl.runs.availability import Availability, changes
+from tfpfl.runs.metrics import check_kind, kind_of
 from tfpfl.runs.own_metrics import REGISTERED
 from tfpfl.runs.own_metrics import resolved as resolved_metrics
+from tfpfl.runs.versions import package_versions as package_versions
 
 # Older files are read: entries that a later format added have their defaults. Format 1 added up a cohort in another
 # order and is refused. Before format 5 `grouping` was called `cohort`, its value 'one_by_one' was called 'plain', and
@@ -36,7 +37,6 @@ FORMAT = 7
 NETWORK = "network.keras"  # the user's own backbone, in the run folder
 METHOD = "method.py"  # the file of the user's own method, in the run folder
 METRIC = "metric_{name}.py"  # the file of a metric of the user's own, in the run folder
-PACKAGES = ("tfpfl", "tensorflow", "keras", "tensorflow-federated", "numpy")  # whose versions config.json records
 _ADDED = {  # format -> entries that it added
     3: ("new_clients",),
     4: (
@@ -46,7 +46,8 @@ _ADDED = {  # format -> entries that it added
     ),
     7: ("own_method", "metrics", "monitor"),
 }
-_NEWER: dict[str, Any] = {"objective": "mean", "schedule": None, "schedule_of": ()}  # with these, `run_id` is as it was
+# Entries that came without a new format. With these values `run_id` is as it was, and config.json leaves them out.
+_NEWER: dict[str, Any] = {"objective": "mean", "schedule": None, "schedule_of": (), "kind": None}
 _NOT_IDENTITY = ("rounds", "versions", "federation")  # not part of `run_id`: may differ when a run is continued
 
 
@@ -83,6 +84,7 @@ class RunConfig:
     network: str | None = None  # a name in NETWORKS, or a file FILE.keras
     network_hash: str | None = None  # sha256 of that file
     head_init: str = "glorot"
+    kind: str | None = None  # of labels, see `tfpfl.data.kinds`; None: the usual one; in a run folder: classification
     labels: str | None = None
     participation: float = 0.2
     sampling: str = "fixed"
@@ -92,9 +94,9 @@ class RunConfig:
     engine: str = "local"
     grouping: str = "auto"  # see `Simulation`; saved, so that a resumed run adds its numbers in the same order
     evaluate_every: int = 10
-    metrics: tuple = ()  # metrics besides accuracy and loss, by name; see `runs.metrics` and `runs.own_metrics`
+    metrics: tuple = ()  # metrics besides score and loss, by name; see `runs.metrics` and `runs.own_metrics`
     patience: int | None = None
-    monitor: str = "accuracy"  # what `patience` looks at, in the means on validation examples
+    monitor: str = "accuracy"  # what `patience` looks at, in the means on validation examples; the score of any kind
     objective: str = "mean"  # see `algorithms.transforms.objective`
     schedule: str | None = None  # of the learning rates, see `algorithms.parts.schedules`
     schedule_of: tuple = ()  # names of the rates that follow it
@@ -141,13 +143,18 @@ class RunConfig:
             self.method.check_objective(self.objective)
             check_schedule(self.schedule, self.schedule_of, self.rounds, known)
         self.metrics, self.monitor, self.own_metrics = resolved_metrics(self.metrics, self.monitor, self.own_metrics)
+        if self.kind is not None:
+            self.kind = label_kind(self.kind).text
+            self.monitor = self.score.name if self.monitor == "accuracy" else self.monitor
+            check_kind(self.metrics, self.kind)
+            self.metrics = tuple(name for name in self.metrics if name != self.score.name)
         at_least = {"clients": 0, "rounds": 1, "evaluate_every": 0, "patience": 1, "new_clients": 0}
         at_least |= {"seed": 0, "data_seed": 0}
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is not None and not least <= value < 2**31:
                 raise InvalidArgument(f"{name} must lie in {least}..2^31-1, found {value}")
-        if self.monitor != "accuracy" and self.patience is None:
+        if self.monitor != self.score.name and self.patience is None:
             raise InvalidArgument(
                 f"monitor={self.monitor!r} says what patience looks at, but patience is not given: give it a number of "
                 "evaluated rounds, or leave monitor out"
@@ -175,7 +182,8 @@ class RunConfig:
             federation: the data of the run; the entries about the data are taken from its manifest.
 
         Raises:
-            InvalidArgument: the file of the network cannot be read.
+            InvalidArgument: the file of the network cannot be read; the kind does not fit the labels of the federation,
+                or a metric the kind.
         """
         row = self.method
         preset = row.presets.get(self.preset, {})
@@ -197,6 +205,9 @@ class RunConfig:
             "labels": self.labels or ("local" if row.head == "personal" else "global"),
             "versions": package_versions(),
         }
+        if (kind := kind_of(federation, self.kind)).is_classes:
+            check_kind(self.metrics, kind)
+        resolved["kind"] = None if kind.is_classes else kind.text
         if self.network_file:
             resolved |= {"network": NETWORK, "network_hash": file_hash(self.network_file)}
         return RunConfig(**resolved)
@@ -214,6 +225,11 @@ class RunConfig:
             return found
         place, function = self.own_method["place"], self.own_method["function"]
         raise InvalidArgument(f"the method {self.algorithm} is not loaded: name it again, as {place}:{function}")
+
+    @property
+    def score(self) -> ScoreName:
+        """The score of a run: its name, unit and direction. Before `resolved`, that of the kind that was asked for."""
+        return label_kind(self.kind or CLASSIFICATION).score
 
     @property
     def title(self) -> str:
@@ -238,7 +254,7 @@ class RunConfig:
     @property
     def run_id(self) -> str:
         """A sha256 of all entries that decide the run's numbers. It stays the same when a run gets more rounds."""
-        identity = {k: v for k, v in asdict(self).items() if k not in _NOT_IDENTITY}
+        identity = {k: v for k, v in entries(self).items() if k not in _NOT_IDENTITY}
         if self.own_method is None:
             del identity["own_method"]
         else:  # what is in the file counts, not where it is
@@ -271,8 +287,8 @@ class RunConfig:
             seconds_spread=self.client_seconds_spread,
             jitter=self.jitter,
             deadline=self.round_deadline,
-            joins=_changes("joins", self.joins),
-            leaves=_changes("leaves", self.leaves),
+            joins=changes("joins", self.joins),
+            leaves=changes("leaves", self.leaves),
         )
 
     def aggregator_arguments(self) -> dict:
@@ -317,6 +333,11 @@ class RunConfig:
             return np.arange(people)
         drawn = generator(data_seed, Stream.NEW_CLIENTS, people).permutation(people)
         return np.sort(drawn[new:])
+
+
+def entries(config: RunConfig) -> dict:
+    """The entries of a configuration as config.json has them."""
+    return {k: v for k, v in asdict(config).items() if k not in _NEWER or v != _NEWER[k]}
 
 
 def read_config(folder: str | os.PathLike) -> RunConfig:
@@ -398,17 +419,6 @@ def _older_choices(algorithm: Any, format_number: int) -> dict:
     return {name: value for n, choices in older.items() if n > format_number for name, value in choices.items()}
 
 
-def _changes(name: str, written: tuple) -> tuple:
-    """Converts texts 'ROUND:ID,ID,...' to the argument of `Availability`, ((round, ids), ...)."""
-    found = []
-    for text in written:
-        match = re.fullmatch(r"(\d+):(\d+(?:,\d+)*)", text) if isinstance(text, str) else None
-        if match is None:
-            raise InvalidArgument(f"{name} is written ROUND:ID,ID,..., such as 20:3,4; found {text!r}")
-        found.append((int(match[1]), tuple(map(int, match[2].split(",")))))
-    return tuple(found)
-
-
 def file_hash(path: Path) -> str:
     """The sha256 of a network's file, in hexadecimal digits.
 
@@ -444,14 +454,3 @@ def typed(name: str, value: Any, kind: Any) -> Any:
         wanted = kind.__name__ if isinstance(kind, type) else str(kind).replace(" | ", " or ")
         raise InvalidArgument(f"{name} must be {wanted}, found {value!r}")
     return value
-
-
-def package_versions() -> dict:
-    """The versions of Python and of `PACKAGES`: {name: version}, None for a package that is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found

@@ -1,20 +1,39 @@
-"""Metrics of a client's predictions besides accuracy and loss: those that have a name here, and the user's own.
+"""Metrics of a client's predictions besides score and loss: those that have a name here, and the user's own.
 
-A metric is a function of the labels [N] and the logits [N, K] of one client and one split. It is computed where the
-scores are collected, in this process, for every engine.
+A metric is a function of the labels [N] and the logits [N, K] of one client and one split; of kinds other than
+classification, of the targets [N, K] and the outputs [N, K]. It is computed where the scores are collected, in this
+process, for every engine. Those of tfpfl are in `tfpfl.runs.metric_functions`.
 """
 
 import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, check_choice, one_line, unknown
+from tfpfl.data.kinds import ACCURACY, KINDS, LabelKind, ScoreName, kind_for, label_kind
+from tfpfl.runs.metric_functions import (
+    balanced_accuracy,
+    brier,
+    coverage,
+    deviance,
+    ece,
+    exact_match,
+    f1,
+    hamming,
+    macro_f1,
+    mae,
+    nll,
+    of_rates,
+    r2,
+    rmse,
+    top2_accuracy,
+)
 
-ALWAYS = {"accuracy": "max", "loss": "min"}  # what every evaluation has: its direction
+ALWAYS = {"accuracy": "max", "loss": "min"}  # what every evaluation of classes has: its direction
 DIRECTIONS = ("max", "min")
 _TAKEN = (*ALWAYS, "examples", "correct", "logits", "outputs", "finite", "rejected", "clients", "round", "seconds")
 
@@ -25,10 +44,12 @@ class Metric:
 
     Args:
         name: letters, digits and _; it names columns, such as 'personal test macro_f1'.
-        function: (labels int [N], logits float [N, K]) -> number. N is at least 1. NaN stands for "not defined for
+        function: (labels int [N], logits float [N, K]) -> number; of other kinds than classification, (targets float
+            [N, K], outputs float [N, K]) -> number. N is at least 1. NaN stands for "not defined for
             these examples": the client is then left out of means, as one without examples is.
         unit: 'fraction' for a number in [0, 1], which tables show in %; otherwise the unit's name, '' for none.
         direction: 'max' if a larger number is better, 'min' if a smaller one is.
+        kinds: the names of the kinds of labels that it is for, see `tfpfl.data.kinds`; () for all.
 
     Raises:
         InvalidArgument: the name is not such a text or is taken, or the direction is another word.
@@ -38,6 +59,7 @@ class Metric:
     function: Callable[[np.ndarray, np.ndarray], float]
     unit: str = ""
     direction: str = "max"
+    kinds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z]\w*", self.name, re.ASCII) or self.name in _TAKEN:
@@ -79,64 +101,31 @@ def _place(error: Exception) -> str:
     return f"{last[0].name} ({last[0].filename}, line {last[0].lineno})" if last else "its function"
 
 
-def macro_f1(labels: np.ndarray, logits: np.ndarray) -> float:
-    """The mean of the classes' F1, over the classes that are among the labels or the predictions."""
-    right, labelled, predicted = _counts(labels, logits)
-    total = labelled + predicted
-    return float(np.mean(2 * right[total > 0] / total[total > 0]))
-
-
-def balanced_accuracy(labels: np.ndarray, logits: np.ndarray) -> float:
-    """The mean of the classes' recall, over the classes that are among the labels."""
-    right, labelled, _ = _counts(labels, logits)
-    return float(np.mean(right[labelled > 0] / labelled[labelled > 0]))
-
-
-def top2_accuracy(labels: np.ndarray, logits: np.ndarray) -> float:
-    """The fraction of the examples whose class has one of the two largest logits; of equal logits the first count."""
-    best = np.argsort(-logits, axis=1, kind="stable")[:, :2]
-    return float((best == labels[:, None]).any(1).mean())
-
-
-def ece(labels: np.ndarray, logits: np.ndarray) -> float:
-    """The expected calibration error, with 15 bins of equal width (Guo et al., ICML 2017).
-
-    The examples are sorted into bins by the probability of the predicted class. The error is the mean over examples of
-    |accuracy of the bin - mean probability in the bin|.
-    """
-    p = _softmax(logits)
-    top, right = p.max(1), p.argmax(1) == labels
-    bins = np.minimum((top * 15).astype(np.int64), 14)
-    gaps = np.bincount(bins, right, 15) - np.bincount(bins, top, 15)
-    return float(np.abs(gaps).sum() / len(labels))
-
-
-def brier(labels: np.ndarray, logits: np.ndarray) -> float:
-    """The Brier score: the mean of the squared distances between probabilities and one-hot labels, in [0, 2]."""
-    return float(((_softmax(logits) - np.eye(logits.shape[1])[labels]) ** 2).sum(1).mean())
-
-
-def _counts(labels: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For every class: how many examples are predicted right, have this label, and are predicted to have it."""
-    found, k = logits.argmax(1), logits.shape[1]
-    return tuple(np.bincount(of, minlength=k) for of in (labels[found == labels], labels, found))  # type: ignore[return-value]
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    z = np.asarray(logits, np.float64)
-    z = np.exp(z - z.max(1, keepdims=True))
-    return z / z.sum(1, keepdims=True)
-
-
-_BUILT_IN = (
+_CLASSES, _NUMBERS, _COUNTS = ("classification",), ("regression", "huber", "quantile"), ("poisson",)
+_OF_CLASSES = (
     Metric("macro_f1", macro_f1, "fraction"),
     Metric("balanced_accuracy", balanced_accuracy, "fraction"),
     Metric("top2_accuracy", top2_accuracy, "fraction"),
     Metric("ece", ece, "fraction", "min"),
     Metric("brier", brier, "", "min"),
 )
-NAMES = tuple(metric.name for metric in _BUILT_IN)
-METRICS = {metric.name: metric for metric in _BUILT_IN}  # `register_metric` adds to it
+_BUILT_IN = (
+    *(replace(metric, kinds=_CLASSES) for metric in _OF_CLASSES),
+    Metric("nll", nll, "", "min", _CLASSES),
+    Metric("rmse", rmse, "", "min", _NUMBERS),
+    Metric("mae", mae, "", "min", _NUMBERS),
+    Metric("r2", r2, "", "max", _NUMBERS),
+    Metric("coverage", coverage, "fraction", "max", ("quantile",)),
+    Metric("rmse", of_rates(rmse), "", "min", _COUNTS),
+    Metric("mae", of_rates(mae), "", "min", _COUNTS),
+    Metric("deviance", deviance, "", "min", _COUNTS),
+    Metric("exact_match", exact_match, "fraction", "max", ("multilabel",)),
+    Metric("f1", f1, "fraction", "max", ("multilabel",)),
+    Metric("hamming", hamming, "fraction", "min", ("multilabel",)),
+)
+NAMES = tuple(dict.fromkeys(metric.name for metric in _BUILT_IN))
+METRICS = {name: next(m for m in _BUILT_IN if m.name == name) for name in NAMES}  # `register_metric` adds to it
+_FOREVER = {metric.name for metric in _OF_CLASSES}  # a run from before there were more may have one of its own
 
 
 def register_metric(metric: Metric | Callable[[np.ndarray, np.ndarray], float]) -> Metric:
@@ -150,25 +139,88 @@ def register_metric(metric: Metric | Callable[[np.ndarray, np.ndarray], float]) 
         InvalidArgument: the name is that of a metric of tfpfl, or cannot be one.
     """
     metric = metric if isinstance(metric, Metric) else _of_function(metric)
-    if metric.name in NAMES and metric != METRICS[metric.name]:
+    if metric.name in _FOREVER and metric != METRICS[metric.name]:
         raise InvalidArgument(f"{metric.name} is the name of a metric of tfpfl: take another name")
     METRICS[metric.name] = metric
     return metric
 
 
-def as_metric(metric: str | Metric | Callable[[np.ndarray, np.ndarray], float]) -> Metric:
-    """The metric of a name or of a function; a `Metric` is returned as it is.
+def names_for(kind: str | LabelKind) -> list[str]:
+    """The names of tfpfl's metrics for a kind of labels, without the one that is its score."""
+    kind = label_kind(kind)
+    return [m.name for m in _BUILT_IN if kind.name in m.kinds and m.name != kind.score.name]
+
+
+def is_own(name: str) -> bool:
+    """Whether this process knows a metric of the user's own by this name."""
+    return name in METRICS and METRICS[name] not in _BUILT_IN
+
+
+def _of_kind(name: str, kind: str | LabelKind | None) -> Metric | None:
+    """What a name stands for with a kind; with None, with the first kind that has it. None: nothing."""
+    if kind is None or name not in METRICS or is_own(name):  # the user's own is for all kinds
+        return METRICS.get(name)
+    return next((m for m in _BUILT_IN if m.name == name and label_kind(kind).name in m.kinds), None)
+
+
+def check_kind(metrics: Iterable[Any], kind: str | LabelKind) -> None:
+    """Checks that metrics are for a kind of labels.
+
+    Args:
+        metrics: names, and others, which are not checked.
+        kind: the kind, or its text.
 
     Raises:
-        InvalidArgument: this process knows no metric of this name, or the function has no name that a metric can have.
+        InvalidArgument: one of tfpfl's is for other kinds, or one of the user's own has the name of one for this kind.
+    """
+    kind = label_kind(kind)
+    for name in metrics:
+        if not isinstance(name, str) or name not in METRICS:
+            continue
+        if is_own(name) and not kind.is_classes and name in (kind.score.name, *names_for(kind)):
+            raise InvalidArgument(f"{name} is the name of a metric of tfpfl for {kind.text}: take another name")
+        if _of_kind(name, kind) is None:
+            kinds = dict.fromkeys(k for m in _BUILT_IN if m.name == name for k in m.kinds)
+            raise InvalidArgument(
+                f"unknown metric {name!r}; there are {kind.score.name}, loss, {', '.join(names_for(kind))} for "
+                f"{kind.text}; {name} is for {' and '.join(kinds)}"
+            )
+
+
+def kind_of(federation: Any, wanted: str | LabelKind | None = None) -> LabelKind:
+    """The kind for a federation's labels: the wanted one, or the usual one.
+
+    Raises:
+        InvalidArgument: the wanted kind is unknown, or does not learn from such labels.
+    """
+    targets = getattr(federation, "targets", None)
+    return kind_for("class" if targets is None else targets[0], wanted)
+
+
+def as_metric(
+    metric: str | Metric | Callable[[np.ndarray, np.ndarray], float], kind: str | LabelKind | None = None
+) -> Metric:
+    """The metric of a name or of a function; a `Metric` is returned as it is.
+
+    Args:
+        metric: the name, the function or the metric.
+        kind: the kind of labels, because some names stand for other functions with another kind; None: the first.
+
+    Raises:
+        InvalidArgument: this process knows no metric of this name for the kind, or the function has no name that a
+            metric can have.
     """
     if isinstance(metric, str):
-        if metric not in METRICS:
+        if kind is not None:
+            check_kind([metric], kind)
+        found = _of_kind(metric, kind)
+        if found is None:
+            known = METRICS if kind is None else [n for n in METRICS if _of_kind(n, kind)]
             raise InvalidArgument(
-                f"{unknown('metric', metric, (*ALWAYS, *METRICS))}. A metric of your own is written FILE.py:FUNCTION; "
+                f"{unknown('metric', metric, (*ALWAYS, *known))}. A metric of your own is written FILE.py:FUNCTION; "
                 "or, in Python, it is made known in this process before: tfpfl.runs.register_metric(function)"
             )
-        return METRICS[metric]
+        return found
     return metric if isinstance(metric, Metric) else _of_function(metric)
 
 
@@ -194,16 +246,16 @@ def metric_names(metrics: Iterable[Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def known_metrics(names: Iterable[str]) -> list[Metric]:
+def known_metrics(names: Iterable[str], kind: str | LabelKind | None = None) -> list[Metric]:
     """The metrics of these names. One that this process does not know raises the error of `as_metric` when it is used.
 
     So a run with somebody's own metric can be read and exported where the metric is not known.
     """
 
     def missing(name: str) -> Callable[[np.ndarray, np.ndarray], float]:
-        return lambda labels, logits: as_metric(name)(labels, logits)
+        return lambda labels, logits: as_metric(name, kind)(labels, logits)
 
-    return [METRICS.get(name) or Metric(name, missing(name), *_described.get(name, ())) for name in names]
+    return [_of_kind(name, kind) or Metric(name, missing(name), *_described.get(name, ())) for name in names]
 
 
 def describe_metric(name: str, unit: str, direction: str) -> None:
@@ -221,6 +273,52 @@ def is_fraction(name: str) -> bool:
 
 def _unit(name: str) -> str:
     return METRICS[name].unit if name in METRICS else _described.get(name, ("",))[0]
+
+
+def shown_score(named: ScoreName, value: float, half: float | None = None) -> str:
+    """A score as text for a table, with half its interval if that is given; '-' for NaN.
+
+    Fractions are in %, such as '96.34 ± 0.43' for 0.9634 and 0.0043; other scores have four significant digits.
+    """
+    if value != value:
+        return "-"
+    if named.is_fraction:
+        return f"{100 * value:.2f}" + (f" ± {100 * half:.2f}" if half is not None else "")
+    return f"{value:.4g}" + (f" ± {half:.2g}" if half is not None else "")
+
+
+def told_score(named: ScoreName, value: float) -> str:
+    """A score in a sentence, such as '96.34 %' or 'RMSE 0.5217'."""
+    return f"{shown_score(named, value)} %" if named.is_fraction else f"{named.title} {shown_score(named, value)}"
+
+
+def word(named: ScoreName) -> str:
+    """What a sentence calls a score, such as 'accuracy' or 'RMSE'."""
+    return named.title if named.title.split()[0].isupper() else named.title[0].lower() + named.title[1:]
+
+
+def in_unit(named: ScoreName, title: bool = False) -> str:
+    """What a table's head calls a score: 'accuracy in %' or 'RMSE'; with `title` as a sentence begins."""
+    return (named.title if title else word(named)) + (" in %" if named.is_fraction else "")
+
+
+def axis(named: ScoreName) -> str:
+    """The label of a plot's axis, such as 'accuracy (%)' or 'RMSE'."""
+    unit = "%" if named.is_fraction else named.unit
+    return word(named) + (f" ({unit})" if unit else "")
+
+
+def times(named: ScoreName) -> int:
+    """With what tables and plots multiply a score: 100 for a fraction, which they show in %; otherwise 1."""
+    return 100 if named.is_fraction else 1
+
+
+SCORES = {kind.score.name: kind.score for kind in KINDS.values()}
+
+
+def score_of(row: Iterable[str]) -> ScoreName:
+    """The score of a row of a table: the first of its columns that is a score; the accuracy if none is."""
+    return next((SCORES[name] for name in row if name in SCORES), ACCURACY)
 
 
 def shown(name: str, value: float) -> str:

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tfpfl.data.kinds import KINDS
 from tfpfl.runs.metrics import ALWAYS, NAMES
 
 
@@ -141,6 +142,13 @@ SECTIONS = {
             "head_init", "How the weights of the head are initialized.", choices=("glorot", "uniform01", "zeros")
         ),
         RunOption(
+            "kind",
+            "The kind of labels, which decides the head's loss and the score: classification, multilabel, regression, "
+            "poisson (counts), quantile:Q, such as quantile:0.9, or huber:DELTA. Default: the usual one for the labels "
+            "of the federation; classification for classes.",
+            known=tuple(KINDS),
+        ),
+        RunOption(
             "labels",
             "What the outputs of a head stand for. local: the classes that the client has. global: all classes of the "
             "data set. Default: local for a method with personal heads, otherwise global.",
@@ -186,23 +194,23 @@ SECTIONS = {
         ),
         RunOption(
             "metrics",
-            "A metric that is measured besides accuracy and loss, for every client; may be repeated. A metric of your "
-            "own, a function of labels and logits, is written FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION. Default: "
-            "none.",
+            "A metric that is measured besides score and loss, for every client; may be repeated. Each is for certain "
+            "kinds of labels. A metric of your own, a function of labels and logits, is written FILE.py:FUNCTION or "
+            "PACKAGE.MODULE:FUNCTION. Default: none.",
             known=NAMES,
             multiple=True,
             written="metric",
         ),
         RunOption(
             "patience",
-            "Stop the run after this many evaluated rounds without a better validation accuracy, or what --monitor "
-            "names. Default: never.",
+            "Stop the run after this many evaluated rounds without a better validation score, such as the accuracy, or "
+            "what --monitor names. Default: never.",
             int,
         ),
         RunOption(
             "monitor",
-            "What --patience looks at: the mean over clients on validation examples of accuracy, loss or a metric, "
-            "written as for --metric.",
+            "What --patience looks at: the mean over clients on validation examples of accuracy (with another kind: of "
+            "its score), loss or a metric, written as for --metric.",
             known=(*ALWAYS, *NAMES),
         ),
         RunOption(

@@ -136,7 +136,7 @@ def load_metrics(config: RunConfig, folder: Path) -> None:
         except InvalidArgument as error:
             raise RunError(f"{what} cannot be used: {error}") from error
     for name in config.metrics:
-        as_metric(name)  # known only where it was registered, which a resumed run may have forgotten
+        as_metric(name, config.kind)  # known only where it was registered, which a resumed run may have forgotten
 
 
 def metric_again(code: Code) -> OwnMetric:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tfpfl.algorithms.own import OwnCode, code_named
 from tfpfl.checks import InvalidArgument, one_line
-from tfpfl.runs.metrics import DIRECTIONS, METRICS, NAMES, Metric, describe_metric, metric_names, register_metric
+from tfpfl.runs.metrics import DIRECTIONS, METRICS, Metric, describe_metric, is_own, metric_names, register_metric
 
 ENTRY = ("kind", "name", "place", "function", "package", "sha256", "unit", "direction")
 REGISTERED = "registered"  # the kind of a metric that a program has registered
@@ -84,9 +84,10 @@ def resolved(metrics: Iterable[Any], monitor: str, own: dict) -> tuple[tuple[str
     names = metric_names(listed if monitor in listed else [*listed, monitor])
     for name in set(own) & set(names):
         entries.setdefault(name, own[name])
-    for name in set(names) - set(entries) - set(NAMES):
-        if name in METRICS:
-            given = {"kind": REGISTERED, "name": name, "unit": METRICS[name].unit, "direction": METRICS[name].direction}
+    for name in set(names) - set(entries):
+        if name in METRICS and is_own(name):
+            metric = METRICS[name]
+            given = {"kind": REGISTERED, "name": name, "unit": metric.unit, "direction": metric.direction}
             entries[name] = {key: given.get(key, "") for key in ENTRY}
     for name, entry in entries.items():
         check_entry(name, entry)

@@ -13,25 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs import statistics
-
-
-class Score(NamedTuple):
-    """One client's loss and accuracy with one model on one split; both NaN if it has no examples in the split."""
-
-    round_num: int
-    client_id: int
-    model: str  # global, local, personal, ...
-    split: str  # train, validation or test
-    num_examples: int
-    loss: float
-    accuracy: float
-    metrics: Mapping[str, float] = {}  # the other metrics that the run asked for; see `tfpfl.runs.metrics`
-
-    def value(self, what: str) -> float:
-        """The number of this name: 'accuracy', 'loss' or another metric; NaN if it was not measured."""
-        return float(getattr(self, what) if what in ("accuracy", "loss") else self.metrics.get(what, np.nan))
-
+from tfpfl.runs.scores import Score as Score
+from tfpfl.runs.scores import evaluation_rows as evaluation_rows
+from tfpfl.runs.scores import metrics_of as metrics_of
+from tfpfl.runs.scores import summarize as summarize
 
 LOCAL_COPY = "local copy"
 PREDICTS = "predicts"
@@ -71,7 +58,7 @@ class Protocol(NamedTuple):
             others of all clients), 'sampled' (the clients of the round) or 'new' (clients that never trained).
         mean: 'clients' (every client has the same weight) or 'examples' (every example has the same weight).
         when: 'last', 'last10', 'best_validation' or 'best_test', of the evaluated rounds. 'best_test' selects the round
-            on test data, as several papers do; it does not estimate the accuracy on new data. For 'seen' and 'unseen'
+            on test data, as several papers do; it does not estimate the score on new data. For 'seen' and 'unseen'
             the rounds are those for 'all'; a round without such a client is left out.
         split: 'test', 'validation' or 'train'.
     """
@@ -130,68 +117,41 @@ PROTOCOLS = {
 
 
 class Result(NamedTuple):
-    """One result with its protocol; the fields are those of the entry `results` in summary.json."""
+    """One result with its protocol; `entries` gives what the entry `results` in summary.json has."""
 
     model: str  # the first five fields are its `Protocol`
     clients: str
     mean: str
     when: str
     split: str
-    accuracy: float  # in [0, 1]
-    accuracy_ci95: float  # half width of the 95 % interval over clients (1.96 std / sqrt n), averaged over the rounds
-    worst_decile: float  # mean accuracy of the worst tenth of the clients
-    loss: float  # mean cross-entropy
+    score: float  # that of the run's kind, such as the accuracy, in [0, 1]
+    score_ci95: float  # half width of the 95 % interval over clients (1.96 std / sqrt n), averaged over the rounds
+    worst_decile: float  # mean score of the worst tenth of the clients
+    loss: float  # mean loss
     num_clients: int  # clients that have examples in this split, in the last of the rounds
     rounds: list  # the rounds over which this is the mean
     metrics: Mapping[str, float] = {}  # {name: mean} of the other metrics that the run asked for
+    named: ScoreName = ACCURACY  # what the score is called, its unit and direction
+
+    @property
+    def accuracy(self) -> float:
+        """The score, which is the accuracy of classes."""
+        return self.score
+
+    @property
+    def accuracy_ci95(self) -> float:
+        """Half the interval of the score."""
+        return self.score_ci95
+
+    def entries(self) -> dict[str, Any]:
+        """The result as summary.json has it: the score under its own name, such as 'accuracy' and 'accuracy_ci95'."""
+        names = {"score": self.named.name, "score_ci95": f"{self.named.name}_ci95"}
+        return {names.get(k, k): v for k, v in self._asdict().items() if k != "named"}
 
     @property
     def protocol(self) -> Protocol:
         """The `Protocol` with which this result was measured."""
         return Protocol._make(self[: len(Protocol._fields)])
-
-
-def evaluation_rows(
-    scores: Iterable[dict], client_ids: Iterable[int], round_num: int, model: str, measure: Callable | None = None
-) -> list[Score]:
-    """Makes a `Score` for every client and split.
-
-    Args:
-        scores: a dict '{split}_{correct|examples|loss}' -> scalar for every client.
-        client_ids: the clients, in the same order.
-        round_num: the evaluated round.
-        model: the name of the scored model.
-        measure: (client id, split, scores) -> {name: value}, the other metrics; see `tfpfl.runs.metrics.measurer`.
-    """
-    rows = []
-    for client_id, score in zip(client_ids, scores, strict=True):
-        for split in ("train", "validation", "test"):
-            if f"{split}_examples" not in score:
-                continue
-            examples = int(score[f"{split}_examples"])
-            loss, accuracy = np.nan, np.nan
-            if examples:
-                loss, accuracy = float(score[f"{split}_loss"]), int(score[f"{split}_correct"]) / examples
-            others = measure(int(client_id), split, score) if measure else {}
-            rows.append(Score(round_num, int(client_id), model, split, examples, loss, accuracy, others))
-    return rows
-
-
-def summarize(rows: list[Score]) -> dict:
-    """The means over clients of one round's scores, for history.csv: {(model, split): {'accuracy', 'loss', ...}}."""
-    summary = {}
-    for model, split in sorted({(e.model, e.split) for e in rows}):
-        chosen = [e for e in rows if (e.model, e.split) == (model, split)]
-        summary[model, split] = {
-            "accuracy": statistics.mean_over_clients([e.accuracy for e in chosen]),
-            "loss": statistics.mean_over_clients([e.loss for e in chosen]),
-        } | {name: statistics.mean_over_clients([e.value(name) for e in chosen]) for name in metrics_of(chosen)}
-    return summary
-
-
-def metrics_of(rows: Iterable[Any]) -> list[str]:
-    """The names of the other metrics that some of these `Score`s or `Result`s have, sorted."""
-    return sorted({name for row in rows for name in row.metrics})
 
 
 def protocol(name: str) -> Protocol:
@@ -214,7 +174,7 @@ def protocol(name: str) -> Protocol:
     return PROTOCOLS[name]
 
 
-def results(evaluations: list[Score], took_part: TookPart | None = None) -> list[Result]:
+def results(evaluations: list[Score], took_part: TookPart | None = None, named: ScoreName = ACCURACY) -> list[Result]:
     """Computes the results of a run for every protocol that its evaluations allow.
 
     A round in which no scored client has examples of a split does not count as evaluated for that split. Where some
@@ -223,27 +183,30 @@ def results(evaluations: list[Score], took_part: TookPart | None = None) -> list
     Args:
         evaluations: the scores of the run.
         took_part: the first round of every client that took part; None: unknown, so that only 'all' is computed.
+        named: the score's name, unit and direction, which decides what is better; `RunConfig.score` has it.
     """
     found, table = [], _table(evaluations)
     for model, split in sorted(table):
         kinds = ("sampled",) if model == LOCAL_COPY else ("all", *SIDES)
         for when in _WHENS:
-            mixed = bool(_chosen(table, Protocol(model, "unseen", "clients", when, split), took_part))
+            mixed = bool(_chosen(table, Protocol(model, "unseen", "clients", when, split), took_part, named))
             for clients in kinds if mixed else kinds[:1]:
                 for mean in _MEANS:
                     wanted = Protocol(model, clients, mean, when, split)
-                    if by_round := _chosen(table, wanted, took_part):
-                        found.append(_result(wanted, by_round))
+                    if by_round := _chosen(table, wanted, took_part, named):
+                        found.append(_result(wanted, by_round, named))
     return found
 
 
-def result(evaluations: list[Score], wanted: Protocol, took_part: TookPart | None = None) -> Result | None:
+def result(
+    evaluations: list[Score], wanted: Protocol, took_part: TookPart | None = None, named: ScoreName = ACCURACY
+) -> Result | None:
     """The result of one protocol; None if no round has such clients. The arguments are those of `results`."""
     table = _table(evaluations)
     if wanted.model == PREDICTS:
         wanted = wanted._replace(model=_predicts({model for model, _ in table}) or PREDICTS)
-    by_round = _chosen(table, wanted, took_part)
-    return _result(wanted, by_round) if by_round else None
+    by_round = _chosen(table, wanted, took_part, named)
+    return _result(wanted, by_round, named) if by_round else None
 
 
 def find(found: list[Result], wanted: Protocol | None = None, **fields: Any) -> Result | None:
@@ -272,20 +235,22 @@ def _predicts(models: Container[str]) -> str | None:
     return next((m for m in ("personal", "fine-tuned", "global") if m in models), None)
 
 
-def rows_of(evaluations: list[Score], wanted: Protocol, took_part: TookPart | None = None) -> dict[int, list[Score]]:
+def rows_of(
+    evaluations: list[Score], wanted: Protocol, took_part: TookPart | None = None, named: ScoreName = ACCURACY
+) -> dict[int, list[Score]]:
     """The scores from which a result of this protocol is computed: {round: scores}; {} if there are none.
 
-    A round counts if a client has examples of the split. The best round is the first one with the highest mean; the
+    A round counts if a client has examples of the split. The best round is the first one with the best mean; the
     mean is that of the protocol, over all clients.
     """
-    return _chosen(_table(evaluations), wanted, took_part)
+    return _chosen(_table(evaluations), wanted, took_part, named)
 
 
-def _chosen(table: dict, wanted: Protocol, took_part: TookPart | None = None) -> dict:
-    return _only(_rounds_of(table, wanted), wanted, took_part)
+def _chosen(table: dict, wanted: Protocol, took_part: TookPart | None, named: ScoreName) -> dict:
+    return _only(_rounds_of(table, wanted, named), wanted, took_part)
 
 
-def _rounds_of(table: dict, wanted: Protocol) -> dict:
+def _rounds_of(table: dict, wanted: Protocol, named: ScoreName) -> dict:
     """{round: rows} of the protocol's rounds, with all the clients that were scored."""
     by_round = _by_round(table, wanted)
     tested = {t: rows for t, rows in by_round.items() if any(e.num_examples for e in rows)}
@@ -296,9 +261,10 @@ def _rounds_of(table: dict, wanted: Protocol) -> dict:
     judge = wanted.when.removeprefix("best_")
     if wanted.split == "train" or (judge == "test" and wanted.split != "test"):
         return {}
-    judged = {t: _mean(rows, wanted.mean) for t, rows in _by_round(table, wanted._replace(split=judge)).items()}
+    judged = {t: _mean(rows, wanted.mean, named) for t, rows in _by_round(table, wanted._replace(split=judge)).items()}
     judged = {t: value for t, value in judged.items() if t in by_round and not np.isnan(value)}
-    best = max(judged, key=lambda t: (judged[t], -t), default=None)
+    sign = 1 if named.larger_is_better else -1
+    best = max(judged, key=lambda t: (sign * judged[t], -t), default=None)
     return {} if best is None else {best: by_round[best]}
 
 
@@ -316,52 +282,75 @@ def _only(by_round: dict, wanted: Protocol, took_part: TookPart | None) -> dict:
 
 
 def per_client(
-    evaluations: list[Score], wanted: Protocol = EV_ALL, took_part: TookPart | None = None
+    evaluations: list[Score],
+    wanted: Protocol = EV_ALL,
+    took_part: TookPart | None = None,
+    named: ScoreName = ACCURACY,
 ) -> dict[int, float]:
-    """The accuracy of every client, averaged over the protocol's rounds in which it was scored: {client id: accuracy}.
+    """The score of every client, averaged over the protocol's rounds in which it was scored: {client id: score}.
 
     NaN for a client without examples in the split. A client that first took part within the rounds of the protocol is
     'unseen' in the rounds before, and 'seen' afterwards.
     """
     by_client: dict[int, list[float]] = {}
-    for rows in rows_of(evaluations, wanted, took_part).values():
+    for rows in rows_of(evaluations, wanted, took_part, named).values():
         for e in rows:
-            by_client.setdefault(e.client_id, []).append(e.accuracy)
+            by_client.setdefault(e.client_id, []).append(e.score)
     return {i: statistics.mean_over_clients(values) for i, values in sorted(by_client.items())}
 
 
 def worst(
-    evaluations: list[Score], fraction: float, wanted: Protocol = EV_ALL, took_part: TookPart | None = None
+    evaluations: list[Score],
+    fraction: float,
+    wanted: Protocol = EV_ALL,
+    took_part: TookPart | None = None,
+    named: ScoreName = ACCURACY,
 ) -> float:
-    """The mean accuracy of the worst `fraction` of the clients in each round of the protocol, averaged over the rounds.
+    """The mean score of the worst `fraction` of the clients in each round of the protocol, averaged over the rounds.
 
     With 0.1 it is `Result.worst_decile`, which tables call "worst 10 %". NaN if nothing was scored.
     """
-    by_round = rows_of(evaluations, wanted, took_part)
+    by_round = rows_of(evaluations, wanted, took_part, named)
     return statistics.mean_over_clients(
-        [statistics.worst([e.accuracy for e in r], fraction) for r in by_round.values()]
+        [statistics.worst([e.score for e in r], fraction, named.direction) for r in by_round.values()]
     )
 
 
 def curve(
-    evaluations: list[Score], wanted: Protocol = EV_ALL, what: str = "accuracy", took_part: TookPart | None = None
+    evaluations: list[Score],
+    wanted: Protocol = EV_ALL,
+    what: str | None = None,
+    took_part: TookPart | None = None,
+    named: ScoreName = ACCURACY,
 ) -> dict[int, float]:
-    """The mean accuracy or loss of every evaluated round, {round: mean}; the protocol's `when` is ignored.
+    """The mean score or loss of every evaluated round, {round: mean}; the protocol's `when` is ignored.
 
     Args:
         evaluations: the scores of a run.
         wanted: the protocol.
-        what: 'accuracy', 'loss', or the name of another metric that the run measured.
+        what: None or the score's name, such as 'accuracy', for the score; 'loss'; or a metric that the run measured.
         took_part: see `results`; needed for 'seen' and 'unseen'.
+        named: see `results`.
     """
+    if what == named.name:
+        what = None
+    elif what == "accuracy":
+        return {}  # of a kind that has none
     by_round = _only(_by_round(_table(evaluations), wanted), wanted, took_part)
-    means = {t: _mean(rows, wanted.mean, what) for t, rows in sorted(by_round.items())}
+    means = {t: _mean(rows, wanted.mean, named, what) for t, rows in sorted(by_round.items())}
     return {t: value for t, value in means.items() if not np.isnan(value)}
 
 
-def rounds_to(evaluations: list[Score], accuracy: float, wanted: Protocol = EV_ALL) -> int | None:
-    """The first evaluated round whose mean is at least `accuracy` (PGFed's Table 2: 0.70); None if there is none."""
-    return next((t for t, value in curve(evaluations, wanted).items() if value >= accuracy), None)
+def rounds_to(
+    evaluations: list[Score], score: float, wanted: Protocol = EV_ALL, named: ScoreName = ACCURACY
+) -> int | None:
+    """The first evaluated round whose mean is `score` or better (PGFed's Table 2: 0.70); None if there is none.
+
+    Better is at least `score`, or at most where a smaller score is better, as for RMSE.
+    """
+    sign = 1 if named.larger_is_better else -1
+    means = curve(evaluations, wanted, named=named)
+    return next((t for t, value in means.items() if sign * value >= sign * score), None)
 
 
 def _table(evaluations: Iterable[Score]) -> dict:
@@ -377,27 +366,31 @@ def _by_round(table: dict, wanted: Protocol) -> dict:
     return table.get((model, wanted.split), {})
 
 
-def _result(wanted: Protocol, by_round: dict) -> Result:
+def _result(wanted: Protocol, by_round: dict, named: ScoreName) -> Result:
     def over_rounds(function: Callable) -> float:
         return float(np.mean([function(rows) for rows in by_round.values()]))
 
     return Result(
         *wanted,
-        accuracy=over_rounds(lambda rows: _mean(rows, wanted.mean)),
-        accuracy_ci95=over_rounds(lambda rows: statistics.ci95([e.accuracy for e in rows])),
-        worst_decile=over_rounds(lambda rows: statistics.worst([e.accuracy for e in rows], 0.1)),
-        loss=over_rounds(lambda rows: _mean(rows, wanted.mean, "loss")),
-        num_clients=statistics.num_tested([e.accuracy for e in by_round[max(by_round)]]),
+        score=over_rounds(lambda rows: _mean(rows, wanted.mean, named)),
+        score_ci95=over_rounds(lambda rows: statistics.ci95([e.score for e in rows])),
+        worst_decile=over_rounds(lambda rows: statistics.worst([e.score for e in rows], 0.1, named.direction)),
+        loss=over_rounds(lambda rows: _mean(rows, wanted.mean, named, "loss")),
+        num_clients=statistics.num_tested([e.score for e in by_round[max(by_round)]]),
         rounds=sorted(by_round),
         metrics={
-            name: over_rounds(lambda rows: _mean(rows, wanted.mean, name))  # noqa: B023 - used at once
+            name: over_rounds(lambda rows: _mean(rows, wanted.mean, named, name))  # noqa: B023 - used at once
             for name in metrics_of(e for rows in by_round.values() for e in rows)
         },
+        named=named,
     )
 
 
-def _mean(rows: Iterable[Score], mean: str, what: str = "accuracy") -> float:
-    values = [e.value(what) for e in rows]
+def _mean(rows: Iterable[Score], mean: str, named: ScoreName, what: str | None = None) -> float:
+    values = [e.score if what is None else e.value(what) for e in rows]
     if mean == "clients":
         return statistics.mean_over_clients(values)
-    return statistics.pooled(values, [e.num_examples for e in rows])
+    examples = [e.num_examples for e in rows]
+    if (what or named.name) == "rmse":  # the root comes last: that of all examples' squares
+        return math.sqrt(statistics.pooled(np.square(values), examples))
+    return statistics.pooled(values, examples)

@@ -16,6 +16,7 @@ from tfpfl.models import SplitModel, build_network
 from tfpfl.models.network_file import load_network
 from tfpfl.runs.aggregators import with_aggregator
 from tfpfl.runs.config import RunConfig
+from tfpfl.runs.metrics import kind_of
 from tfpfl.runs.own_methods import Code, again
 
 
@@ -62,7 +63,8 @@ class Recipe:
             backbone = build_network(config.network, federation.example_shape, seed=config.seed)
         else:
             backbone = load_network(*self.network, run_code=self.run_code)
-        return SplitModel(backbone, seed=config.seed, head_init=config.head_init), population
+        kind = kind_of(federation, config.kind)
+        return SplitModel(backbone, seed=config.seed, head_init=config.head_init, kind=kind), population
 
     def method(self, model: SplitModel, population: Population) -> Algorithm:
         """Builds the algorithm as its method has it, without the wrappers of `algorithm`."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from tfpfl.data.client_names import number_and_name
 from tfpfl.data.federation import Federation
+from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.data.population import Population
 from tfpfl.runs import protocols
 from tfpfl.runs.files import write_csv, write_whole
@@ -41,6 +42,7 @@ def write_clients(
     population: Population,
     scores: Sequence[protocols.Score],
     took_part: Mapping[int, int] | None,
+    named: ScoreName = ACCURACY,
 ) -> None:
     """Writes clients.csv: every client's number, name, N_i and K_i, and the scores of the model that it predicts with.
 
@@ -53,14 +55,15 @@ def write_clients(
         population: the clients of the run.
         scores: those of `Run.evaluate`.
         took_part: from `tfpfl.runs.participation.took_part`; None: unknown, the file then has no such column.
+        named: how the score is called, in the columns 'train_accuracy' and so on.
     """
-    own = protocols.predicts(scores)
+    own, with_classes = protocols.predicts(scores), getattr(federation, "targets", None) is None
     rows: dict[int, dict[str, Any]] = {
         int(i): {
             "client": int(i),
             "name": federation.client_names[i],
             "num_examples": int(n),
-            "num_classes": len(federation.classes(int(i))),
+            **({"num_classes": len(federation.classes(int(i)))} if with_classes else {}),
             **({} if took_part is None else {"used_from_round": took_part.get(int(i), "")}),
         }
         for i, n in zip(population.client_ids, population.num_examples, strict=True)
@@ -69,7 +72,7 @@ def write_clients(
         if e.model != own:
             continue
         row = rows[e.client_id]
-        row |= {f"{e.split}_examples": e.num_examples, f"{e.split}_loss": e.loss, f"{e.split}_accuracy": e.accuracy}
+        row |= {f"{e.split}_examples": e.num_examples, f"{e.split}_loss": e.loss, f"{e.split}_{named.name}": e.score}
         row |= {f"{e.split}_{name}": value for name, value in sorted(e.metrics.items())}
     write_csv(path, list(next(iter(rows.values()))), rows.values())
 

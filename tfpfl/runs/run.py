@@ -6,8 +6,8 @@ method.py       the method, if it is the user's own file
 metric_NAME.py  a metric, if it is the user's own file
 state.sqlite    server state, client states, history, evaluations, matrices; one transaction a round
 history.csv     one row per round
-clients.csv     one row per client: N_i, K_i, the first round in which the server used its work, loss and accuracy of
-                its personal model on train, validation and test
+clients.csv     one row per client: N_i, K_i, the first round in which the server used its work, loss and score (such as
+                the accuracy) of its personal model on train, validation and test
 summary.json    results by protocol, bytes, floating point operations, seconds
 tensorboard/    the history as TensorBoard events
 
@@ -18,7 +18,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import cast
@@ -39,7 +39,7 @@ from tfpfl.runs import own_methods, participation, protocols
 from tfpfl.runs.aggregators import PRIVATE, check_method, factory
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
 from tfpfl.runs.client_model import ClientModel, ClientModels
-from tfpfl.runs.config import NETWORK, RunConfig, RunError, package_versions, read_config
+from tfpfl.runs.config import NETWORK, RunConfig, RunError, entries, package_versions, read_config
 from tfpfl.runs.consent import is_allowed
 from tfpfl.runs.cost import Passes, Work, count_work, visit_flops
 from tfpfl.runs.federations import open_federation
@@ -63,7 +63,7 @@ def check_needs(config: RunConfig) -> None:
     """
     check_engine(config.engine)
     for name in config.metrics:
-        as_metric(name)
+        as_metric(name, config.kind)
     if config.aggregator in PRIVATE:
         require_accounting()  # the summary needs it, perhaps hours later
 
@@ -93,11 +93,10 @@ class Run:
 
     def _check_store(self) -> None:
         """Checks that what is stored can be of this run and its clients; closes the store if not."""
-        ids = set(self.population.client_ids.tolist())
+        state, ids = str(self.folder / STATE), set(self.population.client_ids.tolist())
         try:
-            check_of_run(
-                str(self.folder / STATE), self.store.history(), self.store.evaluations(), self.store.client_ids(), ids
-            )
+            stored = self.store.history(), self.store.evaluations(), self.store.client_ids()
+            check_of_run(state, *stored, ids, self.config.score)
         except StoreError:
             self.store.close()
             raise
@@ -147,8 +146,8 @@ class Run:
             if run.recipe.network is not None:
                 (folder / NETWORK).write_bytes(run.recipe.network[1])  # what was checked
             own_methods.keep(run.config, folder)
-            write_whole(folder / "config.json", json.dumps(asdict(run.config), indent=2) + "\n")
-            run.store = RunStore(folder / STATE, run.config.run_id, lock=lock)
+            write_whole(folder / "config.json", json.dumps(entries(run.config), indent=2) + "\n")
+            run.store = RunStore(folder / STATE, run.config.run_id, lock=lock, named=run.config.score)
         return run
 
     @classmethod
@@ -205,7 +204,7 @@ class Run:
             config = own_methods.load(config, folder)
             run = cls(folder, config, open_federation(config), network_file, engine or config.engine)
             try:
-                run.store = RunStore(state, config.run_id, lock=lock)
+                run.store = RunStore(state, config.run_id, lock=lock, named=config.score)
                 run._check_store()
             except OtherRun as error:
                 raise RunError(
@@ -218,7 +217,7 @@ class Run:
                 run.close()
                 raise RunError(f"{folder} has {done} rounds already, which is more than {rounds}")
             config.rounds = rounds
-            write_whole(folder / "config.json", json.dumps(asdict(config), indent=2) + "\n")
+            write_whole(folder / "config.json", json.dumps(entries(config), indent=2) + "\n")
         return run
 
     @classmethod
@@ -309,7 +308,7 @@ class Run:
             model_name=self.recipe.row.evaluated(self.config.hyperparameters),
             evaluate_every=self.config.evaluate_every,
             callbacks=callbacks,
-            metrics=known_metrics(self.config.metrics),
+            metrics=known_metrics(self.config.metrics, self.model.kind.label),
         )
 
     def evaluate(self) -> list[protocols.Score]:
@@ -324,13 +323,14 @@ class Run:
     def _evaluate(self, training: Training) -> list[protocols.Score]:
         scores = training.evaluate(training.server_state(), splits=("train", "validation", "test"))
         write_history(self.folder / "history.csv", self.store.history(), self.federation)
-        write_clients(self.folder / "clients.csv", self.federation, self.population, scores, self.took_part)
+        named = self.config.score
+        write_clients(self.folder / "clients.csv", self.federation, self.population, scores, self.took_part, named)
         self.write_summary()
         return scores
 
     def results(self) -> list[protocols.Result]:
         """All results of the run, each with its protocol: which model, clients, mean, rounds and split."""
-        return protocols.results(self.store.evaluations(), self.took_part)
+        return protocols.results(self.store.evaluations(), self.took_part, self.config.score)
 
     @property
     def took_part(self) -> dict[int, int] | None:
@@ -382,7 +382,7 @@ class Run:
             client: the client's id, an integer from 0, or its name.
             inputs: 'raw': the model takes examples as the federation stores them, such as pixels from 0 to 255, and
                 begins with a layer Rescaling that decodes them; 'decoded': it takes what `Federation.arrays` gives.
-            outputs: 'probabilities' (after softmax) or 'logits'.
+            outputs: 'probabilities' (after softmax; of other kinds the predictions) or 'logits'.
 
         Returns:
             A new `keras.Model` from [N, ...] to [N, K]. Changing its weights does not change the run.
@@ -439,7 +439,7 @@ class Run:
             "privacy": private and private._asdict(),
             "federation_hash": self.federation.hash,
             "run_id": self.config.run_id,
-            "results": [plain(r._asdict()) for r in protocols.results(evaluations, first)],
+            "results": [plain(r.entries()) for r in protocols.results(evaluations, first, self.config.score)],
         }
         write_summary(path, summary)
         return summary

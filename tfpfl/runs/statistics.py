@@ -62,17 +62,17 @@ def ci95(values) -> float:
     return float(1.96 * present.std() / math.sqrt(len(present))) if len(present) else math.nan
 
 
-def worst(values, fraction: float = 0.1) -> float:
+def worst(values, fraction: float = 0.1, direction: str = "max") -> float:
     """The mean of the lowest `fraction` of the values; by default of the worst tenth of the clients.
 
-    The number of clients is rounded up.
+    The number of clients is rounded up. With direction='min', where smaller is better, it is that of the highest.
 
     Raises:
         InvalidArgument: `fraction` is not in (0, 1].
     """
     if not 0 < fraction <= 1:
         raise InvalidArgument(f"fraction must lie in (0, 1], found {fraction}")
-    present = np.sort(_present(values))
+    present = np.sort(_present(values))[:: 1 if direction == "max" else -1]
     # In floating point 0.1 * 30 is slightly more than 3, and must not be rounded up to 4.
     return mean_over_clients(present[: math.ceil(fraction * len(present) - 1e-9)])
 
@@ -125,18 +125,24 @@ def gains(values, than) -> np.ndarray:
     return values - than
 
 
-def share_worse(values, than) -> float:
-    """The share of the clients whose value is less than in `than`; equal values do not count."""
-    return mean_over_clients(np.where(np.isnan(d := gains(values, than)), math.nan, d < 0))
+def share_worse(values, than, direction: str = "max") -> float:
+    """The share of the clients whose value is less than in `than`; equal values do not count.
+
+    With direction='min', where smaller is better, it is the share of those whose value is more.
+    """
+    d = gains(values, than) * (1 if direction == "max" else -1)
+    return mean_over_clients(np.where(np.isnan(d), math.nan, d < 0))
 
 
-def wilcoxon(values, than) -> Wilcoxon:
+def wilcoxon(values, than, direction: str = "max") -> Wilcoxon:
     """Wilcoxon's one-sided signed-rank test that clients have more in `values` than in `than`.
+
+    With direction='min', where smaller is better, it tests that they have less.
 
     FedAMP (arXiv 2007.03797) reports this test. Zero differences are left out. The p-value is scipy's: exact for few
     pairs without ties, otherwise from the normal approximation; NaN if no pair differs.
     """
-    present = _present(gains(values, than))
+    present = _present(gains(values, than) * (1 if direction == "max" else -1))
     zeros = int((present == 0).sum())
     if zeros == len(present):
         return Wilcoxon(math.nan, math.nan, 0, zeros)
@@ -171,9 +177,9 @@ def last(values, n: int = 10) -> float:
 
 def _not_negative(values) -> np.ndarray:
     present = _present(values)
-    if (present < 0).any():
+    if (present < -1e-5).any():
         raise InvalidArgument(f"this index needs values of at least 0, found {present.min()}")
-    return present
+    return np.maximum(present, 0)  # a deviance of 0 may be rounded to less
 
 
 def _present(values) -> np.ndarray:

@@ -19,6 +19,7 @@ import numpy as np
 from tensorflow import nest
 
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs import store_content as content
 from tfpfl.runs.locks import InUse, Lock
 from tfpfl.runs.protocols import Score
@@ -42,6 +43,7 @@ class RunStore:
             None (default): accept the file of any run.
         read_only: only read the file, which must exist; possible while another process writes it.
         lock: the lock of the file, if the caller has it already; `close` releases it. Default: it is taken here.
+        named: the score that is saved; one that is a fraction must lie in [0, 1]. Default: the accuracy.
 
     Raises:
         OtherRun: the file belongs to another run.
@@ -56,7 +58,9 @@ class RunStore:
         *,
         read_only: bool = False,
         lock: Lock | None = None,
+        named: ScoreName = ACCURACY,
     ):
+        self.named = named
         self._lock = lock if lock or path is None or read_only else _lock(path)
         self._file, self._db = cast(StoreFile, None), cast(sqlite3.Connection, None)  # until it is open
         try:
@@ -232,7 +236,7 @@ class RunStore:
             (round_num, name, *self._packed(matrix, "matrix", round_num, name))
             for name, matrix in (matrices or {}).items()
         ]
-        scores = sorted(map(content.score_row, evaluation_rows), key=lambda row: row[1:4])
+        scores = sorted((content.score_row(e, self.named) for e in evaluation_rows), key=lambda row: row[1:4])
         metrics = sorted((row for e in evaluation_rows for row in content.metric_rows(e)), key=lambda row: row[1:5])
         names = [name for _, name, *_ in named]
         sums = content.sums(self.run_id, round_num, states, history, scores, names, metrics)
@@ -297,7 +301,7 @@ class RunStore:
             for t in sorted(sums.keys() | found.keys()):
                 what = f"{self._name}: the evaluation of round {t}"
                 content.check(found.get(t, b"[]"), sums.get(t), self._of("evaluation", t), what)
-        return content.scores(rows, f"{self._name}: the scores", metrics)
+        return content.scores(rows, f"{self._name}: the scores", metrics, self.named)
 
     def _metrics(self, round_num: int | None) -> list[tuple]:
         if self._file.format < 4:  # only read, otherwise it would have been converted

@@ -17,6 +17,7 @@ from safetensors.numpy import load, save
 from tensorflow import nest
 
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.data.manifest import SPLITS
 from tfpfl.runs.protocols import Score
 from tfpfl.runs.store_file import StoreError
@@ -125,15 +126,15 @@ def history_row(text: str, round_num: int, what: str) -> dict:
     return row
 
 
-def score_row(score: Score) -> tuple:
+def score_row(score: Score, named: ScoreName = ACCURACY) -> tuple:
     """The row of the table for a score, as SQLite gives it back: NumPy's numbers as Python's, NaN as None.
 
     Raises:
         InvalidArgument: a value is impossible; see `scores`.
     """
-    loss, accuracy = (None if math.isnan(x := float(value)) else x + 0.0 for value in (score.loss, score.accuracy))
-    row = (score.round_num, int(score.client_id), score.model, score.split, int(score.num_examples), loss, accuracy)
-    if wrong := _wrong(row):
+    loss, found = (None if math.isnan(x := float(value)) else x + 0.0 for value in (score.loss, score.score))
+    row = (score.round_num, int(score.client_id), score.model, score.split, int(score.num_examples), loss, found)
+    if wrong := _wrong(row, named):
         raise InvalidArgument(f"a score of round {score.round_num} {wrong}")
     return row
 
@@ -151,7 +152,7 @@ def metric_rows(score: Score) -> list[tuple]:
     return rows
 
 
-def scores(rows: Sequence[tuple], what: str, metrics: Iterable[tuple] = ()) -> list[Score]:
+def scores(rows: Sequence[tuple], what: str, metrics: Iterable[tuple] = (), named: ScoreName = ACCURACY) -> list[Score]:
     """The scores of rows of the table, and of rows of the table of metrics.
 
     Raises:
@@ -166,14 +167,14 @@ def scores(rows: Sequence[tuple], what: str, metrics: Iterable[tuple] = ()) -> l
     if strange := others.keys() - {row[:4] for row in rows}:
         raise StoreError(f"{what} are damaged: there are metrics without a score: {min(strange, key=str)}")
     for row in rows:
-        if wrong := _wrong(row):
+        if wrong := _wrong(row, named):
             raise StoreError(f"{what} are damaged: one {wrong}")
     found = [Score(*row[:5], *(math.nan if x is None else x for x in row[5:])) for row in rows]
     return [score._replace(metrics=others[score[:4]]) if score[:4] in others else score for score in found]
 
 
-def _wrong(row: tuple) -> str | None:
-    _, client, model, split, num_examples, loss, accuracy = row
+def _wrong(row: tuple, named: ScoreName) -> str | None:
+    _, client, model, split, num_examples, loss, score = row
     if type(client) is not int or client < 0:
         return f"is of client {client!r}, and ids are whole numbers from 0"
     if type(model) is not str or split not in SPLITS:
@@ -182,8 +183,8 @@ def _wrong(row: tuple) -> str | None:
         return f"is of {num_examples!r} examples"
     if not (loss is None or type(loss) is float):
         return f"has the loss {loss!r}, which is no number"
-    if not (accuracy is None or (type(accuracy) is float and 0 <= accuracy <= 1)):
-        return f"has the accuracy {accuracy!r}, which is outside [0, 1]"
+    if not (score is None or (type(score) is float and (0 <= score <= 1 or not named.is_fraction))):
+        return f"has the {named.name} {score!r}, which is {'outside [0, 1]' if named.is_fraction else 'no number'}"
     return None
 
 
@@ -219,7 +220,12 @@ _NUMBERS = ("bytes_down", "bytes_up", "virtual_seconds", "dropped", "late", "los
 
 
 def check_of_run(
-    name: str, history: Sequence[dict], evaluations: Iterable[Score], stored: Iterable[int], ids: Collection[int]
+    name: str,
+    history: Sequence[dict],
+    evaluations: Iterable[Score],
+    stored: Iterable[int],
+    ids: Collection[int],
+    named: ScoreName = ACCURACY,
 ) -> None:
     """Checks that a history and scores can be those of a run: what tables, reports and a resumed run read of them.
 
@@ -229,6 +235,7 @@ def check_of_run(
         evaluations: the scores of all rounds.
         stored: the ids of the clients that have a state.
         ids: the ids of the run's clients.
+        named: the run's score; its means are numbers, in [0, 1] if it is a fraction.
 
     Raises:
         StoreError: a row lacks an entry, an entry is no number or impossible, or a state or score is of another client.
@@ -236,11 +243,13 @@ def check_of_run(
     for t, row in enumerate(history, 1):
         number = {k: v for k, v in row.items() if isinstance(v, int | float) and not isinstance(v, bool)}
         needed = {"round", "clients", "seconds", *(row.keys() & set(_NUMBERS))}
-        rates = {k for k in row if k.endswith(" accuracy")}
+        rates = {k for k in row if k.endswith(f" {named.name}")}
         wrong = sorted((needed | rates) - number.keys())
         if wrong:
             raise StoreError(f"{name}: the history of round {t} has no number for {', '.join(wrong)}: it is damaged")
-        wrong = sorted(k for k in rates if not (number[k] != number[k] or -1e-9 <= number[k] <= 1 + 1e-9))
+        most = 1 + 1e-9 if named.is_fraction else math.inf
+        least = -1e-9 if named.is_fraction else -math.inf
+        wrong = sorted(k for k in rates if not (number[k] != number[k] or least <= number[k] <= most))
         wrong += ["clients"] if number["clients"] not in range(len(ids) + 1) else []
         wrong += ["seconds"] if not 0 <= number["seconds"] < math.inf else []
         if wrong:

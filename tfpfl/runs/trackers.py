@@ -260,7 +260,7 @@ def summary(run: "Run") -> dict[str, float]:
     found: dict[str, float] = {}
     for r in run.results():
         if r.mean == "clients":
-            values = {"accuracy": r.accuracy, "loss": r.loss, "worst_decile": r.worst_decile, **r.metrics}
+            values = {r.named.name: r.score, "loss": r.loss, "worst_decile": r.worst_decile, **r.metrics}
             model = f"{r.model} {r.clients}" if r.clients in SIDES else r.model
             found |= {f"result {r.when} {model} {r.split} {name}": value for name, value in values.items()}
     return numbers(found)

@@ -61,7 +61,7 @@ class Training:
             those.
         splits: the held-out splits that are scored; () for none.
         callbacks: see `tfpfl.runs.callbacks`.
-        metrics: what is measured besides accuracy and loss: names, functions (labels [N], logits [N, K]) -> number, or
+        metrics: what is measured besides score and loss: names, functions (labels [N], logits [N, K]) -> number, or
             `tfpfl.runs.Metric`s; see `tfpfl.runs.metrics`.
 
     Raises:
@@ -102,10 +102,13 @@ class Training:
                 f"model_name={GLOBAL!r} is the name of the algorithm's global model, but its clients predict with "
                 "another model: choose another name, such as 'personal'"
             )
-        self.metrics = [as_metric(metric) for metric in self.metrics if metric not in ALWAYS]
+        kind = self.algorithm.model.kind.label
+        self.score, always = kind.score, (*ALWAYS, kind.score.name)
+        self.metrics = [as_metric(metric, kind) for metric in self.metrics if metric not in always]
         labels = self.algorithm.population.labels
         self._measure = measurer(self.metrics, self.federation, labels) if self.metrics else None
         self.store = RunStore() if self.store is None else self.store
+        self.store.named = self.score
         self.stop_reason = None
         self._init_server = traced_by_design(tf.function(self.algorithm.init_server, autograph=False))
         self._initial_states = initial_states(self.algorithm)
@@ -239,7 +242,7 @@ class Training:
         seconds = time.perf_counter() - started
         if evaluated:
             evaluations += self.evaluate(self._own(server), new_states=states)
-        for (model, split), score in protocols.summarize(evaluations).items():
+        for (model, split), score in protocols.summarize(evaluations, self.score).items():
             row |= {f"{model} {split} {name}": value for name, value in score.items()}
         row["seconds"] = seconds  # of the round alone, without the evaluation of all clients and without saving
         matrices = self.matrices(self._own(server)) if evaluated else {}

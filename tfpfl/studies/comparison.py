@@ -1,6 +1,6 @@
 """Compares algorithms on one federation, with the same cohorts, batches and initial weights: a table, one row each.
 
-A number over clients is computed for each seed and then averaged. The interval beside the accuracy is over seeds if
+A number over clients is computed for each seed and then averaged. The interval beside the score is over seeds if
 there are several, otherwise over clients. Paired tests compare each client with itself, by its mean over the seeds;
 they are on the clients that had taken part in the runs of both methods.
 """
@@ -15,13 +15,14 @@ from tabulate import tabulate
 
 from tfpfl.checks import InvalidArgument, one_line, unknown
 from tfpfl.data import Federation
+from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs import statistics
 from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import csv_text, markdown
 from tfpfl.runs.folders import check_free
-from tfpfl.runs.metrics import METRICS, is_fraction
-from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, metrics_of, rows_of
+from tfpfl.runs.metrics import METRICS, SCORES, is_fraction, score_of, times
+from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, metrics_of
 from tfpfl.runs.run import Run, check_needs
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import (
@@ -43,6 +44,7 @@ COLUMNS = (  # of every table from `rows`; some are NaN, or left out, where the 
     *("seeds", "rounds", "accuracy", "seen", "clients seen", "never seen", "clients never seen", "EV-local", "std"),
     *("worst 5 %", "worst 10 %", "worst 25 %", "Jain", "Gini", "bytes a visit", "passes", "GFLOP a visit", "s a round"),
 )
+_OF_SCORES = ("seen", "never seen", "EV-local", "std", "worst ", "gain ")  # columns in the unit of the score
 FORMATS = ("csv", "md")  # `tfpfl.studies.paper_tables` writes LaTeX
 
 
@@ -151,20 +153,21 @@ def rows(
 
     Args:
         records: runs on the same federation.
-        protocol: how the accuracies are measured that all numbers over clients are computed from.
+        protocol: how the scores are measured that all numbers over clients are computed from.
         baselines: names of algorithms. For each of them among the records, every row has the share of clients that
             are worse than with it. For the first of them, a row also has the mean and standard deviation of the
-            clients' gains in points, the p-value of Wilcoxon's one-sided test that clients gain, and the number of
-            pairs: of clients that are compared with themselves.
+            clients' gains (in points, if the score is in %), the p-value of Wilcoxon's one-sided test that they gain,
+            and the number of pairs: of clients that are compared with themselves.
         pairs: which clients are compared one by one: 'seen', those that had taken part in both runs, or 'all'; see
             `tfpfl.studies.run_groups.pairs_protocol`.
 
     Returns:
-        Accuracies, gains and shares are in %. NaN stands for a number that a run does not have. If some clients had
-        never taken part, every row has the accuracies of those that had ('seen') and of the others ('never seen').
+        Accuracies, gains of them and shares are in %; scores that are no fractions, such as 'rmse', are in their unit.
+        NaN stands for a number that a run does not have. If some clients had never taken part, every row has the scores
+        of those that had ('seen') and of the others ('never seen').
 
     Raises:
-        InvalidArgument: no records, one run twice, or runs on different data.
+        InvalidArgument: no records, one run twice, or runs on different data or of different kinds.
     """
     check_comparable(records)
     found = group_runs(records)
@@ -186,18 +189,36 @@ def check_columns(columns: Iterable[str], configs: Iterable[RunConfig]) -> None:
     """
     configs = list(configs)
     titles = list(dict.fromkeys(c.title for name in BASELINES for c in configs if c.algorithm == name))
-    known = [*COLUMNS, *dict.fromkeys(name for config in configs for name in config.metrics)]
+    score = configs[0].score if configs else ACCURACY
+    known = [*columns_for(score), *dict.fromkeys(name for config in configs for name in config.metrics)]
     if titles:
         known += [f"gain over {titles[0]}", "gain std", f"p ({titles[0]})", "pairs"]
     known += [f"worse than {title} %" for title in titles]
     settings = tuple(start for t in titles for start in (f"gain over {t} (", f"p ({t} (", f"worse than {t} ("))
-    for column in columns:
+    if any(config.kind is None and not config.versions for config in configs):
+        known += SCORES  # the data, which are not there yet, say which
+    for column in columns_named(columns, score.name):
         if column not in known and not column.startswith(settings):
             raise InvalidArgument(unknown("column", column, known))
 
 
+def columns_for(score: ScoreName) -> list[str]:
+    """`COLUMNS`, with the score's name in place of 'accuracy'."""
+    return [score.name if column == ACCURACY.name else column for column in COLUMNS]
+
+
+def columns_named(columns: Iterable[str], score: str) -> list[str]:
+    """The columns, where 'score' stands for the column of this name.
+
+    Examples:
+        >>> columns_named(["score", "EV-local"], "rmse")
+        ['rmse', 'EV-local']
+    """
+    return [score if column == "score" else column for column in columns]
+
+
 def other_metrics(records: Sequence[Record], protocol: Protocol = EV_ALL) -> list[str]:
-    """The names of the metrics besides accuracy and loss that some of the runs measured; they are columns of `rows`."""
+    """The names of the metrics besides score and loss that some of the runs measured; they are columns of `rows`."""
     return metrics_of(result for record in records if (result := record.result(protocol)))
 
 
@@ -213,23 +234,26 @@ def notes(records: Sequence[Record], protocol: Protocol = EV_ALL, *, pairs: str 
 def _row(
     s: RunGroup, protocol: Protocol, references: list[RunGroup], tested: Protocol, mixed: bool, names: list[str]
 ) -> dict:
-    def over_clients(function, times=100):
-        return times * measured(s.records, function, protocol)[0]
+    named = s.score
+    factor, direction = times(named), named.direction
+
+    def over_clients(function, factor=factor):
+        return factor * measured(s.records, function, protocol)[0]
 
     def worst(fraction):
-        return 100 * statistics.over_seeds([record.worst(fraction, protocol) for record in s.records])[0]
+        return factor * statistics.over_seeds([record.worst(fraction, protocol) for record in s.records])[0]
 
     history = [row for record in s.records for row in record.history]
     visits = sum(row["clients"] for row in history)
     sent = sum(row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in history)
     passes, flops = (s.records[0].summary.get(name) for name in ("passes", "flops"))
-    (score, half), (local, local_half) = _accuracy(s, protocol), _accuracy(s, EV_LOCAL)
+    (score, half), (local, local_half) = _score(s, protocol), _score(s, EV_LOCAL)
     row = {
         "algorithm": s.label,
         "seeds": len(s.records),
         "rounds": min(record.rounds for record in s.records),
-        "accuracy": score,
-        "accuracy ±": half,
+        named.name: score,
+        f"{named.name} ±": half,
         **_seen(s, protocol, mixed),
         **_metrics(s, protocol, names),
         "EV-local": local,
@@ -244,14 +268,14 @@ def _row(
     for i, reference in enumerate(references):
         mine, theirs = paired(s.records, reference.records, tested)
         if i == 0:
-            gains = 100 * statistics.gains(mine, theirs)
+            gains = factor * statistics.gains(mine, theirs) * (1 if named.larger_is_better else -1)
             row |= {
                 f"gain over {reference.label}": statistics.mean_over_clients(gains),
                 "gain std": statistics.std(gains),
-                f"p ({reference.label})": statistics.wilcoxon(mine, theirs).p_value,
+                f"p ({reference.label})": statistics.wilcoxon(mine, theirs, direction).p_value,
                 "pairs": statistics.num_tested(gains),
             }
-        row[f"worse than {reference.label} %"] = 100 * statistics.share_worse(mine, theirs)
+        row[f"worse than {reference.label} %"] = 100 * statistics.share_worse(mine, theirs, direction)
     return row | {
         "bytes a visit": sent / max(visits, 1),
         "passes": sum(passes.values()) if passes else math.nan,
@@ -261,43 +285,44 @@ def _row(
 
 
 def _seen(s: RunGroup, protocol: Protocol, mixed: bool) -> dict:
-    """The numbers of clients that had taken part and of the others, means over the seeds; and their accuracies."""
+    """The numbers of clients that had taken part and of the others, means over the seeds; and their scores."""
     if protocol.clients != "all":
         return {}
     counted = [record.seen_counts(protocol) or (math.nan, math.nan) for record in s.records]
     found = {}
     for i, (which, word) in enumerate(zip(SIDES, SIDE_WORDS, strict=True)):
         if mixed:
-            found[word], found[f"{word} ±"] = _accuracy(s, protocol._replace(clients=which))
+            found[word], found[f"{word} ±"] = _score(s, protocol._replace(clients=which))
         found[f"clients {word}"] = float(np.mean([pair[i] for pair in counted]))
     return found
 
 
-def _accuracy(s: RunGroup, protocol: Protocol) -> tuple[float, float]:
-    """The accuracy in %, and half its interval: over seeds, or over clients if there is one seed."""
+def _score(s: RunGroup, protocol: Protocol) -> tuple[float, float]:
+    """The score, fractions in %, and half its interval: over seeds, or over clients if there is one seed."""
     results = [record.result(protocol) for record in s.records]
     if protocol.clients in SIDES:  # a seed may have no such clients
         results = [result for result in results if result is not None]
     if None in results or not results:
         return math.nan, math.nan
+    factor = times(s.score)
     if len(results) == 1:
-        return 100 * results[0].accuracy, 100 * results[0].accuracy_ci95
-    mean, half = statistics.over_seeds([result.accuracy for result in results])
-    return 100 * mean, 100 * half
+        return factor * results[0].score, factor * results[0].score_ci95
+    mean, half = statistics.over_seeds([result.score for result in results])
+    return factor * mean, factor * half
 
 
 def _metrics(s: RunGroup, protocol: Protocol, names: list[str]) -> dict[str, float]:
-    """The other metrics that the runs measured, and half their intervals as of the accuracy; fractions in %."""
+    """The other metrics that the runs measured, and half their intervals as of the score; fractions in %."""
     measured_by = [(record, result) for record in s.records if (result := record.result(protocol))]
     found: dict[str, float] = {}
     for name in names:
-        times = 100 if is_fraction(name) else 1
+        factor = 100 if is_fraction(name) else 1
         mean, half = statistics.over_seeds([result.metrics.get(name, math.nan) for _, result in measured_by])
         if len(measured_by) == 1:
             ((record, _),) = measured_by
-            by_round = rows_of(record.evaluations, protocol, record.took_part).values()
+            by_round = record.rows_of(protocol).values()
             half = float(np.mean([statistics.ci95([e.value(name) for e in scores]) for scores in by_round]))
-        found |= {name: times * mean, f"{name} ±": times * half}
+        found |= {name: factor * mean, f"{name} ±": factor * half}
     return found
 
 
@@ -307,7 +332,7 @@ def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL, notes: Seque
     Args:
         table: from `rows`.
         kind: 'csv' (all digits; see `tfpfl.runs.files.csv_cell`) or 'md' (rounded, with the protocol).
-        protocol: how the accuracies were measured; it is written below the table.
+        protocol: how the scores were measured; it is written below the table.
         notes: sentences that are written below it, too, from `notes`; CSV has none.
 
     Raises:
@@ -317,14 +342,21 @@ def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL, notes: Seque
         raise InvalidArgument(f"a table is written as {', '.join(FORMATS)}; found {kind!r}")
     if kind == "csv":
         return csv_text(list(table[0]), table)
-    rounded = [{markdown(name): markdown(shown(name, value)) for name, value in row.items()} for row in table]
-    below = [f"accuracy: {protocol}", *map(one_line, notes)]
+    score = score_of(table[0])
+    rounded = [{markdown(name): markdown(shown(name, value, score)) for name, value in row.items()} for row in table]
+    below = [f"{score.name}: {protocol}", *map(one_line, notes)]
     written = tabulate(rounded, headers="keys", tablefmt="github", disable_numparse=True)
     return written + "".join(f"\n\n{sentence}" for sentence in below) + "\n"
 
 
-def shown(name: str, value) -> str:
-    """The text of a cell, rounded to the digits of its column; '-' for NaN."""
+def shown(name: str, value, score: ScoreName = ACCURACY) -> str:
+    """The text of a cell, rounded to the digits of its column; '-' for NaN.
+
+    Args:
+        name: the column.
+        value: the cell.
+        score: the score of the table, from `tfpfl.runs.metrics.score_of`.
+    """
     if isinstance(value, str | int):
         return str(value)
     if np.isnan(value):
@@ -332,6 +364,9 @@ def shown(name: str, value) -> str:
     if name.startswith("p ("):
         return f"{value:.1e}" if value < 1e-3 else f"{value:.3f}"
     if name in METRICS and not is_fraction(name):
+        return f"{value:.4g}"
+    of_score = SCORES.get(name.removesuffix(" ±"), score if name.startswith(_OF_SCORES) else ACCURACY)
+    if not of_score.is_fraction:
         return f"{value:.4g}"
     if name.startswith("clients "):
         return f"{value:.4g}"

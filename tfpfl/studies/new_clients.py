@@ -1,7 +1,7 @@
 """Measures how well new clients do, which took no part in training, while they adapt a trained run to their examples.
 
 This is PGFed's experiment (Luo et al., ICCV 2023): 80 of 100 clients train. Each of the other 20 then fine-tunes for 20
-epochs, and their mean accuracy is drawn over the epochs 0 to 20. There are two protocols:
+epochs, and their mean score (PGFed's: the accuracy) is drawn over the epochs 0 to 20. There are two protocols:
 
 own     Every method adapts in its own way (`Algorithm.adapt`): PFLEGO fits a head to the frozen backbone, Ditto trains
         a model near the global one, FedAvg trains all of the global one. Learning rates, momentum and batch size are
@@ -25,6 +25,7 @@ from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.checks import InvalidArgument, check_rates, unknown
+from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.graphs import check_threads, in_order, relaxed
@@ -47,19 +48,25 @@ class Adapted(NamedTuple):
     split: str  # the examples that were scored: 'train', 'validation' or 'test'
     client_ids: np.ndarray  # int [n]
     num_examples: np.ndarray  # int [n], in the split
-    accuracy: np.ndarray  # float [n, epochs + 1] in [0, 1]; NaN for a client without examples in the split
-    loss: np.ndarray  # float [n, epochs + 1], mean cross-entropy in nats; NaN likewise
+    score: np.ndarray  # float [n, epochs + 1], such as the accuracy; NaN for a client without examples in the split
+    loss: np.ndarray  # float [n, epochs + 1], mean loss; NaN likewise
     client_names: Sequence[str] = ()  # [n], the clients' names in the federation; () if they are not known
+    named: ScoreName = ACCURACY  # what the score is called, its unit and direction
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        """The score, which is the accuracy of classes."""
+        return self.score
 
     @property
     def means(self) -> np.ndarray:
-        """float [epochs + 1]: mean accuracy over the clients, each with the same weight."""
-        return np.array([statistics.mean_over_clients(column) for column in self.accuracy.T])
+        """float [epochs + 1]: mean score over the clients, each with the same weight."""
+        return np.array([statistics.mean_over_clients(column) for column in self.score.T])
 
     @property
     def intervals(self) -> np.ndarray:
         """float [epochs + 1]: half the 95 % interval of the mean over the clients."""
-        return np.array([statistics.ci95(column) for column in self.accuracy.T])
+        return np.array([statistics.ci95(column) for column in self.score.T])
 
 
 def fine_tuning(
@@ -157,13 +164,16 @@ def adapt_clients(
     visits = _visits(algorithm, federation, ids, seed, round_num)
     message_for = Messages(algorithm)(server, visits)
 
+    dtype, kind = algorithm.model.dtype, algorithm.model.kind
+    wanted = ("correct" if kind.counts else "score", "loss")
+
     def work(message, visit):
         data = ClientData(*readers.train(visit), visit.info, visit.key)
         held_out = readers.held_out[split](visit)
 
         def write(arrays, n, carry):
             scores = evaluate(algorithm.model, adapt.model(carry), *held_out)
-            return tuple(array.write(n, scores[name]) for array, name in zip(arrays, ("correct", "loss"), strict=True))
+            return tuple(array.write(n, scores[name]) for array, name in zip(arrays, wanted, strict=True))
 
         def one_epoch(n, carry, arrays):
             new = adapt.epoch(carry, data, n)
@@ -172,7 +182,7 @@ def adapt_clients(
             return n + 1, carry, write(arrays, n + 1, carry)
 
         carry = adapt.start(message, algorithm.init_client(visit.info), data)
-        arrays = tuple(tf.TensorArray(dtype, epochs + 1) for dtype in (tf.int32, algorithm.model.dtype))
+        arrays = tuple(tf.TensorArray(tf.int32 if name == "correct" else dtype, epochs + 1) for name in wanted)
         arrays = tf.while_loop(
             lambda n, *_: n < epochs, one_epoch, (0, carry, write(arrays, 0, carry)), parallel_iterations=1
         )[2]
@@ -181,10 +191,12 @@ def adapt_clients(
     work = relaxed(work)
     found = list(in_order(lambda i: work(message_for(i), visits[i]), range(len(ids)), threads))
     examples, names = federation.num_examples(split)[ids], [federation.client_names[i] for i in ids]
-    correct, loss = (np.stack([np.asarray(each[k], float) for each in found]) for k in (0, 1))
+    score, loss = (np.stack([np.asarray(each[k], float) for each in found]) for k in (0, 1))
     untested = examples[:, None] == 0
-    accuracy = np.where(untested, np.nan, correct / np.maximum(examples, 1)[:, None])
-    return Adapted(name, protocol, split, ids, examples, accuracy, np.where(untested, np.nan, loss), names)
+    if kind.counts:
+        score = score / np.maximum(examples, 1)[:, None]
+    score, loss = (np.where(untested, np.nan, each) for each in (score, loss))
+    return Adapted(name, protocol, split, ids, examples, score, loss, names, kind.label.score)
 
 
 def adapt_new_clients(
@@ -238,15 +250,35 @@ def adapt_new_clients(
 
 
 def write_csv(results: Sequence[Adapted], path) -> None:
-    """Writes the scores as CSV to the file `path`: a row for each run, client and epoch; accuracies in [0, 1]."""
-    columns, rows = ["run", "protocol", "split", "client", "name", "num_examples", "epoch", "accuracy", "loss"], []
+    """Writes the scores as CSV to the file `path`: a row for each run, client and epoch; accuracies in [0, 1].
+
+    Raises:
+        InvalidArgument: the runs are of different kinds, whose scores cannot stand in one column.
+    """
+    score = check_one_score(results).name
+    columns, rows = ["run", "protocol", "split", "client", "name", "num_examples", "epoch", score, "loss"], []
     for r in results:
         for i, client_id in enumerate(r.client_ids.tolist()):
             name = r.client_names[i] if r.client_names else str(client_id)
-            for e, (accuracy, loss) in enumerate(zip(r.accuracy[i].tolist(), r.loss[i].tolist(), strict=True)):
-                row = [r.name, r.protocol, r.split, client_id, name, int(r.num_examples[i]), e, accuracy, loss]
+            for e, (value, loss) in enumerate(zip(r.score[i].tolist(), r.loss[i].tolist(), strict=True)):
+                row = [r.name, r.protocol, r.split, client_id, name, int(r.num_examples[i]), e, value, loss]
                 rows.append(dict(zip(columns, row, strict=True)))
     files.write_csv(Path(path), columns, rows)
+
+
+def check_one_score(results: Sequence[Adapted]) -> ScoreName:
+    """The score of all the results.
+
+    Raises:
+        InvalidArgument: two have different scores.
+    """
+    other = next((r for r in results if r.named != results[0].named), None)
+    if other is not None:
+        raise InvalidArgument(
+            f"{results[0].name} and {other.name} cannot be compared: their scores are {results[0].named.title} and "
+            f"{other.named.title}. Let the clients of each kind adapt in a command of their own"
+        )
+    return results[0].named
 
 
 def _new_ids(population, federation, client_ids) -> np.ndarray:

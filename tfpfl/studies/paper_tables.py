@@ -14,14 +14,16 @@ from rich.table import Table
 from tabulate import LATEX_ESCAPE_RULES
 
 from tfpfl.checks import InvalidArgument, one_line, unknown
+from tfpfl.data.kinds import ScoreName
 from tfpfl.runs import files
-from tfpfl.runs.metrics import METRICS
+from tfpfl.runs.metrics import METRICS, SCORES, in_unit, score_of
 from tfpfl.runs.protocols import EV_ALL, Protocol
-from tfpfl.studies.comparison import COLUMNS, shown
+from tfpfl.studies.comparison import columns_for, columns_named, shown
 from tfpfl.studies.run_groups import SIDE_WORDS
 
-ACCURACY = ("accuracy",)
-_HIGHER = ("accuracy", *SIDE_WORDS, "EV-", "worst ", "Jain", "gain over ")  # what the names of columns begin with
+SCORE = ("score",)  # the column of the score, whatever its name is
+_OF_SCORES = (*SIDE_WORDS, "EV-", "worst ")  # what the names of columns begin with whose best is that of the score
+_HIGHER = ("Jain", "gain over ")
 _LOWER = ("std", "Gini", "worse than ", "bytes", "passes", "GFLOP", "s a round")
 _BEST = "Bold: the best mean of a column, and every mean that lies within its interval."
 _SYMBOLS = {
@@ -58,7 +60,7 @@ class PaperTable(NamedTuple):
 
 def paper_table(
     rows: Mapping[str, Sequence[dict]],
-    columns: Sequence[str] = ACCURACY,
+    columns: Sequence[str] = SCORE,
     protocol: Protocol = EV_ALL,
     *,
     more: str = "",
@@ -72,9 +74,10 @@ def paper_table(
     Args:
         rows: {title of a data set: its rows from `tfpfl.studies.comparison.rows`}. A method that a data set lacks has
             '-' there.
-        columns: which columns of the rows the table has, such as 'accuracy' and 'worst 10 %'. The interval of a column
-            is in its cells. Where some clients had never taken part, 'seen' and 'never seen' follow 'accuracy'.
-        protocol: how the accuracies were measured.
+        columns: which columns of the rows the table has, such as 'score' (that of the score, under its own name, such
+            as 'accuracy') and 'worst 10 %'. The interval of a column is in its cells. Where some clients had never
+            taken part, 'seen' and 'never seen' follow the score.
+        protocol: how the scores were measured.
         more: sentences that the caption ends with.
 
     Raises:
@@ -85,29 +88,35 @@ def paper_table(
     if not found or not columns:
         raise InvalidArgument("a table needs at least one row and one column")
     known = [name for name in dict.fromkeys(name for row in found for name in row) if not name.endswith(" ±")]
+    score = score_of(found[0])
+    if any(score_of(row) != score for row in found):
+        raise InvalidArgument(
+            "the rows are of different kinds, whose scores cannot stand in one table: make two tables"
+        )
+    columns = columns_named(columns, score.name)
     for column in columns:
-        if column not in (*known[1:], *COLUMNS):
+        if column not in (*known[1:], *columns_for(score)):
             raise InvalidArgument(unknown("column", column, known[1:]))
-    if "accuracy" in columns and set(SIDE_WORDS) <= set(known):
+    if score.name in columns and set(SIDE_WORDS) <= set(known):
         rest = [name for name in columns if name not in SIDE_WORDS]
-        after = rest.index("accuracy") + 1
+        after = rest.index(score.name) + 1
         columns = [*rest[:after], *SIDE_WORDS, *rest[after:]]
     methods = list(dict.fromkeys(row["algorithm"] for row in found))
     cells: list[list[PaperCell]] = [[] for _ in methods]
     for some in rows.values():
         by_method = {row["algorithm"]: row for row in some}
         for column in columns:
-            for line, cell in zip(cells, _cells(column, [by_method.get(m, {}) for m in methods]), strict=True):
+            for line, cell in zip(cells, _cells(column, [by_method.get(m, {}) for m in methods], score), strict=True):
                 line.append(cell)
-    caption = _caption(found, columns, protocol, any(cell.best for line in cells for cell in line))
+    caption = _caption(found, columns, protocol, score, any(cell.best for line in cells for cell in line))
     return PaperTable(list(rows), list(columns), methods, cells, f"{caption} {more}".strip())
 
 
-def _cells(column: str, rows: Sequence[dict]) -> list[PaperCell]:
+def _cells(column: str, rows: Sequence[dict], score: ScoreName) -> list[PaperCell]:
     values = [row.get(column, math.nan) for row in rows]
     halves = [row.get(f"{column} ±", math.nan) for row in rows]
-    texts = [shown(column, value) for value in values]
-    sign = _direction(column)
+    texts = [shown(column, value, score) for value in values]
+    sign = _direction(column, score)
     numbers = [sign * v if sign and not isinstance(v, str) and v == v else -math.inf for v in values]
     best = max(numbers, default=-math.inf)
     at = numbers.index(best) if best > -math.inf else None  # numbers that look equal are equally good to a reader
@@ -117,20 +126,22 @@ def _cells(column: str, rows: Sequence[dict]) -> list[PaperCell]:
         for n, t in zip(numbers, texts, strict=True)
     ]
     return [
-        PaperCell(text, "" if half != half else shown(column, half), bold)
+        PaperCell(text, "" if half != half else shown(column, half, score), bold)
         for text, half, bold in zip(texts, halves, is_best, strict=True)
     ]
 
 
-def _direction(column: str) -> int:
+def _direction(column: str, score: ScoreName) -> int:
     """1 if more is better, -1 if less is, 0 if neither."""
+    if column in SCORES or column.startswith(_OF_SCORES):
+        return 1 if SCORES.get(column, score).larger_is_better else -1
     if column in METRICS:
         return 1 if METRICS[column].direction == "max" else -1
     return 1 if column.startswith(_HIGHER) else -1 if column.startswith(_LOWER) else 0
 
 
-def _caption(rows: Sequence[dict], columns: Sequence[str], protocol: Protocol, best: bool) -> str:
-    words = [f"Accuracy in %: {protocol}." if any(c == "accuracy" for c in columns) else ""]
+def _caption(rows: Sequence[dict], columns: Sequence[str], protocol: Protocol, score: ScoreName, best: bool) -> str:
+    words = [f"{in_unit(score, title=True)}: {protocol}." if score.name in columns else ""]
     seeds = sorted({row["seeds"] for row in rows})
     if any(f"{column} ±" in row for row in rows for column in columns):
         several = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"

@@ -12,6 +12,7 @@ import numpy as np
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation, FederationError
+from tfpfl.data.kinds import ScoreName
 from tfpfl.runs import participation, protocols
 from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.protocols import EV_ALL, Protocol, Result
@@ -54,7 +55,7 @@ class Record:
         if not state.exists():
             raise RunError(f"{state} is missing: the run's state is lost")
         try:
-            with RunStore(state, config.run_id, read_only=True) as store:
+            with RunStore(state, config.run_id, read_only=True, named=config.score) as store:
                 history, evaluations, ids = store.history(), store.evaluations(), store.client_ids()
         except OtherRun as error:
             raise RunError(
@@ -62,12 +63,17 @@ class Record:
             ) from error
         if not history:
             raise RunError(f"{folder} has no rounds yet")
-        check_of_run(str(state), history, evaluations, ids, range(config.clients or 0))
+        check_of_run(str(state), history, evaluations, ids, range(config.clients or 0), config.score)
         try:
             summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             summary = {}
         return cls(folder, config, history, evaluations, summary if isinstance(summary, dict) else {})
+
+    @property
+    def score(self) -> ScoreName:
+        """The name, unit and direction of the run's score: the accuracy, if labels are classes."""
+        return self.config.score
 
     @property
     def title(self) -> str:
@@ -109,14 +115,14 @@ class Record:
 
         None if it cannot be known, or if nothing was measured by the protocol.
         """
-        by_round = protocols.rows_of(self.evaluations, protocol._replace(clients="all"))
+        by_round = protocols.rows_of(self.evaluations, protocol._replace(clients="all"), named=self.score)
         people = len(self.config.training_ids(self.config.clients or 0, self.config.data_seed or 0))
         return participation.counts(self.took_part, people, max(by_round)) if by_round else None
 
     @cached_property
     def results(self) -> list[Result]:
         """All results of the run, each with the protocol that it was measured by."""
-        return protocols.results(self.evaluations, self.took_part)
+        return protocols.results(self.evaluations, self.took_part, self.score)
 
     @property
     def predicts(self) -> str | None:
@@ -126,19 +132,19 @@ class Record:
     def result(self, protocol: Protocol = EV_ALL) -> Result | None:
         """The result of a protocol; None if the run was not evaluated by it."""
         if protocol.clients in protocols.SIDES:  # where all have taken part, `results` leaves these two out
-            return protocols.result(self.evaluations, protocol, self.took_part)
+            return protocols.result(self.evaluations, protocol, self.took_part, self.score)
         return protocols.find(self.results, protocol)
 
     def per_client(
         self, split: str = "test", model: str | None = None, when: str = "last10", clients: str = "all"
     ) -> dict[int, float]:
-        """{client id: accuracy in [0, 1]}; see `tfpfl.runs.protocols.per_client` for the arguments."""
+        """{client id: score}, such as accuracies in [0, 1]; see `tfpfl.runs.protocols.per_client` for the arguments."""
         wanted = EV_ALL._replace(split=split, when=when, model=model or EV_ALL.model, clients=clients)
-        return protocols.per_client(self.evaluations, wanted, self.took_part)
+        return protocols.per_client(self.evaluations, wanted, self.took_part, self.score)
 
     def worst(self, fraction: float, protocol: Protocol = EV_ALL) -> float:
-        """The mean accuracy of the worst `fraction` of the clients; see `tfpfl.runs.protocols.worst`."""
-        return protocols.worst(self.evaluations, fraction, protocol, self.took_part)
+        """The mean score of the worst `fraction` of the clients; see `tfpfl.runs.protocols.worst`."""
+        return protocols.worst(self.evaluations, fraction, protocol, self.took_part, self.score)
 
     @property
     def seconds_per_round(self) -> float:
@@ -146,9 +152,13 @@ class Record:
         seconds = seconds_per_round(self.history)
         return np.nan if seconds is None else seconds
 
-    def curve(self, protocol: Protocol = EV_ALL, what: str = "accuracy") -> dict[int, float]:
-        """{evaluated round: mean over clients}; `what` is 'accuracy' (in [0, 1]), 'loss' (in nats) or a metric."""
-        return protocols.curve(self.evaluations, protocol, what, self.took_part)
+    def rows_of(self, protocol: Protocol) -> dict[int, list[Score]]:
+        """The scores from which the result of a protocol is computed: {round: scores}; {} if there are none."""
+        return protocols.rows_of(self.evaluations, protocol, self.took_part, self.score)
+
+    def curve(self, protocol: Protocol = EV_ALL, what: str | None = None) -> dict[int, float]:
+        """{evaluated round: mean over clients} of the score (None, or its name), 'loss' or a metric."""
+        return protocols.curve(self.evaluations, protocol, what, self.took_part, self.score)
 
     def spent(self, what: str) -> np.ndarray:
         """float [rounds]: what the run had spent in all after each round.

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.data.kinds import CLASSIFICATION, ScoreName
 from tfpfl.runs import participation, protocols, statistics
 from tfpfl.runs.config import RunConfig
+from tfpfl.runs.metrics import in_unit
 from tfpfl.runs.protocols import EV_ALL, Protocol
 from tfpfl.studies.records import Record
 
@@ -38,6 +40,11 @@ class RunGroup(NamedTuple):
         return self.records[0].config.algorithm
 
     @property
+    def score(self) -> ScoreName:
+        """The name, unit and direction of the runs' score."""
+        return self.records[0].score
+
+    @property
     def is_own(self) -> bool:
         """Whether the algorithm is a method of the user's own, which is not in `ALGORITHMS`."""
         return self.records[0].config.own_method is not None
@@ -55,6 +62,7 @@ def group_runs(records: Sequence[Record]) -> list[RunGroup]:
     """
     if not records:
         raise InvalidArgument("there is nothing to compare: no runs were given")
+    check_one_kind(records)
     place = check_different(records)
     variants: Counter[str] = Counter()
     found, kinds = [], by_data(records)
@@ -66,6 +74,24 @@ def group_runs(records: Sequence[Record]) -> list[RunGroup]:
             found.append(RunGroup(label, together, variants[algorithm]))
             variants[algorithm] += 1
     return sorted(found, key=lambda s: place[s.records[0].config.run_id])
+
+
+def check_one_kind(records: Sequence[Any]) -> None:
+    """Refuses runs whose scores are different things, such as an accuracy and an RMSE.
+
+    Args:
+        records: records, or other objects with `folder` and `config`.
+
+    Raises:
+        InvalidArgument: two runs have labels of different kinds.
+    """
+    kinds = {(r.config.kind or CLASSIFICATION.text): r for r in reversed(records)}
+    if len(kinds) > 1:
+        (one, first), (other, second), *_ = reversed(kinds.items())
+        raise InvalidArgument(
+            f"{first.folder} and {second.folder} cannot be compared: their kinds are {one} and {other}, whose scores "
+            f"are {in_unit(first.config.score)} and {in_unit(second.config.score)}. Make a table for each kind"
+        )
 
 
 def check_different(records: Sequence[Any]) -> dict[str, int]:
@@ -107,20 +133,20 @@ def by_data(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def clients(record: Record, protocol: Protocol = EV_ALL) -> np.ndarray:
-    """float [n], in [0, 1]: the accuracies of the clients that have examples, in the order of their ids."""
+    """float [n]: the scores, such as accuracies in [0, 1], of the clients with examples, in the order of their ids."""
     values = np.array(list(_per_client(record, protocol).values()), np.float64)
     return values[~np.isnan(values)]
 
 
 def _per_client(record: Record, protocol: Protocol) -> dict[int, float]:
-    return protocols.per_client(record.evaluations, protocol, record.took_part)
+    return protocols.per_client(record.evaluations, protocol, record.took_part, record.score)
 
 
 def is_mixed(record: Record, protocol: Protocol = EV_ALL) -> bool:
     """Whether the protocol is over all clients, and some of them had never taken part in one of its rounds."""
     if protocol.clients != "all":
         return False
-    return bool(protocols.rows_of(record.evaluations, protocol._replace(clients="unseen"), record.took_part))
+    return bool(record.rows_of(protocol._replace(clients="unseen")))
 
 
 class Side(NamedTuple):
@@ -191,7 +217,7 @@ def pairs_protocol(records: Sequence[Record], protocol: Protocol = EV_ALL, pairs
 
     Args:
         records: all runs that are compared.
-        protocol: how the accuracies are measured.
+        protocol: how the scores are measured.
         pairs: 'seen' or 'all'.
 
     Returns:
@@ -216,8 +242,8 @@ def measured(records: Sequence[Record], of: Callable, protocol: Protocol = EV_AL
 
     Args:
         records: the runs.
-        of: function (float [n], accuracies of a run's clients) -> float.
-        protocol: how the accuracies are measured.
+        of: function (float [n], scores of a run's clients) -> float.
+        protocol: how the scores are measured.
 
     Returns:
         The mean over the runs, and half its 95 % interval: NaN for a single run.
@@ -228,9 +254,9 @@ def measured(records: Sequence[Record], of: Callable, protocol: Protocol = EV_AL
 def paired(
     records: Sequence[Record], baseline: Sequence[Record], protocol: Protocol = EV_ALL
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The accuracy of each client, and the accuracy of the same client in the baseline.
+    """The score of each client, and the score of the same client in the baseline.
 
-    A client's accuracy is its mean over all runs on the same federation. Clients of different federations are
+    A client's score is its mean over all runs on the same federation. Clients of different federations are
     different clients, whatever their ids. With a protocol over the 'seen' clients, pairs are the clients that had taken
     part on both sides.
 
@@ -256,11 +282,11 @@ def paired(
 
 
 def _by_client(records, protocol) -> dict:
-    """{(hash of the federation, client id): mean accuracy over the runs}."""
+    """{(hash of the federation, client id): mean score over the runs}."""
     found: dict[tuple, list[float]] = {}
     for record in records:
-        for client, accuracy in _per_client(record, protocol).items():
-            found.setdefault((record.config.federation_hash, client), []).append(accuracy)
+        for client, score in _per_client(record, protocol).items():
+            found.setdefault((record.config.federation_hash, client), []).append(score)
     return {key: statistics.mean_over_clients(values) for key, values in found.items()}
 
 
@@ -274,9 +300,10 @@ def check_comparable(records: Sequence[Any]) -> None:
         records: records, or other objects with `folder` and `config`.
 
     Raises:
-        InvalidArgument: two runs differ in one of `DATA_ENTRIES`, or have the same seed and different federations. The
-            message names both and the difference.
+        InvalidArgument: two runs differ in their kind or in one of `DATA_ENTRIES`, or have the same seed and different
+            federations. The message names both and the difference.
     """
+    check_one_kind(records)
     for r in records:
         for what in DATA_ENTRIES:
             mine, first = getattr(r.config, what), getattr(records[0].config, what)
@@ -319,7 +346,7 @@ def by_setting(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 _TOLD_APART = ("engine", "grouping", "preset", "format", "data_seed")
 _NO_SETTING = {  # `by_data` tells the data apart; what a file holds stands with what names it
-    *("seed", "data_seed", "federation", "federation_hash", *DATA_ENTRIES, "versions"),
+    *("seed", "data_seed", "federation", "federation_hash", *DATA_ENTRIES, "kind", "versions"),
     *("algorithm", "own_method", "own_metrics", "hyperparameters", "network", "network_hash", *_TOLD_APART),
 }
 _ENTRIES = {entry.name: entry.default for entry in fields(RunConfig) if entry.name not in _NO_SETTING}

@@ -7,7 +7,7 @@ rounds to the candidates that are left. Test examples are not used.
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +18,10 @@ from sklearn.model_selection import ParameterGrid, ParameterSampler
 
 from tfpfl.algorithms import check_names
 from tfpfl.checks import InvalidArgument
-from tfpfl.runs.config import RunConfig
+from tfpfl.data.kinds import ACCURACY, ScoreName
+from tfpfl.runs.config import RunConfig, entries
 from tfpfl.runs.federations import open_federation
+from tfpfl.runs.metrics import kind_of
 from tfpfl.runs.protocols import SIDES, Protocol
 from tfpfl.runs.run import Run, check_needs
 from tfpfl.runs.training import DivergedError
@@ -29,15 +31,21 @@ VALIDATION = Protocol(split="validation")  # EV-all, mean over clients, mean of 
 
 
 class Candidate(NamedTuple):
-    """One setting of the hyperparameters, and its validation accuracy."""
+    """One setting of the hyperparameters, and its score on validation examples."""
 
     hyperparameters: dict
     rounds: int  # number of rounds it was trained
-    accuracy: float  # on validation examples, in [0, 1]; NaN if training diverged
+    score: float  # on validation examples, such as the accuracy in [0, 1]; NaN if training diverged
     folder: Path
-    seen: float = math.nan  # `accuracy`, of the clients that had taken part; NaN if there are none
+    seen: float = math.nan  # `score`, of the clients that had taken part; NaN if there are none
     never_seen: float = math.nan  # of those that had not
     counts: tuple[int, int] | None = None  # the numbers of these clients; None if unknown
+    named: ScoreName = ACCURACY  # what the score is called
+
+    @property
+    def accuracy(self) -> float:
+        """The score, which is the accuracy of classes."""
+        return self.score
 
 
 def grid(values: Mapping[str, Sequence]) -> list[dict]:
@@ -135,7 +143,7 @@ def search_hyperparameters(
     callbacks: Callable = lambda label: (),
     allow_download: bool = False,
 ) -> list[list[Candidate]]:
-    """Trains the settings and ranks them by their accuracy on validation examples.
+    """Trains the settings and ranks them by their score on validation examples.
 
     Args:
         config: what all settings have in common; its rounds are those of the last stage.
@@ -165,6 +173,8 @@ def search_hyperparameters(
         raise InvalidArgument(
             "settings are chosen on validation examples, but the federation has none: raise --validation"
         )
+    named = kind_of(federation, config.kind).score
+    sign = 1 if named.larger_is_better else -1
     for each in configs:  # what would be refused between the runs
         check_needs(each)
         Run.planned(each, Path(out), federation)
@@ -172,13 +182,13 @@ def search_hyperparameters(
     for n, rounds in rungs(len(left), config.rounds, factor):
         rung = []
         for setting, its_config in left[:n]:
-            folder = Path(out) / f"{config.short_name}-{_name(asdict(its_config) | {'rounds': 0})}"
+            folder = Path(out) / f"{config.short_name}-{_name(entries(its_config) | {'rounds': 0})}"
             scores = _scores(folder, replace(its_config, rounds=rounds), federation, callbacks(written(setting)))
-            rung.append(Candidate(setting, rounds, scores[0], folder, *scores[1:]))
-        rung.sort(key=lambda c: (math.isnan(c.accuracy), -c.accuracy))
+            rung.append(Candidate(setting, rounds, scores[0], folder, *scores[1:], named))
+        rung.sort(key=lambda c: (math.isnan(c.score), -sign * c.score))
         found.append(rung)
         by_name = {_name(s): (s, c) for s, c in left}
-        left = [by_name[_name(c.hyperparameters)] for c in rung if not math.isnan(c.accuracy)]
+        left = [by_name[_name(c.hyperparameters)] for c in rung if not math.isnan(c.score)]
         if not left:
             break
     return found
@@ -190,7 +200,7 @@ def written(setting: Mapping[str, Any]) -> str:
 
 
 def _scores(folder: Path, config: RunConfig, federation, callbacks) -> tuple:
-    """What a `Candidate` has: its accuracy, those of the clients that had taken part and of the others, their numbers.
+    """What a `Candidate` has: its score, those of the clients that had taken part and of the others, their numbers.
 
     Trains the run if it does not have its rounds yet.
     """
@@ -202,7 +212,7 @@ def _scores(folder: Path, config: RunConfig, federation, callbacks) -> tuple:
                 return math.nan, math.nan, math.nan, None
     record = Record.read(folder)
     results = [record.result(VALIDATION._replace(clients=clients)) for clients in ("all", *SIDES)]
-    return *(result.accuracy if result else math.nan for result in results), record.seen_counts(VALIDATION)
+    return *(result.score if result else math.nan for result in results), record.seen_counts(VALIDATION)
 
 
 def _name(setting: dict) -> str:

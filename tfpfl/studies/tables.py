@@ -7,14 +7,15 @@ from rich.markup import escape
 
 from tfpfl.algorithms import get_method
 from tfpfl.checks import one_line
+from tfpfl.data.kinds import ACCURACY
 from tfpfl.runs import statistics
-from tfpfl.runs.metrics import METRICS, is_fraction
+from tfpfl.runs.metrics import METRICS, in_unit, is_fraction, score_of, shown_score, word
 from tfpfl.runs.metrics import shown as shown_metric
 from tfpfl.runs.participation import SIDES_TOLD
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, EV_SEEN, EV_UNSEEN, find, metrics_of
 from tfpfl.studies.comparison import shown
 from tfpfl.studies.fitted_table import FittedTable
-from tfpfl.studies.new_clients import Adapted
+from tfpfl.studies.new_clients import Adapted, check_one_score
 from tfpfl.studies.run_groups import SIDE_WORDS
 
 
@@ -35,9 +36,7 @@ def bytes_text(amount: float) -> str:
 
 def percent(accuracy: float, interval: float | None = None) -> str:
     """An accuracy in [0, 1] as text in %, such as '96.34 ± 0.43' for 0.9634 and 0.0043; '-' for NaN."""
-    if accuracy != accuracy:
-        return "-"
-    return f"{100 * accuracy:.2f}" + (f" ± {100 * interval:.2f}" if interval is not None else "")
+    return shown_score(ACCURACY, accuracy, interval)
 
 
 def comparison(runs: list[tuple[dict, list]], title: str) -> FittedTable:
@@ -50,7 +49,8 @@ def comparison(runs: list[tuple[dict, list]], title: str) -> FittedTable:
         title: the text above the table.
     """
     told = _told([(s.get("clients_seen"), s.get("clients_never_seen")) for s, _ in runs], [r for _, r in runs])
-    table = FittedTable(title=text(title), caption=f"{CAPTION} {told}")
+    named = next((r.named for _, results in runs for r in results), ACCURACY)
+    table = FittedTable(title=text(title), caption=f"{CAPTION.format(in_unit(named))} {told}")
     table.add_column("algorithm")
     for column in ("EV-all", WORST, "EV-local", "bytes", "passes", "s/round"):
         table.add_column(column, justify="right")
@@ -61,23 +61,26 @@ def comparison(runs: list[tuple[dict, list]], title: str) -> FittedTable:
         seconds = summary["seconds_per_round_median"]
         table.add_row(
             row.title,
-            *_accuracy_and_worst(after),
-            percent(local.accuracy, local.accuracy_ci95) if local else "-",
+            *_score_and_worst(after),
+            shown_score(local.named, local.score, local.score_ci95) if local else "-",
             bytes_text(sent),
             " + ".join(f"{n:.3g}" for n in summary["passes"].values()),
             f"{seconds:.3f}" if seconds is not None else "-",
         )
         for wanted, name, what in ((EV_SEEN, "clients_seen", "seen"), (EV_UNSEEN, "clients_never_seen", "never seen")):
             if result := find(results, wanted):
-                table.add_row(f"  {summary[name]} {what}", *_accuracy_and_worst(result))
+                table.add_row(f"  {summary[name]} {what}", *_score_and_worst(result))
     return table
 
 
 WORST = "worst 10 %"  # the name of `Result.worst_decile` in all tables
 
 
-def _accuracy_and_worst(result) -> tuple[str, str]:
-    return (percent(result.accuracy, result.accuracy_ci95), percent(result.worst_decile)) if result else ("-", "-")
+def _score_and_worst(result) -> tuple[str, str]:
+    if not result:
+        return "-", "-"
+    named = result.named
+    return shown_score(named, result.score, result.score_ci95), shown_score(named, result.worst_decile)
 
 
 def _told(counts: list[tuple], results: list[list]) -> str:
@@ -95,7 +98,7 @@ def _told(counts: list[tuple], results: list[list]) -> str:
 
 
 CAPTION = (
-    "Test accuracy in %, mean over clients ± 1.96 std / sqrt(n), mean of the last ten rounds. EV-all: all clients, the "
+    "Test {}, mean over clients ± 1.96 std / sqrt(n), mean of the last ten rounds. EV-all: all clients, the "
     "model that a client predicts with after the server's step; worst 10 %: its mean over the worst tenth of them. "
     "EV-local: the round's clients, the model that each holds right after its local work (the PFLEGO paper's "
     "protocol). bytes: down and up; passes: of its examples through the backbone, forward + backward; both per client "
@@ -114,19 +117,21 @@ def protocols(results: list, title: str, counts: tuple[int, int] | None = None) 
     told = _told([counts or (None, None)], [results])
     if counts and counts[1]:
         told = f"After the last round {counts[0]} clients had taken part, and {counts[1]} never. {told}"
-    table = FittedTable(title=text(title), caption=f"{_PROTOCOLS_CAPTION} {told}", names=4, padding=0)
+    named = results[0].named if results else ACCURACY
+    caption = f"{word(named)}: {'% ' if named.is_fraction else ''}{_PROTOCOLS_CAPTION.format(word(named))} {told}"
+    table = FittedTable(title=text(title), caption=caption, names=4, padding=0)
     for column in ("model", "clients", "when", "split"):
         table.add_column(column)
-    for column in ("accuracy", "pooled", WORST.replace(" ", "\n", 1), "loss", "n"):
+    for column in (word(named), "pooled", WORST.replace(" ", "\n", 1), "loss", "n"):
         table.add_column(column, justify="right")
-    pooled = {(r.model, r.clients, r.when, r.split): r.accuracy for r in results if r.mean == "examples"}
+    pooled = {(r.model, r.clients, r.when, r.split): r.score for r in results if r.mean == "examples"}
     for r in results:
         if r.mean == "clients":
-            examples = percent(pooled[r.model, r.clients, r.when, r.split])
+            examples = shown_score(named, pooled[r.model, r.clients, r.when, r.split])
             cells = (
-                percent(r.accuracy, r.accuracy_ci95),
+                shown_score(named, r.score, r.score_ci95),
                 examples,
-                percent(r.worst_decile),
+                shown_score(named, r.worst_decile),
                 f"{r.loss:.4f}" if r.loss < 1e4 else f"{r.loss:.1e}",
                 str(r.num_clients),
             )
@@ -142,15 +147,15 @@ def _measured_how(r) -> tuple[str, str, str, str]:
 
 
 _PROTOCOLS_CAPTION = (
-    "accuracy: % over clients ± 1.96 std / sqrt(n); pooled: over examples; worst 10 %: mean of the worst tenth of the "
+    "over clients ± 1.96 std / sqrt(n); pooled: over examples; worst 10 %: mean of the worst tenth of the "
     "clients; n: clients with examples, in the last of the rounds. local copy: right after a client's own work. "
-    "last10: mean of the last ten evaluated rounds; best val.: the round with the best mean validation accuracy. "
+    "last10: mean of the last ten evaluated rounds; best val.: the round with the best mean validation {}. "
     "* selected on test, as several papers do: it says nothing about new data."
 )
 
 
 def metrics(results: list, title: str) -> FittedTable | None:
-    """A table of the metrics that a run measured besides accuracy and loss; None if there are none."""
+    """A table of the metrics that a run measured besides score and loss; None if there are none."""
     names = metrics_of(results)
     if not names:
         return None
@@ -196,17 +201,19 @@ def comparison_over_clients(
 
     Args:
         rows: from `tfpfl.studies.comparison.rows`; `tfpfl.studies.comparison.text` writes all of their columns.
-        protocol: how the accuracies were measured.
+        protocol: how the scores were measured.
         notes: more sentences for below the table, from `tfpfl.studies.comparison.notes`.
         pairs: as it was given to `tfpfl.studies.comparison.rows`; with 'all', gain and test stand in the first row.
     """
     gain = next((name for name in rows[0] if name.startswith("gain over")), None)
     p = next((name for name in rows[0] if name.startswith("p (")), None)
     than = f" gain: individual {gain.removeprefix('gain ')}, p: Wilcoxon's, one-sided, of these pairs." if gain else ""
-    caption = f"accuracy, %: {protocol}.{than} ±: over seeds, or clients where there is one. bytes, passes: a visit."
+    score = score_of(rows[0])
+    head = f"{word(score)}{', %' if score.is_fraction else ''}"
+    caption = f"{head}: {protocol}.{than} ±: over seeds, or clients where there is one. bytes, passes: a visit."
     table = FittedTable(caption=text(" ".join([caption, *notes])))
     table.add_column("algorithm")
-    names = {"accuracy": "accuracy", "EV-local": "EV-local", WORST: WORST, gain: "gain", p: "p", "pairs": "pairs"}
+    names = {score.name: word(score), "EV-local": "EV-local", WORST: WORST, gain: "gain", p: "p", "pairs": "pairs"}
     names |= {"bytes a visit": "bytes", "passes": "passes", "s a round": "s/round"}
     shown_names = {name: title for name, title in names.items() if name in rows[0]}
     for title in shown_names.values():
@@ -215,8 +222,8 @@ def comparison_over_clients(
 
     def cell(row, name):
         half = row.get(f"{name} ±", math.nan)
-        told = bytes_text(row[name]) if name == "bytes a visit" else shown(name, row[name])
-        return told + (f" ± {half:.2f}" if half == half else "")
+        told = bytes_text(row[name]) if name == "bytes a visit" else shown(name, row[name], score)
+        return told + (f" ± {half:.2f}" if score.is_fraction else f" ± {half:.2g}") if half == half else told
 
     for row in rows:
         mixed = "seen" in row and row["never seen"] == row["never seen"]
@@ -224,7 +231,7 @@ def comparison_over_clients(
         later = {name: cells.pop(name) for name in tested if name in cells} if mixed and pairs == "seen" else {}
         table.add_row(text(row["algorithm"]), *(cells.get(name, "") for name in shown_names))
         for side in ("seen", "never seen") if mixed else ():
-            there = {"accuracy": cell(row, side)} | (later if side == "seen" else {})
+            there = {score.name: cell(row, side)} | (later if side == "seen" else {})
             name = f"  {shown(f'clients {side}', row[f'clients {side}'])} {side}"
             table.add_row(name, *(there.get(name, "") for name in shown_names))
     return table
@@ -232,8 +239,9 @@ def comparison_over_clients(
 
 def rungs(found: list, config) -> FittedTable:
     """A table of what `tfpfl.studies.search.search_hyperparameters` found, the last stage on top."""
-    title = f"{text(config.title)}: validation accuracy, EV-all, mean of the last ten evaluated rounds"
-    scored = [c for rung in found for c in rung if c.accuracy == c.accuracy]
+    named = found[0][0].named
+    title = f"{text(config.title)}: validation {word(named)}, EV-all, mean of the last ten evaluated rounds"
+    scored = [c for rung in found for c in rung if c.score == c.score]
     mixed = any(c.never_seen == c.never_seen for c in scored)
     if mixed:
         told = f"In brackets: how many clients there were in the last round. {SIDES_TOLD}"
@@ -241,16 +249,21 @@ def rungs(found: list, config) -> FittedTable:
         told = _told([c.counts or (None, None) for c in scored], []) if scored else ""
     table = FittedTable(title=title, title_justify="left", caption=told, names=0)
     names = list(found[0][0].hyperparameters)
-    for name in ("rounds", *names, "accuracy, %", *(SIDE_WORDS if mixed else ())):
+    for name in (
+        "rounds",
+        *names,
+        f"{word(named)}, %" if named.is_fraction else word(named),
+        *(SIDE_WORDS if mixed else ()),
+    ):
         table.add_column(name, justify="right")
     for rung in reversed(found):
         for candidate in rung:
             values = (text(candidate.hyperparameters[name]) for name in names)
-            diverged = candidate.accuracy != candidate.accuracy
-            score = "diverged" if diverged else percent(candidate.accuracy)
+            diverged = candidate.score != candidate.score
+            score = "diverged" if diverged else shown_score(named, candidate.score)
             numbers = candidate.counts or ("-", "-")
             sides = zip((candidate.seen, candidate.never_seen), numbers, strict=True)
-            cells = ["" if diverged else f"{percent(side)} ({n})" for side, n in sides] if mixed else []
+            cells = ["" if diverged else f"{shown_score(named, side)} ({n})" for side, n in sides] if mixed else []
             table.add_row(str(candidate.rounds), *values, score, *cells)
         table.add_section()
     return table
@@ -260,16 +273,17 @@ EPOCHS_SHOWN = (0, 1, 5)  # columns of the table of new clients, besides the las
 
 
 def new_clients(results: Sequence[Adapted]) -> FittedTable:
-    """A table of the mean accuracy of new clients after some epochs, one row for each run."""
-    last = max(r.accuracy.shape[1] - 1 for r in results)
+    """A table of the mean score of new clients after some epochs, one row for each run."""
+    last, named = max(r.score.shape[1] - 1 for r in results), check_one_score(results)
     epochs = [e for e in EPOCHS_SHOWN if e < last] + [last]
-    title = f"New clients, {results[0].split} accuracy after so many epochs, protocol '{results[0].protocol}'"
-    caption = "%, mean over the new clients ± 1.96 std / sqrt(n); n: those with examples in this split."
+    title = f"New clients, {results[0].split} {word(named)} after so many epochs, protocol '{results[0].protocol}'"
+    caption = "mean over the new clients ± 1.96 std / sqrt(n); n: those with examples in this split."
+    caption = f"%, {caption}" if named.is_fraction else caption.capitalize()
     rows = FittedTable(title=title, caption=caption)
     rows.add_column("run")
     for column in ("n", *map(str, epochs)):
         rows.add_column(column, justify="right")
     for r in results:
-        cells = [percent(r.means[e], r.intervals[e]) if e < len(r.means) else "-" for e in epochs]
-        rows.add_row(text(r.name), str(statistics.num_tested(r.accuracy[:, 0])), *cells)
+        cells = [shown_score(named, r.means[e], r.intervals[e]) if e < len(r.means) else "-" for e in epochs]
+        rows.add_row(text(r.name), str(statistics.num_tested(r.score[:, 0])), *cells)
     return rows

@@ -1,4 +1,4 @@
-"""Plots of single clients' accuracies: their distribution, how even they are, and gains over a baseline."""
+"""Plots of single clients' scores, such as accuracies: their distribution, how even they are, gains over a baseline."""
 
 import textwrap
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.runs import statistics
+from tfpfl.runs.metrics import axis, times, word
 from tfpfl.runs.protocols import EV_ALL, Protocol
 from tfpfl.studies.plots.style import (
     GLYPHS,
@@ -36,15 +37,15 @@ from tfpfl.studies.run_groups import Side, clients, group_runs, paired, sides, t
 def distribution(
     records: Sequence[Record], protocol: Protocol = EV_ALL, kind: str = "box", *, caption: bool = True
 ) -> Figure:
-    """Draws the accuracies of single clients.
+    """Draws the scores of single clients.
 
     Where some clients had never taken part, those that had and the others are two rows of an algorithm.
 
     Args:
         records: from `Record.read`.
-        protocol: how the accuracies are measured.
+        protocol: how the scores are measured.
         kind: 'box': a row for each algorithm, with a dot for each client and seed, a box over the middle half and a
-            line at the median. 'ecdf', for many clients: the share of the clients whose accuracy is at most x.
+            line at the median. 'ecdf', for many clients: the share of the clients whose score is at most x.
         caption: whether to write the protocol under the title.
 
     Raises:
@@ -53,7 +54,10 @@ def distribution(
     if kind not in ("box", "ecdf"):
         raise InvalidArgument(unknown("kind of picture", kind, ("box", "ecdf")))
     shown = [side for s in group_runs(records) for side in sides(s, protocol)]
-    rows = [(side, 100 * np.concatenate([clients(r, side.protocol) for r in side.group.records])) for side in shown]
+    named = records[0].score
+    rows = [
+        (side, times(named) * np.concatenate([clients(r, side.protocol) for r in side.group.records])) for side in shown
+    ]
     _check_scored(rows, protocol)
     said = _said(records, protocol) if caption else ""
     height = (
@@ -78,13 +82,16 @@ def distribution(
         axes.barh(i, high - low, left=low, height=0.62, facecolor="none", edgecolor=look.color, linewidth=1.1)
         axes.vlines(median, i - 0.31, i + 0.31, color=look.color, linewidth=2.4, zorder=3)
     if kind == "ecdf":
-        axes.set(xlabel="accuracy of a client (%)", ylabel="share of the clients with at most so much")
+        axes.set(
+            xlabel=axis(named).replace(word(named), f"{word(named)} of a client", 1),
+            ylabel="share of the clients with at most so much",
+        )
         put_legend(figure, axes)
     else:
         put_rows(axes, [s.label for s, _ in rows])
         several = any(len(side.group.records) > 1 for side in shown)
-        axes.set(xlabel="accuracy (%): a dot for every client" + (" and seed" if several else ""))
-    put_title(axes, "Accuracy of single clients", said)
+        axes.set(xlabel=f"{axis(named)}: a dot for every client" + (" and seed" if several else ""))
+    put_title(axes, f"{named.title} of single clients", said)
     return figure
 
 
@@ -95,7 +102,7 @@ WORST = {"5 %": (0.05, "^"), "10 %": (0.1, "o"), "25 %": (0.25, "s")}
 def fairness(
     records: Sequence[Record], baselines: Sequence[Record] = (), protocol: Protocol = EV_ALL, *, caption: bool = True
 ) -> Figure:
-    """Draws how evenly accuracy is spread over the clients.
+    """Draws how evenly the score is spread over the clients.
 
     The panels show the deciles; the mean of the worst 5, 10 and 25 % of the clients; Jain's index and the Gini
     coefficient (see `statistics`); and, if baselines are given, the share of the clients that are worse than with each.
@@ -104,13 +111,15 @@ def fairness(
     Args:
         records: from `Record.read`.
         baselines: runs on the same federation to compare with, such as Local's; they may be among `records`.
-        protocol: how the accuracies are measured.
+        protocol: how the scores are measured.
         caption: whether to write the protocol under the title.
 
     Raises:
         InvalidArgument: no client was evaluated by the protocol, or a baseline is on another federation.
     """
     rows = [side for s in group_runs(records) for side in sides(s, protocol)]
+    named = records[0].score
+    factor, most = times(named), 100 if named.is_fraction else np.inf
     everyone = [(side, [clients(r, side.protocol) for r in side.group.records]) for side in rows]
     _check_scored([(side, np.concatenate(values)) for side, values in everyone], protocol)
     against = group_runs(baselines) if baselines else []
@@ -128,22 +137,28 @@ def fairness(
         look = style(s.algorithm, s.variant, own=s.is_own)
         color = look.color
         deciles = np.transpose([statistics.deciles(values) for values in by_seed])
-        mean = 100 * np.array([statistics.over_seeds(column)[0] for column in deciles])
+        mean = factor * np.array([statistics.over_seeds(column)[0] for column in deciles])
         axes["deciles"].plot(tenths, mean, label=side.label, alpha=_alpha(side), **look._asdict())
         for fraction, marker in WORST.values():
             value, half = statistics.over_seeds([r.worst(fraction, own) for r in s.records])
             axes["worst"].errorbar(
-                100 * value, i, xerr=bar(100 * value, 100 * half, 100), fmt=marker, color=color, elinewidth=0.8
+                factor * value,
+                i,
+                xerr=bar(factor * value, factor * half, most),
+                fmt=marker,
+                color=color,
+                elinewidth=0.8,
             )
         for of in (statistics.jain, statistics.gini):
             value, half = statistics.over_seeds(list(map(of, by_seed)))
             axes[of.__name__].errorbar(value, i, xerr=bar(value, half, 1), fmt="o", color=color, elinewidth=0.8)
         for marker, other in zip(MARKERS, against, strict=False):
             if not s.shares(other):
-                share = statistics.share_worse(*paired(s.records, other.records, own))
+                share = statistics.share_worse(*paired(s.records, other.records, own), named.direction)
                 axes["worse"].plot(100 * share, i, marker=marker, color=color)
-    axes["deciles"].set(xlabel="clients, from the worst (%)", ylabel="accuracy (%)", xticks=tenths)
-    axes["worst"].set_xlabel("accuracy (%) of the worst\n5 % ▲, 10 % ●, 25 % ■", fontsize=8)
+    first = "worst" if named.larger_is_better else "best"
+    axes["deciles"].set(xlabel=f"clients, from the {first} (%)", ylabel=axis(named), xticks=tenths)
+    axes["worst"].set_xlabel(f"{axis(named)} of the worst\n5 % ▲, 10 % ●, 25 % ■", fontsize=8)
     for name, told in (("jain", "Jain's index"), ("gini", "Gini coefficient")):
         axes[name].locator_params(axis="x", nbins=4)
         axes[name].set_xlabel(told, fontsize=8)
@@ -160,16 +175,17 @@ def fairness(
 
 @in_style
 def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, caption: bool = True) -> Figure:
-    """Draws how much accuracy single clients gain or lose against a baseline: a histogram for each algorithm.
+    """Draws how much single clients gain or lose against a baseline: a histogram for each algorithm.
 
-    A client's gain is the difference of two accuracies, each the mean over the seeds. All bars have the same width, and
+    A client's gain is the difference of two scores, each the mean over the seeds; it is more than 0 if the client does
+    better, also where a smaller score is better. All bars have the same width, and
     one of them is centred on zero. Where some clients had never taken part, there is one histogram of the clients that
     had on both sides, and one of those that had not on both.
 
     Args:
         records: from `Record.read`; the baseline's own runs are left out.
         baseline: one record, or the records of several seeds of one setting.
-        protocol: how the accuracies are measured.
+        protocol: how the scores are measured.
         caption: whether to write the protocol under the title.
 
     Raises:
@@ -185,12 +201,17 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
         raise InvalidArgument(f"there is nothing to compare {other[0].label} with: no other run was given")
     shown = [side for s in group_runs(rest) for side in sides(s, protocol)]
     rows = [(side, paired(side.group.records, other[0].records, side.protocol)) for side in shown]
-    found = [(s, 100 * statistics.gains(*pair)) for s, pair in rows]
+    named = other[0].score
+    factor = times(named) * (1 if named.larger_is_better else -1)
+    found = [(s, factor * statistics.gains(*pair)) for s, pair in rows]
     found = [(s, np.round(values[~np.isnan(values)], 9)) for s, values in found]  # 0.9 - 0.8 is not exactly 0.1
     found = [(s, values) for s, values in found if len(values)] or found
     _check_scored(found, protocol)
     everything = np.concatenate([values for _, values in found])
-    width = next(w for w in (0.5, 1, 2, 5, 10) if np.ptp(everything) <= 25 * w or w == 10)
+    if named.is_fraction:
+        width = next(w for w in (0.5, 1, 2, 5, 10) if np.ptp(everything) <= 25 * w or w == 10)
+    else:
+        width = float(f"{max(np.ptp(everything) / 20, 1e-9):.0e}")
     ends = (min(everything.min(), -2 * width) / width, max(everything.max(), 2 * width) / width)
     edges = width * (np.arange(np.floor(ends[0] + 0.5), np.floor(ends[1] + 0.5) + 2) - 0.5)
     columns = min(2, len(found))
@@ -216,7 +237,14 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
         axes.tick_params(labelbottom=i + columns >= len(found))  # numbers only below a column
         if i >= len(found):
             axes.set_axis_off()
-    figure.supxlabel(literal(f"accuracy gained against {other[0].label} (points)"), fontsize=9)
+    figure.supxlabel(
+        literal(
+            f"{word(named)} gained against {other[0].label} (points)"
+            if named.is_fraction
+            else f"{axis(named)} less than with {other[0].label}"
+        ),
+        fontsize=9,
+    )
     figure.supylabel("clients", fontsize=9)
     if caption:
         figure.suptitle(fill(said), fontsize=7.5, x=0.01, ha="left", color="#555555")

@@ -1,4 +1,4 @@
-"""Learning curves: accuracy or loss by rounds, bytes, passes or seconds."""
+"""Learning curves: score or loss by rounds, bytes, passes or seconds."""
 
 from collections.abc import Sequence
 
@@ -8,6 +8,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.runs import statistics
+from tfpfl.runs.metrics import axis, times, word
 from tfpfl.runs.protocols import EV_ALL, Protocol
 from tfpfl.studies.plots.style import (
     STYLE,
@@ -31,7 +32,7 @@ from tfpfl.studies.run_groups import RunGroup, Side, group_runs, is_mixed, sides
 def curves(
     records: Sequence[Record],
     x: str = "rounds",
-    y: str = "accuracy",
+    y: str = "score",
     protocol: Protocol = EV_ALL,
     *,
     caption: bool = True,
@@ -47,8 +48,8 @@ def curves(
             examples through the backbone, forward and backward), 'seconds' (of the rounds' work, without the building
             of graphs; see `Record.spent`) or 'virtual seconds' (of the clients' clock). A run that sends nothing is a
             level line over 'bytes'.
-        y: 'accuracy' (in %) or 'loss' (in nats) by the protocol in each evaluated round, or 'training loss': the mean
-            over the round's clients, in each round.
+        y: 'score' or its name, such as 'accuracy' (in %), or 'loss' (in nats) by the protocol in each evaluated round,
+            or 'training loss': the mean over the round's clients, in each round.
         protocol: which model, clients, mean and split; its `when` is ignored.
         caption: whether to write the protocol under the title.
 
@@ -58,11 +59,16 @@ def curves(
     """
     if x not in SPENT:
         raise InvalidArgument(unknown("x axis", x, SPENT))
-    if y not in _VALUES:
-        raise InvalidArgument(unknown("y axis", y, _VALUES))
-    y_label, factor = _VALUES[y]
+    groups = group_runs(records)
+    named = groups[0].score
+    if y not in ("score", named.name, *_LOSSES):
+        raise InvalidArgument(unknown("y axis", y, (named.name, *_LOSSES)))
+    is_score, y = y in ("score", named.name), word(named) if y in ("score", named.name) else y
+    nats = named.name == "accuracy"  # the loss is a cross-entropy
+    y_label, factor = (axis(named), times(named)) if is_score else ("loss (nats)" if nats else "loss", 1)
     protocol.check()
-    lines = [(s, *_points(s.records, x, y, protocol)) for s in group_runs(records)]
+    what = None if is_score else y
+    lines = [(s, *_points(s.records, x, what, protocol)) for s in groups]
     lines = [line for line in lines if len(line[1])]
     if not lines:
         raise InvalidArgument(f"there is nothing to draw: no round of these runs has {y} by this protocol: {protocol}")
@@ -79,13 +85,14 @@ def curves(
     seen = "" if y == "training loss" else told_seen(records, protocol._replace(when="last"))
     under = f"{said}{band}. {seen}".rstrip(". ") if caption else ""
     figure, all_axes = _figure_of(len(panels), caption_height(under))
-    shown = [[(s, *_points(s.records, x, y, side.protocol)) for s, *_ in lines] for side in panels]
+    shown = [[(s, *_points(s.records, x, what, side.protocol)) for s, *_ in lines] for side in panels]
     shown = [[line for line in each if len(line[1])] for each in shown]
     means = np.concatenate([mean for each in shown for *_, mean, _ in each])
-    logarithmic = y != "accuracy" and bool(np.isfinite(means).all() and means.max() > 20 * means.min() > 0)
+    fraction = is_score and named.is_fraction
+    logarithmic = not fraction and bool(np.isfinite(means).all() and means.max() > 20 * means.min() > 0)
     # A band of two seeds reaches 12.7 standard errors to each side: it ends where no accuracy or loss can be. On a
     # logarithmic axis 0 is infinitely far away; a band that reaches it ends at half the least mean.
-    possible = (means.min() / 2 if logarithmic else 0.0, 1.0 if y == "accuracy" else np.inf)
+    possible = (means.min() / 2 if logarithmic else 0.0, 1.0 if fraction else np.inf)
     for panel, side, its_lines in zip(all_axes, panels, shown, strict=True):
         _draw(its_lines, panel, x, divisor, factor, possible)
         panel.set_title(side.words, fontsize=8.5)
@@ -153,7 +160,7 @@ def _draw(lines, axes, x: str, divisor: float, factor: float, possible: tuple[fl
         axes.xaxis.set_minor_formatter(FuncFormatter(thousands) if few else NullFormatter())
 
 
-def _points(records, x: str, y: str, protocol: Protocol) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _points(records, x: str, y: str | None, protocol: Protocol) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Three float [n]: x, the mean of y and half its interval, in the rounds for which all seeds have a value."""
     values, positions = [], []
     for record in records:
@@ -177,4 +184,4 @@ _LABELS = {
     "virtual seconds": "virtual seconds so far: the clients' clock",
 }
 _LOGARITHMIC = ("passes", "seconds")  # methods differ by large factors in these
-_VALUES = {"accuracy": ("accuracy (%)", 100), "loss": ("loss (nats)", 1), "training loss": ("loss (nats)", 1)}
+_LOSSES = ("loss", "training loss")

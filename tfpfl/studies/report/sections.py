@@ -1,18 +1,20 @@
 """The sections of a report. Each function returns a list of blocks; captions say how the numbers were measured."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tfpfl.runs import statistics
 from tfpfl.runs.command import command
+from tfpfl.runs.metrics import in_unit, shown_score, times, word
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, PROTOCOLS
 from tfpfl.studies import plots
 from tfpfl.studies.plots.clients import WORST
 from tfpfl.studies.report.blocks import Commands, Folded, Note, Pictures, Table
 from tfpfl.studies.run_groups import RunGroup, clients, measured, paired, pairs_protocol, sides, told_seen
 from tfpfl.studies.tables import WORST as WORST_TENTH
-from tfpfl.studies.tables import bytes_text, percent
+from tfpfl.studies.tables import bytes_text
 
 _DOTS = 400  # in one row of a plot; with more, the distribution is drawn as a curve
 _ALL = f"{str(EV_ALL)[:1].upper()}{str(EV_ALL)[1:]}."
@@ -24,23 +26,23 @@ _TOLD_BY_RUN = ("hyperparameters", "versions", "format", "seed", "data_seed", "f
 
 
 def results(rows: list[RunGroup]) -> list:
-    """Tables of EV-all, the worst clients and EV-local; and of the accuracies by the papers' protocols.
+    """Tables of EV-all, the worst clients and EV-local; and of the scores by the papers' protocols.
 
     Where some clients had never taken part, those that had and the others are two more rows of an algorithm.
     """
     table = []
     for s in rows:
-        local = [_accuracy(s, EV_LOCAL), s.records[0].predicts or "-", len(s.records)]
-        table.append([s.label, *_accuracy_and_worst(s, EV_ALL), *local])
+        local = [_score(s, EV_LOCAL), s.records[0].predicts or "-", len(s.records)]
+        table.append([s.label, *_score_and_worst(s, EV_ALL), *local])
         for side in sides(s) if len(sides(s)) > 1 else ():
-            table.append([side.label, *_accuracy_and_worst(s, side.protocol), "", "", ""])
+            table.append([side.label, *_score_and_worst(s, side.protocol), "", "", ""])
     head = ["algorithm", "EV-all", WORST_TENTH, "EV-local", "predicts with", "seeds"]
     seen = told_seen([r for s in rows for r in s.records])
     caption = (
-        f"Accuracy in %. EV-all: {EV_ALL}. Worst 10 %: EV-all's mean over the worst tenth of the clients, in each of "
+        f"{_unit(rows)}. EV-all: {EV_ALL}. Worst 10 %: EV-all's mean over the worst tenth of the clients, in each of "
         f"the rounds. EV-local: {EV_LOCAL}. {_INTERVAL} {seen}"
     )
-    others = [[s.label, *(_accuracy(s, wanted) for wanted in PROTOCOLS.values())] for s in rows]
+    others = [[s.label, *(_score(s, wanted) for wanted in PROTOCOLS.values())] for s in rows]
     words = " ".join(f"{name}: {wanted}{_star(wanted)}." for name, wanted in PROTOCOLS.items())
     names = ["algorithm", *(name + _star(wanted) for name, wanted in PROTOCOLS.items())]
     selected = "* selected on test, as several papers do: it says nothing about new data."
@@ -48,31 +50,36 @@ def results(rows: list[RunGroup]) -> list:
         Table(caption, head, table),
         Folded(
             "The same by other protocols",
-            [Table(f"Accuracy in %, by protocol. {words} {selected} {_INTERVAL}", names, others)],
+            [Table(f"{_unit(rows)}, by protocol. {words} {selected} {_INTERVAL}", names, others)],
         ),
     ]
 
 
-def _accuracy_and_worst(s: RunGroup, protocol) -> list[str]:
+def _score_and_worst(s: RunGroup, protocol) -> list[str]:
     worst = statistics.over_seeds([r.worst(0.1, protocol) for r in s.records])
-    return [_accuracy(s, protocol), percent(worst[0]) if np.isnan(worst[1]) else percent(*worst)]
+    return [_score(s, protocol), shown_score(s.score, worst[0], None if np.isnan(worst[1]) else worst[1])]
+
+
+def _unit(rows: list[RunGroup]) -> str:
+    """How a caption begins that says what the numbers are."""
+    return in_unit(rows[0].score, title=True)
 
 
 def _star(protocol) -> str:
     return " *" if protocol.selects_on_test else ""
 
 
-def _of(record, protocol, field="accuracy") -> float:
+def _of(record, protocol, field="score") -> float:
     result = record.result(protocol)
     return np.nan if result is None else getattr(result, field)
 
 
-def _accuracy(s: RunGroup, protocol) -> str:
+def _score(s: RunGroup, protocol) -> str:
     mean, half = statistics.over_seeds([_of(r, protocol) for r in s.records])
-    return percent(mean, half if len(s.records) > 1 else _of(s.records[0], protocol, "accuracy_ci95"))
+    return shown_score(s.score, mean, half if len(s.records) > 1 else _of(s.records[0], protocol, "score_ci95"))
 
 
-def _over_seeds(values, text=percent) -> str:
+def _over_seeds(values, text) -> str:
     mean, half = statistics.over_seeds(values)
     return text(mean) if np.isnan(half) else text(mean, half)
 
@@ -89,7 +96,8 @@ def _number(digits: int):
 
 
 def curves(pictures: Pictures, rows: list[RunGroup], records) -> list:
-    """Curves of accuracy and loss by rounds, and of accuracy by bytes, passes and seconds."""
+    """Curves of score and loss by rounds, and of the score by bytes, passes and seconds."""
+    name = word(rows[0].score)
     said = f"{plots.words(EV_ALL, 'every evaluated round')}. {told_seen(records, EV_ALL._replace(when='last'))} "
     bands = "Bands: 95 % interval over seeds. " if len(rows) < len(records) else ""
     added = "Added up over all clients and rounds so far"
@@ -97,12 +105,12 @@ def curves(pictures: Pictures, rows: list[RunGroup], records) -> list:
     seconds = "The rounds' work on the machine that ran them, without evaluation: rounds x median of a round. "
     training = "Before the step, on its examples (a mini-batch, or all); mean over the round's clients. "
     cases = [
-        ("Test accuracy by rounds", "rounds", "accuracy", said),
+        (f"Test {name} by rounds", "rounds", "score", said),
         ("Test loss by rounds", "rounds", "loss", said),
         ("Loss of the last local step by rounds", "rounds", "training loss", training),
-        ("Test accuracy by bytes", "bytes", "accuracy", f"{said}{added}, down and up; level: nothing is sent. "),
-        ("Test accuracy by passes", "passes", "accuracy", f"{said}{added}: {passes}. "),
-        ("Test accuracy by seconds", "seconds", "accuracy", said + seconds),
+        (f"Test {name} by bytes", "bytes", "score", f"{said}{added}, down and up; level: nothing is sent. "),
+        (f"Test {name} by passes", "passes", "score", f"{said}{added}: {passes}. "),
+        (f"Test {name} by seconds", "seconds", "score", said + seconds),
     ]
     return [
         pictures.draw(title, caption[:1].upper() + caption[1:] + bands, plots.curves, records, x, y, caption=False)
@@ -111,16 +119,17 @@ def curves(pictures: Pictures, rows: list[RunGroup], records) -> list:
 
 
 def single_clients(pictures: Pictures, rows: list[RunGroup], records, against: list[RunGroup]) -> list:
-    """How accuracy is spread over the clients, and what they gain or lose against the baselines `against`."""
+    """How the score is spread over the clients, and what they gain or lose against the baselines `against`."""
     comparable = [other for other in against if all(_on_one_federation(s, other) for s in rows)]
     baselines = [r for other in comparable for r in other.records]
     kind, shown = "box", "A dot for every client and seed, a box over the middle half, a line at the median."
     if max(sum(len(clients(r)) for r in s.records) for s in rows) > _DOTS:
         kind, shown = "ecdf", "The share of the clients that have at most so much."
-    even = "The deciles of the clients' accuracies; the mean of the worst clients; how even it is."
+    named, name = rows[0].score, word(rows[0].score)
+    even = f"The deciles of the clients' {_several(named)}; the mean of the worst clients; how even it is."
     blocks = [
         pictures.draw(
-            "Accuracy of single clients", f"{shown} {_ALL}", plots.distribution, records, kind=kind, caption=False
+            f"{named.title} of single clients", f"{shown} {_ALL}", plots.distribution, records, kind=kind, caption=False
         ),
         pictures.draw("How evenly clients do", f"{even} {_ALL}", plots.fairness, records, baselines, caption=False),
         _fairness(rows, comparable),
@@ -130,9 +139,15 @@ def single_clients(pictures: Pictures, rows: list[RunGroup], records, against: l
     for other in against:
         if rest[other.label]:
             title = f"Gains against {other.label}"
-            said = f"Every client's accuracy less its accuracy with {other.label}, each the mean over the seeds. {_ALL}"
+            said = f"Every client's {name} less its {name} with {other.label}, each the mean over the seeds. {_ALL}"
+            if not named.larger_is_better:
+                said = f"Every client's {name} with {other.label} less its own, each the mean over the seeds. {_ALL}"
             blocks.append(pictures.draw(title, said, plots.gains, records, other.records, caption=False))
     return blocks + [_tests(rest[other.label], other) for other in comparable if rest[other.label]]
+
+
+def _several(named) -> str:
+    return "accuracies" if named.name == "accuracy" else f"scores ({word(named)})"
 
 
 def _on_one_federation(s: RunGroup, other: RunGroup) -> bool:
@@ -146,21 +161,27 @@ def _fairness(rows, against) -> Table:
     table = []
     for side in (side for s in rows for side in sides(s)):
         s, own = side.group, side.protocol
-        cells = [percent(measured(s.records, of, own)[0]) for of in (statistics.mean_over_clients, statistics.std)]
-        cells += [_over_seeds([r.worst(fraction, own) for r in s.records]) for fraction, _ in WORST.values()]
+        text = partial(shown_score, s.score)
+        cells = [text(measured(s.records, of, own)[0]) for of in (statistics.mean_over_clients, statistics.std)]
+        cells += [_over_seeds([r.worst(fraction, own) for r in s.records], text) for fraction, _ in WORST.values()]
         cells += [
             _over_seeds([of(clients(r, own)) for r in s.records], _number(4))
             for of in (statistics.jain, statistics.gini)
         ]
         for other in against:
-            share = np.nan if s.shares(other) else statistics.share_worse(*paired(s.records, other.records, own))
+            pair = None if s.shares(other) else paired(s.records, other.records, own)
+            share = np.nan if pair is None else statistics.share_worse(*pair, s.score.direction)
             cells.append("-" if np.isnan(share) else f"{100 * share:.1f} %")
         table.append([side.label, *cells])
     caption = (
-        "Accuracy in %, how it is spread over the clients; a client's is its mean over the rounds. Worst: the mean of "
+        f"{_unit(rows)}, how it is spread over the clients; a client's is its mean over the rounds. Worst: the mean of "
         "the worst clients of a round, averaged over the rounds. Jain's index is 1 and the Gini coefficient 0 where "
         "all clients have the same. "
-        + ("Worse than: the share of the clients, their accuracies averaged over the seeds. " if against else "")
+        + (
+            f"Worse than: the share of the clients, their {_several(rows[0].score)} averaged over the seeds. "
+            if against
+            else ""
+        )
         + f"{_ALL} ±: half the 95 % interval over seeds, where there are several."
     )
     return Table(caption, head, table)
@@ -170,8 +191,10 @@ def _deciles(rows) -> Table:
     table = []
     for side in (side for s in rows for side in sides(s)):
         deciles = np.transpose([statistics.deciles(clients(r, side.protocol)) for r in side.group.records])
-        table.append([side.label, *(percent(statistics.over_seeds(column)[0]) for column in deciles)])
-    caption = f"The accuracy in % that so many of the clients do not exceed, the mean over the seeds. {_ALL}"
+        table.append(
+            [side.label, *(shown_score(side.group.score, statistics.over_seeds(column)[0]) for column in deciles)]
+        )
+    caption = f"The {in_unit(rows[0].score)} that so many of the clients do not exceed, the mean over the seeds. {_ALL}"
     return Table(caption, ["algorithm", *(f"{p} %" for p in range(10, 100, 10))], table)
 
 
@@ -180,14 +203,29 @@ def _tests(rows, other) -> Table:
     tested = pairs_protocol([r for s in (*rows, other) for r in s.records])
     for s in rows:
         pair = paired(s.records, other.records, tested)
-        gains, test = statistics.gains(*pair), statistics.wilcoxon(*pair)
+        named = s.score
+        factor = times(named) * (1 if named.larger_is_better else -1)
+        gains, test = factor * statistics.gains(*pair), statistics.wilcoxon(*pair, named.direction)
         w, p = ("-", "-") if np.isnan(test.p_value) else (f"{test.statistic:g}", f"{test.p_value:.2g}")
-        mean, worse = 100 * statistics.mean_over_clients(gains), 100 * statistics.share_worse(*pair)
+        mean = statistics.mean_over_clients(gains)
+        worse = 100 * statistics.share_worse(*pair, named.direction)
         compared = statistics.num_tested(gains)
-        table.append([s.label, compared, f"{mean:+.2f}", f"{worse:.1f} %", test.pairs, test.zeros, w, p])
+        table.append(
+            [
+                s.label,
+                compared,
+                f"{mean:+.2f}" if named.is_fraction else f"{mean:+.4g}",
+                f"{worse:.1f} %",
+                test.pairs,
+                test.zeros,
+                w,
+                p,
+            ]
+        )
     head = ["algorithm", "clients", "mean gain", "clients worse", "pairs", "equal", "W+", "p"]
     caption = (
-        f"Against {other.label}, client by client (accuracies averaged over the seeds), gains in points, of "
+        f"Against {other.label}, client by client ({_several(other.score)} averaged over the seeds), "
+        f"{'gains in points' if other.score.is_fraction else 'gains: how much less'}, of "
         f"{'clients that had taken part in the runs of both methods' if tested.clients == 'seen' else 'all clients'}. "
         "Clients: how many are compared. Wilcoxon's signed-rank test that clients have more: one-sided, equal pairs "
         f"dropped. Many tests on one page: small p come by chance too. {_ALL}"

@@ -16,7 +16,9 @@ import numpy as np
 
 from tfpfl.checks import Unavailable
 from tfpfl.data import Federation
+from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs.config import RunConfig
+from tfpfl.runs.metrics import kind_of
 from tfpfl.studies.search import at_the_edge, rungs, written
 from tfpfl.studies.study.file import DataSet, MethodEntry, Study
 
@@ -53,7 +55,7 @@ class Tried(NamedTuple):
 
     setting: dict
     rounds: int
-    scores: tuple[float, ...]  # validation accuracy in [0, 1] with each seed of the search; NaN if training diverged
+    scores: tuple[float, ...]  # on validation examples, with each seed of the search; NaN if training diverged
 
     @property
     def score(self) -> float:
@@ -72,6 +74,7 @@ class Cell:
     folders: dict[int, Path] = field(default_factory=dict)  # {seed: run folder of the winner}
     diverged: list[int] = field(default_factory=list)  # seeds with which the winner diverged
     failures: list[Failure] = field(default_factory=list)
+    score: ScoreName = ACCURACY  # what the search looks at
 
     @property
     def best(self) -> Tried | None:
@@ -92,9 +95,9 @@ def plan(study: Study, data: DataSet, method: MethodEntry, federation: Federatio
         data, method: of the study.
         federation: the data; it identifies the run folders.
         out: the folder of the study.
-        score: function (job of the search) -> its validation accuracy in [0, 1], or NaN.
+        score: function (job of the search) -> its validation score, such as the accuracy in [0, 1], or NaN.
     """
-    cell = Cell(data, method)
+    cell = Cell(data, method, score=_score_of(study, data, method, federation))
     made = _Jobs(study, data, method, federation, out)
     if not method.space:
         cell.winner = {}
@@ -183,12 +186,12 @@ def _halving(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list
         cell.tried += [t for t in stage if t is not None]
         if None in stage:
             return
-        left = _ranked([t for t in stage if t is not None])
+        left = _ranked([t for t in stage if t is not None], cell.score)
     cell.winner = left[0] if left else None
 
 
 def _optuna(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[Outcome], None]:
-    """Lets Optuna choose one setting after the other. A diverged run counts as an accuracy of 0.
+    """Lets Optuna choose one setting after the other. A diverged run counts as an accuracy of 0, or as the worst score.
 
     The trials are kept in optuna.sqlite. The sampler of a trial has a seed of its own, so that it proposes the same
     after an interruption.
@@ -201,7 +204,7 @@ def _optuna(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[
     found = optuna.create_study(
         storage=f"sqlite:///{made.out / 'optuna.sqlite'}",
         study_name=f"{cell.data.name}/{cell.method.name}/{made.identity}",
-        direction="maximize",
+        direction="maximize" if cell.score.larger_is_better else "minimize",
         load_if_exists=True,
     )
     for unfinished in found.get_trials(states=(States.RUNNING,)):  # of a study that was killed
@@ -228,8 +231,8 @@ def _optuna(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[
             return
         cell.tried.append(tried)
         if done >= len(known):
-            found.tell(trial.number, 0.0 if math.isnan(tried.score) else tried.score)
-    ranked = _ranked(cell.tried)
+            found.tell(trial.number, _of_diverged(cell) if math.isnan(tried.score) else tried.score)
+    ranked = _ranked(cell.tried, cell.score)
     cell.winner = ranked[0] if ranked else None
 
 
@@ -261,7 +264,19 @@ def _tried(
     return None if failed else Tried(setting, rounds, tuple(scores))
 
 
-def _ranked(tried: list[Tried]) -> list[dict]:
+def _ranked(tried: list[Tried], named: ScoreName) -> list[dict]:
     """The settings, the best first; of equal ones the first that was tried. Those that diverged are left out."""
-    good = [t for t in tried if not math.isnan(t.score)]
-    return [t.setting for t in sorted(good, key=lambda t: -t.score)]
+    good, sign = [t for t in tried if not math.isnan(t.score)], 1 if named.larger_is_better else -1
+    return [t.setting for t in sorted(good, key=lambda t: -sign * t.score)]
+
+
+def _of_diverged(cell: Cell) -> float:
+    """What Optuna is told of a run that diverged: the worst score that there can be, or that there was."""
+    if cell.score.larger_is_better:
+        return 0.0
+    return 2 * max((t.score for t in cell.tried if not math.isnan(t.score)), default=1e6)
+
+
+def _score_of(study: Study, data: DataSet, method: MethodEntry, federation: Federation) -> ScoreName:
+    """What the runs of a method are judged by."""
+    return kind_of(federation, study.config(data, method, {}, study.seeds[0]).kind).score

@@ -11,10 +11,11 @@ from typing import Any
 from tfpfl.runs.command import command
 from tfpfl.runs.config import RunError
 from tfpfl.runs.files import replaced, write_csv, write_whole
+from tfpfl.runs.metrics import told_score
 from tfpfl.runs.participation import SIDES_TOLD
 from tfpfl.runs.protocols import EV_LOCAL, SIDES, Protocol
 from tfpfl.studies.comparison import BASELINES, rows
-from tfpfl.studies.paper_tables import ACCURACY, PaperTable, latex, markdown, paper_table
+from tfpfl.studies.paper_tables import SCORE, PaperTable, latex, markdown, paper_table
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import told_seen
 from tfpfl.studies.search import VALIDATION, about_the_edge, written
@@ -80,7 +81,7 @@ class StudyResults:
     def _is_whole(self, cell: Cell) -> bool:
         return len(cell.folders) == len(self.study.seeds) and not cell.diverged
 
-    def table(self, columns: tuple[str, ...] = ACCURACY) -> PaperTable:
+    def table(self, columns: tuple[str, ...] = SCORE) -> PaperTable:
         """The table of methods by data sets.
 
         Raises:
@@ -118,7 +119,7 @@ class StudyResults:
 
     @property
     def run_rows(self) -> list[dict]:
-        """One row for each run of a winner; accuracies in [0, 1]."""
+        """One row for each run of a winner; accuracies in [0, 1], other scores in their unit."""
         found = []
         for cell in self.cells:
             for seed, folder in cell.folders.items():
@@ -135,14 +136,14 @@ class StudyResults:
                         "algorithm": record.config.algorithm,
                         "seed": seed,
                         "rounds": record.rounds,
-                        "accuracy": test.accuracy if test else math.nan,
-                        "ci95_over_clients": test.accuracy_ci95 if test else math.nan,
+                        record.score.name: test.score if test else math.nan,
+                        "ci95_over_clients": test.score_ci95 if test else math.nan,
                         "worst_decile": test.worst_decile if test else math.nan,
                         "loss": test.loss if test else math.nan,
                         "clients": test.num_clients if test else 0,
                         **_sides(record, protocol),
-                        "ev_local_accuracy": local.accuracy if local else math.nan,
-                        "validation_accuracy": validation.accuracy if validation else math.nan,
+                        f"ev_local_{record.score.name}": local.score if local else math.nan,
+                        f"validation_{record.score.name}": validation.score if validation else math.nan,
                         "diverged": seed in cell.diverged,
                         "hyperparameters": json.dumps(record.config.hyperparameters, sort_keys=True),
                         "protocol": str(protocol),
@@ -155,7 +156,7 @@ class StudyResults:
 
     @property
     def search_rows(self) -> list[dict]:
-        """One row for each setting that the search has tried; validation accuracies in [0, 1], NaN if it diverged."""
+        """One row for each setting that was tried, with its score on validation examples; NaN if it diverged."""
         return [
             {
                 "data": cell.data.title,
@@ -163,7 +164,7 @@ class StudyResults:
                 "setting": json.dumps(tried.setting, sort_keys=True),
                 "rounds": tried.rounds,
                 "seeds": len(tried.scores),
-                "validation_accuracy": tried.score,
+                f"validation_{cell.score.name}": tried.score,
                 "diverged": math.isnan(tried.score),
                 "chosen": tried is cell.best,
             }
@@ -189,7 +190,7 @@ class StudyResults:
             count = _number_tried(cell)
             said.append(
                 f"{name}: {written(best.setting)} is the best of {count} settings on validation examples, "
-                f"{100 * best.score:.2f} %"
+                f"{told_score(cell.score, best.score)}"
             )
             tried = [t.setting for t in cell.tried]
             said += [f"{name}: {sentence}" for sentence in about_the_edge(best.setting, tried)]
@@ -198,7 +199,7 @@ class StudyResults:
         said += [f"{name}: failed: {failure.label}: {failure.why}" for failure in cell.failures]
         return said
 
-    def write(self, columns: tuple[str, ...] = ACCURACY) -> None:
+    def write(self, columns: tuple[str, ...] = SCORE) -> None:
         """Writes search.csv, results.csv, results.parquet, commands.sh, table.md and table.tex; `files` has the paths.
 
         results.parquet needs pyarrow; without it, `notes` says so. The tables are left out if no method is finished.
@@ -232,12 +233,12 @@ class StudyResults:
 
 
 def _sides(record: Record, protocol: Protocol) -> dict[str, float | None]:
-    """The accuracies of the clients that had taken part and of the others, and their numbers; None if unknown."""
+    """The scores of the clients that had taken part and of the others, and their numbers; None if unknown."""
     found: dict[str, float | None] = {}
     counts = record.seen_counts(protocol) or (None, None)
     for side, word, count in zip(SIDES, ("seen", "never_seen"), counts, strict=True):
         result = record.result(protocol._replace(clients=side)) if protocol.clients == "all" else None
-        found |= {f"accuracy_{word}": result.accuracy if result else math.nan, f"clients_{word}": count}
+        found |= {f"{record.score.name}_{word}": result.score if result else math.nan, f"clients_{word}": count}
     return found
 
 

@@ -12,9 +12,10 @@ from tfpfl.data import Federation
 from tfpfl.runs import protocols
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.locks import InUse, Lock
+from tfpfl.runs.metrics import kind_of, told_score
 from tfpfl.runs.run import Run, check_needs
 from tfpfl.studies.comparison import check_columns
-from tfpfl.studies.paper_tables import ACCURACY
+from tfpfl.studies.paper_tables import SCORE
 from tfpfl.studies.records import Record
 from tfpfl.studies.search import VALIDATION
 from tfpfl.studies.study.file import Study
@@ -28,7 +29,7 @@ def run_study(
     out: str | os.PathLike,
     *,
     processes: int = 1,
-    columns: Sequence[str] = ACCURACY,
+    columns: Sequence[str] = SCORE,
     tell: Callable[[str], None] = print,
     allow_download: bool = False,
 ) -> StudyResults:
@@ -86,13 +87,14 @@ def run_study(
 
 
 def score(job: Job) -> float:
-    """The validation accuracy of a run of the search after its rounds, in [0, 1]; NaN if it has none.
+    """The validation score of a run of the search after its rounds, such as the accuracy in [0, 1]; NaN if it has none.
 
     A run that later stages of the search have continued is scored as it was after the rounds of this job.
     """
-    seen = [e for e in Record.read(job.folder).evaluations if e.round_num <= job.config.rounds]
-    found = protocols.find(protocols.results(seen), VALIDATION)
-    return math.nan if found is None else found.accuracy
+    record = Record.read(job.folder)
+    seen = [e for e in record.evaluations if e.round_num <= job.config.rounds]
+    found = protocols.find(protocols.results(seen, named=record.score), VALIDATION)
+    return math.nan if found is None else found.score
 
 
 class _Log:
@@ -108,7 +110,7 @@ class _Log:
         self._count += 1
         result = outcome.state
         if outcome.state == "done" and not job.final:
-            result = f"validation {100 * score(job):.2f} %"
+            result = f"validation {told_score(Record.read(job.folder).score, score(job))}"
         line = f"{job.label}: {result}, {outcome.seconds:.1f} s"
         if outcome.why:
             line += f": {outcome.why}"
@@ -143,6 +145,16 @@ def _check(study: Study, allow_download: bool) -> dict[str, Federation]:
                 f"{study.where}: data.{data.name}: settings are chosen on validation examples, but the federation has "
                 "none: raise validation"
             )
+    kinds = {
+        kind_of(found[data.name], study.config(data, method, {}, study.seeds[0]).kind).text
+        for data in study.data
+        for method in study.methods
+    }
+    if len(kinds) > 1:
+        raise InvalidArgument(
+            f"{study.where}: the labels are of the kinds {', '.join(sorted(kinds))}, whose scores cannot stand in one "
+            "table: make a study for each kind"
+        )
     for data in study.data:
         for method in study.methods:
             _each(study, data, method, lambda config, f=found[data.name]: _check_run(config, f))

@@ -1,0 +1,251 @@
+"""Scores of every kind of labels: which is better, how they are pooled, and what names them in files and tables."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from sklearn import metrics as known
+
+from helpers.made_records import made
+from helpers.marks import slow_but
+from tfpfl.checks import InvalidArgument
+from tfpfl.cli import main
+from tfpfl.data import Federation
+from tfpfl.data.kinds import ACCURACY, CLASSIFICATION, KINDS
+from tfpfl.data.synthetic import synthetic_targets
+from tfpfl.runs import metrics, statistics
+from tfpfl.runs.config import RunConfig, entries, read_config
+from tfpfl.runs.metrics import as_metric, names_for, told_score
+from tfpfl.runs.protocols import EV_ALL, PROTOCOLS, Score, curve, find, results, rounds_to, worst
+from tfpfl.runs.run import Run
+from tfpfl.studies import comparison
+from tfpfl.studies.paper_tables import latex, paper_table
+from tfpfl.studies.records import Record
+from tfpfl.studies.run_groups import group_runs
+
+RMSE = KINDS["regression"].score
+SORTS = {"multilabel": "binary", "regression": "real", "poisson": "count", "quantile:0.9": "real", "huber:2": "real"}
+
+
+def scored(of_rounds, split, examples=(10, 30)):
+    """The scores of clients, one list for each round."""
+    return [
+        Score(t, i, "personal", split, n, value**2 / 2, value)
+        for t, values in enumerate(of_rounds, 1)
+        for i, (value, n) in enumerate(zip(values, examples, strict=True))
+    ]
+
+
+def test_a_smaller_rmse_is_better():
+    rounds = [[3.0, 1.0], [0.5, 1.5], [2.0, 2.0]]
+    scores = scored(rounds, "validation") + scored([[r[1], r[0]] for r in rounds], "test")
+    best = find(results(scores, named=RMSE), EV_ALL._replace(when="best_validation"))
+    assert best.rounds == [2] and best.score == 1.0 and best.named == RMSE
+    assert find(results(scores), EV_ALL._replace(when="best_validation")).rounds == [1]  # the largest accuracy
+    assert find(results(scores, named=RMSE), PROTOCOLS["pgfed"]).rounds == [2]
+    assert worst(scores, 0.5, EV_ALL._replace(when="last"), named=RMSE) == 2.0
+    assert best.worst_decile == 1.5
+    assert rounds_to(scores, 1.5, named=RMSE) == 2 and rounds_to(scores, 1.5) == 1
+    assert rounds_to(scores, 0.9, named=RMSE) is None
+    assert (
+        curve(scores, EV_ALL, "rmse", named=RMSE) == curve(scores)
+        and curve(scores, EV_ALL, "accuracy", named=RMSE) == {}
+    )
+
+
+def test_the_rmse_of_all_examples_is_pooled_by_its_squares():
+    rng = np.random.default_rng(0)
+    errors = [rng.normal(size=n) for n in (7, 20, 4)]
+    each = [float(np.sqrt(np.mean(e**2))) for e in errors]
+    scores = scored([each], "test", [len(e) for e in errors])
+    pooled = find(results(scores, named=RMSE), EV_ALL._replace(when="last", mean="examples"))
+    assert pooled.score == pytest.approx(np.sqrt(np.mean(np.concatenate(errors) ** 2)), rel=1e-12)
+    linear = find(results(scores, named=KINDS["huber"].score), EV_ALL._replace(when="last", mean="examples"))
+    assert linear.score == pytest.approx(np.average(each, weights=[7, 20, 4]), rel=1e-12)
+
+
+def test_the_result_is_written_under_the_name_of_its_score():
+    wrote = find(results(scored([[0.5, 0.25]], "test"), named=RMSE), EV_ALL).entries()
+    assert wrote["rmse"] == 0.375 and "rmse_ci95" in wrote and "score" not in wrote and "named" not in wrote
+    assert list(find(results(scored([[0.5, 0.25]], "test")), EV_ALL).entries())[5:7] == ["accuracy", "accuracy_ci95"]
+
+
+def test_statistics_know_the_direction():
+    values, than = np.arange(20.0), np.arange(20.0) + 0.5
+    assert statistics.worst(values, 0.1, "min") == 18.5 and statistics.worst(values, 0.1) == 0.5
+    assert statistics.share_worse(values, than, "min") == 0 and statistics.share_worse(values, than) == 1
+    less = statistics.wilcoxon(values, than, "min")
+    assert less == statistics.wilcoxon(than, values) and less.p_value < 1e-4
+
+
+def test_metrics_are_those_of_scikit_learn():
+    rng = np.random.default_rng(1)
+    y, z = rng.normal(size=(30, 3)), rng.normal(size=(30, 3))
+    of = {name: as_metric(name, "quantile:0.3") for name in ("rmse", "mae", "r2", "coverage")}
+    assert of["rmse"](y, z) == pytest.approx(math.sqrt(known.mean_squared_error(y, z)))
+    assert of["mae"](y, z) == pytest.approx(known.mean_absolute_error(y, z))
+    assert of["r2"](y, z) == pytest.approx(known.r2_score(y, z))
+    assert math.isnan(of["r2"](np.ones((5, 1)), z[:5, :1]))
+    low = np.quantile(y, 0.3, axis=0, keepdims=True).repeat(30, 0)
+    assert of["coverage"](y, low) == pytest.approx(0.3, abs=0.02)
+    counts = rng.poisson(2.0, (30, 3)).astype(float)
+    for name, expected in (("rmse", known.mean_squared_error), ("mae", known.mean_absolute_error)):
+        found = as_metric(name, "poisson")(counts, z) ** (2 if name == "rmse" else 1)
+        assert found == pytest.approx(expected(counts, np.exp(z)))
+    assert as_metric("deviance")(counts, z) == pytest.approx(
+        known.mean_poisson_deviance(counts.ravel(), np.exp(z).ravel())
+    )
+    several = (rng.random((30, 3)) < 0.4).astype(float)
+    guess = z > 0
+    assert as_metric("exact_match")(several, z) == pytest.approx(known.accuracy_score(several, guess))
+    assert as_metric("f1")(several, z) == pytest.approx(known.f1_score(several, guess, average="macro"))
+    assert as_metric("hamming")(several, z) == pytest.approx(known.hamming_loss(several, guess))
+    labels, p = rng.integers(0, 3, 30), np.exp(z) / np.exp(z).sum(1, keepdims=True)
+    assert as_metric("nll")(labels, z) == pytest.approx(known.log_loss(labels, p, labels=[0, 1, 2]))
+
+
+def test_a_metric_of_another_kind_is_refused_by_name():
+    assert names_for("regression") == ["mae", "r2"] and names_for("quantile") == ["rmse", "mae", "r2", "coverage"]
+    with pytest.raises(InvalidArgument, match="unknown metric 'ece'; there are rmse, loss, mae, r2 for regression"):
+        RunConfig(kind="regression", metrics=("r2", "ece"))
+    with pytest.raises(InvalidArgument, match="'rmse'; there are exact_match, loss, f1, hamming for multilabel"):
+        as_metric("rmse", "multilabel")
+    config = RunConfig(kind="quantile:0.90", metrics=("coverage", "mae"), patience=3)
+    assert (config.kind, config.metrics, config.monitor) == ("quantile:0.9", ("coverage", "mae"), "pinball")
+    assert RunConfig(kind="huber", metrics=("mae", "r2")).metrics == ("r2",)  # the score is not listed twice
+
+
+def test_a_metric_of_ones_own_must_not_have_the_name_of_one_for_the_kind(monkeypatch):
+    monkeypatch.setattr(metrics, "METRICS", dict(metrics.METRICS))
+    metrics.register_metric(metrics.Metric("r2", lambda y, z: 0.0))
+    assert as_metric("r2", "classification")(np.zeros(1, int), np.zeros((1, 2))) == 0
+    with pytest.raises(InvalidArgument, match="r2 is the name of a metric of tfpfl for regression"):
+        RunConfig(kind="regression", metrics=("r2",))
+
+
+def test_runs_of_classes_have_the_ids_and_entries_of_before():
+    """The ids are those of the version before there were kinds."""
+    assert RunConfig().run_id == "a1f84e82be83ec19c67de60613dc86bfe2ca92bc4bf03368b4744a49f6f1d506"
+    other = RunConfig(metrics=("ece",), patience=3, monitor="loss")
+    assert other.run_id == "f0537021432758311ccc40116dfc3bf888850c37e9fabbfbe171686b98e66842"
+    assert "kind" not in entries(other) and entries(RunConfig(kind="huber"))["kind"] == "huber:1"
+    assert RunConfig(kind="huber").run_id != RunConfig(kind="huber:2").run_id != RunConfig().run_id
+    assert RunConfig().score == ACCURACY and RunConfig(kind="poisson").score.name == "deviance"
+
+
+def test_tables_rank_by_the_direction():
+    """The same numbers as accuracies and as RMSE: what was best is worst, and p-values are of the other side."""
+    of_kind = {
+        kind: [made("pflego", good=0.2, kind=kind), made("local", good=0.6, kind=kind)] for kind in (None, "regression")
+    }
+    classes, numbers = (comparison.rows(of_kind[kind]) for kind in (None, "regression"))
+    assert [row["accuracy"] for row in classes] == pytest.approx([100 * row["rmse"] for row in numbers])
+    for a, b in zip(classes, numbers, strict=True):
+        assert a["gain over Local"] == pytest.approx(-100 * b["gain over Local"], abs=1e-12)
+        assert a["worst 10 %"] <= a["accuracy"] and b["worst 10 %"] >= b["rmse"]
+    assert (classes[0]["p (Local)"], classes[0]["worse than Local %"]) == (1.0, 100)
+    assert numbers[0]["p (Local)"] < 0.01 and numbers[0]["worse than Local %"] == 0
+    best = [[cell.best for cell, *_ in paper_table({"": rows}).cells] for rows in (classes, numbers)]
+    assert best == [[False, True], [True, False]]
+    assert paper_table({"": numbers}, ["score", "EV-local"]).columns == ["rmse", "EV-local"]
+    assert r"\caption{RMSE: the model" in latex(paper_table({"": numbers}))
+    told = comparison.text(numbers, "md")
+    assert told.splitlines()[-1].startswith("rmse: ") and f"{numbers[0]['rmse']:.4g}" in told
+    with pytest.raises(InvalidArgument, match="of different kinds"):
+        paper_table({"a": classes, "b": numbers})
+
+
+def test_runs_of_different_kinds_are_not_compared():
+    runs = [made("pflego"), made("local", kind="regression")]
+    for function in (comparison.rows, group_runs):
+        with pytest.raises(
+            InvalidArgument, match="their kinds are classification and regression, whose scores are acc"
+        ):
+            function(runs)
+    assert told_score(RMSE, 0.12345) == "RMSE 0.1235" and told_score(ACCURACY, 0.12345) == "12.35 %"
+
+
+def federation(sort, folder):
+    return Federation.from_clients(synthetic_targets(sort, 4, 20).clients, targets=sort, out=folder, validation=0.2)
+
+
+@pytest.mark.parametrize("kind", slow_but(SORTS, "regression"))
+def test_a_run_scores_what_its_metrics_say(kind, tmp_path):
+    """The engine's score, and that of the client's own Keras model, are the metric of the same name."""
+    data, name = federation(SORTS[kind], tmp_path / "f"), RunConfig(kind=kind).score.name
+    wanted = None if ":" not in kind else kind  # the usual kind of such targets needs no name
+    config = RunConfig(algorithm="fedavg", kind=wanted, metrics=(*names_for(kind)[:1], name), rounds=2,
+                       participation=1.0, patience=5, hyperparameters={"eta": 0.001, "epochs": 2})  # fmt: skip
+    if name == "pinball":
+        config.metrics = config.metrics[:1]
+    with Run.create(config, tmp_path / "run", data) as run:
+        run.train()
+        assert (run.config.kind, run.config.monitor) == (kind, name) and name not in run.config.metrics
+        x, y = data.arrays(2, "test", "global")
+        z = run.keras_model(2, inputs="decoded", outputs="logits").predict(x, verbose=0)
+        rows = list(csv.DictReader((tmp_path / "run" / "clients.csv").open()))
+        if name == "pinball":
+            expected = known.mean_pinball_loss(y, z, alpha=0.9)
+        else:
+            expected = as_metric(name, kind)(np.asarray(y), z)
+        assert float(rows[2][f"test_{name}"]) == pytest.approx(expected, rel=1e-4)
+        predicted = run.keras_model(2, inputs="decoded").predict(x, verbose=0)
+        link = {"multilabel": lambda z: 1 / (1 + np.exp(-z)), "poisson": np.exp}.get(kind, lambda z: z)
+        np.testing.assert_allclose(predicted, link(z), rtol=1e-4)
+    record = Record.read(tmp_path / "run")
+    assert record.score.name == name and f"global test {name}" in record.history[-1]
+    assert name in json.loads((tmp_path / "run" / "summary.json").read_text())["results"][0]
+    assert read_config(tmp_path / "run").run_id == record.config.run_id
+
+
+def test_a_kind_that_does_not_fit_the_labels_is_refused(tmp_path):
+    data = federation("real", tmp_path / "f")
+    with pytest.raises(InvalidArgument, match="the kind poisson learns from numbers >= 0"):
+        RunConfig(kind="poisson").resolved(data)
+    assert RunConfig().resolved(data).kind == "regression"
+    with pytest.raises(InvalidArgument, match="unknown metric 'ece'"):
+        RunConfig(metrics=("ece",)).resolved(data)
+    with pytest.raises(InvalidArgument, match="unknown kind 'regresion'.*regression"):
+        RunConfig(kind="regresion")
+    assert RunConfig(kind=CLASSIFICATION.text).score == ACCURACY
+
+
+@pytest.mark.slow
+def test_the_commands_speak_of_the_score(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    federation("real", tmp_path / "f")
+
+    def tfpfl(words):
+        done = CliRunner().invoke(main, words.split())
+        assert done.exit_code == 0, done.output
+        return " ".join(done.output.split())
+
+    data = "--federation f --rounds 3 --participation 1 --metric r2"
+    told = tfpfl(f"compare --algorithms fedavg,local --seeds 0,1 {data} --write t.md --write t.tex --plot c.svg")
+    assert "RMSE: the model that a client predicts with" in told and "accuracy" not in told
+    assert "RMSE" in (tmp_path / "t.tex").read_text() and "accuracy" not in (tmp_path / "t.md").read_text()
+    tfpfl("report runs/compare/fedavg-s0 runs/compare/local-s0 --out r.html")
+    page = (tmp_path / "r.html").read_text().lower()
+    assert "rmse. ev-all:" in page and "test rmse by rounds" in page and "accurac" not in page
+    told = tfpfl("sweep --algorithm fedavg --federation f --rounds 2 --participation 1 --grid eta=0.01,0.000001")
+    assert "validation RMSE" in told and "eta=0.01 is the largest value" in told and "--kind regression" in told
+    told = tfpfl("run --algorithm fedavg --federation f --rounds 2 --new-clients 1 --kind huber:2 --out runs/h")
+    assert "MAE: over clients" in told
+    assert "New clients, test MAE after so many epochs" in tfpfl(
+        "new-clients runs/h --epochs 1 --csv n.csv --plot n.svg"
+    )
+    assert "epoch,mae,loss" in (tmp_path / "n.csv").read_text().splitlines()[0]
+    told = CliRunner().invoke(main, ["compare", "runs/h", "runs/compare/fedavg-s0"]).output
+    assert "their kinds are huber:2 and regression" in told
+    (tmp_path / "study.toml").write_text(
+        '[run]\nrounds = 2\nparticipation = 1.0\n[search]\nkind = "grid"\n[data.f]\nfederation = "f"\n'
+        "[methods.fedavg]\nsearch = {eta = [0.000001, 0.01]}\n[methods.local]\n"
+    )
+    told = tfpfl("study study.toml --out s")
+    assert "eta=0.01 is the best of 2 settings on validation examples, RMSE" in told
+    assert "validation_rmse" in (tmp_path / "s" / "search.csv").read_text()
+    assert "ev_local_rmse" in (tmp_path / "s" / "results.csv").read_text()
+    assert "RMSE: the model" in (tmp_path / "s" / "table.md").read_text()
