@@ -104,62 +104,62 @@ class HeadKind:
 class Classification(HeadKind):
     """Softmax cross-entropy. Its outputs depend on each other, so it has its own way in `parts.linear_head`."""
 
-    def targets(self, y, outputs, dtype):
+    def targets(self, y: Tensor, outputs: Any, dtype: Any) -> Tensor:
         return tf.one_hot(y, outputs, dtype=dtype)
 
-    def loss(self, z, y):
+    def loss(self, z: Tensor, y: Tensor) -> Tensor:
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, z))
 
-    def mean(self, z):
+    def mean(self, z: Tensor) -> Tensor:
         return tf.nn.softmax(z)
 
-    def correct(self, z, y):
+    def correct(self, z: Tensor, y: Tensor) -> Tensor:
         return tf.equal(tf.argmax(z, 1, tf.int32), y)
 
 
 class Multilabel(HeadKind):
     """One logistic loss for each output; an example is right if all of its outputs are."""
 
-    def mean(self, z):
+    def mean(self, z: Tensor) -> Tensor:
         return tf.nn.sigmoid(z)
 
-    def losses(self, z, targets):
+    def losses(self, z: Tensor, targets: Tensor) -> Tensor:
         return tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=z)
 
-    def curvature(self, z):
+    def curvature(self, z: Tensor) -> Tensor:
         p = tf.nn.sigmoid(z)
         return p * (1 - p)
 
-    def correct(self, z, y):
+    def correct(self, z: Tensor, y: Tensor) -> Tensor:
         return tf.reduce_all(tf.equal(z > 0, tf.cast(y, z.dtype) > 0.5), 1)
 
 
 class Regression(HeadKind):
     """Half the squared error; the score is the root of the mean squared error over examples and outputs."""
 
-    def losses(self, z, targets):
+    def losses(self, z: Tensor, targets: Tensor) -> Tensor:
         return 0.5 * tf.square(z - targets)
 
-    def score(self, z, y):
+    def score(self, z: Tensor, y: Tensor) -> Tensor:
         return tf.sqrt(tf.reduce_mean(tf.reduce_mean(tf.square(z - tf.cast(y, z.dtype)), 1)))
 
 
 class Poisson(HeadKind):
     """exp(z) - y z, the Poisson loss but for a constant. The score is the mean deviance, which is 0 for exp(z) = y."""
 
-    def mean(self, z):
+    def mean(self, z: Tensor) -> Tensor:
         return tf.exp(z)
 
-    def losses(self, z, targets):
+    def losses(self, z: Tensor, targets: Tensor) -> Tensor:
         return tf.exp(z) - targets * z
 
-    def curvature(self, z):
+    def curvature(self, z: Tensor) -> Tensor:
         return tf.exp(z)
 
-    def least(self, y):
+    def least(self, y: np.ndarray) -> float:
         return float((y - xlogy(y, y)).sum(1).mean())
 
-    def score(self, z, y):
+    def score(self, z: Tensor, y: Tensor) -> Tensor:
         y = tf.cast(y, z.dtype)
         return 2 * tf.reduce_mean(tf.math.xlogy(y, y) - y * z - y + tf.exp(z))
 
@@ -167,27 +167,27 @@ class Poisson(HeadKind):
 class Quantile(HeadKind):
     """The pinball loss, whose minimum is the quantile `parameter` of the targets."""
 
-    def losses(self, z, targets):
+    def losses(self, z: Tensor, targets: Tensor) -> Tensor:
         q, above = tf.constant(self.label.parameter, z.dtype), targets - z
         return tf.maximum(q * above, (q - 1) * above)
 
-    def error(self, z, targets):
+    def error(self, z: Tensor, targets: Tensor) -> Tensor:
         return tf.cast(z > targets, z.dtype) - tf.constant(self.label.parameter, z.dtype)
 
 
 class Huber(HeadKind):
     """Huber's loss: squared up to a distance of `parameter`, then linear; the score is the mean absolute error."""
 
-    def losses(self, z, targets):
+    def losses(self, z: Tensor, targets: Tensor) -> Tensor:
         delta, away = tf.constant(self.label.parameter, z.dtype), tf.abs(z - targets)
         near = tf.minimum(away, delta)
         return 0.5 * tf.square(near) + delta * (away - near)
 
-    def error(self, z, targets):
+    def error(self, z: Tensor, targets: Tensor) -> Tensor:
         delta = tf.constant(self.label.parameter, z.dtype)
         return tf.clip_by_value(z - targets, -delta, delta)
 
-    def score(self, z, y):
+    def score(self, z: Tensor, y: Tensor) -> Tensor:
         return tf.reduce_mean(tf.abs(z - tf.cast(y, z.dtype)))
 
 

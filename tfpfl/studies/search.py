@@ -184,7 +184,8 @@ def search_hyperparameters(
         for setting, its_config in left[:n]:
             folder = Path(out) / f"{config.short_name}-{_name(entries(its_config) | {'rounds': 0})}"
             scores = _scores(folder, replace(its_config, rounds=rounds), federation, callbacks(written(setting)))
-            rung.append(Candidate(setting, rounds, scores[0], folder, *scores[1:], named))
+            seen, never_seen, counts = scores[1:]
+            rung.append(Candidate(setting, rounds, scores[0], folder, seen, never_seen, counts, named))
         rung.sort(key=lambda c: (math.isnan(c.score), -sign * c.score))
         found.append(rung)
         by_name = {_name(s): (s, c) for s, c in left}
