@@ -263,7 +263,7 @@ class RunConfig:
         identity |= {"own_metrics": of_metrics}
         if not of_metrics:
             del identity["own_metrics"]
-        for name in _added_after(self.format) + [name for name, value in _NEWER.items() if identity[name] == value]:
+        for name in _added_after(self.format) + [name for name, value in _NEWER.items() if identity.get(name) == value]:
             identity.pop(name, None)
         older = _older_choices(self.algorithm, self.format)
         identity["hyperparameters"] = {k: v for k, v in self.hyperparameters.items() if k not in older}
