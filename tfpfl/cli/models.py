@@ -88,7 +88,7 @@ def model(run, client, out, folder, logits, decoded, allow_code):
 @_decoded
 @allow_code_option
 def predict(run, client, file, out, decoded, allow_code):
-    """Predict classes, or the targets of another kind, with the personal model of a client of RUN."""
+    """Predict with the personal model of a client of RUN."""
     from tfpfl.runs.client_model import ClientModels
     from tfpfl.runs.files import csv_text, write_csv
     from tfpfl.runs.inputs import check_tokens, label_outputs, looks_decoded, read_examples
