@@ -123,10 +123,11 @@ class Commands(Group):
     heavy = (
         *("run", "resume", "evaluate", "new-clients", "demo", "partition"),
         *("compare", "sweep", "reproduce", "report", "algorithms", "model", "predict", "study"),
+        "advise",
     )
     headings = {
         "Train and evaluate": ("run", "resume", "evaluate", "new-clients", "model", "predict", "demo"),
-        "Compare and search": ("compare", "sweep", "study", "reproduce", "report"),
+        "Compare and search": ("compare", "sweep", "study", "reproduce", "report", "advise"),
         "Data and methods": ("partition", "datasets", "algorithms", "cite"),
         "Several machines": ("worker",),
     }

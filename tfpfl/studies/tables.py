@@ -9,10 +9,11 @@ from tfpfl.algorithms import get_method
 from tfpfl.checks import one_line
 from tfpfl.data.kinds import ACCURACY
 from tfpfl.runs import statistics
-from tfpfl.runs.metrics import METRICS, in_unit, is_fraction, score_of, shown_score, word
+from tfpfl.runs.metrics import METRICS, in_unit, is_fraction, score_of, shown_score, times, word
 from tfpfl.runs.metrics import shown as shown_metric
 from tfpfl.runs.participation import SIDES_TOLD
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, EV_SEEN, EV_UNSEEN, find, metrics_of
+from tfpfl.studies.advice import Advice
 from tfpfl.studies.comparison import shown
 from tfpfl.studies.fitted_table import FittedTable
 from tfpfl.studies.new_clients import Adapted, check_one_score
@@ -287,3 +288,25 @@ def new_clients(results: Sequence[Adapted]) -> FittedTable:
         cells = [shown_score(named, r.means[e], r.intervals[e]) if e < len(r.means) else "-" for e in epochs]
         rows.add_row(text(r.name), str(statistics.num_tested(r.score[:, 0])), *cells)
     return rows
+
+
+def advice(found: Advice, title: str) -> FittedTable:
+    """A table of what `tfpfl.studies.advice` found: one row for each client, those with the largest gain first."""
+    named, factor = found.named, times(found.named)
+    caption = (
+        f"{in_unit(named, title=True)} and mean loss on {found.split} examples, with the client's own head and with "
+        "one head for all. Gain: how much better the own head is. p: paired test of its examples' losses; adjusted for "
+        "the number of clients (Benjamini and Hochberg). Better: where the test tells them apart at 5 %."
+    )
+    if found.left_out:
+        caption += f" Left out, without a head of their own or without such examples: {found.left_out} clients."
+    table = FittedTable(title=text(title), caption=caption)
+    table.add_column("client")
+    for column in ("n", f"own {word(named)}", "shared", "gain", "loss gain", "p", "better"):
+        table.add_column(column, justify="right")
+    for c in sorted(found.clients, key=lambda c: -c.loss_gain):
+        gain = f"{factor * c.gain:+.2f}" if named.is_fraction else f"{c.gain:+.3g}"
+        scores = (shown_score(named, c.own_score), shown_score(named, c.shared_score))
+        p = "-" if math.isnan(c.adjusted) else f"{c.adjusted:.2g}"
+        table.add_row(text(c.name), str(c.examples), *scores, gain, f"{c.loss_gain:+.3g}", p, c.better)
+    return table

@@ -1,0 +1,253 @@
+"""The advice whether clients need heads of their own: on planted populations, whose truth is known, and on runs."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from click.testing import CliRunner
+
+from tfpfl.checks import InvalidArgument
+from tfpfl.cli import main
+from tfpfl.data import Federation
+from tfpfl.data.kinds import ACCURACY, KINDS
+from tfpfl.data.synthetic import synthetic_targets
+from tfpfl.models.heads import head_kind
+from tfpfl.models.weights import Head
+from tfpfl.runs.config import RunConfig
+from tfpfl.runs.run import Run
+from tfpfl.studies.advice import HeldOut, advise, benjamini_hochberg, decide
+from tfpfl.studies.records import Record
+from tfpfl.studies.shared_head import Examples, fit_shared, measured
+
+FEATURES, OUTPUTS, HELD_OUT = 6, 3, 30
+
+
+def drawn(kind, features, head, rng):
+    z = features @ head.kernel + head.bias
+    if kind == "regression":
+        return z + rng.normal(size=z.shape)
+    if kind == "poisson":
+        return rng.poisson(np.exp(np.clip(z / 3, -4, 3))).astype(float)
+    return (z + rng.gumbel(size=z.shape)).argmax(1)
+
+
+def one_head(rng, spread=1.0):
+    return Head(spread * rng.normal(size=(FEATURES, OUTPUTS)), spread * rng.normal(size=OUTPUTS))
+
+
+def adapted(kind, head, examples, steps=40, rate=0.3):
+    """A client's own head, as methods make it: some steps of gradient descent on its training examples."""
+    kernel, bias = head
+    targets = examples.labels if kind != "classification" else np.eye(OUTPUTS)[examples.labels]
+    for _ in range(steps):
+        z = examples.features @ kernel + bias
+        if kind == "regression":
+            mean = z
+        else:
+            p = np.exp(z - z.max(1, keepdims=True))
+            mean = p / p.sum(1, keepdims=True)
+        error = (mean - targets) / len(z)
+        kernel, bias = kernel - rate * examples.features.T @ error, bias - rate * error.sum(0)
+    return Head(kernel, bias)
+
+
+def population(kind, personal, seed, clients=20, train=40):
+    """The held-out results of clients whose true heads are W + personal * N(0, 1)."""
+    rng = np.random.default_rng([seed, int(100 * personal)])
+    common, of_kind = one_head(rng), head_kind(kind)
+    train = np.broadcast_to(train, clients)
+    made = []
+    for n in train:
+        away = one_head(rng, personal)
+        true = Head(common.kernel + away.kernel, common.bias + away.bias)
+        x = rng.normal(size=(n + HELD_OUT, FEATURES))
+        y = drawn(kind, x, true, rng)
+        made.append((Examples(x[:n], y[:n]), Examples(x[n:], y[n:]), true))
+    shared = fit_shared(of_kind, [its for its, *_ in made], OUTPUTS)
+    found = []
+    for i, (its, held_out, _) in enumerate(made):
+        own = adapted(kind, shared, its)
+        (own_losses, own_score), (losses, score) = (measured(of_kind, h, held_out, False) for h in (own, shared))
+        found.append(HeldOut(i, f"client {i}", own_losses, losses, own_score, score))
+    return decide(found, KINDS[kind].score)
+
+
+def rates(kind, seeds):
+    """The shares of right advice: where all have one head, and where each has its own."""
+    common = [population(kind, 0.0, seed).verdict in ("none", "hurt") for seed in seeds]
+    own = [population(kind, 0.7, seed).verdict == "help" for seed in seeds]
+    return float(np.mean(common)), float(np.mean(own))
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_the_advice_is_right_in_planted_populations(kind):
+    assert rates(kind, range(2)) == (1.0, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_the_advice_is_right_in_95_percent_of_planted_populations(kind):
+    common, own = rates(kind, range(100, 140))
+    print(f"{kind}: right in {common:.1%} with one head for all, {own:.1%} with own heads")
+    assert common >= 0.95 and own >= 0.95
+
+
+def test_chance_is_called_help_seldom():
+    """Both heads equally good, and nothing between them but noise: a two-sided test at 5 % says 'help' in 2.5 %."""
+    rng = np.random.default_rng(7)
+    verdicts = []
+    for _ in range(400):
+        losses = rng.gamma(2.0, size=(20, 2, 15))
+        found = [HeldOut(i, str(i), a, b, float(np.mean(a)), float(np.mean(b))) for i, (a, b) in enumerate(losses)]
+        verdicts.append(decide(found, KINDS["regression"].score).verdict)
+    assert 0.005 <= verdicts.count("help") / 400 <= 0.05 and 0.005 <= verdicts.count("hurt") / 400 <= 0.05
+
+
+def test_clients_that_should_use_the_shared_head_are_found():
+    """Five of 30 clients are planted to lose with their own head; of those named, few are others."""
+    rng = np.random.default_rng(3)
+    named, wrong, missed = 0, 0, 0
+    for _ in range(40):
+        gain = np.where(np.arange(30) < 5, -0.4, 0.25) * (np.arange(30) < 25)  # of the last five neither is better
+        found = []
+        for i in range(30):
+            shared = rng.gamma(2.0, 0.5, size=60)
+            own = shared - gain[i] + 0.6 * rng.standard_t(4, size=60)
+            found.append(HeldOut(i, f"c{i}", own, shared, float(own.mean()), float(shared.mean())))
+        advice = decide(found, KINDS["huber"].score)
+        assert advice.verdict == "help"
+        which = {c.client for c in advice.to_shared}
+        named, wrong, missed = (
+            named + len(which),
+            wrong + len(which - set(range(5))),
+            missed + 5 - len(which & set(range(5))),
+        )
+    assert wrong / named <= 0.05 and missed <= 20
+
+
+def test_the_direction_of_the_score_decides():
+    rng = np.random.default_rng(0)
+    better, worse = rng.random(12) / 10, 0.5 + rng.random(12) / 10
+    for score, own, shared in ((ACCURACY, worse, better), (KINDS["regression"].score, better, worse)):
+        losses = np.ones(4)
+        found = [HeldOut(i, f"c{i}", losses, losses, a, b) for i, (a, b) in enumerate(zip(own, shared, strict=True))]
+        advice = decide(found, score)
+        assert advice.verdict == "help" and advice.gain == pytest.approx(np.mean(worse - better))
+        assert [c.better for c in advice.clients] == [""] * 12 and advice.loss_p_value == 1
+    assert "personal heads help: RMSE -0.5" in advice.sentence
+    assert decide(found[:5], score).verdict == "few"
+    with pytest.raises(InvalidArgument, match="nothing to compare"):
+        decide([], score)
+
+
+def test_benjamini_and_hochberg_step_up():
+    rng = np.random.default_rng(5)
+    for _ in range(20):
+        p = np.append(rng.random(15) ** 3, np.nan)
+        ranked = np.sort(p[:-1])
+        below = np.flatnonzero(ranked <= 0.1 * np.arange(1, 16) / 15)
+        rejected = p[:-1] <= (ranked[below[-1]] if len(below) else -1)
+        assert ((benjamini_hochberg(p)[:-1] <= 0.1) == rejected).all() and np.isnan(benjamini_hochberg(p)[-1])
+
+
+def test_the_shared_head_is_the_minimum():
+    rng = np.random.default_rng(1)
+    head = one_head(rng)
+    sizes = (50, 200, 90)
+    features = [rng.normal(size=(n, FEATURES)) * np.geomspace(0.1, 10, FEATURES) + 3 for n in sizes]
+    for name in ("regression", "classification", "poisson", "huber:0.5", "multilabel"):
+        kind, labels = head_kind(name), []
+        for x in features:
+            scaled = (x - 3) / np.geomspace(0.1, 10, FEATURES)
+            y = drawn(name if name in ("poisson", "classification") else "regression", scaled, head, rng)
+            labels.append((y > 0).astype(float) if name == "multilabel" else y)
+        found = fit_shared(kind, [Examples(x, y) for x, y in zip(features, labels, strict=True)], OUTPUTS)
+        x, y = np.concatenate(features), np.concatenate(labels)
+        if name == "regression":
+            exact = np.linalg.lstsq(np.c_[x, np.ones(len(x))], y, rcond=None)[0]
+            predicted = [x @ exact[:-1] + exact[-1], x @ found.kernel + found.bias]
+            assert np.abs(predicted[0] - predicted[1]).max() < 0.02 * predicted[0].std()
+            continue
+        kernel, bias = map(tf.Variable, found)
+        with tf.GradientTape() as tape:
+            loss = kind.loss(tf.constant(x) @ kernel + bias, tf.constant(y))
+        gradients = tape.gradient(loss, [kernel, bias])
+        assert np.abs(gradients[1]).max() < 1e-4  # the bias is not held back
+        others = [
+            kind.loss(tf.constant(x @ (found.kernel + 0.02 * d.kernel) + found.bias + 0.02 * d.bias), tf.constant(y))
+            for d in (one_head(rng) for _ in range(5))
+        ]
+        assert float(loss) < min(map(float, others))
+
+
+def test_the_shared_head_chooses_among_a_clients_classes():
+    """Otherwise a head with two outputs would beat it by knowing which two classes the client has."""
+    rng = np.random.default_rng(2)
+    head, kind, clients = one_head(rng), head_kind("classification"), []
+    for classes in ((0, 1), (0, 2), (1, 2)) * 4:
+        x = rng.normal(size=(80, FEATURES))
+        z = (x @ head.kernel + head.bias)[:, classes]
+        clients.append(Examples(x, np.array(classes)[(z + rng.gumbel(size=z.shape)).argmax(1)], np.array(classes)))
+    shared = fit_shared(kind, clients, OUTPUTS)
+    for c in clients:
+        two = Head(head.kernel[:, c.classes], head.bias[c.classes])
+        (true_losses, _), (losses, score) = measured(kind, two, c, True), measured(kind, shared, c, False)
+        assert losses.mean() < true_losses.mean() + 0.15 and score > 0.6
+        z = (c.features @ shared.kernel + shared.bias)[:, c.classes]
+        assert score == np.mean(c.classes[z.argmax(1)] == c.labels)
+
+
+def federation(folder, personal, sort="real"):
+    clients = synthetic_targets(sort, 8, 60, personal=personal, inputs=4, noise=0.3).clients
+    return Federation.from_clients(clients, targets=sort, out=folder, validation=0.3)
+
+
+def test_advice_on_a_run_has_the_scores_of_its_evaluation(tmp_path):
+    data = federation(tmp_path / "f", 1.0)
+    config = RunConfig(rounds=3, participation=0.75, hyperparameters={"rho": 0.01, "beta": 0.1, "inner_opt": "gd"})
+    with Run.create(config, tmp_path / "run", data) as run:
+        run.train()
+        found = advise(run)
+        seen = {i for i, first in run.took_part.items() if first}
+    assert {c.client for c in found.clients} == seen and found.left_out == 8 - len(seen)
+    last = Record.read(tmp_path / "run").per_client("validation", when="last")
+    assert {c.client: c.own_score for c in found.clients} == pytest.approx({i: last[i] for i in seen}, rel=1e-4)
+    done = CliRunner().invoke(main, ["advise", str(tmp_path / "run"), "--json"])
+    told = json.loads(done.output)
+    assert (told["score"], told["verdict"], told["split"]) == ("rmse", found.verdict, "validation")
+    assert [c["own_score"] for c in told["clients"]] == pytest.approx([c.own_score for c in found.clients])
+    shown = CliRunner().invoke(main, ["advise", str(tmp_path / "run"), "--split", "test"])
+    assert shown.exit_code == 0 and "own RMSE" in shown.output and "p=" in shown.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("personal", "verdicts"), [(1.5, ("help",)), (0.0, ("none", "hurt"))])
+def test_advice_on_runs_of_planted_federations(personal, verdicts, tmp_path):
+    data = federation(tmp_path / "f", personal)
+    config = RunConfig(
+        rounds=60, participation=1.0, evaluate_every=0, hyperparameters={"rho": 0.005, "beta": 0.05, "tau": 200}
+    )
+    with Run.create(config, tmp_path / "run", data) as run:
+        run.train()
+        assert advise(run).verdict in verdicts
+
+
+@pytest.mark.slow
+def test_methods_with_a_global_backbone_and_those_that_cannot(tmp_path, six_clients):
+    for algorithm, refused in (
+        ("ditto", None),
+        ("fedavg_ft", None),
+        ("fedavg", "one model for all"),
+        ("local", "no backb"),
+    ):
+        config = RunConfig(algorithm=algorithm, rounds=2, participation=1.0, evaluate_every=0)
+        with Run.create(config, tmp_path / algorithm, six_clients) as run:
+            run.train()
+            if refused:
+                with pytest.raises(InvalidArgument, match=refused):
+                    advise(run, "test")
+            else:
+                found = advise(run, "test")
+                last = Record.read(tmp_path / algorithm).per_client("test", when="last")
+                assert {c.client: c.own_score for c in found.clients} == pytest.approx(last, abs=1e-6)

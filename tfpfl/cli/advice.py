@@ -1,0 +1,45 @@
+"""The command advise, which says whether the clients of a run need heads of their own."""
+
+import json
+from pathlib import Path
+
+import click
+
+from tfpfl.cli.group import main
+from tfpfl.cli.layout import OneOf
+from tfpfl.cli.options import allow_code_of, allow_code_option
+
+
+@main.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--split",
+    type=OneOf(["validation", "test"]),
+    default="validation",
+    show_default=True,
+    help="The held-out examples of each client that the two heads are compared on.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print all numbers as JSON instead of a table.")
+@allow_code_option
+def advise(run: Path, split: str, as_json: bool, allow_code: bool) -> None:
+    """Say whether the clients of RUN need heads of their own, and which should use a shared one.
+
+    Each client's own head is compared with one head for all, which is fitted to the features of all clients' training
+    examples on the same backbone. There is a test over clients, and one for each client.
+    """
+    from rich.console import Console
+
+    from tfpfl.checks import one_line
+    from tfpfl.runs.run import Run
+    from tfpfl.studies.advice import advise as advice_on
+    from tfpfl.studies.tables import advice
+
+    if allow_code:
+        allow_code_of(run)
+    with Run.open(run, engine="local") as opened:
+        found = advice_on(opened, split)
+    if as_json:
+        click.echo(json.dumps(found.entries(), indent=2))
+        return
+    Console().print(advice(found, str(run)))
+    click.echo(one_line(f"{found.sentence[:1].upper()}{found.sentence[1:]}."))
