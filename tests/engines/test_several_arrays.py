@@ -10,6 +10,8 @@ import tfpfl
 from helpers.marks import slow_but
 from tfpfl.algorithms import ALGORITHMS, pflego_exact
 from tfpfl.algorithms.contract import ClientData
+from tfpfl.algorithms.transforms.objective import with_objective
+from tfpfl.algorithms.transforms.schedule import scheduled
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
@@ -154,10 +156,13 @@ def trained(federation, network, name, **how):
     return [e.loss for e in training.store.evaluations(2)]
 
 
-def test_a_round_of_two_arrays_is_that_of_one(one_and_two):
+@pytest.mark.parametrize("name", slow_but(["pflego", "fedavg with a schedule and an objective"], "pflego"))
+def test_a_round_of_two_arrays_is_that_of_one(one_and_two, name):
     ends = []
     for federation, network in zip(one_and_two, (of_one_array(), two_arrays()), strict=True):
-        algorithm = tfpfl.build_algorithm("pflego", SplitModel(network), federation.population())
+        algorithm = tfpfl.build_algorithm(name.split()[0], SplitModel(network), federation.population())
+        if name != "pflego":
+            algorithm = with_objective(scheduled(algorithm, "inverse_sqrt"), "fair:1")
         visits = visits_of(algorithm, 1, range(4))
         engine = tfpfl.Simulation(algorithm, federation, held_out=["test"])
         ends.append(engine.next(engine.initialize(), [algorithm.init_client(v.info) for v in visits], visits))
