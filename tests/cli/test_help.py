@@ -38,7 +38,8 @@ COMMANDS = [
 ELSEWHERE = {
     *("hyperparameters", "partition_args"),  # options of the algorithm and of the partition, from their signatures
     "source",  # its keys have rows in the table
-    *("federation_hash", "network_hash", "own_method", "own_metrics", "versions", "format"),  # computed
+    *("federation_hash", "network_hash", "network_weights", "own_method", "own_metrics"),  # computed
+    *("versions", "format"),
 }
 
 

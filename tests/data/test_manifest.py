@@ -33,7 +33,11 @@ WRONG_ENTRIES = [
     (("example_shape",), [5], r"files.x.raw.bytes is 1200, but num_examples 400, example_shape \[5\], .* take 2000"),
     (("example_shape",), [2**31 - 1] * 16, r"files.x.raw.bytes is 1200, but"),
     (("example_shape",), None, "'example_shape' is a required property"),
-    (("dtype",), "object", r"dtype is wrong: 'object' is not one of \['uint8', 'int32', 'float32'\]"),
+    (
+        ("dtype",),
+        "object",
+        r"dtype is wrong: 'object' is not one of \['uint8', 'int32', 'float16', 'float32', 'float64'\]",
+    ),
     (("num_examples",), True, "num_examples is wrong: True is not of type 'integer'"),
     (("num_examples",), 2**40, "num_examples is wrong: 1099511627776 is greater than the maximum"),
     (("class_names",), 3, "class_names is wrong: 3 is not of type 'array'"),

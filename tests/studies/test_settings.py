@@ -14,6 +14,8 @@ OTHERWISE = {  # entry -> another value than `made` has, and what the label says
     "hyperparameters": ({"eta": 0.5}, "eta=0.5"),
     "network": ("cifar_2conv", "network=cifar_2conv"),
     "network_hash": ("ab" * 32, "network=mlp200 abababab"),
+    "train_from": ("dense", "train_from=dense"),
+    "adapters": ("lora:2", "adapters=lora:2"),
     "head_init": ("zeros", "head_init=zeros"),
     "labels": ("local", "labels=local"),
     "participation": (0.5, "participation=0.5"),
@@ -54,6 +56,7 @@ NAMES_SEEDS_OR_DATA = {"algorithm", "seed", "data_seed", "federation", "federati
 NAMES_SEEDS_OR_DATA |= {
     "own_metrics",
     "kind",
+    "network_weights",
     "dataset",
     "source",
     "partition",

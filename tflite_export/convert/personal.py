@@ -74,8 +74,13 @@ def check_classes(model) -> None:
 
 
 def _of_run(run, client, rounds) -> Personal:
+    population, config = run.population, run.config
+    if config.train_from is not None or config.adapters is not None:
+        raise ExportError(
+            f"{run.folder} was trained with a frozen trunk (--train-from) or adapters, for which the device has no "
+            "program. `tfpfl model` writes a client's whole model as a Keras file"
+        )
     check_classes(run.model)
-    population = run.population
     _check_one_array(run.model)
     ids = [int(i) for i in population.client_ids]
     if client is None:

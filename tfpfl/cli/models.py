@@ -101,7 +101,7 @@ def predict(run, client, file, out, decoded, allow_code):
     with Run.open(run, engine="local") as opened:
         federation = opened.federation
         x, y = read_examples(file, federation)
-        check_tokens(x, opened.model, file)
+        check_tokens(x, opened.whole, file)
         made = ClientModels(opened).keras_model(client, inputs="decoded" if decoded else "raw")
         classes = made.about["classes"]
         kind = opened.model.kind.label

@@ -259,7 +259,7 @@ def allow_code_of(*paths: str | Path | None) -> None:
     from tfpfl.runs.consent import allow_code
 
     for path in paths:
-        if path is None:
+        if path is None or ".py:" in str(path):  # to name a function is to allow it
             raise InvalidArgument("--allow-code is for --network FILE.keras: leave it out, or name the file")
         allow_code(path)
 
@@ -324,7 +324,8 @@ def refuse_other_data(flag: str, besides: Collection[str] = ()) -> None:
         raise click.UsageError(f"{flag} says what the data are: leave out {', '.join(given)}")
 
 
-RUN_NAMES = ("network", "kind", "participation", "rounds", "engine", "evaluate_every", "metrics")
+RUN_NAMES = ("network", "train_from", "adapters", "kind", "participation")
+RUN_NAMES += ("rounds", "engine", "evaluate_every", "metrics")
 run_options = with_options(
     [*data_options, config_option("federation"), *map(config_option, RUN_NAMES), allow_code_option]
 )

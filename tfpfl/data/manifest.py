@@ -57,7 +57,8 @@ _SHAPE = {
     "maxItems": 16,
     "items": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
 }
-_DTYPE = {"enum": ["uint8", "int32", "float32"]}
+_DTYPE = {"enum": ["uint8", "int32", "float16", "float32", "float64"]}  # 16 and 64 bits only for a trunk's features
+SCHEMA["properties"]["trunk"] = _entries(example_shape=_SHAPE)  # only there: what the trunk's own examples are
 _ARRAY = _entries(name={"type": "string"}, shape=_SHAPE, dtype=_DTYPE, scale=_FLOAT32, shift=_FLOAT32)
 _INPUTS = _entries(
     kind={"enum": ["dict", "tuple"]}, arrays={"type": "array", "minItems": 1, "maxItems": 1000, "items": _ARRAY}

@@ -160,13 +160,13 @@ def write_federation(
         manifest["hash"] = manifest_hash(manifest)
         with open(partial / "manifest.json", "w", encoding="utf-8") as file:
             json.dump(manifest, file, ensure_ascii=True, allow_nan=False)
-            _sync(file)
-        _sync_folder(partial)
+            sync_file(file)
+        sync_folder(partial)
         try:
             os.rename(partial, out)  # fails where another process has filled `out` meanwhile
         except OSError as error:
             raise FederationError(f"cannot move the finished federation to {out}: {error}") from None
-        _sync_folder(out.parent)
+        sync_folder(out.parent)
     return out
 
 
@@ -295,16 +295,18 @@ def _write_blocks(path: Path, blocks: Iterable[np.ndarray]) -> dict[str, Any]:
             file.write(data)
             digest.update(data)
             size += data.nbytes
-        _sync(file)
+        sync_file(file)
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _sync(file: IO[Any]) -> None:
+def sync_file(file: IO[Any]) -> None:
+    """Writes what is still in memory of an open file to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Writes to the disk which names a folder has."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -3,6 +3,7 @@
 from tfpfl.models.losses import client_loss, cross_entropy, logits
 from tfpfl.models.networks import NETWORKS, build_network
 from tfpfl.models.split import SplitModel
+from tfpfl.models.trunk_features import trunk_federation
 from tfpfl.models.weights import Head, Weights
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "client_loss",
     "cross_entropy",
     "logits",
+    "trunk_federation",
 ]

@@ -76,6 +76,22 @@ def functional(model: keras.Model) -> tuple[tuple[np.ndarray, ...], Callable[[tu
     return weights, apply
 
 
+def inference(model: keras.Model) -> tuple[tuple[np.ndarray, ...], Callable[[tuple, Tensor], Tensor]]:
+    """Splits a built Keras model of any layers into all of its weights, and the function `apply(weights, x)`.
+
+    The function is that of inference: BatchNormalization uses its statistics, and Dropout does nothing.
+    """
+    variables = [*model.trainable_weights, *model.non_trainable_weights]
+    if keras.__version__.startswith("2."):
+        return tuple(np.asarray(v) for v in variables), _keras2(model, ())
+
+    def apply(weights: tuple, x: Tensor) -> Tensor:
+        with keras.StatelessScope(state_mapping=list(zip(variables, weights, strict=True))):
+            return model(x, training=False)
+
+    return tuple(np.asarray(v) for v in variables), apply
+
+
 def flatten(model: keras.Model) -> list[Any]:
     """The model and all layers in it, also those inside other layers."""
     if hasattr(model, "_flatten_layers"):

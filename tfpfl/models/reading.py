@@ -51,6 +51,12 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype) -> T
     return Traced(size, reads, _ending(graph.outputs[0]))
 
 
+def vocabulary(layers: list[Any], reads: str) -> int | None:
+    """The rows of the Embedding, if a model of these layers takes whole numbers and has exactly one; otherwise None."""
+    tables = [layer for layer in layers if "Embedding" in {c.__name__ for c in type(layer).__mro__}]
+    return int(tables[0].input_dim) if reads == "whole" and len(tables) == 1 else None
+
+
 def _reads(x: Any) -> str:
     """How the input x of a graph is used, see `Traced.reads`."""
     whole = numbers = False

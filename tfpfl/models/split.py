@@ -12,11 +12,14 @@ from tfpfl.data.layout import packed
 from tfpfl.data.population import ClientInfo, Tensor
 from tfpfl.data.randomness import ModelKey
 from tfpfl.models import tree
+from tfpfl.models.adapters import Adapters
+from tfpfl.models.cuts import cut
 from tfpfl.models.functional import flatten, functional
 from tfpfl.models.heads import HeadKind, head_kind
 from tfpfl.models.inputs import Inputs
 from tfpfl.models.precision import cast_output, dtype_of
 from tfpfl.models.reading import trace
+from tfpfl.models.trunk import Trunk
 from tfpfl.models.weights import Head, Weights
 
 HEAD_INITS = ("glorot", "uniform01", "zeros")
@@ -41,9 +44,18 @@ class SplitModel:
         kind: what the head predicts, and its loss: 'classification' (softmax), 'multilabel' (a logistic loss for each
             output), 'regression' (squared error), 'poisson' (counts), 'quantile:Q' or 'huber:DELTA'; see
             `tfpfl.data.kinds.label_kind`.
+        train_from: the name of the first layer that trains. What lies below it is the trunk: it never changes, runs as
+            for inference, and is no part of theta. `trunk_federation` computes its features once. A name that begins
+            those of several layers, such as 'block_12', means the first of them. None: the whole backbone trains.
+        adapters: 'lora:R', 'scale_shift' or 'bottleneck:R': theta is the weights of such adapters, and the backbone's
+            own weights never change; see `tfpfl.models.adapters`. With `train_from`, only layers above the cut have
+            adapters. None: no adapters.
 
     Attributes:
         kind: the `HeadKind`.
+        trunk: with `train_from`, the `Trunk`; else None. `backbone` is then what lies above it.
+        above: with `train_from`, the `SplitModel` whose examples are the trunk's features; else None.
+        adapters: with `adapters`, the `Adapters`; else None.
         reads: what the backbone takes: 'numbers'; 'whole' if the whole input is cast to integers, as before an
             Embedding; 'mixed' if only a part of it is. Integers are given to a backbone that takes whole numbers.
         vocabulary: the rows of the Embedding, if the backbone takes whole numbers and has exactly one; else None.
@@ -54,7 +66,8 @@ class SplitModel:
 
     Raises:
         InvalidArgument: head_init or kind is unknown; the input shape is not fixed; the backbone's output is not
-            [N, M]; a layer draws random numbers or is a trainable BatchNormalization.
+            [N, M]; a layer draws random numbers or is a trainable BatchNormalization; the backbone cannot be cut at
+            `train_from`; the adapters are unknown, or no layer takes them.
 
     Examples:
         >>> from tfpfl.models import build_network
@@ -62,6 +75,10 @@ class SplitModel:
         >>> model.num_features, model.num_backbone_weights, model.num_weights(num_labels=2)
         (200, 13000, 13402)
     """
+
+    trunk: Trunk | None = None
+    above: "SplitModel | None" = None
+    adapters: Adapters | None = None
 
     def __init__(
         self,
@@ -71,9 +88,15 @@ class SplitModel:
         head_init: str = "glorot",
         input_shape: Any = None,
         kind: str | LabelKind | HeadKind = "classification",
+        train_from: str | None = None,
+        adapters: str | None = None,
     ) -> None:
         if head_init not in HEAD_INITS:
             raise InvalidArgument(f"unknown head_init {head_init!r}: one of {', '.join(HEAD_INITS)}")
+        if train_from is not None:
+            given = {"seed": seed, "head_init": head_init, "kind": kind, "adapters": adapters}
+            self._cut(backbone, train_from, input_shape, **given)
+            return
         self.backbone, self.seed, self.head_init, self.kind = backbone, int(seed), head_init, head_kind(kind)
         self.inputs = Inputs(backbone, input_shape)
         self.input_shape = self.inputs.shape
@@ -88,6 +111,9 @@ class SplitModel:
         self.initial_theta, apply = functional(backbone)
         if output.dtype != self.dtype:
             apply = cast_output(apply, self.dtype)
+        if adapters is not None:
+            self.adapters = apply = Adapters(adapters, backbone, self.initial_theta, apply, self.seed)
+            self.initial_theta = self.adapters.initial
         traced = trace(apply, self.initial_theta, self.inputs, self.dtype)
         self._activation_bytes, self.reads = traced.activation_bytes, packed(traced.reads, self.input_shape)
         tables = [layer for layer in flatten(backbone) if "Embedding" in {c.__name__ for c in type(layer).__mro__}]
@@ -108,6 +134,19 @@ class SplitModel:
                 "client"
             )
 
+    def _cut(self, backbone: keras.Model, train_from: str, input_shape: Any, **given: Any) -> None:
+        """Makes the model above the cut, becomes like it, and puts the trunk before it."""
+        lower, upper = cut(backbone, train_from)
+        above = SplitModel(upper, **given)
+        if not above.initial_theta:
+            raise InvalidArgument(
+                f"train_from={train_from!r}: no layer from there on has weights that train. Name an earlier layer"
+            )
+        trunk = Trunk(lower, input_shape, above.dtype)
+        vars(self).update(vars(above))
+        self.above, self.trunk, self.inputs, self.input_shape = above, trunk, trunk.inputs, trunk.inputs.shape
+        self.reads, self.vocabulary = trunk.reads, trunk.vocabulary
+
     @property
     def num_backbone_weights(self) -> int:
         """The number of scalars in theta, b."""
@@ -124,6 +163,14 @@ class SplitModel:
         It is the size of all floating-point numbers that the forward pass computes.
         """
         return self._activation_bytes
+
+    def backbone_weights(self, theta: tuple) -> tuple:
+        """The weights of `backbone`, in the order of its trainable weights, that give the features of theta.
+
+        Raises:
+            InvalidArgument: there are none: adapters add more than its layers can hold.
+        """
+        return theta if self.adapters is None else self.adapters.merged(theta)
 
     def theta(self) -> tuple:
         """The backbone's initial weights, theta of round 0: a tuple of tensors."""
@@ -165,6 +212,7 @@ class SplitModel:
 
     def features(self, theta: tuple, x: Tensor) -> Tensor:
         """The features phi(x; theta) of examples x [N, ...]: float [N, M]."""
+        x = x if self.trunk is None else self.trunk(tf.cast(x, self.dtype))
         return tf.ensure_shape(self._apply(theta, self._cast(x)), [None, self.num_features])
 
     def record(

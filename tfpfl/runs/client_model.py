@@ -109,7 +109,7 @@ class ClientModels:
         self._run, self._loop = run, _any(run.training())
         self._server = self._loop.server_state()
         algorithm = run.algorithm
-        self._readers = federation_readers(algorithm, run.federation)
+        self._readers = federation_readers(algorithm, run.examples)
         self._message_for = Messages(algorithm)
         self._ids = {int(i) for i in run.population.client_ids}
         states, examples = any_state_spec(algorithm), any_examples
@@ -188,7 +188,8 @@ class ClientModels:
         client_id = find_client(run.federation, client)
         fresh, _ = run.recipe.model_and_population(run.federation)  # a backbone of its own, whose weights may change
         backbone, dtype, first = fresh.backbone, str(fresh.dtype), self._first_rounds
-        for variable, value in zip(backbone.trainable_weights, weights.theta, strict=True):
+        theta = fresh.backbone_weights(weights.theta)
+        for variable, value in zip(backbone.trainable_weights, theta, strict=True):
             variable.assign(value)
         layout, taken = run.federation.layout, fresh.inputs
         examples, decoded = [], []
@@ -200,7 +201,11 @@ class ClientModels:
                 x = keras.layers.Rescaling(array.scale, offset=array.shift, dtype=dtype, name=of)(x)
             decoded.append(x)
         head = keras.layers.Dense(weights.head.bias.shape[0], dtype=dtype, name="head")
-        y = head(backbone(taken.for_keras(decoded)))
+        x = taken.for_keras(decoded)
+        if fresh.trunk is not None:
+            fresh.trunk.model.trainable = False
+            x = fresh.trunk.model(x)
+        y = head(backbone(x))
         head.set_weights(list(weights.head))
         kind = fresh.kind.label
         if outputs == "probabilities" and kind.is_classes:

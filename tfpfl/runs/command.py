@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.data import PARTITIONERS
-from tfpfl.runs.config import METHOD, METRIC, RunConfig, file_hash
+from tfpfl.runs.config import METHOD, METRIC, NETWORK_CODE, RunConfig, file_hash
 from tfpfl.runs.consent import folder_of
 from tfpfl.runs.options import DATA_NAMES, OPTIONS
 
@@ -29,7 +29,9 @@ def command(config: RunConfig, folder: str | Path, out: str | Path | None = None
     """
     own_data = not _made_by_the_command(config)
     words, given = ["tfpfl", "run"], vars(config) | config.source
-    if config.network_hash is not None:
+    if config.network_function and config.network_hash is not None:
+        given["network"] = f"{Path(folder) / NETWORK_CODE}:{config.network_function}"
+    elif config.network_hash is not None:
         given["network"] = str(Path(folder) / config.network)
     if config.monitor == config.score.name:
         given["monitor"] = OPTIONS["monitor"].default

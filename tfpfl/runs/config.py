@@ -20,9 +20,12 @@ from tfpfl.data.kinds import CLASSIFICATION, ScoreName, label_kind
 from tfpfl.data.population import Sampling
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.engines.engine import check_grouping
+from tfpfl.models.adapters import parse
 from tfpfl.models.networks import default_network
 from tfpfl.runs.aggregators import check_aggregator
 from tfpfl.runs.availability import Availability, changes
+from tfpfl.runs.checked import file_hash as file_hash
+from tfpfl.runs.checked import typed as typed
 from tfpfl.runs.metrics import check_kind, kind_of
 from tfpfl.runs.own_metrics import REGISTERED
 from tfpfl.runs.own_metrics import resolved as resolved_metrics
@@ -35,6 +38,7 @@ from tfpfl.runs.versions import package_versions as package_versions
 # Before format 7 methods had no hyperparameters of a server's and a client's optimizer; their defaults change nothing.
 FORMAT = 7
 NETWORK = "network.keras"  # the user's own backbone, in the run folder
+NETWORK_CODE = "network.py"  # the file of the user's own function that makes it
 METHOD = "method.py"  # the file of the user's own method, in the run folder
 METRIC = "metric_{name}.py"  # the file of a metric of the user's own, in the run folder
 _ADDED = {  # format -> entries that it added
@@ -48,7 +52,8 @@ _ADDED = {  # format -> entries that it added
 }
 # Entries that came without a new format. With these values `run_id` is as it was, and config.json leaves them out.
 _NEWER: dict[str, Any] = {"objective": "mean", "schedule": None, "schedule_of": (), "kind": None}
-_NOT_IDENTITY = ("rounds", "versions", "federation")  # not part of `run_id`: may differ when a run is continued
+_NEWER |= {"network_weights": None, "train_from": None, "adapters": None}
+_NOT_IDENTITY = ("rounds", "versions", "federation", "network_weights")  # not in `run_id`: may differ later
 
 
 class RunError(InvalidArgument):
@@ -81,8 +86,11 @@ class RunConfig:
     data_seed: int | None = None
     federation: str | None = None  # the folder of a federation
     federation_hash: str | None = None  # filled in when the run is created
-    network: str | None = None  # a name in NETWORKS, or a file FILE.keras
+    network: str | None = None  # a name in NETWORKS, a file FILE.keras, or a function FILE.py:function
     network_hash: str | None = None  # sha256 of that file
+    network_weights: str | None = None  # filled in for a function: sha256 of the weights that it gives
+    train_from: str | None = None  # the first layer of the backbone that trains, see `SplitModel`
+    adapters: str | None = None  # such as 'lora:4', see `tfpfl.models.adapters`
     head_init: str = "glorot"
     kind: str | None = None  # of labels, see `tfpfl.data.kinds`; None: the usual one; in a run folder: classification
     labels: str | None = None
@@ -174,6 +182,8 @@ class RunConfig:
         if self.on_broken == "stop" and (self.max_norm or self.clip_norm) is not None:
             raise InvalidArgument("max_norm and clip_norm need on_broken='reject', found on_broken='stop'")
         check_grouping(self.grouping, self.engine)
+        if self.adapters is not None:
+            parse(self.adapters)
 
     def resolved(self, federation: Federation) -> "RunConfig":
         """Returns a copy with every default filled in, so that new defaults of a later version do not change the run.
@@ -209,7 +219,8 @@ class RunConfig:
             check_kind(self.metrics, kind)
         resolved["kind"] = None if kind.is_classes else kind.text
         if self.network_file:
-            resolved |= {"network": NETWORK, "network_hash": file_hash(self.network_file)}
+            name = f"{NETWORK_CODE}:{self.network_function}" if self.network_function else NETWORK
+            resolved |= {"network": name, "network_hash": file_hash(self.network_file)}
         return RunConfig(**resolved)
 
     @property
@@ -249,7 +260,15 @@ class RunConfig:
     @property
     def network_file(self) -> Path | None:
         """The file of the user's own backbone; None if `network` is the name of a network."""
+        if self.network_function:
+            return Path(str(self.network).rpartition(":")[0])
         return Path(self.network) if self.network and self.network.endswith(".keras") else None
+
+    @property
+    def network_function(self) -> str | None:
+        """The name of the user's own function that makes the backbone; None if `network` is anything else."""
+        file, _, function = str(self.network).rpartition(":")
+        return function if file.endswith(".py") else None
 
     @property
     def run_id(self) -> str:
@@ -417,40 +436,3 @@ def _older_choices(algorithm: Any, format_number: int) -> dict:
     known = isinstance(algorithm, str) and algorithm in ALGORITHMS  # it comes from a file
     older = ALGORITHMS[algorithm].older if known else {}
     return {name: value for n, choices in older.items() if n > format_number for name, value in choices.items()}
-
-
-def file_hash(path: Path) -> str:
-    """The sha256 of a network's file, in hexadecimal digits.
-
-    Raises:
-        InvalidArgument: the file cannot be read.
-    """
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise InvalidArgument(f"the network {path} cannot be read: {error.strerror}") from error
-
-
-def typed(name: str, value: Any, kind: Any) -> Any:
-    """Checks the type of an entry, and converts an integer to a float if a float is wanted.
-
-    Args:
-        name: the name of the entry, for the message.
-        value: what was given; NumPy's numbers are converted to Python's.
-        kind: the wanted type, such as `int | None`.
-
-    Raises:
-        InvalidArgument: the value has another type, or the integer is too large for a float.
-    """
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, int) and not isinstance(value, bool) and kind in (float, float | None):
-        try:
-            value = float(value)
-        except OverflowError:
-            raise InvalidArgument(f"{name} must be a float, found an integer that is too large for one") from None
-    if isinstance(value, bool) and kind in (int, int | None) or not isinstance(value, kind):
-        wanted = kind.__name__ if isinstance(kind, type) else str(kind).replace(" | ", " or ")
-        raise InvalidArgument(f"{name} must be {wanted}, found {value!r}")
-    return value

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tfpfl.checks import InvalidArgument, one_line
-from tfpfl.runs.config import METHOD, METRIC, NETWORK, RunError, file_hash, read_config
+from tfpfl.runs.config import METHOD, METRIC, NETWORK, NETWORK_CODE, RunError, file_hash, read_config
 from tfpfl.runs.federations import cache_folder
 
 
@@ -35,13 +35,14 @@ def allow_code(path: str | os.PathLike) -> None:
         config = read_config(path)
         owns += [(config.own_method, path / METHOD)] if config.own_method else []
         owns += [(own, path / METRIC.format(name=n)) for n, own in config.own_metrics.items() if own["sha256"]]
-    if not owns and not (path / NETWORK).is_file():
+    networks = [path / name for name in (NETWORK, NETWORK_CODE) if (path / name).is_file()]
+    if not owns and not networks:
         raise InvalidArgument(
             f"{path} has no method or metric of its own, and it has no {NETWORK}, so that there is no code to allow: "
             "leave --allow-code out"
         )
-    if (path / NETWORK).is_file():
-        remember(file_hash(path / NETWORK))
+    for network in networks:
+        remember(file_hash(network))
     for own, copy in owns:
         is_file = own["kind"] == "file" and copy.is_file()
         sha256 = file_hash(copy) if is_file else own["sha256"]

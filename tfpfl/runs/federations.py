@@ -8,6 +8,7 @@ from pathlib import Path
 from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation, load_source
 from tfpfl.data.manifest import FederationError
+from tfpfl.models import SplitModel, trunk_federation
 from tfpfl.runs.config import RunConfig, RunError
 
 
@@ -43,6 +44,18 @@ def open_federation(config: RunConfig, *, allow_download: bool = False) -> Feder
             "which config.json names by its federation_hash"
         )
     return federation
+
+
+def read_by(model: SplitModel, federation: Federation) -> Federation:
+    """What the part of a model above its trunk takes: the features of the trunk, which are computed where missing.
+
+    They are kept beside the federation, or in the cache if that folder cannot be written. Without a trunk, it is the
+    federation itself.
+    """
+    if model.trunk is None:
+        return federation
+    beside = os.access(federation.path.parent, os.W_OK)
+    return trunk_federation(model, federation, None if beside else cache_folder() / "trunks")[0]
 
 
 def cache_folder() -> Path:

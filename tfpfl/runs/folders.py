@@ -7,11 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tfpfl.runs.config import METHOD, METRIC, NETWORK, RunError
+from tfpfl.runs.config import METHOD, METRIC, NETWORK, NETWORK_CODE, RunError
 from tfpfl.runs.locks import InUse, Lock
 
 STATE = "state.sqlite"
-_LEFTOVERS = {NETWORK, f"{NETWORK}.new", METHOD, "config.json.new", f"{STATE}.lock"}  # of a creation that was killed
+_LEFTOVERS = {
+    NETWORK,
+    NETWORK_CODE,
+    f"{NETWORK}.new",
+    METHOD,
+    "config.json.new",
+    f"{STATE}.lock",
+}  # of a creation that was killed
 
 
 @contextmanager

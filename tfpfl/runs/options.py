@@ -134,9 +134,22 @@ SECTIONS = {
     "Model": (
         RunOption(
             "network",
-            "The backbone: a known name, or a Keras file of your own, FILE.keras. A file with code in it needs "
-            "--allow-code. Default: cifar_2conv for images with three colours, otherwise mlp200.",
+            "The backbone: a known name, a Keras file of your own, FILE.keras, or a function of your own that gives a "
+            "Keras model, FILE.py:FUNCTION. A Keras file with code in it needs --allow-code. Default: cifar_2conv for "
+            "images with three colours, otherwise mlp200.",
             known=("mlp200", "cifar_2conv", "omniglot_4conv", "fedavg_cnn"),
+        ),
+        RunOption(
+            "train_from",
+            "The first layer of the backbone that trains, by its name. What lies below it is frozen: its features are "
+            "computed once and kept beside the federation. Default: the whole backbone trains.",
+            metavar="LAYER",
+        ),
+        RunOption(
+            "adapters",
+            "Train small adapters instead of the backbone's own weights, which are frozen: lora:R (of rank R), "
+            "scale_shift or bottleneck:R (R units), at dense layers and 1x1 convolutions. Default: no adapters.",
+            metavar="KIND",
         ),
         RunOption(
             "head_init", "How the weights of the head are initialized.", choices=("glorot", "uniform01", "zeros")

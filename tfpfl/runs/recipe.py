@@ -10,6 +10,7 @@ from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.transforms.objective import with_objective
 from tfpfl.algorithms.transforms.schedule import scheduled
 from tfpfl.algorithms.transforms.screening import screened
+from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation
 from tfpfl.data.population import Population
 from tfpfl.models import SplitModel, build_network
@@ -18,15 +19,18 @@ from tfpfl.runs.aggregators import with_aggregator
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.metrics import kind_of
 from tfpfl.runs.own_methods import Code, again
+from tfpfl.runs.own_networks import build as build_own
 
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
     """A function (federation) -> the run's algorithm that can be sent to another process; an algorithm cannot.
 
+    Of a federation of a trunk's features, the model is the part above the trunk.
+
     Args:
         config: a configuration with all defaults filled in; see `RunConfig.resolved`.
-        network: the path and the content of network.keras, if the backbone is the user's own; default: None.
+        network: the path and the content of the backbone's file, if it is the user's own; default: None.
         run_code: whether this file may run code of its own; see `tfpfl.runs.consent`.
         code: the code of the user's own method, already allowed; None: the method is one of tfpfl's.
         arrival: float [I], the probability that a sampled client's work reaches the server. None: 1 for all clients.
@@ -59,12 +63,20 @@ class Recipe:
         population = federation.population(config.sampling_plan(), config.labels, slots, clients)
         if self.arrival is not None:
             population = replace(population, arrival=self.arrival)
+        # With this entry, the examples are the features of the run's trunk.
+        of_trunk = federation.manifest.get("trunk") if config.train_from else None
+        shape = tuple(of_trunk["example_shape"]) if of_trunk else federation.example_shape
+        if self.network is None and str(config.network).endswith(".py"):
+            raise InvalidArgument(f"--network {config.network} names no function: write {config.network}:FUNCTION")
         if self.network is None:
-            backbone = build_network(config.network, federation.example_shape, seed=config.seed)
+            backbone = build_network(config.network, shape, seed=config.seed)
+        elif config.network_function:
+            backbone = build_own(config, *self.network, shape, run_code=self.run_code)
         else:
             backbone = load_network(*self.network, run_code=self.run_code)
-        kind = kind_of(federation, config.kind)
-        return SplitModel(backbone, seed=config.seed, head_init=config.head_init, kind=kind), population
+        given = {"train_from": config.train_from, "adapters": config.adapters, "kind": kind_of(federation, config.kind)}
+        model = SplitModel(backbone, seed=config.seed, head_init=config.head_init, **given)
+        return (model.above or model) if of_trunk else model, population
 
     def method(self, model: SplitModel, population: Population) -> Algorithm:
         """Builds the algorithm as its method has it, without the wrappers of `algorithm`."""

@@ -1,7 +1,7 @@
 """A run folder: creates, opens, trains and evaluates it. It holds these files:
 
 config.json     all that is needed to repeat the run: algorithm and hyperparameters, data and split, seeds, versions
-network.keras   the backbone, if it is the user's own file
+network.keras   the backbone, if it is the user's own file; or network.py, if a function in it makes the backbone
 method.py       the method, if it is the user's own file
 metric_NAME.py  a metric, if it is the user's own file
 state.sqlite    server state, client states, history, evaluations, matrices; one transaction a round
@@ -35,37 +35,24 @@ from tfpfl.engines.engine import check_engine
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.rounds import check_fits
 from tfpfl.engines.tff.aggregators import OF_TFF
-from tfpfl.runs import own_methods, participation, protocols
+from tfpfl.runs import own_methods, own_networks, participation, protocols
 from tfpfl.runs.aggregators import PRIVATE, check_method, factory
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
 from tfpfl.runs.client_model import ClientModel, ClientModels
-from tfpfl.runs.config import NETWORK, RunConfig, RunError, entries, package_versions, read_config
+from tfpfl.runs.config import RunConfig, RunError, entries, package_versions, read_config
 from tfpfl.runs.consent import is_allowed
 from tfpfl.runs.cost import Passes, Work, count_work, visit_flops
-from tfpfl.runs.federations import open_federation
+from tfpfl.runs.federations import open_federation, read_by
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.folders import STATE, locked_folder, new_folder, read_kept
-from tfpfl.runs.metrics import as_metric, known_metrics
-from tfpfl.runs.privacy import Privacy, privacy, require_accounting
+from tfpfl.runs.metrics import known_metrics
+from tfpfl.runs.needs import check_needs as check_needs
+from tfpfl.runs.privacy import Privacy, privacy
 from tfpfl.runs.recipe import Recipe
 from tfpfl.runs.results import plain, stopped_earlier, totals, write_clients, write_history, write_summary
 from tfpfl.runs.store import OtherRun, RunStore, StoreError
 from tfpfl.runs.store_content import check_of_run
 from tfpfl.runs.training import DivergedError, Training
-
-
-def check_needs(config: RunConfig) -> None:
-    """Checks what a run needs besides its data, before any work is done: packages, and metrics that are known.
-
-    Raises:
-        Unavailable: the engine, or a private aggregator, needs a package that is not installed.
-        InvalidArgument: this process knows no metric of one of the names.
-    """
-    check_engine(config.engine)
-    for name in config.metrics:
-        as_metric(name, config.kind)
-    if config.aggregator in PRIVATE:
-        require_accounting()  # the summary needs it, perhaps hours later
 
 
 class Run:
@@ -79,17 +66,23 @@ class Run:
         network = network_file and (network_file, read_kept(network_file, config.network_hash, "backbone"))
         run_code = bool(network) and is_allowed(config.network_hash)
         self.recipe = Recipe(config, network, run_code, own_methods.code_of(config))
-        self.model, self.population = self.recipe.model_and_population(federation)
+        self.whole, self.population = self.recipe.model_and_population(federation)
+        self.model = self.whole.above or self.whole  # with `train_from`, the part above the trunk
         self.availability = config.availability()
         if not self.availability.is_perfect:
             arrival = self.availability.arrival_in(self.population, config.seed, self.passes)
             self.recipe = replace(self.recipe, arrival=arrival)
             self.population = replace(self.population, arrival=arrival)
         self.algorithm = self.recipe.algorithm(self.model, self.population)
-        check_fits(self.algorithm, federation)
+        check_fits(self.algorithm._replace(model=self.whole), federation)
         self.machines = Machines()  # TFF workers or a Ray cluster for the rounds; may be changed before `train`
         self.store = cast(RunStore, None)  # `create` and `open` set it
         self.stop_reason: str | None = None
+
+    @cached_property
+    def examples(self) -> Federation:
+        """What the model takes: the federation, or with `train_from` the features of the trunk, computed if missing."""
+        return read_by(self.whole, self.federation)
 
     def _check_store(self) -> None:
         """Checks that what is stored can be of this run and its clients; closes the store if not."""
@@ -143,8 +136,8 @@ class Run:
             check_needs(config)
             federation = federation or open_federation(config, allow_download=allow_download)
             run = cls.planned(config, folder, federation)
-            if run.recipe.network is not None:
-                (folder / NETWORK).write_bytes(run.recipe.network[1])  # what was checked
+            if run.recipe.network is not None and run.config.network_file is not None:
+                (folder / run.config.network_file).write_bytes(run.recipe.network[1])  # what was checked
             own_methods.keep(run.config, folder)
             write_whole(folder / "config.json", json.dumps(entries(run.config), indent=2) + "\n")
             run.store = RunStore(folder / STATE, run.config.run_id, lock=lock, named=run.config.score)
@@ -164,6 +157,7 @@ class Run:
                 that was not allowed.
         """
         network_file, config = config.network_file, config.resolved(federation)
+        config = own_networks.described(config, network_file, federation)
         run = cls(folder, config, federation, network_file, config.engine)
         if config.schedule is not None:
             check_follows(run.recipe.method(run.model, run.population), config.schedule_of)
@@ -200,7 +194,7 @@ class Run:
                     f"{state} is missing: the run has a history.csv, but its state is lost. Put the file back"
                 )
             check_engine(engine or config.engine)
-            network_file = folder / NETWORK if config.network_hash else None
+            network_file = folder / config.network_file.name if config.network_hash and config.network_file else None
             config = own_methods.load(config, folder)
             run = cls(folder, config, open_federation(config), network_file, engine or config.engine)
             try:
@@ -295,7 +289,7 @@ class Run:
         """
         return Training(
             algorithm=self.algorithm,
-            federation=self.federation,
+            federation=self.examples,
             seed=self.config.seed,
             store=self.store,
             engine=self.engine,
@@ -407,7 +401,7 @@ class Run:
         info, key = self.population.info(client_id), client_key(self.config.seed, 1, [client_id])[0]
 
         data = ClientData(x, y, info, key)
-        return count_work(lambda model: self.recipe.method(model, self.population), self.model, data)
+        return count_work(lambda model: self.recipe.method(model, self.population), self.whole, data)
 
     @cached_property
     def flops(self) -> float | None:

@@ -237,7 +237,7 @@ def adapt_new_clients(
         raise InvalidArgument("eta and batch_size are for the protocol 'global'; 'own' takes what the run trained with")
     return adapt_clients(
         run.algorithm,
-        run.federation,
+        run.examples,
         run.training().server_state(),
         epochs=epochs,
         adapt=adapt,

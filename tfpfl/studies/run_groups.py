@@ -347,7 +347,8 @@ def by_setting(records: Iterable[Record]) -> dict[str, list[Record]]:
 _TOLD_APART = ("engine", "grouping", "preset", "format", "data_seed")
 _NO_SETTING = {  # `by_data` tells the data apart; what a file holds stands with what names it
     *("seed", "data_seed", "federation", "federation_hash", *DATA_ENTRIES, "kind", "versions"),
-    *("algorithm", "own_method", "own_metrics", "hyperparameters", "network", "network_hash", *_TOLD_APART),
+    *("algorithm", "own_method", "own_metrics", "hyperparameters", *_TOLD_APART),
+    *("network", "network_hash", "network_weights"),
 }
 _ENTRIES = {entry.name: entry.default for entry in fields(RunConfig) if entry.name not in _NO_SETTING}
 _OFF = (None, (), 0, "stop")  # where an entry has such a default, the default means that nothing is done

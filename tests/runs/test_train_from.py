@@ -1,0 +1,290 @@
+"""Runs with a frozen trunk, with adapters, and with a backbone that a function of the user's own makes."""
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from helpers import small_runs as runs
+from helpers.toys import distance
+from tflite_export import ExportError
+from tflite_export.convert.personal import personal_model
+from tfpfl.checks import InvalidArgument
+from tfpfl.cli import main
+from tfpfl.data import Federation
+from tfpfl.models import trunk_features
+from tfpfl.runs import RunConfig, allow_code, read_config
+from tfpfl.runs.client_model import ClientModels
+from tfpfl.runs.command import command
+from tfpfl.runs.config import RunError
+from tfpfl.runs.run import Run
+from tfpfl.studies.new_clients import adapt_new_clients
+
+CNN = '''
+import keras
+from half import HALF
+
+def net(input_shape, seed, width=6):
+    """Two dense layers after one that halves."""
+    x = keras.Input(input_shape)
+    y = keras.layers.Dense(width, activation="tanh", name="low")(keras.layers.Rescaling(HALF)(x))
+    return keras.Model(x, keras.layers.Dense(5, activation="tanh", name="top")(y))
+
+def changing():
+    """Other weights whenever it is called."""
+    import os
+    model = net((4,), 0)
+    model.layers[-1].bias.assign([int.from_bytes(os.urandom(2), "big") for _ in range(5)])
+    return model
+
+def none():
+    """No model."""
+
+def needs(size):
+    """An argument that nobody gives."""
+
+def breaks():
+    """An error."""
+    return 1 / 0
+'''
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch, tmp_path):
+    monkeypatch.setattr("tfpfl.runs.protocols.LAST_ROUNDS", 1)
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def network(tmp_path):
+    """A function of the user's own, in a file that imports another one beside it."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "half.py").write_text("HALF = 0.5\n")
+    (tmp_path / "mine" / "cnn.py").write_text(CNN)
+    return f"{tmp_path / 'mine' / 'cnn.py'}:net"
+
+
+@pytest.fixture
+def data(tmp_path):
+    return runs.federation(tmp_path / "data")
+
+
+def test_the_ids_of_runs_without_these_options_are_as_before():
+    """They were written down before there were these options."""
+    first = "a1f84e82be83ec19c67de60613dc86bfe2ca92bc4bf03368b4744a49f6f1d506"
+    second = "391be810dc2ffdef7ecfe7d7662ac9672826124caf8faf08cebdef874698fac4"
+    other = {"network": "mlp200", "hyperparameters": {"eta": 0.1}, "labels": "global", "seed": 3}
+    assert RunConfig().run_id == first and RunConfig(algorithm="fedavg", **other).run_id == second
+    assert len({RunConfig(**more).run_id for more in ({}, {"train_from": "top"}, {"adapters": "lora:2"})}) == 3
+
+
+def test_a_config_of_an_older_version_is_read(data, tmp_path):
+    config = asdict(runs.config().resolved(data))
+    for name in ("network_weights", "train_from", "adapters"):
+        del config[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = read_config(tmp_path)
+    assert (found.network_weights, found.train_from, found.adapters) == (None, None, None)
+    assert found.run_id == runs.config().resolved(data).run_id
+
+
+@pytest.fixture
+def through_the_trunk(monkeypatch):
+    """The numbers of examples that went through the trunk, one for each call."""
+    found, forward = [], trunk_features._forward
+
+    def counted(*args):
+        inner = forward(*args)
+        return lambda raw: found.append(len(raw)) or inner(raw)
+
+    monkeypatch.setattr(trunk_features, "_forward", counted)
+    return found
+
+
+ON_FEATURES = {"train_from": "top", "rounds": 2, "participation": 1.0, "new_clients": 1}
+
+
+def test_a_run_trains_on_features_that_are_computed_once(network, data, tmp_path, through_the_trunk):
+    """When it is opened again, the trunk is run for probes only. A client's Keras model takes examples."""
+    run = runs.train(tmp_path / "run", data, network=network, adapters="scale_shift", **(ON_FEATURES | {"rounds": 1}))
+    assert through_the_trunk == [data.manifest["num_examples"], 8]
+    assert (tmp_path / "data.trunks").is_dir() and run.model.input_shape == (6,)
+    assert run.model.num_backbone_weights == 2 * 5
+    with Run.open(tmp_path / "run") as again:
+        gives_the_same_logits(again, data)
+        with pytest.raises(ExportError, match=r"frozen trunk \(--train-from\) or adapters"):
+            personal_model(again, 1, True)
+    assert through_the_trunk[2:] == [8]
+
+
+def gives_the_same_logits(run, data):
+    """The Keras model of a client, from raw examples, and the run's own model."""
+    model, x = run.client_model(1, outputs="logits").model, np.array(data.raw(1, "test")[0])
+    weights = ClientModels(run).weights(1)
+    assert distance(weights.theta, run.whole.initial_theta) > 1e-5
+    assert distance(model(x), run.whole.logits(weights, x)) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_resumed_run_and_another_method_read_them_again(network, data, tmp_path, through_the_trunk):
+    runs.train(tmp_path / "run", data, network=network, **ON_FEATURES)
+    fedavg = {"algorithm": "fedavg", "hyperparameters": {"eta": 0.1}, "preset": None}
+    runs.train(tmp_path / "other", data, network=network, **fedavg, **ON_FEATURES)
+    with Run.open(tmp_path / "run", rounds=3) as again:
+        again.train()
+    straight = runs.train(tmp_path / "straight", data, network=network, **(ON_FEATURES | {"rounds": 3}))
+    assert set(through_the_trunk[1:]) == {8}
+    with Run.open(tmp_path / "run") as again:
+        assert adapt_new_clients(again, epochs=1).accuracy.shape == (1, 2)
+    for what in ("server", "client"):
+        assert runs.saved(straight.folder)[what] == runs.saved(tmp_path / "run")[what]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"train_from": "top"}, {"adapters": "lora:2"}])
+def test_a_clients_keras_model_is_the_whole_model(options, network, data, tmp_path):
+    """With adapters, it has the merged weights."""
+    runs.train(tmp_path / "run", data, network=network, rounds=2, participation=1.0, **options)
+    with Run.open(tmp_path / "run") as opened:
+        gives_the_same_logits(opened, data)
+
+
+@pytest.mark.slow
+def test_a_bottleneck_cannot_be_written_into_a_keras_model(network, data, tmp_path):
+    runs.train(tmp_path / "run", data, network=network, rounds=1, adapters="bottleneck:2")
+    with (
+        Run.open(tmp_path / "run") as run,
+        pytest.raises(InvalidArgument, match="bottleneck adapters of layers 'low', 'top' cannot be written"),
+    ):
+        run.keras_model(0)
+
+
+def created(folder, data, **changes):
+    """A run without any rounds, closed again."""
+    with Run.create(runs.config(**changes), folder, data) as run:
+        return run
+
+
+def test_a_function_makes_the_backbone(network, data, tmp_path):
+    """The folder has a copy; a changed copy is refused. The user's own random numbers go on as if nothing was drawn."""
+    np.random.seed(7)  # noqa: NPY002
+    run = created(tmp_path / "run", data, network=network)
+    assert np.random.rand() == np.random.RandomState(7).rand()  # noqa: NPY002
+    assert (run.config.network, len(run.config.network_weights)) == ("network.py:net", 64)
+    again = created(tmp_path / "again", data, network=network)
+    assert again.config.run_id == run.config.run_id
+    assert again.config.network_weights == run.config.network_weights
+    other = created(tmp_path / "other", data, network=network, seed=1)
+    assert other.config.network_weights != run.config.network_weights
+    x, w = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32), run.whole.initial_theta
+    assert distance(run.model.features(w, x), np.tanh(np.tanh(x / 2 @ w[0] + w[1]) @ w[2] + w[3])) < 1e-6
+    assert f"--network {tmp_path / 'run' / 'network.py'}:net" in command(run.config, tmp_path / "run")
+    (tmp_path / "run" / "network.py").write_text(CNN + "\n")
+    with pytest.raises(RunError, match=r"network.py was changed: its sha256"):
+        Run.open(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_when_the_original_file_has_changed(network, data, tmp_path):
+    runs.train(tmp_path / "run", data, network=network, rounds=1)
+    straight = runs.train(tmp_path / "straight", data, network=network, rounds=2)
+    Path(network.rpartition(":")[0]).write_text("1 / 0")
+    with Run.open(tmp_path / "run", rounds=2) as opened:
+        opened.train()
+    assert runs.saved(straight.folder)["server"] == runs.saved(tmp_path / "run")["server"]
+
+
+def test_a_folder_from_elsewhere_runs_no_code(network, data, tmp_path, monkeypatch):
+    created(tmp_path / "run", data, network=network)
+    sent = shutil.copytree(tmp_path / "run", tmp_path / "sent")
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "theirs"))
+    with pytest.raises(InvalidArgument, match="network network.py:net is code of whoever made the run.*--allow-code"):
+        Run.open(sent)
+    allow_code(sent)
+    shutil.copy(tmp_path / "mine" / "half.py", sent)  # it stands beside
+    with Run.open(sent) as run:
+        assert run.store.round_num == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("changing", "begins with other weights than when the run was created"),
+        ("none", "none in .*cnn.py must give a Keras model of features, found NoneType"),
+        ("needs", "needs size; a function that makes a backbone is called with input_shape and seed"),
+        ("breaks", "breaks in .*cnn.py raised ZeroDivisionError: division by zero"),
+        ("nett", "unknown function in .*cnn.py 'nett'; did you mean 'net'"),
+    ],
+)
+def test_what_a_function_must_give(function, message, network, data, tmp_path):
+    with pytest.raises(InvalidArgument, match=message):
+        runs.train(tmp_path / "run", data, network=network.replace(":net", f":{function}"), rounds=1)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--train-from", "tip"], "train_from: unknown layer 'tip'"),
+        (["--adapters", "lora"], "adapters must be written lora:R"),
+        (["--network", "cnn.py"], "names no function: write cnn.py:FUNCTION"),
+        (["--allow-code"], "--allow-code is for --network FILE.keras"),
+    ],
+)
+def test_wrong_options_leave_no_folder(words, message, network, data, tmp_path):
+    asked = ["run", "--federation", str(data.path), "--network", network, "--rounds", "1", *words]
+    refused = CliRunner().invoke(main, [*asked, "--out", str(tmp_path / "no")])
+    assert refused.exit_code == 1 and message in refused.output and not (tmp_path / "no").exists()
+
+
+@pytest.mark.slow
+def test_the_command_line(network, data, tmp_path):
+    """All options of the model, and the command that repeats the run."""
+    asked = ["run", "--federation", str(data.path), "--network", network, "--rounds", "1", "--tau", "2"]
+    call = CliRunner()
+    done = call.invoke(main, [*asked, "--train-from", "top", "--adapters", "lora:1", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    config = read_config(tmp_path / "run")
+    assert (config.train_from, config.adapters) == ("top", "lora:1")
+    assert "--train-from top --adapters lora:1" in command(config, tmp_path / "run")
+    assert call.invoke(main, ["evaluate", str(tmp_path / "run")]).exit_code == 0
+
+
+@pytest.mark.slow
+def test_a_federation_that_cannot_be_written_beside(network, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("tfpfl.runs.federations.os.access", lambda *_: False)
+    runs.train(tmp_path / "run", data, network=network, rounds=1, train_from="top")
+    assert len(list((tmp_path / "cache" / "trunks").glob("*/x.raw"))) == 1
+    assert not (tmp_path / "data.trunks").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["tff", "ray"])
+def test_other_engines_read_the_same_features(engine, network, data, tmp_path):
+    pytest.importorskip({"tff": "tensorflow_federated", "ray": "ray"}[engine])
+    given = {"network": network, "train_from": "top", "adapters": "lora:2", "rounds": 2}
+    local, other = (runs.train(tmp_path / e, data, engine=e, **given) for e in ("local", engine))
+    with Run.open(local.folder) as a, Run.open(other.folder, engine="local") as b:
+        states = [run.training().server_state() for run in (a, b)]
+    assert distance(*states) < 1e-6
+    assert len([p for p in (tmp_path / "data.trunks").iterdir() if p.name[0] != "."]) == 1
+
+
+@pytest.mark.slow
+def test_a_keras_file_of_images_is_cut(tmp_path):
+    """uint8 pictures, a convolution in the trunk, and a Keras file: the features are those of the decoded pictures."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (40, 6, 6, 1)).astype(np.uint8), np.arange(40) % 2
+    federation = Federation.from_clients([(x, y)] * 4, out=tmp_path / "f")
+    stack = [keras.layers.Conv2D(3, 3, name="conv"), keras.layers.Flatten(), keras.layers.Dense(4, name="top")]
+    model = keras.Sequential([keras.Input((6, 6, 1)), *stack])
+    model.save(tmp_path / "n.keras")
+    run = runs.train(tmp_path / "run", federation, rounds=1, network=str(tmp_path / "n.keras"), train_from="top")
+    decoded, _ = federation.arrays(2)
+    expected = np.asarray(model.layers[0](decoded)).reshape(len(decoded), -1)
+    assert distance(run.examples.arrays(2)[0], expected) < 1e-5

@@ -1,0 +1,124 @@
+"""Backbones that a function of the user's own makes, named FILE.py:function.
+
+A run folder has a copy of the file, and the sha256 of the weights that the function gave. Naming the file in
+`tfpfl run` or in a `RunConfig` allows its code on this machine. A run folder from elsewhere runs no code, see
+`tfpfl.runs.consent`.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from inspect import Parameter, isclass, signature
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfpfl.algorithms.own import code_of_file
+from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.data import Federation
+from tfpfl.runs.config import RunConfig
+from tfpfl.runs.consent import folder_of, remember
+from tfpfl.runs.folders import read_kept
+
+
+def described(config: RunConfig, file: Path | None, federation: Federation) -> RunConfig:
+    """A new run's configuration with the sha256 of the weights that the user's function gives; and allows its code.
+
+    Args:
+        config: the configuration, see `RunConfig.resolved`.
+        file: the original file of the network; None if the network is one of tfpfl's.
+        federation: the data.
+
+    Raises:
+        InvalidArgument: the file cannot be imported, or the function gives no Keras model.
+    """
+    function = config.network_function
+    if file is None or function is None:
+        return config
+    file, sha256 = file.expanduser().resolve(), str(config.network_hash)
+    model = _made(file, read_kept(file, sha256, "backbone"), function, federation.example_shape, config.seed)
+    with suppress(OSError, InvalidArgument):  # then `resume` asks for --allow-code
+        remember(sha256, file.parent)
+    return replace(config, network_weights=_hash(model))
+
+
+def build(config: RunConfig, file: Path, content: bytes, shape: tuple, *, run_code: bool) -> keras.Model:
+    """The backbone of a run.
+
+    Args:
+        config: the configuration of a run folder.
+        file: the copy of the network's file.
+        content: its content.
+        shape: the shape of an example.
+        run_code: whether the code is allowed.
+
+    Raises:
+        InvalidArgument: the code is not allowed; it cannot be imported; or the function gives other weights than when
+            the run was created.
+    """
+    function = config.network_function
+    assert function is not None
+    if not run_code:
+        raise InvalidArgument(
+            f"the network {config.network} is code of whoever made the run, in {file}. A run folder from elsewhere "
+            "runs no code here; if you made it, or have read the code and trust it, use --allow-code"
+        )
+    beside = folder_of(str(config.network_hash))
+    model = _made(beside / file.name if beside else file, content, function, shape, config.seed)
+    if config.network_weights is not None and _hash(model) != config.network_weights:
+        raise InvalidArgument(
+            f"the network {config.network} begins with other weights than when the run was created. Its function must "
+            "give the same ones whenever it is called: draw them with Keras's initializers, or read them from one file "
+            "that does not change"
+        )
+    return model
+
+
+def _made(file: Path, content: bytes, function: str, shape: tuple, seed: int) -> keras.Model:
+    """Calls the function with those of the arguments `input_shape` and `seed` that it takes."""
+    call = code_of_file(content, function, file).found
+    where = f"{function} in {file}"
+    if not callable(call) or isclass(call):
+        raise InvalidArgument(f"{where} is {type(call).__name__}, not a function that gives a Keras model")
+    known = {"input_shape": tuple(shape), "seed": seed}
+    wanted = signature(call).parameters
+    missing = [n for n, p in wanted.items() if n not in known and p.default is p.empty and p.kind not in (
+        Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]  # fmt: skip
+    if missing:
+        raise InvalidArgument(
+            f"{where} needs {', '.join(missing)}; a function that makes a backbone is called with input_shape and "
+            "seed, if it takes them. Give the others defaults"
+        )
+    try:
+        with _seeded(seed):
+            model = call(**{name: value for name, value in known.items() if name in wanted})
+    except Exception as error:  # of the user's own code
+        raise InvalidArgument(f"{where} raised {type(error).__name__}: {one_line(error, 400)}") from error
+    if not isinstance(model, keras.Model):
+        raise InvalidArgument(f"{where} must give a Keras model of features, found {type(model).__name__}")
+    if not model.built:
+        model.build((None, *shape))
+    return model
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Lets Keras draw initial weights as functions of the seed; Python's and NumPy's generators go on as before."""
+    state: Any = random.getstate(), np.random.get_state()  # noqa: NPY002 - these are what Keras and users draw from
+    try:
+        keras.utils.set_random_seed(seed)
+        yield
+    finally:
+        random.setstate(state[0])
+        np.random.set_state(state[1])  # noqa: NPY002
+
+
+def _hash(model: keras.Model) -> str:
+    digest = hashlib.sha256()
+    for array in map(np.asarray, (*model.trainable_weights, *model.non_trainable_weights)):
+        digest.update(f"{array.dtype.str} {array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()
