@@ -11,10 +11,12 @@ from tfpfl.data.kinds import LabelKind
 from tfpfl.data.layout import packed
 from tfpfl.data.population import ClientInfo, Tensor
 from tfpfl.data.randomness import ModelKey
-from tfpfl.models import tree
-from tfpfl.models.functional import flatten, functional
+from tfpfl.models import passes, tree
+from tfpfl.models.functional import functional
 from tfpfl.models.heads import HeadKind, head_kind
 from tfpfl.models.inputs import Inputs
+from tfpfl.models.layers import flatten
+from tfpfl.models.normalization import Normalized
 from tfpfl.models.precision import cast_output, dtype_of
 from tfpfl.models.reading import trace
 from tfpfl.models.weights import Head, Weights
@@ -23,7 +25,7 @@ HEAD_INITS = ("glorot", "uniform01", "zeros")
 _SHARED_HEAD = 2**31 - 1  # a shared head is drawn with this number in place of a client id
 
 
-class SplitModel:
+class SplitModel(Normalized):
     """A model in two parts: a Keras backbone with features phi(x; theta) in R^M, and a linear head.
 
     The outputs z are phi @ kernel + bias: logits for classes. Client i's head has a kernel [M, K_i] and a bias [K_i].
@@ -41,6 +43,9 @@ class SplitModel:
         kind: what the head predicts, and its loss: 'classification' (softmax), 'multilabel' (a logistic loss for each
             output), 'regression' (squared error), 'poisson' (counts), 'quantile:Q' or 'huber:DELTA'; see
             `tfpfl.data.kinds.label_kind`.
+        batch_norm: what trainable BatchNormalization layers do, see `tfpfl.models.normalization`: 'frozen' (the stored
+            statistics normalize), 'local' (statistics, scale and offset belong to the client) or 'shared' (statistics
+            are averaged by the server). None: 'frozen'.
 
     Attributes:
         kind: the `HeadKind`.
@@ -53,8 +58,9 @@ class SplitModel:
     A backbone that ends in a softmax or a sigmoid gives a warning: its features would be probabilities.
 
     Raises:
-        InvalidArgument: head_init or kind is unknown; the input shape is not fixed; the backbone's output is not
-            [N, M]; a layer draws random numbers or is a trainable BatchNormalization.
+        InvalidArgument: head_init, kind or batch_norm is unknown; batch_norm is 'local' or 'shared' and the backbone
+            has no plain trainable BatchNormalization; the input shape is not fixed; the backbone's output is not
+            [N, M]; a layer draws random numbers in a way that cannot be brought.
 
     Examples:
         >>> from tfpfl.models import build_network
@@ -71,6 +77,7 @@ class SplitModel:
         head_init: str = "glorot",
         input_shape: Any = None,
         kind: str | LabelKind | HeadKind = "classification",
+        batch_norm: str | None = None,
     ) -> None:
         if head_init not in HEAD_INITS:
             raise InvalidArgument(f"unknown head_init {head_init!r}: one of {', '.join(HEAD_INITS)}")
@@ -86,6 +93,7 @@ class SplitModel:
         self.dtype = dtype_of(backbone, output)
         self.num_features = int(output.shape[1])
         self.initial_theta, apply = functional(backbone)
+        self._set_batch_norm(apply, batch_norm)
         if output.dtype != self.dtype:
             apply = cast_output(apply, self.dtype)
         traced = trace(apply, self.initial_theta, self.inputs, self.dtype)
@@ -164,7 +172,12 @@ class SplitModel:
         return Head(tf.ensure_shape(kernel, [m, None]), tf.ensure_shape(bias, [None]))
 
     def features(self, theta: tuple, x: Tensor) -> Tensor:
-        """The features phi(x; theta) of examples x [N, ...]: float [N, M]."""
+        """The features phi(x; theta) of examples x [N, ...]: float [N, M].
+
+        In a pass of training (`tfpfl.models.passes`) random layers draw masks, and with batch_norm='local' or 'shared'
+        the statistics of these examples normalize. Otherwise theta may be followed by the moving statistics.
+        """
+        self._check_pass(theta)
         return tf.ensure_shape(self._apply(theta, self._cast(x)), [None, self.num_features])
 
     def record(
@@ -189,10 +202,11 @@ class SplitModel:
                 phi = self.features(theta, x)
             return phi, lambda dphi: _gradient(tape, phi, theta, dphi)
         size = tree.num_rows(x) if chunk is None else tf.minimum(chunk, tree.num_rows(x))
+        now = passes.current()
 
         def pull_back(dphi: Tensor) -> tuple:
             def body(start: Tensor, total: tuple) -> tuple:
-                with tf.GradientTape() as tape:
+                with tf.GradientTape() as tape, passes.part(now, start):
                     tape.watch(theta)
                     phi = self.features(theta, tree.rows(x, start, start + size))
                 part = _gradient(tape, phi, theta, dphi[start : start + size])
@@ -207,13 +221,14 @@ class SplitModel:
         """The same as `features`, but for `chunk` examples at a time, to bound the memory; None: all at once."""
         if chunk is None:
             return self.features(theta, x)
-        num_examples = tree.num_rows(x)
+        num_examples, now = tree.num_rows(x), passes.current()
         parts = tf.TensorArray(
             self.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=[None, self.num_features]
         )
 
         def body(i: Tensor, parts: tf.TensorArray) -> tuple:
-            return i + 1, parts.write(i, self.features(theta, tree.rows(x, i * chunk, (i + 1) * chunk)))
+            with passes.part(now, i * chunk):
+                return i + 1, parts.write(i, self.features(theta, tree.rows(x, i * chunk, (i + 1) * chunk)))
 
         _, parts = tf.while_loop(lambda i, _: i * chunk < num_examples, body, (0, parts), parallel_iterations=1)
         return tf.ensure_shape(parts.concat(), [None, self.num_features])
