@@ -188,7 +188,7 @@ class ClientModels:
         client_id = find_client(run.federation, client)
         fresh, _ = run.recipe.model_and_population(run.federation)  # a backbone of its own, whose weights may change
         backbone, dtype, first = fresh.backbone, str(fresh.dtype), self._first_rounds
-        for variable, value in zip(backbone.trainable_weights, weights.theta, strict=True):
+        for variable, value in zip(fresh.variables, weights.theta, strict=True):
             variable.assign(value)
         layout, taken = run.federation.layout, fresh.inputs
         examples, decoded = [], []

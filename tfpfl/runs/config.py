@@ -21,6 +21,7 @@ from tfpfl.data.population import Sampling
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.engines.engine import check_grouping
 from tfpfl.models.networks import default_network
+from tfpfl.models.normalization import check_batch_norm
 from tfpfl.runs.aggregators import check_aggregator
 from tfpfl.runs.availability import Availability, changes
 from tfpfl.runs.metrics import check_kind, kind_of
@@ -47,7 +48,7 @@ _ADDED = {  # format -> entries that it added
     7: ("own_method", "metrics", "monitor"),
 }
 # Entries that came without a new format. With these values `run_id` is as it was, and config.json leaves them out.
-_NEWER: dict[str, Any] = {"objective": "mean", "schedule": None, "schedule_of": (), "kind": None}
+_NEWER: dict[str, Any] = {"objective": "mean", "schedule": None, "schedule_of": (), "kind": None, "batch_norm": None}
 _NOT_IDENTITY = ("rounds", "versions", "federation")  # not part of `run_id`: may differ when a run is continued
 
 
@@ -83,6 +84,7 @@ class RunConfig:
     federation_hash: str | None = None  # filled in when the run is created
     network: str | None = None  # a name in NETWORKS, or a file FILE.keras
     network_hash: str | None = None  # sha256 of that file
+    batch_norm: str | None = None  # what BatchNormalization layers do, see `tfpfl.models.normalization`
     head_init: str = "glorot"
     kind: str | None = None  # of labels, see `tfpfl.data.kinds`; None: the usual one; in a run folder: classification
     labels: str | None = None
@@ -169,6 +171,8 @@ class RunConfig:
         self.sampling_plan()
         self.availability()
         check_choice(on_broken=(self.on_broken, ON_BROKEN))
+        given = {name: getattr(self, name) for name in ("aggregator", "max_norm", "clip_norm")}
+        check_batch_norm(self.batch_norm, **given)
         check_norms(self.max_norm, self.clip_norm)
         check_aggregator(self.aggregator, self.aggregator_arguments(), self.engine)
         if self.on_broken == "stop" and (self.max_norm or self.clip_norm) is not None:

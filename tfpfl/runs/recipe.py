@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,12 @@ class Recipe:
         """The run's `Method`. In another process, the user's own is loaded from the code that was sent."""
         return self.config.method if self.code is None else again(self.code).method
 
+    @property
+    def model_name(self) -> str:
+        """What the method predicts with: 'personal', 'global' or 'fine-tuned'."""
+        name = self.row.evaluated(self.config.hyperparameters)
+        return "personal" if name == "global" and self.config.batch_norm == "local" else name
+
     def model_and_population(self, federation: Federation) -> tuple[SplitModel, Population]:
         """Builds the model and the population of training clients for which the algorithm is built.
 
@@ -63,8 +70,11 @@ class Recipe:
             backbone = build_network(config.network, federation.example_shape, seed=config.seed)
         else:
             backbone = load_network(*self.network, run_code=self.run_code)
-        kind = kind_of(federation, config.kind)
-        return SplitModel(backbone, seed=config.seed, head_init=config.head_init, kind=kind), population
+        given: dict[str, Any] = {"seed": config.seed, "head_init": config.head_init, "batch_norm": config.batch_norm}
+        model = SplitModel(backbone, kind=kind_of(federation, config.kind), **given)
+        if self.row.batch_norm and model.batch_norm and config.batch_norm is None:
+            model = model.with_batch_norm(self.row.batch_norm)
+        return model, population
 
     def method(self, model: SplitModel, population: Population) -> Algorithm:
         """Builds the algorithm as its method has it, without the wrappers of `algorithm`."""
