@@ -103,7 +103,9 @@ def algorithm_page(name: str) -> str:
     ]
     for (option, value), label in row.evaluates_if.items():
         facts.append(f"| with `{option} = {value!r}` | {PREDICTS[label]} |")
-    command = f"tfpfl run --algorithm {name} --dataset digits --participation 0.5 --rounds 60"
+    network = " --network conv_bn" if row.batch_norm else ""
+    command = f"tfpfl run --algorithm {name} --dataset digits{network} --participation 0.5 --rounds 60"
+    of_n = "n is the number of scales and offsets of normalization layers; " if row.batch_norm else ""
     parts = [
         f"# {row.title}",
         f"{row.reference}. `--algorithm {name}`, `tfpfl.build_algorithm({name!r}, ...)`.",
@@ -114,9 +116,9 @@ def algorithm_page(name: str) -> str:
         f"From `{own.__name__.replace('.', '/')}.py`.",
         "## At a glance",
         "\n".join(["| | |", "|---|---|", *facts]),
-        "b is the number of weights of the backbone, h of the head, d = b + h; I is the number of clients. A number "
-        "takes 4 bytes in float32. A visit is a client's work in one round; passes and steps are counted during a "
-        "client's first visit, with the default hyperparameters.",
+        f"b is the number of weights of the backbone, h of the head, d = b + h; {of_n}I is the number of clients. A "
+        "number takes 4 bytes in float32. A visit is a client's work in one round; passes and steps are counted during "
+        "a client's first visit, with the default hyperparameters.",
         "## Hyperparameters",
         "\n".join(table) if row.hyperparameters else "None.",
         *(["### Presets", "\n".join(presets)] if presets else []),
@@ -170,7 +172,7 @@ def argument_text(name: str, option: str) -> str:
 @cache
 def work(name: str):
     """Of a first visit to a small network, with the default hyperparameters."""
-    model, population = small()
+    model, population = small(ALGORITHMS[name].batch_norm is not None)
     rng = np.random.default_rng(0)
     x, y = rng.random((8, 3), np.float32), np.arange(8, dtype=np.int32) % 2
     data = ClientData(x, y, population.info(0), np.array([0, 1], np.int32))
@@ -182,11 +184,12 @@ def built(name, population, model):
 
 
 @cache
-def small():
-    """A network with one hidden layer, and six clients."""
+def small(batch_norm: bool):
+    """A network with one hidden layer, if wanted with BatchNormalization, and six clients."""
     import keras
 
-    backbone = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation="tanh")])
+    layers = [keras.Input((3,)), keras.layers.Dense(4, activation="tanh")]
+    backbone = keras.Sequential(layers + [keras.layers.BatchNormalization()] * batch_norm)
     return tfpfl.SplitModel(backbone), Population([8] * 6, [2] * 6, num_labels=2)
 
 
@@ -213,10 +216,12 @@ def choosing_table() -> str:
 
 def shared(name: str) -> str:
     """What all clients have in common: a global model, or else the part that all personal models share."""
-    model, population = small()
+    model, population = small(ALGORITHMS[name].batch_norm is not None)
     algorithm = built(name, population, model)
     if algorithm.message_per_client:
         return "models, client to client"
+    if ALGORITHMS[name].batch_norm:
+        return "all but the normalization"
     return SHARED["model" if algorithm.global_model is not None else algorithm.shares]
 
 

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from helpers.marks import slow_but
+from helpers.normalized import model_for
 from helpers.quick import quick
 from helpers.rounds import play, shared
 from helpers.toys import distance, gradient, identical, initial_states, toy
@@ -105,7 +106,7 @@ def test_a_round_of_fedavg_with_adam(data):
 @pytest.mark.parametrize("name", slow_but(TAKE_IT, "fedper"))
 def test_every_method_trains_with_it(name):
     """By name and with the optimizer itself; with the rate of the method. SGD gives other weights."""
-    data = toy(dtype="float32")
+    data = toy(dtype="float32")._replace(model=model_for(name))
     hyper = quick(name) | ({"momentum": 0.0} if name == "fedbabu" else {})
     rates = [r for r in ("eta", "eta_h", "eta_b", "eta_p", "eta_ft") if r in ALGORITHMS[name].hyperparameters]
     hyper |= dict.fromkeys(rates, 0.02)
@@ -124,7 +125,7 @@ def test_every_method_trains_with_it(name):
 
 @pytest.mark.parametrize("name", slow_but(TAKE_IT, "fedrep"))
 def test_a_new_client_adapts_with_it(name):
-    data = toy(dtype="float32")
+    data = toy(dtype="float32")._replace(model=model_for(name))
     hyper = quick(name) | ({"momentum": 0.0} if name == "fedbabu" else {})
 
     def adapted(**more):

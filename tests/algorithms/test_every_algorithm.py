@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 from helpers.marks import slow_but
+from helpers.normalized import model_for
 from helpers.quick import SPECIAL, quick
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.population import Population
-from tfpfl.models import SplitModel
 from tfpfl.studies import battery
 
 # Ten more rounds of each method; what one of them breaks, its own file's tests notice. In both engines: see below.
@@ -36,8 +36,7 @@ def name(request) -> str:
 @pytest.fixture(scope="module")
 def algorithm(name, federation) -> Algorithm:
     """Small steps, three of seven clients a round."""
-    population = battery.small_population(federation)
-    return build_algorithm(name, SplitModel(battery.backbone("float32")), population, **quick(name))
+    return build_algorithm(name, model_for(name), battery.small_population(federation), **quick(name))
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +59,13 @@ def test_both_engines_agree(name, subject, tff):
 
 def scalars(formula: str, b: int, h: int, **known) -> int:
     """'2d + h' in numbers."""
-    python = re.sub(r"(\d)\s*([bhdI])", r"\1*\2", formula)
+    python = re.sub(r"(\d)\s*([bhdnI])", r"\1*\2", formula)
     return eval(python, {"__builtins__": {}}, {"b": b, "h": h, "d": b + h, **known})
+
+
+def model_n(model) -> int:
+    """n, the number of scales and offsets that stay with the client."""
+    return sum(int(w.size) for w, own in zip(model.initial_theta, model.own, strict=True) if own)
 
 
 def test_bytes_are_those_of_the_list(name, algorithm, subject):
@@ -72,7 +76,7 @@ def test_bytes_are_those_of_the_list(name, algorithm, subject):
             width = int(population.num_classes[i]) if row.head == "personal" else population.shared_labels()
             h = (model.num_features + 1) * width
             for formula, found in ((row.down, metrics["bytes_down"]), (row.up, metrics["bytes_up"])):
-                known = SPECIAL.get(name, {}) | {"I": population.num_clients}
+                known = SPECIAL.get(name, {}) | {"I": population.num_clients, "n": model_n(model)}
                 extra = int(found) - 4 * scalars(formula, model.num_backbone_weights, h, **known)
                 assert 0 <= extra <= 8, f"client {i}: {found} bytes, the list says {formula}"
 
@@ -113,7 +117,7 @@ def test_the_defaults_build(name, algorithm):
 
 def test_clients_of_different_width_share_a_head_only_where_that_is_said(name):
     """Output k of a shared head would mean a different class for each client."""
-    model, people = SplitModel(battery.backbone("float32")), {"num_examples": [5, 6, 7], "num_classes": [3, 2, 4]}
+    model, people = model_for(name), {"num_examples": [5, 6, 7], "num_classes": [3, 2, 4]}
     if ALGORITHMS[name].head == "shared":
         with pytest.raises(ValueError, match="client 1 has 2 classes and client 2 has 4.*--labels global.*_slots"):
             build_algorithm(name, model, Population(**people))

@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 
 from helpers.marks import slow_but
+from helpers.normalized import model_for
 from helpers.quick import quick
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.engines.local.simulation import Simulation
-from tfpfl.models import SplitModel
 from tfpfl.studies import battery
 from tfpfl.studies.battery_subject import Trained, visits_by_id
 
@@ -45,7 +45,7 @@ def test_the_page_has_every_method():
 def test_what_it_predicts_with(name, federation):
     """After two rounds of others, each part of the model is that of round 0, or the newest that the server sends."""
     population = battery.small_population(federation)
-    algorithm = build_algorithm(name, SplitModel(battery.backbone("float32")), population, **quick(name))
+    algorithm = build_algorithm(name, model_for(name), population, **quick(name))
     engine = Simulation(algorithm, federation)
     [visit] = visits_by_id(population, [NEVER], 11)
     data = ClientData(*federation.reader("train")(NEVER), visit.info, tf.constant(visit.key))

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from helpers.marks import slow_but
+from helpers.normalized import model_for
 from helpers.one_broken import build
 from helpers.quick import quick
 from helpers.rounds import nothing_arrives, play, shared
@@ -47,7 +48,7 @@ def test_who_takes_it_and_who_says_why_not(data):
         *("ditto", "pfedme", "apfl", "per_fedavg", "layerwise"),
     }
     for name, row in ALGORITHMS.items():
-        assert adds_mean(build_algorithm(name, data.model, data.population)) == (name in TAKE_IT), name
+        assert adds_mean(build_algorithm(name, model_for(name), data.population)) == (name in TAKE_IT), name
         assert name in TAKE_IT or "Use " in row.no_server_opt or "server_opt" in row.no_server_opt
         assert "server_eta" in row.hyperparameters or name not in TAKE_IT
 

@@ -23,6 +23,7 @@ from tfpfl.data.omniglot import AUGMENT
 from tfpfl.engines.engine import ENGINES
 from tfpfl.engines.local.simulation import GROUPINGS
 from tfpfl.models.networks import NETWORKS, build_network
+from tfpfl.models.normalization import BATCH_NORMS
 from tfpfl.models.split import HEAD_INITS, SplitModel
 from tfpfl.runs.aggregators import AGGREGATORS
 from tfpfl.runs.config import RunConfig
@@ -126,7 +127,7 @@ def test_every_row_of_the_table_is_an_option_of_run_with_the_default_of_the_conf
 
 def test_choices_are_those_of_the_code():
     choices = {"engine": ENGINES, "grouping": GROUPINGS, "on_broken": ON_BROKEN, "head_init": HEAD_INITS}
-    choices |= {"augment": AUGMENT}
+    choices |= {"augment": AUGMENT, "batch_norm": BATCH_NORMS}
     assert {name: OPTIONS[name].choices for name in choices} == choices
     known = {"algorithm": ALGORITHMS, "partition": PARTITIONERS, "network": NETWORKS, "aggregator": AGGREGATORS}
     known |= {"dataset": [row["name"] for row in list_datasets()]}
@@ -186,7 +187,8 @@ def test_a_wrong_name_is_answered_with_the_nearest_one(words, said, elsewhere):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_help_of_a_hyperparameter_lists_its_values(name):
     """Those that the builder names when it refuses another one."""
-    model, population = SplitModel(build_network("mlp200", (4, 4, 1))), Population([8] * 4, [2] * 4, num_labels=2)
+    network = "conv_bn" if ALGORITHMS[name].batch_norm else "mlp200"
+    model, population = SplitModel(build_network(network, (4, 4, 1))), Population([8] * 4, [2] * 4, num_labels=2)
     texts = hyperparameter_texts(name)
     for option, parameter in ALGORITHMS[name].hyperparameters.items():
         if scalar_type(parameter) is str:

@@ -2,13 +2,12 @@
 
 import tensorflow as tf
 
+from helpers.normalized import model_for
 from helpers.quick import quick
-from helpers.toys import backbone
 from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.transforms import faults
 from tfpfl.data.population import Sampling
-from tfpfl.models import SplitModel
 
 BROKEN = 2
 
@@ -16,7 +15,7 @@ BROKEN = 2
 def build(name, federation, **more) -> Algorithm:
     """Builds an algorithm with quick hyperparameters; half of the clients take part in a round."""
     population = federation.population(Sampling("fixed", 0.5), shared_slots=True)
-    return build_algorithm(name, SplitModel(backbone("float32")), population, **quick(name) | more)
+    return build_algorithm(name, model_for(name), population, **quick(name) | more)
 
 
 def only(kind):

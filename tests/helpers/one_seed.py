@@ -24,7 +24,8 @@ def ends(folder: str) -> dict:
     population = federation.population(tfpfl.Sampling("fixed", rate=0.5))
     found = {}
     for name in ALGORITHMS:
-        model = tfpfl.SplitModel(build_network("mlp200", federation.example_shape))
+        network = "conv_bn" if ALGORITHMS[name].batch_norm else "mlp200"
+        model = tfpfl.SplitModel(build_network(network, federation.example_shape))
         training = tfpfl.Training(build_algorithm(name, model, population, **quick(name)), federation, evaluate_every=0)
         training.run(ROUNDS)
         clients = training.client_states(population.client_ids.tolist())

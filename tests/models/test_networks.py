@@ -16,6 +16,7 @@ COUNTS = [  # PFLEGO's and PGFed's tables: name, image, body b, M, classes, head
     ("fedavg_cnn", (32, 32, 3), 873_408, 512, 10, 5_130),
     ("fedavg_cnn", (32, 32, 3), 873_408, 512, 100, 51_300),
     ("fedavg_cnn", (28, 28, 1), 576_896, 512, 10, 5_130),
+    ("conv_bn", (8, 8, 1), 16 * 9 + 2 * 16 + 16 * 32 * 9 + 2 * 32 + (128 + 1) * 64, 64, 10, 650),  # no paper's
 ]
 
 
@@ -47,7 +48,8 @@ def test_weights_are_a_function_of_the_seed_and_layers_differ():
 @pytest.mark.parametrize("name", NETWORKS)
 def test_kernels_are_glorot_uniform(name):
     """Uniform in +- sqrt(6 / (fan in + fan out)): the bound, and the variance within five standard errors."""
-    for kernel in build_network(name, (32, 32, 3) if name != "omniglot_4conv" else (28, 28, 1)).get_weights()[::2]:
+    weights = build_network(name, (32, 32, 3) if name != "omniglot_4conv" else (28, 28, 1)).get_weights()
+    for kernel in (w for w in weights if w.ndim > 1):
         field = int(np.prod(kernel.shape[:-2]))
         limit = np.sqrt(6 / (field * kernel.shape[-2] + field * kernel.shape[-1]))
         assert np.abs(kernel).max() <= limit and np.abs(kernel).max() > 0.98 * limit

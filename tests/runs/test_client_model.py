@@ -93,14 +93,26 @@ def by_the_contract(run, client):
     return run.model.logits(weights, run.federation.arrays(client, "test", labels)[0])
 
 
+@pytest.fixture(scope="module")
+def a_normed_network(tmp_path_factory):
+    """A network file with BatchNormalization."""
+    stack = [keras.layers.Flatten(), keras.layers.Dense(5), keras.layers.BatchNormalization(), keras.layers.ReLU()]
+    path = tmp_path_factory.mktemp("network") / "normed.keras"
+    keras.Sequential([keras.Input((4, 3)), *stack]).save(path)
+    return path
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_method_gives_the_model_that_its_clients_predict_with(name, pixels, tmp_path, monkeypatch):
+def test_every_method_gives_the_model_that_its_clients_predict_with(
+    name, pixels, a_normed_network, tmp_path, monkeypatch
+):
     """Also to a client that no round has drawn, and to one outside of the population."""
     monkeypatch.setattr("tfpfl.runs.protocols.LAST_ROUNDS", 1)
+    network = str(a_normed_network) if ALGORITHMS[name].batch_norm else None
     run = runs.train(
         tmp_path / "run", pixels, algorithm=name, rounds=2, new_clients=1, participation=0.4,
-        hyperparameters=quick(name), labels="global",
+        hyperparameters=quick(name), labels="global", network=network,
     )  # fmt: skip
     with Run.open(run.folder) as run:
         models, ids = ClientModels(run), [int(i) for i in run.population.client_ids]

@@ -65,7 +65,8 @@ def export(
         The open `Bundle`.
 
     Raises:
-        ExportError: an unknown client, a run without rounds or heads, or `out` exists.
+        ExportError: an unknown client, a run without rounds or heads, a model with batch_norm='local' or 'shared', or
+            `out` exists.
         UnsupportedLayerError: a layer that the device cannot train.
     """
     out = Path(out)
@@ -76,6 +77,11 @@ def export(
         raise ExportError(
             "the backbone takes whole numbers (such as tokens for an Embedding), and the device's program takes "
             "floats: such a model cannot be exported"
+        )
+    if personal.model.batch_statistics:
+        raise ExportError(
+            f"the model has batch_norm={personal.model.batch_norm!r}, and the device's program cannot move statistics: "
+            "such a model cannot be exported. Use Run.keras_model, or train with batch_norm='frozen'"
         )
     if not out.parent.is_dir():
         raise ExportError(f"{out.parent} is not a folder")

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
-from tfpfl.algorithms.method import Method
+from tfpfl.algorithms.method import SEVERAL_MODELS, Method
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
@@ -163,4 +163,5 @@ APFL = Method(
     down="d",
     up="d",
     reference="Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, arXiv 2003.13461",
+    no_batch_norm=SEVERAL_MODELS,
 )

@@ -9,6 +9,7 @@ from tfpfl.algorithms.ditto import DITTO
 from tfpfl.algorithms.fedamp import FEDAMP, HEURFEDAMP
 from tfpfl.algorithms.fedavg import FEDAVG
 from tfpfl.algorithms.fedbabu import FEDBABU
+from tfpfl.algorithms.fedbn import FEDBN
 from tfpfl.algorithms.feddyn import FEDDYN
 from tfpfl.algorithms.fedfomo import FEDFOMO
 from tfpfl.algorithms.fedper import FEDPER
@@ -58,6 +59,7 @@ _METHODS = (
     HEURFEDAMP,
     PGFED,
     PGFEDMO,
+    FEDBN,
 )
 ALGORITHMS = {method.name: method for method in _METHODS}
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
-from tfpfl.algorithms.method import Method
+from tfpfl.algorithms.method import SEVERAL_MODELS, Method
 from tfpfl.algorithms.parts.adaptation import adaptation, near
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import local_solver
@@ -146,4 +146,5 @@ DITTO = Method(
     down="d",
     up="d",
     reference="Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021",
+    no_batch_norm=SEVERAL_MODELS,
 )

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
-from tfpfl.algorithms.method import Method
+from tfpfl.algorithms.method import SEVERAL_MODELS, Method
 from tfpfl.algorithms.parts.local_training import local_solver
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.schedules import divided, factor
@@ -301,6 +301,7 @@ FEDAMP = Method(
     "Data, AAAI 2021",
     no_objective="its server keeps the model or the gradient of every client, and adds up nothing. Use fedavg",
     no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
+    no_batch_norm=SEVERAL_MODELS,
 )
 
 HEURFEDAMP = Method(
@@ -316,4 +317,5 @@ HEURFEDAMP = Method(
     "Data, AAAI 2021",
     no_objective="its server keeps the model or the gradient of every client, and adds up nothing. Use fedavg",
     no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
+    no_batch_norm=SEVERAL_MODELS,
 )

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
-from tfpfl.algorithms.method import Method
+from tfpfl.algorithms.method import SEVERAL_MODELS, Method
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import local_solver, support_and_query
@@ -319,4 +319,5 @@ FEDFOMO = Method(
     older={6: {"own_model": "visited"}},
     no_objective="its server keeps the model or the gradient of every client, and adds up nothing. Use fedavg",
     no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
+    no_batch_norm=SEVERAL_MODELS,
 )

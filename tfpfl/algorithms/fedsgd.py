@@ -72,6 +72,7 @@ def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") 
         adapt=adaptation(model, lambda w, state, data: w, sgd(eta)),
         shares="model",
         one_pass=one_pass,
+        own_step=lambda info, loss: -rate("eta", eta),
     )
 
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
-from tfpfl.algorithms.method import Method
+from tfpfl.algorithms.method import SEVERAL_MODELS, Method
 from tfpfl.algorithms.parts.adaptation import adaptation, near
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import example_weight, local_solver
@@ -213,4 +213,5 @@ LAYERWISE = Method(
     up="d",
     reference="the thesis on layer-wise regularization and personalized mixing, reconstructed",
     presets={"pm_a": {"scheme": "pm_a"}, "pm_b": {"scheme": "pm_b"}},
+    no_batch_norm=SEVERAL_MODELS,
 )

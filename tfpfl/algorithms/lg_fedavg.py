@@ -150,4 +150,7 @@ LG_FEDAVG = Method(
     up="h",
     reference="Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act Globally: "
     "Federated Learning with Local and Global Representations, arXiv 2001.01523",
+    no_batch_norm={
+        "shared": "each client has a backbone of its own, so statistics have no common meaning. Use 'local'"
+    },
 )

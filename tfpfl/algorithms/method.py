@@ -10,9 +10,14 @@ from typing import Any, Union, get_args, get_origin
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.parts.objectives import parsed_objective
 from tfpfl.algorithms.parts.optimizers import Optimizer, client_optimizer
+from tfpfl.algorithms.transforms.normalization import normalized
 from tfpfl.algorithms.transforms.server_optimizer import server_optimized
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.kinds import LabelKind
+
+_SEVERAL = "a client computes features of several models, or at several points, whose statistics would be mixed"
+_INSTEAD = "Use 'frozen', or a method with one model on the client, such as fedavg, fedprox, fedper or pflego"
+SEVERAL_MODELS = dict.fromkeys(("local", "shared"), f"{_SEVERAL}. {_INSTEAD}")  # of `Method.no_batch_norm`
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,8 @@ class Method:
     """The facts about a personalized federated method: name, builder, costs, reference and presets.
 
     `down` and `up` are the numbers that a client receives and sends in a round, in terms of b (weights of the
-    backbone), h (weights of the head), d = b + h and I (clients). In float32 each number has 4 bytes.
+    backbone), h (weights of the head), d = b + h, n (scales and offsets of normalization layers) and I (clients). In
+    float32 each number has 4 bytes.
 
     A method has more hyperparameters than its builder has arguments. If the builder takes a `client_opt`, the options
     of this optimizer (`client_optimizer`); and the server's optimizer (`server_optimized`), unless `no_server_opt`
@@ -45,6 +51,8 @@ class Method:
     only_classes: str = ""  # why the head's kind must be 'classification', and what to use instead
     sends: str = "update"  # what a client sends: the 'gradient' of its loss, or an 'update'; see `with_objective`
     no_objective: str = ""  # why there is no other objective than the mean, and what to use instead
+    no_batch_norm: dict = field(default_factory=dict)  # 'local' or 'shared' -> why the method cannot have it
+    batch_norm: str | None = None  # the one that the method is about; its builder calls `transforms.normalized` itself
 
     @property
     def takers(self) -> tuple[Callable, ...]:
@@ -82,8 +90,12 @@ class Method:
         if parts.get(client_optimizer):
             opt = hyperparameters.get("client_opt", _keywords(builder)["client_opt"].default)
             hyperparameters["client_opt"] = client_optimizer(opt, **parts[client_optimizer])
-        algorithm = builder(model, population, **hyperparameters)
-        return server_optimized(algorithm, **parts[server_optimized]) if parts.get(server_optimized) else algorithm
+        if why := self.no_batch_norm.get(model.batch_norm):
+            raise InvalidArgument(f"{self.name} cannot have batch_norm={model.batch_norm!r}: {why}")
+        algorithm = made = builder(model, population, **hyperparameters)
+        if parts.get(server_optimized):
+            made = server_optimized(algorithm, **parts[server_optimized])
+        return made if self.batch_norm else normalized(made, before=algorithm, name=self.name)
 
     def check_kind(self, kind: LabelKind) -> None:
         """Checks that the method can train heads of this kind.

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.finetune import finetuned
-from tfpfl.algorithms.method import Method
+from tfpfl.algorithms.method import SEVERAL_MODELS, Method
 from tfpfl.algorithms.parts.local_training import batch_loop, value_and_gradient
 from tfpfl.algorithms.parts.schedules import rate
 from tfpfl.checks import InvalidArgument, check_choice, check_rates
@@ -134,4 +134,5 @@ PER_FEDAVG = Method(
     presets={"fo": {"variant": "fo"}, "hf": {"variant": "hf"}},
     no_objective="what a client minimizes is its loss after a step of its own. Use fedavg_ft",
     no_client_opt="its steps are plain gradient steps through a plain gradient step. Use fedavg_ft, or server_opt",
+    no_batch_norm=SEVERAL_MODELS,
 )

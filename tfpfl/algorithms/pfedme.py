@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
-from tfpfl.algorithms.method import Method
+from tfpfl.algorithms.method import SEVERAL_MODELS, Method
 from tfpfl.algorithms.parts.adaptation import adaptation, near
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import batch_loop, local_solver
@@ -161,4 +161,5 @@ PFEDME = Method(
     up="d",
     reference="Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020",
     no_objective="what a client minimizes is its Moreau envelope, not its loss. Use fedavg or ditto",
+    no_batch_norm=SEVERAL_MODELS,
 )

@@ -175,14 +175,17 @@ def pflego(
     def init_client(info):
         return model.head(info, head_init)
 
+    def own_step(info, loss):
+        c = info.alpha if rule == "exact" else tf.ones([], model.dtype)
+        c /= arrival(info)
+        if (times := emphasis(loss)) is not None:  # of another objective than the mean: the same as for theta
+            c *= times
+        return -rate("rho", rho) * scale * c
+
     def on_features(theta, head, phi, data):
         targets = model.kind.targets(data.y, tf.shape(head.bias)[0], phi.dtype)
         head, loss, errors = inner_steps(head, phi, targets, tau - 1, inner, safeguard, model.kind)
-        c = data.info.alpha if rule == "exact" else tf.ones([], phi.dtype)
-        c /= arrival(data.info)
-        if (times := emphasis(loss)) is not None:  # of another objective than the mean: the same as for theta
-            c *= times
-        new_head = tree.add_scaled(head, -rate("rho", rho) * scale * c, heads.gradient(phi, errors))
+        new_head = tree.add_scaled(head, own_step(data.info, loss), heads.gradient(phi, errors))
 
         weight = data.info.alpha / arrival(data.info)
         if weighting == "sampled":
@@ -216,6 +219,7 @@ def pflego(
         shares="backbone",
         # recompute and chunk bound memory per client; batching a whole cohort would defeat that
         one_pass=None if recompute or chunk else one_pass,
+        own_step=own_step,
     )
 
 

@@ -92,4 +92,5 @@ LOCAL = Method(
     reference="the baseline without communication; 'Separate' in FedAMP",
     no_objective="nothing is sent, so no client counts more than another. Use fedavg or pflego",
     no_server_opt="nothing is sent, so its server has no step. Use client_opt",
+    no_batch_norm={"shared": "nothing is sent, so no statistics can be averaged. Use 'local'"},
 )

@@ -69,6 +69,7 @@ class Fold(IntEnum):
     STRAGGLER = -1  # whether the client is a straggler, and how much of its work a straggler does
     SPLIT = -2  # which of its examples are the support set, and which the query set
     FAULT = -3  # whether an injected fault breaks the client, and which one
+    MASKS = -4  # the masks of Dropout and of other random layers
 
 
 def entropy(seed: int, stream: int, index: int = 0) -> np.random.SeedSequence:

@@ -175,9 +175,10 @@ def looped_work(algorithm: Algorithm, readers: Readers) -> Callable:
 def one_pass_of(algorithm: Algorithm):
     """The algorithm's `OnePass` if several clients can share it, otherwise None.
 
-    They can if all get the same message and the aggregate is a single mean or sum.
+    They can if all get the same message, the aggregate is a single mean or sum, and no layer of the backbone draws
+    masks, which depend on the client.
     """
-    if algorithm.message_per_client or algorithm.aggregate not in ("mean", "sum"):
+    if algorithm.message_per_client or algorithm.aggregate not in ("mean", "sum") or algorithm.model.alone:
         return None
     return algorithm.one_pass
 

@@ -18,7 +18,7 @@ from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
 from tfpfl.engines import aggregation
 from tfpfl.engines.inputs import check_inputs, check_targets
-from tfpfl.models import tree
+from tfpfl.models import passes, tree
 from tfpfl.models.heads import HeadKind
 from tfpfl.models.losses import logits
 from tfpfl.models.weights import Head, Weights
@@ -97,7 +97,8 @@ def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
 
     def work(message, state, visit) -> ClientOutput:
         x, y = readers.train(visit)
-        output = algorithm.client_update(message, state, ClientData(x, y, visit.info, visit.key))
+        with passes.drawing(visit.key):
+            output = algorithm.client_update(message, state, ClientData(x, y, visit.info, visit.key))
         held_out = {}
         if readers.held_out:
             model = algorithm.local_model(message, output)

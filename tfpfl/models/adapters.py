@@ -26,7 +26,7 @@ import tensorflow as tf
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import Tensor
 from tfpfl.data.randomness import ModelKey
-from tfpfl.models.functional import flatten
+from tfpfl.models.layers import flatten
 
 KINDS = ("lora", "scale_shift", "bottleneck")
 PARTS = {  # the parts of an adapter, in the order of its weights

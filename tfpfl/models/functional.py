@@ -6,7 +6,8 @@ from attributes, so `apply` replaces these attributes with the given tensors dur
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -15,39 +16,68 @@ import tensorflow as tf
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import Tensor
+from tfpfl.models import passes
+from tfpfl.models.layers import SpecialLayers
 
 _SWAP = threading.RLock()
-# Base classes of layers that may draw random numbers. The last two are from Keras 3: recurrent cells, and images.
-_NOISE = ("BaseRandomLayer", "Dropout", "BaseDropout", "GaussianNoise", "GaussianDropout", "AlphaDropout",
-          "DropoutRNNCell", "BaseImagePreprocessingLayer")  # fmt: skip
 
 
-def check_pure(model: keras.Model) -> None:
-    """Checks that the model's output depends only on its weights and its input.
+class PureModel:
+    """A built Keras model as a pure function of its weights, made by `functional`.
+
+    Args:
+        model: the model.
+
+    Attributes:
+        layers: the layers that are replaced during a call, see `SpecialLayers`.
+        statistics: the moving statistics of the trainable BatchNormalization layers, a tuple of arrays.
 
     Raises:
-        InvalidArgument: the model has a trainable BatchNormalization, or a layer that draws random numbers.
+        InvalidArgument: as `functional`.
     """
-    for layer in flatten(model):
-        names = {cls.__name__ for cls in type(layer).__mro__}
-        if "BatchNormalization" in names and layer.trainable:
-            raise InvalidArgument(
-                f"layer {layer.name!r} is a trainable BatchNormalization. Its batch statistics make an example's "
-                "features depend on the other examples of the batch, and its moving statistics have no gradient. Use "
-                "GroupNormalization or LayerNormalization, or freeze it (trainable=False)"
-            )
-        config = layer.get_config() if names & set(_NOISE) else {}
-        amount = max(float(config.get(name) or 0) for name in ("rate", "stddev", "dropout", "recurrent_dropout"))
-        random_augmentation = names & set(_NOISE) and any(name.startswith("Random") for name in names)
-        if amount > 0 or random_augmentation:
-            raise InvalidArgument(
-                f"layer {layer.name!r} ({type(layer).__name__}) draws random numbers. A backbone must be "
-                "deterministic: its features are computed once per round and cached. Remove the layer, or set its rate "
-                "to 0"
-            )
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model, self.layers = model, SpecialLayers(model)
+        self._frozen = tuple(np.asarray(v) for v in model.non_trainable_weights)
+        self.statistics = tuple(self._frozen[place] for place in self.layers.places)
+        self._variables = [*model.trainable_weights, *model.non_trainable_weights]
+        self._num_weights = len(model.trainable_weights)
+        self._slots = _slots(model, self._variables) if keras.__version__.startswith("2.") else None
+
+    def __call__(self, weights: tuple, x: Tensor) -> Tensor:
+        """The model's output.
+
+        Args:
+            weights: the trainable weights; if the moving statistics follow, this is evaluation with those.
+            x: the input.
+        """
+        weights, statistics = tuple(weights[: self._num_weights]), tuple(weights[self._num_weights :])
+        now = None if statistics else passes.current()
+        if now is not None and now.statistics is not None:
+            statistics = now.statistics
+        frozen: list[Any] = list(self._frozen)
+        for place, value in zip(self.layers.places, statistics):  # noqa: B905  none: the stored ones
+            frozen[place] = value
+        with self._holding([*weights, *frozen]):
+            if not self.layers:
+                return self._model(x, training=False)
+            with _SWAP, self.layers.replaced(now):
+                return self._model(x, training=False)
+
+    @contextmanager
+    def _holding(self, values: list) -> Iterator[None]:
+        """Lets the layers read these values instead of their variables."""
+        if self._slots is None:
+            # The same as `model.stateless_call`, which fails for models whose `call` has no argument `training`.
+            with keras.StatelessScope(state_mapping=list(zip(self._variables, values, strict=True))):
+                yield
+            return
+        values = [*values[: self._num_weights], *(tf.convert_to_tensor(f) for f in values[self._num_weights :])]
+        with _swapped(self._slots, values):
+            yield
 
 
-def functional(model: keras.Model) -> tuple[tuple[np.ndarray, ...], Callable[[tuple, Tensor], Tensor]]:
+def functional(model: keras.Model) -> tuple[tuple[np.ndarray, ...], PureModel]:
     """Splits a built Keras model into its weights and a pure function.
 
     Args:
@@ -55,25 +85,14 @@ def functional(model: keras.Model) -> tuple[tuple[np.ndarray, ...], Callable[[tu
 
     Returns:
         (weights, apply): the trainable weights as a tuple of arrays, and the function `apply(weights, x)`, which can
-        be differentiated with respect to `weights`. Frozen weights (trainable=False) are constants of `apply`.
+        be differentiated with respect to `weights`. Frozen weights (trainable=False) and moving statistics are
+        constants of `apply`, except in a `passes.Pass` that says otherwise.
 
     Raises:
-        InvalidArgument: the model has a trainable BatchNormalization or a layer that draws random numbers; or, with
+        InvalidArgument: the model has a layer that draws random numbers in a way that cannot be replaced; or, with
             Keras 2, a layer keeps weights elsewhere than in its attributes.
     """
-    check_pure(model)
-    weights = tuple(np.asarray(v) for v in model.trainable_weights)
-    frozen = tuple(np.asarray(v) for v in model.non_trainable_weights)
-    if keras.__version__.startswith("2."):
-        return weights, _keras2(model, frozen)
-    variables = [*model.trainable_weights, *model.non_trainable_weights]
-
-    def apply(weights: tuple, x: Tensor) -> Tensor:
-        # The same as `model.stateless_call`, which fails for models whose `call` has no argument `training`.
-        with keras.StatelessScope(state_mapping=list(zip(variables, [*weights, *frozen], strict=True))):
-            return model(x, training=False)
-
-    return weights, apply
+    return tuple(np.asarray(v) for v in model.trainable_weights), PureModel(model)
 
 
 def inference(model: keras.Model) -> tuple[tuple[np.ndarray, ...], Callable[[tuple, Tensor], Tensor]]:
@@ -82,25 +101,34 @@ def inference(model: keras.Model) -> tuple[tuple[np.ndarray, ...], Callable[[tup
     The function is that of inference: BatchNormalization uses its statistics, and Dropout does nothing.
     """
     variables = [*model.trainable_weights, *model.non_trainable_weights]
-    if keras.__version__.startswith("2."):
-        return tuple(np.asarray(v) for v in variables), _keras2(model, ())
+    slots = _slots(model, variables) if keras.__version__.startswith("2.") else None
 
     def apply(weights: tuple, x: Tensor) -> Tensor:
+        if slots is not None:
+            with _swapped(slots, list(weights)):
+                return model(x, training=False)
         with keras.StatelessScope(state_mapping=list(zip(variables, weights, strict=True))):
             return model(x, training=False)
 
     return tuple(np.asarray(v) for v in variables), apply
 
 
-def flatten(model: keras.Model) -> list[Any]:
-    """The model and all layers in it, also those inside other layers."""
-    if hasattr(model, "_flatten_layers"):
-        return list(model._flatten_layers())  # includes cells and layers inside layers
-    return [model]
+@contextmanager
+def _swapped(slots: list[tuple[Any, str, int, Any]], values: list) -> Iterator[None]:
+    """For Keras 2: puts the values in the place of the weights."""
+    with _SWAP:
+        saved = [(layer, name, layer.__dict__[name]) for layer, name, _, _ in slots]
+        try:
+            for layer, name, i, cast in slots:
+                layer.__dict__[name] = values[i] if cast is None else tf.cast(values[i], cast)
+            yield
+        finally:
+            for layer, name, value in saved:
+                layer.__dict__[name] = value
 
 
-def _keras2(model: keras.Model, frozen: tuple[np.ndarray, ...]) -> Callable[[tuple, Tensor], Tensor]:
-    variables = [*model.trainable_weights, *model.non_trainable_weights]
+def _slots(model: keras.Model, variables: list) -> list[tuple[Any, str, int, Any]]:
+    """For Keras 2, (layer, attribute, number of the weight, dtype to cast to) for every attribute that is a weight."""
     position = {id(v): i for i, v in enumerate(variables)}
     slots = [
         (layer, name, position[id(value)], _cast_of(layer, value))
@@ -114,20 +142,7 @@ def _keras2(model: keras.Model, frozen: tuple[np.ndarray, ...]) -> Callable[[tup
         raise InvalidArgument(
             f"weights {names} are not attributes of a layer. Assign each weight to its own attribute, not to a list"
         )
-
-    def apply(weights: tuple, x: Tensor) -> Tensor:
-        values = [*weights, *(tf.constant(f) for f in frozen)]
-        with _SWAP:
-            saved = [(layer, name, layer.__dict__[name]) for layer, name, _, _ in slots]
-            try:
-                for layer, name, i, cast in slots:
-                    layer.__dict__[name] = values[i] if cast is None else tf.cast(values[i], cast)
-                return model(x, training=False)
-            finally:
-                for layer, name, value in saved:
-                    layer.__dict__[name] = value
-
-    return apply
+    return slots
 
 
 def _cast_of(layer: Any, variable: Any) -> Any:

@@ -53,7 +53,22 @@ def fedavg_cnn() -> list[layers.Layer]:
     return [*blocks, layers.Flatten(), layers.Dense(512, activation="relu")]
 
 
-NETWORKS = {network.__name__: network for network in (mlp200, cifar_2conv, omniglot_4conv, fedavg_cnn)}
+def conv_bn() -> list[layers.Layer]:
+    """A small network with BatchNormalization, for FedBN: two 3x3 convolutions and a dense layer of 64 units."""
+    blocks = [
+        layer
+        for filters in (16, 32)
+        for layer in (
+            layers.Conv2D(filters, 3, padding="same", use_bias=False),
+            layers.BatchNormalization(momentum=0.9),
+            layers.ReLU(),
+            layers.MaxPooling2D(2, padding="same"),
+        )
+    ]
+    return [*blocks, layers.Flatten(), layers.Dense(64, activation="relu")]
+
+
+NETWORKS = {network.__name__: network for network in (mlp200, cifar_2conv, omniglot_4conv, fedavg_cnn, conv_bn)}
 
 
 def default_network(example_shape: tuple) -> str:
@@ -64,10 +79,11 @@ def default_network(example_shape: tuple) -> str:
 def build_network(name: str, input_shape: tuple, *, seed: int = 0, dtype: str = "float32") -> keras.Model:
     """A backbone by its name in `NETWORKS`: a built `keras.Sequential` from examples to features [N, M].
 
-    Kernels are Glorot uniform, a function of (seed, position of the weight). Biases are 0.
+    Kernels are Glorot uniform, a function of (seed, position of the weight). Biases are 0, scales of BatchNormalization
+    and its moving variances are 1.
 
     Args:
-        name: mlp200, cifar_2conv, omniglot_4conv or fedavg_cnn.
+        name: mlp200, cifar_2conv, omniglot_4conv, fedavg_cnn or conv_bn.
         input_shape: the shape of one example, such as (28, 28, 1).
         seed: the seed of the initial weights, >= 0.
         dtype: 'float32' or 'float64'.
@@ -90,7 +106,10 @@ def build_network(name: str, input_shape: tuple, *, seed: int = 0, dtype: str = 
         raise InvalidArgument(
             f"{name} needs larger images than {tuple(input_shape)}: {error}. Use mlp200 or another network"
         ) from error
-    model.set_weights([_draw(w.shape, seed, i, dtype) for i, w in enumerate(model.get_weights())])
+    as_made = {id(w) for layer in stack if isinstance(layer, layers.BatchNormalization) for w in layer.weights}
+    for i, variable in enumerate(model.trainable_weights):
+        if id(variable) not in as_made:
+            variable.assign(_draw(variable.shape, seed, i, dtype))
     return model
 
 

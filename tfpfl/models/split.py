@@ -11,12 +11,14 @@ from tfpfl.data.kinds import LabelKind
 from tfpfl.data.layout import packed
 from tfpfl.data.population import ClientInfo, Tensor
 from tfpfl.data.randomness import ModelKey
-from tfpfl.models import tree
+from tfpfl.models import passes, tree
 from tfpfl.models.adapters import Adapters
 from tfpfl.models.cuts import cut
-from tfpfl.models.functional import flatten, functional
+from tfpfl.models.functional import functional
 from tfpfl.models.heads import HeadKind, head_kind
 from tfpfl.models.inputs import Inputs
+from tfpfl.models.layers import flatten
+from tfpfl.models.normalization import Normalized
 from tfpfl.models.precision import cast_output, dtype_of
 from tfpfl.models.reading import trace
 from tfpfl.models.trunk import Trunk
@@ -26,7 +28,7 @@ HEAD_INITS = ("glorot", "uniform01", "zeros")
 _SHARED_HEAD = 2**31 - 1  # a shared head is drawn with this number in place of a client id
 
 
-class SplitModel:
+class SplitModel(Normalized):
     """A model in two parts: a Keras backbone with features phi(x; theta) in R^M, and a linear head.
 
     The outputs z are phi @ kernel + bias: logits for classes. Client i's head has a kernel [M, K_i] and a bias [K_i].
@@ -50,6 +52,9 @@ class SplitModel:
         adapters: 'lora:R', 'scale_shift' or 'bottleneck:R': theta is the weights of such adapters, and the backbone's
             own weights never change; see `tfpfl.models.adapters`. With `train_from`, only layers above the cut have
             adapters. None: no adapters.
+        batch_norm: what trainable BatchNormalization layers do, see `tfpfl.models.normalization`: 'frozen' (the stored
+            statistics normalize), 'local' (statistics, scale and offset belong to the client) or 'shared' (statistics
+            are averaged by the server). None: 'frozen'.
 
     Attributes:
         kind: the `HeadKind`.
@@ -65,9 +70,10 @@ class SplitModel:
     A backbone that ends in a softmax or a sigmoid gives a warning: its features would be probabilities.
 
     Raises:
-        InvalidArgument: head_init or kind is unknown; the input shape is not fixed; the backbone's output is not
-            [N, M]; a layer draws random numbers or is a trainable BatchNormalization; the backbone cannot be cut at
-            `train_from`; the adapters are unknown, or no layer takes them.
+        InvalidArgument: head_init, kind or batch_norm is unknown; batch_norm is 'local' or 'shared' and the backbone
+            has no plain trainable BatchNormalization, or has adapters; the input shape is not fixed; the backbone's
+            output is not [N, M]; a layer draws random numbers in a way that cannot be brought; the backbone cannot be
+            cut at `train_from`; the adapters are unknown, or no layer takes them.
 
     Examples:
         >>> from tfpfl.models import build_network
@@ -90,11 +96,12 @@ class SplitModel:
         kind: str | LabelKind | HeadKind = "classification",
         train_from: str | None = None,
         adapters: str | None = None,
+        batch_norm: str | None = None,
     ) -> None:
         if head_init not in HEAD_INITS:
             raise InvalidArgument(f"unknown head_init {head_init!r}: one of {', '.join(HEAD_INITS)}")
         if train_from is not None:
-            given = {"seed": seed, "head_init": head_init, "kind": kind, "adapters": adapters}
+            given = {"seed": seed, "head_init": head_init, "kind": kind, "adapters": adapters, "batch_norm": batch_norm}
             self._cut(backbone, train_from, input_shape, **given)
             return
         self.backbone, self.seed, self.head_init, self.kind = backbone, int(seed), head_init, head_kind(kind)
@@ -109,11 +116,13 @@ class SplitModel:
         self.dtype = dtype_of(backbone, output)
         self.num_features = int(output.shape[1])
         self.initial_theta, apply = functional(backbone)
+        self._set_batch_norm(apply, batch_norm)
         if output.dtype != self.dtype:
             apply = cast_output(apply, self.dtype)
         if adapters is not None:
             self.adapters = apply = Adapters(adapters, backbone, self.initial_theta, apply, self.seed)
             self.initial_theta = self.adapters.initial
+            self._only_adapters_train()
         traced = trace(apply, self.initial_theta, self.inputs, self.dtype)
         self._activation_bytes, self.reads = traced.activation_bytes, packed(traced.reads, self.input_shape)
         tables = [layer for layer in flatten(backbone) if "Embedding" in {c.__name__ for c in type(layer).__mro__}]
@@ -211,7 +220,12 @@ class SplitModel:
         return Head(tf.ensure_shape(kernel, [m, None]), tf.ensure_shape(bias, [None]))
 
     def features(self, theta: tuple, x: Tensor) -> Tensor:
-        """The features phi(x; theta) of examples x [N, ...]: float [N, M]."""
+        """The features phi(x; theta) of examples x [N, ...]: float [N, M].
+
+        In a pass of training (`tfpfl.models.passes`) random layers draw masks, and with batch_norm='local' or 'shared'
+        the statistics of these examples normalize. Otherwise theta may be followed by the moving statistics.
+        """
+        self._check_pass(theta)
         x = x if self.trunk is None else self.trunk(tf.cast(x, self.dtype))
         return tf.ensure_shape(self._apply(theta, self._cast(x)), [None, self.num_features])
 
@@ -237,10 +251,11 @@ class SplitModel:
                 phi = self.features(theta, x)
             return phi, lambda dphi: _gradient(tape, phi, theta, dphi)
         size = tree.num_rows(x) if chunk is None else tf.minimum(chunk, tree.num_rows(x))
+        now = passes.current()
 
         def pull_back(dphi: Tensor) -> tuple:
             def body(start: Tensor, total: tuple) -> tuple:
-                with tf.GradientTape() as tape:
+                with tf.GradientTape() as tape, passes.part(now, start):
                     tape.watch(theta)
                     phi = self.features(theta, tree.rows(x, start, start + size))
                 part = _gradient(tape, phi, theta, dphi[start : start + size])
@@ -255,13 +270,14 @@ class SplitModel:
         """The same as `features`, but for `chunk` examples at a time, to bound the memory; None: all at once."""
         if chunk is None:
             return self.features(theta, x)
-        num_examples = tree.num_rows(x)
+        num_examples, now = tree.num_rows(x), passes.current()
         parts = tf.TensorArray(
             self.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=[None, self.num_features]
         )
 
         def body(i: Tensor, parts: tf.TensorArray) -> tuple:
-            return i + 1, parts.write(i, self.features(theta, tree.rows(x, i * chunk, (i + 1) * chunk)))
+            with passes.part(now, i * chunk):
+                return i + 1, parts.write(i, self.features(theta, tree.rows(x, i * chunk, (i + 1) * chunk)))
 
         _, parts = tf.while_loop(lambda i, _: i * chunk < num_examples, body, (0, parts), parallel_iterations=1)
         return tf.ensure_shape(parts.concat(), [None, self.num_features])

@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data.population import Tensor
-from tfpfl.models.functional import flatten, inference
+from tfpfl.models.functional import inference
 from tfpfl.models.inputs import Inputs
+from tfpfl.models.layers import flatten
 from tfpfl.models.reading import trace, vocabulary
 
 # What says nothing of the numbers that a layer gives: whether it trains, and how its weights began.

@@ -16,6 +16,7 @@ import numpy as np
 
 from tfpfl.algorithms.contract import Algorithm, check_no_balance, kinds
 from tfpfl.algorithms.transforms.compression import compressed
+from tfpfl.algorithms.transforms.normalization import check_not_shared
 from tfpfl.algorithms.transforms.robust import median, trimmed_mean
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.engines.tff.aggregators import OF_TFF, Aggregated
@@ -73,7 +74,7 @@ def check_method(name: str, algorithm: Algorithm) -> None:
 
     Raises:
         InvalidArgument: the algorithm's server receives the updates of single clients (rows), not a mean or sum; or it
-            keeps a sum of what its clients keep (`Algorithm.balance`).
+            keeps a sum of what its clients keep (`Algorithm.balance`); or the model has batch_norm='shared'.
     """
     if "rows" in kinds(algorithm):
         raise InvalidArgument(
@@ -81,6 +82,7 @@ def check_method(name: str, algorithm: Algorithm) -> None:
             "receives every client's own update. Leave out the aggregator"
         )
     check_no_balance(algorithm, f"aggregator {name!r}")
+    check_not_shared(algorithm, f"aggregator {name!r}")
 
 
 def factory(name: str, arguments: dict, algorithm: Algorithm) -> Any:

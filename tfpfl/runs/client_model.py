@@ -189,7 +189,7 @@ class ClientModels:
         fresh, _ = run.recipe.model_and_population(run.federation)  # a backbone of its own, whose weights may change
         backbone, dtype, first = fresh.backbone, str(fresh.dtype), self._first_rounds
         theta = fresh.backbone_weights(weights.theta)
-        for variable, value in zip(backbone.trainable_weights, theta, strict=True):
+        for variable, value in zip(fresh.variables, theta, strict=True):
             variable.assign(value)
         layout, taken = run.federation.layout, fresh.inputs
         examples, decoded = [], []

@@ -22,6 +22,7 @@ from tfpfl.data.randomness import Stream, generator
 from tfpfl.engines.engine import check_grouping
 from tfpfl.models.adapters import parse
 from tfpfl.models.networks import default_network
+from tfpfl.models.normalization import check_batch_norm
 from tfpfl.runs.aggregators import check_aggregator
 from tfpfl.runs.availability import Availability, changes
 from tfpfl.runs.checked import file_hash as file_hash
@@ -52,7 +53,7 @@ _ADDED = {  # format -> entries that it added
 }
 # Entries that came without a new format. With these values `run_id` is as it was, and config.json leaves them out.
 _NEWER: dict[str, Any] = {"objective": "mean", "schedule": None, "schedule_of": (), "kind": None}
-_NEWER |= {"network_weights": None, "train_from": None, "adapters": None}
+_NEWER |= {"network_weights": None, "train_from": None, "adapters": None, "batch_norm": None}
 _NOT_IDENTITY = ("rounds", "versions", "federation", "network_weights")  # not in `run_id`: may differ later
 
 
@@ -91,6 +92,7 @@ class RunConfig:
     network_weights: str | None = None  # filled in for a function: sha256 of the weights that it gives
     train_from: str | None = None  # the first layer of the backbone that trains, see `SplitModel`
     adapters: str | None = None  # such as 'lora:4', see `tfpfl.models.adapters`
+    batch_norm: str | None = None  # what BatchNormalization layers do, see `tfpfl.models.normalization`
     head_init: str = "glorot"
     kind: str | None = None  # of labels, see `tfpfl.data.kinds`; None: the usual one; in a run folder: classification
     labels: str | None = None
@@ -177,6 +179,8 @@ class RunConfig:
         self.sampling_plan()
         self.availability()
         check_choice(on_broken=(self.on_broken, ON_BROKEN))
+        given = {name: getattr(self, name) for name in ("aggregator", "max_norm", "clip_norm")}
+        check_batch_norm(self.batch_norm, **given)
         check_norms(self.max_norm, self.clip_norm)
         check_aggregator(self.aggregator, self.aggregator_arguments(), self.engine)
         if self.on_broken == "stop" and (self.max_norm or self.clip_norm) is not None:

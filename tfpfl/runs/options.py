@@ -56,7 +56,7 @@ def _defaults() -> dict:
 METHODS = (
     *("pflego", "fedavg", "local", "fedsgd", "fedprox", "scaffold", "feddyn", "fedavg_ft", "fedprox_ft", "fedper"),
     *("fedrep", "fedbabu", "fedrecon", "lg_fedavg", "fedrod", "ditto", "pfedme", "apfl", "per_fedavg", "layerwise"),
-    *("fedfomo", "fedamp", "heurfedamp", "pgfed", "pgfedmo"),
+    *("fedfomo", "fedamp", "heurfedamp", "pgfed", "pgfedmo", "fedbn"),
 )
 TFDS_NAMES = (
     *("mnist", "fashion_mnist", "kmnist", "emnist/byclass", "emnist/balanced", "cifar10", "cifar100"),
@@ -137,7 +137,14 @@ SECTIONS = {
             "The backbone: a known name, a Keras file of your own, FILE.keras, or a function of your own that gives a "
             "Keras model, FILE.py:FUNCTION. A Keras file with code in it needs --allow-code. Default: cifar_2conv for "
             "images with three colours, otherwise mlp200.",
-            known=("mlp200", "cifar_2conv", "omniglot_4conv", "fedavg_cnn"),
+            known=("mlp200", "cifar_2conv", "omniglot_4conv", "fedavg_cnn", "conv_bn"),
+        ),
+        RunOption(
+            "batch_norm",
+            "What trainable BatchNormalization layers of the network do. frozen: the stored statistics normalize; "
+            "scale and offset are trained. local: statistics, scale and offset stay with the client (FedBN). shared: "
+            "the server averages the statistics. Default: frozen; for fedbn local.",
+            choices=("frozen", "local", "shared"),
         ),
         RunOption(
             "train_from",

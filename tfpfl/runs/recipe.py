@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,12 @@ class Recipe:
         """The run's `Method`. In another process, the user's own is loaded from the code that was sent."""
         return self.config.method if self.code is None else again(self.code).method
 
+    @property
+    def model_name(self) -> str:
+        """What the method predicts with: 'personal', 'global' or 'fine-tuned'."""
+        name = self.row.evaluated(self.config.hyperparameters)
+        return "personal" if name == "global" and self.config.batch_norm == "local" else name
+
     def model_and_population(self, federation: Federation) -> tuple[SplitModel, Population]:
         """Builds the model and the population of training clients for which the algorithm is built.
 
@@ -74,8 +81,11 @@ class Recipe:
             backbone = build_own(config, *self.network, shape, run_code=self.run_code)
         else:
             backbone = load_network(*self.network, run_code=self.run_code)
-        given = {"train_from": config.train_from, "adapters": config.adapters, "kind": kind_of(federation, config.kind)}
-        model = SplitModel(backbone, seed=config.seed, head_init=config.head_init, **given)
+        given: dict[str, Any] = {"seed": config.seed, "head_init": config.head_init, "batch_norm": config.batch_norm}
+        given |= {"train_from": config.train_from, "adapters": config.adapters}
+        model = SplitModel(backbone, kind=kind_of(federation, config.kind), **given)
+        if self.row.batch_norm and model.batch_norm and config.batch_norm is None:
+            model = model.with_batch_norm(self.row.batch_norm)
         return (model.above or model) if of_trunk else model, population
 
     def method(self, model: SplitModel, population: Population) -> Algorithm:

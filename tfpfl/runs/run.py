@@ -299,7 +299,7 @@ class Run:
             passes=sum(self.passes) if self.availability.seconds else 1.0,
             aggregator=self._aggregator(),
             recipe=self.recipe,
-            model_name=self.recipe.row.evaluated(self.config.hyperparameters),
+            model_name=self.recipe.model_name,
             evaluate_every=self.config.evaluate_every,
             callbacks=callbacks,
             metrics=known_metrics(self.config.metrics, self.model.kind.label),

@@ -273,7 +273,7 @@ def the_global_model_is_everyones(subject):
     found = algorithm.model.logits(models[0], subject.federation.reader("train")(WIDEST)[0]).shape
     expected = (EXAMPLES[WIDEST], max(CLASSES))
     require(found == expected, f"its logits are {found}, expected {expected}")
-    shapes, theirs = ([w.shape for w in theta] for theta in (models[0].theta, algorithm.model.theta()))
+    shapes, theirs = ([tuple(w.shape) for w in theta] for theta in (models[0].theta, algorithm.model.variables))
     require(shapes == theirs, f"its theta is {shapes}, the model's {theirs}")
 
 

@@ -29,17 +29,15 @@ class Broken(AssertionError):
     """The algorithm breaks a promise of the contract. The message says which, and what was found."""
 
 
-def backbone(dtype="float64", shape=(4,), width=5, seed=0):
-    """A smooth network with one hidden layer, drawn from a seed."""
-    model = keras.Sequential(
-        [
-            keras.Input(shape, dtype=dtype),
-            keras.layers.Dense(6, activation="tanh", dtype=dtype),
-            keras.layers.Dense(width, activation="tanh", dtype=dtype),
-        ]
-    )
+def backbone(dtype="float64", shape=(4,), width=5, seed=0, batch_norm=False):
+    """A smooth network with one hidden layer, drawn from a seed; `batch_norm`: with BatchNormalization after it."""
+    hidden = keras.layers.Dense(6, activation="tanh", dtype=dtype)
+    last = keras.layers.Dense(width, activation="tanh", dtype=dtype)
+    between = [keras.layers.BatchNormalization(momentum=0.6, dtype=dtype)] if batch_norm else []
+    model = keras.Sequential([keras.Input(shape, dtype=dtype), hidden, *between, last])
     rng = np.random.default_rng(seed)
-    model.set_weights([0.7 * rng.standard_normal(w.shape) for w in model.get_weights()])
+    for variable in (*hidden.weights, *last.weights):
+        variable.assign(0.7 * rng.standard_normal(variable.shape))
     return model
 
 

@@ -24,6 +24,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.transforms.normalization import with_fixed_statistics
 from tfpfl.checks import InvalidArgument, check_rates, unknown
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.data.population import ClientInfo
@@ -105,14 +106,18 @@ def fine_tuning(
         )
 
     optimizer = sgd(eta, momentum)
-    tuning = adaptation(algorithm.model, start, optimizer, batch_size=batch_size)
-    if batch_size is None:
-        return tuning
 
-    def epoch(fit, data, n):
-        return tuning.epoch(fit._replace(slots=optimizer.init(fit.weights)), data, n)
+    def tuning_from(start):
+        tuning = adaptation(algorithm.model, start, optimizer, batch_size=batch_size)
+        if batch_size is None:
+            return tuning
 
-    return tuning._replace(epoch=epoch)
+        def epoch(fit, data, n):
+            return tuning.epoch(fit._replace(slots=optimizer.init(fit.weights)), data, n)
+
+        return tuning._replace(epoch=epoch)
+
+    return with_fixed_statistics(algorithm.model, start, tuning_from)
 
 
 def adapt_clients(

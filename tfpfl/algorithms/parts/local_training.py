@@ -14,7 +14,7 @@ from tfpfl.algorithms.parts.schedules import factor, paced, rate
 from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_rates
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import Fold
-from tfpfl.models import tree
+from tfpfl.models import passes, tree
 from tfpfl.models.losses import client_loss, logits
 from tfpfl.models.weights import Head, Weights
 
@@ -67,17 +67,18 @@ def whole_gradient(objective, weights, data: ClientData, chunk=512):
     return tf.while_loop(lambda start, *_: start < num_examples, one_chunk, start, parallel_iterations=1)[1:]
 
 
-def one_pass_update(model, one_pass: OnePass, **passes):
+def one_pass_update(model, one_pass: OnePass, **how):
     """Makes the `client_update` of an algorithm from its `OnePass`.
 
     Args:
         model: the `SplitModel`.
         one_pass: the client's work between the forward and the backward pass.
-        passes: `recompute` and `chunk` of `SplitModel.record`.
+        how: `recompute` and `chunk` of `SplitModel.record`.
     """
 
     def client_update(message, state, data: ClientData) -> ClientOutput:
-        phi, pull_back = model.record(one_pass.theta(message), data.x, **passes)
+        with passes.drawing(data.key):
+            phi, pull_back = model.record(one_pass.theta(message), data.x, **how)
         output, dphi = one_pass.on_features(message, state, phi, data._replace(x=()))
         return output._replace(update=one_pass.join(pull_back(dphi), output.update))
 
@@ -172,12 +173,19 @@ def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_le
             rows = order[position * batch : (position + 1) * batch]
             return order, tree.gather_rows(data.x, rows), tf.gather(data.y, rows)
 
-        def one_batch(step, order, carry):
+        its_passes = passes.Loop(data.key)
+
+        def one_batch(step, order, carry, statistics):
             order, x, y = batch_of(step, order)
-            return step + 1, order, body(carry, x, y)
+            with its_passes.step(lambda: first * per_epoch + step, statistics) as now:
+                carry = body(carry, x, y)
+            return step + 1, order, carry, now.moved if statistics else ()
 
         order = tf.range(num_examples) if batch_size is not None else tf.zeros([0], tf.int32)
-        return tf.while_loop(lambda step, *_: step < total, one_batch, (0, order, carry), parallel_iterations=1)[2]
+        start = (0, order, carry, its_passes.statistics)
+        *_, carry, statistics = tf.while_loop(lambda step, *_: step < total, one_batch, start, parallel_iterations=1)
+        its_passes.end(statistics)
+        return carry
 
     return loop
 

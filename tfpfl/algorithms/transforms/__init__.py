@@ -2,7 +2,9 @@
 
 from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.algorithms.transforms.compression import compressed
+from tfpfl.algorithms.transforms.normalization import normalized
 from tfpfl.algorithms.transforms.objective import with_objective
+from tfpfl.algorithms.transforms.own_part import own_part
 from tfpfl.algorithms.transforms.robust import median, trimmed_mean
 from tfpfl.algorithms.transforms.schedule import at_round, scheduled
 from tfpfl.algorithms.transforms.screening import screened
@@ -13,6 +15,8 @@ __all__ = [
     "at_round",
     "compressed",
     "median",
+    "normalized",
+    "own_part",
     "scheduled",
     "screened",
     "server_optimized",

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, check_no_balance, kinds
 from tfpfl.algorithms.transforms.along import AlongWith
+from tfpfl.algorithms.transforms.normalization import check_not_shared
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import tree
 
@@ -54,6 +55,7 @@ def _with_statistic(algorithm: Algorithm, statistic: Callable) -> Algorithm:
             "leaves out work that is not finite"
         )
     check_no_balance(algorithm, "a median or a trimmed mean")
+    check_not_shared(algorithm, "a median or a trimmed mean")
     weighed = AlongWith(algorithm.aggregate, "weight")
     rows = "rows" if isinstance(algorithm.aggregate, str) else ("rows",) * len(sent)
 

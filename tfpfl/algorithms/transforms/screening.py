@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, Rows, kinds
 from tfpfl.algorithms.transforms.along import AlongWith
+from tfpfl.algorithms.transforms.normalization import check_not_shared
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import tree
 
@@ -46,6 +47,8 @@ def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: 
             needs every client's own update (aggregate 'rows').
     """
     check_norms(max_norm, clip_norm)
+    if (max_norm, clip_norm) != (None, None):
+        check_not_shared(algorithm, "a limit of the updates' norm (max_norm or clip_norm)")
     flag = AlongWith(algorithm.aggregate, "accepted") if "rows" in kinds(algorithm) else None
     if flag and clip_norm is not None:
         raise InvalidArgument("clip_norm is for updates that are added up; here the server sees every client's own")

@@ -23,6 +23,7 @@ from tfpfl.engines.packed import (
 )
 from tfpfl.engines.rounds import Part
 from tfpfl.engines.visit import Readers, checked, client_result, client_state_spec, client_work
+from tfpfl.models import passes
 
 STACK = 64  # the largest number of clients in one vectorized computation
 
@@ -114,7 +115,8 @@ class Stacked:
             def one(arguments):
                 own, state, visit, x, y = arguments
                 message = own if self._per_client else messages
-                output = algorithm.client_update(message, state, ClientData(x, y, visit.info, visit.key))
+                with passes.drawing(visit.key):
+                    output = algorithm.client_update(message, state, ClientData(x, y, visit.info, visit.key))
                 return client_result(algorithm, checked(algorithm, message, output, {}), visit)
 
             own = messages if self._per_client else ()

@@ -1,0 +1,224 @@
+"""`normalized`: an algorithm carries the moving statistics of a model with batch_norm='local' or 'shared'.
+
+Statistics have no gradient. They are never a part of what a method trains, so no optimizer, rate, penalty or momentum
+ever sees them: a visit starts from some, every forward pass of training moves them, and what is left is kept by the
+client (local, FedBN) or averaged by the server (shared).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData
+from tfpfl.algorithms.transforms.along import AlongWith
+from tfpfl.algorithms.transforms.own_part import own_part
+from tfpfl.checks import InvalidArgument
+from tfpfl.models import passes, tree
+from tfpfl.models.weights import Weights
+
+
+class OwnStatistics(NamedTuple):
+    """What a client keeps with batch_norm='local'."""
+
+    statistics: tuple  # mean and variance of one layer after the other
+    started: Any  # bool []: the client had a visit; before the first one, `statistics` are the model's initial ones
+    state: Any  # the method's client state
+
+
+class SharedStatistics(NamedTuple):
+    """The server's state and the message with batch_norm='shared'."""
+
+    own: Any  # those of the method
+    statistics: tuple
+
+
+class Fit(NamedTuple):
+    """What an adaptation carries from epoch to epoch."""
+
+    own: Any
+    statistics: tuple
+
+
+def normalized(algorithm: Algorithm, *, before: Algorithm | None = None, name: str = "this method") -> Algorithm:
+    """The algorithm for its model's `batch_norm`; with 'frozen', or without BatchNormalization, the algorithm itself.
+
+    With 'local', scale and offset stay with the client, too (`own_part`). A client that never trained predicts with the
+    statistics of its own training examples, as it has no others. With 'shared', the server adds the mean of the
+    changes of the statistics, weighted as the updates are, whatever it does with the updates.
+
+    Args:
+        algorithm: an algorithm that trains one model on a client.
+        before, name: as in `own_part`.
+
+    Raises:
+        InvalidArgument: with 'local', the method cannot leave a part of theta with the client.
+    """
+    if not algorithm.model.batch_statistics:
+        return algorithm
+    if algorithm.model.batch_norm == "local":
+        return _local(own_part(algorithm, before=before, name=name))
+    return _shared(algorithm)
+
+
+def check_not_shared(algorithm: Algorithm, what: str) -> None:
+    """Checks that updates may be changed as if they were gradients.
+
+    Args:
+        algorithm: the algorithm whose updates are changed.
+        what: what changes them, for the message.
+
+    Raises:
+        InvalidArgument: the updates have moving statistics beside them (batch_norm='shared').
+    """
+    if algorithm.model.batch_norm == "shared":
+        raise InvalidArgument(
+            f"{what} cannot be used with batch_norm='shared': the updates have the moving statistics of "
+            "BatchNormalization beside them, means and variances, which must not be clipped, left out one by one, or "
+            "made noisy. Use batch_norm='local' or 'frozen'"
+        )
+
+
+def with_fixed_statistics(model: Any, start: Callable, adaptation: Callable) -> Adaptation:
+    """An adaptation from weights in which moving statistics follow theta: they normalize, and are not trained.
+
+    Args:
+        model: the `SplitModel`.
+        start: (message, client state, ClientData) -> the weights from which a client starts.
+        adaptation: (such a function) -> the `Adaptation` of a model without statistics.
+    """
+    if not model.batch_statistics:
+        return adaptation(start)
+    number = len(model.initial_theta)
+
+    def bare(message, state, data):
+        weights = start(message, state, data)
+        return weights._replace(theta=tuple(weights.theta[:number]))
+
+    tuning = adaptation(bare)
+
+    def begin(message, state, data):
+        statistics = tuple(start(message, state, data).theta[number:])
+        with passes.evaluating(statistics):
+            return Fit(tuning.start(message, state, data), statistics)
+
+    def epoch(fit, data, n):
+        with passes.evaluating(fit.statistics):
+            return fit._replace(own=tuning.epoch(fit.own, data, n))
+
+    return Adaptation(begin, epoch, lambda fit: _with(tuning.model(fit.own), fit.statistics))
+
+
+def _with(weights: Weights, statistics: tuple) -> Weights:
+    return weights._replace(theta=(*weights.theta, *statistics))
+
+
+def _local(algorithm: Algorithm) -> Algorithm:
+    model = algorithm.model
+    adapt: Any = algorithm.adapt
+
+    def theta_of(message, state, data):
+        if adapt is None:
+            return algorithm.personal_model(message, state, data).theta
+        return adapt.model(adapt.start(message, state, data)).theta
+
+    def measured(message, state: OwnStatistics, data: ClientData) -> tuple:
+        with passes.evaluating(model.statistics()):
+            theta = theta_of(message, state.state, data)
+        with passes.measuring(model.statistics()) as now:
+            model.features(theta, data.x)
+        return now.moved
+
+    def statistics_of(message, state, data):
+        return tf.cond(state.started, lambda: state.statistics, lambda: measured(message, state, data))
+
+    def client_update(message, state, data):
+        with passes.keeping(state.statistics, data.key) as now:
+            output = algorithm.client_update(message, state.state, data)
+        return output._replace(state=OwnStatistics(now.moved, tf.constant(True), output.state))
+
+    def personal_model(message, state, data):
+        statistics = statistics_of(message, state, data)
+        with passes.evaluating(statistics):
+            return _with(algorithm.personal_model(message, state.state, data), statistics)
+
+    def local_model(message, output):
+        inner = output._replace(state=output.state.state)
+        return _with(algorithm.local_model(message, inner), output.state.statistics)
+
+    def start(message, state, data):
+        statistics = statistics_of(message, state, data)
+        with passes.evaluating(statistics):
+            return Fit(adapt.start(message, state.state, data), statistics)
+
+    def epoch(fit, data, n):
+        with passes.keeping(fit.statistics, data.key) as now:
+            own = adapt.epoch(fit.own, data, n)
+        return Fit(own, now.moved)
+
+    return algorithm._replace(
+        init_client=lambda info: OwnStatistics(model.statistics(), tf.constant(False), algorithm.init_client(info)),
+        client_update=client_update,
+        personal_model=personal_model,
+        local_model=local_model,
+        global_model=None,
+        adapt=adapt and Adaptation(start, epoch, lambda fit: _with(adapt.model(fit.own), fit.statistics)),
+        shares="head" if algorithm.shares in ("model", "head") else None,
+        one_pass=None,
+    )
+
+
+def _shared(algorithm: Algorithm) -> Algorithm:
+    model, balance = algorithm.model, algorithm.balance
+    adapt: Any = algorithm.adapt
+    along = AlongWith(algorithm.aggregate, "statistics")
+    message, global_model, matrices = algorithm.message, algorithm.global_model, algorithm.matrices
+
+    def client_update(sent, state, data):
+        with passes.keeping(sent.statistics, data.key) as now:
+            output = algorithm.client_update(sent.own, state, data)
+        return output._replace(update=along.put_on(output.update, tree.subtract(now.moved, sent.statistics)))
+
+    def server_update(server, aggregate, total):
+        moved = tree.add(server.statistics, aggregate.statistics)
+        return SharedStatistics(algorithm.step(server.own, along.take_off(aggregate), total), moved)
+
+    def inner(output):
+        return output._replace(update=along.take_off(output.update))
+
+    def personal_model(sent, state, data):
+        with passes.evaluating(sent.statistics):
+            return _with(algorithm.personal_model(sent.own, state, data), sent.statistics)
+
+    def local_model(sent, output):
+        moved = tree.add(sent.statistics, output.update.statistics)
+        return _with(algorithm.local_model(sent.own, inner(output)), moved)
+
+    def start(sent, state, data):
+        with passes.evaluating(sent.statistics):
+            return Fit(adapt.start(sent.own, state, data), sent.statistics)
+
+    def epoch(fit, data, n):
+        with passes.evaluating(fit.statistics):
+            return fit._replace(own=adapt.epoch(fit.own, data, n))
+
+    def to_client(server, client_id):
+        return SharedStatistics(message(server.own, client_id), server.statistics)
+
+    return algorithm._replace(
+        init_server=lambda: SharedStatistics(algorithm.init_server(), model.statistics()),
+        message=to_client
+        if algorithm.message_per_client
+        else lambda server: SharedStatistics(message(server.own), server.statistics),
+        client_update=client_update,
+        server_update=server_update,
+        personal_model=personal_model,
+        local_model=local_model,
+        aggregate=along.put_on(algorithm.aggregate, "mean"),
+        matrices=matrices and (lambda server: matrices(server.own)),
+        global_model=global_model and (lambda sent: _with(global_model(sent.own), sent.statistics)),
+        adapt=adapt and Adaptation(start, epoch, lambda fit: _with(adapt.model(fit.own), fit.statistics)),
+        one_pass=None,
+        balance=balance and (lambda state, output: balance(state, inner(output))),
+        own_step=None,
+    )
