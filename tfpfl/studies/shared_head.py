@@ -181,7 +181,7 @@ def held_out_of(run: Any, split: str) -> tuple[list[tuple], int]:
     def examples(client: int, part: str, weights: Any) -> Examples:
         x, y = federation.arrays(client, part, labels="global")
         weights = tuple(map(tf.constant, weights))
-        phi = run.model.features_in_chunks(weights, tf.constant(x), EVALUATION_CHUNK).numpy()
+        phi = run.model.features_in_chunks(weights, tf.nest.map_structure(tf.constant, x), EVALUATION_CHUNK).numpy()
         return Examples(phi, np.asarray(y), federation.classes(client) if classes_local else None)
 
     with_examples = [i for i in ids if federation.num_examples("train")[i]]
