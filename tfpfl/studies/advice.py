@@ -6,9 +6,8 @@ the shared head chooses among the same classes; so a gain is not the mere knowle
 
 Over clients: Wilcoxon's signed-rank tests of the clients' gains in the score and in the loss, two-sided, because an
 outlier among the clients must not decide; and Student's interval of the mean gain. Personal heads help if one of the
-two tests says so at 2.5 % (both together: at most 5 %, after Bonferroni), with the mean on the same side, and the other
-does not say the opposite. The loss sees more than a score that only counts right answers; where they contradict each
-other, the score decides.
+two tests says so at 2.5 % (both together: at most 5 %, after Bonferroni), with the mean on the same side. The loss sees
+more than a score that only counts right answers; where they contradict each other, the score decides.
 
 Client by client: Student's paired test of the losses of its held-out examples, because the mean loss is what a client
 wants to be small; then the procedure of Benjamini and Hochberg (1995) over the clients, so that at most 5 % of the

@@ -18,7 +18,7 @@ from tfpfl.models.heads import HeadKind
 from tfpfl.models.weights import Head
 from tfpfl.runs.client_model import ClientModels
 
-PENALTIES = (1e-1, 1e-2, 1e-3, 1e-5)
+PENALTIES = (100.0, 10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-5)
 _ABSENT = -1e9  # added to the output of a class that a client does not have
 
 
@@ -49,7 +49,7 @@ def fit_shared(kind: HeadKind, clients: Sequence[Examples], outputs: int) -> Hea
     center = phi.mean(0)
     values, vectors = np.linalg.eigh(np.cov(phi - center, rowvar=False, bias=True).reshape(phi.shape[1], -1))
     kept = values > 1e-9 * max(values.max(), 1e-30)
-    whiten = vectors[:, kept] / np.sqrt(values[kept])
+    whiten = vectors[:, kept] / np.sqrt(values[kept] + 0.01 * values.mean())  # directions without variance stay small
     x = (phi - center) @ whiten
     tuned = np.arange(len(x)) % 5 > 0
     weights, losses = _start(kind, y, x.shape[1], outputs), {}
@@ -181,7 +181,7 @@ def held_out_of(run: Any, split: str) -> tuple[list[tuple], int]:
     def examples(client: int, part: str, weights: Any) -> Examples:
         x, y = federation.arrays(client, part, labels="global")
         weights = tuple(map(tf.constant, weights))
-        phi = run.model.features_in_chunks(weights, tf.constant(x), EVALUATION_CHUNK).numpy()
+        phi = run.model.features_in_chunks(weights, tf.nest.map_structure(tf.constant, x), EVALUATION_CHUNK).numpy()
         return Examples(phi, np.asarray(y), federation.classes(client) if classes_local else None)
 
     with_examples = [i for i in ids if federation.num_examples("train")[i]]
