@@ -16,6 +16,10 @@ OTHERWISE = {  # entry -> another value than `made` has, and what the label says
     "network_hash": ("ab" * 32, "network=mlp200 abababab"),
     "train_from": ("dense", "train_from=dense"),
     "adapters": ("lora:2", "adapters=lora:2"),
+    "objective": ("fair:1", "objective=fair:1"),
+    "schedule": ("inverse", "schedule=inverse"),
+    "schedule_of": (("eta",), "schedule_of=eta"),
+    "batch_norm": ("shared", "batch_norm=shared"),
     "head_init": ("zeros", "head_init=zeros"),
     "labels": ("local", "labels=local"),
     "participation": (0.5, "participation=0.5"),
@@ -41,6 +45,7 @@ OTHERWISE = {  # entry -> another value than `made` has, and what the label says
 WITH = {  # what some entries need
     "sampling_range": {"sampling": "range"},
     "monitor": {"patience": 5},
+    "schedule_of": {"schedule": "inverse"},
     "dropout_spread": {"dropout": 0.3},
     "client_seconds_spread": {"client_seconds": 1.0},
     "jitter": {"client_seconds": 1.0},
