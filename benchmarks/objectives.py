@@ -28,6 +28,7 @@ SETTING = {
     "clients": 100,
     "data_seed": 0,
     "participation": 0.2,
+    "labels": "global",
     "evaluate_every": 0,
 }
 HYPER = {  # the rates of the comparisons in docs/measured.md

@@ -88,6 +88,6 @@ FEDBN = Method(
     reference="Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via Local Batch "
     "Normalization, ICLR 2021",
     no_server_opt="its clients keep a part of the model. Use fedavg with batch_norm='local' and a server_opt",
-    no_objective="its normalization never leaves the client, where the weight of its loss does not reach it. Use fedavg",
+    no_objective="its normalization never leaves the client, where no weight of its loss reaches it. Use fedavg",
     batch_norm="local",
 )
