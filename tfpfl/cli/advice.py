@@ -22,7 +22,7 @@ from tfpfl.cli.options import allow_code_of, allow_code_option
 @click.option("--json", "as_json", is_flag=True, help="Print all numbers as JSON instead of a table.")
 @allow_code_option
 def advise(run: Path, split: str, as_json: bool, allow_code: bool) -> None:
-    """Say whether the clients of RUN need heads of their own, and which should use a shared one.
+    """Say which clients of RUN need a head of their own.
 
     Each client's own head is compared with one head for all, which is fitted to the features of all clients' training
     examples on the same backbone. There is a test over clients, and one for each client.
