@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers.marks import slow_but
+from helpers.marks import slow_but, table_but
 from helpers.toys import CLASSES, EXAMPLES, Toy, backbone, clients, distance, identical, initial_states, run
 from tfpfl.algorithms import ALGORITHMS, build_algorithm, fedavg, fedper
 from tfpfl.algorithms.transforms import median, normalized, own_part, screened
@@ -265,8 +265,13 @@ OTHERS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "mode"), [(name, mode) for mode, names in OTHERS.items() for name in names])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    table_but(
+        [(n, mode) for mode, names in OTHERS.items() for n in names],
+        slow=[(names[0], m) for m, names in OTHERS.items()],
+    ),
+)
 def test_other_methods_keep_the_contract(name, mode, federation):
     """The battery without the checks that need many rounds or TFF."""
     model = SplitModel(backbone("float32", batch_norm=True), batch_norm=mode)

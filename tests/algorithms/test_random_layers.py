@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from helpers.marks import table_but
 from helpers.toys import Toy, clients, distance, identical, initial_states, run
 from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.transforms import own_part
@@ -116,8 +117,7 @@ def federation(tmp_path_factory):
     return battery.small_federation(tmp_path_factory.mktemp("random") / "federation")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", table_but(METHODS, slow=("pflego", "fedrep")))
 def test_both_engines_draw_the_same(name, federation, tff):
     model, population = SplitModel(network("float32")), battery.small_population(federation)
     hyper = {"pflego": {"tau": 3}, "fedrep": {"tau_h": 2, "tau_b": 2}}.get(name, {"steps": 2})

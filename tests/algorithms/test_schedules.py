@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers.marks import slow_but
+from helpers.marks import slow_but, table_but
 from helpers.one_broken import build
 from helpers.quick import quick
 from helpers.rounds import by_hand, loss_of, play
@@ -164,7 +164,7 @@ NOT_STILL = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(ALGORITHMS, "pflego"))
+@pytest.mark.parametrize("name", table_but(ALGORITHMS, "pflego", slow=("fedavg", "scaffold", "fedamp", "pfedme")))
 def test_with_rates_0_nothing_moves(data, name):
     more = {"option": "II"} if name == "scaffold" else {}
     algorithm = build_algorithm(name, data.model, data.population, **quick(name), **more)

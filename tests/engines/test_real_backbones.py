@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import table_but
 from tfpfl.algorithms import build_algorithm
 from tfpfl.data import Federation
 from tfpfl.engines.local.simulation import Simulation
@@ -121,9 +122,10 @@ def test_both_engines_agree(which, tmp_path, tff):
     assert distance(ours, theirs) < 1e-4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["pflego", "fedavg"])
-@pytest.mark.parametrize("batch_norm", ["frozen", "local", "shared"])
+MOBILENETS = [(name, mode) for name in ("pflego", "fedavg") for mode in ("frozen", "local", "shared")]
+
+
+@pytest.mark.parametrize(("name", "batch_norm"), table_but(MOBILENETS, slow=[("fedavg", "shared")]))
 def test_mobilenet_trains_with_batch_normalization_in_all_three_ways(batch_norm, name, tmp_path):
     federation = clients_with(pictures((96, 96, 3)), tmp_path / "f", examples=8)
     before, after, _ = trained(Simulation, mobilenet, federation, name, rounds=2, batch_norm=batch_norm)

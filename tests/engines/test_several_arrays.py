@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpfl
-from helpers.marks import slow_but
+from helpers.marks import slow_but, table_but
 from tfpfl.algorithms import ALGORITHMS, pflego_exact
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.transforms.objective import with_objective
@@ -173,8 +173,7 @@ def test_a_round_of_two_arrays_is_that_of_one(one_and_two, name):
         assert float(a["test_loss"]) == pytest.approx(float(b["test_loss"]), rel=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(ALGORITHMS))
+@pytest.mark.parametrize("name", table_but(list(ALGORITHMS), slow=("fedrep", "fedamp", "scaffold", "ditto")))
 def test_two_arrays_are_as_good_as_one_for_every_method(one_and_two, name):
     one, two = one_and_two
     losses = [trained(one, of_one_array(), name), trained(two, two_arrays(), name)]
