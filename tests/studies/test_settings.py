@@ -16,6 +16,10 @@ OTHERWISE = {  # entry -> another value than `made` has, and what the label says
     "network_hash": ("ab" * 32, "network=mlp200 abababab"),
     "train_from": ("dense", "train_from=dense"),
     "adapters": ("lora:2", "adapters=lora:2"),
+    "batch_norm": ("local", "batch_norm=local"),
+    "objective": ("fair:1", "objective=fair:1"),
+    "schedule": ("cosine", "schedule=cosine"),
+    "schedule_of": (("eta",), "schedule_of=eta"),
     "head_init": ("zeros", "head_init=zeros"),
     "labels": ("local", "labels=local"),
     "participation": (0.5, "participation=0.5"),
@@ -39,6 +43,7 @@ OTHERWISE = {  # entry -> another value than `made` has, and what the label says
     "aggregator_args": (("trim=0.1",), "aggregator_args=trim=0.1"),
 }
 WITH = {  # what some entries need
+    "schedule_of": {"schedule": "cosine"},
     "sampling_range": {"sampling": "range"},
     "monitor": {"patience": 5},
     "dropout_spread": {"dropout": 0.3},

@@ -115,10 +115,9 @@ class SplitModel(Normalized):
             )
         self.dtype = dtype_of(backbone, output)
         self.num_features = int(output.shape[1])
-        self.initial_theta, apply = functional(backbone)
-        self._set_batch_norm(apply, batch_norm)
-        if output.dtype != self.dtype:
-            apply = cast_output(apply, self.dtype)
+        self.initial_theta, pure = functional(backbone)
+        self._set_batch_norm(pure, batch_norm)
+        apply: Callable = pure if output.dtype == self.dtype else cast_output(pure, self.dtype)
         if adapters is not None:
             self.adapters = apply = Adapters(adapters, backbone, self.initial_theta, apply, self.seed)
             self.initial_theta = self.adapters.initial
