@@ -16,6 +16,7 @@ OTHERWISE = {  # entry -> another value than `made` has, and what the label says
     "network_hash": ("ab" * 32, "network=mlp200 abababab"),
     "train_from": ("dense", "train_from=dense"),
     "adapters": ("lora:2", "adapters=lora:2"),
+    "personal": ("B", "personal=B"),
     "batch_norm": ("local", "batch_norm=local"),
     "objective": ("fair:1", "objective=fair:1"),
     "schedule": ("cosine", "schedule=cosine"),
@@ -43,6 +44,7 @@ OTHERWISE = {  # entry -> another value than `made` has, and what the label says
     "aggregator_args": (("trim=0.1",), "aggregator_args=trim=0.1"),
 }
 WITH = {  # what some entries need
+    "personal": {"adapters": "lora:2"},
     "schedule_of": {"schedule": "cosine"},
     "sampling_range": {"sampling": "range"},
     "monitor": {"patience": 5},
