@@ -165,8 +165,6 @@ def test_a_backbone_without_such_layers_is_refused():
     model = keras.Sequential([keras.Input((5, 5, 1)), layers.Conv2D(2, 3), layers.Flatten()])
     with pytest.raises(InvalidArgument, match="no trainable Dense layer or 1x1 convolution"):
         SplitModel(model, adapters="lora:2")
-    with pytest.raises(InvalidArgument, match="parts of lora adapters are A, B"):
-        SplitModel(backbone(), adapters="lora:2").adapters.personal("up")
 
 
 @pytest.mark.parametrize(
@@ -179,5 +177,5 @@ def test_a_backbone_without_such_layers_is_refused():
     ],
 )
 def test_the_parts_of_adapters(adapters, part, own):
-    found = SplitModel(backbone(), adapters=adapters).adapters.personal(part)
-    assert found == tuple(c == "1" for c in own * 2)
+    assert SplitModel(backbone(), adapters=adapters, personal=part).own == tuple(c == "1" for c in own * 2)
+    assert not any(SplitModel(backbone(), adapters=adapters).own)

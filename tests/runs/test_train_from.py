@@ -81,11 +81,12 @@ def test_the_ids_of_runs_without_these_options_are_as_before():
     other = {"network": "mlp200", "hyperparameters": {"eta": 0.1}, "labels": "global", "seed": 3}
     assert RunConfig().run_id == first and RunConfig(algorithm="fedavg", **other).run_id == second
     assert len({RunConfig(**more).run_id for more in ({}, {"train_from": "top"}, {"adapters": "lora:2"})}) == 3
+    assert len({RunConfig(adapters="lora:2", personal=part).run_id for part in (None, "A", "B")}) == 3
 
 
 def test_a_config_of_an_older_version_is_read(data, tmp_path):
     config = asdict(runs.config().resolved(data))
-    for name in ("network_weights", "train_from", "adapters"):
+    for name in ("network_weights", "train_from", "adapters", "personal"):
         del config[name]
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = read_config(tmp_path)
@@ -152,6 +153,24 @@ def test_a_clients_keras_model_is_the_whole_model(options, network, data, tmp_pa
     runs.train(tmp_path / "run", data, network=network, rounds=2, participation=1.0, **options)
     with Run.open(tmp_path / "run") as opened:
         gives_the_same_logits(opened, data)
+
+
+@pytest.mark.slow
+def test_a_run_in_which_a_part_of_the_adapters_stays_with_the_client(network, data, tmp_path):
+    """It is resumed with the clients' own parts, has no global model, and its models of clients are their own."""
+    given = {"algorithm": "fedavg", "hyperparameters": {"eta": 0.1}, "preset": None, "labels": "global"}
+    given |= {"network": network, "participation": 1.0, "adapters": "lora:2", "personal": "B"}
+    runs.train(tmp_path / "run", data, rounds=1, **given)
+    with Run.open(tmp_path / "run", rounds=2) as again:
+        again.train()
+    straight = runs.train(tmp_path / "straight", data, rounds=2, **given)
+    for what in ("server", "client"):
+        assert runs.saved(straight.folder)[what] == runs.saved(tmp_path / "run")[what]
+    with Run.open(tmp_path / "run") as opened:
+        assert opened.recipe.model_name == "personal"
+        gives_the_same_logits(opened, data)
+        first, second = (ClientModels(opened).weights(i).theta for i in (1, 2))
+        assert all(np.array_equal(first[i], second[i]) for i in (0, 2)) and distance(first[1], second[1]) > 1e-5
 
 
 @pytest.mark.slow
@@ -232,6 +251,9 @@ def test_what_a_function_must_give(function, message, network, data, tmp_path):
     [
         (["--train-from", "tip"], "train_from: unknown layer 'tip'"),
         (["--adapters", "lora"], "adapters must be written lora:R"),
+        (["--personal", "B"], "personal='B' names a part of adapters, but there are no adapters"),
+        (["--adapters", "lora:1", "--personal", "down"], "the parts of lora adapters are A, B"),
+        (["--algorithm", "ditto", "--adapters", "lora:1", "--personal", "B"], "ditto cannot leave a part of theta"),
         (["--network", "cnn.py"], "names no function: write cnn.py:FUNCTION"),
         (["--allow-code"], "--allow-code is for --network FILE.keras"),
     ],
@@ -246,12 +268,13 @@ def test_wrong_options_leave_no_folder(words, message, network, data, tmp_path):
 def test_the_command_line(network, data, tmp_path):
     """All options of the model, and the command that repeats the run."""
     asked = ["run", "--federation", str(data.path), "--network", network, "--rounds", "1", "--tau", "2"]
+    asked += ["--train-from", "top", "--adapters", "lora:1", "--personal", "B"]
     call = CliRunner()
-    done = call.invoke(main, [*asked, "--train-from", "top", "--adapters", "lora:1", "--out", str(tmp_path / "run")])
+    done = call.invoke(main, [*asked, "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     config = read_config(tmp_path / "run")
-    assert (config.train_from, config.adapters) == ("top", "lora:1")
-    assert "--train-from top --adapters lora:1" in command(config, tmp_path / "run")
+    assert (config.train_from, config.adapters, config.personal) == ("top", "lora:1", "B")
+    assert "--train-from top --adapters lora:1 --personal B" in command(config, tmp_path / "run")
     assert call.invoke(main, ["evaluate", str(tmp_path / "run")]).exit_code == 0
 
 

@@ -79,8 +79,8 @@ class Method:
             hyperparameters: some of `hyperparameters`; the others have their defaults.
 
         Raises:
-            InvalidArgument: a value is out of range, or does not fit to the others; or the method is for classes only,
-                and the model's kind is another.
+            InvalidArgument: a value is out of range, or does not fit to the others; the method is for classes only,
+                and the model's kind is another; or it cannot have the model's `batch_norm` or `personal`.
         """
         self.check_kind(model.kind.label)
         builder, *others = self.takers
@@ -92,10 +92,20 @@ class Method:
             hyperparameters["client_opt"] = client_optimizer(opt, **parts[client_optimizer])
         if why := self.no_batch_norm.get(model.batch_norm):
             raise InvalidArgument(f"{self.name} cannot have batch_norm={model.batch_norm!r}: {why}")
+        if any(model.own) and "local" in self.no_batch_norm:
+            raise InvalidArgument(
+                f"{self.name} cannot leave a part of theta with the client: a client computes several models, or at "
+                "several points. Use a method with one model on the client, such as pflego, fedavg or fedper, or leave "
+                "personal out"
+            )
         algorithm = made = builder(model, population, **hyperparameters)
         if parts.get(server_optimized):
             made = server_optimized(algorithm, **parts[server_optimized])
-        return made if self.batch_norm else normalized(made, before=algorithm, name=self.name)
+        if self.batch_norm or not isinstance(
+            made, Algorithm
+        ):  # another result of a user's builder is told of elsewhere
+            return made
+        return normalized(made, before=algorithm, name=self.name)
 
     def check_kind(self, kind: LabelKind) -> None:
         """Checks that the method can train heads of this kind.

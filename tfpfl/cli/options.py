@@ -324,7 +324,7 @@ def refuse_other_data(flag: str, besides: Collection[str] = ()) -> None:
         raise click.UsageError(f"{flag} says what the data are: leave out {', '.join(given)}")
 
 
-RUN_NAMES = ("network", "train_from", "adapters", "kind", "participation")
+RUN_NAMES = ("network", "train_from", "adapters", "personal", "kind", "participation")
 RUN_NAMES += ("rounds", "engine", "evaluate_every", "metrics")
 run_options = with_options(
     [*data_options, config_option("federation"), *map(config_option, RUN_NAMES), allow_code_option]

@@ -73,6 +73,26 @@ def parse(text: str) -> Spec:
     )
 
 
+def check_adapters(adapters: str | None, personal: str | None) -> None:
+    """Checks the arguments `adapters` and `personal` of a `SplitModel` as far as that is possible without the backbone.
+
+    Raises:
+        InvalidArgument: the adapters are unknown; `personal` is no part of them, or there are none.
+    """
+    spec = None if adapters is None else parse(adapters)
+    if personal is not None and spec is None:
+        raise InvalidArgument(
+            f"personal={personal!r} names a part of adapters, but there are no adapters: give adapters='lora:4' or "
+            "another kind, or leave personal out"
+        )
+    if personal is not None and spec is not None and personal not in PERSONAL[spec.kind]:
+        raise InvalidArgument(
+            f"personal={personal!r}: the parts of {spec.kind} adapters are {', '.join(PERSONAL[spec.kind])}, and one "
+            "of them can stay with the client. If all should stay, use the method local, or lg_fedavg, which shares "
+            "the head only"
+        )
+
+
 class Adapters:
     """The adapters of a backbone.
 
@@ -146,18 +166,8 @@ class Adapters:
             )
         return weights
 
-    def personal(self, part: str) -> tuple[bool, ...]:
-        """For each weight whether it belongs to the part of this name, such as 'B' of LoRA.
-
-        Raises:
-            InvalidArgument: these adapters have no such part.
-        """
-        known = PERSONAL[self.spec.kind]
-        if part not in known:
-            raise InvalidArgument(
-                f"personal={part!r}: the parts of {self.spec.kind} adapters are {', '.join(known)}, and one of them "
-                "can stay with the client"
-            )
+    def personal(self, part: str | None) -> tuple[bool, ...]:
+        """For each weight whether it belongs to the part of this name, such as 'B' of LoRA; None: no weight does."""
         return tuple(name.rpartition("/")[2].removesuffix("_bias") == part for name in self.names)
 
     def _changed(self, theta: tuple) -> tuple[tuple, list[tuple[Any, Callable]]]:

@@ -50,13 +50,15 @@ class Normalized:
 
     Attributes:
         batch_norm: 'frozen', 'local' or 'shared'; None if the backbone has no trainable BatchNormalization.
-        own: for each weight of theta whether it belongs to the client: the scales and offsets with 'local'.
+        own: for each weight of theta whether it belongs to the client: the scales and offsets with 'local'; with
+            adapters those of the part `personal`.
         draws: whether the backbone has layers that draw random numbers in training, such as Dropout.
     """
 
     initial_theta: tuple[np.ndarray, ...]
     backbone: Any
     above: Any = None
+    adapters: Any = None
 
     def _set_batch_norm(self, pure: PureModel, batch_norm: str | None) -> None:
         check_batch_norm(batch_norm)
@@ -67,8 +69,11 @@ class Normalized:
         self.draws = pure.layers.draws
         self.own = tuple(own and batch_norm == "local" for own in pure.layers.own)
 
-    def _only_adapters_train(self) -> None:
+    def _only_adapters_train(self, own: tuple[bool, ...]) -> None:
         """With adapters theta is their weights: the backbone's layers normalize with what they have stored.
+
+        Args:
+            own: for each of these weights whether it belongs to the client.
 
         Raises:
             InvalidArgument: batch_norm asks for something else.
@@ -78,7 +83,7 @@ class Normalized:
                 f"batch_norm={self.batch_norm!r} trains BatchNormalization layers, but with adapters nothing else of "
                 "the backbone trains. Use batch_norm='frozen', or no adapters"
             )
-        self.own = (False,) * len(self.initial_theta)
+        self.own = own
 
     def with_batch_norm(self, batch_norm: str) -> Any:
         """The same model with another `batch_norm`.
@@ -88,6 +93,8 @@ class Normalized:
         """
         other = copy.copy(self)
         other._set_batch_norm(self._pure, batch_norm)
+        if self.adapters is not None:
+            other._only_adapters_train(self.own)
         if other.above is not None:
             other.above = other.above.with_batch_norm(batch_norm)
         return other

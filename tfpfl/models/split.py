@@ -12,7 +12,7 @@ from tfpfl.data.layout import packed
 from tfpfl.data.population import ClientInfo, Tensor
 from tfpfl.data.randomness import ModelKey
 from tfpfl.models import passes, tree
-from tfpfl.models.adapters import Adapters
+from tfpfl.models.adapters import Adapters, check_adapters
 from tfpfl.models.cuts import cut
 from tfpfl.models.functional import functional
 from tfpfl.models.heads import HeadKind, head_kind
@@ -52,6 +52,9 @@ class SplitModel(Normalized):
         adapters: 'lora:R', 'scale_shift' or 'bottleneck:R': theta is the weights of such adapters, and the backbone's
             own weights never change; see `tfpfl.models.adapters`. With `train_from`, only layers above the cut have
             adapters. None: no adapters.
+        personal: the part of the adapters that stays with the client and is never sent: 'A' or 'B' of lora (FedSA-LoRA
+            is 'B'), 'scale' or 'shift' of scale_shift, 'down' or 'up' of a bottleneck. `build_algorithm` leaves it
+            out of messages; a builder that is called by itself, such as `fedavg`, does not. None: all are shared.
         batch_norm: what trainable BatchNormalization layers do, see `tfpfl.models.normalization`: 'frozen' (the stored
             statistics normalize), 'local' (statistics, scale and offset belong to the client) or 'shared' (statistics
             are averaged by the server). None: 'frozen'.
@@ -73,7 +76,7 @@ class SplitModel(Normalized):
         InvalidArgument: head_init, kind or batch_norm is unknown; batch_norm is 'local' or 'shared' and the backbone
             has no plain trainable BatchNormalization, or has adapters; the input shape is not fixed; the backbone's
             output is not [N, M]; a layer draws random numbers in a way that cannot be brought; the backbone cannot be
-            cut at `train_from`; the adapters are unknown, or no layer takes them.
+            cut at `train_from`; the adapters are unknown, or no layer takes them; `personal` is no part of them.
 
     Examples:
         >>> from tfpfl.models import build_network
@@ -96,13 +99,15 @@ class SplitModel(Normalized):
         kind: str | LabelKind | HeadKind = "classification",
         train_from: str | None = None,
         adapters: str | None = None,
+        personal: str | None = None,
         batch_norm: str | None = None,
     ) -> None:
         if head_init not in HEAD_INITS:
             raise InvalidArgument(f"unknown head_init {head_init!r}: one of {', '.join(HEAD_INITS)}")
+        check_adapters(adapters, personal)
         if train_from is not None:
-            given = {"seed": seed, "head_init": head_init, "kind": kind, "adapters": adapters, "batch_norm": batch_norm}
-            self._cut(backbone, train_from, input_shape, **given)
+            given = {"seed": seed, "head_init": head_init, "kind": kind, "batch_norm": batch_norm}
+            self._cut(backbone, train_from, input_shape, adapters=adapters, personal=personal, **given)
             return
         self.backbone, self.seed, self.head_init, self.kind = backbone, int(seed), head_init, head_kind(kind)
         self.inputs = Inputs(backbone, input_shape)
@@ -115,14 +120,13 @@ class SplitModel(Normalized):
             )
         self.dtype = dtype_of(backbone, output)
         self.num_features = int(output.shape[1])
-        self.initial_theta, apply = functional(backbone)
-        self._set_batch_norm(apply, batch_norm)
-        if output.dtype != self.dtype:
-            apply = cast_output(apply, self.dtype)
+        self.initial_theta, pure = functional(backbone)
+        self._set_batch_norm(pure, batch_norm)
+        apply: Callable = pure if output.dtype == self.dtype else cast_output(pure, self.dtype)
         if adapters is not None:
             self.adapters = apply = Adapters(adapters, backbone, self.initial_theta, apply, self.seed)
             self.initial_theta = self.adapters.initial
-            self._only_adapters_train()
+            self._only_adapters_train(self.adapters.personal(personal))
         traced = trace(apply, self.initial_theta, self.inputs, self.dtype)
         self._activation_bytes, self.reads = traced.activation_bytes, packed(traced.reads, self.input_shape)
         tables = [layer for layer in flatten(backbone) if "Embedding" in {c.__name__ for c in type(layer).__mro__}]

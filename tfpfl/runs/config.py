@@ -20,7 +20,7 @@ from tfpfl.data.kinds import CLASSIFICATION, ScoreName, label_kind
 from tfpfl.data.population import Sampling
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.engines.engine import check_grouping
-from tfpfl.models.adapters import parse
+from tfpfl.models.adapters import check_adapters
 from tfpfl.models.networks import default_network
 from tfpfl.models.normalization import check_batch_norm
 from tfpfl.runs.aggregators import check_aggregator
@@ -53,7 +53,7 @@ _ADDED = {  # format -> entries that it added
 }
 # Entries that came without a new format. With these values `run_id` is as it was, and config.json leaves them out.
 _NEWER: dict[str, Any] = {"objective": "mean", "schedule": None, "schedule_of": (), "kind": None}
-_NEWER |= {"network_weights": None, "train_from": None, "adapters": None, "batch_norm": None}
+_NEWER |= {"network_weights": None, "train_from": None, "adapters": None, "personal": None, "batch_norm": None}
 _NOT_IDENTITY = ("rounds", "versions", "federation", "network_weights")  # not in `run_id`: may differ later
 
 
@@ -92,6 +92,7 @@ class RunConfig:
     network_weights: str | None = None  # filled in for a function: sha256 of the weights that it gives
     train_from: str | None = None  # the first layer of the backbone that trains, see `SplitModel`
     adapters: str | None = None  # such as 'lora:4', see `tfpfl.models.adapters`
+    personal: str | None = None  # the part of the adapters that stays with the client, such as 'B'
     batch_norm: str | None = None  # what BatchNormalization layers do, see `tfpfl.models.normalization`
     head_init: str = "glorot"
     kind: str | None = None  # of labels, see `tfpfl.data.kinds`; None: the usual one; in a run folder: classification
@@ -186,8 +187,7 @@ class RunConfig:
         if self.on_broken == "stop" and (self.max_norm or self.clip_norm) is not None:
             raise InvalidArgument("max_norm and clip_norm need on_broken='reject', found on_broken='stop'")
         check_grouping(self.grouping, self.engine)
-        if self.adapters is not None:
-            parse(self.adapters)
+        check_adapters(self.adapters, self.personal)
 
     def resolved(self, federation: Federation) -> "RunConfig":
         """Returns a copy with every default filled in, so that new defaults of a later version do not change the run.

@@ -159,6 +159,12 @@ SECTIONS = {
             metavar="KIND",
         ),
         RunOption(
+            "personal",
+            "The part of the adapters that stays with the client and is never sent: A or B of lora, scale or shift of "
+            "scale_shift, down or up of a bottleneck. Default: all of the adapters are shared.",
+            metavar="PART",
+        ),
+        RunOption(
             "head_init", "How the weights of the head are initialized.", choices=("glorot", "uniform01", "zeros")
         ),
         RunOption(

@@ -55,7 +55,8 @@ class Recipe:
     def model_name(self) -> str:
         """What the method predicts with: 'personal', 'global' or 'fine-tuned'."""
         name = self.row.evaluated(self.config.hyperparameters)
-        return "personal" if name == "global" and self.config.batch_norm == "local" else name
+        own = self.config.batch_norm == "local" or self.config.personal is not None
+        return "personal" if name == "global" and own else name
 
     def model_and_population(self, federation: Federation) -> tuple[SplitModel, Population]:
         """Builds the model and the population of training clients for which the algorithm is built.
@@ -82,7 +83,7 @@ class Recipe:
         else:
             backbone = load_network(*self.network, run_code=self.run_code)
         given: dict[str, Any] = {"seed": config.seed, "head_init": config.head_init, "batch_norm": config.batch_norm}
-        given |= {"train_from": config.train_from, "adapters": config.adapters}
+        given |= {"train_from": config.train_from, "adapters": config.adapters, "personal": config.personal}
         model = SplitModel(backbone, kind=kind_of(federation, config.kind), **given)
         if self.row.batch_norm and model.batch_norm and config.batch_norm is None:
             model = model.with_batch_norm(self.row.batch_norm)

@@ -273,7 +273,9 @@ def the_global_model_is_everyones(subject):
     found = algorithm.model.logits(models[0], subject.federation.reader("train")(WIDEST)[0]).shape
     expected = (EXAMPLES[WIDEST], max(CLASSES))
     require(found == expected, f"its logits are {found}, expected {expected}")
-    shapes, theirs = ([tuple(w.shape) for w in theta] for theta in (models[0].theta, algorithm.model.variables))
+    model = algorithm.model
+    whole = (*model.initial_theta, *(model.statistics() if model.batch_statistics else ()))
+    shapes, theirs = ([tuple(w.shape) for w in theta] for theta in (models[0].theta, whole))
     require(shapes == theirs, f"its theta is {shapes}, the model's {theirs}")
 
 

@@ -41,7 +41,9 @@ class Fit(NamedTuple):
 
 
 def normalized(algorithm: Algorithm, *, before: Algorithm | None = None, name: str = "this method") -> Algorithm:
-    """The algorithm for its model's `batch_norm`; with 'frozen', or without BatchNormalization, the algorithm itself.
+    """The algorithm for its model's `batch_norm`, and for a part of adapters that stays with the client (`personal`).
+
+    With neither, or with 'frozen' only, it is the algorithm itself. `personal` is `own_part` alone.
 
     With 'local', scale and offset stay with the client, too (`own_part`). A client that never trained predicts with the
     statistics of its own training examples, as it has no others. With 'shared', the server adds the mean of the
@@ -52,10 +54,18 @@ def normalized(algorithm: Algorithm, *, before: Algorithm | None = None, name: s
         before, name: as in `own_part`.
 
     Raises:
-        InvalidArgument: with 'local', the method cannot leave a part of theta with the client.
+        InvalidArgument: with 'local' or `personal`, the method cannot leave a part of theta with the client; with
+            `personal`, it sends no part of theta anyway.
     """
     if not algorithm.model.batch_statistics:
-        return algorithm
+        made = own_part(algorithm, before=before, name=name) if any(algorithm.model.own) else algorithm
+        if made is algorithm and any(algorithm.model.own):
+            raise InvalidArgument(
+                f"{name} sends no weights of the backbone, so all of the adapters stay with the client anyway, and "
+                "personal would change nothing. Leave personal out, or use a method that shares the rest, such as "
+                "fedavg"
+            )
+        return made
     if algorithm.model.batch_norm == "local":
         return _local(own_part(algorithm, before=before, name=name))
     return _shared(algorithm)

@@ -117,7 +117,8 @@ def _check(algorithm: Algorithm, before: Algorithm, found: int, name: str) -> No
         return
     raise InvalidArgument(
         f"{name} cannot leave a part of theta with the client: {why}. Use pflego, fedsgd, fedavg, fedprox, fedper, "
-        "fedrep, fedbabu, fedrod or a fine-tuned one; with BatchNormalization, batch_norm='frozen' fits every method"
+        "fedrep, fedbabu, fedrod or a fine-tuned one; batch_norm='frozen', and adapters without personal, fit every "
+        "method"
     )
 
 
