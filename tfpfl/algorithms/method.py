@@ -101,9 +101,7 @@ class Method:
         algorithm = made = builder(model, population, **hyperparameters)
         if parts.get(server_optimized):
             made = server_optimized(algorithm, **parts[server_optimized])
-        if self.batch_norm or not isinstance(
-            made, Algorithm
-        ):  # another result of a user's builder is told of elsewhere
+        if self.batch_norm or not isinstance(made, Algorithm):  # a wrong result is told of elsewhere
             return made
         return normalized(made, before=algorithm, name=self.name)
 
