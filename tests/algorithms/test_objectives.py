@@ -228,6 +228,7 @@ def test_a_text_that_is_none_says_how_it_is_written(text, why):
         parsed_objective(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "objective"),
     slow_but(

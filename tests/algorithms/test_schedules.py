@@ -276,6 +276,7 @@ ENGINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(ENGINES, "pflego"))
 def test_both_engines_and_all_groupings_agree(tff, federation, name):
     algorithm = build(name, federation, **{k: v for k, v in ENGINES[name].items()})

@@ -104,9 +104,19 @@ def with_tff(algorithm, federation):
 SMALL = {"gru": (gru, sentences), "transformer": (transformer, sentences), "ds_cnn": (ds_cnn, pictures((12, 8, 1)))}
 
 
-@pytest.mark.parametrize(
-    "which", ["gru", *(pytest.param(w, marks=pytest.mark.slow) for w in ("transformer", "ds_cnn"))]
-)
+def test_the_gru_does_not_see_what_is_padded():
+    keras.utils.set_random_seed(1)
+    model = SplitModel(gru())
+    theta = model.theta()
+    x = sentences(np.random.default_rng(0), np.array([0, 1]))
+    x[:, 4:] = 0  # the other four are words in every sentence
+    embedding, recurrent = model.backbone.layers[1], model.backbone.layers[-1]
+    alone = recurrent(embedding(x[:, :4]))  # the same sentences without the padded places
+    np.testing.assert_allclose(model.features(theta, x), alone, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", SMALL)
 def test_it_learns(which, tmp_path):
     make, draw = SMALL[which]
     before, after, _ = trained(Simulation, make, clients_with(draw, tmp_path / "f"), rounds=12)

@@ -25,6 +25,7 @@ def server_of(folder):
         return run.training().server_state(), [row["clients"] for row in run.store.history()]
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_is_uninterrupted(federation, short_end, tmp_path):
     """With rounds in which nobody takes part; they count."""
     asked = SOME | {"rounds": 6, "schedule": "cosine:0.1"}

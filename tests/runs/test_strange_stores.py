@@ -294,7 +294,7 @@ def test_an_older_format_that_is_damaged_is_not_converted(path):
 def test_impossible_scores_are_not_saved():
     good = Score(1, 0, "personal", "test", 3, 0.5, 0.5)
     with RunStore() as store:
-        for wrong in ({"accuracy": 1.01}, {"accuracy": -1e-3}, {"client_id": -1}, {"split": "tests"}):
+        for wrong in ({"score": 1.01}, {"score": -1e-3}, {"client_id": -1}, {"split": "tests"}):
             with pytest.raises(ValueError, match="a score of round 1 "):
                 store.commit_round(1, (), {}, {}, [good._replace(**wrong)])
         store.commit_round(1, (), {}, {}, [good])

@@ -203,7 +203,7 @@ def _partial(folder: Path) -> Path:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Waits until no other process computes this folder. The lock ends with the process, also with a killed one."""
-    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
+    with open(folder.with_name(f".{folder.name}.lock"), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
