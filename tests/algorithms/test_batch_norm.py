@@ -128,6 +128,7 @@ def test_shared_statistics_never_pass_through_the_servers_optimizer():
     np.testing.assert_allclose(np.stack(first.statistics), np.stack(mean), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_frozen_is_the_default_and_statistics_stay():
     """The same bits as with batch_norm='frozen'; and as a layer of multiplications with the stored statistics."""
     models = [normed(mode).model for mode in (None, "frozen")]
@@ -161,6 +162,7 @@ def test_with_local_nothing_of_the_normalization_is_sent(name):
     assert distance(states[1].state.own, states[3].state.own) == 0
 
 
+@pytest.mark.slow
 def test_local_is_fedavg_where_there_is_one_client():
     """Of one client, own and shared weights move alike: as those of FedAvg with shared statistics."""
     found = []
@@ -245,6 +247,7 @@ def test_both_engines_agree(name, mode, federation, tff):
     battery.both_engines_agree(battery.Subject(algorithm, federation))
 
 
+@pytest.mark.slow
 def test_both_engines_agree_in_a_round(federation, tff):
     """PFLEGO with own normalization: two clients."""
     algorithm = on(federation, "pflego", "local")
@@ -340,6 +343,7 @@ def test_screening_without_limits_changes_nothing():
     assert distance(run(screened(algorithm), toy)[0], run(algorithm, toy)[0]) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["fedavg", "pflego"], "fedavg"))
 def test_an_own_part_may_be_any_weight(name):
     """All of theta own: the client trains alone, and nothing but the head is sent. None: nothing changes."""

@@ -253,6 +253,7 @@ def test_both_engines_and_all_groupings_agree(tff, federation, name, objective):
     assert distance(rounds(federate(algorithm, federation)), expected) < 1e-5
 
 
+@pytest.mark.slow
 def test_fused_is_one_by_one(federation):
     algorithm = with_objective(build("pflego", federation), "fair:2", sends="gradient")
     states = list(initial_states(algorithm, algorithm.population).values())

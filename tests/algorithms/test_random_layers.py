@@ -124,6 +124,7 @@ def test_both_engines_draw_the_same(name, federation, tff):
     battery.both_engines_agree(battery.Subject(build_algorithm(name, model, population, **hyper), federation))
 
 
+@pytest.mark.slow
 def test_both_engines_draw_the_same_in_a_round(federation, tff):
     algorithm = build_algorithm("fedavg", SplitModel(network("float32")), battery.small_population(federation), steps=2)
     visits = battery.visits_by_id(algorithm.population, [1, 3], 1)

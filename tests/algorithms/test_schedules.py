@@ -102,6 +102,7 @@ def test_fedavg_of_one_client_is_a_loop_with_the_rate_of_each_round(data, moment
         assert distance(after.own, w) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client_opt", slow_but(["adam", "adamw"], "adamw"))
 def test_other_optimizers_take_a_part_of_their_step(data, client_opt):
     """In the first round the rate is what the method's would be."""
@@ -142,6 +143,7 @@ def test_pflego_with_tau_1_is_gradient_descent_with_rho_t(data, of):
 RATES = {"beta": (0.02, 0.1), "rho": (0.2, 0.01), "": (0.02, 0.01)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", slow_but(RATES, "rho"))
 def test_pflego_schedules_beta_and_rho_apart(data, of):
     hyper = {"tau": 3, "rule": "exact", "server_opt": "sgd"}
@@ -164,6 +166,7 @@ NOT_STILL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", table_but(ALGORITHMS, "pflego", slow=("fedavg", "scaffold", "fedamp", "pfedme")))
 def test_with_rates_0_nothing_moves(data, name):
     more = {"option": "II"} if name == "scaffold" else {}
@@ -218,6 +221,7 @@ def test_scaffolds_control_variates_divide_by_the_rate_that_was_used(data, optio
     assert distance(output.state.c, expected) < 1e-12 and distance(output.update.dy, tree.zeros_like(x)) > 1e-2
 
 
+@pytest.mark.slow
 def test_fedamps_alpha_k(data):
     """Both places of alpha_k: the weights of the message, and the pull lambda / alpha_k of the client's problem."""
     toy_3 = toy(classes=(3,) * 5)

@@ -383,6 +383,7 @@ def test_a_run_folder_keeps_such_a_model_and_gives_it_out(tmp_path):
 # ---- pixels inside the model, and half precision
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", slow_but(["float32", "uint8"], "uint8"))
 def test_pixels_that_the_model_itself_scales(tmp_path, dtype):
     rng = np.random.default_rng(0)
@@ -420,6 +421,7 @@ def mixed(name):
     return keras.Sequential([keras.Input((5, 2)), *stack])
 
 
+@pytest.mark.slow
 def test_mixed_precision_computes_in_half_and_learns_in_whole(tmp_path):
     rng = np.random.default_rng(0)
     network = mixed("mixed_bfloat16")

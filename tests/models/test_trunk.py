@@ -154,6 +154,7 @@ def trained(model, federation, build, rounds=3, **args):
     return server, states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("build", "args"), slow_but([PFLEGO, (fedavg, {"eta": 0.1})], PFLEGO))
 def test_training_on_features_is_training_with_the_trunk(build, args, federation, tmp_path):
     """In float64: the same rounds with the trunk run again for every visit give the same numbers."""
@@ -208,6 +209,7 @@ def test_the_features_are_those_of_inference_in_the_models_dtype(federation):
     assert features.path.parent == federation.path.with_name("federation.trunks")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "most"), slow_but([("float16", 2e-3), ("float32", 3e-7)], ("float16", 2e-3)))
 def test_features_can_be_stored_in_fewer_bits(dtype, most, federation, tmp_path):
     model = SplitModel(network(), train_from="top")
