@@ -77,11 +77,11 @@ def clients_with(draw, folder, examples=12):
 RATES = {"pflego": {"tau": 10, "beta": 0.1, "rho": 0.02}, "fedavg": {"steps": 4, "eta": 0.1}}
 
 
-def trained(engine_of, make, federation, name="pflego", rounds=6, **model_args):
+def trained(engine_of, make, federation, name="pflego", rounds=6, hyper=None, **model_args):
     """(the training losses before and after, the server's state) of some rounds with everyone."""
     keras.utils.set_random_seed(1)
     model = SplitModel(make(), **model_args)
-    algorithm = build_algorithm(name, model, federation.population(), **RATES[name])
+    algorithm = build_algorithm(name, model, federation.population(), **RATES[name] | (hyper or {}))
     run, ids = Trained(algorithm, engine_of(algorithm, federation)), list(range(CLIENTS))
 
     def loss():
@@ -128,7 +128,8 @@ def test_it_learns(which, tmp_path):
 def test_both_engines_agree(which, tmp_path, tff):
     make, draw = SMALL[which]
     federation = clients_with(draw, tmp_path / "f")
-    ours, theirs = (trained(engine, make, federation, rounds=2)[2] for engine in (Simulation, with_tff))
+    sgd = {"server_opt": "sgd"}  # Adam would blow up rounding: the gradient of an attention's key bias is 0
+    ours, theirs = (trained(e, make, federation, rounds=2, hyper=sgd)[2] for e in (Simulation, with_tff))
     assert distance(ours, theirs) < 1e-4
 
 
@@ -156,6 +157,9 @@ def test_both_engines_agree_about_batch_normalization(batch_norm, tmp_path, tff)
 @pytest.mark.slow
 def test_both_engines_agree_about_mobilenet(tmp_path, tff):
     federation = clients_with(pictures((96, 96, 3)), tmp_path / "f", examples=4)
-    made = [trained(e, mobilenet, federation, rounds=1, batch_norm="frozen")[2] for e in (Simulation, with_tff)]
+    made = [
+        trained(e, mobilenet, federation, rounds=1, hyper={"server_opt": "sgd"}, batch_norm="frozen")[2]
+        for e in (Simulation, with_tff)
+    ]
     assert distance(*made) < 1e-3
     assert len(tf.nest.flatten(made[0])) > 100

@@ -297,4 +297,4 @@ class SplitModel(Normalized):
 
 def _gradient(tape: tf.GradientTape, phi: Tensor, theta: tuple, dphi: Tensor) -> tuple:
     zero = tf.UnconnectedGradients.ZERO
-    return tree.dense(tape.gradient(phi, theta, output_gradients=dphi, unconnected_gradients=zero))
+    return tree.shaped(tree.dense(tape.gradient(phi, theta, output_gradients=dphi, unconnected_gradients=zero)), theta)

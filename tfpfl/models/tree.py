@@ -28,6 +28,18 @@ def dense(a: Tree) -> Tree:
     return tf.nest.map_structure(tf.convert_to_tensor, a)
 
 
+def shaped(a: Tree, like: Tree) -> Tree:
+    """The structure a, of which the graph knows that its shapes are those of `like`.
+
+    TensorFlow forgets a part of the shape of some gradients, such as that of a Dense layer on sequences, and TFF adds
+    up only what has a known shape.
+    """
+    for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(like), strict=True):
+        if not x.shape.is_fully_defined():
+            x.set_shape(y.shape)
+    return a
+
+
 def add(a: Tree, b: Tree) -> Tree:
     """The sum a + b of two structures."""
     return tf.nest.map_structure(tf.add, a, b)

@@ -46,7 +46,8 @@ def value_and_gradient(function, weights, times=None):
         value = function(weights)
     seed = None if times is None else tree.as_dtype(times, value.dtype)
     zero = tf.UnconnectedGradients.ZERO
-    return value, tree.dense(tape.gradient(value, weights, output_gradients=seed, unconnected_gradients=zero))
+    gradient = tape.gradient(value, weights, output_gradients=seed, unconnected_gradients=zero)
+    return value, tree.shaped(tree.dense(gradient), weights)
 
 
 def whole_gradient(objective, weights, data: ClientData, chunk=512):
