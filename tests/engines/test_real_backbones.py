@@ -154,6 +154,7 @@ def test_both_engines_agree_about_batch_normalization(batch_norm, tmp_path, tff)
     assert distance(*made) < 1e-4
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_both_engines_agree_about_mobilenet(tmp_path, tff):
     federation = clients_with(pictures((96, 96, 3)), tmp_path / "f", examples=4)
