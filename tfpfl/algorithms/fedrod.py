@@ -24,8 +24,9 @@ from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, local_step, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
-from tfpfl.checks import InvalidArgument, check_choice, check_rates
+from tfpfl.checks import check_choice, check_rates
 from tfpfl.models import tree
+from tfpfl.models.heads import check_classes
 from tfpfl.models.losses import cross_entropy, logits
 from tfpfl.models.weights import Weights
 
@@ -100,8 +101,7 @@ def fedrod(
     Source:
         Chen, Chao, ICLR 2022: Fed-RoD with the balanced softmax and a linear personalized head.
     """
-    if not model.kind.label.is_classes:
-        raise InvalidArgument(f"FedRoD is for classification only, found the kind {model.kind.text}: {ONLY_CLASSES}")
+    check_classes(model.kind, "FedRoD", ONLY_CLASSES)
     check_choice(init=(init, ("copy", "zeros")))
     eta_p = eta if eta_p is None else eta_p
     check_rates(eta=eta, eta_p=eta_p)

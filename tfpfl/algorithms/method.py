@@ -13,7 +13,7 @@ from tfpfl.algorithms.parts.optimizers import Optimizer, client_optimizer
 from tfpfl.algorithms.transforms.normalization import normalized
 from tfpfl.algorithms.transforms.server_optimizer import server_optimized
 from tfpfl.checks import InvalidArgument
-from tfpfl.data.kinds import LabelKind
+from tfpfl.models.heads import check_classes
 
 _SEVERAL = "a client computes features of several models, or at several points, whose statistics would be mixed"
 _INSTEAD = "Use 'frozen', or a method with one model on the client, such as fedavg, fedprox, fedper or pflego"
@@ -82,7 +82,8 @@ class Method:
             InvalidArgument: a value is out of range, or does not fit to the others; the method is for classes only,
                 and the model's kind is another; or it cannot have the model's `batch_norm` or `personal`.
         """
-        self.check_kind(model.kind.label)
+        if self.only_classes:
+            check_classes(model.kind, self.title, self.only_classes)
         builder, *others = self.takers
         parts = {
             taker: {n: hyperparameters.pop(n) for n in _keywords(taker) if n in hyperparameters} for taker in others
@@ -104,16 +105,6 @@ class Method:
         if self.batch_norm or not isinstance(made, Algorithm):  # a wrong result is told of elsewhere
             return made
         return normalized(made, before=algorithm, name=self.name)
-
-    def check_kind(self, kind: LabelKind) -> None:
-        """Checks that the method can train heads of this kind.
-
-        Raises:
-            InvalidArgument: it is for classes only.
-        """
-        if self.only_classes and not kind.is_classes:
-            found = f"{self.title} is for classification only, found the kind {kind.text}"
-            raise InvalidArgument(f"{found}: {self.only_classes}")
 
     def why_not(self, hyperparameter: str) -> str:
         """Why this method does not have a hyperparameter of a server's or a client's optimizer; '' for any other."""

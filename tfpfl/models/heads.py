@@ -220,6 +220,21 @@ def head_kind(kind: "str | LabelKind | HeadKind") -> HeadKind:
 CLASSIFICATION = head_kind("classification")
 
 
+def check_classes(kind: HeadKind, title: str, why: str) -> None:
+    """Checks that the labels are classes, for a method that needs them.
+
+    Args:
+        kind: the kind of the head.
+        title: the method's name in the paper.
+        why: why it needs classes, and what to use instead.
+
+    Raises:
+        InvalidArgument: it is another kind.
+    """
+    if not kind.label.is_classes:
+        raise InvalidArgument(f"{title} is for classification only, found the kind {kind.text}: {why}")
+
+
 def check_curvature(kind: HeadKind, what: str) -> None:
     """Checks that Newton's method is possible.
 

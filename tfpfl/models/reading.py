@@ -1,6 +1,6 @@
 """What the graph of a backbone does with its input, and how it ends: read off once, when a `SplitModel` is made."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,10 +51,14 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype) -> T
     return Traced(size, reads, _ending(graph.outputs[0]))
 
 
-def vocabulary(layers: list[Any], reads: str) -> int | None:
-    """The rows of the Embedding, if a model of these layers takes whole numbers and has exactly one; otherwise None."""
+def vocabulary(layers: list[Any], reads: Sequence[str]) -> list[int | None]:
+    """For each array that a model of these layers takes: how many rows its Embedding has.
+
+    None for numbers, and where a model has several Embeddings, or several arrays of whole numbers.
+    """
     tables = [layer for layer in layers if "Embedding" in {c.__name__ for c in type(layer).__mro__}]
-    return int(tables[0].input_dim) if reads == "whole" and len(tables) == 1 else None
+    one = list(reads).count("whole") == 1 and len(tables) == 1
+    return [int(tables[0].input_dim) if one and each == "whole" else None for each in reads]
 
 
 def _reads(x: Any) -> str:

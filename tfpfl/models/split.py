@@ -20,7 +20,7 @@ from tfpfl.models.inputs import Inputs
 from tfpfl.models.layers import flatten
 from tfpfl.models.normalization import Normalized
 from tfpfl.models.precision import cast_output, dtype_of
-from tfpfl.models.reading import trace
+from tfpfl.models.reading import trace, vocabulary
 from tfpfl.models.trunk import Trunk
 from tfpfl.models.weights import Head, Weights
 
@@ -129,10 +129,7 @@ class SplitModel(Normalized):
             self._only_adapters_train(self.adapters.personal(personal))
         traced = trace(apply, self.initial_theta, self.inputs, self.dtype)
         self._activation_bytes, self.reads = traced.activation_bytes, packed(traced.reads, self.input_shape)
-        tables = [layer for layer in flatten(backbone) if "Embedding" in {c.__name__ for c in type(layer).__mro__}]
-        one = traced.reads.count("whole") == 1 and len(tables) == 1
-        rows = [int(tables[0].input_dim) if one and reads == "whole" else None for reads in traced.reads]
-        self.vocabulary = packed(rows, self.input_shape)
+        self.vocabulary = packed(vocabulary(flatten(backbone), traced.reads), self.input_shape)
         self._dtypes = [self.dtype]
         if self.inputs.several:
             self._dtypes = [tf.int32 if reads == "whole" else self.dtype for reads in traced.reads]

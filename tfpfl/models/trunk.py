@@ -47,7 +47,7 @@ class Trunk:
         self.reads, self.activation_bytes = "numbers", 0
         traced = trace(self.apply, self.weights, self.inputs, self.dtype)
         (self.reads,), self.activation_bytes = traced.reads, traced.activation_bytes
-        self.vocabulary = vocabulary(flatten(model), self.reads)
+        (self.vocabulary,) = vocabulary(flatten(model), traced.reads)
         self.shape = tuple(int(n) for n in self(np.zeros((1, *self.input_shape), self.dtype)).shape[1:])
 
     def __call__(self, x: Tensor) -> Tensor:
