@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def describe(federation: "Federation") -> dict[str, Any]:
-    """What `Federation.describe` returns."""
+    """A summary of a federation: {name: printable value}, in the order in which tables show it."""
     source, partitioner = federation.manifest["source"], federation.manifest["partitioner"]
     arguments = ", ".join(f"{k}={v}" for k, v in partitioner["arguments"].items())
     rows = {

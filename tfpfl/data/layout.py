@@ -30,7 +30,7 @@ def parts_of(structure: Any, like: Any) -> list:
 
 
 def packed(parts: Sequence[Any], like: Any) -> Any:
-    """The inverse of `parts_of`."""
+    """Puts arrays in the order of `parts_of` into a structure like the shape `like`; one array stays as it is."""
     if not is_several(like):
         return parts[0]
     return dict(zip(sorted(like), parts, strict=True)) if isinstance(like, Mapping) else tuple(parts)

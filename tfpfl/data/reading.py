@@ -39,7 +39,7 @@ def label_space(labels: str) -> str:
 
 
 def decoded_in_graph(layout: Layout, raw: Any, dtype: Any) -> Any:
-    """What `Federation.decode` returns."""
+    """Converts stored examples to what a model takes, in a graph: raw * scale + shift; tokens stay whole numbers."""
     import tensorflow as tf  # slow to import, and neither building nor describing needs it
 
     def decoded(array: Array, raw: Tensor) -> Tensor:

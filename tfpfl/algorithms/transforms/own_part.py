@@ -17,7 +17,7 @@ from tfpfl.models import tree
 
 
 class OwnPart(NamedTuple):
-    """What a client keeps."""
+    """A client's state where a part of theta is its own: the method's state, and the weights of that part."""
 
     own: tuple  # its own weights of theta, in theta's order
     state: Any  # the method's client state
