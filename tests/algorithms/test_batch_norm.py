@@ -10,7 +10,18 @@ import pytest
 import tensorflow as tf
 
 from helpers.marks import slow_but, table_but
-from helpers.toys import CLASSES, EXAMPLES, Toy, backbone, clients, distance, identical, initial_states, run
+from helpers.toys import (
+    CLASSES,
+    EXAMPLES,
+    Toy,
+    backbone,
+    clients,
+    distance,
+    identical,
+    initial_states,
+    run,
+    visits_by_id,
+)
 from tfpfl.algorithms import ALGORITHMS, build_algorithm, fedavg, fedper
 from tfpfl.algorithms.transforms import median, normalized, own_part, screened
 from tfpfl.data.population import Population, Sampling
@@ -253,7 +264,7 @@ def test_both_engines_agree_in_a_round(federation, tff):
     algorithm = on(federation, "pflego", "local")
     states, visits = (
         initial_states(algorithm, algorithm.population),
-        battery.visits_by_id(algorithm.population, [1, 3], 1),
+        visits_by_id(algorithm.population, [1, 3], 1),
     )
     engines = Simulation(algorithm, federation), federate(algorithm, federation)
     ours, theirs = (e.next(e.initialize(), [states[1], states[3]], visits) for e in engines)
@@ -288,7 +299,7 @@ def test_other_methods_keep_the_contract(name, mode, federation):
 def test_stacked_and_one_by_one_agree(federation):
     algorithm = on(federation, "fedavg", "local")
     states = initial_states(algorithm, algorithm.population)
-    visits = battery.visits_by_id(algorithm.population, [0, 2], 1)
+    visits = visits_by_id(algorithm.population, [0, 2], 1)
     engines = [Simulation(algorithm, federation, grouping=how) for how in ("one_by_one", "stacked")]
     done = [e.next(e.initialize(), [states[0], states[2]], visits) for e in engines]
     assert distance(done[0].server, done[1].server) < 1e-5

@@ -40,7 +40,9 @@ def marked(name: str, kind: str):
 )
 def test_battery(name, kind):
     hyper = hyperparameters(name, kind)
-    findings = battery.check_algorithm(lambda model, people: build_algorithm(name, model, people, **hyper), kind=kind)
+    findings = battery.check_algorithm(
+        lambda model, people: build_algorithm(name, model, people, **hyper), kind=kind, dtype="float64"
+    )
     assert [str(finding) for finding in findings if finding.status == "FAILED"] == []
     assert len(findings) == len(battery.CHECKS)
 

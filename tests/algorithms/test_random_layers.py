@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 from helpers.marks import table_but
-from helpers.toys import Toy, clients, distance, identical, initial_states, run
+from helpers.toys import Toy, clients, distance, identical, initial_states, run, visits_by_id
 from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.transforms import own_part
 from tfpfl.data.population import Population, Sampling
@@ -127,7 +127,7 @@ def test_both_engines_draw_the_same(name, federation, tff):
 @pytest.mark.slow
 def test_both_engines_draw_the_same_in_a_round(federation, tff):
     algorithm = build_algorithm("fedavg", SplitModel(network("float32")), battery.small_population(federation), steps=2)
-    visits = battery.visits_by_id(algorithm.population, [1, 3], 1)
+    visits = visits_by_id(algorithm.population, [1, 3], 1)
     engines = Simulation(algorithm, federation), federate(algorithm, federation)
     ours, theirs = (e.next(e.initialize(), [(), ()], visits).server for e in engines)
     assert distance(ours, theirs) < 1e-6
@@ -138,14 +138,14 @@ def test_stacked_clients_draw_the_same_and_evaluation_draws_nothing(federation):
     model, population = SplitModel(network("float32")), battery.small_population(federation)
     algorithm = build_algorithm("fedavg", model, population, epochs=2, batch_size=4, eta=0.2)
     twins = [0, 2]
-    visits, done = battery.visits_by_id(population, twins, 1), []
+    visits, done = visits_by_id(population, twins, 1), []
     for how in ("one_by_one", "stacked"):
         engine = Simulation(algorithm, federation, grouping=how)
         done.append(engine.next(engine.initialize(), [(), ()], visits).server)
     assert distance(*done) < 1e-5
     scorer = Scorer(algorithm, federation, ["test"])
     first = scorer(done[0], [(), ()], visits)
-    assert identical(first, scorer(done[0], [(), ()], battery.visits_by_id(population, twins, 2)))
+    assert identical(first, scorer(done[0], [(), ()], visits_by_id(population, twins, 2)))
     plain = SplitModel(network("float32", rate=0.0))
     scores = Scorer(algorithm._replace(model=plain), federation, ["test"])(done[0], [(), ()], visits)
     assert distance(first, scores) < 1e-6

@@ -97,9 +97,7 @@ def arrays_of_states(algorithm) -> dict:
 
 def visits(algorithm, ids, round_num: int) -> list:
     """The visits of `visits_by_id`, in the model's dtype."""
-    info, dtype = algorithm.population.info, algorithm.model.dtype
-    found = visits_by_id(algorithm.population, ids, round_num)
-    return [visit._replace(info=info(i, dtype)) for i, visit in zip(ids, found, strict=True)]
+    return visits_by_id(algorithm.population, ids, round_num, dtype=algorithm.model.dtype)
 
 
 def client_loss(data: Toy, client_id: int, theta, head: Head):

@@ -98,10 +98,10 @@ def small_population(federation: Federation) -> Population:
     return federation.population(Sampling("fixed", 0.5), shared_slots=True)
 
 
-def visits_by_id(population: Population, ids, round_num: int, seed: int = 0) -> list:
-    """The visits of the clients `ids` in a round; the engine reads the examples by client id."""
+def visits_by_id(population: Population, ids, round_num: int, seed: int = 0, dtype="float32") -> list:
+    """The visits of the clients `ids` in a round; the engine reads the examples by client id. `dtype`: the model's."""
     keys = client_key(seed, round_num, ids)
-    return [Visit(population.info(i), key) for i, key in zip(ids, keys, strict=True)]
+    return [Visit(population.info(i, dtype), key) for i, key in zip(ids, keys, strict=True)]
 
 
 def initial_states(algorithm: Algorithm, population: Population) -> dict:
@@ -154,7 +154,8 @@ class Trained:
         """Trains up to round `last`. `cohorts` maps a round to client ids; default: the population's sampling."""
         for t in range(self.store.round_num + 1, last + 1):
             ids = [int(i) for i in (cohorts(t) if cohorts else cohort(self.seed, t, self.population))]
-            output = self.engine.next(self.server, self.states(ids), visits_by_id(self.population, ids, t, self.seed))
+            visits = visits_by_id(self.population, ids, t, self.seed, self.algorithm.model.dtype)
+            output = self.engine.next(self.server, self.states(ids), visits)
             self.server = output.server
             self.store.commit_round(t, output.server, dict(zip(ids, output.client_states, strict=True)), {})
             self.outputs.append(output)
@@ -167,10 +168,13 @@ class Subject:
     Args:
         algorithm: built for `small_population(federation)`.
         federation: a `small_federation`.
+
+    `rounding` is the difference that is allowed where sums are taken in another order, after `ROUNDS` rounds.
     """
 
     def __init__(self, algorithm: Algorithm, federation: Federation):
         self.algorithm, self.federation = algorithm, federation
+        self.rounding = 1e-5 if algorithm.model.dtype == "float32" else 1e-10
 
     @cached_property
     def engine(self) -> Simulation:
@@ -192,11 +196,15 @@ class Subject:
         message, _, _, output = self.visit(client)
         return int(self.algorithm.local_model(message, output).head.bias.shape[0])
 
+    def visits(self, ids, round_num: int) -> list:
+        """The visits of the clients `ids` in a round."""
+        return visits_by_id(self.algorithm.population, ids, round_num, dtype=self.algorithm.model.dtype)
+
     def visit(self, client: int):
         """(message, state, data, output) of one more visit of a client."""
         algorithm, trained = self.algorithm, self.trained
         x, y = self.federation.reader("train")(client)
-        [visit], [state] = visits_by_id(algorithm.population, [client], 11), trained.states([client])
+        [visit], [state] = self.visits([client], 11), trained.states([client])
         message = algorithm.message(trained.server, *([tf.constant(client)] if algorithm.message_per_client else []))
         data = ClientData(x, y, visit.info, tf.constant(visit.key))
         return message, state, data, algorithm.client_update(message, tf.nest.map_structure(tf.constant, state), data)
