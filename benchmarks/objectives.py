@@ -1,10 +1,14 @@
 """What `fair:q` and `cvar:p` do for the worst clients: Fashion-MNIST, 100 clients with two classes each.
 
-    python benchmarks/objectives.py --out runs/objectives [--rounds 100] [--algorithm fedavg]
+    python benchmarks/objectives.py --out runs/objectives [--rounds 300] [--algorithm fedavg]
         [--objectives mean,fair:1] [--seeds 0,1,2]
 
 OUT has a run folder for every objective and seed; one that is there is continued. Prints Markdown: test accuracy of the
-models that clients predict with, and that of the worst tenth of the clients (EV-all, mean of the last ten rounds).
+models that clients predict with, and that of the worst tenth of the clients (EV-all, mean of the last ten evaluations).
+
+FedAvg takes here one step on all examples of all clients, and the server's optimizer is Adam. So a round follows the
+gradient of the objective, and a step is as long for one objective as for another. A smaller loss has a shorter gradient:
+plain gradient descent with one rate would compare objectives that are trained to different depths.
 """
 
 import os
@@ -27,21 +31,21 @@ SETTING = {
     "partition_args": {"K": 2},
     "clients": 100,
     "data_seed": 0,
-    "participation": 0.2,
     "labels": "global",
-    "evaluate_every": 0,
+    "evaluate_every": 5,
 }
-HYPER = {  # the rates of the comparisons in docs/measured.md
+HYPER = {  # PFLEGO's rates are those of the comparisons in docs/measured.md
+    "fedavg": {"eta": 1.0, "steps": 1, "server_opt": "adam", "server_eta": 0.003},
     "pflego": {"tau": 50, "beta": 0.007, "rho": 0.001},
-    "fedavg": {"eta": 0.1, "epochs": 1, "batch_size": 50},
 }
+PARTICIPATION = {"fedavg": 1.0}  # else 0.2
 
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True)
-@click.option("--rounds", default=100)
+@click.option("--rounds", default=300)
 @click.option("--algorithm", default="fedavg")
-@click.option("--objectives", default="mean,fair:0.5,fair:1,fair:2,cvar:0.5")
+@click.option("--objectives", default="mean,fair:1,fair:2,cvar:0.5")
 @click.option("--seeds", default="0")
 def main(out, rounds, algorithm, objectives, seeds):
     """Trains what is missing and prints the table."""
@@ -53,8 +57,8 @@ def main(out, rounds, algorithm, objectives, seeds):
         found = []
         for seed in map(int, seeds.split(",")):
             config = RunConfig(
-                algorithm=algorithm, objective=objective, rounds=rounds, seed=seed, **SETTING,
-                hyperparameters=HYPER.get(algorithm, {}),
+                algorithm=algorithm, objective=objective, rounds=rounds, seed=seed,
+                participation=PARTICIPATION.get(algorithm, 0.2), hyperparameters=HYPER.get(algorithm, {}), **SETTING,
             )  # fmt: skip
             folder = out / f"{algorithm}-{objective.replace(':', '-')}-s{seed}"
             with Run.create_or_resume(config, folder) as run:

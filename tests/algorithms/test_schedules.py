@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from helpers.marks import slow_but, table_but
+from helpers.normalized import model_for
 from helpers.one_broken import build
 from helpers.quick import quick
 from helpers.rounds import by_hand, loss_of, play
@@ -157,6 +158,7 @@ def test_pflego_schedules_beta_and_rho_apart(data, of):
 # Methods whose clients do not only take steps: what changes after rates have fallen to 0, and why.
 NOT_STILL = {
     "feddyn": "its server subtracts h / a in every round",
+    "fedbn": "the statistics of the normalization follow the examples",
     "pfedme": "theta_i is computed anew from w, by a solver whose rate is not of training",
     "layerwise": "p_i is mixed with w in every visit",
     "fedfomo": "theta_i is mixed with the models of others",
@@ -169,7 +171,7 @@ NOT_STILL = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", table_but(ALGORITHMS, "pflego", slow=("fedavg", "scaffold", "fedamp", "pfedme")))
 def test_with_rates_0_nothing_moves(data, name):
-    more = {"option": "II"} if name == "scaffold" else {}
+    data, more = data._replace(model=model_for(name, "float64")), {"option": "II"} if name == "scaffold" else {}
     algorithm = build_algorithm(name, data.model, data.population, **quick(name), **more)
     moving = scheduled(algorithm, "step:2:0")
     path, after_2 = play(moving, data, [EVERYONE] * 2)
@@ -203,6 +205,9 @@ def test_with_rates_0_nothing_moves(data, name):
     elif name.startswith("pgfed"):
         assert identical(path[3].own.w, path[1].own.w)
         assert all(distance(s.v, path[1].own.w) == 0 for s in after_4.values())
+    elif name == "fedbn":
+        assert distance(path[3].own, path[1].own) < 1e-12
+        assert 0 < distance(before, after) < distance(before, started)
     elif name != "heurfedamp":
         assert identical(path[3].own, path[1].own)
 

@@ -8,6 +8,7 @@ from keras import layers
 
 import tfpfl
 from helpers.marks import slow_but, table_but
+from helpers.normalized import normed
 from tfpfl.algorithms import ALGORITHMS, pflego_exact
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.transforms.objective import with_objective
@@ -24,13 +25,14 @@ WORDS, LENGTH, RHO = 20, 6, 0.3
 SIZES, K = (7, 5, 9), 2
 
 
-def two_arrays(dtype="float32", kind="dict"):
-    """tanh of a Dense layer on [image, age]."""
+def two_arrays(dtype="float32", kind="dict", normed=False):
+    """tanh of a Dense layer on [image, age]; `normed`: with BatchNormalization after it."""
     keras.utils.set_random_seed(1)
     image, age = (keras.Input(s, dtype=dtype, name=n) for s, n in (((3, 2), "image"), ((1,), "age")))
     both = layers.Concatenate(dtype=dtype)([age, layers.Flatten(dtype=dtype)(image)])
     inputs = {"image": image, "age": age} if kind == "dict" else [age, image]
-    return keras.Model(inputs, layers.Dense(4, activation="tanh", dtype=dtype)(both))
+    out = layers.Dense(4, activation="tanh", dtype=dtype)(both)
+    return keras.Model(inputs, layers.BatchNormalization(dtype=dtype)(out) if normed else out)
 
 
 def attention(dtype="float32"):
@@ -140,9 +142,10 @@ def one_and_two(tmp_path_factory):
     return [tfpfl.Federation.from_clients(d, out=folder / str(i)) for i, d in enumerate((one, data))]
 
 
-def of_one_array():
+def of_one_array(normed=False):
     keras.utils.set_random_seed(1)
-    return keras.Sequential([keras.Input((7,)), layers.Dense(4, activation="tanh")])
+    last = [layers.BatchNormalization()] if normed else []
+    return keras.Sequential([keras.Input((7,)), layers.Dense(4, activation="tanh"), *last])
 
 
 def trained(federation, network, name, **how):
@@ -175,8 +178,8 @@ def test_a_round_of_two_arrays_is_that_of_one(one_and_two, name):
 
 @pytest.mark.parametrize("name", table_but(list(ALGORITHMS), slow=("fedrep", "fedamp", "scaffold", "ditto")))
 def test_two_arrays_are_as_good_as_one_for_every_method(one_and_two, name):
-    one, two = one_and_two
-    losses = [trained(one, of_one_array(), name), trained(two, two_arrays(), name)]
+    networks = of_one_array(normed=normed(name)), two_arrays(normed=normed(name))
+    losses = [trained(clients, network, name) for clients, network in zip(one_and_two, networks, strict=True)]
     assert np.isfinite(losses).all() and len(losses[0]) >= 8
     np.testing.assert_allclose(*losses, rtol=2e-4)
 

@@ -10,6 +10,6 @@ def normed(name: str) -> bool:
     return ALGORITHMS[name].batch_norm is not None
 
 
-def model_for(name: str, dtype="float32") -> SplitModel:
+def model_for(name: str, dtype="float32", kind="classification") -> SplitModel:
     """`backbone` as a model, with BatchNormalization if the method of this name needs it."""
-    return SplitModel(backbone(dtype, batch_norm=normed(name)))
+    return SplitModel(backbone(dtype, batch_norm=normed(name)), kind=kind)
