@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import Population
 from tfpfl.models import NETWORKS, SplitModel, build_network
 from tfpfl.models.networks import default_network
@@ -55,6 +56,28 @@ def test_kernels_are_glorot_uniform(name):
         assert np.abs(kernel).max() <= limit and np.abs(kernel).max() > 0.98 * limit
         standard_error = limit**2 * np.sqrt(4 / 45 / kernel.size)
         assert abs(np.mean(kernel.astype(float) ** 2) - limit**2 / 3) < 5 * standard_error
+
+
+@pytest.mark.parametrize("name", ["mlp200", "omniglot_4conv"])
+def test_stax_draws_normal_kernels_and_small_biases(name):
+    """Glorot normal without what lies beyond two standard deviations; moments within five standard errors."""
+    weights = build_network(name, (28, 28, 1), init="stax").get_weights()
+    deviations = [1e-2] if name == "mlp200" else [1e-6] * 4
+    cut = 2 / 0.879626  # a normal number within +-2 has the standard deviation 0.879626
+    for kernel, bias, deviation in zip(weights[::2], weights[1::2], deviations, strict=True):
+        fans = int(np.prod(kernel.shape[:-2])) * (kernel.shape[-2] + kernel.shape[-1])
+        drawn = kernel.astype(float) / np.sqrt(2 / fans)
+        assert np.abs(drawn).max() <= cut * (1 + 1e-5)
+        assert abs(drawn.mean()) < 5 / np.sqrt(drawn.size)
+        assert abs(np.mean(drawn**2) - 1) < 5 / np.sqrt(drawn.size)
+        within = np.mean(np.abs(drawn) < cut / 2)  # of a uniform distribution it would be 0.5
+        assert within == pytest.approx(0.715232, abs=5 * np.sqrt(0.21 / drawn.size))
+        assert 0.5 < np.std(bias) / deviation < 1.5 and len(set(bias)) == len(bias)
+
+
+def test_an_unknown_init():
+    with pytest.raises(InvalidArgument, match="init"):
+        build_network("mlp200", (28, 28, 1), init="he")
 
 
 def test_double_precision_networks():

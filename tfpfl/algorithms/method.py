@@ -45,13 +45,16 @@ class Method:
     evaluates: str = "personal"  # what `personal_model` is: 'personal', 'global', 'fine-tuned'
     evaluates_if: dict = field(default_factory=dict)  # (hyperparameter, value) -> what it is with this value
     presets: dict = field(default_factory=dict)
+    preset_init: dict = field(default_factory=dict)  # preset -> `init` of the networks that have a name
     older: dict = field(default_factory=dict)  # format of config.json -> hyperparameters of runs of older formats
+    newer: dict = field(default_factory=dict)  # hyperparameter that came without a new format -> its value before
     no_server_opt: str = ""  # why the server takes no optimizer of `server_optimized`, and what to use instead
     no_client_opt: str = ""  # why the builder has no `client_opt`, and what to use instead
     only_classes: str = ""  # why the head's kind must be 'classification', and what to use instead
     sends: str = "update"  # what a client sends: the 'gradient' of its loss, or an 'update'; see `with_objective`
     no_objective: str = ""  # why there is no other objective than the mean, and what to use instead
     no_batch_norm: dict = field(default_factory=dict)  # 'local' or 'shared' -> why the method cannot have it
+    warning: Callable | None = None  # (history rows) -> what a user should know of a run of these rounds, or None
     batch_norm: str | None = None  # the one that the method is about; its builder calls `transforms.normalized` itself
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.checks import InvalidArgument, check_choice, unknown
 from tfpfl.data.layout import is_several, shape_text
 from tfpfl.data.randomness import ModelKey
 
@@ -76,24 +76,35 @@ def default_network(example_shape: tuple) -> str:
     return "cifar_2conv" if len(example_shape) == 3 and example_shape[-1] == 3 else "mlp200"
 
 
-def build_network(name: str, input_shape: tuple, *, seed: int = 0, dtype: str = "float32") -> keras.Model:
+INITS = ("keras", "stax")
+_BIASES = {True: 1e-6, False: 1e-2}  # stax: standard deviation, of convolutions or of dense layers
+_CUT = 0.87962566103423978  # the standard deviation of a normal number that is drawn again beyond 2
+
+
+def build_network(
+    name: str, input_shape: tuple, *, seed: int = 0, dtype: str = "float32", init: str = "keras"
+) -> keras.Model:
     """A backbone by its name in `NETWORKS`: a built `keras.Sequential` from examples to features [N, M].
 
-    Kernels are Glorot uniform, a function of (seed, position of the weight). Biases are 0, scales of BatchNormalization
-    and its moving variances are 1.
+    Initial weights are a function of (seed, position of the weight). Scales of BatchNormalization and its moving
+    variances are 1.
 
     Args:
         name: mlp200, cifar_2conv, omniglot_4conv, fedavg_cnn or conv_bn.
         input_shape: the shape of one example, such as (28, 28, 1).
         seed: the seed of the initial weights, >= 0.
         dtype: 'float32' or 'float64'.
+        init: the distribution of the initial weights. 'keras': Glorot uniform kernels, biases are 0. 'stax': that of
+            the code of PFLEGO's authors, which are the defaults of JAX's stax: Glorot normal kernels, drawn again
+            beyond two standard deviations, and normal biases with standard deviation 1e-2, in convolutions 1e-6.
 
     Raises:
-        InvalidArgument: the name is unknown, or examples of this shape are too small for the network, or are several
-            arrays.
+        InvalidArgument: the name or init is unknown, or examples of this shape are too small for the network, or are
+            several arrays.
     """
     if name not in NETWORKS:
         raise InvalidArgument(unknown("network", name, NETWORKS))
+    check_choice(init=(init, INITS))
     if is_several(input_shape):
         raise InvalidArgument(
             f"{name} takes one array, and examples are several: {shape_text(input_shape)}. Give a Keras model of your "
@@ -107,16 +118,23 @@ def build_network(name: str, input_shape: tuple, *, seed: int = 0, dtype: str = 
             f"{name} needs larger images than {tuple(input_shape)}: {error}. Use mlp200 or another network"
         ) from error
     as_made = {id(w) for layer in stack if isinstance(layer, layers.BatchNormalization) for w in layer.weights}
+    of_convolutions = {id(w) for layer in stack if isinstance(layer, layers.Conv2D) for w in layer.weights}
     for i, variable in enumerate(model.trainable_weights):
         if id(variable) not in as_made:
-            variable.assign(_draw(variable.shape, seed, i, dtype))
+            bias = _BIASES[id(variable) in of_convolutions] if init == "stax" else 0.0
+            variable.assign(_draw(variable.shape, seed, i, dtype, init, bias))
     return model
 
 
-def _draw(shape: tuple, seed: int, position: int, dtype: str) -> np.ndarray:
-    if len(shape) == 1:
-        return np.zeros(shape, dtype)
-    receptive_field = int(np.prod(shape[:-2]))
-    limit = np.sqrt(6.0 / (receptive_field * (shape[-2] + shape[-1])))
+def _draw(shape: tuple, seed: int, position: int, dtype: str, init: str, bias: float) -> np.ndarray:
+    """A kernel, or a bias [M]; `bias`: its standard deviation."""
     key = tf.random.experimental.stateless_fold_in(tf.constant([seed, ModelKey.BACKBONE], tf.int32), position)
+    if len(shape) == 1:
+        return bias * tf.random.stateless_normal(shape, key, dtype=dtype, alg="philox").numpy()
+    receptive_field = int(np.prod(shape[:-2]))
+    fans = receptive_field * (shape[-2] + shape[-1])
+    if init == "stax":
+        drawn = tf.random.stateless_truncated_normal(shape, key, dtype=dtype, alg="philox").numpy()
+        return np.sqrt(2.0 / fans) / _CUT * drawn
+    limit = np.sqrt(6.0 / fans)
     return tf.random.stateless_uniform(shape, key, -limit, limit, dtype=dtype, alg="philox").numpy()

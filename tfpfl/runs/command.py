@@ -51,6 +51,8 @@ def command(config: RunConfig, folder: str | Path, out: str | Path | None = None
             continue
         if name == "preset" and own is not None:
             continue  # it is in the hyperparameters
+        if name == "init" and value is None and own is None and config.preset in config.method.preset_init:
+            value = "keras"  # the preset's would be another
         if value is None or (value == option.default and name not in ("algorithm", "dataset", "clients")):
             continue
         if option.multiple:

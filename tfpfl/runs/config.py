@@ -21,7 +21,7 @@ from tfpfl.data.population import Sampling
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.engines.engine import check_grouping
 from tfpfl.models.adapters import check_adapters
-from tfpfl.models.networks import default_network
+from tfpfl.models.networks import INITS, default_network
 from tfpfl.models.normalization import check_batch_norm
 from tfpfl.runs.aggregators import check_aggregator
 from tfpfl.runs.availability import Availability, changes
@@ -54,6 +54,7 @@ _ADDED = {  # format -> entries that it added
 # Entries that came without a new format. With these values `run_id` is as it was, and config.json leaves them out.
 _NEWER: dict[str, Any] = {"objective": "mean", "schedule": None, "schedule_of": (), "kind": None}
 _NEWER |= {"network_weights": None, "train_from": None, "adapters": None, "personal": None, "batch_norm": None}
+_NEWER |= {"init": None}
 _NOT_IDENTITY = ("rounds", "versions", "federation", "network_weights")  # not in `run_id`: may differ later
 
 
@@ -88,6 +89,7 @@ class RunConfig:
     federation: str | None = None  # the folder of a federation
     federation_hash: str | None = None  # filled in when the run is created
     network: str | None = None  # a name in NETWORKS, a file FILE.keras, or a function FILE.py:function
+    init: str | None = None  # of such a name, see `build_network`; None: that of the preset, in a run folder 'keras'
     network_hash: str | None = None  # sha256 of that file
     network_weights: str | None = None  # filled in for a function: sha256 of the weights that it gives
     train_from: str | None = None  # the first layer of the backbone that trains, see `SplitModel`
@@ -179,7 +181,7 @@ class RunConfig:
             raise InvalidArgument(f"sampling_range needs sampling='range', found sampling={self.sampling!r}")
         self.sampling_plan()
         self.availability()
-        check_choice(on_broken=(self.on_broken, ON_BROKEN))
+        check_choice(on_broken=(self.on_broken, ON_BROKEN), init=(self.init or "keras", INITS))
         given = {name: getattr(self, name) for name in ("aggregator", "max_norm", "clip_norm")}
         check_batch_norm(self.batch_norm, **given)
         check_norms(self.max_norm, self.clip_norm)
@@ -222,7 +224,15 @@ class RunConfig:
         if (kind := kind_of(federation, self.kind)).is_classes:
             check_kind(self.metrics, kind)
         resolved["kind"] = None if kind.is_classes else kind.text
+        init = self.init or row.preset_init.get(self.preset)
+        resolved["init"] = None if init == "keras" else init  # as runs have it that are older than this entry
         if self.network_file:
+            if self.init is not None:
+                raise InvalidArgument(
+                    f"init={self.init!r} draws the weights of a network that has a name, and {self.network} brings its "
+                    "own: leave init out"
+                )
+            resolved["init"] = None
             name = f"{NETWORK_CODE}:{self.network_function}" if self.network_function else NETWORK
             resolved |= {"network": name, "network_hash": file_hash(self.network_file)}
         return RunConfig(**resolved)
@@ -289,7 +299,9 @@ class RunConfig:
         for name in _added_after(self.format) + [name for name, value in _NEWER.items() if identity.get(name) == value]:
             identity.pop(name, None)
         older = _older_choices(self.algorithm, self.format)
-        identity["hyperparameters"] = {k: v for k, v in self.hyperparameters.items() if k not in older}
+        newer = _newer_choices(self.algorithm)
+        same = {k for k, v in newer.items() if self.hyperparameters.get(k) == v}
+        identity["hyperparameters"] = {k: v for k, v in self.hyperparameters.items() if k not in {*older, *same}}
         if self.format < 5:
             grouping = identity.pop("grouping")
             identity["cohort"] = "plain" if grouping == "one_by_one" else grouping
@@ -389,7 +401,8 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
         defaults: dict[str, Any] = {f.name: f.default for f in fields(RunConfig)}
         raw = {"own_metrics": {}} | _NEWER | {name: defaults[name] for name in _added_after(raw["format"])} | raw
         if isinstance(raw.get("hyperparameters"), dict):
-            raw["hyperparameters"] = _older_choices(raw.get("algorithm"), raw["format"]) | raw["hyperparameters"]
+            before = _older_choices(raw.get("algorithm"), raw["format"]) | _newer_choices(raw.get("algorithm"))
+            raw["hyperparameters"] = before | raw["hyperparameters"]
         if raw["format"] < 5 and "cohort" in raw:
             grouping = raw.pop("cohort")
             raw["grouping"] = "one_by_one" if grouping == "plain" else grouping
@@ -433,6 +446,11 @@ def _check_known(path: Path, raw: dict) -> None:
 
 def _added_after(format_number: int) -> list[str]:
     return [name for n, names in _ADDED.items() if n > format_number for name in names]
+
+
+def _newer_choices(algorithm: Any) -> dict:
+    """The hyperparameters that config.json may lack because they came without a new format, and their values then."""
+    return ALGORITHMS[algorithm].newer if isinstance(algorithm, str) and algorithm in ALGORITHMS else {}
 
 
 def _older_choices(algorithm: Any, format_number: int) -> dict:

@@ -140,6 +140,13 @@ SECTIONS = {
             known=("mlp200", "cifar_2conv", "omniglot_4conv", "fedavg_cnn", "conv_bn"),
         ),
         RunOption(
+            "init",
+            "Initial weights of a network that has a name. keras: Glorot uniform kernels, biases of 0. stax: Glorot "
+            "normal kernels and small random biases, as in the code of PFLEGO's authors. Default: keras; with "
+            "--preset code stax.",
+            choices=("keras", "stax"),
+        ),
+        RunOption(
             "batch_norm",
             "What trainable BatchNormalization layers of the network do. frozen: the stored statistics normalize; "
             "scale and offset are trained. local: statistics, scale and offset stay with the client (FedBN). shared: "

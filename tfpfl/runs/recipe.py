@@ -77,7 +77,7 @@ class Recipe:
         if self.network is None and str(config.network).endswith(".py"):
             raise InvalidArgument(f"--network {config.network} names no function: write {config.network}:FUNCTION")
         if self.network is None:
-            backbone = build_network(config.network, shape, seed=config.seed)
+            backbone = build_network(config.network, shape, seed=config.seed, init=config.init or "keras")
         elif config.network_function:
             backbone = build_own(config, *self.network, shape, run_code=self.run_code)
         else:

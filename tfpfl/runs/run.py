@@ -28,7 +28,7 @@ import numpy as np
 
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.transforms.schedule import check_follows
-from tfpfl.checks import InvalidArgument, Unavailable
+from tfpfl.checks import InvalidArgument, Unavailable, warn_user
 from tfpfl.data import Federation
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.engine import check_engine
@@ -279,6 +279,9 @@ class Run:
             raise
         self.stop_reason = training.stop_reason
         self._evaluate(training)  # with this training, because its graphs are traced already
+        method = self.config.method
+        if method.warning is not None and (message := method.warning(self.store.history())):
+            warn_user(message)
         return self
 
     def training(self, callbacks: Sequence[Callback] = ()) -> Training:

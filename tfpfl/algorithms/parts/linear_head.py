@@ -22,6 +22,7 @@ from tfpfl.models.weights import Head
 
 CONJUGATE_GRADIENT_STEPS = 10
 _ADD: ContextVar[Callable | None] = ContextVar("what counts the steps of heads", default=None)
+POWER_STEPS = 5  # of the power method, for the smoothness constant
 FLOOR = 1e-12  # of the largest diagonal entry: added to the diagonal of an exact solve, in float64
 DAMPING = 1e-3  # added to the Hessian, which is singular: the same constant for all classes does not change the loss
 
@@ -191,6 +192,46 @@ def _conjugate_gradient(head, phi, targets, right_side, kind: HeadKind = CLASSIF
 
     start = (0, tree.zeros_like(right_side), right_side, right_side, tree.dot(right_side, right_side))
     return tf.while_loop(lambda step, *_: step < CONJUGATE_GRADIENT_STEPS, body, start)[1]
+
+
+def smoothness(phi, kind: HeadKind = CLASSIFICATION):
+    """The smoothness constant L of a client's loss as a function of its head: float [].
+
+    A gradient step of a rate up to 2 / L does not raise the loss. L = c s^2 / N bounds the Hessian everywhere, with the
+    largest singular value s of A = [Phi, 1] and the kind's largest curvature c. `POWER_STEPS` steps of the power method
+    find s, from the vector of ones, which is near the solution where features are not negative. Each takes two products
+    of A with a vector. What they find is never more than s.
+
+    Args:
+        phi: the features [N, M].
+        kind: the kind of the head.
+
+    Raises:
+        InvalidArgument: the curvature of this kind has no bound; see `check_smooth`.
+    """
+    check_smooth(kind, "the smoothness constant")
+    examples = tf.cast(tf.shape(phi)[0], phi.dtype)
+    u = tf.ones_like(phi[:, :1]) / tf.sqrt(examples)
+    squared = tf.zeros([], phi.dtype)
+    for _ in range(POWER_STEPS):
+        kernel, bias = tf.matmul(phi, u, transpose_a=True), tf.reduce_sum(u)
+        squared = tf.reduce_sum(tf.square(kernel)) + tf.square(bias)  # |A^T u|^2 with |u| = 1
+        u = tf.matmul(phi, kernel) + bias
+        u = tf.math.divide_no_nan(u, tf.norm(u))
+    return tf.constant(kind.largest_curvature, phi.dtype) * squared / examples
+
+
+def check_smooth(kind: HeadKind, what: str) -> None:
+    """Checks that the curvature of a kind has a bound.
+
+    Raises:
+        InvalidArgument: it has none.
+    """
+    if kind.largest_curvature is None:
+        raise InvalidArgument(
+            f"{what} needs a loss whose second derivative has a bound, and that of the kind {kind.text} has none. "
+            "Kinds that have one: classification, multilabel, regression, huber"
+        )
 
 
 def fit_exact(head: Head, phi, targets, kind: HeadKind) -> Head:
