@@ -154,7 +154,7 @@ def test_mobilenet_learns_with_batch_normalization_in_all_three_ways(batch_norm,
     before, after, _ = trained(
         Simulation, mobilenet, federation, name, rounds=3, hyper=MOBILE[name], batch_norm=batch_norm
     )
-    assert after < 0.8 * before, f"the training loss was {before:.3f} and is {after:.3f}"
+    assert after < 0.9 * before, f"the training loss was {before:.3f} and is {after:.3f}"
 
 
 @pytest.mark.slow
