@@ -7,8 +7,8 @@ OUT has a run folder for every objective and seed; one that is there is continue
 models that clients predict with, and that of the worst tenth of the clients (EV-all, mean of the last ten evaluations).
 
 FedAvg takes here one step on all examples of all clients, and the server's optimizer is Adam. So a round follows the
-gradient of the objective, and a step is as long for one objective as for another. A smaller loss has a shorter gradient:
-plain gradient descent with one rate would compare objectives that are trained to different depths.
+gradient of the objective, and a step is as long for one objective as for another. A smaller loss has a shorter
+gradient: plain gradient descent with one rate would compare objectives that are trained to different depths.
 """
 
 import os
