@@ -100,7 +100,7 @@ def flat(theta) -> np.ndarray:
 
 
 def compare(script, algorithm, process, rounds):
-    """Runs the script's rounds, and compares what it saved: losses, accuracies, theta."""
+    """Runs the script's rounds, and compares what it saved: theta of all, losses and accuracies of four."""
     saved, server = script.saved, process.initialize()
     states = {i: algorithm.init_client(script.population.info(i, "float64")) for i in script.data.ids}
     if any(np.shape(leaf) == (200, 2) for leaf in tf.nest.flatten(states[0])):
@@ -109,7 +109,8 @@ def compare(script, algorithm, process, rounds):
         cohort = [int(i) for i in saved["sampled"][r]]
         visits, olds = [script.data.visit(i, r + 1) for i in cohort], [states[i] for i in cohort]
         message = algorithm.message(server)
-        for name, value in script.scores(algorithm, message, olds, cohort, visits).items():
+        scored = script.scores(algorithm, message, olds, cohort, visits) if r in (0, 1, 3, rounds - 1) else {}
+        for name, value in scored.items():
             assert value == pytest.approx(float(saved[name][r]), rel=1e-12, abs=1e-13), (r, name)
         output = process.next(server, olds, visits)
         server = output.server

@@ -83,6 +83,7 @@ _DATASETS = {
     "CIFAR-10": ("cifar10", (2, 5, 10)),
     "EMNIST": ("emnist/byclass", (2, 31, 62)),
 }
+_FEDREP = {"momentum": 0.999}  # the paper's appendix A.3; the authors' published command does not have it
 _TABLE1_METHODS = ("pflego", "fedrep", "fedper", "fedavg", "fedprox", "fedbabu", "ditto")
 
 
@@ -90,7 +91,7 @@ def _table1():
     for title, (dataset, classes) in _DATASETS.items():
         for K, method in product(classes, _TABLE1_METHODS):
             beta, rho = _RATES.get((dataset, K), (0.007, 0.001))
-            hyper = {"tau": 50, "beta": beta, "rho": rho} if method == "pflego" else {}
+            hyper = {"pflego": {"tau": 50, "beta": beta, "rho": rho}, "fedrep": _FEDREP}.get(method, {})
             config = _PFLEGO | {
                 "algorithm": method,
                 "dataset": dataset,
@@ -131,6 +132,7 @@ _OMNIGLOT_METHODS = ("pflego", "fedrecon", "fedrep", "fedbabu", "fedper", "fedav
 _OMNIGLOT_RATES = {
     "pflego": {"beta": 0.007, "rho": 0.003},
     "fedrecon": {"beta": 0.007, "rho": 0.003},
+    "fedrep": _FEDREP,
     "fedbabu": {"steps_ft": 0},  # as in the authors' code; fine-tuning all clients at each evaluation would take hours
 }
 
