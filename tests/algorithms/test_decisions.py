@@ -21,7 +21,7 @@ TOLD = {
         "The code takes the number of clients that came. Here it is the expected number",
         "With sampling 'range' or 'binomial', the code divides by the number of clients that came, the preset by the "
         "expected number",
-        "Glorot normal kernels and small random biases",
+        "takes these decisions from the authors' code, and its distribution of first weights",
         "28 of 100 for 0.29, here 29",
         "sets a tenth aside for validation, except with --validation 0",
     ],

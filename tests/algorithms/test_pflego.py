@@ -301,12 +301,12 @@ def test_a_bad_hyperparameter_is_refused_by_name(data, name, value):
 
 
 def test_what_leaves_a_client(data):
-    """What leaves is the gradient of theta, alpha_i and the loss; the head's new value stays in `state`."""
+    """What leaves is theta's gradient, alpha_i, the loss and whether the last step raised it; the head stays."""
     algorithm = pflego(data.model, data.population, tau=4)
     theta, visit = algorithm.init_server().theta, data.visit(3)
     output = algorithm.client_update(theta, algorithm.init_client(visit.info), visit)
     assert [u.shape for u in output.update] == [w.shape for w in theta]
-    assert isinstance(output.state, Head) and set(output.metrics) == {"loss"}
+    assert isinstance(output.state, Head) and set(output.metrics) == {"loss", "raised"}
     assert float(output.weight) == pytest.approx(7 / 31)
 
 

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 from scipy.special import logsumexp
 
+from helpers.marks import slow_but
 from helpers.toys import Toy
 from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.pflego import PRESETS
@@ -131,8 +132,7 @@ def read(name, images, monkeypatch):
     return script, build_algorithm(method, script.model, script.population, **hyperparameters)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", slow_but(list(SAME), "fedrecon"))
 def test_the_local_engine_gives_the_scripts_numbers(name, images, monkeypatch):
     script, algorithm = read(name, images, monkeypatch)
     compare(script, algorithm, Simulation(algorithm), len(script.saved["sampled"]))

@@ -17,6 +17,7 @@ OTHERWISE = {  # entry -> another value than `made` has, and what the label says
     "train_from": ("dense", "train_from=dense"),
     "adapters": ("lora:2", "adapters=lora:2"),
     "personal": ("B", "personal=B"),
+    "init": ("stax", "init=stax"),
     "batch_norm": ("local", "batch_norm=local"),
     "objective": ("fair:1", "objective=fair:1"),
     "schedule": ("cosine", "schedule=cosine"),
