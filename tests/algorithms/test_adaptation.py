@@ -207,6 +207,7 @@ def test_apfl_fits_its_own_part_of_the_mixture(data, w, eta_a):
     assert distance(models(algorithm.adapt, w, state, data.visit(CLIENT), 4), expected) < 1e-9
 
 
+@pytest.mark.slow
 def test_fedfomo_mixes_once_as_in_its_visit(data):
     def build(epochs):
         options = {"eta": 0.1, "batch_size": 2, "momentum": 0.5, "candidates": 3, "epochs": epochs}

@@ -99,6 +99,7 @@ def test_the_rate_of_a_is_the_derivative_of_the_loss(data):
     assert distance(output.state.a, a - eta_a * slope) < 1e-9 and abs(float(slope)) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_client_mixes_its_model_with_the_newest(data):
     algorithm = apfl(data.model, data.population, mixing=0.3, eta_a=0.5, **SOLVER)
     (*_, w), states = play(algorithm, data, SOME)

@@ -28,7 +28,11 @@ def federation(tmp_path_factory):
     return battery.small_federation(tmp_path_factory.mktemp("battery") / "federation")
 
 
-@pytest.fixture(scope="module", params=ALGORITHMS)
+# One method of each sort: gradients, updates, two parts, control variates, messages for each, what is never sent.
+FAST = ("pflego", "fedavg", "fedrep", "scaffold", "fedamp", "fedbn")
+
+
+@pytest.fixture(scope="module", params=slow_but(list(ALGORITHMS), *FAST))
 def name(request) -> str:
     return request.param
 

@@ -77,6 +77,7 @@ def test_a_visit_is_written_out(data, momentum):
     assert float(output.weight) == 1  # clients count the same, whatever their N_i
 
 
+@pytest.mark.slow
 def test_a_norm_is_that_of_the_change_of_the_model(data):
     """A limit above every |v_i - w| rejects nobody, clips nothing, and moves the server to the same place."""
     algorithm, ids = feddyn(data.model, data.population, **BATCHES), list(data.ids)
@@ -121,6 +122,7 @@ def test_exact_solves_end_at_the_optimum_of_the_whole_under_partial_participatio
         assert distance(flat(states[i]), a @ best - b) < 1e-9
 
 
+@pytest.mark.slow
 def test_the_server_subtracts_what_all_clients_have_gathered(data):
     a, cohort = 0.3, (1, 3)
     algorithm = feddyn(data.model, data.population, dyn=a, **BATCHES)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.toys import client_loss, distance, initial_states, toy, toy_of
 from tfpfl.algorithms import pflego
 from tfpfl.algorithms.parts import linear_head as heads
@@ -13,6 +14,8 @@ from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import tree
 from tfpfl.models.heads import head_kind
 from tfpfl.models.weights import Head
+
+BOUNDED = ["classification", "multilabel", "regression", "huber:0.5"]  # kinds whose curvature has a bound
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def smoothness_of(data, theta, client) -> float:
     return data.model.kind.largest_curvature * np.linalg.norm(a, 2) ** 2 / len(a)
 
 
-@pytest.mark.parametrize("kind", ["classification", "multilabel", "regression", "huber:0.5"])
+@pytest.mark.parametrize("kind", BOUNDED)
 def test_smoothness_is_that_of_the_largest_singular_value(kind):
     rng = np.random.default_rng(0)
     phi = np.maximum(rng.standard_normal((30, 12)), 0)
@@ -46,7 +49,7 @@ def test_smoothness_is_that_of_the_largest_singular_value(kind):
     assert 0.999 * exact < found <= exact * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("kind", ["classification", "multilabel", "regression", "huber:0.5"])
+@pytest.mark.parametrize("kind", slow_but(BOUNDED, "classification"))
 def test_no_hessian_is_larger(kind):
     """Of random heads; for squared error, two outputs have the Hessian twice, so that the bound is met."""
     rng = np.random.default_rng(1)

@@ -89,6 +89,7 @@ def test_the_mean_over_all_cohorts_is_the_full_step(data, start, rate):
     assert distance(mean_over_cohorts(data, start, cohorts, sampling), central_step(data, *start, RHO)) < 1e-9
 
 
+@pytest.mark.slow
 def test_the_mean_over_all_coin_flips_is_the_full_step(data, start):
     cohorts = binomial_cohorts(5, 0.3)
     assert len(cohorts) == 2**5
@@ -230,6 +231,7 @@ def head_slope(data, theta, head, i) -> float:
     return float(tf.sqrt(tree.dot(slope, slope)))
 
 
+@pytest.mark.slow
 def test_every_inner_optimizer_lowers_the_loss_and_newton_ends_at_the_minimum(data, start):
     theta, heads = start
     slopes = {}

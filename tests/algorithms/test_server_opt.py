@@ -179,6 +179,7 @@ def test_other_transforms_stand_around_it(federation):
     assert distance(robust, plain) > 1e-3 and isinstance(robust[0], Optimized)
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_python(data):
     """By name and as an object: minus the mean is the gradient."""
     hyper = quick("fedavg")

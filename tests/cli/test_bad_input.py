@@ -239,6 +239,7 @@ def in_little_address_space(*arguments):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_too_little_address_space_for_tensorflow(tmp_path):
     """TensorFlow would abort the process, without an error."""
     needed = "TensorFlow needs an address space of .* GB or more on this machine, .* 1 GB: .*ulimit -v unlimited"
@@ -336,6 +337,7 @@ def test_not_a_run_folder(tmp_path):
     assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.slow
 def test_a_state_of_another_run_or_a_lost_or_damaged_one(a_run, federation, tmp_path):
     other = runs.train(tmp_path / "other", federation, rounds=1, seed=1).folder
     state = a_run / "state.sqlite"

@@ -73,6 +73,7 @@ def test_run_resume_evaluate(federation, tmp_path):
     assert max(map(len, output.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_the_default_folder_says_what_the_run_is(federation, tmp_path):
     tfpfl("run", "--federation", federation.path, "--rounds", 1, "--algorithm", "fedavg", "--steps", 2, "--seed", 3)
     assert (tmp_path / "runs/fedavg-federation-s3/summary.json").exists()
@@ -253,6 +254,7 @@ def test_a_disk_that_is_full(federation):
     assert f"all clients after round {done}" in tfpfl("evaluate", "run")
 
 
+@pytest.mark.slow
 def test_partition(tmp_path):
     output = tfpfl("partition", "shared/digits", "--clients", 6, "--partition", "dirichlet", "--partition-alpha", 0.5)
     federation = Federation.load("shared/digits")

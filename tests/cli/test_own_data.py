@@ -91,6 +91,7 @@ def test_a_column_without_a_table_is_refused(tmp_path):
     assert "--label names a column of a table: give the table with" in call("partition", "--label", "y", "f", code=2)
 
 
+@pytest.mark.slow
 def test_compare_trains_on_a_federation_and_clients_csv_has_the_names(federation, tmp_path):
     out, small = tmp_path / "out", ["--rounds", 1, "--participation", 1]
     call("compare", "--algorithms", "local", "--federation", federation.path, *small, "--out", out)

@@ -72,6 +72,7 @@ def test_int8_gradients_learn_as_well_as_float32(asked):
     assert rows["int8"].theta > 0  # it is another run: the gradients were rounded
 
 
+@pytest.mark.slow
 def test_clients_that_were_not_drawn_keep_their_head(asked):
     algorithm, config, federation = asked()
     devices = Devices(algorithm, config, federation)

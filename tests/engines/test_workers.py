@@ -458,6 +458,7 @@ def test_a_worker_that_ends_at_once(tff, code, message, monkeypatch):
         Worker(2, isolate=True)
 
 
+@pytest.mark.slow
 def test_an_isolated_worker_is_reached_by_its_user_alone(tff, federation, isolable):
     from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
 

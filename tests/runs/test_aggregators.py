@@ -300,6 +300,7 @@ def test_a_sum_of_what_clients_keep_is_not_changed_at_the_server_alone(name, fed
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_an_aggregator_whose_result_is_a_sum_is_refused(federation, tff):
     """For every kind of aggregate: the server's step would be as many times too long as clients come."""
     make = tff.aggregators
@@ -314,6 +315,7 @@ def test_an_aggregator_whose_result_is_a_sum_is_refused(federation, tff):
         check_mean(make.SecureSumFactory(8.0), 3.0)
 
 
+@pytest.mark.slow
 def test_means_are_no_sums(tff):
     """Weighted or not, clipped below the test's numbers, quantized, with noise, divided by the expected number."""
     make = tff.aggregators

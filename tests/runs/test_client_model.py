@@ -245,6 +245,7 @@ def test_the_command_writes_the_models_of_all(a_run_of_pixels, pixels, tmp_path,
     assert refused(a_run_of_pixels, "could be more than one client", "--client", "1")
 
 
+@pytest.mark.slow
 def test_the_command_predicts(a_run_of_pixels, pixels, tmp_path, monkeypatch):
     """The classes with their probabilities, and the accuracy of the evaluation."""
     monkeypatch.chdir(tmp_path)

@@ -300,6 +300,7 @@ def test_a_metric_of_ones_own_must_give_one_number(six_clients, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_metrics(tmp_path, elsewhere):
     words = "run --clients 5 --rounds 2 --participation 1 --metric macro_f1 --metric ece --patience 9 --monitor loss"
     done = CliRunner().invoke(main, [*words.split(), "--out", "run"])

@@ -113,6 +113,7 @@ def run_of(name, federation, out, *more):
     return ["run", "--algorithm", name, "--federation", federation.path, "--rounds", 2, "--out", out, *more]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_the_file_has_changed(loud, tmp_path):
     file, _, out = loud
     config = json.loads((out / "config.json").read_text())

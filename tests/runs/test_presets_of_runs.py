@@ -73,6 +73,7 @@ def test_a_run_says_that_last_steps_raise_losses(federation, tmp_path):
         runs.train(tmp_path / "wild", federation, hyperparameters={"tau": 2, "rho": 20.0, "server_opt": "sgd"}, **many)
 
 
+@pytest.mark.slow
 def test_a_run_whose_last_steps_lower_losses_says_nothing(federation, tmp_path, recwarn):
     many = {"rounds": 20, "evaluate_every": 0, "participation": 0.5}
     hyper = {"tau": 2, "rho": 20.0, "server_opt": "sgd", "head_rate": "safe"}

@@ -177,6 +177,7 @@ def test_a_client_that_diverges_is_named_and_the_rounds_before_are_kept(tmp_path
     assert loop.store.round_num == len(loop.store.history()) == first - 1 >= 2
 
 
+@pytest.mark.slow
 def test_a_server_that_diverges_is_told_apart(federation):
     algorithm = make("pflego", federation, tau=2)
 

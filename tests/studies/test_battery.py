@@ -237,6 +237,7 @@ def test_what_is_said_of_a_wrong_declaration():
         assert re.search(why, finding.why), finding.why
 
 
+@pytest.mark.slow
 def test_a_good_one_passes_and_tff_is_asked_for_only_where_it_is(monkeypatch):
     monkeypatch.setattr(battery, "find_spec", lambda name: None)
     found = battery.check_algorithm(good)

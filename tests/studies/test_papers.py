@@ -269,6 +269,7 @@ def test_words_for_columns_of_unequal_length_and_for_what_is_missing():
     assert ledgers._missing(rows) == ["a (x)", "b: no data"]
 
 
+@pytest.mark.slow
 def test_a_cell_that_diverges_is_in_the_ledger_as_such(toy, monkeypatch):
     wild = TOY._replace(cells=(cell("digits", "fedavg", None, steps=5, eta=1e30),), orderings=())
     monkeypatch.setattr(papers, "EXPERIMENTS", {"toy": wild})

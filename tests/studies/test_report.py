@@ -237,6 +237,7 @@ def test_everything_is_escaped(tmp_path):
     assert evil not in title and Page(title).text("h1") == evil
 
 
+@pytest.mark.slow
 def test_different_data_are_refused_unless_asked_for(tmp_path):
     runs = [made("pflego"), made("local", 0, federation_hash="e" * 64)]
     with pytest.raises(ReportError, match="(?s)federations are ffffffffffff and eeeeeeeeeeee.*--allow-different-data"):
