@@ -62,7 +62,6 @@ def test_it_is_fedavgs(federation, fedavg, name, model_name, options):
     assert len(own) == len(found) and [e.loss for e in own] != [e.loss for e in found]
 
 
-@pytest.mark.slow
 def test_the_algorithms_own_rows_come_first(federation):
     rows, loop = evaluations("ditto", federation, "personal")
     again = loop.evaluate(loop.server_state())
