@@ -8,7 +8,7 @@ import pytest
 
 from tfpfl.runs.config import RunConfig
 from tfpfl.studies import papers
-from tfpfl.studies.papers import EXPERIMENTS, Size, run_folder
+from tfpfl.studies.papers import EXPERIMENTS, Size, equal_cost, figures, ledger_tables, run_folder
 from tfpfl.studies.papers import ledger as ledgers
 from tfpfl.studies.papers.experiments import (
     Cell,
@@ -51,6 +51,7 @@ def toy(monkeypatch, tmp_path):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "nothing"))
     monkeypatch.setattr(papers, "EXPERIMENTS", {"toy": TOY})
     monkeypatch.setattr(ledgers, "EXPERIMENTS", {"toy": TOY})
+    monkeypatch.setattr(ledger_tables, "EXPERIMENTS", {"toy": TOY})
     return tmp_path / "out"
 
 
@@ -227,6 +228,7 @@ def test_a_scale_can_make_every_run_smaller_and_the_ledger_says_so(toy, monkeypa
     small = TOY._replace(cells=TOY.cells[:2], sizes=TOY.sizes | {"smoke": few})
     monkeypatch.setattr(papers, "EXPERIMENTS", {"toy": small})
     monkeypatch.setattr(ledgers, "EXPERIMENTS", {"toy": small})
+    monkeypatch.setattr(ledger_tables, "EXPERIMENTS", {"toy": small})
     cells = papers.reproduce("toy", scale="smoke", out=toy)
     folder = run_folder(toy, small.at(few).cells[0], 0)
     assert Record.read(folder).config.participation == 0.5 and Record.read(folder).config.run_id.startswith(
@@ -234,7 +236,7 @@ def test_a_scale_can_make_every_run_smaller_and_the_ledger_says_so(toy, monkeypa
     )
     assert not run_folder(toy, small.cells[0], 0).exists()
     said = "At smoke scale half of the clients a round."
-    assert said in ledgers.markdown({"toy": cells}) and said not in ledgers.markdown({})
+    assert said in ledger_tables.markdown({"toy": cells}) and said not in ledger_tables.markdown({})
     assert papers.draw("toy", toy, "smoke").axes
     with pytest.raises(ValueError, match="nothing of a toy was run"):
         papers.draw("toy", toy, "laptop")
@@ -247,7 +249,7 @@ def test_no_cell_is_begun_after_the_time(toy):
 @pytest.mark.slow
 def test_the_ledger_in_words(toy):
     cells = papers.reproduce("toy", scale="smoke", out=toy, command="tfpfl reproduce toy")
-    written = ledgers.markdown(
+    written = ledger_tables.markdown(
         {"toy": cells}, {"toy": {"digits | fedavg": "too few rounds"}, "about": {"toy": "About."}}
     )
     ours = ledgers.value(TOY, cells["digits | pflego"])
@@ -262,11 +264,11 @@ def test_words_for_columns_of_unequal_length_and_for_what_is_missing():
     cells = {"digits | pflego": seeds((90.0, 1.0)), "digits | fedavg": seeds((80.0, 1.0))}
     for cell_, rounds in zip(cells.values(), (50, 200), strict=True):
         cell_["seeds"]["0"]["rounds"] = rounds
-    assert ledgers._lengths(TOY, cells, "digits") == " (rounds: 50 of PFLEGO; 200 of FedAvg)"
-    assert ledgers._lengths(TOY, cells, "more") == ""
+    assert ledger_tables._lengths(TOY, cells, "digits") == " (rounds: 50 of PFLEGO; 200 of FedAvg)"
+    assert ledger_tables._lengths(TOY, cells, "more") == ""
     row = {"column": "a", "method": "x", "seeds": "", "why": ""}
     rows = [row, row | {"method": "y", "seeds": "1"}, row | {"column": "b", "why": ": no data"}, row | {"column": "b"}]
-    assert ledgers._missing(rows) == ["a (x)", "b: no data"]
+    assert ledger_tables._missing(rows) == ["a (x)", "b: no data"]
 
 
 @pytest.mark.slow
@@ -274,6 +276,7 @@ def test_a_cell_that_diverges_is_in_the_ledger_as_such(toy, monkeypatch):
     wild = TOY._replace(cells=(cell("digits", "fedavg", None, steps=5, eta=1e30),), orderings=())
     monkeypatch.setattr(papers, "EXPERIMENTS", {"toy": wild})
     monkeypatch.setattr(ledgers, "EXPERIMENTS", {"toy": wild})
+    monkeypatch.setattr(ledger_tables, "EXPERIMENTS", {"toy": wild})
     cells = papers.reproduce("toy", scale="smoke", out=toy)
     assert "round 1 diverged" in cells["digits | fedavg"]["not run"]
 
@@ -294,6 +297,50 @@ def test_a_picture_has_the_runs_numbers(toy):
         {t: 100 * value for t, value in record.curve().items()}
     )
     assert loss.lines[0].get_ydata().tolist() == pytest.approx([row["loss"] for row in record.history])
+
+
+@pytest.fixture(scope="module")
+def at_cost(tmp_path_factory):
+    """A table with a reference, run: FedAvg's visits cost more, and it has more rounds than PFLEGO's cost allows."""
+    with pytest.MonkeyPatch.context() as patch:
+        out, reference = tmp_path_factory.mktemp("cost"), TOY._replace(reference="pflego")
+        for module in (papers, ledgers, ledger_tables):
+            patch.setattr(module, "EXPERIMENTS", {"toy": reference})
+        for only, rounds in (("pflego", 14), ("fedavg", 8)):
+            papers.reproduce("toy", scale="smoke", out=out, only=["digits", only], size=Size(rounds, 1))
+        yield out, reference, ledgers.load(out / "ledger.json")["toy"]
+
+
+def test_accuracy_at_the_references_cost(at_cost):
+    """Against a count by hand: the last round that fits, and the mean of the evaluated rounds up to it."""
+    out, experiment, cells = at_cost
+    pflego, fedavg = (Record.read(run_folder(out, cell, 0)) for cell in experiment.cells[:2])
+    found = cells["digits | fedavg"]["seeds"]["0"]["at equal cost"]
+    budget = 2 * 14 * pflego.summary["flops"]  # two clients a round
+    fitting = max(t for t in range(9) if 2 * t * fedavg.summary["flops"] <= budget)
+    assert 2 <= fitting < 8, "otherwise nothing is tested"
+    assert found["flops"][0] == fitting
+    evaluated = [value for t, value in fedavg.curve().items() if t <= fitting]
+    assert found["flops"][1] == pytest.approx(100 * sum(evaluated) / len(evaluated), abs=1e-3)
+    own = cells["digits | pflego"]["seeds"]["0"]["at equal cost"]
+    assert [own[what][0] for what in ("flops", "seconds", "bytes")] == [14, 14, 14]
+    assert own["bytes"][1] == cells["digits | pflego"]["seeds"]["0"]["accuracy"]["EV-all"][0]
+    assert "bytes" not in found, "FedAvg ended before it had sent as much"
+    lines = equal_cost.markdown(experiment, cells)
+    assert "\n\n".join(lines) in ledger_tables.markdown({"toy": cells})
+    assert f"| digits | FedAvg | {found['flops'][1]:.2f} " in lines[1] and f"({fitting}) |" in lines[1]
+    assert equal_cost.table(experiment, cells).cells("method") == ["PFLEGO", "FedAvg"] and equal_cost.table(experiment, {}) is None
+
+
+def test_curves_over_costs(at_cost):
+    out, experiment, _ = at_cost
+    records = figures.records_of(experiment, lambda cell, seed: run_folder(out, cell, seed), 1)
+    figure = figures.draw(experiment, records, ("rounds", "flops", "bytes"))
+    accuracies = figure.axes[3:]
+    assert [axes.get_xscale() for axes in accuracies] == ["linear", "log", "log"]
+    record = records["digits", "fedavg", ""][0]
+    drawn = {line.get_label(): line.get_xdata() for line in accuracies[1].lines}
+    assert drawn["FedAvg"].tolist() == pytest.approx([2 * t * record.summary["flops"] for t in record.curve()])
 
 
 def test_bad_input(toy, tmp_path):
@@ -319,6 +366,6 @@ def test_docs_are_made_from_the_ledger():
     docs = Path(__file__).parents[2] / "docs"
     ledger = ledgers.load(docs / "reproduction.json")
     assert ledger, "docs/reproduction.json is there"
-    made = ledgers.markdown(ledger, ledgers.notes(docs / "reproduction_notes.toml"))
+    made = ledger_tables.markdown(ledger, ledgers.notes(docs / "reproduction_notes.toml"))
     assert (docs / "reproduction.md").read_text() == made, "tfpfl reproduce --write docs/reproduction.md makes it again"
     assert json.loads((docs / "reproduction.json").read_text())["format"] == ledgers.FORMAT

@@ -8,7 +8,7 @@ import pytest
 from tfpfl.algorithms import get_method
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.protocols import protocol
-from tfpfl.studies.papers import EXPERIMENTS, FIGURES
+from tfpfl.studies.papers import EXPERIMENTS, FIGURES, ledger_tables
 from tfpfl.studies.papers import ledger as ledgers
 
 ROOT = Path(__file__).parents[2]
@@ -185,6 +185,6 @@ def test_a_cell_can_be_measured_in_its_own_way():
     assert ledgers.measured(table, avg, found) == (80.0, 1.0)
     entry = {"rounds": 300, "asked": 300, "scale": "full", "stopped": None, "seconds": 1.0, "run": "r", "command": "c"}
     found["seeds"]["0"] |= entry
-    said = ledgers.markdown({"pgfed-table1": {ledgers.key(babu): found}})
+    said = ledger_tables.markdown({"pgfed-table1": {ledgers.key(babu): found}})
     assert "FedBABU: the model that a client predicts with after the server's step; all clients; mean over" in said
     assert "| CIFAR-10, 25 | FedBABU | 78.92 ± 0.36 | 70.00 ± 1.00 | -8.92 |" in said

@@ -14,7 +14,16 @@ from tfpfl.runs.config import RunConfig
 from tfpfl.runs.run import Run
 from tfpfl.studies import papers
 from tfpfl.studies.new_clients import adapt_new_clients
-from tfpfl.studies.papers import EXPERIMENTS, FIGURES, Size, attention, newcomers, run_folder, weights_of_risks
+from tfpfl.studies.papers import (
+    EXPERIMENTS,
+    FIGURES,
+    Size,
+    attention,
+    ledger_tables,
+    newcomers,
+    run_folder,
+    weights_of_risks,
+)
 from tfpfl.studies.papers import ledger as ledgers
 from tfpfl.studies.papers.experiments import Cell
 from tfpfl.studies.papers.pictures import Claim
@@ -142,7 +151,7 @@ def test_new_clients_of_several_methods(tmp_path, monkeypatch):
     before = len(told)
     papers.reproduce("pgfed-new-clients", scale="smoke", out=tmp_path, tell=told.append)
     assert len(told) == before  # nothing to do
-    written = ledgers.markdown({"pgfed-new-clients": found})
+    written = ledger_tables.markdown({"pgfed-new-clients": found})
     assert (
         f"| FedAvg, after 2 epochs (%) | - | {100 * by_hand.means[-1]:.2f} ± " in written and "the command" in written
     )
@@ -212,7 +221,7 @@ def test_absent_data_end_in_one_line(tmp_path, monkeypatch):
     assert len(result.output.splitlines()) == 1
     ledger = ledgers.load(tmp_path / "out" / "ledger.json")
     assert ledger["pgfed-figure-A"]["not run"] == "the data set cifar10 is not here"
-    assert "Not run: the data set cifar10 is not here." in ledgers.markdown(ledger)
+    assert "Not run: the data set cifar10 is not here." in ledger_tables.markdown(ledger)
     said = call("reproduce", "pgfed-figure-A", "--no-run", "--out", tmp_path / "out", "--plot", "x.png", code=1)
     assert "nothing to draw: nothing of pgfed-figure-A was run" in said
 
@@ -220,11 +229,11 @@ def test_absent_data_end_in_one_line(tmp_path, monkeypatch):
 def test_numbers_in_words_and_over_seeds():
     figure = FIGURES["pgfed-figure-A"]._replace(published={"a": Claim("positive", lambda value: value > 0)})
     one, two = ({"numbers": {"a": {"value": v, "p": 0.03}, "b": {"value": v, "half": 0.5}}} for v in (-2.0, 4.0))
-    rows = ledgers.picture_rows(figure, {"seeds": {"0": one}})
+    rows = ledger_tables.picture_rows(figure, {"seeds": {"0": one}})
     assert rows == [("a", "positive", "-2 (p = 0.03)", "fails"), ("b", "-", "-2.00 ± 0.50", "-")]
-    rows = ledgers.picture_rows(figure, {"seeds": {"0": one, "1": two}})
+    rows = ledger_tables.picture_rows(figure, {"seeds": {"0": one, "1": two}})
     assert rows[0] == ("a", "positive", "1 ± 38", "holds")  # 12.7 standard errors of 3
-    assert ledgers.picture_rows(figure, {}) == []
+    assert ledger_tables.picture_rows(figure, {}) == []
 
 
 def test_nothing_is_measured_after_the_time(tmp_path):
@@ -236,6 +245,6 @@ def test_notes_may_be_about_a_figure(tmp_path):
     notes = tmp_path / "notes.toml"
     notes.write_text('[about]\npgfed-figure-A = "Few rounds."\n')
     entry = {"numbers": {}, "rounds": {"x": 3}, "runs": {"x": "abc"}, "without": {}, "command": "the command"}
-    written = ledgers.markdown({"pgfed-figure-A": {"seeds": {"0": entry}}}, ledgers.notes(notes))
+    written = ledger_tables.markdown({"pgfed-figure-A": {"seeds": {"0": entry}}}, ledgers.notes(notes))
     assert "Few rounds." in written and "x: seed 0 abc" in written
-    assert "pgfed-figure-A" not in ledgers.markdown({})
+    assert "pgfed-figure-A" not in ledger_tables.markdown({})

@@ -35,7 +35,7 @@ def test_a_record_tells_what_the_run_does(a_run):
     assert record.curve() == {t: row["personal test accuracy"] for t, row in by_round(record) if t in record.curve()}
     assert record.result(EV_ALL).accuracy == pytest.approx(np.mean(list(record.per_client().values())))
     assert record.result(EV_LOCAL).clients == "sampled"
-    with pytest.raises(ValueError, match="one of rounds, bytes, passes, seconds, virtual seconds; found 'euros'"):
+    with pytest.raises(ValueError, match="one of rounds, bytes, passes, flops, seconds, virt.*; found 'euros'"):
         record.spent("euros")
     with pytest.raises(ValueError, match="has no virtual clock: it was run without client_seconds"):
         record.spent("virtual seconds")

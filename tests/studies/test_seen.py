@@ -13,6 +13,7 @@ from tfpfl.runs.protocols import EV_ALL, EV_SEEN, EV_UNSEEN
 from tfpfl.runs.run import Run
 from tfpfl.studies import comparison
 from tfpfl.studies.papers import ledger as ledgers
+from tfpfl.studies.papers import ledger_tables
 from tfpfl.studies.records import Record
 from tfpfl.studies.report import render
 from tfpfl.studies.run_groups import paired, pairs_protocol, told_seen
@@ -90,7 +91,7 @@ def test_the_ledger_of_papers_shows_both_sides(records):
     entry = json.loads(json.dumps(ledgers.entry(records[0], "laptop", ROUNDS, "command")))
     assert entry["clients"] == [5, 3] and entry["accuracy"]["EV-seen"][0] == 92
     found = {name: {ledgers.key(cell): {"seeds": {"0": entry}}}}
-    written = ledgers.markdown(found)
+    written = ledger_tables.markdown(found)
     assert ", 5 seen |" in written and "| 92.00 ± " in written and ", 3 never seen |" in written
     entry = ledgers.entry(made("local"), "laptop", ROUNDS, "command")
     assert "EV-seen" not in entry["accuracy"] and entry["clients"] == (CLIENTS, 0)

@@ -20,7 +20,7 @@ from tfpfl.runs.statistics import over_seeds
 from tfpfl.studies import comparison, tables
 from tfpfl.studies.fitted_table import FittedTable
 from tfpfl.studies.new_clients import Adapted
-from tfpfl.studies.papers import FIGURES
+from tfpfl.studies.papers import FIGURES, ledger_tables
 from tfpfl.studies.papers import ledger as ledgers
 from tfpfl.studies.search import Candidate
 
@@ -87,14 +87,16 @@ def a_paper():
     name, experiment = next((n, e) for n, e in ledgers.EXPERIMENTS.items() if e.measures == "accuracy")
     entry = ledgers.entry(made("local", took_part=FIRST), "laptop", 9, "c")
     cells = {ledgers.key(cell): {"seeds": {"0": entry}} for cell in experiment.cells[:12]}
-    return ledgers.table(name, cells), [row["method"] for row in ledgers._rows(experiment, cells) if row["seeds"]]
+    return ledger_tables.table(name, cells), [
+        row["method"] for row in ledger_tables._rows(experiment, cells) if row["seeds"]
+    ]
 
 
 @cache
 def a_figure():
     name = next(iter(FIGURES))
     numbers = {f"an accuracy of {word}": {"value": 0.123456, "half": 0.1} for word in ("FedAvg-FT", "HeurFedAMP")}
-    return ledgers.picture_table(name, {"seeds": {"0": {"numbers": numbers}}}), list(numbers)
+    return ledger_tables.picture_table(name, {"seeds": {"0": {"numbers": numbers}}}), list(numbers)
 
 
 MADE = (all_methods_compared, all_methods_as_in_the_demo, one_run, a_search, new_clients, a_paper, a_figure)

@@ -15,7 +15,7 @@ from tfpfl.cli.options import Picture, allow_code_of, allow_code_option, downloa
     cls=SectionedCommand,
     headings={
         "What is run": ("scale", "only", "rounds", "seeds", "minutes", "no_run"),
-        "Results": ("out", "ledger", "plot", "write"),
+        "Results": ("out", "ledger", "plot", "over", "write"),
         "Data": ("federation",),
         "Model": ("network",),
     },
@@ -54,6 +54,12 @@ from tfpfl.cli.options import Picture, allow_code_of, allow_code_option, downloa
     "--plot", type=Picture(path_type=Path), help="Draw the results of NAME into this picture file. Default: no file."
 )
 @click.option(
+    "--over",
+    type=OneOf(["rounds", "seconds", "flops", "bytes"]),
+    multiple=True,
+    help="With --plot: what the curves are drawn over; may be repeated. Default: rounds.",
+)
+@click.option(
     "--write",
     type=click.Path(path_type=Path),
     help="Write the results of all experiments to this Markdown file. Default: no file.",
@@ -72,7 +78,7 @@ from tfpfl.cli.options import Picture, allow_code_of, allow_code_option, downloa
     "none, one that fits the examples.",
 )
 @allow_code_option
-def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, federation, network, allow_code, **kw):
+def reproduce(name, plot, over, write, no_run, rounds, seeds, out, ledger, federation, network, allow_code, **kw):
     """Run a table or figure of a paper again, and compare. NAME is the experiment; without it, all are listed.
 
     With --federation, the table's methods are trained on your own data, and nothing is compared with the paper.
@@ -85,6 +91,7 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, federation,
     from tfpfl.runs.files import write_whole
     from tfpfl.studies import papers
     from tfpfl.studies.fitted_table import FittedTable
+    from tfpfl.studies.papers import equal_cost, ledger_tables
     from tfpfl.studies.papers import ledger as ledgers
     from tfpfl.studies.papers.elsewhere import ledger_name
     from tfpfl.studies.plots import write_picture
@@ -128,21 +135,23 @@ def reproduce(name, plot, write, no_run, rounds, seeds, out, ledger, federation,
                 **kw,
             )
     if name in papers.FIGURES:
-        console.print(ledgers.picture_table(name, ledgers.load(ledger).get(name, {})))
+        console.print(ledger_tables.picture_table(name, ledgers.load(ledger).get(name, {})))
     elif own:
         cells = ledgers.load(ledger).get(ledger_name(name, on), {})
-        console.print(ledgers.table(name, cells, experiment=own))
+        console.print(ledger_tables.table(name, cells, experiment=own))
     elif name is not None:
         cells = ledgers.load(ledger).get(name, {})
-        console.print(ledgers.table(name, cells))
+        console.print(ledger_tables.table(name, cells))
+        if (compared := equal_cost.table(papers.experiment(name), cells)) is not None:
+            console.print(compared)
         for text, column, held in ledgers.verdicts(papers.experiment(name), cells):
             if held != "open":
                 console.print(f"{column}: {text}: [bold]{held}[/]", soft_wrap=True)
     if name is not None and plot:
-        write_picture(papers.draw(name, out, kw["scale"], own), plot)
+        write_picture(papers.draw(name, out, kw["scale"], own, over or ("rounds",), kw["only"]), plot)
     if write:
         written = ledgers.notes(ledger.with_name(ledger.stem + "_notes.toml"))
-        write_whole(write, ledgers.markdown(ledgers.load(ledger), written))
+        write_whole(write, ledger_tables.markdown(ledgers.load(ledger), written))
 
 
 def _own_table(name, federation, network, size, write):

@@ -21,7 +21,7 @@ from tfpfl.runs.results import seconds_per_round
 from tfpfl.runs.store import OtherRun, RunStore
 from tfpfl.runs.store_content import check_of_run
 
-SPENT = ("rounds", "bytes", "passes", "seconds", "virtual seconds")
+SPENT = ("rounds", "bytes", "passes", "flops", "seconds", "virtual seconds")
 
 
 @dataclass(frozen=True)
@@ -165,30 +165,44 @@ class Record:
 
         Args:
             what: 'rounds'; 'bytes' (sent to and by all clients); 'passes' (of clients' examples through the backbone,
-                forward and backward, over all visits); 'seconds' (of the rounds' work, without evaluation: the run's
-                `seconds_per_round` for each round that had clients, so that the building of graphs does not count);
-                'virtual seconds' (of the clock of `Availability`).
+                forward and backward, over all visits); 'flops' (floating point operations of all visits, each
+                counted for a client with the mean number of examples and classes); 'seconds' (of the rounds' work,
+                without evaluation: the run's `seconds_per_round` for each round that had clients, so that the building
+                of graphs does not count); 'virtual seconds' (of the clock of `Availability`).
 
         Raises:
-            InvalidArgument: another word; 'passes' of a run without a summary; 'virtual seconds' of a run without a
-                virtual clock.
+            InvalidArgument: another word; 'passes' or 'flops' of a run without a summary, or that could not count
+                operations; 'virtual seconds' of a run without a virtual clock.
         """
         if what not in SPENT:
             raise InvalidArgument(f"what a run spends is one of {', '.join(SPENT)}; found {what!r}")
-        if what == "passes" and "passes" not in self.summary:
+        if what in ("passes", "flops") and what not in self.summary:
             raise InvalidArgument(
-                f"{self.folder} has no summary.json, which has the passes; `tfpfl evaluate` writes it"
+                f"{self.folder} has no summary.json, which has the {what}; `tfpfl evaluate` writes it"
             )
+        if what == "flops" and self.summary["flops"] is None:
+            raise InvalidArgument(f"the TensorFlow that ran {self.folder} could not count operations: take 'passes'")
         if what == "virtual seconds" and not self.config.client_seconds:
             raise InvalidArgument(f"{self.folder} has no virtual clock: it was run without client_seconds")
         of: dict[str, Callable[[dict], float]] = {
             "rounds": lambda row: 1,
             "bytes": lambda row: row.get("bytes_down", 0) + row.get("bytes_up", 0),
             "passes": lambda row: row["clients"] * sum(self.summary["passes"].values()),
+            "flops": lambda row: row["clients"] * self.summary["flops"],
             "seconds": lambda row: self.seconds_per_round if row["clients"] else 0.0,
             "virtual seconds": lambda row: row["virtual_seconds"],
         }
         return np.cumsum([of[what](row) for row in self.history])
+
+    def rounds_for(self, what: str, amount: float) -> int:
+        """The number of rounds by whose end the run had spent no more than `amount`; see `spent` for `what`."""
+        within = self.spent(what) <= amount * (1 + 1e-9)
+        return max((row["round"] for row, there in zip(self.history, within, strict=True) if there), default=0)
+
+    def result_by(self, round_num: int, protocol: Protocol = EV_ALL) -> Result | None:
+        """The result of a protocol as if the run had ended after a round; None if it was not evaluated by then."""
+        so_far = [score for score in self.evaluations if score.round_num <= round_num]
+        return protocols.result(so_far, protocol, self.took_part, self.score)
 
     @cached_property
     def matrix_rounds(self) -> list[int]:

@@ -17,6 +17,7 @@ from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.run import Run
 from tfpfl.runs.training import DivergedError
+from tfpfl.studies.papers import equal_cost
 from tfpfl.studies.papers import ledger as ledgers
 from tfpfl.studies.papers.elsewhere import data_name, ledger_name, on_federation, said
 from tfpfl.studies.papers.experiments import EXPERIMENTS, SCALES, Cell, Experiment, Size
@@ -118,7 +119,7 @@ def reproduce(
         tell(said(name, found, federation))
     elif not isinstance(found, Picture):
         found = found.at(size)
-    cells = [cell for cell in found.cells if all(word.lower() in ledgers.key(cell).lower() for word in only)]
+    cells = [cell for cell in found.cells if _has_words(cell, only)]
     if found.cells and not cells:
         raise InvalidArgument(
             f"no cell of {name} has {' and '.join(only)} in its name; the first is {ledgers.key(found.cells[0])}"
@@ -153,10 +154,23 @@ def reproduce(
     return ledgers.load(path).get(entry, {})
 
 
-def draw(name: str, out: Path, scale: str = "laptop", table: Experiment | None = None):
+def draw(
+    name: str,
+    out: Path,
+    scale: str = "laptop",
+    table: Experiment | None = None,
+    over: Sequence[str] = ("rounds",),
+    only: Sequence[str] = (),
+):
     """Draws the learning curves of a table's runs at a scale, or a figure of `FIGURES`, as a matplotlib Figure.
 
-    `table` replaces the table's cells; it is from `table_on`.
+    Args:
+        name: a name in `EXPERIMENTS` or `FIGURES`.
+        out: the folder with the run folders.
+        scale: 'smoke', 'laptop' or 'full'.
+        table: from `table_on`; it replaces the table's cells.
+        over: of a table: what its curves are drawn over, of 'rounds', 'seconds', 'flops' and 'bytes'.
+        only: words; only cells whose name has all of them are drawn.
 
     Raises:
         InvalidArgument: an unknown experiment, or one of which nothing was run in `out`.
@@ -171,7 +185,12 @@ def draw(name: str, out: Path, scale: str = "laptop", table: Experiment | None =
         return found.draw(data)
     seeds = max(size.seeds for size in found.sizes.values())
     found = table or found.at(found.sizes[scale])
-    return figures.draw(found, figures.records_of(found, lambda cell, seed: run_folder(out, cell, seed), seeds))
+    found = found._replace(cells=tuple(cell for cell in found.cells if _has_words(cell, only)))
+    return figures.draw(found, figures.records_of(found, lambda cell, seed: run_folder(out, cell, seed), seeds), over)
+
+
+def _has_words(cell: Cell, words: Sequence[str]) -> bool:
+    return all(word.lower() in ledgers.key(cell).lower() for word in words)
 
 
 def _run(out: Path, cell: Cell, seed: int, rounds: int, callbacks, allow_download: bool) -> None:
@@ -273,6 +292,8 @@ def _note(path, name, experiment, cell, seed, out, scale, size, command, why) ->
             other = run_folder(out, baseline, seed)
             local = Record.read(other) if (other / "summary.json").exists() else None
         found["seeds"][str(seed)] = ledgers.entry(record, scale, size.rounds, command, local)
+        if experiment.measures == "accuracy":
+            equal_cost.note(ledger[name], experiment, cell.column, seed, lambda cell, seed: run_folder(out, cell, seed))
     ledgers.save(path, ledger)
 
 

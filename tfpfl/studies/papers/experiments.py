@@ -55,6 +55,7 @@ class Experiment(NamedTuple):
     sizes: dict  # scale -> Size
     orderings: tuple = ()
     note: str = ""
+    reference: str = ""  # the method at whose cost the others are compared; '': none
 
     def at(self, size: Size) -> "Experiment":
         """The experiment with the configuration of every cell changed to this size."""
@@ -302,6 +303,7 @@ EXPERIMENTS = {
         title="Table 1: test accuracy in %, by data set and classes a client",
         source="arXiv 2202.09848v2",
         measures="accuracy",
+        reference="pflego",
         protocol="pflego",
         cells=tuple(_table1()),
         sizes={"smoke": Size(2, 1), "laptop": Size(50, 3), "full": Size(200, 3)},
@@ -327,6 +329,7 @@ EXPERIMENTS = {
         title="Table 2: Omniglot, test accuracy in %",
         source="arXiv 2202.09848v2",
         measures="accuracy",
+        reference="pflego",
         protocol="pflego",
         cells=tuple(_omniglot(published.PFLEGO_TABLE2)),
         sizes={"smoke": Size(1, 1), "laptop": _OMNIGLOT_LAPTOP, "full": Size(1000, 3)},
@@ -393,6 +396,7 @@ EXPERIMENTS = {
         title="Table 1: test accuracy in %, by data set and clients",
         source="arXiv 2212.01448",
         measures="accuracy",
+        reference="pgfed",
         protocol="pgfed",
         cells=tuple(_pgfed(published.PGFED_TABLE1)),
         sizes={"smoke": Size(1, 1), "laptop": Size(8, 1), "full": Size(300, 3)},
@@ -428,6 +432,7 @@ EXPERIMENTS = {
         title=f"Table {number}: best mean testing accuracy in %, {split} split",
         source="arXiv 2007.03797",
         measures="accuracy",
+        reference="fedamp",
         protocol="fedamp",
         cells=tuple(_fedamp(split)),
         sizes={"smoke": Size(1, 1), "laptop": Size(10, 1), "full": Size(100, 3)},

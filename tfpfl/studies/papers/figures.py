@@ -3,6 +3,8 @@
 The loss is what a client reports in its visit: before its last local step, on the examples of this step.
 """
 
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import matplotlib
@@ -20,28 +22,37 @@ from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import RunGroup, sides
 
 WIDTH = 2.6  # inches a panel
+_LABELS = {
+    "rounds": "round",
+    "seconds": "seconds of the rounds' work",
+    "flops": "FLOPs of all clients",
+    "bytes": "bytes sent and received",
+}
 
 
-def draw(experiment: Experiment, records: dict[tuple[str, str, str], list[Record]]) -> Figure:
-    """Draws the learning curves of an experiment's runs.
+def draw(
+    experiment: Experiment, records: dict[tuple[str, str, str], list[Record]], over: Sequence[str] = ("rounds",)
+) -> Figure:
+    """Draws the learning curves of an experiment's runs: for each column, one pair of panels over each of `over`.
 
     Args:
         experiment: gives the columns and the protocol.
         records: {(column, method, label): the records of the seeds}, from `records_of`.
+        over: 'rounds', or what all clients have spent so far: 'seconds', 'flops' or 'bytes', on logarithmic axes.
 
     Raises:
-        InvalidArgument: there are no records.
+        InvalidArgument: there are no records, or a run has no such numbers.
     """
     columns = [c for c in dict.fromkeys(cell.column for cell in experiment.cells) if any(k[0] == c for k in records)]
     if not columns:
         raise InvalidArgument(f"there is nothing to draw: nothing of {experiment.title} was run")
+    panels = list(product(columns, over))
     labels = list(dict.fromkeys(key[2] for key in records))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH * len(columns) + 0.6, 5.2), layout="constrained")
-        axes = figure.subplots(2, len(columns), sharex="col", sharey="row", squeeze=False)
+        figure = Figure(figsize=(WIDTH * len(panels) + 0.6, 5.2), layout="constrained")
+        axes = figure.subplots(2, len(panels), sharex="col", sharey="row", squeeze=False)
         lines = {}
         for (column, method, label), seeds in records.items():
-            loss_axes, axes_below = axes[:, columns.index(column)]
             look = style(method)
             color, line = look.color, look.linestyle
             if label:  # one method in several settings: a colour for each
@@ -49,16 +60,18 @@ def draw(experiment: Experiment, records: dict[tuple[str, str, str], list[Record
             name = get_method(method).title + (f", {label}" if label else "")
             how = {"color": color, "linestyle": line, "label": name}
             losses = [{r["round"]: r["loss"] for r in seed.history if "loss" in r} for seed in seeds]
-            _line(loss_axes, losses, 1, how)
-            lines[name] = _line(axes_below, [seed.curve(protocol(experiment.protocol)) for seed in seeds], 100, how)
-        for place, column in enumerate(columns):
+            scores = [seed.curve(protocol(experiment.protocol)) for seed in seeds]
+            for what in over:
+                above, below = axes[:, panels.index((column, what))]
+                spent = _spent(seeds, what)
+                _line(above, losses, 1, spent, how)
+                lines[name] = _line(below, scores, 100, spent, how)
+        for place, (column, what) in enumerate(panels):
             axes[0, place].set(title=column, yscale="log")
-            axes[1, place].set(xlabel="round")
+            axes[1, place].set(xlabel=_LABELS[what], xscale="linear" if what == "rounds" else "log")
         axes[0, 0].set(ylabel="loss of the last local step (nats)")
         axes[1, 0].set(ylabel="test accuracy (%)")
-        figure.legend(
-            lines.values(), lines, loc="outside lower center", ncols=max(1, min(len(lines), 2 * len(columns)))
-        )
+        figure.legend(lines.values(), lines, loc="outside lower center", ncols=max(1, min(len(lines), 2 * len(panels))))
         words = str(protocol(experiment.protocol)).split("; ")
         title = f"{experiment.title} ({experiment.source})\naccuracy: {words[0]}; {words[2]}"
         everyone = RunGroup("", [record for seeds in records.values() for record in seeds])
@@ -68,13 +81,23 @@ def draw(experiment: Experiment, records: dict[tuple[str, str, str], list[Record
     return figure
 
 
-def _line(axes, seeds: list[dict], times: float, how: dict):
+def _spent(seeds: list[Record], what: str) -> dict[int, float]:
+    """{round: what a run has spent by then}, the mean over the seeds that have the round."""
+    by_round: dict[int, list[float]] = {}
+    for record in seeds:
+        for row, spent in zip(record.history, record.spent(what), strict=True):
+            by_round.setdefault(row["round"], []).append(float(spent))
+    return {t: float(np.mean(found)) for t, found in by_round.items()}
+
+
+def _line(axes, seeds: list[dict], times: float, spent: dict[int, float], how: dict):
     """Draws the mean over seeds in the rounds that all seeds have, with a 95 % band if there are several seeds."""
     rounds = sorted(set.intersection(*(set(found) for found in seeds)))
     mean, half = np.array([statistics.over_seeds([found[t] for found in seeds]) for t in rounds]).reshape(-1, 2).T
-    (line,) = axes.plot(rounds, times * mean, **how)
+    xs = [spent[t] for t in rounds]
+    (line,) = axes.plot(xs, times * mean, **how)
     if len(seeds) > 1:
-        axes.fill_between(rounds, times * (mean - half), times * (mean + half), color=how["color"], alpha=0.15, lw=0)
+        axes.fill_between(xs, times * (mean - half), times * (mean + half), color=how["color"], alpha=0.15, lw=0)
     return line
 
 

@@ -45,9 +45,9 @@ def curves(
     Args:
         records: from `Record.read`.
         x: 'rounds', or what all clients together have spent so far: 'bytes' (sent and received), 'passes' (of their
-            examples through the backbone, forward and backward), 'seconds' (of the rounds' work, without the building
-            of graphs; see `Record.spent`) or 'virtual seconds' (of the clients' clock). A run that sends nothing is a
-            level line over 'bytes'.
+            examples through the backbone, forward and backward), 'flops' (floating point operations), 'seconds' (of the
+            rounds' work, without the building of graphs; see `Record.spent`) or 'virtual seconds' (of the clients'
+            clock). A run that sends nothing is a level line over 'bytes'.
         y: 'score' or its name, such as 'accuracy' (in %), or 'loss' (in nats) by the protocol in each evaluated round,
             or 'training loss': the mean over the round's clients, in each round.
         protocol: which model, clients, mean and split; its `when` is ignored.
@@ -180,8 +180,9 @@ _LABELS = {
     "rounds": "round",
     "bytes": "sent and received by all clients so far",
     "passes": "clients' passes so far, forward + backward",
+    "flops": "floating point operations of all clients so far",
     "seconds": "seconds so far: rounds x median of a round",
     "virtual seconds": "virtual seconds so far: the clients' clock",
 }
-_LOGARITHMIC = ("passes", "seconds")  # methods differ by large factors in these
+_LOGARITHMIC = ("passes", "flops", "seconds")  # methods differ by large factors in these
 _LOSSES = ("loss", "training loss")

@@ -1,0 +1,133 @@
+"""Accuracy at equal cost: what each method has reached when it has spent what the table's reference spent in all.
+
+A round of one method may cost 60 times that of another, so that equal numbers of rounds are no fair comparison. The
+reference is the method of the paper, such as PFLEGO. Costs are `Record.spent`'s: floating point operations of all
+visits, seconds of the rounds' work on one machine, bytes sent and received.
+"""
+
+from pathlib import Path
+
+from tfpfl.algorithms import get_method
+from tfpfl.checks import InvalidArgument
+from tfpfl.runs.protocols import protocol
+from tfpfl.studies.fitted_table import FittedTable
+from tfpfl.studies.papers import ledger as ledgers
+from tfpfl.studies.papers.experiments import Cell, Experiment
+from tfpfl.studies.records import Record
+
+COSTS = {"flops": "FLOPs", "seconds": "seconds", "bytes": "bytes"}
+NAME = "at equal cost"  # the entry of a seed in the ledger
+ENOUGH = 0.95  # a run that ended before it had spent this part of the reference's cost is not compared
+
+
+def reference_of(experiment: Experiment, cell: Cell) -> Cell | None:
+    """The cell whose cost this one is compared at; None if its column has none or several."""
+    found = [c for c in experiment.cells if c.column == cell.column and c.method == experiment.reference]
+    return found[0] if len(found) == 1 else None
+
+
+def at_cost(record: Record, reference: Record, name: str) -> dict[str, list]:
+    """{cost: [round, accuracy in %, half its interval over clients]} of a run at the reference's cost.
+
+    The round is the last one by whose end the run had spent no more than the reference by its own end. A cost is left
+    out if the run ended before, if one of the two has no such numbers, or if nothing is sent. Accuracy and half
+    interval are None if the run was not evaluated by that round.
+
+    Args:
+        record: the run.
+        reference: the run of the reference with the same seed.
+        name: the name of the protocol.
+    """
+    found: dict[str, list] = {}
+    for what in COSTS:
+        try:
+            amount, in_all = float(reference.spent(what)[-1]), float(record.spent(what)[-1])
+        except InvalidArgument:  # a TensorFlow that cannot count operations
+            continue
+        if amount > 0 and in_all >= ENOUGH * amount:
+            round_num = record.rounds_for(what, amount)
+            result = record.result_by(round_num, protocol(name))
+            accuracy = (
+                [None, None] if result is None else [round(100 * x, 3) for x in (result.score, result.score_ci95)]
+            )
+            found[what] = [round_num, *accuracy]
+    return found
+
+
+def note(ledger: dict, experiment: Experiment, column: str, seed: int, folder_of) -> None:
+    """Writes into an experiment's part of the ledger what the runs of a column have at their reference's cost.
+
+    Args:
+        ledger: {cell: entry}; it is changed.
+        experiment: gives the cells, the reference and the protocols.
+        column: the column.
+        seed: the seed.
+        folder_of: function (cell, seed) -> its run folder.
+    """
+
+    def record_of(cell: Cell) -> Record | None:
+        folder = Path(folder_of(cell, seed))
+        return Record.read(folder) if (folder / "summary.json").exists() else None
+
+    for cell in experiment.cells:
+        entry = ledger.get(ledgers.key(cell), {}).get("seeds", {}).get(str(seed))
+        reference = reference_of(experiment, cell)
+        if cell.column == column and entry is not None and reference is not None:
+            its, record = record_of(reference), record_of(cell)
+            if its is not None and record is not None:
+                entry[NAME] = at_cost(record, its, cell.protocol or experiment.protocol)
+
+
+def rows(experiment: Experiment, cells: dict) -> list[dict[str, str]]:
+    """The table as rows: column, method, and for each cost the accuracy with its interval and the rounds.
+
+    Accuracies are means over the seeds that have one; the interval is over clients for one seed, else over seeds.
+    """
+    found = []
+    for cell in experiment.cells:
+        seeds = [e[NAME] for e in cells.get(ledgers.key(cell), {}).get("seeds", {}).values() if e.get(NAME)]
+        row = {"column": cell.column, "method": ledgers.method_title(cell)}
+        for what in COSTS:
+            there = [each[what] for each in seeds if what in each]
+            row[what] = _text(there) if there else "-"
+        if seeds:
+            found.append(row)
+    return found
+
+
+def _text(there: list[list]) -> str:
+    rounds = sorted({t for t, *_ in there})
+    after = f"({'-'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))})"
+    pairs = [(accuracy, half) for _, accuracy, half in there if accuracy is not None]
+    return f"{ledgers.text(ledgers.over_seeds(pairs), 2)} {after}" if pairs else f"not evaluated {after}"
+
+
+def _heading(experiment: Experiment) -> str:
+    title = get_method(experiment.reference).title
+    return (
+        f"At equal cost: accuracy, and in brackets the rounds, of each method when it has spent as many FLOPs, seconds "
+        f"or bytes as {title} in all its rounds."
+    )
+
+
+def markdown(experiment: Experiment, cells: dict) -> list[str]:
+    """The paragraphs of docs/reproduction.md; [] if nothing was compared."""
+    if not (found := rows(experiment, cells)):
+        return []
+    lines = ["| " + " | ".join(("column", "method", *COSTS.values())) + " |", "|---|---|" + "---:|" * len(COSTS)]
+    lines += ["| " + " | ".join(row.values()) + " |" for row in found]
+    return [_heading(experiment), "\n".join(lines)]
+
+
+def table(experiment: Experiment, cells: dict) -> FittedTable | None:
+    """The same for the terminal; None if nothing was compared."""
+    if not (found := rows(experiment, cells)):
+        return None
+    out = FittedTable(title=_heading(experiment))
+    for name in ("column", "method"):
+        out.add_column(name)
+    for name in COSTS.values():
+        out.add_column(name, justify="right")
+    for row in found:
+        out.add_row(*row.values())
+    return out

@@ -1,0 +1,260 @@
+"""The ledger as tables for the terminal and as docs/reproduction.md."""
+
+import numpy as np
+
+from tfpfl.algorithms import get_method
+from tfpfl.runs import statistics
+from tfpfl.runs.protocols import protocol
+from tfpfl.studies.fitted_table import FittedTable
+from tfpfl.studies.papers import equal_cost
+from tfpfl.studies.papers.experiments import EXPERIMENTS, Experiment
+from tfpfl.studies.papers.ledger import DECIMALS, agreement, key, measured, method_title, text, value, verdicts
+from tfpfl.studies.papers.pictures import FIGURES, Picture
+from tfpfl.studies.run_groups import SIDE_WORDS
+
+
+def table(name: str, cells: dict, title: str = "", experiment: Experiment | None = None) -> FittedTable:
+    """A table of one experiment for the terminal, with the cells that were run.
+
+    Where some clients had never taken part, EV-all of those that had and of the others follows in two more rows.
+    `experiment` replaces the one that has this name.
+    """
+    experiment = experiment or EXPERIMENTS[name]
+    out = FittedTable(title=title or f"{name}: {experiment.title}")
+    out.add_column("method")
+    for heading in ("published", "ours", "gap", "EV-all", "rounds"):
+        out.add_column(heading, justify="right")
+    out.add_column("")
+    column: str | None = None
+    for row in _rows(experiment, cells):
+        if row["seeds"]:
+            if row["column"] != column:
+                column = row["column"]
+                out.add_section()
+                out.add_row(f"[bold]{column}[/]")
+            rounds = row["rounds"] + (f" x {row['seeds']}" if row["seeds"] != "1" else "")
+            out.add_row(
+                row["method"], row["published"], row["ours"], row["gap"], row["EV-all"], rounds, row["agreement"]
+            )
+            for side, after in row["sides"]:
+                out.add_row(f"  {side}", "", "", "", after)
+    return out
+
+
+def picture_rows(picture: Picture, found: dict) -> list[tuple[str, str, str, str]]:
+    """[(name, published, ours, 'holds' | 'fails' | '-')] of all numbers of a figure, each the mean over its seeds.
+
+    For one seed, the interval is over clients and p is shown. For several, the interval is over seeds.
+    """
+    seeds, rows = [entry["numbers"] for entry in found.get("seeds", {}).values()], []
+    for what in dict.fromkeys(what for numbers in seeds for what in numbers):
+        there = [numbers[what] for numbers in seeds if what in numbers]
+        number, half = there[0]["value"], there[0].get("half", np.nan)
+        if len(there) > 1:
+            number, half = statistics.over_seeds([each["value"] for each in there])
+        ours = f"{number:.3g}" if "p" in there[0] else str(number) if isinstance(number, int) else f"{number:.2f}"
+        ours += "" if np.isnan(half) else f" ± {half:.2g}" if "p" in there[0] else f" ± {half:.2f}"
+        ours += f" (p = {there[0]['p']:.2g})" if "p" in there[0] and len(there) == 1 else ""
+        claim = picture.published.get(what)
+        held = "-" if claim is None else "holds" if claim.holds(number) else "fails"
+        rows.append((what, claim.text if claim else "-", ours, held))
+    return rows
+
+
+def picture_table(name: str, found: dict) -> FittedTable:
+    """A table of the numbers of one figure for the terminal."""
+    picture = FIGURES[name]
+    out = FittedTable(title=f"{name}: {picture.title}")
+    out.add_column("")
+    for column in ("published", "ours"):
+        out.add_column(column, justify="right")
+    out.add_column("")
+    for row in picture_rows(picture, found):
+        out.add_row(*row)
+    return out
+
+
+def markdown(ledger: dict, notes: dict | None = None) -> str:
+    """All experiments of a ledger as Markdown: the content of docs/reproduction.md.
+
+    Args:
+        ledger: from `load`.
+        notes: from `notes`: {experiment: {cell: why it may disagree}}, and {'about': {experiment: a paragraph}}.
+    """
+    notes = notes or {}
+    parts = [_HEAD]
+    for name, experiment in EXPERIMENTS.items():
+        cells = ledger.get(name, {})
+        parts.append(f"## {name}: {experiment.title}\n{experiment.source}. {experiment.note}".rstrip())
+        parts.append(f"Measured as the paper does: {protocol(experiment.protocol)}.{_exceptions(experiment)}")
+        if name in notes.get("about", {}):
+            parts.append(notes["about"][name].strip())
+        scales = {e["scale"] for c in cells.values() for e in c.get("seeds", {}).values()}
+        parts += [f"At {s} scale {size.said}." for s, size in experiment.sizes.items() if s in scales and size.said]
+        rows = _rows(experiment, cells)
+        done = [row for row in rows if row["seeds"]]
+        if done:
+            names = (
+                "column",
+                "method",
+                "published",
+                "ours",
+                "gap",
+                "EV-all",
+                "rounds",
+                "seeds",
+                "seconds",
+                "agreement",
+            )
+            lines = ["| " + " | ".join(names) + " |", "|---|---|" + "---:|" * 7 + "---|"]
+            for row in done:
+                lines.append("| " + " | ".join(row[n] for n in names) + " |")
+                for side, after in row["sides"]:
+                    extra = {"column": row["column"], "method": f"{row['method']}, {side}", "EV-all": after}
+                    lines.append("| " + " | ".join(extra.get(n, "") for n in names) + " |")
+            parts.append("\n".join(lines))
+        held = [(said, column, verdict) for said, column, verdict in verdicts(experiment, cells) if verdict != "open"]
+        if held:
+            lines = [f"* {column}: {said}: **{v}**{_lengths(experiment, cells, column)}" for said, column, v in held]
+            if all(len(c.get("seeds", {})) < 2 for c in cells.values()):
+                parts.append("Orders in one seed (another seed may give another order):")
+            parts.append("\n".join(lines))
+        parts += equal_cost.markdown(experiment, cells)
+        why = [f"* {cell}: {note}" for cell, note in notes.get(name, {}).items()]
+        if why:
+            parts.append("Suspected causes, and what was tried:\n\n" + "\n".join(why))
+        if len(done) < len(rows):
+            parts.append("Not run: " + "; ".join(_missing(rows)) + ".")
+        if done:
+            commands = sorted({e["command"] for c in cells.values() for e in c.get("seeds", {}).values()})
+            runs = sorted(
+                f"{cell}: " + ", ".join(f"seed {seed} {e['run']}" for seed, e in c["seeds"].items())
+                for cell, c in cells.items()
+                if c.get("seeds")
+            )
+            listed = "\n".join(f"    {line}" for line in [*commands, "", *runs])
+            parts.append(f"<details><summary>Commands, and the runs' hashes</summary>\n\n{listed}\n\n</details>")
+    for name, picture in FIGURES.items():
+        if name in ledger:
+            parts += _picture(name, picture, ledger[name], notes.get("about", {}).get(name))
+    return "\n\n".join(parts) + "\n"
+
+
+def _picture(name: str, picture: Picture, found: dict, about: str | None) -> list[str]:
+    """The paragraphs on a figure: its numbers, its runs, and which runs are missing."""
+    parts = [f"## {name}: {picture.title}\n{picture.source}. {picture.note}".rstrip()]
+    if about:
+        parts.append(about.strip())
+    rows = picture_rows(picture, found)
+    if rows:
+        lines = ["| number | published | ours | |", "|---|---:|---:|---|"]
+        parts.append("\n".join(lines + [f"| {' | '.join(row)} |" for row in rows]))
+    if "not run" in found:
+        parts.append(f"Not run: {found['not run']}.")
+    seeds = found.get("seeds", {})
+    rounds = sorted({n for entry in seeds.values() for n in entry["rounds"].values()})
+    if rounds:
+        parts.append(f"Rounds: {', '.join(map(str, rounds))}; seeds: {len(seeds)}.")
+    without = {cell: why for entry in seeds.values() for cell, why in entry["without"].items()}
+    if without:
+        parts.append("Without: " + "; ".join(f"{cell}: {why.rstrip('.')}" for cell, why in without.items()) + ".")
+    if seeds:
+        listed = sorted({entry["command"] for entry in seeds.values()}) + [""]
+        listed += [f"{cell}: seed {s} {run}" for s, entry in seeds.items() for cell, run in entry["runs"].items()]
+        body = "\n".join(f"    {line}" for line in listed).rstrip()
+        parts.append(f"<details><summary>Commands, and the runs' hashes</summary>\n\n{body}\n\n</details>")
+    return parts
+
+
+_HEAD = """# Reproduction: what the papers have, and what we found
+Made from reproduction.json and reproduction_notes.toml by `tfpfl reproduce --write docs/reproduction.md`; not edited by
+hand. *ours* is measured by the paper's own protocol, which stands above each table, *EV-all* by ours: mean over all
+clients of the model that each predicts with after the server's step, mean of the last ten evaluated rounds, test
+examples. ± is the 95 % interval over clients for one seed, over seeds for several. *agreement* compares our interval
+over seeds with the paper's value ± a bound, which is the number after the paper's ± but at least 1 point. *agrees*: the
+interval lies within the bound; *above*, *below*: it lies outside; *unclear*: it crosses the bound, so more seeds are
+needed; *one seed*: there is no interval over seeds, so nothing is claimed. Fewer rounds than the paper's are in the
+table as such: read orders there, not decimals. *seconds* are those of all rounds' work, on a shared machine. [All
+cells](cells.md) lists what is run for every cell."""
+
+
+def _exceptions(experiment: Experiment) -> str:
+    """Text on the methods that are measured by a protocol of their own, otherwise ''."""
+    own = {cell.method: cell.protocol for cell in experiment.cells if cell.protocol}
+    return "".join(f" {get_method(method).title}: {protocol(name)}." for method, name in own.items())
+
+
+def _rows(experiment: Experiment, cells: dict) -> list[dict]:
+    decimals, rows = DECIMALS[experiment.measures], []
+    for cell in experiment.cells:
+        found = cells.get(key(cell), {})
+        seeds = found.get("seeds", {})
+        ours, after = measured(experiment, cell, found), None
+        if experiment.measures == "accuracy":
+            after = value(experiment, found, "EV-all")
+        gap = f"{ours[0] - cell.published.value:+.{decimals}f}" if ours is not None and cell.published else "-"
+        rounds = sorted({e["rounds"] for e in seeds.values()})
+        stopped = ", stopped" if any(e["stopped"] for e in seeds.values()) else ""
+        rows.append(
+            {
+                "column": cell.column,
+                "method": method_title(cell),
+                "published": text(cell.published, decimals),
+                "ours": text(ours, decimals),
+                "gap": gap,
+                "EV-all": text(after, decimals),
+                "sides": _sides(experiment, found) if experiment.measures == "accuracy" else [],
+                "rounds": "-".join(map(str, rounds)) + stopped,
+                "seeds": str(len(seeds)) if seeds else "",
+                "seconds": f"{sum(e['seconds'] for e in seeds.values()):.0f}",
+                "agreement": agreement(experiment, cell, found),
+                "why": f": {found['not run']}" if "not run" in found else "",
+            }
+        )
+    return rows
+
+
+def _sides(experiment: Experiment, found: dict) -> list[tuple[str, str]]:
+    """[('65 seen', EV-all of these clients), ('35 never seen', ...)]; [] if all had taken part, or if it is unknown."""
+    counted = [e["clients"] for e in found.get("seeds", {}).values() if e.get("clients")]
+    sides = [value(experiment, found, name) for name in ("EV-seen", "EV-unseen")]
+    if not counted or sides[1] is None:
+        return []
+    numbers = [
+        f"{min(side)}" if min(side) == max(side) else f"{min(side)} to {max(side)}"
+        for side in zip(*counted, strict=True)
+    ]
+    return [
+        (f"{number} {word}", text(after, DECIMALS[experiment.measures]))
+        for number, word, after in zip(numbers, SIDE_WORDS, sides, strict=True)
+    ]
+
+
+def _lengths(experiment: Experiment, cells: dict, column: str) -> str:
+    """Text on the methods' rounds if those of a column have different numbers of rounds, otherwise ''."""
+    rounds: dict[int, list[str]] = {}
+    for cell in experiment.cells:
+        for e in cells.get(key(cell), {}).get("seeds", {}).values() if cell.column == column else ():
+            rounds.setdefault(e["rounds"], []).append(cell.label or get_method(cell.method).title)
+    if len(rounds) < 2:
+        return ""
+    return f" (rounds: {'; '.join(f'{n} of {_listed(names)}' for n, names in sorted(rounds.items()))})"
+
+
+def _listed(names: list) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+def _missing(rows: list[dict]) -> list[str]:
+    """What was not run: whole columns, or single methods of a column, with the reason if there is one."""
+    columns: dict[str, list] = {}
+    parts = []
+    for row in rows:
+        columns.setdefault(row["column"], []).append(row)
+    for column, its_rows in columns.items():
+        missing = [row for row in its_rows if not row["seeds"]]
+        if missing:
+            why = next((row["why"] for row in missing if row["why"]), "")
+            which = "" if len(missing) == len(its_rows) else f" ({', '.join(row['method'] for row in missing)})"
+            parts.append(column + which + why)
+    return parts
