@@ -180,6 +180,7 @@ def test_a_folder_where_nothing_can_be_written(federation, tmp_path):
     assert "file" in found and "Not a directory" in found
 
 
+@pytest.mark.slow
 def test_a_run_that_exists(federation, a_run):
     before = runs.saved(a_run)
     found = error("run", "--federation", federation.path, "--rounds", 1, "--tau", 1, "--out", "a_run")

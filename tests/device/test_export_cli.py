@@ -35,6 +35,7 @@ def test_export_then_verify_and_inspect(run_folder, tmp_path):
     assert "program.tflite is damaged" in call("verify", out, code=1)
 
 
+@pytest.mark.slow
 def test_inspect_names_the_client(bundle, tmp_path):
     """By number and name; by the number alone where the client has no other name."""
     assert "client: 4 (phone 4)\n" in call("inspect", bundle.folder)

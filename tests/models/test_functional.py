@@ -69,7 +69,7 @@ MODELS = [dense, convolutions, normalized, nested, Residual, recurrent, half_fro
 SHAPES = {convolutions: IMAGE, recurrent: (4, 3)}
 
 
-@pytest.mark.parametrize("make", slow_but(MODELS, *(name for name in MODELS if name != "recurrent")))
+@pytest.mark.parametrize("make", slow_but(MODELS, *list(MODELS)[:3]))
 def test_values_and_gradients_are_those_of_the_model(make):
     """At the model's own weights, and at others that it is then given."""
     model = make()

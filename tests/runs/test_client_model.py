@@ -64,6 +64,7 @@ def a_run_of_pixels(pixels, a_network, tmp_path_factory):
         return runs.train(folder, pixels, rounds=2, network=str(a_network), new_clients=2).folder
 
 
+@pytest.mark.slow
 def test_it_predicts_what_the_evaluation_scored(a_run_of_pixels, pixels):
     """Raw examples into the one, decoded ones into the other; every client of the population."""
     with Run.open(a_run_of_pixels) as run:

@@ -88,6 +88,7 @@ def test_what_others_can_write_allows_nothing(tmp_path, monkeypatch):
     assert not consent.is_allowed(entry.name)
 
 
+@pytest.mark.slow
 def test_allowing_code_where_there_is_none(a_run, tmp_path, monkeypatch):
     monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
     with pytest.raises(InvalidArgument, match="has no network.keras, so that there is no code to allow"):

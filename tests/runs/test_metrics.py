@@ -114,6 +114,7 @@ def test_a_metric_on_ray(six_clients, short_end, tmp_path):
     assert all(e.metrics["hits"] == pytest.approx(e.accuracy, abs=1e-12) for e in rows)
 
 
+@pytest.mark.slow
 def test_the_numbers_of_a_run_are_the_same_with_metrics_and_without(six_clients, short_end):
     """To the last bit: states, scores and history."""
     plain, measured = trained(six_clients), trained(six_clients, metrics=["macro_f1", "accuracy", "loss"])

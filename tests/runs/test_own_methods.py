@@ -535,6 +535,7 @@ def wrong(model, population, *, eta: float = 0.1):
 """
 
 
+@pytest.mark.slow
 def test_an_error_of_a_method_names_its_place_and_leaves_no_folder(six_clients, tmp_path, short_end):
     """Of its builder or of a function; then the mended file runs in the same folder."""
     file, out = tmp_path / "wrong.py", tmp_path / "out" / "run"

@@ -67,6 +67,7 @@ def test_a_network_of_the_users_own_brings_its_weights(federation, tmp_path):
         Run.create(config, tmp_path / "run", federation)
 
 
+@pytest.mark.slow
 def test_a_run_says_that_last_steps_raise_losses(federation, tmp_path):
     many = {"rounds": 20, "evaluate_every": 0, "participation": 0.5}
     with pytest.warns(TfpflWarning, match="the last step of a head raised the client's loss for"):

@@ -384,6 +384,7 @@ def commit_for_ever(path, pipe):
             pipe.send(round_num)
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(path):
     """What the writer was told to be saved is there, and at most the round it was just saving besides, whole."""
     moments = random.Random(0)

@@ -214,11 +214,11 @@ MISTAKES = [
 ]
 
 
-# The first mistake for each check; the others are second cases.
+# The first mistake for each check. `make test` has every other one of them.
 FIRST = [mistake for i, mistake in enumerate(MISTAKES) if mistake[1] not in [check for _, check in MISTAKES[:i]]]
 
 
-@pytest.mark.parametrize(("build", "check"), slow_but(MISTAKES, *FIRST))
+@pytest.mark.parametrize(("build", "check"), slow_but(MISTAKES, *FIRST[::2]))
 def test_a_mistake_is_found(build, check):
     [finding] = battery.check_algorithm(build, checks=[check])
     assert finding.status == "FAILED" and finding.why

@@ -329,9 +329,13 @@ def test_accuracy_at_the_references_cost(at_cost):
     lines = equal_cost.markdown(experiment, cells)
     assert "\n\n".join(lines) in ledger_tables.markdown({"toy": cells})
     assert f"| digits | FedAvg | {found['flops'][1]:.2f} " in lines[1] and f"({fitting}) |" in lines[1]
-    assert equal_cost.table(experiment, cells).cells("method") == ["PFLEGO", "FedAvg"] and equal_cost.table(experiment, {}) is None
+    assert (
+        equal_cost.table(experiment, cells).cells("method") == ["PFLEGO", "FedAvg"]
+        and equal_cost.table(experiment, {}) is None
+    )
 
 
+@pytest.mark.slow
 def test_curves_over_costs(at_cost):
     out, experiment, _ = at_cost
     records = figures.records_of(experiment, lambda cell, seed: run_folder(out, cell, seed), 1)

@@ -64,6 +64,7 @@ def whole_objective(run, weights, i, mu):
     return of(i) + mu / (people - 1) * tf.add_n([of(j) for j in range(people) if j != i])
 
 
+@pytest.mark.slow
 def test_explicit_gradient_is_that_of_the_whole_objective(fedavg):
     with Run.open(fedavg) as run:
         of, score, weights = explicit._parts(run)

@@ -77,6 +77,7 @@ def test_notes_say_how_many_and_where_it_is_unknown(records):
     assert "by round" not in told_seen(records, EV_ALL._replace(clients="sampled"))
 
 
+@pytest.mark.slow
 def test_the_report_shows_both_sides(records):
     page = " ".join(render(records).split())
     for row in ("Local, 5 seen", "Local, 3 never seen", "FedAvg-FT, 5 seen", "FedAvg-FT, 3 never seen"):
