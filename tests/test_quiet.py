@@ -59,6 +59,7 @@ def in_a_plain_shell(folder, *arguments, **environment):
     return done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainings", slow_but([1, 6], 1))
 def test_a_script_prints_what_is_ours_alone(tmp_path, trainings):
     """On this machine, whatever TensorFlow says of its processor, and without a warning of the sixth training."""

@@ -158,6 +158,7 @@ SUMS = {  # method -> (what the server keeps, what a client keeps, of which it i
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(SUMS, "scaffold"))
 def test_a_clipped_client_keeps_what_it_has_sent(name, federation):
     """Else the mean that the server keeps would drift away from the clients, a little in every round."""

@@ -108,6 +108,7 @@ def test_compression_errs_by_less_than_a_step_and_counts_its_bytes(federation, t
 # ---- ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", slow_but(["local", "tff"], "local"))
 def test_the_median_and_the_trimmed_mean_are_numpys(engine, federation, tff):
     algorithm = build("fedavg", federation)

@@ -73,6 +73,7 @@ def test_the_mean_over_all_dropouts_is_the_full_step(arrival):
     assert distance(mean, wanted) < 1e-9
 
 
+@pytest.mark.slow
 def test_without_knowing_the_probabilities_the_step_is_too_short():
     data, arrival = toy(), np.full(5, 0.7)
     algorithm = pflego_exact(data.model, data.population, tau=1, rho=RHO)

@@ -100,6 +100,7 @@ def test_allowing_code_where_there_is_none(a_run, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_hash_of_a_configuration_is_no_path(a_run, tmp_path, monkeypatch):
     monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
     twice(a_run / "network.keras")

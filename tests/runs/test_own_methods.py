@@ -286,6 +286,7 @@ def test_what_is_missing_is_named(six_clients, tmp_path, loud):
     assert not (tmp_path / "again").exists()
 
 
+@pytest.mark.slow
 def test_a_method_that_a_program_registered_is_said_to_be_so(six_clients, tmp_path, monkeypatch):
     row = Method("mine_72", "Mine", fedavg, "shared", "broadcast", "nothing", "d", "d", "here")
     monkeypatch.setitem(ALGORITHMS, "mine_72", row)

@@ -42,7 +42,7 @@ def federation(six_clients):
     return six_clients
 
 
-@pytest.mark.parametrize("case", slow_but(CASES, "pflego"))
+@pytest.mark.parametrize("case", slow_but(CASES))
 def test_interrupted_at_several_rounds(case, federation, shared_run, short_end, tmp_path):
     asked = {"rounds": 7} | CASES[case]
     rounds = asked["rounds"]
