@@ -1,5 +1,9 @@
 """The papers' networks: their parameter counts, and weights that a seed fixes on every Keras."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -91,3 +95,36 @@ def test_default_networks_and_bad_requests():
         build_network("lenet", (28, 28, 1))
     with pytest.raises(ValueError, match=r"fedavg_cnn needs larger images than \(8, 8, 1\)"):
         build_network("fedavg_cnn", (8, 8, 1))
+
+
+GRADIENTS = """
+import sys
+import tfpfl
+import numpy as np
+import tensorflow as tf
+from tfpfl.models import NETWORKS, build_network
+found = {}
+for name in ("cifar_2conv", "omniglot_4conv", "fedavg_cnn"):
+    shape = (28, 28, 1) if name == "omniglot_4conv" else (32, 32, 3)
+    model = tfpfl.SplitModel(build_network(name, shape))
+    x = np.random.default_rng(0).normal(size=(20, *shape)).astype(np.float32)
+    with tf.GradientTape() as tape:
+        theta = model.theta()
+        tape.watch(theta)
+        loss = tf.reduce_sum(model.features(theta, x) ** 2)
+    for i, gradient in enumerate(tape.gradient(loss, theta)):
+        found[f"{name} {i}"] = gradient.numpy()
+np.savez(sys.argv[1], **found)
+"""
+
+
+@pytest.mark.slow
+def test_gradients_do_not_depend_on_the_kernels(tmp_path):
+    """oneDNN's kernels and TensorFlow's own, in two processes: equal up to the rounding of float32 sums."""
+    for given in ("0", "1"):
+        command = [sys.executable, "-c", GRADIENTS, str(tmp_path / f"{given}.npz")]
+        subprocess.run(command, check=True, env=os.environ | {"TF_ENABLE_ONEDNN_OPTS": given}, capture_output=True)
+    own, onednn = (np.load(tmp_path / f"{given}.npz") for given in ("0", "1"))
+    assert own.files == onednn.files and len(own.files) > 12
+    for name in own.files:
+        assert np.abs(own[name] - onednn[name]).max() <= 2e-5 * np.abs(own[name]).max(), name
