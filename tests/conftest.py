@@ -4,7 +4,6 @@ import gc
 import importlib.util
 import json
 import os
-import platform
 import random
 import resource
 import shutil
@@ -14,8 +13,6 @@ from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before anything imports TensorFlow
-if platform.machine().lower() in ("x86_64", "amd64"):  # as `import tfpfl` does; most tests import TensorFlow before it
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 if os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1":  # as many processes as cores: more threads only wait
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.processes import alive
-from tfpfl.checks import fast_kernels, quiet_tensorflow, traced_by_design
+from tfpfl.checks import quiet_tensorflow, traced_by_design
 from tfpfl.cli.group import quiet_warnings
 
 ROOT = Path(__file__).parents[1]
@@ -164,27 +163,6 @@ def test_settings_of_the_user_stay(monkeypatch, environment, imported, level):
         monkeypatch.delitem(sys.modules, "tensorflow")
     quiet_tensorflow()
     assert os.environ.get("TF_CPP_MIN_LOG_LEVEL") == level
-
-
-@pytest.mark.parametrize(
-    ("given", "imported", "machine", "found"),
-    [
-        (None, False, "x86_64", "1"),
-        ("0", False, "x86_64", "0"),
-        (None, True, "x86_64", None),
-        (None, False, "aarch64", None),
-    ],
-)
-def test_onednn_is_on_where_it_helps_and_nobody_has_said_otherwise(monkeypatch, given, imported, machine, found):
-    name = "TF_ENABLE_ONEDNN_OPTS"
-    monkeypatch.setenv(name, given or "")
-    if given is None:
-        monkeypatch.delenv(name)
-    if not imported:
-        monkeypatch.delitem(sys.modules, "tensorflow")
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    fast_kernels()
-    assert os.environ.get(name) == found
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,12 @@
 
 Names are imported when they are first used: `import tfpfl` costs nothing, and TFF is imported only by what needs it
 (`federate`, `federated_evaluation`, the 'tff' engine). TensorFlow's own messages are not shown, except with
-TFPFL_VERBOSE=1. If tfpfl is imported first, TensorFlow uses oneDNN's kernels, except with TF_ENABLE_ONEDNN_OPTS=0.
+TFPFL_VERBOSE=1.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tfpfl.checks import fast_kernels as _fast_kernels
 from tfpfl.checks import quiet_tensorflow as _quiet_tensorflow
 
 if TYPE_CHECKING:
@@ -101,7 +100,6 @@ _HOME = {
 __all__ = list(_HOME)
 
 _quiet_tensorflow()
-_fast_kernels()
 
 if not TYPE_CHECKING:  # to a type checker every name would exist, a typo too
 

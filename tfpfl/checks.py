@@ -4,7 +4,6 @@ Any other exception is a bug of this package, or comes from the system or from t
 """
 
 import os
-import platform
 import resource
 import sys
 import unicodedata
@@ -146,17 +145,6 @@ def quiet_tensorflow() -> None:
     if not verbose() and "tensorflow" not in sys.modules:
         if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", _FATAL_ONLY) == _FATAL_ONLY:
             sys.meta_path.insert(0, _QuietStart())
-
-
-def fast_kernels() -> None:
-    """Lets TensorFlow use oneDNN's kernels where it does not do so by itself, such as on x86 with AVX2 alone.
-
-    There a step of the papers' convolutional networks takes half to two thirds of the time with them, and less memory
-    (docs/speed.md); float32 results differ in rounding. Nothing is changed if TF_ENABLE_ONEDNN_OPTS is set, if
-    TensorFlow is imported already, or on other processors than x86.
-    """
-    if "tensorflow" not in sys.modules and platform.machine().lower() in ("x86_64", "amd64"):
-        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 
 _FATAL_ONLY = "3"
