@@ -62,6 +62,10 @@ def _add(op, dy):
     return tuple(_unbroadcast(op, value, dy) for value in op.inputs)
 
 
+def _sub(op, dy):
+    return tuple(_unbroadcast(op, value, part) for value, part in zip(op.inputs, (dy, -dy), strict=True))
+
+
 def _mul(op, dy):
     a, b = op.inputs
     return _unbroadcast(op, a, dy * b), _unbroadcast(op, b, dy * a)
@@ -155,12 +159,15 @@ def _conv2d(op, dy):
 
 
 def _frozen_batch_norm(op, dy, *_):
-    """BatchNormalization with statistics that do not move; SplitModel takes no other."""
+    """BatchNormalization with statistics that do not move; its scale and offset may train."""
     if op.get_attr("is_training"):
-        _refuse(op, "a BatchNormalization with moving statistics")
+        _refuse(op, "a normalization by the statistics of its input, such as LayerNormalization")
     _channels_last(op)
-    _, scale, _, _, variance = op.inputs
-    return dy * (scale * tf.math.rsqrt(variance + op.get_attr("epsilon"))), None, None, None, None
+    x, scale, _, mean, variance = op.inputs
+    inverse = tf.math.rsqrt(variance + op.get_attr("epsilon"))
+    axes = list(range(dy.shape.rank - 1))
+    d_scale = tf.reduce_sum(dy * ((x - mean) * inverse), axes)
+    return dy * (scale * inverse), d_scale, tf.reduce_sum(dy, axes), None, None
 
 
 GRADIENTS = {
@@ -172,6 +179,7 @@ GRADIENTS = {
     "BiasAdd": _bias_add,
     "Add": _add,
     "AddV2": _add,
+    "Sub": _sub,
     "Mul": _mul,
     "ConcatV2": _concat,
     "Pad": _pad,
