@@ -190,18 +190,27 @@ def bench(bundle, examples, threads, repeat, chunk, record, python):
     type=OneOf(["float32", "int8"]),
     default="float32",
     show_default=True,
-    help="How a device sends its gradient: in 4 bytes per number, or in 1 byte and less exact.",
+    help="How a device sends its gradient: in 4 bytes per number, or in 1 byte and less exact. With Adam at the server "
+    "int8 is another algorithm: a number near 0 whose sign is lost takes a whole step the other way.",
 )
 @_chunk
 @click.option(
     "--static", is_flag=True, help="Use the program with fixed shapes, for runtimes that cannot resize tensors."
 )
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0, min_open=True),
+    default=1e-5,
+    show_default=True,
+    help="The largest difference of a weight that counts as rounding. With --payload int8 there is no verdict, since "
+    "the devices' gradients are rounded by design.",
+)
 @allow_code_option
-def simulate_round(run, rounds, engine, payload, chunk, static, allow_code):
-    """Compare rounds on devices with rounds in an engine. Prints how much they differ after each round.
+def simulate_round(run, rounds, engine, payload, chunk, static, tolerance, allow_code):
+    """Compare rounds on devices with rounds in an engine. Prints how much they differ after each round, and a verdict.
 
     RUN is a run folder, whose first rounds are computed again. The devices are simulated, but each of them runs the
-    exported program, as a phone would.
+    exported program, as a phone would. Ends with exit code 1 if they differ by more than --tolerance.
     """
     from tflite_export.rounds import simulate_round as simulate
     from tfpfl.runs.run import Run
@@ -215,6 +224,14 @@ def simulate_round(run, rounds, engine, payload, chunk, static, allow_code):
         accuracies = f"{r.device_accuracy:8.4f} {r.engine_accuracy:8.4f}"
         click.echo(f"{r.round_num:5} {r.clients:7} {r.theta:8.1e} {r.heads:8.1e} {accuracies} {r.bytes_up:10,}")
     click.echo("theta, heads: largest difference of a weight; devices and engine: mean test accuracy of all clients")
+    if payload == "float32":
+        first = next((r for r in rows if not max(r.theta, r.heads) <= tolerance), None)
+        if first is not None:
+            raise click.ClickException(
+                f"devices and engine differ: in round {first.round_num} a weight differs by "
+                f"{max(first.theta, first.heads):.1e}, and {tolerance:g} counts as rounding"
+            )
+        click.echo(f"devices and engine agree: no weight differs by more than {tolerance:g}")
 
 
 @main.command()

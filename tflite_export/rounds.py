@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflite_export.convert.bundle import export
-from tflite_export.convert.personal import ExportError, check_classes, device_training
+from tflite_export.convert.personal import ExportError, arrival_of, check_classes, device_training
 from tflite_export.convert.program import flatten, unflatten
 from tflite_export.device import payload as payloads
 from tflite_export.device.client import CHUNK, DeviceClient
@@ -100,21 +100,25 @@ class Devices:
         self.round_num += 1
         ids = [int(i) for i in cohort(self.seed, self.round_num, self.population)]
         theta = flatten(self.algorithm.message(self.server))
-        contributions, self.bytes_up = [], 0
+        contributions, updates, self.bytes_up = [], {}, 0
         for client_id in ids:
             x, y = self.federation.arrays(client_id, "train", self.population.labels)
             update = self.client(client_id).round(theta, x, y, payload=self.payload)
             self.bytes_up += len(update.payload)
+            updates[client_id] = update
             contributions.append(self._contribution(client_id, update))
         if ids:
             total = tf.nest.map_structure(lambda *parts: tf.add_n(parts), *contributions)
             self.server = self._step(self.server, aggregation.finish(self.algorithm, total, ids), total.weight)
+        for client_id, update in updates.items():
+            self.client(client_id).commit(update)
         return ids
 
     def _contribution(self, client_id, update):
         """What the server makes of the bytes and N_i: as after a visit in an engine."""
         gradient = payloads.decode(update.payload, self.model.num_backbone_weights)
         alpha = update.num_examples / self.population.num_examples.sum()
+        alpha /= arrival_of(self.population, client_id)
         weight = alpha if self.algorithm.aggregate == "sum" else update.num_examples
         gradient = tuple(tf.constant(g) for g in unflatten(gradient, self.model))
         output = ClientOutput(gradient, tf.constant(weight, tf.float32), (), {})

@@ -49,6 +49,8 @@ def test_a_round_is_the_gradient_of_the_whole_objective_whatever_the_chunks(bund
     update = client.round(client.theta, x, y)
     assert (update.num_examples, update.loss) == (len(x), pytest.approx(loss, rel=1e-5))
     assert np.abs(decode(update.payload) - dtheta).max() < 1e-5 * np.abs(dtheta).max()
+    assert np.array_equal(client.head[0], start.kernel), "a server that never gets the update has not counted the visit"
+    client.commit(update)
     kernel, bias = client.head
     assert np.abs(kernel - (fitted.kernel - settings["head_rate"] * dkernel)).max() < 1e-5
     assert np.abs(bias - (fitted.bias - settings["head_rate"] * dbias)).max() < 1e-5
@@ -75,8 +77,38 @@ def test_a_round_with_few_examples_on_the_static_program_is_one_call(bundle, dat
 def test_what_leaves_is_the_gradient_and_the_number_of_examples(bundle, data):
     client = device(bundle)
     update = client.round(client.theta, *data)
-    assert update._fields == ("payload", "num_examples", "loss")
+    assert update._fields == ("payload", "num_examples", "loss", "head")
     assert len(update.payload) == payloads.num_bytes(client.bundle.num_backbone_weights)
+
+
+def test_a_lost_update_leaves_the_device_as_it_was(bundle, data, tmp_path):
+    """The next round starts where the server believes that the client is; only a commit moves the head."""
+    client = device(bundle, tmp_path / "head.bin")
+    lost = client.round(client.theta, *data)
+    assert not (tmp_path / "head.bin").exists()
+    again = client.round(client.theta, *data)
+    assert again.payload == lost.payload and np.array_equal(again.head.kernel, lost.head.kernel)
+    client.commit(again)
+    later = client.round(client.theta, *data)
+    assert later.payload != lost.payload
+    restarted = device(bundle, tmp_path / "head.bin")
+    assert restarted.round(client.theta, *data).payload == later.payload
+    with pytest.raises(HeadError, match="this client's head is"):
+        client.commit(again._replace(head=again.head._replace(kernel=np.zeros((3, 3), np.float32))))
+
+
+def test_sums_of_chunks_are_in_float64_and_in_place(bundle, data):
+    """Against the chunks' gradients, each from a call of its own, added in float64."""
+    client = device(bundle, chunk=7)
+    (x, y), (kernel, bias) = data, client.head
+    parts = []
+    for start in range(0, len(x), 7):
+        part = slice(start, start + 7)
+        given = {"x": x[part], "labels": y[part], "weights": np.full(len(y[part]), 1 / len(x), np.float32)}
+        parts.append(client.runtime("joint_gradient", theta=client.theta, kernel=kernel, bias=bias, **given))
+    for found, name in zip(client.joint_gradient(x, y, kernel, bias), ("dtheta", "dkernel", "dbias"), strict=False):
+        expected = sum(part[name].astype(np.float64) for part in parts).astype(np.float32)
+        assert found.tobytes() == expected.tobytes()
 
 
 def test_personalization_keeps_a_better_head_and_no_other(bundle, split_model, data, federation, tmp_path):
@@ -118,7 +150,7 @@ def test_the_head_survives_a_restart_and_says_when_theta_moved_on(bundle, data, 
     path = tmp_path / "head.bin"
     client = device(bundle, path)
     assert not client.head_is_stale
-    client.round(client.theta + np.float32(0.01), *data)
+    client.commit(client.round(client.theta + np.float32(0.01), *data))
     again = device(bundle, path)  # starts with the bundle's theta, not with the round's
     assert all(np.array_equal(a, b) for a, b in zip(again.head, client.head, strict=True))
     assert again.head_is_stale and not client.head_is_stale

@@ -12,6 +12,7 @@ from tflite_export.device import bench
 from tflite_export.device.head_file import HeadError
 from tflite_export.device.payload import PayloadError
 from tflite_export.device.runtime import write_manifest
+from tflite_export.rounds import RoundComparison
 from tfpfl.checks import InvalidArgument
 
 
@@ -117,6 +118,26 @@ def test_simulate_round(run_folder):
     rows = [line.split() for line in text.splitlines()[1:3]]
     assert [row[0] for row in rows] == ["1", "2"]
     assert all(float(row[2]) < 1e-4 and float(row[3]) < 1e-4 and row[4] == row[5] for row in rows)
+    assert text.endswith("devices and engine agree: no weight differs by more than 1e-05\n")
+
+
+def row(theta, heads, round_num=1):
+    return RoundComparison(round_num, 5, theta, heads, 0.9, 0.9, 1000)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "said"),
+    [
+        ([row(1e-7, 1e-7), row(1e-7, 3e-3, 2)], (), "in round 2 a weight differs by 3.0e-03, and 1e-05 counts"),
+        ([row(float("nan"), 0.0)], (), "in round 1 a weight differs"),
+        ([row(2e-5, 0.0)], ("--tolerance", "1e-4"), None),
+        ([row(3e-3, 0.0)], ("--payload", "int8"), None),
+    ],
+)
+def test_the_verdict_of_simulate_round(monkeypatch, run_folder, rows, options, said):
+    monkeypatch.setattr("tflite_export.rounds.simulate_round", lambda *_, **__: rows)
+    text = call("simulate-round", run_folder, *options, code=0 if said is None else 1)
+    assert ("differ:" in text) == (said is not None) and (said or "") in text
 
 
 @pytest.mark.slow

@@ -109,7 +109,9 @@ with np.load(folder + "/examples.npz") as file:
     x, y, theta = file["x"], file["y"], file["theta"]
 for name, options in (("whole", {"chunk": 1000}), ("chunks", {"chunk": 7}), ("static", {"static": True})):
     client = DeviceClient(bundle, folder + "/" + name + ".head", **options)
-    open(folder + "/" + name, "wb").write(client.round(theta, x, y).payload)
+    update = client.round(theta, x, y)
+    client.commit(update)
+    open(folder + "/" + name, "wb").write(update.payload)
 np.savez(folder + "/found.npz", features=DeviceClient(bundle).features(x))
 """
 
@@ -126,7 +128,9 @@ def test_a_round_of_the_device_client(bundle, litert, tmp_path):
     with np.load(tmp_path / "found.npz") as file:
         features = client.features(x)
         assert np.abs(file["features"] - features).max() < 1e-5 * np.abs(features).max()
-    expected = decode(client.round(theta, x, y).payload)
+    update = client.round(theta, x, y)
+    client.commit(update)
+    expected = decode(update.payload)
     for name in ("whole", "chunks", "static"):
         found = decode((tmp_path / name).read_bytes())
         assert np.linalg.norm(found - expected) < 1e-3 * np.linalg.norm(expected), name

@@ -93,8 +93,8 @@ def test_the_clients_file_has_its_examples_and_what_a_round_gives(browser_bundle
         client = DeviceClient(browser_bundle, interpreter=INTERPRETER)
         update = client.round(client.theta, x[:n], stored["labels"][:n])
         assert relative(decode(update.payload), stored[f"round_{n}.dtheta"]) < 1e-5
-        assert relative(client.head[0], stored[f"round_{n}.kernel"]) < 1e-5
-        assert relative(client.head[1], stored[f"round_{n}.bias"]) < 1e-4
+        assert relative(update.head.kernel, stored[f"round_{n}.kernel"]) < 1e-5
+        assert relative(update.head.bias, stored[f"round_{n}.bias"]) < 1e-4
         assert update.loss == pytest.approx(stored[f"round_{n}.losses"][-1], rel=1e-5)
         assert (np.diff(stored[f"round_{n}.losses"]) < 0).all() and len(stored[f"round_{n}.losses"]) == 50
 

@@ -151,10 +151,38 @@ def device_training(config, population, client: int) -> dict | str:
     hyper = config.hyperparameters
     if hyper["inner_opt"] != "gd":
         return f"its inner_opt is {hyper['inner_opt']!r}; the device's steps on the head are gradient descent (gd)"
+    if hyper["head_rate"] == "safe":
+        return "its head_rate is 'safe', which a client's features decide in every visit; a device's rate is fixed"
+    if config.train_from is not None or config.adapters is not None:
+        return "it has a frozen trunk (train_from) or adapters, for which the device has no program"
+    if config.batch_norm in ("local", "shared"):
+        return f"its batch_norm is {config.batch_norm!r}; the device's statistics are constants (batch_norm='frozen')"
+    if config.objective != "mean":
+        return (
+            f"its objective is {config.objective}, which weights a step by the client's loss; the device has no weight"
+        )
+    if config.schedule is not None:
+        return f"its rates follow the schedule {config.schedule}; a device's rates are fixed"
+    if config.clip_norm is not None:
+        return "what its clients send is clipped (clip_norm), which the device's program does not do"
+    if config.max_norm is not None:
+        return "its server rejects what is longer than max_norm, and a rejected device would have to take its head back"
+    if config.aggregator is not None:
+        return f"its server's aggregator is {config.aggregator}; rounds on devices are summed as PFLEGO sums them"
     c = float(population.info(client).alpha) if hyper["rule"] == "exact" else 1.0
+    if not (arrival := arrival_of(population, client)):
+        return "its work never arrives in time (see client_seconds and round_deadline), so that it takes no step"
+    c /= arrival  # as in the engines: who comes rarely takes larger steps
     scale = population.num_clients / population.clients_per_round
     training = {name: hyper[name] for name in ("tau", "beta", "rho", "safeguard")}
-    return {**training, "head_rate": hyper["rho"] * scale * c}
+    return {**training, "head_rate": hyper["beta"] if hyper["head_rate"] == "beta" else hyper["rho"] * scale * c}
+
+
+def arrival_of(population, client: int) -> float:
+    """The probability that the work of a sampled client reaches the server."""
+    if population.arrival is None:
+        return 1.0
+    return float(population.arrival[np.searchsorted(population.client_ids, client)])
 
 
 def _given(

@@ -4,9 +4,10 @@
     client.predict(x)                        # probabilities [N, K]
     client.personalize(x, y)                 # fits the head; keeps it only if it is better on held-out examples
     update = client.round(theta, x, y)       # a PFLEGO round: send update.payload and update.num_examples
+    client.commit(update)                    # when the server has taken them: the head of the round becomes current
 
-Examples are computed in chunks, so memory does not grow with their number; the sums over chunks are exact. Only an
-`Update` leaves the device; examples, labels and the head never do.
+Examples are computed in chunks, so memory does not grow with their number; the sums over chunks are exact. Only the
+payload and the number of examples leave the device; examples, labels and the head never do.
 """
 
 import os
@@ -25,11 +26,12 @@ CHUNK = 32
 
 
 class Update(NamedTuple):
-    """What a client sends to the server after a round. Nothing else leaves the device."""
+    """The result of a round on the device, which sends the payload and the number of examples, and nothing else."""
 
     payload: bytes  # the gradient of the client's mean loss with respect to theta; see payload.py
     num_examples: int  # N_i
     loss: float  # the training loss at the joint point, for logs
+    head: SavedHead  # the client's head after the round; it stays on the device, see `DeviceClient.commit`
 
 
 class Personalized(NamedTuple):
@@ -172,6 +174,9 @@ class DeviceClient:
     def round(self, theta: np.ndarray, x, y, *, payload: str = "float32") -> Update:
         """Takes part in a PFLEGO round: tau - 1 gradient steps on the head, then the joint step.
 
+        The client's head does not change: a server that never gets the update has not counted this visit. Call
+        `commit` when the server has taken it.
+
         Args:
             theta: the server's message, float32 [P].
             x, y: the client's training examples, float32 [N, ...], and labels, int [N] in [0, K).
@@ -203,8 +208,15 @@ class DeviceClient:
         if not all(np.isfinite(a).all() for a in (gradient, kernel, bias, loss)):
             raise BundleError("the round diverged: a gradient or the head is not finite; nothing was kept")
         sent = payloads.encode(gradient, payload)
-        self._keep(kernel, bias)
-        return Update(sent, n, float(loss))
+        return Update(sent, n, float(loss), SavedHead(kernel, bias, theta_sha256(self.theta)))
+
+    def commit(self, update: Update) -> None:
+        """Makes the head of a round current, and saves it if the client has a `state` file.
+
+        Raises:
+            HeadError: the head has another shape than this client's, or holds NaN or infinity.
+        """
+        self.start_from(update.head)
 
     def _keep(self, kernel, bias):
         self._store(SavedHead(kernel, bias, theta_sha256(self.theta)))
@@ -291,6 +303,10 @@ class DeviceClient:
         for _, (x_c, y_c, w_c) in self._chunks(n, x, y, np.full(n, 1 / n, np.float32)):
             example = {"x": x_c, "labels": y_c, "weights": w_c}
             out = self.runtime("joint_gradient", theta=self.theta, **example, **self._head_inputs(kernel, bias))
-            parts = [np.asarray(out[name], np.float64) for name in ("dtheta", "dkernel", "dbias", "loss")]
-            total = parts if total is None else [a + b for a, b in zip(total, parts, strict=True)]
+            parts = [out[name] for name in ("dtheta", "dkernel", "dbias", "loss")]
+            if total is None:
+                total = [np.array(part, np.float64) for part in parts]
+            else:
+                for whole, part in zip(total, parts, strict=True):
+                    np.add(whole, part, out=whole)  # in place: a new array of P numbers costs more than the sum
         return [np.float32(t) if t.ndim == 0 else t.astype(np.float32) for t in total]

@@ -1,0 +1,132 @@
+"""Every entry of a run's configuration: devices compute what the engine computes with it, or refuse, or it is no matter
+of a visit. A new entry belongs into one of the three lists."""
+
+from dataclasses import fields
+
+import pytest
+
+from helpers.marks import table_but
+from tflite_export import ExportError, simulate_round
+from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.models import SplitModel, build_network
+from tfpfl.runs.config import RunConfig
+from tfpfl.runs.run import Run
+
+SGD = {"server_opt": "sgd", "rho": 0.05, "tau": 4, "beta": 0.05}  # Adam divides rounding by gradients of nearly 0
+
+SAME = {  # entry: what is changed; two rounds of devices are the engine's
+    "hyperparameters": {},
+    "preset": {"preset": "exact", "hyperparameters": {"tau": 4, "rho": 0.05}},
+    "seed": {"seed": 3},
+    "network": {"network": "conv_bn"},
+    "init": {"init": "stax"},
+    "head_init": {"head_init": "zeros"},
+    "labels": {"labels": "global"},
+    "participation": {"participation": 0.7},
+    "sampling": {"sampling": "binomial"},
+    "sampling_range": {"sampling": "range", "sampling_range": (2, 5)},
+    "new_clients": {"new_clients": 3},
+    "dropout": {"dropout": 0.3},
+    "dropout_spread": {"dropout": 0.3, "dropout_spread": 0.2},
+    "on_broken": {"on_broken": "reject"},
+}
+REFUSED = {  # entry: (what is changed, the reason)
+    "algorithm": ({"algorithm": "fedavg", "hyperparameters": {}}, "fedavg has no program"),
+    "objective": ({"objective": "fair:1"}, "its objective is fair:1"),
+    "schedule": ({"schedule": "cosine"}, "its rates follow the schedule cosine"),
+    "schedule_of": ({"schedule": "cosine", "schedule_of": ("rho",)}, "its rates follow the schedule"),
+    "clip_norm": ({"on_broken": "reject", "clip_norm": 0.05}, "is clipped"),
+    "max_norm": ({"on_broken": "reject", "max_norm": 5.0}, "longer than max_norm"),
+    "aggregator": ({"aggregator": "median"}, "its server's aggregator is median"),
+    "aggregator_args": ({"aggregator": "trimmed_mean", "aggregator_args": ("trim=0.2",)}, "aggregator is trimmed_mean"),
+    "batch_norm": ({"network": "conv_bn", "batch_norm": "local"}, "its batch_norm is 'local'"),
+    "adapters": ({"adapters": "lora:2"}, "adapters, for which the device has no program"),
+    "personal": ({"adapters": "lora:2", "personal": "B"}, "adapters, for which the device has no program"),
+    "train_from": ({"network": "conv_bn", "train_from": "dense"}, "a frozen trunk"),
+}
+ELSEWHERE = {
+    # the data, which a test of a device gets as they are; other kinds of labels: test_bundle.py
+    *("dataset", "source", "partition", "partition_args", "clients", "validation", "data_seed", "federation", "kind"),
+    # what is filled in, or says where something is from
+    *("federation_hash", "network_hash", "network_weights", "own_method", "own_metrics", "versions", "format"),
+    # when rounds are, who comes, and what is measured
+    *("rounds", "engine", "grouping", "evaluate_every", "metrics", "patience", "monitor", "joins", "leaves"),
+    # these enter the probability to arrive, as dropout does
+    *("client_seconds", "client_seconds_spread", "jitter", "round_deadline"),
+}
+HYPERPARAMETERS = {  # name: (value, None or the reason why devices refuse it)
+    "tau": (1, None),
+    "beta": (0.1, None),
+    "rho": (0.1, None),
+    "rule": ("exact", None),
+    "weighting": ("sampled", None),
+    "server_opt": ("momentum", None),
+    "safeguard": (False, None),
+    "head_init": ("uniform01", None),
+    "head_rate": ("beta", None),
+    "recompute": (True, None),
+    "chunk": (7, None),
+    "inner_opt": ("adam", "its inner_opt is 'adam'"),
+}
+
+
+def test_every_entry_has_its_place():
+    names = {field.name for field in fields(RunConfig)}
+    assert names == {*SAME, *REFUSED, *ELSEWHERE}
+    assert len(names) == len(SAME) + len(REFUSED) + len(ELSEWHERE)
+    assert set(HYPERPARAMETERS) == set(ALGORITHMS["pflego"].hyperparameters)
+
+
+def opened(federation, folder, **changes):
+    given = {"hyperparameters": SGD, "network": "mlp200", "participation": 0.5} | changes
+    return Run.create(RunConfig(**given), folder, federation)
+
+
+def check_same(federation, folder, **changes):
+    with opened(federation, folder, **changes) as run:
+        rows = simulate_round(run, 2, accuracy_every=0)
+    assert sum(row.clients for row in rows) > 0
+    assert max(max(row.theta, row.heads) for row in rows) < 1e-5
+
+
+@pytest.mark.parametrize("name", table_but(SAME, "dropout", slow=("network",)))
+def test_devices_compute_what_the_engine_computes(name, federation, tmp_path):
+    check_same(federation, tmp_path / "run", **SAME[name])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_devices_refuse_what_they_cannot_do(name, federation, tmp_path):
+    changes, reason = REFUSED[name]
+    with opened(federation, tmp_path / "run", **changes) as run, pytest.raises(ExportError, match=reason):
+        simulate_round(run, 1)
+
+
+@pytest.fixture(scope="module")
+def asked(federation):
+    """asked(**hyperparameters) -> (algorithm, config, federation), all with one model, which is converted once."""
+    model = SplitModel(build_network("mlp200", federation.example_shape))
+
+    def make(**changed):
+        config = RunConfig(hyperparameters=SGD | changed, network="mlp200", participation=0.5).resolved(federation)
+        population = federation.population(config.sampling_plan(), labels=config.labels)
+        return build_algorithm("pflego", model, population, **config.hyperparameters), config, federation
+
+    return make
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HYPERPARAMETERS)
+def test_hyperparameters(name, asked):
+    value, reason = HYPERPARAMETERS[name]
+    if reason is None:
+        rows = simulate_round(asked(**{name: value}), 2, accuracy_every=0)
+        assert max(max(row.theta, row.heads) for row in rows) < 1e-5
+    else:
+        with pytest.raises(ExportError, match=reason):
+            simulate_round(asked(**{name: value}), 1)
+
+
+def test_a_rate_that_features_decide_is_refused(federation, tmp_path):
+    with opened(federation, tmp_path / "run", hyperparameters=SGD | {"head_rate": "safe"}) as run:
+        with pytest.raises(ExportError, match="head_rate is 'safe'"):
+            simulate_round(run, 1)
