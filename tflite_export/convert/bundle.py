@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
 
 from tflite_export.convert import texts
 from tflite_export.convert.backbone import BACKBONES, convert_backbone, convert_predict, quality
@@ -149,7 +150,7 @@ def _write_inference(folder, personal):
     x, y = personal.test if personal.test is not None and len(personal.test[0]) else (None, None)
     if x is None:
         x = np.random.default_rng(0).random((64, *model.input_shape), np.float32)
-    reference = np.asarray(model.features(theta, x))
+    reference = np.asarray(model.features(tuple(map(tf.constant, theta)), x))
     for name, precision in BACKBONES.items():
         calibration = None if personal.train is None else personal.train[0]
         if precision == "full int8" and calibration is None:

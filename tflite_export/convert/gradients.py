@@ -198,7 +198,10 @@ def _where(condition):
 
 
 def _refuse(op, what):
-    raise UnsupportedLayerError(f"{op.name} is {what}")
+    raise UnsupportedLayerError(
+        f"{op.name} is {what}. This is for rounds; for inference and personalization of the head, export with "
+        "rounds=False"
+    )
 
 
 def _channels_last(op):

@@ -81,7 +81,7 @@ def _of_run(run, client, rounds) -> Personal:
             "program. `tfpfl model` writes a client's whole model as a Keras file"
         )
     check_classes(run.model)
-    _check_one_array(run.model)
+    _check_input_and_theta(run.model)
     ids = [int(i) for i in population.client_ids]
     if client is None:
         raise ExportError(f"say which of the {len(ids)} clients of {run.folder} is exported: client=0, or its name")
@@ -133,8 +133,13 @@ def _of_run(run, client, rounds) -> Personal:
     )
 
 
-def _check_one_array(model) -> None:
-    """Checks that an example is one array: programs for a device have one input for examples."""
+def _check_input_and_theta(model) -> None:
+    """Checks that an example is one array, which is what programs for a device take, and that something trains."""
+    if not model.initial_theta:
+        raise ExportError(
+            "no weight of the backbone trains, and a bundle's programs take the backbone's weights as an input. Make a "
+            "layer trainable, or take `tfpfl model`, which writes the client's model as a Keras file"
+        )
     if model.inputs.several:
         raise ExportError(
             f"the model takes several arrays, {', '.join(model.inputs.names)}, and a bundle's programs have one input "
@@ -198,7 +203,7 @@ def _given(
     preprocessing=None,
     dataset=None,
 ) -> Personal:
-    _check_one_array(model)
+    _check_input_and_theta(model)
     check_classes(model)
     theta, head = tuple(np.asarray(w) for w in theta), Head(*map(np.asarray, head))
     shapes = [w.shape for w in model.initial_theta]

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 import absl.logging
 import numpy as np
 import tensorflow as tf
+from tensorflow.lite.python.convert import ConverterError
 
 from tflite_export.convert.gradients import GRADIENTS, PLAIN, UnsupportedLayerError, builtin_gradients
 from tflite_export.device.ops import check_builtin
@@ -185,9 +186,22 @@ def convert(functions: dict, configure=None) -> bytes:
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
         if configure is not None:
             configure(converter)
-        content = converter.convert()
+        try:
+            content = converter.convert()
+        except ConverterError as error:
+            raise UnsupportedLayerError(_not_builtin(str(error))) from None
     check_builtin(content)
     return content
+
+
+def _not_builtin(said: str) -> str:
+    """What to say of a model that TensorFlow Lite cannot express, from the many lines that its converter says."""
+    found = sorted(set(re.findall(r"tf\.(?!lite)[A-Z]\w+", said)))
+    which = f": {', '.join(found)}" if found else ""
+    return (
+        f"the model needs operations that TensorFlow Lite has not built in{which}. A GRU or LSTM has such unless it is "
+        "made with unroll=True, for examples of a fixed length. `tfpfl model` writes a client's model as a Keras file"
+    )
 
 
 @contextmanager

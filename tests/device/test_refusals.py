@@ -1,0 +1,55 @@
+"""Models that a device cannot have are refused in one line that names what, and what to do."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from helpers.truth import random_head
+from tflite_export import DeviceClient, ExportError, export
+from tflite_export.convert.gradients import UnsupportedLayerError
+from tfpfl.models import SplitModel
+
+
+def refused(backbone, folder, **how):
+    """The message with which the export of a backbone is refused; nothing half-made is left."""
+    model = SplitModel(backbone)
+    with pytest.raises((ExportError, UnsupportedLayerError)) as caught:
+        export((model, model.initial_theta, random_head(model, 3)), out=folder / "b", **how)
+    assert not list(folder.iterdir()) and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def frozen():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(5, activation="relu")])
+    model.trainable = False
+    return model
+
+
+def test_a_backbone_that_does_not_train(tmp_path):
+    for rounds in (True, False):
+        assert "no weight of the backbone trains" in refused(frozen(), tmp_path, rounds=rounds)
+
+
+@pytest.mark.parametrize("layer", [layers.GRU, layers.LSTM])
+def test_a_recurrent_layer_even_without_rounds(layer, tmp_path):
+    backbone = keras.Sequential([keras.Input((6, 3)), layer(4)])
+    said = refused(backbone, tmp_path, rounds=False)
+    assert "not built in: tf.TensorList" in said and "unroll=True" in said
+    assert len(said) < 500
+
+
+def test_a_recurrent_layer_of_fixed_length_is_exported_without_rounds(tmp_path):
+    model = SplitModel(keras.Sequential([keras.Input((6, 3)), layers.GRU(4, unroll=True)]))
+    bundle = export((model, model.initial_theta, random_head(model, 3)), out=tmp_path / "b", rounds=False)
+    x = np.random.default_rng(0).random((5, 6, 3), np.float32)
+    found = DeviceClient(bundle, interpreter=tf.lite.Interpreter).features(x)
+    np.testing.assert_allclose(found, model.features(model.theta(), x), atol=1e-6)
+
+
+def test_a_layer_normalization_is_not_called_a_batch_normalization(tmp_path):
+    stack = [layers.Dense(4), layers.LayerNormalization(name="norm"), layers.Flatten()]
+    backbone = keras.Sequential([keras.Input((6, 3)), *stack])
+    said = refused(backbone, tmp_path, rounds=True)
+    assert "norm" in said and "BatchNormalization with moving" not in said and "rounds=False" in said
