@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers.marks import slow_but
+from helpers.marks import slow_but, table_but
 from helpers.small_runs import Interrupt, federation, saved, train
 from helpers.stores import as_format
 from helpers.toys import Toy, backbone, clients, distance, identical, initial_states, run
@@ -81,7 +81,7 @@ def test_rows_of_clients_whose_ids_have_gaps():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_but(PER_CLIENT, "fedamp"))
+@pytest.mark.parametrize("name", table_but(PER_CLIENT, "fedamp", slow=("pgfed",)))
 def test_ids_with_gaps_are_only_names(name):
     """The same clients under other ids: the same rounds, row by row."""
     model, n, k = SplitModel(backbone("float64")), (6, 9, 4, 7), (3, 3, 3, 3)
@@ -105,7 +105,7 @@ def test_ids_with_gaps_are_only_names(name):
     assert distance(server, algorithm.init_server()) > 1e-3
 
 
-@pytest.mark.parametrize("name", slow_but(PER_CLIENT, "pgfed"))
+@pytest.mark.parametrize("name", table_but(PER_CLIENT, "pgfed", slow=("fedfomo",)))
 def test_a_client_from_outside_gets_what_one_that_never_came_gets(name):
     """Not the row of whoever is next to it."""
     model, n, k = SplitModel(backbone("float64")), (6, 9, 4, 7), (3, 3, 3, 3)
@@ -122,7 +122,7 @@ def test_a_client_from_outside_gets_what_one_that_never_came_gets(name):
         assert np.isfinite(np.concatenate([np.ravel(leaf) for leaf in tf.nest.flatten(worked.state)])).all()
 
 
-@pytest.mark.parametrize("name", slow_but(PER_CLIENT, "fedfomo"))
+@pytest.mark.parametrize("name", table_but(PER_CLIENT, "fedfomo", slow=("pgfed",)))
 def test_a_round_without_clients_changes_nothing(name, a_federation):
     """And its matrices are saved like those of any evaluated round."""
     population = a_federation.population(Sampling("binomial", 0.2), shared_slots=True)

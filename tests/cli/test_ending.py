@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from helpers import small_runs as runs
+from helpers.marks import table_but
 from helpers.processes import alive, descendants
 from tfpfl.cli import ending, main
 from tfpfl.runs import training
@@ -123,12 +124,19 @@ def test_sigterm_ends_a_run_and_says_how_to_continue(started, tmp_path):
 def engines():
     slow, no_tff = pytest.mark.slow, find_spec("tensorflow_federated") is None
     tff = [slow, pytest.mark.skipif(no_tff, reason="TensorFlow Federated is not installed (requirements.lock has it)")]
-    ray = [slow, pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'tfpfl[ray]'")]
+    ray = [
+        slow,
+        pytest.mark.table,
+        pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'tfpfl[ray]'"),
+    ]
     return [pytest.param("tff", marks=tff), pytest.param("ray", marks=ray)]
 
 
 @pytest.mark.parametrize("engine", engines())
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    table_but([(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)], (signal.SIGTERM, 143)),
+)
 def test_workers_leave_nothing(engine, number, code, started, tmp_path):
     command = started("run", "--engine", engine, *SMALL, "--out", "run").until_rounds("run")
     assert any(name.startswith({"tff": "tfpfl-worker-", "ray": "tfpfl-ray-"}[engine]) for name in command.left())

@@ -18,7 +18,7 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 from helpers import small_runs as runs
-from helpers.marks import slow_but
+from helpers.marks import table_but
 from helpers.network import addresses, reached
 from helpers.processes import alive, descendants
 from helpers.toys import distance, identical, initial_states, visits_by_id
@@ -160,7 +160,7 @@ ROUNDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_but(ROUNDS, "pflego"))
+@pytest.mark.parametrize("name", table_but(ROUNDS, "pflego", slow=("fedfomo",)))
 def test_three_workers_are_one_process(name, federation, machines):
     rounds, hyperparameters = ROUNDS[name]
     algorithm = algorithm_of(name, federation, **hyperparameters)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from helpers import small_runs as runs
-from helpers.marks import slow_but
+from helpers.marks import slow_but, table_but
 from helpers.stores import as_format
 from tfpfl.runs.config import RunError
 from tfpfl.runs.run import Run
@@ -42,7 +42,7 @@ def federation(six_clients):
     return six_clients
 
 
-@pytest.mark.parametrize("case", slow_but(CASES))
+@pytest.mark.parametrize("case", table_but(CASES, slow=("pflego", "fedavg, FedYogi of Adam")))
 def test_interrupted_at_several_rounds(case, federation, shared_run, short_end, tmp_path):
     asked = {"rounds": 7} | CASES[case]
     rounds = asked["rounds"]
