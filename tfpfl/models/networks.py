@@ -129,6 +129,8 @@ def build_network(
 def _draw(shape: tuple, seed: int, position: int, dtype: str, init: str, bias: float) -> np.ndarray:
     """A kernel, or a bias [M]; `bias`: its standard deviation."""
     key = tf.random.experimental.stateless_fold_in(tf.constant([seed, ModelKey.BACKBONE], tf.int32), position)
+    if len(shape) == 1 and bias == 0:
+        return np.zeros(shape, dtype)  # and not 0 times a negative number, which is -0
     if len(shape) == 1:
         return bias * tf.random.stateless_normal(shape, key, dtype=dtype, alg="philox").numpy()
     receptive_field = int(np.prod(shape[:-2]))
