@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers.marks import slow_but, table_but
+from helpers.marks import slow_but
 from helpers.toys import (
     CLASSES,
     EXAMPLES,
@@ -281,9 +281,9 @@ OTHERS = {
 
 @pytest.mark.parametrize(
     ("name", "mode"),
-    table_but(
+    slow_but(
         [(n, mode) for mode, names in OTHERS.items() for n in names],
-        slow=[(names[0], m) for m, names in OTHERS.items()],
+        ci=[(names[0], m) for m, names in OTHERS.items()],
     ),
 )
 def test_other_methods_keep_the_contract(name, mode, federation):

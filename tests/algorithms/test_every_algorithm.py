@@ -32,7 +32,7 @@ def federation(tmp_path_factory):
 FAST = ("pflego", "fedavg", "scaffold", "fedamp")
 
 
-@pytest.fixture(scope="module", params=slow_but(list(ALGORITHMS), *FAST))
+@pytest.fixture(scope="module", params=slow_but(list(ALGORITHMS), *FAST, ci=ALGORITHMS))
 def name(request) -> str:
     return request.param
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers.marks import slow_but, table_but
+from helpers.marks import slow_but
 from helpers.rounds import COHORTS, loss_of, play
 from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl.algorithms import fedavg, pgfed, pgfedmo
@@ -81,7 +81,7 @@ def listing(data, cohorts, *, mu, eta, eta2, steps, momentum, beta=None):
     return path, v, aux
 
 
-@pytest.mark.parametrize("beta", table_but([None, 0.0, 0.6, 1.0], 0.6, slow=(1.0,)))
+@pytest.mark.parametrize("beta", slow_but([None, 0.0, 0.6, 1.0], 0.6, ci=(1.0,)))
 @pytest.mark.parametrize("momentum", slow_but([0.0, 0.9], 0.9))
 def test_rounds_are_the_listings(data, beta, momentum):
     """Somebody skips rounds, somebody comes late, cohorts differ in size; A reaches 0 somewhere."""
@@ -123,6 +123,7 @@ def test_what_is_added_to_the_gradient_is_that_of_the_others_linearized_risks(da
         assert abs(float(server.offsets[j] - 0.4 * offset)) < 1e-9
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_beta_0_is_pgfed(data):
     options = {"mu": 0.4, "eta": 0.1, "eta2": 0.2, **SOLVER}

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from helpers.marks import table_but
+from helpers.marks import slow_but
 from helpers.toys import Toy, clients, distance, identical, initial_states, run, visits_by_id
 from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.transforms import own_part
@@ -117,7 +117,7 @@ def federation(tmp_path_factory):
     return battery.small_federation(tmp_path_factory.mktemp("random") / "federation")
 
 
-@pytest.mark.parametrize("name", table_but(METHODS, slow=("pflego", "fedrep")))
+@pytest.mark.parametrize("name", slow_but(METHODS, ci=("pflego", "fedrep")))
 def test_both_engines_draw_the_same(name, federation, tff):
     model, population = SplitModel(network("float32")), battery.small_population(federation)
     hyper = {"pflego": {"tau": 3}, "fedrep": {"tau_h": 2, "tau_b": 2}}.get(name, {"steps": 2})

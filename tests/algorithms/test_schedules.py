@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers.marks import slow_but, table_but
+from helpers.marks import slow_but
 from helpers.normalized import model_for
 from helpers.one_broken import build
 from helpers.quick import quick
@@ -169,7 +169,7 @@ NOT_STILL = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", table_but(ALGORITHMS, "pflego", slow=("fedavg", "scaffold", "fedamp", "pfedme")))
+@pytest.mark.parametrize("name", slow_but(ALGORITHMS, "pflego", ci=("fedavg", "scaffold", "fedamp", "pfedme")))
 def test_with_rates_0_nothing_moves(data, name):
     data, more = data._replace(model=model_for(name, "float64")), {"option": "II"} if name == "scaffold" else {}
     algorithm = build_algorithm(name, data.model, data.population, **quick(name), **more)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers.marks import slow_but, table_but
+from helpers.marks import slow_but
 from helpers.one_broken import BROKEN, build, only
 from helpers.quick import QUICK
 from helpers.toys import distance, identical, initial_states, on_disk, visits_by_id
@@ -43,7 +43,7 @@ def after(process, algorithm, cohort, rounds=2):
     return server, states, out
 
 
-@pytest.mark.parametrize("name", table_but(ALGORITHMS, "pflego", "fedavg", slow=("ditto", "scaffold", "fedfomo")))
+@pytest.mark.parametrize("name", slow_but(ALGORITHMS, "pflego", "fedavg", ci=("ditto", "scaffold", "fedfomo")))
 def test_a_client_whose_work_is_not_finite_counts_as_absent(name, federation):
     algorithm = build(name, federation)
     expected = after(Simulation(algorithm, federation), algorithm, [i for i in COHORT if i != BROKEN], 3)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers.marks import slow_but, table_but
+from helpers.marks import slow_but
 from helpers.small_runs import Interrupt, federation, saved, train
 from helpers.stores import as_format
 from helpers.toys import Toy, backbone, clients, distance, identical, initial_states, run
@@ -81,7 +81,7 @@ def test_rows_of_clients_whose_ids_have_gaps():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", table_but(PER_CLIENT, "fedamp", slow=("pgfed",)))
+@pytest.mark.parametrize("name", slow_but(PER_CLIENT, "fedamp", ci=("pgfed",)))
 def test_ids_with_gaps_are_only_names(name):
     """The same clients under other ids: the same rounds, row by row."""
     model, n, k = SplitModel(backbone("float64")), (6, 9, 4, 7), (3, 3, 3, 3)
@@ -105,7 +105,7 @@ def test_ids_with_gaps_are_only_names(name):
     assert distance(server, algorithm.init_server()) > 1e-3
 
 
-@pytest.mark.parametrize("name", table_but(PER_CLIENT, "pgfed", slow=("fedfomo",)))
+@pytest.mark.parametrize("name", slow_but(PER_CLIENT, "pgfed", ci=("fedfomo",)))
 def test_a_client_from_outside_gets_what_one_that_never_came_gets(name):
     """Not the row of whoever is next to it."""
     model, n, k = SplitModel(backbone("float64")), (6, 9, 4, 7), (3, 3, 3, 3)
@@ -122,7 +122,7 @@ def test_a_client_from_outside_gets_what_one_that_never_came_gets(name):
         assert np.isfinite(np.concatenate([np.ravel(leaf) for leaf in tf.nest.flatten(worked.state)])).all()
 
 
-@pytest.mark.parametrize("name", table_but(PER_CLIENT, "fedfomo", slow=("pgfed",)))
+@pytest.mark.parametrize("name", slow_but(PER_CLIENT, "fedfomo", ci=("pgfed",)))
 def test_a_round_without_clients_changes_nothing(name, a_federation):
     """And its matrices are saved like those of any evaluated round."""
     population = a_federation.population(Sampling("binomial", 0.2), shared_slots=True)
@@ -164,6 +164,7 @@ def test_a_run_saves_its_matrix_at_every_evaluation(request, short_end, tmp_path
             opened.matrices(4)
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_interrupted_and_continued_gives_the_same_matrices(short_end, tmp_path, a_federation):
     asked = {"algorithm": "pgfed", "hyperparameters": {"steps": 2, "eta": 0.1, "eta2": 0.5}, "rounds": 7}

@@ -132,7 +132,7 @@ def read(name, images, monkeypatch):
     return script, build_algorithm(method, script.model, script.population, **hyperparameters)
 
 
-@pytest.mark.parametrize("name", slow_but(list(SAME), "fedrecon"))
+@pytest.mark.parametrize("name", slow_but(list(SAME), "fedrecon", ci=SAME))
 def test_the_local_engine_gives_the_scripts_numbers(name, images, monkeypatch):
     script, algorithm = read(name, images, monkeypatch)
     compare(script, algorithm, Simulation(algorithm), len(script.saved["sampled"]))

@@ -97,6 +97,7 @@ def test_interrupted_by_the_keyboard(federation, monkeypatch):
     assert runs.saved("run") == runs.saved(whole)
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_a_run_with_an_optimizer_at_both_ends(federation):
     """Its command can be repeated, and `compare` and `sweep` know the options as hyperparameters."""
@@ -111,6 +112,7 @@ def test_a_run_with_an_optimizer_at_both_ends(federation):
     tfpfl("evaluate", "run")
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_a_run_that_diverges(federation):
     hyper = ("--rho", 1e30, "--server-opt", "sgd")
@@ -309,6 +311,7 @@ def test_the_lists_of_commands_are_whole_sentences():
         assert len(rows) == len(group.commands) and "..." not in listed
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_demo(tmp_path):
     """Both of its tables, when which of them holds, and a later demo that replaces an earlier one."""

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from helpers import small_runs as runs
-from helpers.marks import table_but
+from helpers.marks import slow_but
 from helpers.processes import alive, descendants
 from tfpfl.cli import ending, main
 from tfpfl.runs import training
@@ -135,7 +135,7 @@ def engines():
 @pytest.mark.parametrize("engine", engines())
 @pytest.mark.parametrize(
     ("number", "code"),
-    table_but([(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)], (signal.SIGTERM, 143)),
+    slow_but([(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)], (signal.SIGTERM, 143)),
 )
 def test_workers_leave_nothing(engine, number, code, started, tmp_path):
     command = started("run", "--engine", engine, *SMALL, "--out", "run").until_rounds("run")

@@ -46,7 +46,7 @@ def test_tfds_images_equal_what_tfds_loads(name, tfds_data):
     assert k == 49
 
 
-@pytest.fixture(scope="module", params=slow_but(AUGMENT))
+@pytest.fixture(scope="module", params=slow_but(AUGMENT, ci=("before_split",)))
 def omniglot(request, tfds_data):
     tfds_data("omniglot")
     return request.param, load_source("omniglot", augment=request.param)

@@ -74,6 +74,7 @@ def test_labels_and_preprocessing_are_the_federations(bundle, federation):
     assert np.array_equal(x, federation.arrays(4, "test")[0])
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_head_rate_is_the_joint_step_of_the_simulation(bundle, make_run, federation, tmp_path):
     assert bundle.manifest["training"]["head_rate"] == pytest.approx(0.01 * 10 / 5)

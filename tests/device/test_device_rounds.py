@@ -54,6 +54,7 @@ def test_five_rounds_are_those_of_the_local_engine(asked, name):
     assert max(max(r.theta, r.heads) for r in rows) < bound
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_a_device_with_another_tau_is_noticed(asked):
     algorithm, config, federation = asked(**EXACT)

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from helpers.marks import table_but
+from helpers.marks import slow_but
 from tflite_export import ExportError, simulate_round
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.models import SplitModel, build_network
@@ -89,7 +89,7 @@ def check_same(federation, folder, **changes):
     assert max(max(row.theta, row.heads) for row in rows) < 1e-5
 
 
-@pytest.mark.parametrize("name", table_but(SAME, "dropout", slow=("network",)))
+@pytest.mark.parametrize("name", slow_but(SAME, "dropout", ci=("network",)))
 def test_devices_compute_what_the_engine_computes(name, federation, tmp_path):
     check_same(federation, tmp_path / "run", **SAME[name])
 

@@ -140,6 +140,7 @@ def test_the_verdict_of_simulate_round(monkeypatch, run_folder, rows, options, s
     assert ("differ:" in text) == (said is not None) and (said or "") in text
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_demo(run_folder, tmp_path):
     text = call("demo", run_folder, "--client", "phone 3", "--out", tmp_path / "b")

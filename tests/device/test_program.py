@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from helpers.marks import slow_but, table_but
+from helpers.marks import slow_but
 from helpers.networks import OWN, PAPERS
 from helpers.truth import examples, random_head, relative, relative_l2, runner, true_gradient, true_steps, varied
 from tflite_export.convert.gradients import UnsupportedLayerError
@@ -17,7 +17,7 @@ from tfpfl.models import SplitModel, build_network
 L2 = {"cifar_2conv": 1e-3}  # near-ties of overlapping windows: a pixel's gradient may go to the neighbour
 
 
-@pytest.fixture(scope="module", params=table_but(PAPERS, "mlp200", slow=("omniglot_4conv",)))
+@pytest.fixture(scope="module", params=slow_but(PAPERS, "mlp200", ci=("omniglot_4conv",)))
 def paper(request):
     model = SplitModel(build_network(request.param, PAPERS[request.param]))
     return request.param, model, convert_program(model)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers.marks import table_but
+from helpers.marks import slow_but
 from helpers.networks import OWN, PAPERS
 from helpers.truth import random_head, varied
 from tflite_export import DeviceClient, export, verify
@@ -30,7 +30,7 @@ ROOT = str(Path(__file__).resolve().parents[2])
 NETWORKS = [*PAPERS, "strided convolutions", "average pools", "max pools", "residual"]
 
 
-@pytest.fixture(scope="module", params=table_but(NETWORKS, "mlp200", slow=("omniglot_4conv", "max pools", "residual")))
+@pytest.fixture(scope="module", params=slow_but(NETWORKS, "mlp200", ci=("omniglot_4conv", "max pools", "residual")))
 def bundle(request, tmp_path_factory):
     """A bundle with weights that are not the initial ones."""
     own = OWN.get(request.param)

@@ -21,7 +21,6 @@ from urllib.parse import unquote, urlsplit
 import click
 import pytest
 
-from helpers.marks import slow_but
 from tfpfl.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
@@ -210,7 +209,7 @@ def test_help_of_a_builder_shows_the_update_rule_and_names_its_source(name):
     assert [line for line in update_rule(builder) if "<-" in line and " ".join(line.split()) in inside] == []
 
 
-@pytest.mark.parametrize("name", slow_but(list(ALGORITHMS), "pflego", "fedavg", "fedbn", "scaffold", "fedamp"))
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_has_its_page(name):
     """Title, reference, rule, every hyperparameter with its default and a text, command and BibTeX."""
     pages = runpy.run_path(str(ROOT / "docs" / "generated.py"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers.marks import slow_but, table_but
+from helpers.marks import slow_but
 from helpers.toys import arrays_of_states, backbone, distance, identical, on_disk, visits
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.transforms import faults
@@ -81,7 +81,7 @@ def test_fused_is_plain(federation, name, dtype):
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    table_but(one_in_float32([*ONE_PASS, *OTHERS], "fedavg"), slow=(("fedavg", "float64"), ("fedamp", "float64"))),
+    slow_but(one_in_float32([*ONE_PASS, *OTHERS], "fedavg"), ci=(("fedavg", "float64"), ("fedamp", "float64"))),
 )
 def test_stacked_is_plain(federation, plain, name, dtype):
     stacked = rounds(make(name, federation, dtype), federation, grouping="stacked")

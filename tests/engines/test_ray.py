@@ -141,6 +141,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_a_ray_of_our_own_lets_nobody_in_without_its_secret():
     """As another user of the machine would ask, who reaches 127.0.0.1, too."""
@@ -171,12 +172,14 @@ def test_a_ray_of_our_own_lets_nobody_in_without_its_secret():
             {"dropout": 0.2, "on_broken": "reject"},
             marks=pytest.mark.slow,
         ),
-        pytest.param("ditto", {"steps": 2, "steps_p": 2, "batch_size": 4}, {}, marks=pytest.mark.slow),
+        pytest.param(
+            "ditto", {"steps": 2, "steps_p": 2, "batch_size": 4}, {}, marks=[pytest.mark.slow, pytest.mark.table]
+        ),
         pytest.param(
             "fedavg",
             {"steps": 2, "client_opt": "momentum", "server_opt": "yogi", "server_eta": 0.02, "server_epsilon": 0.1},
             {},
-            marks=pytest.mark.slow,
+            marks=[pytest.mark.slow, pytest.mark.table],
         ),
     ],
 )
@@ -339,6 +342,7 @@ def test_a_process_that_is_killed_in_a_round_changes_no_bit(nodes, federation, t
     assert toys.distance(found, expected) < 1e-6
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_a_node_that_goes_in_a_round_changes_no_bit_and_neither_does_their_number(nodes, federation, tmp_path):
     hyperparameters = {"tau": 5, "beta": 0.1, "server_opt": "sgd"}
@@ -358,6 +362,7 @@ def test_a_node_that_goes_in_a_round_changes_no_bit_and_neither_does_their_numbe
     assert toys.identical(one, three)
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_all_nodes_gone_is_an_error_in_time_and_the_run_is_resumed(nodes, tmp_path):
     federation, folder = runs.federation(tmp_path / "federation"), tmp_path / "run"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers.marks import table_but
+from helpers.marks import slow_but
 from tfpfl.algorithms import build_algorithm
 from tfpfl.data import Federation
 from tfpfl.engines.local.simulation import Simulation
@@ -148,7 +148,7 @@ MOBILENETS = [(name, mode) for name in ("pflego", "fedavg") for mode in ("frozen
 MOBILE = {"pflego": {"beta": 0.02, "rho": 3e-4}, "fedavg": {"eta": 3e-4, "client_opt": "adam"}}
 
 
-@pytest.mark.parametrize(("name", "batch_norm"), table_but(MOBILENETS, slow=[("fedavg", "shared")]))
+@pytest.mark.parametrize(("name", "batch_norm"), slow_but(MOBILENETS, ci=[("fedavg", "shared")]))
 def test_mobilenet_learns_with_batch_normalization_in_all_three_ways(batch_norm, name, tmp_path):
     federation = clients_with(pictures((96, 96, 3)), tmp_path / "f", examples=8)
     # Where statistics move with four clients' eight pictures, larger steps go either way, as rounding decides.

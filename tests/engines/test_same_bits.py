@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.marks import table_but
+from helpers.marks import slow_but
 
 TESTS = Path(__file__).parents[1]
 ONE_CORE = "taskset"  # not a variable of the environment: the process may use one core only
@@ -62,7 +62,7 @@ CASES += [("tff", "pflego"), ("tff", "fedamp"), ("ray", "pflego")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "algorithm"), table_but(CASES, slow=(("local", "fedfomo"), ("tff", "pflego"))))
+@pytest.mark.parametrize(("engine", "algorithm"), slow_but(CASES, ci=(("local", "fedfomo"), ("tff", "pflego"))))
 def test_each_engine_in_a_process_where_everything_differs(engine, algorithm, six_clients, tmp_path):
     if ENGINES[engine] and importlib.util.find_spec(ENGINES[engine]) is None:
         pytest.skip(f"{ENGINES[engine]} is not installed")

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpfl
-from helpers.marks import slow_but, table_but
+from helpers.marks import slow_but
 from helpers.normalized import normed
 from tfpfl.algorithms import ALGORITHMS, pflego_exact
 from tfpfl.algorithms.contract import ClientData
@@ -176,7 +176,7 @@ def test_a_round_of_two_arrays_is_that_of_one(one_and_two, name):
         assert float(a["test_loss"]) == pytest.approx(float(b["test_loss"]), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", table_but(list(ALGORITHMS), slow=("fedrep", "fedamp", "scaffold", "ditto")))
+@pytest.mark.parametrize("name", slow_but(list(ALGORITHMS), ci=("fedrep", "fedamp", "scaffold", "ditto")))
 def test_two_arrays_are_as_good_as_one_for_every_method(one_and_two, name):
     networks = of_one_array(normed=normed(name)), two_arrays(normed=normed(name))
     losses = [trained(clients, network, name) for clients, network in zip(one_and_two, networks, strict=True)]

@@ -3,21 +3,15 @@
 import pytest
 
 
-def slow_but(values, *fast) -> list:
-    """Parameters for a test, all marked slow except those in `fast`; a tuple has the values of several arguments."""
+def slow_but(values, *fast, ci=()) -> list:
+    """Parameters for a test, of which `make test` runs those in `fast`, and .ci/run also those in `ci`.
 
-    def slow(value):
-        return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
-
-    return [value if value in fast else slow(value) for value in values]
-
-
-def table_but(values, *fast, slow=()) -> list:
-    """The same, but the parameters that are neither in `fast` nor in `slow` are also left out by .ci/run (`table`)."""
-    more = [pytest.mark.slow, pytest.mark.table]
+    The others are marked `slow` and `table`: `make test-all` and `make test-newest` run them. A tuple has the values
+    of several arguments.
+    """
 
     def marked(value):
-        own = [pytest.mark.slow] if value in slow else more
-        return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=own)
+        marks = [pytest.mark.slow] if value in ci else [pytest.mark.slow, pytest.mark.table]
+        return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks)
 
     return [value if value in fast else marked(value) for value in values]

@@ -73,6 +73,7 @@ def test_the_mean_over_all_dropouts_is_the_full_step(arrival):
     assert distance(mean, wanted) < 1e-9
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_without_knowing_the_probabilities_the_step_is_too_short():
     data, arrival = toy(), np.full(5, 0.7)
@@ -224,6 +225,7 @@ def test_who_joins_or_leaves_touches_nobody_elses_state(federation, short_end, t
     assert distance(before[1], after[1]) > 0 and distance(before[4], after[4]) > 0
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_rounds_that_nobody_survives_change_nothing(federation, short_end, tmp_path):
     """With joins for everybody in round 4, the first three rounds are empty."""
@@ -232,6 +234,7 @@ def test_rounds_that_nobody_survives_change_nothing(federation, short_end, tmp_p
         assert [row["clients"] for row in opened.store.history()] == [0, 0, 0, 6, 6]
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_broken_clients_in_a_run_are_counted_and_named(federation, short_end, tmp_path):
     """A limit on the norm that the first updates pass and later ones do not, or the other way round."""

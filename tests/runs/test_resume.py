@@ -10,7 +10,7 @@ import time
 import pytest
 
 from helpers import small_runs as runs
-from helpers.marks import slow_but, table_but
+from helpers.marks import slow_but
 from helpers.stores import as_format
 from tfpfl.runs.config import RunError
 from tfpfl.runs.run import Run
@@ -42,7 +42,7 @@ def federation(six_clients):
     return six_clients
 
 
-@pytest.mark.parametrize("case", table_but(CASES, slow=("pflego", "fedavg, FedYogi of Adam")))
+@pytest.mark.parametrize("case", slow_but(CASES, ci=("pflego", "fedavg, FedYogi of Adam")))
 def test_interrupted_at_several_rounds(case, federation, shared_run, short_end, tmp_path):
     asked = {"rounds": 7} | CASES[case]
     rounds = asked["rounds"]
@@ -147,6 +147,7 @@ def test_a_run_of_an_older_format_goes_on_as_it_was_trained(federation, tmp_path
     assert found["evaluation"] == expected["evaluation"]
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_early_stopping_stops_where_it_would_have(federation, tmp_path):
     asked = {"patience": 3, "rounds": 60, "evaluate_every": 1, "hyperparameters": {"beta": 1.0}}
@@ -206,6 +207,7 @@ def continue_run(folder):
         run.train()
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_killed_at_random_moments(federation, tmp_path):
     whole = runs.saved(runs.train(tmp_path / "whole", federation, rounds=200, evaluate_every=20).folder)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 from helpers import small_runs as runs
-from helpers.marks import slow_but, table_but
+from helpers.marks import slow_but
 from helpers.toys import backbone, distance, initial_states, on_disk, visits_by_id
 from tfpfl import Sampling, Simulation, SplitModel, build_algorithm
 from tfpfl.algorithms import ALGORITHMS
@@ -84,7 +84,7 @@ WORK = {
 
 
 @pytest.mark.parametrize("labels", slow_but(["local", "global"], "local"))
-@pytest.mark.parametrize("name", table_but(WORK, "pflego", slow=("fedavg", "fedfomo")))
+@pytest.mark.parametrize("name", slow_but(WORK, "pflego", ci=("fedavg", "fedfomo")))
 def test_every_client_and_epoch_is_as_written_out(federation, name, labels):
     """Three clients of other N_i and K_i, from files, in a graph."""
     algorithm = make(name, federation, labels=labels, **WORK[name])

@@ -66,6 +66,7 @@ def test_settings_are_ranked_by_validation_and_halving_only_adds_rounds(config, 
     assert again[-1][0].folder == winner.folder
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_settings_may_be_texts_and_both_kinds_of_clients_are_scored(config, tmp_path, short_end):
     """The label of a run has what is searched, not all hyperparameters."""
@@ -92,6 +93,7 @@ def test_settings_may_be_texts_and_both_kinds_of_clients_are_scored(config, tmp_
     assert rungs([[everybody]], config).caption == "All clients had taken part."
 
 
+@pytest.mark.table
 @pytest.mark.slow
 def test_one_that_diverges_is_last_and_goes_no_further(config, tmp_path):
     found = search.search_hyperparameters(config, [{"rho": 1e30}, {"rho": 0.001}], tmp_path / "out", factor=2)
