@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflite_export.convert.bundle import export
-from tflite_export.convert.personal import ExportError, arrival_of, check_classes, device_training
+from tflite_export.convert.personal import ExportError, check_classes, device_training
 from tflite_export.convert.program import flatten, unflatten
 from tflite_export.device import payload as payloads
 from tflite_export.device.client import CHUNK, DeviceClient
@@ -118,7 +118,7 @@ class Devices:
         """What the server makes of the bytes and N_i: as after a visit in an engine."""
         gradient = payloads.decode(update.payload, self.model.num_backbone_weights)
         alpha = update.num_examples / self.population.num_examples.sum()
-        alpha /= arrival_of(self.population, client_id)
+        alpha /= self.population.arrival_of(client_id)
         weight = alpha if self.algorithm.aggregate == "sum" else update.num_examples
         gradient = tuple(tf.constant(g) for g in unflatten(gradient, self.model))
         output = ClientOutput(gradient, tf.constant(weight, tf.float32), (), {})

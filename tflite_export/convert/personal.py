@@ -175,19 +175,12 @@ def device_training(config, population, client: int) -> dict | str:
     if config.aggregator is not None:
         return f"its server's aggregator is {config.aggregator}; rounds on devices are summed as PFLEGO sums them"
     c = float(population.info(client).alpha) if hyper["rule"] == "exact" else 1.0
-    if not (arrival := arrival_of(population, client)):
+    if not (arrival := population.arrival_of(client)):
         return "its work never arrives in time (see client_seconds and round_deadline), so that it takes no step"
     c /= arrival  # as in the engines: who comes rarely takes larger steps
     scale = population.num_clients / population.clients_per_round
     training = {name: hyper[name] for name in ("tau", "beta", "rho", "safeguard")}
     return {**training, "head_rate": hyper["beta"] if hyper["head_rate"] == "beta" else hyper["rho"] * scale * c}
-
-
-def arrival_of(population, client: int) -> float:
-    """The probability that the work of a sampled client reaches the server."""
-    if population.arrival is None:
-        return 1.0
-    return float(population.arrival[np.searchsorted(population.client_ids, client)])
 
 
 def _given(

@@ -204,3 +204,7 @@ class Population:
             num_classes=np.int32(self.num_classes[i]),
             alpha=np.asarray(self.num_examples[i] / self._total, dtype),
         )
+
+    def arrival_of(self, client_id: int) -> float:
+        """The probability that the work of one client reaches the server when it is sampled; see `arrival`."""
+        return 1.0 if self.arrival is None else float(self.arrival[np.searchsorted(self.client_ids, client_id)])

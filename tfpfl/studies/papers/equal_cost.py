@@ -5,6 +5,7 @@ reference is the method of the paper, such as PFLEGO. Costs are `Record.spent`'s
 visits, seconds of the rounds' work on one machine, bytes sent and received.
 """
 
+from functools import cache
 from pathlib import Path
 
 from tfpfl.algorithms import get_method
@@ -65,15 +66,15 @@ def note(ledger: dict, experiment: Experiment, column: str, seed: int, folder_of
         folder_of: function (cell, seed) -> its run folder.
     """
 
-    def record_of(cell: Cell) -> Record | None:
-        folder = Path(folder_of(cell, seed))
+    @cache  # all cells of a column have one reference
+    def record_of(folder: Path) -> Record | None:
         return Record.read(folder) if (folder / "summary.json").exists() else None
 
     for cell in experiment.cells:
         entry = ledger.get(ledgers.key(cell), {}).get("seeds", {}).get(str(seed))
         reference = reference_of(experiment, cell)
         if cell.column == column and entry is not None and reference is not None:
-            its, record = record_of(reference), record_of(cell)
+            its, record = (record_of(Path(folder_of(c, seed))) for c in (reference, cell))
             if its is not None and record is not None:
                 entry[NAME] = at_cost(record, its, cell.protocol or experiment.protocol)
 
@@ -86,7 +87,7 @@ def rows(experiment: Experiment, cells: dict) -> list[dict[str, str]]:
     found = []
     for cell in experiment.cells:
         seeds = [e[NAME] for e in cells.get(ledgers.key(cell), {}).get("seeds", {}).values() if e.get(NAME)]
-        row = {"column": cell.column, "method": ledgers.method_title(cell)}
+        row = {"column": cell.column, "method": ledgers.method_title(cell.method, cell.label)}
         for what in COSTS:
             there = [each[what] for each in seeds if what in each]
             row[what] = _text(there) if there else "-"

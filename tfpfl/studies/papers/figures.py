@@ -11,11 +11,11 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfpfl.algorithms import get_method
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs import statistics
 from tfpfl.runs.protocols import protocol
 from tfpfl.studies.papers.experiments import Experiment
+from tfpfl.studies.papers.ledger import method_title
 from tfpfl.studies.plots import style
 from tfpfl.studies.plots.style import LINES, PALETTE, STYLE
 from tfpfl.studies.records import Record
@@ -57,7 +57,7 @@ def draw(
             color, line = look.color, look.linestyle
             if label:  # one method in several settings: a colour for each
                 color, line = PALETTE[labels.index(label) % len(PALETTE)], LINES[labels.index(label) // len(PALETTE)]
-            name = get_method(method).title + (f", {label}" if label else "")
+            name = method_title(method, label)
             how = {"color": color, "linestyle": line, "label": name}
             losses = [{r["round"]: r["loss"] for r in seed.history if "loss" in r} for seed in seeds]
             scores = [seed.curve(protocol(experiment.protocol)) for seed in seeds]

@@ -1,7 +1,7 @@
 """The ledger of reproduced experiments: our results beside the papers', with the commands and runs behind them.
 
-It is a JSON file to which each `tfpfl reproduce` adds its results. `tables` shows it. It also says which cells were not
-run, stopped early, or disagree with the paper.
+It is a JSON file to which each `tfpfl reproduce` adds its results. `ledger_tables` shows it. It also says which cells
+were not run, stopped early, or disagree with the paper.
 """
 
 import json
@@ -60,9 +60,9 @@ def key(cell: Cell) -> str:
     return " | ".join(part for part in (cell.column, cell.method, cell.label) if part)
 
 
-def method_title(cell: Cell) -> str:
-    """A cell's method as papers write it, with the cell's label."""
-    return get_method(cell.method).title + (f", {cell.label}" if cell.label else "")
+def method_title(method: str, label: str = "") -> str:
+    """A method as papers write it, with the label of its cell."""
+    return get_method(method).title + (f", {label}" if label else "")
 
 
 def entry(record: Record, scale: str, asked: int, command: str, local: Record | None = None) -> dict:

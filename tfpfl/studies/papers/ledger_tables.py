@@ -198,7 +198,7 @@ def _rows(experiment: Experiment, cells: dict) -> list[dict]:
         rows.append(
             {
                 "column": cell.column,
-                "method": method_title(cell),
+                "method": method_title(cell.method, cell.label),
                 "published": text(cell.published, decimals),
                 "ours": text(ours, decimals),
                 "gap": gap,
