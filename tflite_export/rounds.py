@@ -162,7 +162,7 @@ def simulate_round(
         payload, chunk, static, interpreter: see `Devices`.
         accuracy_every: score all clients every so many rounds, and after the last; NaN in between.
     """
-    algorithm, config, federation = run if isinstance(run, tuple) else (run.algorithm, run.config, run.federation)
+    algorithm, config, federation = run if isinstance(run, tuple) else (run.algorithm, run.config, run.examples)
     check_classes(algorithm.model)
     devices = Devices(
         algorithm, config, federation, payload=payload, chunk=chunk, static=static, interpreter=interpreter

@@ -29,6 +29,8 @@ SAME = {  # entry: what is changed; two rounds of devices are the engine's
     "dropout": {"dropout": 0.3},
     "dropout_spread": {"dropout": 0.3, "dropout_spread": 0.2},
     "on_broken": {"on_broken": "reject"},
+    "train_from": {"network": "conv_bn", "train_from": "dense"},
+    "adapters": {"adapters": "lora:2"},
 }
 REFUSED = {  # entry: (what is changed, the reason)
     "algorithm": ({"algorithm": "fedavg", "hyperparameters": {}}, "fedavg has no program"),
@@ -40,9 +42,7 @@ REFUSED = {  # entry: (what is changed, the reason)
     "aggregator": ({"aggregator": "median"}, "its server's aggregator is median"),
     "aggregator_args": ({"aggregator": "trimmed_mean", "aggregator_args": ("trim=0.2",)}, "aggregator is trimmed_mean"),
     "batch_norm": ({"network": "conv_bn", "batch_norm": "local"}, "its batch_norm is 'local'"),
-    "adapters": ({"adapters": "lora:2"}, "adapters, for which the device has no program"),
-    "personal": ({"adapters": "lora:2", "personal": "B"}, "adapters, for which the device has no program"),
-    "train_from": ({"network": "conv_bn", "train_from": "dense"}, "a frozen trunk"),
+    "personal": ({"adapters": "lora:2", "personal": "B"}, "the part B of its adapters stays with the client"),
 }
 ELSEWHERE = {
     # the data, which a test of a device gets as they are; other kinds of labels: test_bundle.py

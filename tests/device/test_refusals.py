@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 from helpers.truth import random_head
-from tflite_export import DeviceClient, ExportError, export
+from tflite_export import DeviceClient, ExportError, export, verify
 from tflite_export.convert.gradients import UnsupportedLayerError
 from tfpfl.models import SplitModel
 
@@ -53,3 +53,21 @@ def test_a_layer_normalization_is_not_called_a_batch_normalization(tmp_path):
     backbone = keras.Sequential([keras.Input((6, 3)), *stack])
     said = refused(backbone, tmp_path, rounds=True)
     assert "norm" in said and "BatchNormalization with moving" not in said and "rounds=False" in said
+
+
+def without_biases(activation):
+    """Products without anything that is added, which TensorFlow's converter takes for something else."""
+    first = layers.Dense(6, use_bias=False, activation=activation)
+    return keras.Sequential([keras.Input((4,)), first, layers.Dense(5, activation=activation)])
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu6"])
+def test_no_activation_is_lost_behind_a_layer_without_bias(activation, tmp_path):
+    model = SplitModel(without_biases(activation))
+    bundle = export((model, model.initial_theta, random_head(model, 3)), out=tmp_path / "b", inference=False)
+    assert verify(bundle, interpreter=tf.lite.Interpreter).ok
+
+
+def test_nothing_is_written_if_the_converter_lost_something(tmp_path, monkeypatch):
+    monkeypatch.setattr("tflite_export.convert.program.keep_activations", lambda *_: None)
+    assert "is not what TensorFlow" in refused(without_biases("relu"), tmp_path, inference=False)

@@ -1,4 +1,5 @@
-"""Files for inference: the backbone with constant weights in several precisions, and backbone and head in one.
+"""Files for inference: the backbone with constant weights in several precisions, and backbone and head in one; and the
+frozen trunk below the backbone, if there is one.
 
 Constant weights let a runtime pack them once, so these run several times faster than the program's `features`.
 """
@@ -10,7 +11,6 @@ import tensorflow as tf
 
 from tflite_export.convert.program import check_float32, convert
 from tflite_export.device import layout
-from tflite_export.device.runtime import Runtime
 from tfpfl.checks import InvalidArgument
 from tfpfl.models.weights import Weights
 
@@ -20,6 +20,7 @@ BACKBONES = {
     layout.BACKBONE_DYNAMIC_INT8: "dynamic int8",
     layout.BACKBONE_INT8: "full int8",
 }
+TRUNKS = {layout.TRUNK: "float32", layout.TRUNK_FLOAT16: "float16", layout.TRUNK_INT8: "full int8"}
 _CALIBRATION = 100
 
 
@@ -54,27 +55,53 @@ def convert_backbone(model, theta, precision: str = "float32", calibration=None)
     def features(x):
         return {"phi": model.features(constants, x)}
 
-    return convert({"features": _function(features, model)}, _configure(precision, calibration))
+    return convert({"features": _function(features, model.input_shape)}, _configure(precision, calibration))
 
 
-def convert_predict(model, weights: Weights) -> bytes:
-    """A whole model for inference: signature `predict`, x -> probabilities [N, K]. float32."""
-    check_float32(model)
-    weights = tf.nest.map_structure(tf.constant, weights)
-    return convert({"predict": _function(lambda x: {"probabilities": tf.nn.softmax(model.logits(weights, x))}, model)})
-
-
-def quality(path, head, x, y=None, *, reference, interpreter=None) -> Quality:
-    """Compares the features of a backbone file with float32 features.
+def convert_trunk(trunk, precision: str = "float32", calibration=None) -> bytes:
+    """The frozen layers: signature `trunk`, raw float32 [N, ...] -> x float32 [N, ...], the program's examples.
 
     Args:
-        path: the file.
-        head: a `Head`, or (kernel, bias).
-        x: [n, ...], examples; y: int [n], their labels, if known.
-        reference: float32 features of x.
-        interpreter: class of the interpreter; default: tf.lite's.
+        trunk: a `tfpfl.models.trunk.Trunk` of float32.
+        precision, calibration: as in `convert_backbone`; calibration is raw [n, ...].
+
+    Raises:
+        ValueError: as `convert_backbone`.
     """
-    phi = Runtime(path, interpreter or tf.lite.Interpreter)("features", x=x)["phi"]
+    check_float32(trunk)
+    weights = tuple(tf.constant(w) for w in trunk.weights)
+    function = _function(lambda raw: {"x": trunk.apply(weights, raw)}, trunk.input_shape, "raw")
+    return convert({"trunk": function}, _configure(precision, calibration, "trunk", "raw"))
+
+
+def convert_predict(model, weights: Weights, trunk=None) -> bytes:
+    """A whole model for inference: signature `predict`, x -> probabilities [N, K]. float32.
+
+    Args:
+        model: a float32 `SplitModel`.
+        weights: its weights.
+        trunk: the frozen layers below it; x are then their examples.
+    """
+    check_float32(model)
+    weights = tf.nest.map_structure(tf.constant, weights)
+    frozen = None if trunk is None else tuple(tf.constant(w) for w in trunk.weights)
+
+    def predict(x):
+        x = x if trunk is None else trunk.apply(frozen, x)
+        return {"probabilities": tf.nn.softmax(model.logits(weights, x))}
+
+    return convert({"predict": _function(predict, (trunk or model).input_shape)})
+
+
+def quality(phi, head, y=None, *, reference) -> Quality:
+    """Compares features with float32 features.
+
+    Args:
+        phi: float32 [n, M], what a file of another precision computed.
+        head: a `Head`, or (kernel, bias).
+        y: int [n], the labels of the examples, if known.
+        reference: float32 [n, M], the float32 features of the same examples.
+    """
     kernel, bias = map(np.asarray, head)
     a, b = (p - reference.mean(0) for p in (phi, reference))
     cosine = float((a * b).sum() / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-30))
@@ -82,11 +109,11 @@ def quality(path, head, x, y=None, *, reference, interpreter=None) -> Quality:
     return Quality(cosine, float((found == expected).mean()), None if y is None else float((found == y).mean()))
 
 
-def _function(function, model):
-    return tf.function(function, input_signature=[tf.TensorSpec([None, *model.input_shape], tf.float32, "x")])
+def _function(function, shape, name="x"):
+    return tf.function(function, input_signature=[tf.TensorSpec([None, *shape], tf.float32, name)])
 
 
-def _configure(precision, calibration):
+def _configure(precision, calibration, signature="features", name="x"):
     if precision not in BACKBONES.values():
         raise InvalidArgument(f"unknown precision {precision!r}: one of {', '.join(BACKBONES.values())}")
     if precision == "full int8" and calibration is None:
@@ -101,6 +128,6 @@ def _configure(precision, calibration):
         elif precision == "full int8":
             converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
             some = np.asarray(calibration[:_CALIBRATION], np.float32)
-            converter.representative_dataset = lambda: (("features", {"x": x[np.newaxis]}) for x in some)
+            converter.representative_dataset = lambda: ((signature, {name: x[np.newaxis]}) for x in some)
 
     return configure

@@ -15,7 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from tflite_export.convert import texts
-from tflite_export.convert.backbone import BACKBONES, convert_backbone, convert_predict, quality
+from tflite_export.convert.backbone import (
+    BACKBONES,
+    TRUNKS,
+    convert_backbone,
+    convert_predict,
+    convert_trunk,
+    quality,
+)
 from tflite_export.convert.browser import browser_files
 from tflite_export.convert.check import write_check
 from tflite_export.convert.personal import ExportError, personal_model
@@ -30,11 +37,13 @@ from tflite_export.convert.program import (
 from tflite_export.device import layout
 from tflite_export.device.head_file import SavedHead, head_bytes, theta_sha256
 from tflite_export.device.ops import minimum_runtime, operations
-from tflite_export.device.runtime import FORMAT, WHILE_SINCE, Bundle, write_manifest
+from tflite_export.device.runtime import FORMAT, WHILE_SINCE, Bundle, Runtime, write_manifest
+from tflite_export.device.verification import verify
 
 __all__ = ["ExportError", "export"]
 
 TESTED_RUNTIMES = ("tf.lite 2.14.1", "ai-edge-litert 1.4.0", "ai-edge-litert 2.3.0")  # tests/tflite_export
+_WRONG = 0.01  # a relative error that is no rounding, nor the ties of a pooling layer
 
 
 def export(
@@ -67,14 +76,14 @@ def export(
 
     Raises:
         ExportError: an unknown client, a run without rounds or heads, a model with batch_norm='local' or 'shared', or
-            `out` exists.
+            `out` exists; or TensorFlow's converter made a program that computes something else.
         UnsupportedLayerError: a layer that the device cannot train.
     """
     out = Path(out)
     if out.exists():
         raise ExportError(f"{out} exists already: take another folder, or remove it")
     personal = personal_model(source, client, rounds, **given)
-    if personal.model.reads != "numbers":
+    if (personal.trunk or personal.model).reads != "numbers":
         raise ExportError(
             "the backbone takes whole numbers (such as tokens for an Embedding), and the device's program takes "
             "floats: such a model cannot be exported"
@@ -86,11 +95,16 @@ def export(
         )
     if not out.parent.is_dir():
         raise ExportError(f"{out.parent} is not a folder")
+    if browser and personal.trunk is not None:
+        raise ExportError(
+            "a page in a browser has no program for a frozen trunk (train_from): export without browser, for an app"
+        )
     temporary = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}.new")
     temporary.mkdir()
     try:
         manifest = _write_files(temporary, personal, inference, browser)
         write_manifest(temporary, manifest)
+        _check_numbers(temporary)
         os.rename(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -108,6 +122,8 @@ def _write_files(folder, personal, inference, browser):
     _save(folder, layout.THETA, flat.astype("<f4").tobytes())
     _save(folder, layout.HEAD, head_bytes(SavedHead(*head, theta_sha256(flat))))
     _save(folder, layout.LABELS, ("\n".join(personal.labels) + "\n").encode())
+    if personal.trunk is not None:
+        _save(folder, layout.TRUNK, convert_trunk(personal.trunk))
     measured = _write_inference(folder, personal) if inference else {}
     manifest = {
         "format": FORMAT,
@@ -120,10 +136,11 @@ def _write_files(folder, personal, inference, browser):
             "static_batch": STATIC_BATCH,
             "theta": _offsets(model),
         },
+        **_about_trunk(personal.trunk),
         "training": {**personal.training, "rounds": personal.rounds},
         "preprocessing": personal.preprocessing,
         "labels": {"names": personal.labels, "class_ids": personal.class_ids},
-        "signatures": _signatures(model, names, safeguard),
+        "signatures": _signatures(personal, names, safeguard),
         "quality": measured,
         "runtimes": {
             "tested": list(TESTED_RUNTIMES),
@@ -136,46 +153,98 @@ def _write_files(folder, personal, inference, browser):
         files, manifest["browser"] = browser_files(model, personal.weights, personal)
         for name, content in files.items():
             _save(folder, name, content)
-    manifest["check"] = write_check(folder, model, theta, head, personal)
+    manifest["check"] = write_check(folder, theta, head, personal)
     for name, text in texts.texts(manifest, personal).items():
         _save(folder, name, text.encode())
     manifest["files"] = {path.name: _describe(path) for path in sorted(folder.iterdir())}
     return manifest
 
 
+def _check_numbers(folder) -> None:
+    """Checks that TensorFlow Lite computes what TensorFlow does: a converter can drop an operation without a word.
+
+    Only features and the gradient of theta, and whether they are right at all; `verify` measures how exact all is.
+    """
+    found = verify(Bundle(folder, check=False), interpreter=tf.lite.Interpreter)
+    for c in found.comparisons:
+        if c.output in ("x", "phi", "dtheta") and not c.l2_relative < _WRONG:
+            raise ExportError(
+                f"the conversion went wrong: {c.output} of the signature {c.signature!r} of {c.file} is not what "
+                f"TensorFlow {tf.__version__} computes (relative L2 error {c.l2_relative:.1g}). Nothing was written. "
+                "It is the converter's fault; another layer in place of an unusual one may help"
+            )
+
+
+def _about_trunk(trunk) -> dict:
+    if trunk is None:
+        return {}
+    return {"trunk": {"file": layout.TRUNK, "raw_shape": list(trunk.input_shape), "sha256": trunk.hash}}
+
+
 def _write_inference(folder, personal):
-    """The whole model; the backbone in each precision, with what that costs on test (or random) examples."""
-    model, (theta, head), measured = personal.model, personal.weights, {}
-    _save(folder, layout.PREDICT, convert_predict(model, personal.weights))
-    x, y = personal.test if personal.test is not None and len(personal.test[0]) else (None, None)
-    if x is None:
-        x = np.random.default_rng(0).random((64, *model.input_shape), np.float32)
-    reference = np.asarray(model.features(tuple(map(tf.constant, theta)), x))
+    """The whole model; the backbone, and its trunk, in each precision, with what that costs on test examples.
+
+    Where there are none, on random ones.
+    """
+    model, (theta, head), trunk = personal.model, personal.weights, personal.trunk
+    _save(folder, layout.PREDICT, convert_predict(model, personal.weights, trunk))
+    if personal.has_test:
+        raw, (x, y) = personal.raw("test"), personal.test
+    else:
+        y, raw = None, np.random.default_rng(0).random((64, *(trunk or model).input_shape), np.float32)
+        x = raw if trunk is None else np.asarray(trunk(raw))
+    theta = tuple(map(tf.constant, theta))
+    reference = np.asarray(model.features(theta, x))
+    on = {"examples": len(x), "on": "random numbers" if y is None else "the client's test examples"}
+    calibration, raw_calibration = (
+        (None, None) if personal.train is None else (personal.train[0], personal.raw("train"))
+    )
+    measured = {}
+
+    def measure(name, precision, content, features):
+        runtime = Runtime(_save(folder, name, content), tf.lite.Interpreter)
+        measured[name] = {
+            "precision": precision,
+            **quality(features(runtime), head, y, reference=reference)._asdict(),
+            **on,
+        }
+
     for name, precision in BACKBONES.items():
-        calibration = None if personal.train is None else personal.train[0]
-        if precision == "full int8" and calibration is None:
-            continue  # there are no examples to take the ranges from
-        path = _save(folder, name, convert_backbone(model, theta, precision, calibration))
-        found = quality(path, head, x, y, reference=reference)
-        data = "random numbers" if y is None else "the client's test examples"
-        measured[name] = {"precision": precision, **found._asdict(), "examples": len(x), "on": data}
+        if precision != "full int8" or calibration is not None:  # else there is nothing to take the ranges from
+            content = convert_backbone(model, theta, precision, calibration)
+            measure(name, precision, content, lambda runtime: runtime("features", x=x)["phi"])
+    for name, precision in TRUNKS.items() if trunk is not None else ():
+        if precision != "full int8" or raw_calibration is not None:
+            content = convert_trunk(trunk, precision, raw_calibration)
+            measure(
+                name,
+                precision,
+                content,
+                lambda runtime: np.asarray(model.features(theta, runtime("trunk", raw=raw)["x"])),
+            )
     return measured
 
 
 def _offsets(model):
     """Where each of the backbone's weights is in theta, in numbers (not bytes)."""
     rows, offset = [], 0
-    for weight, variable in zip(model.initial_theta, model.backbone.trainable_weights, strict=True):
-        name = getattr(variable, "path", variable.name)
+    if model.adapters is not None:
+        names = model.adapters.names
+    else:
+        names = [getattr(variable, "path", variable.name) for variable in model.backbone.trainable_weights]
+    for weight, name in zip(model.initial_theta, names, strict=True):
         rows.append({"name": name, "shape": list(weight.shape), "offset": offset})
         offset += int(weight.size)
     return rows
 
 
-def _signatures(model, names, safeguard):
-    """Inputs and outputs of the dynamic program, such as 'float32[-1, 200]'; -1 is open."""
-    functions = program_functions(model, None, None, safeguard)
+def _signatures(personal, names, safeguard):
+    """Inputs and outputs of the dynamic program and of the trunk, such as 'float32[-1, 200]'; -1 is open."""
+    functions = program_functions(personal.model, None, None, safeguard)
     described = {}
+    if (trunk := personal.trunk) is not None:
+        inputs, outputs = (f"float32{[-1, *map(int, shape)]}" for shape in (trunk.input_shape, trunk.shape))
+        described["trunk"] = {"inputs": {"raw": inputs}, "outputs": {"x": outputs}}
     for name in names:
         concrete = functions[name].get_concrete_function()
         inputs = {spec.name: spec for spec in functions[name].input_signature}

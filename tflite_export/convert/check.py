@@ -20,15 +20,19 @@ STEPS = 50
 BETA, RATE = 0.01, 0.1
 
 
-def write_check(folder, model, theta, head, personal) -> dict:
+def write_check(folder, theta, head, personal) -> dict:
     """Writes check.npz, and returns for the manifest what `verify` compares and how exact it must be."""
     rng = np.random.default_rng(0)
-    k = head.bias.shape[0]
-    x = rng.random((EXAMPLES, *model.input_shape), np.float32)
+    model, trunk, k = personal.model, personal.trunk, head.bias.shape[0]
+    x = rng.random((EXAMPLES, *(trunk or model).input_shape), np.float32)
     x[: EXAMPLES // 2] = x[: EXAMPLES // 2].round()
+    of_trunk = {}
+    if trunk is not None:
+        raw, x = x, np.asarray(trunk(x))
+        of_trunk = {"raw": raw, "trunk.x": x}
     labels = rng.integers(0, k, EXAMPLES).astype(np.int32)
     values = {"x": x, "labels": labels, "kernel": head.kernel, "bias": head.bias}
-    values |= {"steps": np.int32(STEPS), "beta": np.float32(BETA), "rate": np.float32(RATE)}
+    values |= of_trunk | {"steps": np.int32(STEPS), "beta": np.float32(BETA), "rate": np.float32(RATE)}
 
     theta, head = tf.nest.map_structure(tf.constant, (tuple(theta), Head(*head)))
     phi = model.features(theta, x)

@@ -8,6 +8,7 @@ import numpy as np
 from tflite_export.convert.program import flatten
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data import find_client
+from tfpfl.models.trunk import Trunk
 from tfpfl.models.weights import Head, Weights
 from tfpfl.runs.client_model import ClientModels, class_names
 
@@ -28,10 +29,22 @@ class Personal(NamedTuple):
     antialias: bool  # whether the data set's images were made smaller by averaging
     labels: list  # names of the K classes
     class_ids: list  # their ids in the data set
-    train: tuple | None  # (x, y) for calibration
+    train: tuple | None  # (x, y) for calibration; x is what the model takes
     test: tuple | None  # (x, y) for quality
+    trunk: Trunk | None = None  # the frozen layers below the model
+    raws: dict | None = None  # with a trunk, {'train', 'test': the trunk's examples}
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there are test examples."""
+        return self.test is not None and len(self.test[0]) > 0
+
+    def raw(self, split: str) -> np.ndarray:
+        """What the trunk takes of a split's examples; without a trunk, what the model takes."""
+        return self.raws[split] if self.raws else {"train": self.train, "test": self.test}[split][0]
 
 
+_CHUNK = 256  # examples that go through the trunk at a time
 TRAINING = {"tau": 50, "beta": 0.007, "rho": 0.001, "head_rate": 0.001, "safeguard": True}
 
 
@@ -74,14 +87,9 @@ def check_classes(model) -> None:
 
 
 def _of_run(run, client, rounds) -> Personal:
-    population, config = run.population, run.config
-    if config.train_from is not None or config.adapters is not None:
-        raise ExportError(
-            f"{run.folder} was trained with a frozen trunk (--train-from) or adapters, for which the device has no "
-            "program. `tfpfl model` writes a client's whole model as a Keras file"
-        )
+    population, trunk = run.population, run.whole.trunk
     check_classes(run.model)
-    _check_input_and_theta(run.model)
+    _check_input_and_theta(run.model, trunk)
     ids = [int(i) for i in population.client_ids]
     if client is None:
         raise ExportError(f"say which of the {len(ids)} clients of {run.folder} is exported: client=0, or its name")
@@ -102,7 +110,8 @@ def _of_run(run, client, rounds) -> Personal:
     rounds = not isinstance(training, str) if rounds is None else rounds
 
     weights = ClientModels(run).weights(client)
-    x, y = run.federation.arrays(client, "train", population.labels)
+    train, test = (run.examples.arrays(client, split, population.labels) for split in ("train", "test"))
+    raws = {split: run.federation.arrays(client, split, population.labels)[0] for split in ("train", "test")}
     local, first = population.labels == "local", run.took_part
     class_ids = [int(c) for c in (run.federation.classes(client) if local else range(run.federation.num_labels))]
     return Personal(
@@ -122,28 +131,41 @@ def _of_run(run, client, rounds) -> Personal:
             "dataset": one_line(run.config.dataset),
             "federation_hash": run.federation.hash,
             "run_id": run.config.run_id,
-            "num_examples": int(len(x)),
+            "num_examples": int(len(train[0])),
         },
         preprocessing={**run.federation.manifest["preprocessing"], "stored_dtype": run.federation.manifest["dtype"]},
         antialias=bool(run.federation.manifest["source"].get("options", {}).get("antialias", False)),
         labels=class_names(run, client, weights.head.bias.shape[0]),
         class_ids=class_ids,
-        train=(x, y),
-        test=run.federation.arrays(client, "test", population.labels),
+        train=train,
+        test=test,
+        trunk=trunk,
+        raws=None if trunk is None else raws,
     )
 
 
-def _check_input_and_theta(model) -> None:
-    """Checks that an example is one array, which is what programs for a device take, and that something trains."""
+def _check_input_and_theta(model, trunk: Trunk | None) -> None:
+    """Checks that an example is one array, which is what programs for a device take, and that something trains.
+
+    Args:
+        model: the `SplitModel` whose theta trains.
+        trunk: the frozen layers below it.
+    """
     if not model.initial_theta:
         raise ExportError(
             "no weight of the backbone trains, and a bundle's programs take the backbone's weights as an input. Make a "
             "layer trainable, or take `tfpfl model`, which writes the client's model as a Keras file"
         )
-    if model.inputs.several:
+    if any(model.own):
         raise ExportError(
-            f"the model takes several arrays, {', '.join(model.inputs.names)}, and a bundle's programs have one input "
-            "for examples: `tfpfl model` writes the client's model as a Keras file, which TensorFlow Lite converts"
+            "some of the backbone's weights stay with the client (personal=), and a device keeps a head only: train "
+            "without personal, or take `tfpfl model`, which writes the client's model as a Keras file"
+        )
+    inputs = (trunk or model).inputs
+    if inputs.several:
+        raise ExportError(
+            f"the model takes several arrays, {', '.join(inputs.names)}, and a bundle's programs have one input for "
+            "examples: `tfpfl model` writes the client's model as a Keras file, which TensorFlow Lite converts"
         )
 
 
@@ -158,8 +180,8 @@ def device_training(config, population, client: int) -> dict | str:
         return f"its inner_opt is {hyper['inner_opt']!r}; the device's steps on the head are gradient descent (gd)"
     if hyper["head_rate"] == "safe":
         return "its head_rate is 'safe', which a client's features decide in every visit; a device's rate is fixed"
-    if config.train_from is not None or config.adapters is not None:
-        return "it has a frozen trunk (train_from) or adapters, for which the device has no program"
+    if config.personal is not None:
+        return f"the part {config.personal} of its adapters stays with the client, and a device keeps a head only"
     if config.batch_norm in ("local", "shared"):
         return f"its batch_norm is {config.batch_norm!r}; the device's statistics are constants (batch_norm='frozen')"
     if config.objective != "mean":
@@ -196,7 +218,8 @@ def _given(
     preprocessing=None,
     dataset=None,
 ) -> Personal:
-    _check_input_and_theta(model)
+    trunk, model = model.trunk, model.above or model
+    _check_input_and_theta(model, trunk)
     check_classes(model)
     theta, head = tuple(np.asarray(w) for w in theta), Head(*map(np.asarray, head))
     shapes = [w.shape for w in model.initial_theta]
@@ -226,6 +249,16 @@ def _given(
         antialias=False,
         labels=labels,
         class_ids=list(range(k)),
-        train=train,
-        test=test,
+        train=_of_trunk(trunk, train),
+        test=_of_trunk(trunk, test),
+        trunk=trunk,
+        raws=None if trunk is None else {n: s and s[0] for n, s in (("train", train), ("test", test))},
     )
+
+
+def _of_trunk(trunk, examples):
+    """Examples (x, y) with the trunk's features in place of x."""
+    if trunk is None or examples is None:
+        return examples
+    parts = np.array_split(np.asarray(examples[0]), range(_CHUNK, len(examples[0]), _CHUNK))
+    return np.concatenate([np.asarray(trunk(part)) for part in parts]), examples[1]

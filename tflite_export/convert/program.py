@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python.convert import ConverterError
 
+from tflite_export.convert.converter_faults import keep_activations
 from tflite_export.convert.gradients import GRADIENTS, PLAIN, UnsupportedLayerError, builtin_gradients
 from tflite_export.device.ops import check_builtin
 from tflite_export.device.runtime import no_news_of_the_interpreter
@@ -123,8 +124,11 @@ def program_functions(model, batch, num_classes, safeguard) -> dict:
 def _record(model, theta, x):
     """A forward pass: (phi [N, M], pull_back). pull_back maps the gradient of phi to that of theta, flat [P]."""
     parts = _unflatten(theta, model)
+    graph = theta.graph
+    known = set(graph.get_operations())
     with builtin_gradients():
         phi = model.features(parts, x)
+        keep_activations(theta, graph, known)
 
     def pull_back(dphi):
         check_differentiable(phi, parts, model.backbone)

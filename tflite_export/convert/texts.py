@@ -56,9 +56,21 @@ def _whose(about) -> list[str]:
     ]
 
 
+def _of_trunk(trunk, model) -> list[str]:
+    """The line of the card that says what is frozen."""
+    if trunk is None:
+        return []
+    shape = " x ".join(map(str, model["example_shape"]))
+    return [
+        f"* The lower layers are frozen ({trunk['file']}): an app computes their output, float32 {shape}, once for "
+        "each example, keeps it, and gives it to all other programs but predict.tflite."
+    ]
+
+
 def _model_card(manifest, personal) -> str:
     model, training, about = manifest["model"], manifest["training"], personal.about
-    shape = " x ".join(map(str, model["example_shape"]))
+    trunk = manifest.get("trunk")
+    shape = " x ".join(map(str, trunk["raw_shape"] if trunk else model["example_shape"]))
     name = about.get("client_name", str(about["client"]))
     lines = [f"# Model of client {about['client']}" + (f" ({markdown(name)})" if name != str(about["client"]) else "")]
     lines += [""]
@@ -78,6 +90,7 @@ def _model_card(manifest, personal) -> str:
         + (f", x = raw * {pre['scale']} + {pre['shift']} of {pre['stored_dtype']}" if pre else "")
         + f". Output: {model['num_classes']} classes, in the order of labels.txt: "
         f"{', '.join(map(markdown, personal.labels))}.",
+        *_of_trunk(trunk, model),
         f"* {model['num_backbone_weights']:,} weights in the backbone; {model['num_features']} features; "
         f"{(model['num_features'] + 1) * model['num_classes']:,} weights in the head.",
         "* On the device it can predict and fit its head"

@@ -55,6 +55,8 @@ class DeviceClient:
         num_threads: number of threads of the interpreter.
         chunk: number of examples that are computed at a time, at least 1.
         static: use program_static.tflite, whose shapes are fixed. It sets `chunk` to its number of examples.
+        trunk: the file of the frozen trunk that `examples` uses, such as 'trunk_int8.tflite'; default: the manifest's,
+            which is exact.
 
     Raises:
         BundleError: the bundle is damaged or has no program, the runtime cannot read it, or `chunk` is less than 1.
@@ -70,12 +72,16 @@ class DeviceClient:
         num_threads: int = 1,
         chunk: int = CHUNK,
         static: bool = False,
+        trunk: str | None = None,
     ):
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
         if chunk < 1:
             raise BundleError(f"chunk must be at least 1 example, found {chunk}")
         program = self.bundle.path(STATIC_PROGRAM if static else PROGRAM)
         self.runtime = Runtime(program, interpreter, num_threads)
+        if trunk is not None:
+            self.bundle.path(trunk)  # refuses an unknown file
+        self._how, self._trunk_file, self._trunk = (interpreter, num_threads), trunk, None
         self.batch = self.bundle.manifest["model"]["static_batch"] if static else None
         self.chunk = self.batch or chunk
         self.settings = self.bundle.manifest["training"]
@@ -121,6 +127,27 @@ class DeviceClient:
         if not (np.isfinite(head.kernel).all() and np.isfinite(head.bias).all()):
             raise HeadError("the head holds NaN or infinity")
         self._store(head)
+
+    def examples(self, raw: np.ndarray) -> np.ndarray:
+        """The examples that all other methods take, float32 [N, ...], from preprocessed ones.
+
+        In a bundle with a frozen trunk they are the trunk's output, which never changes: compute it once for each
+        example, and keep it. In any other bundle they are `raw` itself.
+
+        Args:
+            raw: float32 [N, ...], preprocessed as the manifest says.
+
+        Raises:
+            BundleError: an example holds NaN or infinity, or a shape or dtype is wrong.
+        """
+        trunk = self.bundle.manifest.get("trunk")
+        if trunk is None:
+            return self._checked(raw)
+        raw = _examples(raw, tuple(trunk["raw_shape"]))
+        if self._trunk is None:
+            self._trunk = Runtime(self.bundle.path(self._trunk_file or trunk["file"]), *self._how)
+        parts = np.array_split(raw, range(self.chunk, len(raw), self.chunk))
+        return np.concatenate([self._trunk("trunk", raw=part)["x"] for part in parts])
 
     def features(self, x: np.ndarray) -> np.ndarray:
         """The backbone's features of examples x, float32 [N, ...]: phi(x; theta), float32 [N, M]."""
@@ -227,15 +254,7 @@ class DeviceClient:
         self._head = head
 
     def _checked(self, x, y=None):
-        x = np.asarray(x)
-        shape = self.bundle.example_shape
-        if x.shape[1:] != shape or x.ndim != len(shape) + 1 or x.dtype != np.float32:
-            raise BundleError(f"examples must be float32 {['N', *shape]}, found {x.dtype} {list(x.shape)}")
-        if not len(x):
-            raise BundleError("there are no examples")
-        bad = ~np.isfinite(x.reshape(len(x), -1)).all(1)
-        if bad.any():
-            raise BundleError(f"example {int(bad.argmax())} holds NaN or infinity: the head is untouched")
+        x = _examples(x, self.bundle.example_shape)
         if y is None:
             return x
         y, k = np.asarray(y), self.bundle.num_classes
@@ -310,3 +329,16 @@ class DeviceClient:
                 for whole, part in zip(total, parts, strict=True):
                     np.add(whole, part, out=whole)  # in place: a new array of P numbers costs more than the sum
         return [np.float32(t) if t.ndim == 0 else t.astype(np.float32) for t in total]
+
+
+def _examples(x, shape):
+    """Examples as an array, checked: float32 [N, *shape], finite."""
+    x = np.asarray(x)
+    if x.shape[1:] != shape or x.ndim != len(shape) + 1 or x.dtype != np.float32:
+        raise BundleError(f"examples must be float32 {['N', *shape]}, found {x.dtype} {list(x.shape)}")
+    if not len(x):
+        raise BundleError("there are no examples")
+    bad = ~np.isfinite(x.reshape(len(x), -1)).all(1)
+    if bad.any():
+        raise BundleError(f"example {int(bad.argmax())} holds NaN or infinity: the head is untouched")
+    return x

@@ -17,6 +17,12 @@ BACKBONE_FLOAT16 = "backbone_float16.tflite"
 BACKBONE_DYNAMIC_INT8 = "backbone_dynamic_int8.tflite"
 BACKBONE_INT8 = "backbone_int8.tflite"
 
+# These exist only if the lower layers of the backbone are frozen, as with `train_from`: they compute an example's input
+# of the program, once for ever. The two smaller ones need `inference`.
+TRUNK = "trunk.tflite"
+TRUNK_FLOAT16 = "trunk_float16.tflite"
+TRUNK_INT8 = "trunk_int8.tflite"
+
 # These exist only if exported with `browser`: for a page in a browser; see browser.py.
 BROWSER_PROGRAM = "program_browser.tflite"
 CLIENT = "client.safetensors"

@@ -51,6 +51,7 @@ MANY = Number(1, MOST_STATIC_BATCH, whole=True)
 COUNT, ID = Number(1, LARGEST, whole=True), Number(0, LARGEST, whole=True)
 _TENSORS = Several(Text(r"(float32|int32)\[(-?\d+(, -?\d+)*)?\]", "a dtype and a shape"), named=r"\w{1,40}")
 _SHAPE = Several(COUNT, least=1)
+_SHA256 = Text("[0-9a-f]{64}", "64 hexadecimal digits")
 # A dict here is an object that has these entries, and may have others.
 RULES = {
     "model": {
@@ -61,6 +62,9 @@ RULES = {
         "static_batch": MANY,
         "theta": Several({"name": Text(), "shape": Several(COUNT), "offset": ID}),
     },
+    "trunk": Optional(
+        {"file": Text(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,80}", "a file name"), "raw_shape": _SHAPE, "sha256": _SHA256}
+    ),
     "training": {
         "tau": COUNT,
         "beta": Number(0),
@@ -75,7 +79,7 @@ RULES = {
     "files": Several(
         {
             "bytes": Number(0, 2**62, whole=True),
-            "sha256": Text("[0-9a-f]{64}", "64 hexadecimal digits"),
+            "sha256": _SHA256,
             "operations": Optional(Several(COUNT, named=".{1,80}")),
         },
         named=r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,80}",  # no folder
@@ -113,6 +117,9 @@ def check_manifest(manifest: dict) -> None:
     names, ids = manifest["labels"]["names"], manifest["labels"]["class_ids"]
     if len(names) != k or len(ids) > k:  # a head that clients share may be wider than this client's classes
         raise InvalidInput(f"labels has {len(names)} names and {len(ids)} class_ids for {k} classes")
+    trunk = manifest.get("trunk")
+    if trunk is not None and trunk["file"] not in files:
+        raise InvalidInput(f"trunk.file is {trunk['file']}, which is not among the files")
     room = manifest.get("browser", {}).get("room")
     if room is not None and room < k:
         raise InvalidInput(f"browser.room is {room}, but the model has {k} classes")

@@ -11,12 +11,12 @@ import numpy as np
 
 from tflite_export.device.bundle_files import stored_arrays
 from tflite_export.device.errors import InvalidInput
-from tflite_export.device.layout import BROWSER_PROGRAM, CHECK, PROGRAM, STATIC_PROGRAM
+from tflite_export.device.layout import BROWSER_PROGRAM, CHECK, PROGRAM, STATIC_PROGRAM, TRUNK
 from tflite_export.device.ops import check_builtin
 from tflite_export.device.runtime import Bundle, BundleError, Runtime
 from tflite_export.device.wide_head import widened
 
-PROGRAMS = (PROGRAM, STATIC_PROGRAM, BROWSER_PROGRAM)
+PROGRAMS = (TRUNK, PROGRAM, STATIC_PROGRAM, BROWSER_PROGRAM)
 _SMALL = 1e-6  # smallest denominator of a relative error: errors of smaller outputs are divided by this
 
 
@@ -97,6 +97,8 @@ def _values(bundle) -> dict:
     n, (m, k) = len(np.atleast_1d(values.get("labels", ()))), (bundle.num_features, bundle.num_classes)
     inputs = {"x": (n, *bundle.example_shape), "labels": (n,), "kernel": (m, k), "bias": (k,), "features.phi": (n, m)}
     inputs |= dict.fromkeys(("steps", "beta", "rate"), ())
+    if (trunk := bundle.manifest.get("trunk")) is not None:
+        inputs["raw"] = (n, *trunk["raw_shape"])
     for name, shape in inputs.items():
         dtype = np.dtype(np.int32 if name in ("labels", "steps") else np.float32)
         found = values.get(name)
