@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from tflite_export.device.bench import any_interpreter as any_interpreter
     from tflite_export.device.client import DeviceClient as DeviceClient
     from tflite_export.device.client import Update as Update
+    from tflite_export.device.example_store import ExampleStore as ExampleStore
+    from tflite_export.device.example_store import ExampleStoreError as ExampleStoreError
     from tflite_export.device.head_file import SavedHead as SavedHead
     from tflite_export.device.head_file import theta_sha256 as theta_sha256
+    from tflite_export.device.neighbours import Neighbours as Neighbours
     from tflite_export.device.runtime import Bundle as Bundle
     from tflite_export.device.runtime import BundleError as BundleError
     from tflite_export.device.runtime import Runtime as Runtime
@@ -41,6 +44,9 @@ _HOME = {
     "Runtime": "device.runtime",
     "DeviceClient": "device.client",
     "Update": "device.client",
+    "ExampleStore": "device.example_store",
+    "ExampleStoreError": "device.example_store",
+    "Neighbours": "device.neighbours",
     "SavedHead": "device.head_file",
     "theta_sha256": "device.head_file",
     "any_interpreter": "device.bench",

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tflite_export.device import classes
 from tflite_export.device import payload as payloads
 from tflite_export.device.head_file import HeadError, SavedHead, load_head, save_head, theta_sha256
 from tflite_export.device.layout import HEAD, PROGRAM, STATIC_PROGRAM
@@ -23,6 +24,7 @@ from tflite_export.device.runtime import Bundle, BundleError, Runtime
 from tflite_export.device.scores import Score, cut, log_softmax, score
 
 CHUNK = 32
+_FIXED = "for a fixed number of classes: open the client without static"
 
 
 class Update(NamedTuple):
@@ -89,12 +91,53 @@ class DeviceClient:
         shape = self.bundle.num_features, self.bundle.num_classes
         saved = self._state is not None and self._state.exists()
         self._head = load_head(self._state if saved else self.bundle.path(HEAD), *shape)
+        if static and len(self._head.bias) != self.bundle.num_classes:
+            raise HeadError(f"{self._state} has {len(self._head.bias)} classes, and {STATIC_PROGRAM} is {_FIXED}")
         self.theta = self.bundle.theta()
 
     @property
     def head(self) -> tuple[np.ndarray, np.ndarray]:
         """The client's head: (kernel float32 [M, K], bias float32 [K])."""
         return self._head.kernel, self._head.bias
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the K classes of the head."""
+        return self._head.labels or tuple(self.bundle.manifest["labels"]["names"])
+
+    def add_class(self, name: str) -> None:
+        """Gives the head one more class at its end, with the mean of the other columns; see classes.py.
+
+        In the next round the client simply has a head of K + 1 classes: theta's gradient is that of its own loss.
+
+        Raises:
+            HeadError: there is such a class, or the program's number of classes is fixed (`static`).
+        """
+        self._change(classes.with_class(self._named(), name))
+
+    def remove_class(self, name: str) -> None:
+        """Takes a class out of the head. Its examples must be left out of the next round.
+
+        Raises:
+            HeadError: there is no such class, only two are there, or the program's number is fixed (`static`).
+        """
+        self._change(classes.without_class(self._named(), name))
+
+    def merge_classes(self, name: str, into: str) -> None:
+        """Makes one class of two, named `into`; see classes.py.
+
+        Raises:
+            HeadError: there is no such class, only two are there, or the program's number is fixed (`static`).
+        """
+        self._change(classes.with_merged(self._named(), name, into))
+
+    def _named(self) -> SavedHead:
+        return self._head._replace(labels=self.labels)
+
+    def _change(self, head: SavedHead) -> None:
+        if self.batch is not None:
+            raise HeadError(f"{STATIC_PROGRAM} is {_FIXED}")
+        self._store(head)
 
     @property
     def head_is_stale(self) -> bool:
@@ -121,7 +164,9 @@ class DeviceClient:
         Raises:
             HeadError: the head has another shape, or holds NaN or infinity.
         """
-        shape = (self.bundle.num_features, self.bundle.num_classes)
+        shape = (self.bundle.num_features, len(head.labels or self.bundle.manifest["labels"]["names"]))
+        if self.batch is not None and shape[1] != self.bundle.num_classes:
+            raise HeadError(f"{STATIC_PROGRAM} is {_FIXED}")
         if head.kernel.shape != shape or head.bias.shape != shape[1:]:
             raise HeadError(f"this client's head is {list(shape)}, found {list(head.kernel.shape)}")
         if not (np.isfinite(head.kernel).all() and np.isfinite(head.bias).all()):
@@ -142,7 +187,7 @@ class DeviceClient:
         """
         trunk = self.bundle.manifest.get("trunk")
         if trunk is None:
-            return self._checked(raw)
+            return self.checked(raw)
         raw = _examples(raw, tuple(trunk["raw_shape"]))
         if self._trunk is None:
             self._trunk = Runtime(self.bundle.path(self._trunk_file or trunk["file"]), *self._how)
@@ -151,7 +196,7 @@ class DeviceClient:
 
     def features(self, x: np.ndarray) -> np.ndarray:
         """The backbone's features of examples x, float32 [N, ...]: phi(x; theta), float32 [N, M]."""
-        return self._features(self._checked(x))
+        return self._features(self.checked(x))
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Probabilities of the client's classes for x, float32 [N, ...]: float32 [N, K]."""
@@ -160,7 +205,7 @@ class DeviceClient:
 
     def score(self, x: np.ndarray, y: np.ndarray) -> Score:
         """Loss and accuracy of the present head on examples x, float32 [N, ...], with labels y, int [N]."""
-        x, y = self._checked(x, y)
+        x, y = self.checked(x, y)
         return score(self._features(x), y, *self.head)
 
     def personalize(self, x, y, *, steps: int | None = None, beta: float | None = None, held_out=0.25) -> Personalized:
@@ -179,13 +224,13 @@ class DeviceClient:
             BundleError: an example holds NaN or infinity, a label is out of range, a shape or dtype is wrong, there are
                 too few examples to hold some out, or `steps` or `beta` is negative. The head is not changed then.
         """
-        x, y = self._checked(x, y)
+        x, y = self.checked(x, y)
         if held_out is None:
             held_out = x, y
         elif isinstance(held_out, (int, float)):
             (x, y), held_out = cut(x, y, held_out)
         else:
-            held_out = self._checked(*held_out)
+            held_out = self.checked(*held_out)
         steps = self.settings["tau"] - 1 if steps is None else steps
         beta = self.settings["beta"] if beta is None else beta
         if steps < 0 or not 0 <= beta < np.inf:
@@ -195,7 +240,7 @@ class DeviceClient:
         old, new = (score(phi_held_out, held_out[1], *head) for head in (self.head, (kernel, bias)))
         kept = np.isfinite(new.loss) and (new.accuracy, -new.loss) > (old.accuracy, -old.loss)
         if kept:
-            self._keep(kernel, bias)
+            self._store(self._fitted(kernel, bias))
         return Personalized(bool(kept), old, new, before, after)
 
     def round(self, theta: np.ndarray, x, y, *, payload: str = "float32") -> Update:
@@ -214,7 +259,7 @@ class DeviceClient:
                 is unknown, the result is not finite, or the bundle was not exported for rounds. The head is not
                 changed then.
         """
-        x, y = self._checked(x, y)
+        x, y = self.checked(x, y)
         if payload not in payloads.KINDS:
             raise BundleError(f"unknown payload {payload!r}: one of {', '.join(payloads.KINDS)}")
         if "joint_gradient" not in self.runtime.signatures:
@@ -235,29 +280,37 @@ class DeviceClient:
         if not all(np.isfinite(a).all() for a in (gradient, kernel, bias, loss)):
             raise BundleError("the round diverged: a gradient or the head is not finite; nothing was kept")
         sent = payloads.encode(gradient, payload)
-        return Update(sent, n, float(loss), SavedHead(kernel, bias, theta_sha256(self.theta)))
+        return Update(sent, n, float(loss), self._fitted(kernel, bias))
 
     def commit(self, update: Update) -> None:
         """Makes the head of a round current, and saves it if the client has a `state` file.
 
         Raises:
-            HeadError: the head has another shape than this client's, or holds NaN or infinity.
+            HeadError: the head has another shape than this client's or other classes, such as after `add_class`, or
+                holds NaN or infinity.
         """
+        if update.head.labels != self._head.labels:
+            raise HeadError("the classes have changed since the round: its head is of no use any more")
         self.start_from(update.head)
 
-    def _keep(self, kernel, bias):
-        self._store(SavedHead(kernel, bias, theta_sha256(self.theta)))
+    def _fitted(self, kernel, bias) -> SavedHead:
+        return SavedHead(kernel, bias, theta_sha256(self.theta), self._head.labels)
 
     def _store(self, head):
         if self._state is not None:
             save_head(self._state, head)
         self._head = head
 
-    def _checked(self, x, y=None):
+    def checked(self, x: np.ndarray, y: np.ndarray | None = None):
+        """Examples as arrays, float32 [N, ...] and, if given, labels int32 [N].
+
+        Raises:
+            BundleError: a shape or dtype is wrong, a number is not finite, or a label is out of range.
+        """
         x = _examples(x, self.bundle.example_shape)
         if y is None:
             return x
-        y, k = np.asarray(y), self.bundle.num_classes
+        y, k = np.asarray(y), len(self.labels)
         if y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer):
             raise BundleError(f"labels must be integers [{len(x)}], found {y.dtype} {list(y.shape)}")
         bad = (y < 0) | (y >= k)

@@ -7,10 +7,17 @@
     uint32     crc32 of the numbers
     float32    kernel [M, K], row-major, then bias [K]
 
+A head whose classes are not the bundle's, because one was added, left out or merged on the device, has b"TFPFLH02", and
+after the numbers the names of its classes, which the checksum counts too:
+
+    uint32     the number of bytes that follow
+    JSON       a list of K texts, UTF-8
+
 All numbers are little-endian. A new head replaces the old file in one step: one of the two is always there, and whole.
 """
 
 import hashlib
+import json
 import os
 import struct
 import zlib
@@ -21,7 +28,7 @@ import numpy as np
 
 from tflite_export.device.errors import InvalidInput
 
-_MAGIC = b"TFPFLH01"
+_MAGIC, _MAGIC_LABELS = b"TFPFLH01", b"TFPFLH02"
 _HEADER = struct.Struct("<8sII32sI")
 
 
@@ -35,6 +42,7 @@ class SavedHead(NamedTuple):
     kernel: np.ndarray  # float32 [M, K]
     bias: np.ndarray  # float32 [K]
     theta_sha256: str
+    labels: tuple[str, ...] | None = None  # the names of the K classes, if they are not the bundle's
 
 
 def theta_sha256(theta: np.ndarray) -> str:
@@ -46,7 +54,11 @@ def head_bytes(head: SavedHead) -> bytes:
     """The bytes of the file that holds a head."""
     m, k = head.kernel.shape
     numbers = np.ascontiguousarray(head.kernel, "<f4").tobytes() + np.ascontiguousarray(head.bias, "<f4").tobytes()
-    return _HEADER.pack(_MAGIC, m, k, bytes.fromhex(head.theta_sha256), zlib.crc32(numbers)) + numbers
+    magic = _MAGIC
+    if head.labels is not None:
+        names = json.dumps(head.labels, ensure_ascii=False).encode()
+        magic, numbers = _MAGIC_LABELS, numbers + struct.pack("<I", len(names)) + names
+    return _HEADER.pack(magic, m, k, bytes.fromhex(head.theta_sha256), zlib.crc32(numbers)) + numbers
 
 
 def save_head(path: str | os.PathLike, head: SavedHead) -> None:
@@ -71,20 +83,38 @@ def save_head(path: str | os.PathLike, head: SavedHead) -> None:
 def load_head(path: str | os.PathLike, num_features: int, num_classes: int) -> SavedHead:
     """Reads a head from a file.
 
+    Args:
+        path: the file.
+        num_features: M.
+        num_classes: the K of the bundle; a head with names of its own may have any.
+
     Raises:
         HeadError: the file is not a head, is damaged, or holds a head of another shape.
     """
     content = Path(path).read_bytes()
-    if len(content) < _HEADER.size or content[:8] != _MAGIC:
+    if len(content) < _HEADER.size or content[:8] not in (_MAGIC, _MAGIC_LABELS):
         raise HeadError(f"{path} is not a head that tfpfl saved")
-    _, m, k, theta, crc = _HEADER.unpack_from(content)
-    numbers = content[_HEADER.size :]
-    if len(numbers) != 4 * (m * k + k) or zlib.crc32(numbers) != crc:
+    magic, m, k, theta, crc = _HEADER.unpack_from(content)
+    body, size = content[_HEADER.size :], 4 * (m * k + k)
+    if zlib.crc32(body) != crc or (len(body) != size if magic == _MAGIC else len(body) < size + 4):
         raise HeadError(f"{path} is damaged or cut off")
-    if (m, k) != (num_features, num_classes):
+    labels = None if magic == _MAGIC else _labels(path, body[size:], k)
+    if m != num_features or (labels is None and k != num_classes):
         raise HeadError(
             f"{path} is a head for {k} classes on {m} features; this client has {num_classes} classes on "
             f"{num_features} features"
         )
-    values = np.frombuffer(numbers, "<f4").astype(np.float32)
-    return SavedHead(values[: m * k].reshape(m, k), values[m * k :], theta.hex())
+    values = np.frombuffer(body[:size], "<f4").astype(np.float32)
+    return SavedHead(values[: m * k].reshape(m, k), values[m * k :], theta.hex(), labels)
+
+
+def _labels(path, content, k) -> tuple[str, ...]:
+    """The names of K classes, from what follows the numbers."""
+    (size,) = struct.unpack_from("<I", content)
+    try:
+        names = json.loads(content[4:].decode("utf-8")) if len(content) == 4 + size else None
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or len(names) != k or not all(isinstance(n, str) for n in names):
+        raise HeadError(f"{path} is damaged: it has no names for its {k} classes")
+    return tuple(names)

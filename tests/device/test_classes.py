@@ -1,0 +1,133 @@
+"""Classes that a device adds, leaves out and merges: the head, its file, and the next round."""
+
+import json
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from helpers.truth import true_gradient, true_steps
+from tflite_export import DeviceClient, SavedHead
+from tflite_export.convert.program import unflatten
+from tflite_export.device.classes import with_class, with_merged, without_class
+from tflite_export.device.head_file import HeadError, head_bytes, load_head
+from tflite_export.device.payload import decode
+from tfpfl.models.weights import Head
+from tfpfl.runs.run import Run
+
+RNG = np.random.default_rng(0)
+THETA = "0" * 64
+HEAD = SavedHead(RNG.normal(size=(6, 3)).astype("f"), RNG.normal(size=3).astype("f"), THETA, ("cat", "dog", "cow"))
+PHI = RNG.normal(size=(40, 6)).astype("f")
+
+
+def probabilities(head):
+    z = np.exp((PHI @ head.kernel + head.bias).astype(np.float64))
+    return z / z.sum(1, keepdims=True)
+
+
+def test_a_new_class_is_the_same_whatever_is_added_to_all_columns():
+    shifted = HEAD._replace(kernel=HEAD.kernel + RNG.normal(size=(6, 1)).astype("f"), bias=HEAD.bias + np.float32(3))
+    grown, other = with_class(HEAD, "hen"), with_class(shifted, "hen")
+    assert grown.labels == ("cat", "dog", "cow", "hen")
+    np.testing.assert_allclose(probabilities(grown), probabilities(other), atol=1e-5)
+    before, after = probabilities(HEAD), probabilities(grown)
+    np.testing.assert_allclose(after[:, :3] / after[:, :1], before / before[:, :1], rtol=1e-4)
+    assert (after[:, 3] <= after[:, :3].max(1)).all()
+
+
+def test_a_class_that_is_left_out():
+    less = without_class(HEAD, "dog")
+    before, after = probabilities(HEAD), probabilities(less)
+    assert less.labels == ("cat", "cow")
+    np.testing.assert_allclose(after, before[:, [0, 2]] / before[:, [0, 2]].sum(1, keepdims=True), atol=1e-6)
+    back = without_class(with_class(HEAD, "hen"), "hen")
+    assert np.array_equal(back.kernel, HEAD.kernel) and back.labels == HEAD.labels
+
+
+def test_two_classes_become_one():
+    merged, before = with_merged(HEAD, "cat", into="cow"), probabilities(HEAD)
+    assert merged.labels == ("dog", "cow")
+    after = probabilities(merged)
+    assert (after[:, 1] <= before[:, 0] + before[:, 2] + 1e-6).all()
+    twins = HEAD._replace(kernel=HEAD.kernel[:, [0, 1, 0]], bias=HEAD.bias[[0, 1, 0]])
+    before, after = probabilities(twins), probabilities(with_merged(twins, "cat", into="cow"))
+    np.testing.assert_allclose(after[:, 1], before[:, 0] + before[:, 2], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda: with_class(HEAD, "dog"), "there is a class 'dog' already"),
+        (lambda: with_class(HEAD, "two\nlines"), "a line of 1 to 200 characters"),
+        (lambda: with_class(HEAD, ""), "a line of 1 to 200 characters"),
+        (lambda: without_class(HEAD, "hen"), "there is no class 'hen'; there are cat, dog, cow"),
+        (lambda: with_merged(HEAD, "cat", into="cat"), "cannot be merged with itself"),
+        (lambda: without_class(without_class(HEAD, "cat"), "dog"), "at least 2 classes"),
+    ],
+)
+def test_what_makes_no_sense(change, said):
+    with pytest.raises(HeadError, match=said):
+        change()
+
+
+def test_the_file_of_a_head_with_names_of_its_own(tmp_path):
+    path = tmp_path / "head.bin"
+    grown = with_class(HEAD, "Kuh – ünlü")
+    path.write_bytes(head_bytes(grown))
+    found = load_head(path, 6, 3)
+    assert np.array_equal(found.kernel, grown.kernel) and found[2:] == grown[2:]
+    assert path.read_bytes()[:8] == b"TFPFLH02" and head_bytes(HEAD._replace(labels=None))[:8] == b"TFPFLH01"
+    content = path.read_bytes()
+    for damaged in (content[:-1], content + b"x", content[:60] + b"\xff" + content[61:]):
+        path.write_bytes(damaged)
+        with pytest.raises(HeadError, match="damaged"):
+            load_head(path, 6, 3)
+    for names in (["a"] * 3, ["a", "b", "c", 4], "abcd", [[[]]] * 4):  # whole, by the checksum
+        text = json.dumps(names).encode()
+        body = content[52 : 52 + 4 * 7 * 4] + struct.pack("<I", len(text)) + text
+        path.write_bytes(content[:48] + struct.pack("<I", zlib.crc32(body)) + body)
+        with pytest.raises(HeadError, match="no names for its 4 classes"):
+            load_head(path, 6, 3)
+
+
+def test_a_round_after_a_class_was_added_is_that_of_a_wider_head(bundle, run_folder, federation, tmp_path):
+    state, (x, y) = tmp_path / "head.bin", federation.arrays(4, "train")
+    client = DeviceClient(bundle, state, interpreter=tf.lite.Interpreter)
+    stale = client.round(client.theta, x, y)
+    client.add_class("new")
+    assert client.labels == (*bundle.manifest["labels"]["names"], "new")
+    with pytest.raises(HeadError, match="the classes have changed since the round"):
+        client.commit(stale)
+
+    y = np.where(np.arange(len(y)) % 5 == 0, 3, y)  # some of them are of the new class
+    start, settings = Head(*client.head), client.settings
+    with Run.open(run_folder, engine="local") as run:
+        model = run.model
+    theta = unflatten(client.theta, model)
+    fitted = true_steps(model.features(theta, x).numpy(), y, start, settings["tau"] - 1, settings["beta"])
+    loss, dtheta, dkernel, dbias = true_gradient(model, theta, fitted, x, y)
+    update = client.round(client.theta, x, y)
+    assert update.loss == pytest.approx(loss, rel=1e-5)
+    assert np.abs(decode(update.payload) - dtheta).max() < 1e-5 * np.abs(dtheta).max()
+    client.commit(update)
+    assert np.abs(client.head[0] - (fitted.kernel - settings["head_rate"] * dkernel)).max() < 1e-5
+    assert np.abs(client.head[1] - (fitted.bias - settings["head_rate"] * dbias)).max() < 1e-5
+
+    again = DeviceClient(bundle, state, interpreter=tf.lite.Interpreter)
+    assert again.labels == client.labels and np.array_equal(again.head[0], client.head[0])
+    again.merge_classes("new", into=again.labels[0])
+    again.remove_class(again.labels[1])
+    assert again.predict(x).shape == (len(x), 2) and again.score(x[:4], np.array([0, 1, 0, 1])).loss > 0
+
+
+def test_the_static_program_has_a_fixed_number_of_classes(bundle, tmp_path):
+    state = tmp_path / "head.bin"
+    client = DeviceClient(bundle, state, interpreter=tf.lite.Interpreter, static=True)
+    with pytest.raises(HeadError, match="fixed number of classes"):
+        client.add_class("new")
+    DeviceClient(bundle, state, interpreter=tf.lite.Interpreter).add_class("new")
+    with pytest.raises(HeadError, match="has 4 classes, and program_static.tflite is for a fixed number"):
+        DeviceClient(bundle, state, interpreter=tf.lite.Interpreter, static=True)

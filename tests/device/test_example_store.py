@@ -1,0 +1,164 @@
+"""The store of examples on a device: what it keeps, what it forgets, and that a killed process loses nothing."""
+
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tflite_export.device.example_store import POLICIES, ExampleStore, ExampleStoreError
+
+RNG = np.random.default_rng(0)
+
+
+def numbered(start, stop):
+    """Examples that are their own number."""
+    return np.arange(start, stop, dtype=np.float32).reshape(-1, 1)
+
+
+def kept(store, labels=("a", "b", "c")):
+    return store.arrays(labels)[0][:, 0].astype(int).tolist()
+
+
+def test_what_was_added_comes_back_in_its_order(tmp_path):
+    x = RNG.normal(size=(5, 2, 3)).astype("f")
+    with ExampleStore(tmp_path / "s", (2, 3), capacity=9) as store:
+        assert store.add(x, list("abacb")) == 5
+    with ExampleStore(tmp_path / "s", (2, 3), capacity=9) as store:
+        found, y = store.arrays(["c", "b", "a"])
+        assert np.array_equal(found, x) and y.tolist() == [2, 1, 2, 0, 1] and y.dtype == np.int32
+        assert store.counts() == {"a": 2, "b": 2, "c": 1}
+
+
+def test_newest(tmp_path):
+    with ExampleStore(tmp_path / "s", (1,), capacity=4, policy="newest") as store:
+        store.add(numbered(0, 11), ["a"] * 11)
+        assert kept(store) == [7, 8, 9, 10]
+
+
+def test_a_reservoir_keeps_each_example_with_the_same_probability(tmp_path):
+    came = Counter()
+    for seed in range(120):
+        with ExampleStore(tmp_path / f"s{seed}", (1,), capacity=5, policy="reservoir", seed=seed) as store:
+            store._db.execute("PRAGMA synchronous = OFF")  # what is tested is what it keeps
+            store.add(numbered(0, 20), ["a"] * 20)
+            came.update(kept(store))
+    assert sum(came.values()) == 600
+    assert stats.chisquare([came[i] for i in range(20)]).pvalue > 1e-3
+
+
+def test_each_class_has_the_same_number_as_far_as_possible(tmp_path):
+    labels = ["a"] * 50 + ["b"] * 3 + ["c"] * 40
+    with ExampleStore(tmp_path / "s", (1,), capacity=15, policy="per_class") as store:
+        store.add(numbered(0, 93), labels)
+        assert store.counts() == {"a": 6, "b": 3, "c": 6}
+        of_a, of_b = [i for i in kept(store) if i < 50], [i for i in kept(store) if 50 <= i < 53]
+        assert of_b == [50, 51, 52] and max(of_a) > 15, "not only those of the beginning"
+        store.add(numbered(93, 150), ["a"] * 57)
+        assert store.counts() == {"a": 6, "b": 3, "c": 6}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_it_is_a_function_of_the_seed_and_of_what_came(policy, tmp_path):
+    def run(name, seed, pieces):
+        with ExampleStore(tmp_path / name, (1,), capacity=6, policy=policy, seed=seed) as store:
+            for part in np.array_split(np.arange(60), pieces):
+                store.add(part.astype("f").reshape(-1, 1), ["abc"[i % 3] for i in part])
+            return kept(store)
+
+    assert run("one", 1, 1) == run("many", 1, 7)
+    assert (run("other", 2, 1) == run("third", 1, 1)) == (policy == "newest")
+
+
+def test_forgetting_leaves_nothing_in_the_file(tmp_path):
+    x = np.frombuffer(b"my own face " * 4, "<f4")[np.newaxis]
+    with ExampleStore(tmp_path / "s", x.shape[1:], capacity=50) as store:
+        store.add(np.zeros_like(x), ["b"], at=5.0)
+        store.add(np.repeat(x, 20, 0), ["a"] * 20, at=1.0)
+        assert b"my own face" in (tmp_path / "s").read_bytes()
+        assert store.forget("a", before=1.0) == 0
+        assert store.forget("a") == 20 and store.counts() == {"b": 1}
+        assert b"my own face" not in (tmp_path / "s").read_bytes()
+        assert store.forget(before=10.0) == 1 and len(store) == 0
+        store.add(x, ["a"])
+        assert store.forget(everything=True) == 1 and kept_nothing(store)
+        with pytest.raises(ExampleStoreError, match="say what to forget"):
+            store.forget()
+
+
+def kept_nothing(store):
+    x, y = store.arrays(["a"])
+    return x.shape == (0, *store.shape) and len(y) == 0
+
+
+def test_two_classes_become_one(tmp_path):
+    with ExampleStore(tmp_path / "s", (1,), capacity=50) as store:
+        store.add(numbered(0, 6), list("aabbbc"))
+        assert store.rename("a", "b") == 2 and store.counts() == {"b": 5, "c": 1}
+        with pytest.raises(ExampleStoreError, match="has examples of c, which the head does not know"):
+            store.arrays(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"policy": "best"}, "unknown policy 'best'"),
+        ({"capacity": 0}, "capacity must be 1 to"),
+        ({"capacity": 7}, "has capacity '50', and '7'"),
+        ({"made_by": "ab"}, "has made_by '', and 'ab'"),
+        ({"shape": (3,)}, "has shape '2', and '3'"),
+    ],
+)
+def test_another_store(given, said, tmp_path):
+    how = {"shape": (2,), "capacity": 50}
+    ExampleStore(tmp_path / "s", **how).close()
+    with pytest.raises(ExampleStoreError, match=said):
+        ExampleStore(tmp_path / "s", **how | given)
+
+
+def test_bad_examples_and_files(tmp_path):
+    (tmp_path / "text").write_text("this is a diary, and long enough for a header" * 40)
+    with pytest.raises(ExampleStoreError, match="is not a store of examples"):
+        ExampleStore(tmp_path / "text", (2,))
+    with ExampleStore(tmp_path / "s", (2,)) as store:
+        for x, labels, said in (
+            (np.zeros((1, 3), "f"), ["a"], "must be float32"),
+            (np.zeros((1, 2)), ["a"], "must be float32"),
+            (np.full((1, 2), np.nan, "f"), ["a"], "NaN"),
+            (np.zeros((2, 2), "f"), ["a"], "as many names"),
+            (np.zeros((1, 2), "f"), [""], "as many names"),
+        ):
+            with pytest.raises(ExampleStoreError, match=said):
+                store.add(x, labels)
+        assert len(store) == 0
+
+
+KILLED = """
+import sys, numpy as np
+from tflite_export.device.example_store import ExampleStore
+store = ExampleStore(sys.argv[1], (50,), capacity=40, policy="newest")
+for i in range(10**6):
+    store.add(np.full((3, 50), i, np.float32), ["a"] * 3)
+    print(i, flush=True)
+"""
+
+
+def test_a_killed_process_loses_nothing_that_was_added(tmp_path):
+    """Eight times: the last change is there whole or not at all."""
+    path = tmp_path / "s"
+    for turn in range(8):
+        with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True) as process:
+            told = -1
+            for _ in range(3 + 3 * turn):
+                told = int(process.stdout.readline())
+            process.kill()
+            told = max([told, *map(int, process.stdout.read().split())])
+        assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        with ExampleStore(path, (50,), capacity=40, policy="newest") as store:
+            x, _ = store.arrays(["a"])
+            assert (x == x[:, :1]).all() and x[-1, 0] in (told, told + 1)
+            assert len(x) == min(40, 3 * (int(x[-1, 0]) + 1)) and len(x) % 3 in (0, 40 % 3)
+            store.forget(everything=True)

@@ -1,0 +1,238 @@
+"""A bounded store of a client's own examples on its device, in one SQLite file.
+
+SQLite writes each change as a whole or not at all: after `kill -9` or a power cut the file holds what was added before,
+or that and the last change. Labels are kept as names, so that a head may gain, lose and merge classes.
+"""
+
+import os
+import sqlite3
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from tflite_export.device.errors import InvalidInput
+
+POLICIES = ("newest", "reservoir", "per_class")
+MOST = 1_000_000  # examples
+_FORMAT = 1
+_SCHEMA = """
+CREATE TABLE examples (id INTEGER PRIMARY KEY AUTOINCREMENT, label TEXT NOT NULL, time REAL NOT NULL, x BLOB NOT NULL);
+CREATE INDEX by_label ON examples (label);
+CREATE TABLE seen (label TEXT PRIMARY KEY, examples INTEGER NOT NULL);
+CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+
+class ExampleStoreError(InvalidInput):
+    """The file is not a store of examples, or holds others, or an example does not fit."""
+
+
+class ExampleStore:
+    """A client's own examples, of which at most `capacity` are kept.
+
+    Args:
+        path: the file; it is made if it does not exist.
+        shape: the shape of an example, float32; of a bundle with a trunk, that of the trunk's output.
+        capacity: the number of examples that are kept, 1 to 1,000,000.
+        policy: which ones. 'newest': the last ones. 'reservoir': each one that ever came with the same probability
+            (Vitter's algorithm R, 1985). 'per_class': of each class the same number as far as possible, and of one
+            class each with the same probability (Chrysakis and Moens, ICML 2020, algorithm 1).
+        seed: what is left out is a function of the seed and of how many examples have come.
+        made_by: what computed the examples, such as the `sha256` of the bundle's trunk; another one is refused.
+
+    Raises:
+        ExampleStoreError: the file is no store, or was made for other examples, another capacity or policy; or an
+            argument is wrong.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        shape: tuple[int, ...],
+        *,
+        capacity: int = 500,
+        policy: str = "per_class",
+        seed: int = 0,
+        made_by: str = "",
+    ):
+        if policy not in POLICIES:
+            raise ExampleStoreError(f"unknown policy {policy!r}: one of {', '.join(POLICIES)}")
+        if not 1 <= capacity <= MOST:
+            raise ExampleStoreError(f"capacity must be 1 to {MOST}, found {capacity}")
+        self.path, self.shape = Path(path), tuple(map(int, shape))
+        self.capacity, self.policy, self.seed = int(capacity), policy, int(seed)
+        about = {
+            "format": str(_FORMAT),
+            "shape": " ".join(map(str, self.shape)),
+            "capacity": str(self.capacity),
+            "policy": policy,
+            "seed": str(self.seed),
+            "made_by": made_by,
+        }
+        new = not self.path.exists()
+        self._db = sqlite3.connect(self.path, isolation_level=None)  # transactions are begun by hand
+        try:
+            self._db.execute("PRAGMA secure_delete = ON")  # what is forgotten is overwritten in the file
+            self._db.execute("PRAGMA synchronous = FULL")
+            if new:
+                with self._change():
+                    for statement in _SCHEMA.split(";"):
+                        self._db.execute(statement)
+                    self._db.executemany("INSERT INTO about VALUES (?, ?)", about.items())
+            found = dict(self._db.execute("SELECT name, value FROM about"))
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise ExampleStoreError(f"{self.path} is not a store of examples: {error}") from None
+        if wrong := [name for name, value in about.items() if found.get(name) != value]:
+            self._db.close()
+            name = wrong[0]
+            raise ExampleStoreError(
+                f"{self.path} has {name} {found.get(name)!r}, and {about[name]!r} was asked for: take another file, or "
+                "delete this one"
+            )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file; everything that was added is in it already."""
+        self._db.close()
+
+    def __len__(self) -> int:
+        return self._db.execute("SELECT COUNT(*) FROM examples").fetchone()[0]
+
+    def counts(self) -> dict[str, int]:
+        """{label: the number of its examples that are kept}."""
+        return dict(self._db.execute("SELECT label, COUNT(*) FROM examples GROUP BY label ORDER BY label"))
+
+    def add(self, x: np.ndarray, labels: list[str], at: float | None = None) -> int:
+        """Adds examples, all or none, and leaves others out where there are too many.
+
+        Args:
+            x: float32 [N, *shape], finite.
+            labels: the names of their classes, N texts.
+            at: the time, in seconds since 1970; default: now.
+
+        Returns:
+            How many examples are kept.
+
+        Raises:
+            ExampleStoreError: a shape or dtype is wrong, a number is not finite, or the numbers differ.
+        """
+        x = np.asarray(x)
+        if x.shape[1:] != self.shape or x.ndim != len(self.shape) + 1 or x.dtype != np.float32:
+            raise ExampleStoreError(f"examples must be float32 {['N', *self.shape]}, found {x.dtype} {list(x.shape)}")
+        if len(labels) != len(x) or not all(isinstance(label, str) and label for label in labels):
+            raise ExampleStoreError(f"{len(x)} examples need as many names of classes, found {len(labels)}")
+        if not np.isfinite(x).all():
+            raise ExampleStoreError("an example holds NaN or infinity: nothing was added")
+        at = time.time() if at is None else float(at)
+        with self._change():
+            for example, label in zip(x, labels, strict=True):
+                self._add(np.ascontiguousarray(example, "<f4").tobytes(), label, at)
+        return len(self)
+
+    def arrays(self, labels: list[str] | tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """All examples, oldest first: (x float32 [N, *shape], y int32 [N], positions in `labels`).
+
+        Raises:
+            ExampleStoreError: an example has a label that is not in `labels`.
+        """
+        place = {name: i for i, name in enumerate(labels)}
+        rows = self._db.execute("SELECT label, x FROM examples ORDER BY id").fetchall()
+        if unknown := sorted({label for label, _ in rows} - set(place)):
+            raise ExampleStoreError(
+                f"{self.path} has examples of {', '.join(unknown)}, which the head does not know: add the class, "
+                "rename the examples, or forget them"
+            )
+        x = np.frombuffer(b"".join(blob for _, blob in rows), "<f4").reshape(-1, *self.shape).astype(np.float32)
+        return x, np.array([place[label] for label, _ in rows], np.int32)
+
+    def rename(self, label: str, into: str) -> int:
+        """Gives the examples of a class another label, as when two classes become one. Returns their number."""
+        if not into:
+            raise ExampleStoreError("a class needs a name")
+        with self._change():
+            number = self._db.execute("UPDATE examples SET label = ? WHERE label = ?", (into, label)).rowcount
+            (seen,) = self._db.execute("SELECT TOTAL(examples) FROM seen WHERE label = ?", (label,)).fetchone()
+            self._count(into, int(seen))
+            self._db.execute("DELETE FROM seen WHERE label = ? AND ? <> ?", (label, label, into))
+        return number
+
+    def forget(self, label: str | None = None, *, before: float | None = None, everything: bool = False) -> int:
+        """Deletes examples, and overwrites them in the file. (Flash storage may keep old blocks for a while.)
+
+        Args:
+            label: those of this class.
+            before: those that came before this time, in seconds since 1970; with `label`, both must hold.
+            everything: all examples.
+
+        Returns:
+            How many were deleted.
+
+        Raises:
+            ExampleStoreError: nothing says which ones.
+        """
+        if label is None and before is None and not everything:
+            raise ExampleStoreError("say what to forget: label, before, or everything=True")
+        with self._change():
+            number = self._db.execute(
+                "DELETE FROM examples WHERE (? IS NULL OR label = ?) AND (? IS NULL OR time < ?)",
+                (label, label, before, before),
+            ).rowcount
+            if before is None:
+                self._db.execute("DELETE FROM seen WHERE ? IS NULL OR label = ?", (label, label))
+        return number
+
+    @contextmanager
+    def _change(self):
+        """All of it is written, or nothing."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+
+    def _add(self, x, label, at):
+        self._count(label, 1)
+        if len(self) >= self.capacity and not self._make_room(label):
+            return
+        self._db.execute("INSERT INTO examples (label, time, x) VALUES (?, ?, ?)", (label, at, x))
+
+    def _count(self, label, more):
+        self._db.execute(
+            "INSERT INTO seen VALUES (?, ?) ON CONFLICT (label) DO UPDATE SET examples = examples + excluded.examples",
+            (label, more),
+        )
+
+    def _make_room(self, label) -> bool:
+        """Deletes one example; or says that the new one is the one to leave out."""
+        if self.policy == "newest":
+            self._db.execute("DELETE FROM examples WHERE id = (SELECT MIN(id) FROM examples)")
+            return True
+        (come,) = self._db.execute("SELECT SUM(examples) FROM seen").fetchone()
+        rng = np.random.Generator(np.random.Philox(key=np.array([self.seed, come], np.uint64)))
+        if self.policy == "reservoir":
+            if rng.random() * come >= self.capacity:
+                return False
+            return self._delete_any(rng, None)
+        counts = self.counts()
+        most = max(counts.values())
+        if counts.get(label, 0) < most:
+            largest = sorted(name for name, number in counts.items() if number == most)
+            return self._delete_any(rng, largest[rng.integers(len(largest))])
+        (come,) = self._db.execute("SELECT examples FROM seen WHERE label = ?", (label,)).fetchone()
+        return rng.random() * come < counts[label] and self._delete_any(rng, label)
+
+    def _delete_any(self, rng, label) -> bool:
+        rows = self._db.execute("SELECT id FROM examples WHERE ? IS NULL OR label = ? ORDER BY id", (label, label))
+        ids = [number for (number,) in rows]
+        self._db.execute("DELETE FROM examples WHERE id = ?", (ids[rng.integers(len(ids))],))
+        return True

@@ -1,0 +1,76 @@
+"""Prediction by the nearest examples, without any training: for the first minutes with a new device.
+
+The features of the client's own examples are kept. For a new example the k nearest of them vote, each with the weight
+exp(-distance / scale), and the result is mixed with the probabilities of the head.
+
+Source: Marfoq et al., Personalized Federated Learning through Local Memorization (kNN-Per), ICML 2022, equations 8, 9.
+"""
+
+import numpy as np
+
+from tflite_export.device.client import DeviceClient
+from tflite_export.device.errors import BundleError
+from tflite_export.device.head_file import theta_sha256
+
+
+class Neighbours:
+    """The features and labels of a client's examples.
+
+    Args:
+        client: computes the features.
+        x: examples, float32 [N, ...], as `DeviceClient.examples` gives them; N may be 0.
+        y: labels, int [N] in [0, K).
+
+    Raises:
+        BundleError: as `DeviceClient.score`.
+    """
+
+    def __init__(self, client: DeviceClient, x: np.ndarray, y: np.ndarray):
+        self.client, self.theta = client, theta_sha256(client.theta)
+        self.y = np.zeros(0, np.int64)
+        self.phi = np.zeros((0, client.bundle.num_features), np.float32)
+        if len(x):
+            x, y = client.checked(x, y)
+            self.phi, self.y = client.features(x), y.astype(np.int64)
+
+    def predict(self, x: np.ndarray, *, k: int = 10, weight: float = 0.5, scale: float = 1.0) -> np.ndarray:
+        """Probabilities of the client's classes: weight * those of the neighbours + (1 - weight) * those of the head.
+
+        Args:
+            x: examples, float32 [n, ...], as `DeviceClient.examples` gives them.
+            k: how many of the nearest examples vote, at least 1; all, if there are fewer. Of examples that are equally
+                far, the older one is nearer.
+            weight: of the neighbours, in [0, 1]; 1 leaves the head out. Without any example it is 0.
+            scale: of distances, > 0, in the unit of the features.
+
+        Returns:
+            float32 [n, K].
+
+        Raises:
+            BundleError: as `DeviceClient.predict`; an argument is out of range; theta has changed since the features
+                were computed, or the head has fewer classes than the labels.
+        """
+        if k < 1 or not 0 <= weight <= 1 or not 0 < scale < np.inf:
+            raise BundleError(f"k >= 1, 0 <= weight <= 1 and scale > 0 are needed, found {k}, {weight}, {scale}")
+        if theta_sha256(self.client.theta) != self.theta:
+            raise BundleError("theta has changed since the features were computed: make the Neighbours anew")
+        classes = len(self.client.labels)
+        if len(self.y) and self.y.max() >= classes:
+            raise BundleError(f"the label {self.y.max()} is not one of the head's {classes} classes any more")
+        of_head = self.client.predict(x)
+        if not len(self.y):
+            return of_head
+        phi = self.client.features(x).astype(np.float64)
+        return (weight * self._votes(phi, k, scale, classes) + (1 - weight) * of_head).astype(np.float32)
+
+    def _votes(self, phi, k, scale, classes):
+        kept = self.phi.astype(np.float64)
+        square = (phi**2).sum(1)[:, None] - 2 * phi @ kept.T + (kept**2).sum(1)
+        distance = np.sqrt(np.maximum(square, 0))
+        nearest = np.argsort(distance, axis=1, kind="stable")[:, :k]
+        near = np.take_along_axis(distance, nearest, 1) / scale
+        votes = np.exp(near[:, :1] - near)  # as a ratio to the nearest one's: far from all, exp(-distance) would be 0
+        found = np.zeros((len(phi), classes))
+        for column in range(votes.shape[1]):
+            found[np.arange(len(phi)), self.y[nearest[:, column]]] += votes[:, column]
+        return found / found.sum(1, keepdims=True)
