@@ -221,9 +221,9 @@ def simulate_round(run, rounds, engine, payload, chunk, static, tolerance, allow
         rows = simulate(opened, rounds, engine=engine, payload=payload, chunk=chunk, static=static)
     click.echo(f"{'round':>5} {'clients':>7} {'theta':>8} {'heads':>8} {'devices':>8} {engine:>8} {'bytes up':>10}")
     for r in rows:
-        accuracies = f"{r.device_accuracy:8.4f} {r.engine_accuracy:8.4f}"
+        accuracies = f"{r.device_score:8.4f} {r.engine_score:8.4f}"
         click.echo(f"{r.round_num:5} {r.clients:7} {r.theta:8.1e} {r.heads:8.1e} {accuracies} {r.bytes_up:10,}")
-    click.echo("theta, heads: largest difference of a weight; devices and engine: mean test accuracy of all clients")
+    click.echo("theta, heads: largest difference of a weight; devices and engine: mean test score of all clients")
     if payload == "float32":
         first = next((r for r in rows if not max(r.theta, r.heads) <= tolerance), None)
         if first is not None:

@@ -9,9 +9,9 @@ from tflite_export.convert.bundle import export
 from tflite_export.device.bench import any_interpreter
 from tflite_export.device.client import DeviceClient
 from tflite_export.device.head_file import SavedHead, theta_sha256
+from tflite_export.device.kinds import Score
 from tflite_export.device.layout import HEAD, PROGRAM, THETA
 from tflite_export.device.runtime import Bundle
-from tflite_export.device.scores import Score
 from tflite_export.device.verification import Verification, verify
 from tfpfl.data.population import ClientInfo
 
@@ -57,7 +57,7 @@ def demonstrate(run, client: int | str | None, out, steps: int = 20) -> Demonstr
     client, interpreter = bundle.manifest["client"], any_interpreter()
     verification = verify(bundle, interpreter=interpreter)
     device = DeviceClient(bundle, interpreter=interpreter)
-    train, test = (run.federation.arrays(client, split, run.population.labels) for split in ("train", "test"))
+    train, test = (run.examples.arrays(client, split, run.population.labels) for split in ("train", "test"))
     exported = device.score(*test)
     info = ClientInfo(np.int32(client), np.int32(len(train[0])), np.int32(bundle.num_classes), np.float32(0))
     kernel, bias = map(np.asarray, run.model.head(info))
@@ -69,4 +69,4 @@ def demonstrate(run, client: int | str | None, out, steps: int = 20) -> Demonstr
 
 
 def _percent(score):
-    return f"{100 * score.accuracy:.1f} %"
+    return f"{100 * score.value:.1f} %" if score.name == "accuracy" else f"{score.name} {score.value:.4g}"

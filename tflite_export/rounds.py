@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflite_export.convert.bundle import export
-from tflite_export.convert.personal import ExportError, check_classes, device_training
+from tflite_export.convert.personal import ExportError, device_training
 from tflite_export.convert.program import flatten, unflatten
 from tflite_export.device import payload as payloads
 from tflite_export.device.client import CHUNK, DeviceClient
@@ -34,8 +34,8 @@ class RoundComparison(NamedTuple):
     clients: int
     theta: float  # the largest difference of a weight of theta
     heads: float  # the largest difference of a weight of any client's head
-    device_accuracy: float  # mean over clients, on test examples
-    engine_accuracy: float
+    device_score: float  # mean over clients, on test examples; for classes the accuracy
+    engine_score: float
     bytes_up: int  # sent by the devices in this round
 
 
@@ -124,7 +124,7 @@ class Devices:
         output = ClientOutput(gradient, tf.constant(weight, tf.float32), (), {})
         return aggregation.contribution(self.algorithm, output)
 
-    def accuracy(self) -> float:
+    def score(self) -> float:
         """Mean over clients on their test examples, all heads with the newest theta."""
         theta = flatten(self.algorithm.message(self.server))
         scores = []
@@ -133,7 +133,7 @@ class Devices:
             if len(x):
                 device = self.client(client_id)
                 device.receive(theta)
-                scores.append(device.score(x, y).accuracy)
+                scores.append(device.score(x, y).value)
         return float(np.mean(scores)) if scores else float("nan")
 
     def close(self) -> None:
@@ -163,7 +163,6 @@ def simulate_round(
         accuracy_every: score all clients every so many rounds, and after the last; NaN in between.
     """
     algorithm, config, federation = run if isinstance(run, tuple) else (run.algorithm, run.config, run.examples)
-    check_classes(algorithm.model)
     devices = Devices(
         algorithm, config, federation, payload=payload, chunk=chunk, static=static, interpreter=interpreter
     )
@@ -188,8 +187,8 @@ def simulate_round(
                 clients=len(took_part),
                 theta=float(difference.max()),
                 heads=max(heads),
-                device_accuracy=devices.accuracy() if scored else float("nan"),
-                engine_accuracy=_mean_accuracy(scores),
+                device_score=devices.score() if scored else float("nan"),
+                engine_score=_mean_score(scores),
                 bytes_up=devices.bytes_up,
             )
             found.append(row)
@@ -212,6 +211,7 @@ def _difference(head, other):
     return max(float(np.abs(a - np.asarray(b)).max()) for a, b in zip(head, other, strict=True))
 
 
-def _mean_accuracy(scores):
-    each = [int(s["test_correct"]) / int(s["test_examples"]) for s in scores if int(s["test_examples"])]
+def _mean_score(scores):
+    scored = [s for s in scores if int(s["test_examples"])]
+    each = [float(s["test_score"] if "test_score" in s else s["test_correct"] / s["test_examples"]) for s in scored]
     return float(np.mean(each)) if each else float("nan")

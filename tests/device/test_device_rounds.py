@@ -31,7 +31,7 @@ def test_five_rounds_are_those_of_the_tff_engine(asked, tff):
     rows = simulate_round(asked(), 5, engine="tff", accuracy_every=5)
     assert [r.clients for r in rows] == [5] * 5
     assert max(max(r.theta, r.heads) for r in rows) < 1e-4
-    assert rows[-1].device_accuracy == rows[-1].engine_accuracy > 0.6
+    assert rows[-1].device_score == rows[-1].engine_score > 0.6
 
 
 EXACT = {"rule": "exact", "server_opt": "sgd", "rho": 0.1}
@@ -67,8 +67,8 @@ def test_a_device_with_another_tau_is_noticed(asked):
 def test_int8_gradients_learn_as_well_as_float32(asked):
     done = asked(rho=0.002)
     rows = {kind: simulate_round(done, 50, payload=kind, accuracy_every=0)[-1] for kind in ("float32", "int8")}
-    assert rows["float32"].device_accuracy > 0.85
-    assert rows["int8"].device_accuracy == pytest.approx(rows["float32"].device_accuracy, abs=0.03)
+    assert rows["float32"].device_score > 0.85
+    assert rows["int8"].device_score == pytest.approx(rows["float32"].device_score, abs=0.03)
     assert rows["int8"].bytes_up < 0.26 * rows["float32"].bytes_up
     assert rows["int8"].theta > 0  # it is another run: the gradients were rounded
 

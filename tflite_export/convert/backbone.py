@@ -32,8 +32,8 @@ class Quality(NamedTuple):
     """
 
     centred_cosine: float
-    head_agreement: float  # the part of the examples on which the head says the same class as on float32 features
-    accuracy: float | None  # of the head on these features
+    head_agreement: float | None  # the part of the examples on which the head says the same class; None: no classes
+    accuracy: float | None  # of the head on these features, if it is for classes
 
 
 def convert_backbone(model, theta, precision: str = "float32", calibration=None) -> bytes:
@@ -75,7 +75,7 @@ def convert_trunk(trunk, precision: str = "float32", calibration=None) -> bytes:
 
 
 def convert_predict(model, weights: Weights, trunk=None) -> bytes:
-    """A whole model for inference: signature `predict`, x -> probabilities [N, K]. float32.
+    """A whole model for inference: signature `predict`, x -> probabilities [N, K], or predictions, as in the program.
 
     Args:
         model: a float32 `SplitModel`.
@@ -88,12 +88,13 @@ def convert_predict(model, weights: Weights, trunk=None) -> bytes:
 
     def predict(x):
         x = x if trunk is None else trunk.apply(frozen, x)
-        return {"probabilities": tf.nn.softmax(model.logits(weights, x))}
+        said = "probabilities" if model.kind.label.is_classes else "predictions"
+        return {said: model.kind.mean(model.logits(weights, x))}
 
     return convert({"predict": _function(predict, (trunk or model).input_shape)})
 
 
-def quality(phi, head, y=None, *, reference) -> Quality:
+def quality(phi, head, y=None, *, reference, is_classes=True) -> Quality:
     """Compares features with float32 features.
 
     Args:
@@ -101,10 +102,13 @@ def quality(phi, head, y=None, *, reference) -> Quality:
         head: a `Head`, or (kernel, bias).
         y: int [n], the labels of the examples, if known.
         reference: float32 [n, M], the float32 features of the same examples.
+        is_classes: whether the head is for classes.
     """
     kernel, bias = map(np.asarray, head)
     a, b = (p - reference.mean(0) for p in (phi, reference))
     cosine = float((a * b).sum() / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-30))
+    if not is_classes:
+        return Quality(cosine, None, None)
     found, expected = ((p @ kernel + bias).argmax(1) for p in (phi, reference))
     return Quality(cosine, float((found == expected).mean()), None if y is None else float((found == y).mean()))
 

@@ -95,9 +95,10 @@ def export(
         )
     if not out.parent.is_dir():
         raise ExportError(f"{out.parent} is not a folder")
-    if browser and personal.trunk is not None:
+    if browser and (personal.trunk is not None or not personal.model.kind.label.is_classes):
         raise ExportError(
-            "a page in a browser has no program for a frozen trunk (train_from): export without browser, for an app"
+            "a page in a browser has no program for a frozen trunk (train_from), nor for labels that are not classes: "
+            "export without browser, for an app"
         )
     temporary = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}.new")
     temporary.mkdir()
@@ -134,6 +135,7 @@ def _write_files(folder, personal, inference, browser):
             "num_classes": k,
             "num_backbone_weights": model.num_backbone_weights,
             "static_batch": STATIC_BATCH,
+            **({} if model.kind.label.is_classes else {"kind": model.kind.text}),
             "theta": _offsets(model),
         },
         **_about_trunk(personal.trunk),
@@ -199,13 +201,13 @@ def _write_inference(folder, personal):
     calibration, raw_calibration = (
         (None, None) if personal.train is None else (personal.train[0], personal.raw("train"))
     )
-    measured = {}
+    measured, is_classes = {}, model.kind.label.is_classes
 
     def measure(name, precision, content, features):
         runtime = Runtime(_save(folder, name, content), tf.lite.Interpreter)
         measured[name] = {
             "precision": precision,
-            **quality(features(runtime), head, y, reference=reference)._asdict(),
+            **quality(features(runtime), head, y, reference=reference, is_classes=is_classes)._asdict(),
             **on,
         }
 

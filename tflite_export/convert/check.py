@@ -13,6 +13,7 @@ from tflite_export.device.layout import CHECK
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.models import tree
+from tfpfl.models.heads import CLASSIFICATION
 from tfpfl.models.weights import Head
 
 EXAMPLES = 12
@@ -30,19 +31,21 @@ def write_check(folder, theta, head, personal) -> dict:
     if trunk is not None:
         raw, x = x, np.asarray(trunk(x))
         of_trunk = {"raw": raw, "trunk.x": x}
-    labels = rng.integers(0, k, EXAMPLES).astype(np.int32)
-    values = {"x": x, "labels": labels, "kernel": head.kernel, "bias": head.bias}
+    kind, given = model.kind, _labels(rng, model.kind.label, k)
+    values = {"x": x, **given, "kernel": head.kernel, "bias": head.bias}
     values |= of_trunk | {"steps": np.int32(STEPS), "beta": np.float32(BETA), "rate": np.float32(RATE)}
 
     theta, head = tf.nest.map_structure(tf.constant, (tuple(theta), Head(*head)))
     phi = model.features(theta, x)
-    targets = tf.one_hot(labels, k)
+    (labels,) = given.values()
+    targets = kind.targets(labels, k, tf.float32)
     values["features.phi"] = phi
-    values["predict.probabilities"] = tf.nn.softmax(tf.matmul(phi, head.kernel) + head.bias)
-    values["head_step.kernel"], values["head_step.bias"] = fit(head, phi, targets, 1)
-    fitted = fit(head, phi, targets, STEPS, safeguard=personal.training["safeguard"])
+    said = "probabilities" if kind.label.is_classes else "predictions"
+    values[f"predict.{said}"] = kind.mean(tf.matmul(phi, head.kernel) + head.bias)
+    values["head_step.kernel"], values["head_step.bias"] = fit(head, phi, targets, 1, kind=kind)
+    fitted = fit(head, phi, targets, STEPS, safeguard=personal.training["safeguard"], kind=kind)
     values["personalize.kernel"], values["personalize.bias"] = fitted
-    values["personalize.loss"] = heads.loss(fitted, phi, targets)
+    values["personalize.loss"] = heads.loss(fitted, phi, targets, kind)
     if personal.rounds:
         loss, dtheta, dhead = gradient(model, theta, head, x, targets)
         values["joint_gradient.dtheta"], values["joint_gradient.loss"] = dtheta, loss
@@ -57,19 +60,27 @@ def write_check(folder, theta, head, personal) -> dict:
     return {"max_relative": None if overlapping else 1e-5, "l2_relative": 1e-3 if overlapping else 1e-5}
 
 
-def fit(head, phi, targets, steps, beta=BETA, safeguard=False):
+def _labels(rng, kind, k) -> dict:
+    """Drawn labels or targets, by the name of the program's input."""
+    if kind.is_classes:
+        return {"labels": rng.integers(0, k, EXAMPLES).astype(np.int32)}
+    drawn = rng.poisson(1.0, (EXAMPLES, k)) if "real" not in kind.sorts else rng.standard_normal((EXAMPLES, k))
+    return {"targets": np.minimum(drawn, 1 if kind.name == "multilabel" else 9).astype(np.float32)}
+
+
+def fit(head, phi, targets, steps, beta=BETA, safeguard=False, kind=CLASSIFICATION):
     """The head after `steps` gradient steps; with `safeguard`, the old head if they raised the loss."""
-    found = heads.fit(head, phi, targets, steps, sgd(beta))
+    found = heads.fit(head, phi, targets, steps, sgd(beta), kind)
     if not safeguard:
         return found
-    return tree.where(heads.loss(found, phi, targets) <= heads.loss(head, phi, targets), found, head)
+    return tree.where(heads.loss(found, phi, targets, kind) <= heads.loss(head, phi, targets, kind), found, head)
 
 
 def gradient(model, theta, head, x, targets):
     """Loss and gradients of a client's mean loss: (loss, dtheta flat [P], dhead)."""
     with tf.GradientTape() as tape:
         tape.watch((theta, head))
-        loss = heads.loss(head, model.features(theta, x), targets)
+        loss = heads.loss(head, model.features(theta, x), targets, model.kind)
     dtheta, dhead = tape.gradient(loss, (theta, head), unconnected_gradients=tf.UnconnectedGradients.ZERO)
     return loss, flatten(dtheta), dhead
 

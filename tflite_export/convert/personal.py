@@ -72,23 +72,8 @@ def personal_model(source, client: int | str | None, rounds: bool | None = None,
     return _of_run(source, client, rounds)
 
 
-def check_classes(model) -> None:
-    """Checks that a model's head is for classes, which is what the programs for devices compute.
-
-    Raises:
-        ExportError: its labels are of another kind.
-    """
-    kind = model.kind.label
-    if not kind.is_classes:
-        raise ExportError(
-            f"only heads of classes are exported to devices; the labels of this model are of the kind {kind.text}. "
-            "`tfpfl model` writes a client's model as a Keras file"
-        )
-
-
 def _of_run(run, client, rounds) -> Personal:
     population, trunk = run.population, run.whole.trunk
-    check_classes(run.model)
     _check_input_and_theta(run.model, trunk)
     ids = [int(i) for i in population.client_ids]
     if client is None:
@@ -220,7 +205,6 @@ def _given(
 ) -> Personal:
     trunk, model = model.trunk, model.above or model
     _check_input_and_theta(model, trunk)
-    check_classes(model)
     theta, head = tuple(np.asarray(w) for w in theta), Head(*map(np.asarray, head))
     shapes = [w.shape for w in model.initial_theta]
     if [w.shape for w in theta] != shapes:
@@ -238,7 +222,7 @@ def _given(
     k = head.bias.shape[0]
     labels = [str(i) for i in range(k)] if labels is None else [one_line(name) for name in labels]
     if len(labels) != k:
-        raise ExportError(f"the head has {k} classes, but there are {len(labels)} labels")
+        raise ExportError(f"the head has {k} outputs, but there are {len(labels)} labels")
     return Personal(
         model=model,
         weights=Weights(theta, head),

@@ -6,13 +6,15 @@ gradients of the chunks add up to the gradient of all examples. Signatures (N ex
 classes):
 
     features        theta [P], x [N, ...] -> phi [N, M]
-    predict         theta, x, kernel [M, K], bias [K] -> probabilities [N, K]
+    predict         theta, x, kernel [M, K], bias [K] -> probabilities [N, K]; predictions, if not of classes
     personalize     phi, labels int32 [N], weights [N], kernel, bias, steps int32 [], beta []
                     -> kernel, bias after so many gradient steps on the head, loss there, loss_before
     head_step       phi, labels, weights, kernel, bias, beta -> kernel, bias, loss_before; one step, without WHILE
     joint_gradient  theta, x, labels, weights, kernel, bias -> dtheta [P], dkernel, dbias, loss
     round           theta, x, labels, weights, kernel, bias, steps, beta, rate
                     -> dtheta, kernel, bias, loss: a client's whole visit, with one forward and one backward pass
+
+Of a head that is not for classes, such as of a regression, float32 targets [N, K] stand in the place of labels.
 """
 
 import os
@@ -77,37 +79,42 @@ def program_functions(model, batch, num_classes, safeguard) -> dict:
 
     theta = spec("theta", [model.num_backbone_weights])
     x, phi = spec("x", [batch, *model.input_shape]), spec("phi", [batch, m])
-    examples = [spec("labels", [batch], tf.int32), spec("weights", [batch])]
+    kind = model.kind
+    labels = spec("labels", [batch], tf.int32) if kind.label.is_classes else spec("targets", [batch, k])
+    examples = [labels, spec("weights", [batch])]
     head = [spec("kernel", [m, k]), spec("bias", [k])]
+    said = "probabilities" if kind.label.is_classes else "predictions"
     steps, beta, rate = spec("steps", [], tf.int32), spec("beta", []), spec("rate", [])
 
     def features(theta, x):
         return {"phi": _record(model, theta, x)[0]}
 
     def predict(theta, x, kernel, bias):
-        return {"probabilities": tf.nn.softmax(tf.matmul(_record(model, theta, x)[0], kernel) + bias)}
+        return {said: kind.mean(tf.matmul(_record(model, theta, x)[0], kernel) + bias)}
 
     def personalize(phi, labels, weights, kernel, bias, steps, beta):
-        targets = _one_hot(labels, bias)
-        kernel, bias, before, after = _fit_head(phi, targets, weights, kernel, bias, steps, beta, safeguard)
+        targets = kind.targets(labels, tf.shape(bias)[0], tf.float32)
+        kernel, bias, before, after = _fit_head(kind, phi, targets, weights, kernel, bias, steps, beta, safeguard)
         return {"kernel": kernel, "bias": bias, "loss_before": before, "loss": after}
 
     def head_step(phi, labels, weights, kernel, bias, beta):
-        targets = _one_hot(labels, bias)
-        dkernel, dbias = _head_gradient(phi, _errors(phi, targets, weights, kernel, bias))
-        before = _loss(phi, targets, weights, kernel, bias)
+        targets = kind.targets(labels, tf.shape(bias)[0], tf.float32)
+        dkernel, dbias = _head_gradient(phi, _errors(kind, phi, targets, weights, kernel, bias))
+        before = _loss(kind, phi, targets, weights, kernel, bias)
         return {"kernel": kernel - beta * dkernel, "bias": bias - beta * dbias, "loss_before": before}
 
     def joint_gradient(theta, x, labels, weights, kernel, bias):
         phi, pull_back = _record(model, theta, x)
-        dtheta, dkernel, dbias, loss = _joint(phi, pull_back, _one_hot(labels, bias), weights, kernel, bias)
+        dtheta, dkernel, dbias, loss = _joint(
+            kind, phi, pull_back, kind.targets(labels, tf.shape(bias)[0], tf.float32), weights, kernel, bias
+        )
         return {"dtheta": dtheta, "dkernel": dkernel, "dbias": dbias, "loss": loss}
 
     def round_(theta, x, labels, weights, kernel, bias, steps, beta, rate):
         phi, pull_back = _record(model, theta, x)
-        targets = _one_hot(labels, bias)
-        kernel, bias, _, _ = _fit_head(phi, targets, weights, kernel, bias, steps, beta, safeguard)
-        dtheta, dkernel, dbias, loss = _joint(phi, pull_back, targets, weights, kernel, bias)
+        targets = kind.targets(labels, tf.shape(bias)[0], tf.float32)
+        kernel, bias, _, _ = _fit_head(kind, phi, targets, weights, kernel, bias, steps, beta, safeguard)
+        dtheta, dkernel, dbias, loss = _joint(kind, phi, pull_back, targets, weights, kernel, bias)
         return {"dtheta": dtheta, "kernel": kernel - rate * dkernel, "bias": bias - rate * dbias, "loss": loss}
 
     specs = {
@@ -139,18 +146,18 @@ def _record(model, theta, x):
     return phi, pull_back
 
 
-def _fit_head(phi, targets, weights, kernel, bias, steps, beta, safeguard):
+def _fit_head(kind, phi, targets, weights, kernel, bias, steps, beta, safeguard):
     """`steps` gradient steps on the head: (kernel, bias, the loss before, the loss after)."""
-    before = _loss(phi, targets, weights, kernel, bias)
+    before = _loss(kind, phi, targets, weights, kernel, bias)
 
     def body(step, new_kernel, new_bias):
-        dkernel, dbias = _head_gradient(phi, _errors(phi, targets, weights, new_kernel, new_bias))
+        dkernel, dbias = _head_gradient(phi, _errors(kind, phi, targets, weights, new_kernel, new_bias))
         new_kernel = tf.ensure_shape(new_kernel - beta * dkernel, kernel.shape)
         return step + 1, new_kernel, tf.ensure_shape(new_bias - beta * dbias, bias.shape)
 
     start = (tf.constant(0), kernel, bias)
     _, new_kernel, new_bias = tf.while_loop(lambda step, *_: step < steps, body, start, parallel_iterations=1)
-    after = _loss(phi, targets, weights, new_kernel, new_bias)
+    after = _loss(kind, phi, targets, weights, new_kernel, new_bias)
     if safeguard:  # also restores the head if the loss is NaN
         keep = after <= before
         new_kernel, new_bias = tf.where(keep, new_kernel, kernel), tf.where(keep, new_bias, bias)
@@ -158,11 +165,11 @@ def _fit_head(phi, targets, weights, kernel, bias, steps, beta, safeguard):
     return new_kernel, new_bias, before, after
 
 
-def _joint(phi, pull_back, targets, weights, kernel, bias):
+def _joint(kind, phi, pull_back, targets, weights, kernel, bias):
     """The gradient of theta and head at one point, and the loss there: (dtheta [P], dkernel, dbias, loss)."""
-    errors = _errors(phi, targets, weights, kernel, bias)
+    errors = _errors(kind, phi, targets, weights, kernel, bias)
     dtheta = pull_back(tf.matmul(errors, kernel, transpose_b=True))
-    return dtheta, *_head_gradient(phi, errors), _loss(phi, targets, weights, kernel, bias)
+    return dtheta, *_head_gradient(phi, errors), _loss(kind, phi, targets, weights, kernel, bias)
 
 
 def convert(functions: dict, configure=None) -> bytes:
@@ -295,20 +302,22 @@ def unflatten(flat, model) -> tuple:
     return tuple(p.reshape(s) for p, s in zip(np.split(np.asarray(flat), ends[:-1]), shapes, strict=True))
 
 
-def _one_hot(labels, bias):
-    return tf.one_hot(labels, tf.shape(bias)[0], dtype=tf.float32)
-
-
-def _errors(phi, targets, weights, kernel, bias):
-    """The loss's gradient with respect to the logits [N, K]."""
-    return (tf.nn.softmax(tf.matmul(phi, kernel) + bias) - targets) * weights[:, tf.newaxis]
+def _errors(kind, phi, targets, weights, kernel, bias):
+    """The loss's gradient with respect to the outputs [N, K]."""
+    return kind.error(tf.matmul(phi, kernel) + bias, targets) * weights[:, tf.newaxis]
 
 
 def _head_gradient(phi, errors):
     return tf.matmul(phi, errors, transpose_a=True), tf.reduce_sum(errors, 0)
 
 
-def _loss(phi, targets, weights, kernel, bias):
-    """The weighted sum of cross-entropies; with weights 1 / N their mean."""
-    log_p = tf.nn.log_softmax(tf.matmul(phi, kernel) + bias)
-    return -tf.reduce_sum(weights * tf.reduce_sum(targets * log_p, 1))
+def _loss(kind, phi, targets, weights, kernel, bias):
+    """The weighted sum of the examples' losses; with weights 1 / N their mean."""
+    z = tf.matmul(phi, kernel) + bias
+    if kind.label.is_classes:
+        losses = -targets * tf.nn.log_softmax(z)
+    elif kind.label.name == "multilabel":  # TensorFlow's own form of it has an operation that is not builtin
+        losses = tf.maximum(z, 0.0) - z * targets + tf.math.log(1.0 + tf.exp(-tf.abs(z)))
+    else:
+        losses = kind.losses(z, targets)
+    return tf.reduce_sum(weights * tf.reduce_sum(losses, 1))

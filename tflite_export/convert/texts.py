@@ -12,10 +12,16 @@ _SNIPPETS = Path(__file__).parent / "snippets"
 
 
 def texts(manifest: dict, personal) -> dict:
-    """{file name: text} of the model card and of the Kotlin and Swift code for an app."""
+    """{file name: text} of the model card and, for classes without a trunk, of Kotlin and Swift code for an app."""
     return {MODEL_CARD: _model_card(manifest, personal)} | {
-        name: _snippet((_SNIPPETS / name).read_text(encoding="utf-8"), manifest) for name in SNIPPETS
+        name: _snippet((_SNIPPETS / name).read_text(encoding="utf-8"), manifest)
+        for name in SNIPPETS
+        if _has_snippets(manifest)
     }
+
+
+def _has_snippets(manifest) -> bool:
+    return manifest["model"].get("kind") is None and "trunk" not in manifest
 
 
 def _snippet(text, manifest):
@@ -88,7 +94,7 @@ def _model_card(manifest, personal) -> str:
     lines += [
         f"* Input: float32 {shape}"
         + (f", x = raw * {pre['scale']} + {pre['shift']} of {pre['stored_dtype']}" if pre else "")
-        + f". Output: {model['num_classes']} classes, in the order of labels.txt: "
+        + f". Output: {model['num_classes']} {model.get('kind', 'classes')}, in the order of labels.txt: "
         f"{', '.join(map(markdown, personal.labels))}.",
         *_of_trunk(trunk, model),
         f"* {model['num_backbone_weights']:,} weights in the backbone; {model['num_features']} features; "
@@ -107,15 +113,15 @@ def _model_card(manifest, personal) -> str:
         "|---|---|---|---|---|---|",
     ]
     for name, q in manifest["quality"].items():
-        accuracy = "-" if q["accuracy"] is None else f"{100 * q['accuracy']:.1f} %"
+        agreement, accuracy = ("-" if q[n] is None else f"{100 * q[n]:.1f} %" for n in ("head_agreement", "accuracy"))
         lines.append(
-            f"| {name} | {q['precision']} | {q['centred_cosine']:.5f} | {100 * q['head_agreement']:.1f} % | {accuracy} "
+            f"| {name} | {q['precision']} | {q['centred_cosine']:.5f} | {agreement} | {accuracy} "
             f"| {q['examples']} examples: {q['on']} |"
         )
     tested = ", ".join(manifest["runtimes"]["tested"])
     lines += [
         "",
-        f"Runtimes whose numbers are tested against TensorFlow: {tested}, on x86-64; no phone was used. The Kotlin and "
-        "Swift snippets were not compiled.",
+        f"Runtimes whose numbers are tested against TensorFlow: {tested}, on x86-64; no phone was used."
+        + (" The Kotlin and Swift snippets were not compiled." if _has_snippets(manifest) else ""),
     ]
     return "\n".join(lines) + "\n"

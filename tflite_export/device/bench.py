@@ -112,7 +112,8 @@ def measure(folder, work: str, n: int, threads: int, repeat: int, chunk: int, in
     client = DeviceClient(folder, interpreter=interpreter or any_interpreter(), num_threads=threads, chunk=chunk)
     rng = np.random.default_rng(0)
     x = rng.random((n, *client.bundle.example_shape), np.float32)
-    y = rng.integers(0, client.bundle.num_classes, n).astype(np.int32)
+    k = client.bundle.num_classes
+    y = rng.integers(0, k, n).astype(np.int32) if client.kind.is_classes else np.ones((n, k), np.float32)
     phi = rng.random((n, client.bundle.num_features), np.float32)
     steps, beta = client.settings["tau"] - 1, client.settings["beta"]
     calls = {

@@ -18,10 +18,12 @@ import numpy as np
 
 from tflite_export.device import classes
 from tflite_export.device import payload as payloads
+from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import HeadError, SavedHead, load_head, save_head, theta_sha256
+from tflite_export.device.kinds import Score
 from tflite_export.device.layout import HEAD, PROGRAM, STATIC_PROGRAM
 from tflite_export.device.runtime import Bundle, BundleError, Runtime
-from tflite_export.device.scores import Score, cut, log_softmax, score
+from tflite_export.device.scores import cut
 
 CHUNK = 32
 _FIXED = "for a fixed number of classes: open the client without static"
@@ -86,7 +88,7 @@ class DeviceClient:
         self._how, self._trunk_file, self._trunk = (interpreter, num_threads), trunk, None
         self.batch = self.bundle.manifest["model"]["static_batch"] if static else None
         self.chunk = self.batch or chunk
-        self.settings = self.bundle.manifest["training"]
+        self.settings, self.kind = self.bundle.manifest["training"], self.bundle.kind
         self._state = None if state is None else Path(state)
         shape = self.bundle.num_features, self.bundle.num_classes
         saved = self._state is not None and self._state.exists()
@@ -132,6 +134,8 @@ class DeviceClient:
         self._change(classes.with_merged(self._named(), name, into))
 
     def _named(self) -> SavedHead:
+        if not self.kind.is_classes:
+            raise HeadError(f"this head is for {self.kind.text}, and has no classes that could be added or left out")
         return self._head._replace(labels=self.labels)
 
     def _change(self, head: SavedHead) -> None:
@@ -199,14 +203,19 @@ class DeviceClient:
         return self._features(self.checked(x))
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """Probabilities of the client's classes for x, float32 [N, ...]: float32 [N, K]."""
-        logits = self.features(x) @ self._head.kernel + self._head.bias
-        return np.exp(log_softmax(logits))
+        """Predictions for x, float32 [N, ...]: float32 [N, K], for classes their probabilities; see `Kind.mean`."""
+        return self.kind.mean(self.features(x) @ self._head.kernel + self._head.bias)
 
     def score(self, x: np.ndarray, y: np.ndarray) -> Score:
-        """Loss and accuracy of the present head on examples x, float32 [N, ...], with labels y, int [N]."""
+        """Loss and score of the present head on examples x, float32 [N, ...], with labels y, int [N].
+
+        Of a head that is not for classes, y are targets, numbers [N, K]; here and in all other methods.
+        """
         x, y = self.checked(x, y)
-        return score(self._features(x), y, *self.head)
+        return self._score(self._features(x), y, self.head)
+
+    def _score(self, phi, y, head) -> Score:
+        return self.kind.score(phi @ head[0] + head[1], y)
 
     def personalize(self, x, y, *, steps: int | None = None, beta: float | None = None, held_out=0.25) -> Personalized:
         """Fits the head to the client's examples by gradient steps; theta does not change.
@@ -216,9 +225,9 @@ class DeviceClient:
             y: labels, int [N] in [0, K).
             steps: number of gradient steps; default: tau - 1.
             beta: learning rate; default: the run's.
-            held_out: the examples on which the new head must be better than the old one to be kept: a higher accuracy,
-                or the same and a lower loss. Give (x, y), or the part of the examples to set aside, in (0, 1). None:
-                compare on the training examples.
+            held_out: the examples on which the new head must be better than the old one to be kept: a better score
+                (for classes a higher accuracy), or the same and a lower loss. Give (x, y), or the part of the examples
+                to set aside, in (0, 1). None: compare on the training examples.
 
         Raises:
             BundleError: an example holds NaN or infinity, a label is out of range, a shape or dtype is wrong, there are
@@ -237,8 +246,8 @@ class DeviceClient:
             raise BundleError(f"steps and beta must be at least 0, found steps={steps}, beta={beta}")
         phi, phi_held_out = self._features(x), self._features(held_out[0])
         kernel, bias, before, after = self.fit_head(phi, y, steps, beta)
-        old, new = (score(phi_held_out, held_out[1], *head) for head in (self.head, (kernel, bias)))
-        kept = np.isfinite(new.loss) and (new.accuracy, -new.loss) > (old.accuracy, -old.loss)
+        old, new = (self._score(phi_held_out, held_out[1], head) for head in (self.head, (kernel, bias)))
+        kept = new.better_than(old)
         if kept:
             self._store(self._fitted(kernel, bias))
         return Personalized(bool(kept), old, new, before, after)
@@ -269,7 +278,7 @@ class DeviceClient:
         beta, rate = np.float32(self.settings["beta"]), np.float32(self.settings["head_rate"])
         if n <= self.chunk and self.runtime.can("round"):
             ((_, arrays),) = self._chunks(n, x, y, np.full(n, 1 / n, np.float32))
-            example = dict(zip(("x", "labels", "weights"), arrays, strict=True))
+            example = dict(zip(("x", self.kind.input, "weights"), arrays, strict=True))
             work = {"steps": np.int32(steps), "beta": beta, "rate": rate}
             out = self.runtime("round", theta=self.theta, **example, **self._head_inputs(*self.head), **work)
             gradient, kernel, bias, loss = out["dtheta"], out["kernel"], out["bias"], out["loss"]
@@ -302,7 +311,7 @@ class DeviceClient:
         self._head = head
 
     def checked(self, x: np.ndarray, y: np.ndarray | None = None):
-        """Examples as arrays, float32 [N, ...] and, if given, labels int32 [N].
+        """Examples as arrays, float32 [N, ...] and, if given, labels int32 [N] or targets float32 [N, K].
 
         Raises:
             BundleError: a shape or dtype is wrong, a number is not finite, or a label is out of range.
@@ -310,14 +319,10 @@ class DeviceClient:
         x = _examples(x, self.bundle.example_shape)
         if y is None:
             return x
-        y, k = np.asarray(y), len(self.labels)
-        if y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer):
-            raise BundleError(f"labels must be integers [{len(x)}], found {y.dtype} {list(y.shape)}")
-        bad = (y < 0) | (y >= k)
-        if bad.any():
-            found = int(y[bad.argmax()])
-            raise BundleError(f"label {found} is out of range: this client's are 0..{k - 1}; the head is untouched")
-        return x, y.astype(np.int32)
+        try:
+            return x, self.kind.checked(y, len(x), len(self.labels))
+        except InvalidInput as error:
+            raise BundleError(str(error)) from None
 
     def _head_inputs(self, kernel, bias):
         return {"kernel": kernel.astype(np.float32, copy=False), "bias": bias.astype(np.float32, copy=False)}
@@ -348,7 +353,7 @@ class DeviceClient:
             arrays = (phi, y, weights)
             if self.batch is not None:
                 ((_, arrays),) = self._chunks(n, *arrays)
-            example = dict(zip(("phi", "labels", "weights"), arrays, strict=True))
+            example = dict(zip(("phi", self.kind.input, "weights"), arrays, strict=True))
             work = {"steps": np.int32(steps), "beta": beta}
             out = self.runtime("personalize", **example, **self._head_inputs(kernel, bias), **work)
             return out["kernel"], out["bias"], float(out["loss_before"]), float(out["loss"])
@@ -356,7 +361,7 @@ class DeviceClient:
         for _ in range(steps + 1):  # the last call only computes the loss
             moved_kernel, moved_bias, loss = np.zeros(kernel.shape), np.zeros(bias.shape), 0.0
             for _, (phi_c, y_c, w_c) in self._chunks(n, phi, y, weights):
-                example = {"phi": phi_c, "labels": y_c, "weights": w_c}
+                example = {"phi": phi_c, self.kind.input: y_c, "weights": w_c}
                 out = self.runtime("head_step", **example, **self._head_inputs(kernel, bias), beta=beta)
                 moved_kernel += out["kernel"] - kernel  # the chunk's part of the step
                 moved_bias += out["bias"] - bias
@@ -373,7 +378,7 @@ class DeviceClient:
         n = len(x)
         total = None
         for _, (x_c, y_c, w_c) in self._chunks(n, x, y, np.full(n, 1 / n, np.float32)):
-            example = {"x": x_c, "labels": y_c, "weights": w_c}
+            example = {"x": x_c, self.kind.input: y_c, "weights": w_c}
             out = self.runtime("joint_gradient", theta=self.theta, **example, **self._head_inputs(kernel, bias))
             parts = [out[name] for name in ("dtheta", "dkernel", "dbias", "loss")]
             if total is None:

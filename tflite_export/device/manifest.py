@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tflite_export.device.errors import InvalidInput
+from tflite_export.device.kinds import PATTERN
 from tflite_export.device.layout import HEAD, THETA
 
 LARGEST = 2**31 - 1
@@ -60,6 +61,7 @@ RULES = {
         "num_classes": COUNT,
         "num_backbone_weights": COUNT,
         "static_batch": MANY,
+        "kind": Optional(Text(PATTERN, "a kind of labels besides classification")),
         "theta": Several({"name": Text(), "shape": Several(COUNT), "offset": ID}),
     },
     "trunk": Optional(

@@ -18,6 +18,7 @@ import numpy as np
 from tflite_export.device.bundle_files import check_file, read_json
 from tflite_export.device.errors import BundleError as BundleError
 from tflite_export.device.errors import InvalidInput
+from tflite_export.device.kinds import Kind
 from tflite_export.device.layout import MANIFEST, THETA
 from tflite_export.device.manifest import check_manifest
 
@@ -79,6 +80,7 @@ class Bundle:
         self.example_shape = tuple(model["example_shape"])
         self.num_features, self.num_classes = model["num_features"], model["num_classes"]
         self.num_backbone_weights = model["num_backbone_weights"]
+        self.kind = Kind(model.get("kind", "classification"))
 
     def check(self, name: str) -> None:
         """Raises `BundleError` if the file `name` is missing or was changed."""

@@ -94,8 +94,10 @@ def _values(bundle) -> dict:
     """The arrays of check.npz, if the inputs among them are those of this model."""
     path = bundle.path(CHECK)
     values = stored_arrays(path)
-    n, (m, k) = len(np.atleast_1d(values.get("labels", ()))), (bundle.num_features, bundle.num_classes)
-    inputs = {"x": (n, *bundle.example_shape), "labels": (n,), "kernel": (m, k), "bias": (k,), "features.phi": (n, m)}
+    y, (m, k) = bundle.kind.input, (bundle.num_features, bundle.num_classes)
+    n = len(np.atleast_1d(values.get(y, ())))
+    inputs = {"x": (n, *bundle.example_shape), "kernel": (m, k), "bias": (k,), "features.phi": (n, m)}
+    inputs[y] = (n,) if bundle.kind.is_classes else (n, k)
     inputs |= dict.fromkeys(("steps", "beta", "rate"), ())
     if (trunk := bundle.manifest.get("trunk")) is not None:
         inputs["raw"] = (n, *trunk["raw_shape"])
@@ -108,8 +110,8 @@ def _values(bundle) -> dict:
     if texts := [name for name, value in values.items() if value.dtype.kind not in "fiu"]:
         raise BundleError(f"{path}: {', '.join(texts)} must be numbers")
     batch = bundle.manifest["model"]["static_batch"]
-    if not 0 < n <= batch or ((values["labels"] < 0) | (values["labels"] >= k)).any():
-        raise BundleError(f"{path}: labels must be 1 to {batch} class ids below {k}")
+    if not 0 < n <= batch or (bundle.kind.is_classes and ((values[y] < 0) | (values[y] >= k)).any()):
+        raise BundleError(f"{path}: {y} must be 1 to {batch}, class ids below {k}")
     return values
 
 
@@ -135,7 +137,7 @@ def _inputs(bundle, values, signature, program):
     if batch is not None:
         if n > batch:
             raise BundleError(f"{bundle.path(CHECK)} has {n} examples, but {program} takes {batch} at most")
-        for name in {"x", "phi", "labels", "weights"} & set(wanted):
+        for name in {"x", "phi", "labels", "targets", "weights"} & set(wanted):
             a = wanted[name]
             wanted[name] = np.pad(a, [(0, batch - n)] + [(0, 0)] * (a.ndim - 1))
     return wanted
