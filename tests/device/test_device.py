@@ -74,6 +74,31 @@ def test_a_round_with_few_examples_on_the_static_program_is_one_call(bundle, dat
     assert np.allclose(decode(update.payload), decode(other.round(other.theta, x, y).payload), atol=1e-7)
 
 
+def test_features_of_the_exported_theta_come_from_constant_weights(bundle, split_model, data):
+    """They take a part of the time; every other theta is the program's, also one that differs in one weight."""
+    client, static, (x, _) = device(bundle), device(bundle, static=True), data
+    called = []
+    run = client.runtime.__class__.__call__
+
+    class Spy(Runtime):
+        def __call__(self, signature, **inputs):
+            called.append(signature)
+            return run(self, signature, **inputs)
+
+    client.runtime = Spy(client.runtime.path, INTERPRETER)
+    constant = client.features(x)
+    assert called == []
+    np.testing.assert_allclose(constant, static.features(x), atol=1e-5)
+    theta = client.theta.copy()
+    theta[-1] += 1  # a bias of the last layer
+    client.receive(theta)
+    moved = split_model.features(unflatten(theta, split_model), x).numpy()
+    np.testing.assert_allclose(client.features(x), moved, atol=1e-5)
+    assert set(called) == {"features"} and np.abs(moved - constant).max() > 0.1
+    client.receive(bundle.theta())
+    assert np.array_equal(client.features(x), constant)
+
+
 def test_what_leaves_is_the_gradient_and_the_number_of_examples(bundle, data):
     client = device(bundle)
     update = client.round(client.theta, *data)

@@ -21,7 +21,7 @@ from tflite_export.device import payload as payloads
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import HeadError, SavedHead, load_head, save_head, theta_sha256
 from tflite_export.device.kinds import Score
-from tflite_export.device.layout import HEAD, PROGRAM, STATIC_PROGRAM
+from tflite_export.device.layout import BACKBONE, HEAD, PROGRAM, STATIC_PROGRAM, THETA
 from tflite_export.device.runtime import Bundle, BundleError, Runtime
 from tflite_export.device.scores import cut
 
@@ -95,7 +95,8 @@ class DeviceClient:
         self._head = load_head(self._state if saved else self.bundle.path(HEAD), *shape)
         if static and len(self._head.bias) != self.bundle.num_classes:
             raise HeadError(f"{self._state} has {len(self._head.bias)} classes, and {STATIC_PROGRAM} is {_FIXED}")
-        self.theta = self.bundle.theta()
+        self._backbone: Runtime | None = None
+        self.receive(self.bundle.theta())
 
     @property
     def head(self) -> tuple[np.ndarray, np.ndarray]:
@@ -146,7 +147,7 @@ class DeviceClient:
     @property
     def head_is_stale(self) -> bool:
         """Whether theta has changed since the head was fitted. The head still works; `personalize` fits it again."""
-        return self._head.theta_sha256 != theta_sha256(self.theta)
+        return self._head.theta_sha256 != self._theta_sha256
 
     def receive(self, theta: np.ndarray) -> None:
         """Replaces theta, float32 [P]. The head stays as it is.
@@ -160,7 +161,7 @@ class DeviceClient:
             raise BundleError(f"theta must be float32 [{expected}], found {theta.dtype} {list(theta.shape)}")
         if not np.isfinite(theta).all():
             raise BundleError("theta holds NaN or infinity: nothing was changed")
-        self.theta = theta
+        self.theta, self._theta_sha256 = theta, theta_sha256(theta)
 
     def start_from(self, head: SavedHead) -> None:
         """Replaces the head, and saves it if the client has a `state` file.
@@ -303,7 +304,7 @@ class DeviceClient:
         self.start_from(update.head)
 
     def _fitted(self, kernel, bias) -> SavedHead:
-        return SavedHead(kernel, bias, theta_sha256(self.theta), self._head.labels)
+        return SavedHead(kernel, bias, self._theta_sha256, self._head.labels)
 
     def _store(self, head):
         if self._state is not None:
@@ -337,10 +338,25 @@ class DeviceClient:
             yield size, parts
 
     def _features(self, x):
+        constant = self._constant_backbone()
+        if constant is not None:
+            return np.concatenate([constant("features", x=c)["phi"] for _, (c,) in self._chunks(len(x), x)])
         parts = [
             self.runtime("features", theta=self.theta, x=c)["phi"][:size] for size, (c,) in self._chunks(len(x), x)
         ]
         return np.concatenate(parts)
+
+    def _constant_backbone(self) -> Runtime | None:
+        """The backbone with constant weights, which is several times faster, while theta is the exported one.
+
+        None if theta is another one, the bundle has no such file, or the runtime may be unable to change shapes.
+        """
+        files = self.bundle.manifest["files"]
+        if self.batch is not None or BACKBONE not in files or self._theta_sha256 != files[THETA]["sha256"]:
+            return None
+        if self._backbone is None:
+            self._backbone = Runtime(self.bundle.path(BACKBONE), *self._how)
+        return self._backbone
 
     def fit_head(self, phi, y, steps, beta):
         """Makes gradient steps on the head: (kernel, bias, loss before, loss after).
