@@ -69,5 +69,5 @@ def test_no_activation_is_lost_behind_a_layer_without_bias(activation, tmp_path)
 
 
 def test_nothing_is_written_if_the_converter_lost_something(tmp_path, monkeypatch):
-    monkeypatch.setattr("tflite_export.convert.program.keep_activations", lambda *_: None)
+    monkeypatch.setattr("tflite_export.convert.gradients.forward._keep_activation", lambda *_: None)
     assert "is not what TensorFlow" in refused(without_biases("relu"), tmp_path, inference=False)

@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflite_export.convert.program import flatten
+from tfpfl.models import tree
 from tfpfl.models.losses import cross_entropy
 from tfpfl.models.weights import Head
 
@@ -35,7 +36,7 @@ def true_gradient(model, theta, head, x, y):
         tape.watch((theta, head))
         loss = cross_entropy(tf.matmul(model.features(theta, x), head.kernel) + head.bias, y)
     dtheta, dhead = tape.gradient(loss, (theta, head))
-    return float(loss), flatten(dtheta), *map(np.asarray, dhead)
+    return float(loss), flatten(tree.dense(dtheta)), *map(np.asarray, dhead)
 
 
 def true_steps(phi, y, head, steps, beta):

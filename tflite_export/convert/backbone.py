@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tflite_export.convert.program import check_float32, convert
+from tflite_export.convert.gradients import fixed_features
+from tflite_export.convert.program import check_float32, convert, example_spec
 from tflite_export.device import layout
 from tfpfl.checks import InvalidArgument
 from tfpfl.models.weights import Weights
@@ -53,9 +54,10 @@ def convert_backbone(model, theta, precision: str = "float32", calibration=None)
     constants = tuple(tf.constant(w) for w in theta)
 
     def features(x):
-        return {"phi": model.features(constants, x)}
+        return {"phi": fixed_features(model, constants, x)}
 
-    return convert({"features": _function(features, model.input_shape)}, _configure(precision, calibration))
+    function = _function(features, example_spec(model))
+    return convert({"features": function}, _configure(precision, calibration))
 
 
 def convert_trunk(trunk, precision: str = "float32", calibration=None) -> bytes:
@@ -70,7 +72,8 @@ def convert_trunk(trunk, precision: str = "float32", calibration=None) -> bytes:
     """
     check_float32(trunk)
     weights = tuple(tf.constant(w) for w in trunk.weights)
-    function = _function(lambda raw: {"x": trunk.apply(weights, raw)}, trunk.input_shape, "raw")
+    spec = tf.TensorSpec([None, *trunk.input_shape], tf.float32, "raw")
+    function = _function(lambda raw: {"x": trunk.apply(weights, raw)}, spec)
     return convert({"trunk": function}, _configure(precision, calibration, "trunk", "raw"))
 
 
@@ -91,7 +94,7 @@ def convert_predict(model, weights: Weights, trunk=None) -> bytes:
         said = "probabilities" if model.kind.label.is_classes else "predictions"
         return {said: model.kind.mean(model.logits(weights, x))}
 
-    return convert({"predict": _function(predict, (trunk or model).input_shape)})
+    return convert({"predict": _function(predict, example_spec(trunk or model))})
 
 
 def quality(phi, head, y=None, *, reference, is_classes=True) -> Quality:
@@ -113,8 +116,8 @@ def quality(phi, head, y=None, *, reference, is_classes=True) -> Quality:
     return Quality(cosine, float((found == expected).mean()), None if y is None else float((found == y).mean()))
 
 
-def _function(function, shape, name="x"):
-    return tf.function(function, input_signature=[tf.TensorSpec([None, *shape], tf.float32, name)])
+def _function(function, spec):
+    return tf.function(function, input_signature=[spec])
 
 
 def _configure(precision, calibration, signature="features", name="x"):
@@ -131,7 +134,7 @@ def _configure(precision, calibration, signature="features", name="x"):
             converter.target_spec.supported_types = [tf.float16]
         elif precision == "full int8":
             converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
-            some = np.asarray(calibration[:_CALIBRATION], np.float32)
+            some = calibration[:_CALIBRATION]
             converter.representative_dataset = lambda: ((signature, {name: x[np.newaxis]}) for x in some)
 
     return configure

@@ -24,7 +24,7 @@ from tflite_export.convert.backbone import (
     quality,
 )
 from tflite_export.convert.browser import browser_files
-from tflite_export.convert.check import write_check
+from tflite_export.convert.check import drawn_examples, write_check
 from tflite_export.convert.personal import ExportError, personal_model
 from tflite_export.convert.program import (
     NEED_GRADIENT,
@@ -83,11 +83,17 @@ def export(
     if out.exists():
         raise ExportError(f"{out} exists already: take another folder, or remove it")
     personal = personal_model(source, client, rounds, **given)
-    if (personal.trunk or personal.model).reads != "numbers":
+    if personal.trunk is not None and personal.trunk.reads != "numbers":
         raise ExportError(
-            "the backbone takes whole numbers (such as tokens for an Embedding), and the device's program takes "
-            "floats: such a model cannot be exported"
+            "the frozen trunk takes whole numbers, and a device's trunk takes floats: freeze no Embedding"
         )
+    if personal.model.reads not in ("numbers", "whole"):
+        raise ExportError(
+            "the backbone takes a part of its input as whole numbers (such as tokens for an Embedding), and the rest "
+            "as floats: the device's program takes one array of one kind, and such a model cannot be exported"
+        )
+    if personal.model.reads == "whole" and browser:
+        raise ExportError("the page in a browser shows pictures, and this model takes whole numbers: leave browser out")
     if personal.model.batch_statistics:
         raise ExportError(
             f"the model has batch_norm={personal.model.batch_norm!r}, and the device's program cannot move statistics: "
@@ -131,6 +137,7 @@ def _write_files(folder, personal, inference, browser):
         **personal.about,
         "model": {
             "example_shape": list(model.input_shape),
+            **_tokens(model),
             "num_features": model.num_features,
             "num_classes": k,
             "num_backbone_weights": model.num_backbone_weights,
@@ -193,7 +200,7 @@ def _write_inference(folder, personal):
     if personal.has_test:
         raw, (x, y) = personal.raw("test"), personal.test
     else:
-        y, raw = None, np.random.default_rng(0).random((64, *(trunk or model).input_shape), np.float32)
+        y, raw = None, drawn_examples(trunk or model, 64, np.random.default_rng(0))
         x = raw if trunk is None else np.asarray(trunk(raw))
     theta = tuple(map(tf.constant, theta))
     reference = np.asarray(model.features(theta, x))
@@ -225,6 +232,13 @@ def _write_inference(folder, personal):
                 lambda runtime: np.asarray(model.features(theta, runtime("trunk", raw=raw)["x"])),
             )
     return measured
+
+
+def _tokens(model):
+    """For a model of whole numbers, its examples' dtype, and how many tokens its Embedding has, if that is known."""
+    if model.reads != "whole":
+        return {}
+    return {"example_dtype": "int32"} | ({"num_tokens": model.vocabulary} if model.vocabulary else {})
 
 
 def _offsets(model):

@@ -25,8 +25,9 @@ def write_check(folder, theta, head, personal) -> dict:
     """Writes check.npz, and returns for the manifest what `verify` compares and how exact it must be."""
     rng = np.random.default_rng(0)
     model, trunk, k = personal.model, personal.trunk, head.bias.shape[0]
-    x = rng.random((EXAMPLES, *(trunk or model).input_shape), np.float32)
-    x[: EXAMPLES // 2] = x[: EXAMPLES // 2].round()
+    x = drawn_examples(trunk or model, EXAMPLES, rng)
+    if model.reads != "whole":
+        x[: EXAMPLES // 2] = x[: EXAMPLES // 2].round()
     of_trunk = {}
     if trunk is not None:
         raw, x = x, np.asarray(trunk(x))
@@ -68,6 +69,14 @@ def _labels(rng, kind, k) -> dict:
     return {"targets": np.minimum(drawn, 1 if kind.name == "multilabel" else 9).astype(np.float32)}
 
 
+def drawn_examples(model, count, rng) -> np.ndarray:
+    """Noise float32 [count, ...], or tokens int32 where the backbone takes whole numbers."""
+    shape = (count, *model.input_shape)
+    if model.reads == "whole":
+        return rng.integers(0, model.vocabulary or 2, shape).astype(np.int32)
+    return rng.random(shape, np.float32)
+
+
 def fit(head, phi, targets, steps, beta=BETA, safeguard=False, kind=CLASSIFICATION):
     """The head after `steps` gradient steps; with `safeguard`, the old head if they raised the loss."""
     found = heads.fit(head, phi, targets, steps, sgd(beta), kind)
@@ -82,7 +91,7 @@ def gradient(model, theta, head, x, targets):
         tape.watch((theta, head))
         loss = heads.loss(head, model.features(theta, x), targets, model.kind)
     dtheta, dhead = tape.gradient(loss, (theta, head), unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return loss, flatten(dtheta), dhead
+    return loss, flatten(tree.dense(dtheta)), dhead
 
 
 def _overlaps(layer):

@@ -29,8 +29,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python.convert import ConverterError
 
-from tflite_export.convert.converter_faults import keep_activations
-from tflite_export.convert.gradients import GRADIENTS, PLAIN, UnsupportedLayerError, builtin_gradients
+from tflite_export.convert.gradients import GRADIENTS, PLAIN, STOPS, UnsupportedLayerError
+from tflite_export.convert.gradients import features as builtin_features
 from tflite_export.device.ops import check_builtin
 from tflite_export.device.runtime import no_news_of_the_interpreter
 from tfpfl.checks import InvalidArgument
@@ -40,11 +40,7 @@ NEED_GRADIENT = ("joint_gradient", "round")
 STATIC_BATCH = 32
 # model -> its programs: without weights, they are those of all its clients
 _CONVERTED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-_ADVICE = {
-    "DepthwiseConv2D": "take Conv2D",
-    "SeparableConv2D": "take Conv2D",
-    "Conv2DTranspose": "take Conv2D",
-}
+_ADVICE = {"Conv2DTranspose": "take UpSampling2D and Conv2D"}
 
 
 def convert_program(model, *, batch=None, num_classes=None, safeguard=True, signatures=SIGNATURES) -> bytes:
@@ -78,7 +74,7 @@ def program_functions(model, batch, num_classes, safeguard) -> dict:
         return tf.TensorSpec(shape, dtype, name)
 
     theta = spec("theta", [model.num_backbone_weights])
-    x, phi = spec("x", [batch, *model.input_shape]), spec("phi", [batch, m])
+    x, phi = example_spec(model, batch), spec("phi", [batch, m])
     kind = model.kind
     labels = spec("labels", [batch], tf.int32) if kind.label.is_classes else spec("targets", [batch, k])
     examples = [labels, spec("weights", [batch])]
@@ -128,14 +124,16 @@ def program_functions(model, batch, num_classes, safeguard) -> dict:
     return {n: tf.function(f, input_signature=s, autograph=False) for n, (f, s) in specs.items()}
 
 
+def example_spec(model, batch=None) -> tf.TensorSpec:
+    """The type of the input x: int32 where the backbone takes whole numbers, such as tokens, else float32."""
+    dtype = tf.int32 if model.reads == "whole" else tf.float32
+    return tf.TensorSpec([batch, *model.input_shape], dtype, "x")
+
+
 def _record(model, theta, x):
     """A forward pass: (phi [N, M], pull_back). pull_back maps the gradient of phi to that of theta, flat [P]."""
     parts = _unflatten(theta, model)
-    graph = theta.graph
-    known = set(graph.get_operations())
-    with builtin_gradients():
-        phi = model.features(parts, x)
-        keep_activations(theta, graph, known)
+    phi = builtin_features(model, parts, x)
 
     def pull_back(dphi):
         check_differentiable(phi, parts, model.backbone)
@@ -253,6 +251,8 @@ def check_differentiable(phi, parts, backbone) -> None:
             continue
         if not any(t.dtype.is_floating for t in op.outputs):
             continue  # a shape: nothing is differentiated through it
+        if op.type in STOPS:
+            continue
         moving.update(id(t) for t in op.outputs)
         if op.type not in GRADIENTS and op.type not in PLAIN:
             raise UnsupportedLayerError(_unsupported(op, backbone))

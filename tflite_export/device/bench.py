@@ -111,7 +111,10 @@ def measure(folder, work: str, n: int, threads: int, repeat: int, chunk: int, in
     """Measures one row in this process: `work` with n examples. Returns milliseconds, calls, megabytes and runtime."""
     client = DeviceClient(folder, interpreter=interpreter or any_interpreter(), num_threads=threads, chunk=chunk)
     rng = np.random.default_rng(0)
-    x = rng.random((n, *client.bundle.example_shape), np.float32)
+    shape = (n, *client.bundle.example_shape)
+    x = rng.random(shape, np.float32)
+    if client.bundle.example_dtype != x.dtype:
+        x = rng.integers(0, client.bundle.num_tokens or 2, shape).astype(client.bundle.example_dtype)
     k = client.bundle.num_classes
     y = rng.integers(0, k, n).astype(np.int32) if client.kind.is_classes else np.ones((n, k), np.float32)
     phi = rng.random((n, client.bundle.num_features), np.float32)

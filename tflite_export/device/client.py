@@ -193,7 +193,7 @@ class DeviceClient:
         trunk = self.bundle.manifest.get("trunk")
         if trunk is None:
             return self.checked(raw)
-        raw = _examples(raw, tuple(trunk["raw_shape"]))
+        raw = _examples(raw, tuple(trunk["raw_shape"]), np.dtype(np.float32))
         if self._trunk is None:
             self._trunk = Runtime(self.bundle.path(self._trunk_file or trunk["file"]), *self._how)
         parts = np.array_split(raw, range(self.chunk, len(raw), self.chunk))
@@ -317,7 +317,10 @@ class DeviceClient:
         Raises:
             BundleError: a shape or dtype is wrong, a number is not finite, or a label is out of range.
         """
-        x = _examples(x, self.bundle.example_shape)
+        x = _examples(x, self.bundle.example_shape, self.bundle.example_dtype)
+        if (tokens := self.bundle.num_tokens) is not None and (x.min() < 0 or x.max() >= tokens):
+            found = int(x.min() if x.min() < 0 else x.max())
+            raise BundleError(f"an example holds {found}, and this model knows 0..{tokens - 1}: the head is untouched")
         if y is None:
             return x
         try:
@@ -405,11 +408,11 @@ class DeviceClient:
         return [np.float32(t) if t.ndim == 0 else t.astype(np.float32) for t in total]
 
 
-def _examples(x, shape):
-    """Examples as an array, checked: float32 [N, *shape], finite."""
+def _examples(x, shape, dtype):
+    """Examples as an array, checked: [N, *shape] of this dtype, finite."""
     x = np.asarray(x)
-    if x.shape[1:] != shape or x.ndim != len(shape) + 1 or x.dtype != np.float32:
-        raise BundleError(f"examples must be float32 {['N', *shape]}, found {x.dtype} {list(x.shape)}")
+    if x.shape[1:] != shape or x.ndim != len(shape) + 1 or x.dtype != dtype:
+        raise BundleError(f"examples must be {dtype} {['N', *shape]}, found {x.dtype} {list(x.shape)}")
     if not len(x):
         raise BundleError("there are no examples")
     bad = ~np.isfinite(x.reshape(len(x), -1)).all(1)

@@ -57,6 +57,8 @@ _SHA256 = Text("[0-9a-f]{64}", "64 hexadecimal digits")
 RULES = {
     "model": {
         "example_shape": _SHAPE,
+        "example_dtype": Optional(Text("float32|int32", "float32 or int32")),
+        "num_tokens": Optional(COUNT),
         "num_features": COUNT,
         "num_classes": COUNT,
         "num_backbone_weights": COUNT,

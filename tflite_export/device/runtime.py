@@ -78,6 +78,8 @@ class Bundle:
                 self.check(name)
         model = self.manifest["model"]
         self.example_shape = tuple(model["example_shape"])
+        self.example_dtype = np.dtype(model.get("example_dtype", "float32"))
+        self.num_tokens = model.get("num_tokens")  # of whole numbers: how many there are, from 0 on; None: not known
         self.num_features, self.num_classes = model["num_features"], model["num_classes"]
         self.num_backbone_weights = model["num_backbone_weights"]
         self.kind = Kind(model.get("kind", "classification"))

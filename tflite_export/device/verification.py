@@ -103,6 +103,7 @@ def _values(bundle) -> dict:
         inputs["raw"] = (n, *trunk["raw_shape"])
     for name, shape in inputs.items():
         dtype = np.dtype(np.int32 if name in ("labels", "steps") else np.float32)
+        dtype = bundle.example_dtype if name == "x" else dtype
         found = values.get(name)
         if found is None or found.shape != shape or found.dtype != dtype:
             what = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"

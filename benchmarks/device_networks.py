@@ -1,0 +1,208 @@
+"""Networks that phones run, as programs for a device: how exact, how large, how fast, how much memory.
+
+    python benchmarks/device_networks.py [--networks "ds_cnn;gru"] [--examples 32] [--python PATH] [--json FILE]
+
+For each network the signatures `round` and `joint_gradient` are converted, for any number of examples and classes. Then
+they run in a process of their own, with one thread, on random examples of two classes. `--python` names a Python with
+ai-edge-litert and NumPy; without it TensorFlow's interpreter runs them. The columns:
+
+* dtheta: what a round gives against tf.GradientTape of the whole objective after the same 49 steps on the head; the L2
+  norm of the difference in units of that of the gradient.
+* round: milliseconds, the median of the calls; ratio: 50 calls of `joint_gradient`, a client's work in FedAvg with 50
+  full steps, in units of a round.
+* peak: by how many MB the process grows at most, from before it opens the program to the end of the first round.
+
+Weights are random. MobileNetV2's BatchNormalizations are frozen, with the statistics of sixteen random pictures: with
+those of a fresh network nothing would be left of a picture after 52 layers.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+CLASSES, STEPS, BETA, RATE = 2, 49, 0.01, 0.01
+TOKENS, LENGTH, WIDTH = 1000, 32, 128
+
+
+def mobilenet(alpha, pixels):
+    """MobileNetV2 of Keras with statistics that are not fresh."""
+    import keras
+
+    network = keras.applications.MobileNetV2(
+        (pixels, pixels, 3), alpha=alpha, include_top=False, weights=None, pooling="avg"
+    )
+    normalizations = [layer for layer in network.layers if isinstance(layer, keras.layers.BatchNormalization)]
+    for layer in normalizations:
+        layer.momentum, layer.was = 0.0, layer.momentum
+    network(np.random.default_rng(9).standard_normal((16, pixels, pixels, 3)).astype(np.float32), training=True)
+    for layer in normalizations:
+        layer.momentum = layer.was
+    return network
+
+
+def ds_cnn():
+    """For keywords: a convolution and four depthwise separable blocks of 64 channels on 49 x 10 coefficients."""
+    import keras
+    from keras import layers
+
+    x = keras.Input((49, 10, 1))
+    h = layers.Conv2D(64, (10, 4), strides=2, padding="same", use_bias=False)(x)
+    h = layers.ReLU()(layers.BatchNormalization()(h))
+    for _ in range(4):
+        h = layers.DepthwiseConv2D(3, padding="same", use_bias=False)(h)
+        h = layers.ReLU()(layers.BatchNormalization()(h))
+        h = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(64, 1, use_bias=False)(h)))
+    return keras.Model(x, layers.GlobalAveragePooling2D()(h))
+
+
+def gru():
+    """128 units over 32 steps of 40 numbers."""
+    import keras
+
+    return keras.Sequential([keras.Input((LENGTH, 40)), keras.layers.GRU(WIDTH, unroll=True)])
+
+
+def transformer():
+    """Four layers of width 128 with four heads, on 32 tokens; positions are learned."""
+    import keras
+    from keras import layers
+
+    x = keras.Input((LENGTH,), dtype="int32")
+    h = layers.Embedding(TOKENS, WIDTH)(x)
+    h = layers.Permute((2, 1))(layers.EinsumDense("ndl,dl->ndl", (WIDTH, LENGTH))(layers.Permute((2, 1))(h)))
+    for _ in range(4):
+        h = layers.Add()([h, layers.MultiHeadAttention(4, WIDTH // 4)(*[layers.LayerNormalization()(h)] * 2)])
+        inner = layers.Dense(4 * WIDTH, activation="gelu")(layers.LayerNormalization()(h))
+        h = layers.Add()([h, layers.Dense(WIDTH)(inner)])
+    return keras.Model(x, layers.GlobalAveragePooling1D()(layers.LayerNormalization()(h)))
+
+
+NETWORKS = {
+    "mobilenet_v2 0.35, 96 px": lambda: mobilenet(0.35, 96),
+    "mobilenet_v2 1.0, 160 px": lambda: mobilenet(1.0, 160),
+    "ds_cnn": ds_cnn,
+    "gru": gru,
+    "transformer": transformer,
+}
+
+
+def write(name: str, folder: Path, examples: int) -> dict:
+    """Writes the program, a round's inputs, and what GradientTape says of them."""
+    import keras
+    import tensorflow as tf
+
+    from tflite_export.convert.check import drawn_examples, fit, gradient
+    from tflite_export.convert.program import convert_program, flatten
+    from tfpfl import SplitModel
+    from tfpfl.models.weights import Head
+
+    keras.utils.set_random_seed(0)
+    model, rng = SplitModel(NETWORKS[name]()), np.random.default_rng(0)
+    begin = time.perf_counter()
+    content = convert_program(model, signatures=("round", "joint_gradient"))
+    seconds = time.perf_counter() - begin
+    (folder / "program.tflite").write_bytes(content)
+    x, labels = drawn_examples(model, examples, rng), rng.integers(0, CLASSES, examples).astype(np.int32)
+    kernel = (0.1 * rng.standard_normal((model.num_features, CLASSES))).astype(np.float32)
+    theta, head = model.theta(), Head(tf.constant(kernel), tf.zeros(CLASSES))
+    targets = tf.one_hot(labels, CLASSES)
+    fitted = fit(head, model.features(theta, x), targets, STEPS, BETA, safeguard=True)
+    dtheta = gradient(model, theta, fitted, x, targets)[1]
+    inputs = {"theta": flatten(model.initial_theta), "x": x, "labels": labels, "kernel": kernel, "bias": np.zeros(2)}
+    np.savez(folder / "round.npz", dtheta=dtheta, **inputs)
+    return {"network": name, "weights": model.num_backbone_weights, "bytes": len(content), "convert": seconds}
+
+
+def measure(folder: Path, repeat: int) -> dict:
+    """Runs the program in this process, which may have no TensorFlow."""
+    from tflite_export.device.bench import any_interpreter
+    from tflite_export.device.runtime import Runtime
+
+    with np.load(folder / "round.npz") as file:
+        values = {k: file[k] for k in file.files}
+    expected, n = values.pop("dtheta"), len(values["x"])
+    values |= {"bias": values["bias"].astype(np.float32), "weights": np.full(n, 1 / n, np.float32)}
+    work = {"steps": np.int32(STEPS), "beta": np.float32(BETA), "rate": np.float32(RATE)}
+    interpreter = any_interpreter()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    runtime = Runtime(folder / "program.tflite", interpreter, num_threads=1)
+    found = runtime("round", **values, **work)["dtheta"]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def milliseconds(signature, **inputs):
+        runtime(signature, **inputs)
+        times = []
+        for _ in range(repeat):
+            begin = time.perf_counter()
+            runtime(signature, **inputs)
+            times.append(1000 * (time.perf_counter() - begin))
+        return float(np.median(times))
+
+    round_ms, step_ms = milliseconds("round", **values, **work), milliseconds("joint_gradient", **values)
+    return {
+        "runtime": f"{runtime.name} {runtime.version}",
+        "dtheta": float(np.linalg.norm(found - expected) / np.linalg.norm(expected)),
+        "round_ms": round_ms,
+        "ratio": 50 * step_ms / round_ms,
+        "peak_mb": (peak - before) / 1024,
+    }
+
+
+def child(python, *arguments) -> dict:
+    """Runs this file in a process of its own, and reads the JSON that it prints last."""
+    done = subprocess.run([python, __file__, *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+    """The command line: prints a table in Markdown."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--networks", help=f"Some of {', '.join(NETWORKS)}; the beginning of a name does.")
+    parser.add_argument("--examples", type=int, default=32)
+    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--python", action="append", help="Measure with this Python; may be given several times.")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--write", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.write:
+        print(json.dumps(write(given.write[0], Path(given.write[1]), given.examples)))
+        return
+    if given.measure:
+        print(json.dumps(measure(Path(given.measure), given.repeat)))
+        return
+    wanted = given.networks.split(";") if given.networks else [""]
+    rows = []
+    print(f"{given.examples} examples, one thread, {os.cpu_count()} processors\n")
+    print("| network | weights | program kB | converted in s | runtime | dtheta | round ms | ratio | peak MB |")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    for name in (n for n in NETWORKS if any(n.startswith(w) for w in wanted)):
+        with tempfile.TemporaryDirectory() as folder:
+            about = child(sys.executable, "--write", name, folder, "--examples", given.examples)
+            for python in given.python or [sys.executable]:
+                r = about | child(python, "--measure", folder, "--repeat", given.repeat)
+                rows.append(r)
+                print(
+                    f"| {name} | {r['weights']:,} | {r['bytes'] / 1000:.0f} | {r['convert']:.0f} | {r['runtime']} | "
+                    f"{r['dtheta']:.1e} | {r['round_ms']:.1f} | {r['ratio']:.1f} | {r['peak_mb']:.0f} |",
+                    flush=True,
+                )
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
