@@ -8,12 +8,13 @@ ai-edge-litert and NumPy; without it TensorFlow's interpreter runs them. The col
 
 * dtheta: what a round gives against tf.GradientTape of the whole objective after the same 49 steps on the head; the L2
   norm of the difference in units of that of the gradient.
+* float64, tape: how far the program, and GradientTape in float32, are from GradientTape in float64.
 * round: milliseconds, the median of the calls; ratio: 50 calls of `joint_gradient`, a client's work in FedAvg with 50
   full steps, in units of a round.
 * peak: by how many MB the process grows at most, from before it opens the program to the end of the first round.
 
-Weights are random. MobileNetV2's BatchNormalizations are frozen, with the statistics of sixteen random pictures: with
-those of a fresh network nothing would be left of a picture after 52 layers.
+Weights are random. MobileNetV2's BatchNormalizations have the statistics of sixteen such pictures: with those of a
+fresh network nothing would be left of a picture after 52 layers.
 """
 
 import argparse
@@ -37,17 +38,33 @@ CLASSES, STEPS, BETA, RATE = 2, 49, 0.01, 0.01
 TOKENS, LENGTH, WIDTH = 1000, 32, 128
 
 
-def mobilenet(alpha, pixels):
-    """MobileNetV2 of Keras with statistics that are not fresh."""
+def pictures(rng, labels, shape):
+    """float32 [N, *shape]: waves down or up, and noise. Of noise alone a deep network makes one and the same."""
+    wave = np.sin(0.6 * np.arange(shape[0]))[:, None, None]
+    both = np.where(np.reshape(labels, [-1, 1, 1, 1]) == 1, wave, wave[::-1])
+    return (both + 0.3 * rng.standard_normal((len(labels), *shape))).astype(np.float32)
+
+
+def mobilenet(alpha, pixels, smooth=False):
+    """MobileNetV2 of Keras with statistics that are not fresh; `smooth`: with swish in place of ReLU6."""
     import keras
 
     network = keras.applications.MobileNetV2(
         (pixels, pixels, 3), alpha=alpha, include_top=False, weights=None, pooling="avg"
     )
+    if smooth:
+        network = keras.models.clone_model(
+            network,
+            clone_function=lambda layer: (
+                keras.layers.Activation("swish", name=layer.name)
+                if isinstance(layer, keras.layers.ReLU)
+                else type(layer).from_config(layer.get_config())
+            ),
+        )
     normalizations = [layer for layer in network.layers if isinstance(layer, keras.layers.BatchNormalization)]
     for layer in normalizations:
         layer.momentum, layer.was = 0.0, layer.momentum
-    network(np.random.default_rng(9).standard_normal((16, pixels, pixels, 3)).astype(np.float32), training=True)
+    network(pictures(np.random.default_rng(9), np.arange(16) % 2, (pixels, pixels, 3)), training=True)
     for layer in normalizations:
         layer.momentum = layer.was
     return network
@@ -93,6 +110,8 @@ def transformer():
 NETWORKS = {
     "mobilenet_v2 0.35, 96 px": lambda: mobilenet(0.35, 96),
     "mobilenet_v2 1.0, 160 px": lambda: mobilenet(1.0, 160),
+    "mobilenet_v2 smooth 0.35, 96 px": lambda: mobilenet(0.35, 96, smooth=True),
+    "mobilenet_v2 smooth 1.0, 160 px": lambda: mobilenet(1.0, 160, smooth=True),
     "ds_cnn": ds_cnn,
     "gru": gru,
     "transformer": transformer,
@@ -115,15 +134,34 @@ def write(name: str, folder: Path, examples: int) -> dict:
     content = convert_program(model, signatures=("round", "joint_gradient"))
     seconds = time.perf_counter() - begin
     (folder / "program.tflite").write_bytes(content)
-    x, labels = drawn_examples(model, examples, rng), rng.integers(0, CLASSES, examples).astype(np.int32)
+    labels = rng.integers(0, CLASSES, examples).astype(np.int32)
+    drawn = pictures(rng, labels, model.input_shape) if len(model.input_shape) == 3 else None
+    x = drawn_examples(model, examples, rng) if drawn is None else drawn
     kernel = (0.1 * rng.standard_normal((model.num_features, CLASSES))).astype(np.float32)
     theta, head = model.theta(), Head(tf.constant(kernel), tf.zeros(CLASSES))
     targets = tf.one_hot(labels, CLASSES)
     fitted = fit(head, model.features(theta, x), targets, STEPS, BETA, safeguard=True)
     dtheta = gradient(model, theta, fitted, x, targets)[1]
     inputs = {"theta": flatten(model.initial_theta), "x": x, "labels": labels, "kernel": kernel, "bias": np.zeros(2)}
-    np.savez(folder / "round.npz", dtheta=dtheta, **inputs)
+    np.savez(folder / "round.npz", dtheta=dtheta, exact=_in_double(name, model, fitted, x, labels), **inputs)
     return {"network": name, "weights": model.num_backbone_weights, "bytes": len(content), "convert": seconds}
+
+
+def _in_double(name, model, head, x, labels):
+    """The same gradient in double precision, by GradientTape: how exact one in float32 can be."""
+    import keras
+    import tensorflow as tf
+
+    from tflite_export.convert.check import gradient
+    from tfpfl import SplitModel
+
+    keras.backend.set_floatx("float64")
+    backbone = NETWORKS[name]()
+    backbone.set_weights(model.backbone.get_weights())
+    double = SplitModel(backbone)
+    theta, head = tf.nest.map_structure(lambda w: tf.cast(w, tf.float64), (model.theta(), head))
+    x = x if x.dtype == np.int32 else x.astype(np.float64)
+    return gradient(double, theta, head, x, tf.one_hot(labels, CLASSES, dtype=tf.float64))[1]
 
 
 def measure(folder: Path, repeat: int) -> dict:
@@ -133,7 +171,7 @@ def measure(folder: Path, repeat: int) -> dict:
 
     with np.load(folder / "round.npz") as file:
         values = {k: file[k] for k in file.files}
-    expected, n = values.pop("dtheta"), len(values["x"])
+    expected, exact, n = values.pop("dtheta"), values.pop("exact"), len(values["x"])
     values |= {"bias": values["bias"].astype(np.float32), "weights": np.full(n, 1 / n, np.float32)}
     work = {"steps": np.int32(STEPS), "beta": np.float32(BETA), "rate": np.float32(RATE)}
     interpreter = any_interpreter()
@@ -154,11 +192,17 @@ def measure(folder: Path, repeat: int) -> dict:
     round_ms, step_ms = milliseconds("round", **values, **work), milliseconds("joint_gradient", **values)
     return {
         "runtime": f"{runtime.name} {runtime.version}",
-        "dtheta": float(np.linalg.norm(found - expected) / np.linalg.norm(expected)),
+        "dtheta": _off(found, expected),
+        "off": _off(found, exact),
+        "tape_off": _off(expected, exact),
         "round_ms": round_ms,
         "ratio": 50 * step_ms / round_ms,
         "peak_mb": (peak - before) / 1024,
     }
+
+
+def _off(found, expected):
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
 def child(python, *arguments) -> dict:
@@ -187,17 +231,20 @@ def main() -> None:
     wanted = given.networks.split(";") if given.networks else [""]
     rows = []
     print(f"{given.examples} examples, one thread, {os.cpu_count()} processors\n")
-    print("| network | weights | program kB | converted in s | runtime | dtheta | round ms | ratio | peak MB |")
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    print(
+        "| network | weights | kB | converted in s | runtime | dtheta | float64 | tape | round ms | ratio | peak MB |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     for name in (n for n in NETWORKS if any(n.startswith(w) for w in wanted)):
         with tempfile.TemporaryDirectory() as folder:
             about = child(sys.executable, "--write", name, folder, "--examples", given.examples)
             for python in given.python or [sys.executable]:
                 r = about | child(python, "--measure", folder, "--repeat", given.repeat)
                 rows.append(r)
+                exact = " | ".join(f"{r[key]:.1e}" for key in ("dtheta", "off", "tape_off"))
                 print(
                     f"| {name} | {r['weights']:,} | {r['bytes'] / 1000:.0f} | {r['convert']:.0f} | {r['runtime']} | "
-                    f"{r['dtheta']:.1e} | {r['round_ms']:.1f} | {r['ratio']:.1f} | {r['peak_mb']:.0f} |",
+                    f"{exact} | {r['round_ms']:.1f} | {r['ratio']:.1f} | {r['peak_mb']:.0f} |",
                     flush=True,
                 )
     if given.json:

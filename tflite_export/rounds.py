@@ -103,7 +103,9 @@ class Devices:
         contributions, updates, self.bytes_up = [], {}, 0
         for client_id in ids:
             x, y = self.federation.arrays(client_id, "train", self.population.labels)
-            update = self.client(client_id).round(theta, x, y, payload=self.payload)
+            device = self.client(client_id)
+            x = x.astype(device.bundle.example_dtype, copy=False)
+            update = device.round(theta, x, y, payload=self.payload)
             self.bytes_up += len(update.payload)
             updates[client_id] = update
             contributions.append(self._contribution(client_id, update))
@@ -133,7 +135,7 @@ class Devices:
             if len(x):
                 device = self.client(client_id)
                 device.receive(theta)
-                scores.append(device.score(x, y).value)
+                scores.append(device.score(x.astype(device.bundle.example_dtype, copy=False), y).value)
         return float(np.mean(scores)) if scores else float("nan")
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -267,11 +266,3 @@ def test_the_device_side_imports_no_tensorflow():
         "print([m for m in ('tensorflow', 'tfpfl', 'keras', 'click') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
-
-
-def test_a_backbone_for_tokens_is_refused(tmp_path):
-    network = keras.Sequential([keras.Input((4,)), keras.layers.Embedding(9, 3), keras.layers.Flatten()])
-    model = SplitModel(network)
-    with pytest.raises(ExportError, match="takes whole numbers .* such a model cannot be exported"):
-        export((model, model.theta(), random_head(model, 2)), out=tmp_path / "b")
-    assert not (tmp_path / "b").exists()

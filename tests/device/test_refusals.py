@@ -40,19 +40,41 @@ def test_a_recurrent_layer_even_without_rounds(layer, tmp_path):
     assert len(said) < 500
 
 
-def test_a_recurrent_layer_of_fixed_length_is_exported_without_rounds(tmp_path):
-    model = SplitModel(keras.Sequential([keras.Input((6, 3)), layers.GRU(4, unroll=True)]))
+def test_a_network_that_is_refused_for_rounds_is_exported_without_them(tmp_path):
+    stack = [layers.Dense(4), layers.Lambda(tf.sin, name="waves"), layers.LayerNormalization(), layers.Flatten()]
+    backbone = keras.Sequential([keras.Input((6, 3)), *stack])
+    said = refused(backbone, tmp_path, rounds=True)
+    assert "'waves' (Lambda)" in said and "Sin has no gradient" in said and "rounds=False" in said
+    model = SplitModel(backbone)
     bundle = export((model, model.initial_theta, random_head(model, 3)), out=tmp_path / "b", rounds=False)
     x = np.random.default_rng(0).random((5, 6, 3), np.float32)
     found = DeviceClient(bundle, interpreter=tf.lite.Interpreter).features(x)
     np.testing.assert_allclose(found, model.features(model.theta(), x), atol=1e-6)
 
 
-def test_a_layer_normalization_is_not_called_a_batch_normalization(tmp_path):
-    stack = [layers.Dense(4), layers.LayerNormalization(name="norm"), layers.Flatten()]
-    backbone = keras.Sequential([keras.Input((6, 3)), *stack])
-    said = refused(backbone, tmp_path, rounds=True)
-    assert "norm" in said and "BatchNormalization with moving" not in said and "rounds=False" in said
+def test_a_mean_over_examples(tmp_path):
+    inputs = keras.Input((4,))
+    x = layers.Dense(3)(inputs)
+    backbone = keras.Model(inputs, layers.Lambda(lambda x: x - tf.reduce_mean(x, 0), output_shape=(3,))(x))
+    assert "must not depend on others" in refused(backbone, tmp_path)
+
+
+def test_several_inputs(tmp_path):
+    inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((4,), name="b")}
+    backbone = keras.Model(inputs, layers.Dense(3)(layers.Add()([inputs["a"], inputs["b"]])))
+    assert "takes several arrays, a, b" in refused(backbone, tmp_path)
+
+
+def test_a_page_in_a_browser_for_tokens(tmp_path):
+    backbone = keras.Sequential([keras.Input((4,)), layers.Embedding(9, 3), layers.Flatten()])
+    assert "takes whole numbers: leave browser out" in refused(backbone, tmp_path, browser=True)
+
+
+def test_an_input_of_which_a_part_is_tokens(tmp_path):
+    inputs = keras.Input((4,))
+    tokens = layers.Flatten()(layers.Embedding(9, 3)(inputs[:, :2]))
+    backbone = keras.Model(inputs, layers.Concatenate()([tokens, layers.Dense(2)(inputs)]))
+    assert "one array of one kind" in refused(backbone, tmp_path)
 
 
 def without_biases(activation):

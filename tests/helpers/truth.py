@@ -16,8 +16,11 @@ def varied(model, seed=0):
 
 
 def examples(model, num_examples, num_classes, seed=1):
-    """Half noise; half drawings of constant regions, in which windows have several equal maxima."""
+    """Half noise; half drawings of constant regions, in which windows have several equal maxima. Or tokens."""
     rng = np.random.default_rng(seed)
+    if model.reads == "whole":
+        x = rng.integers(0, model.vocabulary, (num_examples, *model.input_shape)).astype(np.int32)
+        return x, rng.integers(0, num_classes, num_examples).astype(np.int32)
     x = rng.random((num_examples, *model.input_shape), np.float32)
     x[: num_examples // 2] = x[: num_examples // 2].round()
     return x, rng.integers(0, num_classes, num_examples).astype(np.int32)

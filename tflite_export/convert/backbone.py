@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tflite_export.convert.gradients import fixed_features
+from tflite_export.convert.gradients import fixed, fixed_features
 from tflite_export.convert.program import check_float32, convert, example_spec
 from tflite_export.device import layout
 from tfpfl.checks import InvalidArgument
@@ -56,8 +56,8 @@ def convert_backbone(model, theta, precision: str = "float32", calibration=None)
     def features(x):
         return {"phi": fixed_features(model, constants, x)}
 
-    function = _function(features, example_spec(model))
-    return convert({"features": function}, _configure(precision, calibration))
+    spec = example_spec(model)
+    return convert({"features": _function(features, spec)}, _configure(precision, calibration, spec))
 
 
 def convert_trunk(trunk, precision: str = "float32", calibration=None) -> bytes:
@@ -73,8 +73,8 @@ def convert_trunk(trunk, precision: str = "float32", calibration=None) -> bytes:
     check_float32(trunk)
     weights = tuple(tf.constant(w) for w in trunk.weights)
     spec = tf.TensorSpec([None, *trunk.input_shape], tf.float32, "raw")
-    function = _function(lambda raw: {"x": trunk.apply(weights, raw)}, spec)
-    return convert({"trunk": function}, _configure(precision, calibration, "trunk", "raw"))
+    function = _function(lambda raw: {"x": fixed(trunk.apply(weights, raw))}, spec)
+    return convert({"trunk": function}, _configure(precision, calibration, spec, "trunk"))
 
 
 def convert_predict(model, weights: Weights, trunk=None) -> bytes:
@@ -86,13 +86,13 @@ def convert_predict(model, weights: Weights, trunk=None) -> bytes:
         trunk: the frozen layers below it; x are then their examples.
     """
     check_float32(model)
-    weights = tf.nest.map_structure(tf.constant, weights)
+    theta, head = tf.nest.map_structure(tf.constant, weights)
     frozen = None if trunk is None else tuple(tf.constant(w) for w in trunk.weights)
 
     def predict(x):
-        x = x if trunk is None else trunk.apply(frozen, x)
+        x = x if trunk is None else fixed(trunk.apply(frozen, x))
         said = "probabilities" if model.kind.label.is_classes else "predictions"
-        return {said: model.kind.mean(model.logits(weights, x))}
+        return {said: model.kind.mean(tf.matmul(fixed_features(model, theta, x), head.kernel) + head.bias)}
 
     return convert({"predict": _function(predict, example_spec(trunk or model))})
 
@@ -120,7 +120,7 @@ def _function(function, spec):
     return tf.function(function, input_signature=[spec])
 
 
-def _configure(precision, calibration, signature="features", name="x"):
+def _configure(precision, calibration, spec, signature="features"):
     if precision not in BACKBONES.values():
         raise InvalidArgument(f"unknown precision {precision!r}: one of {', '.join(BACKBONES.values())}")
     if precision == "full int8" and calibration is None:
@@ -134,7 +134,7 @@ def _configure(precision, calibration, signature="features", name="x"):
             converter.target_spec.supported_types = [tf.float16]
         elif precision == "full int8":
             converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
-            some = calibration[:_CALIBRATION]
-            converter.representative_dataset = lambda: ((signature, {name: x[np.newaxis]}) for x in some)
+            some = np.asarray(calibration[:_CALIBRATION], spec.dtype.as_numpy_dtype)
+            converter.representative_dataset = lambda: ((signature, {spec.name: x[np.newaxis]}) for x in some)
 
     return configure

@@ -31,6 +31,7 @@ from tflite_export.convert.program import (
     SIGNATURES,
     STATIC_BATCH,
     convert_program,
+    example_spec,
     flatten,
     program_functions,
 )
@@ -202,6 +203,7 @@ def _write_inference(folder, personal):
     else:
         y, raw = None, drawn_examples(trunk or model, 64, np.random.default_rng(0))
         x = raw if trunk is None else np.asarray(trunk(raw))
+    x = x.astype(example_spec(model).dtype.as_numpy_dtype, copy=False)
     theta = tuple(map(tf.constant, theta))
     reference = np.asarray(model.features(theta, x))
     on = {"examples": len(x), "on": "random numbers" if y is None else "the client's test examples"}

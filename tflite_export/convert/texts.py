@@ -92,7 +92,7 @@ def _model_card(manifest, personal) -> str:
         ]
     pre = manifest["preprocessing"]
     lines += [
-        f"* Input: float32 {shape}"
+        f"* Input: {model.get('example_dtype', 'float32')} {shape}"
         + (f", x = raw * {pre['scale']} + {pre['shift']} of {pre['stored_dtype']}" if pre else "")
         + f". Output: {model['num_classes']} {model.get('kind', 'classes')}, in the order of labels.txt: "
         f"{', '.join(map(markdown, personal.labels))}.",

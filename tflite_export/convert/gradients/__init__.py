@@ -9,7 +9,16 @@ At most one axis is open, that of the examples.
 """
 
 from tflite_export.convert.gradients.common import UnsupportedLayerError
-from tflite_export.convert.gradients.forward import features, fixed_features
+from tflite_export.convert.gradients.forward import features, fixed, fixed_features
 from tflite_export.convert.gradients.table import GRADIENTS, PLAIN, STOPS, builtin_gradients
 
-__all__ = ["GRADIENTS", "PLAIN", "STOPS", "UnsupportedLayerError", "builtin_gradients", "features", "fixed_features"]
+__all__ = [
+    "GRADIENTS",
+    "PLAIN",
+    "STOPS",
+    "UnsupportedLayerError",
+    "builtin_gradients",
+    "features",
+    "fixed",
+    "fixed_features",
+]

@@ -22,9 +22,15 @@ def features(model, parts, x):
 
 def fixed_features(model, theta, x):
     """phi(x; theta) [N, M] of weights that never change: for prediction alone."""
-    return _in_other_words(model.features(theta, x), _WORDS)
+    return fixed(model.features(theta, x))
 
 
+def fixed(y):
+    """A result of weights that never change, in operations that the converter takes."""
+    return _in_other_words(y, _WORDS)
+
+
+@tf.autograph.experimental.do_not_convert
 def _in_other_words(phi, words):
     """The same tensor, computed without the operations of `words`; whatever they do not lead to is shared."""
     ops = phi.graph.get_operations()

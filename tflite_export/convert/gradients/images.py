@@ -9,22 +9,29 @@ import tensorflow as tf
 
 from tflite_export.convert.gradients.common import channels_last, refuse, where
 
+_FEW_CHANNELS = 16
+
 
 def max_pool(op, dy):
-    """The gradient goes to the maximum of each window; of several equal ones, to the first in reading order."""
+    """The gradient goes to the maximum of each window; of several equal ones, to the first in reading order.
+
+    Each pixel of a window takes what is left of dy if it is the maximum, in arithmetic: a third of the time of AND and
+    NOT. Windows that tile the image are cut out by SPACE_TO_DEPTH, which moves whole rows; others by strided slices.
+    """
     x, y = op.inputs[0], op.outputs[0]
     (kh, kw), s, (top, left) = _window(op, op.get_attr("ksize")[1:3], x, y)
-    lowest = tf.constant(x.dtype.min, x.dtype)
-    padded = _resized(x, top, left, *_covered(y, kh, kw, s), fill=lowest)
-    parts, open_windows = [], None
-    for a in range(kh):
-        for b in range(kw):
-            is_maximum = tf.equal(_phase(padded, a, b, s, y), y)
-            first = is_maximum if open_windows is None else tf.logical_and(is_maximum, open_windows)
-            parts.append(((a, b), dy * where(first)))
-            if (a, b) != (kh - 1, kw - 1):
-                rest = tf.logical_not(is_maximum)
-                open_windows = rest if open_windows is None else tf.logical_and(open_windows, rest)
+    covered = _covered(y, kh, kw, s)
+    padded = _resized(x, top, left, *covered, fill=tf.constant(x.dtype.min, x.dtype))
+    if kh == kw and s == (kh, kw) and kh > 1:
+        pixels = tf.split(tf.nn.space_to_depth(padded, kh), kh * kw, 3)
+    else:
+        pixels = [_phase(padded, a, b, s, y) for a in range(kh) for b in range(kw)]
+    parts, left_over = [], dy
+    for i, pixel in enumerate(pixels):
+        part = left_over * where(tf.equal(pixel, y))
+        parts.append(((i // kw, i % kw), part))
+        if i < len(pixels) - 1:
+            left_over = left_over - part
     return _scattered(parts, s, top, left, x)
 
 
@@ -52,14 +59,19 @@ def conv2d(op, dy):
     covered = _covered(op.outputs[0], kh, kw, s)
 
     # The kernel's gradient: every pixel that it ever lay on, as rows of a matrix, times dy.
-    padded = _resized(x, top, left, *covered)
-    patches = tf.concat([_phase(padded, a, b, s, dy) for a in range(kh) for b in range(kw)], 3)
-    patches = tf.reshape(patches, [-1, kh * kw * channels_in])
-    d_kernel = tf.matmul(patches, tf.reshape(dy, [-1, channels_out]), transpose_a=True)
+    padded, rows = _resized(x, top, left, *covered), tf.reshape(dy, [-1, channels_out])
+    pixels = [_phase(padded, a, b, s, dy) for a in range(kh) for b in range(kw)]
+    if channels_in < _FEW_CHANNELS:  # one product of patches; with many channels one for each pixel is faster
+        pixels = [tf.concat(pixels, 3)]
+    products = [tf.matmul(tf.reshape(p, [-1, p.shape[3]]), rows, transpose_a=True) for p in pixels]
+    d_kernel = products[0] if len(products) == 1 else tf.concat(products, 0)
 
     # The input's: a forward convolution of dy, spread out by the stride, with the kernel turned by 180 degrees. The
     # turn is a reverse of ONE axis: `tf.reverse(kernel, [0, 1])` of a kernel that is not constant converts, runs, and
     # gives wrong numbers in the runtime of TensorFlow 2.14.
+    if (kh, kw) == s == (1, 1):
+        d_x = tf.matmul(rows, tf.reshape(kernel, [channels_in, channels_out]), transpose_b=True)
+        return tf.reshape(d_x, [-1, *x.shape[1:]]), tf.reshape(d_kernel, [1, 1, channels_in, channels_out])
     turned = tf.reverse(tf.reshape(kernel, [kh * kw, channels_in, channels_out]), [0])
     turned = tf.reshape(tf.transpose(turned, [0, 2, 1]), [kh, kw, channels_out, channels_in])
     d_x = tf.nn.conv2d(_spread(dy, x, kh, kw, s, top, left), turned, 1, "VALID")

@@ -1,0 +1,54 @@
+"""A backbone of whole numbers on a device: the examples are int32, and every token is one that the Embedding has."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from helpers.truth import examples, random_head, relative, true_gradient, true_steps, varied
+from tflite_export import BundleError, DeviceClient, export, verify
+from tflite_export.convert.program import flatten
+from tflite_export.device.payload import decode
+from tfpfl.models import SplitModel
+
+TRAINING = {"tau": 4, "beta": 0.1, "rho": 0.1, "head_rate": 0.1}
+LITE = tf.lite.Interpreter
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    stack = [layers.Embedding(9, 3), layers.Flatten(), layers.Dense(4, activation="tanh")]
+    model = SplitModel(keras.Sequential([keras.Input((4,)), *stack]))
+    theta, head = varied(model), random_head(model, 3)
+    out = tmp_path_factory.mktemp("tokens") / "b"
+    return model, theta, head, export((model, theta, head), out=out, inference=False, training=TRAINING)
+
+
+def test_every_signature(exported):
+    found = verify(exported[-1], interpreter=LITE)
+    assert found.ok and {c.signature for c in found.comparisons} >= {"round", "joint_gradient", "features"}
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 4}, {"static": True}])
+def test_a_round_of_the_device_client(exported, options):
+    model, theta, head, bundle = exported
+    x, y = examples(model, 10, 3)
+    client = DeviceClient(bundle, interpreter=LITE, **options)
+    update = client.round(flatten(theta), x, y)
+    fitted = true_steps(model.features(theta, x).numpy(), y, head, 3, 0.1)
+    _, dtheta, dkernel, _ = true_gradient(model, theta, fitted, x, y)
+    table = dtheta[:27].reshape(9, 3)
+    assert relative(decode(update.payload), dtheta) < 1e-5 and np.abs(table[np.unique(x)]).min() > 0
+    assert relative(update.head.kernel, fitted.kernel - 0.1 * dkernel) < 1e-5
+
+
+def test_what_is_no_token_is_refused(exported):
+    bundle = exported[-1]
+    client, x = DeviceClient(bundle, interpreter=LITE), np.zeros((2, 4), np.int32)
+    assert client.predict(x).shape == (2, 3)
+    with pytest.raises(BundleError, match=r"must be int32 \['N', 4\], found float32"):
+        client.predict(x.astype(np.float32))
+    for bad in (-1, 9):
+        with pytest.raises(BundleError, match=f"an example holds {bad}, and this model knows 0..8"):
+            client.predict(np.where(np.eye(2, 4, dtype=bool), bad, x).astype(np.int32))
