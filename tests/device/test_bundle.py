@@ -230,7 +230,7 @@ def test_a_model_by_hand(tmp_path):
     half = Runtime(bundle.path("backbone_float16.tflite"), INTERPRETER)("features", x=x)["phi"]
     assert relative_l2(half, expected) < 1e-2
     for given, reason in (
-        ({"labels": "ab"}, "7 classes, but there are 2"),
+        ({"labels": "ab"}, "7 outputs, but there are 2"),
         ({"training": {"gamma": 1}}, "unknown in training: gamma"),
     ):
         with pytest.raises(ExportError, match=reason):
