@@ -9,10 +9,12 @@ from keras import layers
 from helpers.marks import slow_but
 from helpers.networks import OWN, PAPERS
 from helpers.truth import examples, random_head, relative, relative_l2, runner, true_gradient, true_steps, varied
+from tflite_export.convert.backbone import convert_backbone, convert_predict
 from tflite_export.convert.gradients import UnsupportedLayerError
 from tflite_export.convert.program import convert_program, flatten, unflatten
 from tflite_export.device.ops import check_builtin, operations
 from tfpfl.models import SplitModel, build_network
+from tfpfl.models.weights import Weights
 
 L2 = {"cifar_2conv": 1e-3}  # near-ties of overlapping windows: a pixel's gradient may go to the neighbour
 
@@ -148,6 +150,18 @@ def test_gradient_of_a_users_own_backbone(name):
     expected = true_gradient(model, theta, head, x, y)[1]
     assert np.abs(expected).max() > 1e-3
     assert relative(found["dtheta"], expected) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["own statistics", "activations", "attention"])
+def test_files_for_prediction_of_layers_that_are_put_in_other_words(name):
+    model = SplitModel(OWN[name]())
+    theta, head = varied(model), random_head(model, 3)
+    x, _ = examples(model, 6, 3)
+    expected = model.features(theta, x)
+    assert relative(runner(convert_backbone(model, theta), "features")(x=x)["phi"], expected) < 1e-5
+    found = runner(convert_predict(model, Weights(theta, head)), "predict")(x=x)["probabilities"]
+    assert np.abs(found - tf.nn.softmax(expected @ head.kernel + head.bias)).max() < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,11 @@ from tfpfl.models import SplitModel, build_network
 VERSIONS = os.environ.get("TFPFL_LITERT", "").split()
 NONE = "no LiteRT runtime is asked for (set TFPFL_LITERT)"
 ROOT = str(Path(__file__).resolve().parents[2])
-NETWORKS = [*PAPERS, "strided convolutions", "average pools", "max pools", "residual"]
+PHONES = ["separable", "sequence", "activations", "own statistics", "recurrent", "attention", "masked"]
+NETWORKS = [*PAPERS, "strided convolutions", "average pools", "max pools", "residual", *PHONES]
 
 
-@pytest.fixture(scope="module", params=slow_but(NETWORKS, "mlp200", ci=("omniglot_4conv", "max pools", "residual")))
+@pytest.fixture(scope="module", params=slow_but(NETWORKS, "mlp200", ci=("omniglot_4conv", "max pools", "attention")))
 def bundle(request, tmp_path_factory):
     """A bundle with weights that are not the initial ones."""
     own = OWN.get(request.param)
@@ -118,8 +119,9 @@ np.savez(folder + "/found.npz", features=DeviceClient(bundle).features(x))
 
 @pytest.mark.litert
 def test_a_round_of_the_device_client(bundle, litert, tmp_path):
-    rng = np.random.default_rng(0)
-    x = rng.random((40, *bundle.example_shape), np.float32)
+    rng, shape = np.random.default_rng(0), (40, *bundle.example_shape)
+    tokens = bundle.num_tokens
+    x = rng.random(shape, np.float32) if tokens is None else rng.integers(0, tokens, shape).astype(np.int32)
     y, theta = rng.integers(0, 4, 40).astype(np.int32), bundle.theta() * np.float32(0.9)
     np.savez(tmp_path / "examples.npz", x=x, y=y, theta=theta)
     done = run(litert[1], "-c", ROUND, bundle.folder, tmp_path)

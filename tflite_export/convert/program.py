@@ -278,9 +278,9 @@ def _unsupported(op, backbone):
     advice = _ADVICE.get(kind, "take layers whose gradient the device has")
     return (
         f"{what} cannot be trained on a device: {op.type} has no gradient in builtin operations. For rounds on the "
-        f"device {advice} (there are Dense, Conv2D, MaxPooling2D, AveragePooling2D, GlobalAveragePooling2D, Flatten, "
-        "Reshape, ZeroPadding2D, frozen BatchNormalization, Add, Multiply, Concatenate, and ReLU, LeakyReLU, tanh, "
-        "sigmoid); for inference and personalization of the head alone, export with rounds=False"
+        f"device {advice} (docs/on_device.md lists them: dense, convolution, pooling, normalization and attention "
+        "layers, GRU and LSTM with unroll=True, Embedding, and the usual activations); for inference and "
+        "personalization of the head alone, export with rounds=False"
     )
 
 
