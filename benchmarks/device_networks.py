@@ -9,8 +9,8 @@ ai-edge-litert and NumPy; without it TensorFlow's interpreter runs them. The col
 * dtheta: what a round gives against tf.GradientTape of the whole objective after the same 49 steps on the head; the L2
   norm of the difference in units of that of the gradient.
 * float64, tape: how far the program, and GradientTape in float32, are from GradientTape in float64.
-* round: milliseconds, the median of the calls; ratio: 50 calls of `joint_gradient`, a client's work in FedAvg with 50
-  full steps, in units of a round.
+* round: milliseconds of the processor, the fastest of the calls; ratio: 50 calls of `joint_gradient`, a client's work
+  in FedAvg with 50 full steps, in units of a round.
 * peak: by how many MB the process grows at most, from before it opens the program to the end of the first round.
 
 Weights are random. MobileNetV2's BatchNormalizations have the statistics of sixteen such pictures: with those of a
@@ -184,10 +184,10 @@ def measure(folder: Path, repeat: int) -> dict:
         runtime(signature, **inputs)
         times = []
         for _ in range(repeat):
-            begin = time.perf_counter()
+            begin = time.thread_time()
             runtime(signature, **inputs)
-            times.append(1000 * (time.perf_counter() - begin))
-        return float(np.median(times))
+            times.append(1000 * (time.thread_time() - begin))
+        return min(times)
 
     round_ms, step_ms = milliseconds("round", **values, **work), milliseconds("joint_gradient", **values)
     return {
@@ -228,7 +228,7 @@ def main() -> None:
     if given.measure:
         print(json.dumps(measure(Path(given.measure), given.repeat)))
         return
-    wanted = given.networks.split(";") if given.networks else [""]
+    wanted = given.networks.split(";") if given.networks else [""]  # a name may have a comma
     rows = []
     print(f"{given.examples} examples, one thread, {os.cpu_count()} processors\n")
     print(

@@ -33,6 +33,8 @@ def known(t) -> np.ndarray | None:
         return _BOTH[op.type](*inputs)
     if op.type in ("Identity", "Cast"):
         return inputs[0]
+    if op.type == "Reshape":
+        return inputs[0].reshape([int(n) for n in inputs[1]])
     if op.type == "Pack":
         return np.stack(inputs, op.get_attr("axis"))
     if op.type == "ConcatV2":
