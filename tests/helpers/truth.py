@@ -12,7 +12,9 @@ from tfpfl.models.weights import Head
 def varied(model, seed=0):
     """The model's initial theta plus noise, so that the biases are not 0."""
     rng = np.random.default_rng(seed)
-    return tuple(w + np.float32(0.02) * np.asarray(rng.standard_normal(w.shape), np.float32) for w in model.initial_theta)
+    return tuple(
+        w + np.float32(0.02) * np.asarray(rng.standard_normal(w.shape), np.float32) for w in model.initial_theta
+    )
 
 
 def examples(model, num_examples, num_classes, seed=1):
