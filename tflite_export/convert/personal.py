@@ -41,7 +41,11 @@ class Personal(NamedTuple):
 
     def raw(self, split: str) -> np.ndarray:
         """What the trunk takes of a split's examples; without a trunk, what the model takes."""
-        return self.raws[split] if self.raws else {"train": self.train, "test": self.test}[split][0]
+        if self.raws:
+            return self.raws[split]
+        examples = self.train if split == "train" else self.test
+        assert examples is not None  # who calls has seen that there are some
+        return examples[0]
 
 
 _CHUNK = 256  # examples that go through the trunk at a time
