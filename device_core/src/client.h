@@ -1,0 +1,32 @@
+/* What client.c and steps.c share. */
+#ifndef TFPFL_CLIENT_H
+#define TFPFL_CLIENT_H
+
+#include "core.h"
+
+struct tfpfl_client {
+    struct bundle bundle;
+    struct runtime *runtime;
+    char *state;
+    float *theta;
+    float *weights; /* [batch]: of the examples of a chunk */
+    tfpfl_head head;
+    bool opened;
+    char error[TFPFL_ERROR_ROOM];
+};
+
+int check_examples(tfpfl_client *client, const tfpfl_examples *examples, bool labelled);
+int compute_features(tfpfl_client *client, const tfpfl_examples *examples, float *features);
+
+/* ---- steps.c */
+
+struct tensor theta_of(const tfpfl_client *client);
+struct tensor rows_of(const tfpfl_client *client, const float *examples, size_t rows);
+/* Makes gradient steps on the client's head, which stays; `head` becomes the new one. With the run's safeguard, it is
+ * the old one if the steps raised the loss. */
+int fit_head(tfpfl_client *client, const float *features, const int32_t *labels, size_t count, int32_t steps,
+             float beta, tfpfl_head *head, double *loss_before, double *loss);
+/* tau - 1 steps and the joint step: the gradient of theta [P], and the head after it. */
+int compute_round(tfpfl_client *client, const tfpfl_examples *examples, float *gradient, tfpfl_head *head, float *loss);
+
+#endif

@@ -1,0 +1,161 @@
+/* Reads and writes a client's head as a file: the format of tflite_export/device/head_file.py.
+ *
+ *     8 bytes    "TFPFLH01"
+ *     uint32     M
+ *     uint32     K
+ *     32 bytes   sha256 of the theta (float32, flat) that the head was fitted with
+ *     uint32     crc32 of the numbers
+ *     float32    kernel [M, K], row after row, then bias [K]
+ *
+ * A new head replaces the old file in one step: one of the two is always there, and whole.
+ */
+#include "core.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define HEADER 52
+#define BLOCK 16384
+
+static const char magic[] = "TFPFLH01";
+
+static void put32(unsigned char *to, uint32_t value) { memcpy(to, &value, 4); }
+
+static uint32_t get32(const unsigned char *from) {
+    uint32_t value;
+    memcpy(&value, from, 4);
+    return value;
+}
+
+void tfpfl_head_free(tfpfl_head *head) {
+    free(head->kernel);
+    free(head->bias);
+    memset(head, 0, sizeof *head);
+}
+
+/* ---- writing */
+
+static int write_whole(int file, const void *from, size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t part = write(file, (const char *)from + done, bytes - done);
+        if (part < 0 && errno == EINTR) continue;
+        if (part < 0) return -1;
+        done += (size_t)part;
+    }
+    return 0;
+}
+
+static int write_head(int file, const tfpfl_head *head) {
+    unsigned char header[HEADER];
+    size_t kernel = 4 * head->num_features * head->num_classes, bias = 4 * head->num_classes;
+    memcpy(header, magic, 8);
+    put32(header + 8, (uint32_t)head->num_features);
+    put32(header + 12, (uint32_t)head->num_classes);
+    memcpy(header + 16, head->theta_sha256, 32);
+    put32(header + 48, crc32_add(crc32_add(0, head->kernel, kernel), head->bias, bias));
+    return write_whole(file, header, HEADER) || write_whole(file, head->kernel, kernel) ||
+           write_whole(file, head->bias, bias) || fsync(file);
+}
+
+/* The new name must be on disk, too. */
+static int sync_folder(const char *path) {
+    const char *slash = strrchr(path, '/');
+    size_t length = slash == NULL ? 1 : slash == path ? 1 : (size_t)(slash - path);
+    char *folder = take(length + 1, 1);
+    if (folder == NULL) return errno = ENOMEM, -1;
+    memcpy(folder, slash == NULL ? "." : path, length);
+    folder[length] = 0;
+    int file = open(folder, O_RDONLY | O_CLOEXEC), found = -1;
+    free(folder);
+    if (file >= 0) {
+        found = fsync(file);
+        int kept = errno;
+        close(file);
+        errno = kept;
+    }
+    return found;
+}
+
+int tfpfl_head_save(const char *path, const tfpfl_head *head, char *error) {
+    size_t room = strlen(path) + 32;
+    char *temporary = take(room, 1);
+    if (temporary == NULL) return no_memory(error);
+    snprintf(temporary, room, "%s.%ld.new", path, (long)getpid());
+    int file = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666), status = 0;
+    if (file < 0) {
+        status = system_error(error, temporary);
+    } else {
+        int wrong = write_head(file, head), kept = errno;
+        if (close(file) != 0 && !wrong) wrong = 1, kept = errno;
+        errno = kept;
+        if (wrong) status = system_error(error, temporary);
+        else if (rename(temporary, path) != 0) status = system_error(error, path);
+        if (status) unlink(temporary);
+        else if (sync_folder(path) != 0) status = system_error(error, path);
+    }
+    free(temporary);
+    return status;
+}
+
+/* ---- reading */
+
+/* Whether the rest of the file is `numbers` floats with this crc. Kernel and bias go to `head`, if it is given. */
+static bool read_numbers(int file, uint64_t bytes, uint32_t crc, tfpfl_head *head) {
+    unsigned char block[BLOCK];
+    uint32_t found = 0;
+    if (head != NULL) {
+        size_t kernel = 4 * head->num_features * head->num_classes, bias = 4 * head->num_classes;
+        if (read_whole(file, head->kernel, kernel) || read_whole(file, head->bias, bias)) return false;
+        return crc32_add(crc32_add(0, head->kernel, kernel), head->bias, bias) == crc;
+    }
+    while (bytes > 0) {
+        size_t part = bytes < BLOCK ? (size_t)bytes : BLOCK;
+        if (read_whole(file, block, part)) return false;
+        found = crc32_add(found, block, part);
+        bytes -= part;
+    }
+    return found == crc;
+}
+
+static int load(int file, const char *path, tfpfl_head *head, char *error) {
+    unsigned char header[HEADER];
+    struct stat about;
+    if (fstat(file, &about) != 0) return system_error(error, path);
+    if (read_whole(file, header, HEADER) || memcmp(header, magic, 8) != 0)
+        return fail(error, TFPFL_HEAD_ERROR, "%s is not a head that tfpfl saved", path);
+    uint64_t m = get32(header + 8), k = get32(header + 12), bytes = (uint64_t)about.st_size - HEADER;
+    uint32_t crc = get32(header + 48);
+    bool same = m == head->num_features && k == head->num_classes;
+    /* m k + k may be larger than 64 bits of bytes hold: compared as numbers of floats. */
+    bool fits = bytes % 4 == 0 && (k == 0 ? bytes == 0 : bytes / 4 % k == 0 && bytes / 4 / k == m + 1);
+    if (fits && same) {
+        head->kernel = take((size_t)(m * k), 4);
+        head->bias = take((size_t)k, 4);
+        if (head->kernel == NULL || head->bias == NULL) return no_memory(error);
+    }
+    if (!fits || !read_numbers(file, bytes, crc, same ? head : NULL))
+        return fail(error, TFPFL_HEAD_ERROR, "%s is damaged or cut off", path);
+    if (!same)
+        return fail(error, TFPFL_HEAD_ERROR,
+                    "%s is a head for %" PRIu64 " classes on %" PRIu64 " features; this client has %zu classes on %zu "
+                    "features", path, k, m, head->num_classes, head->num_features);
+    memcpy(head->theta_sha256, header + 16, 32);
+    return 0;
+}
+
+int tfpfl_head_load(const char *path, size_t num_features, size_t num_classes, tfpfl_head *head, char *error) {
+    memset(head, 0, sizeof *head);
+    head->num_features = num_features;
+    head->num_classes = num_classes;
+    int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    int status = file < 0 ? system_error(error, path) : load(file, path, head, error);
+    if (file >= 0) close(file);
+    if (status) tfpfl_head_free(head);
+    return status;
+}
