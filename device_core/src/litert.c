@@ -34,6 +34,20 @@ struct tensor_type {
     uint32_t strides[MOST_LITERT_DIMENSIONS];
 };
 
+/* How an environment is made: with the accelerator for CPUs only (else LiteRT looks for the libraries of others), and
+ * without news that are no errors. */
+struct environment_option {
+    int tag;
+    struct {
+        int type;
+        union {
+            int64_t integer;
+            const void *pointer;
+        } of;
+    } value;
+};
+enum { ACCELERATORS = 24, LEAST_SEVERITY = 25, INTEGER = 2, ERRORS = 3 };
+
 /* Name, and arguments. All return a status, 0 if it went well, except for those that destroy. */
 #define FUNCTIONS(F) \
     F(int, CreateEnvironment, (int, const void *, handle *)) \
@@ -147,7 +161,9 @@ static int create_model_from_file(struct runtime *runtime, const char *program) 
 
 static int load_program(struct runtime *runtime, const char *program, char *error) {
     const struct api *api = &runtime->api;
-    int status = api->CreateEnvironment(0, NULL, &runtime->environment);
+    const struct environment_option options[] = {{ACCELERATORS, {INTEGER, {CPU}}},
+                                                  {LEAST_SEVERITY, {INTEGER, {ERRORS}}}};
+    int status = api->CreateEnvironment(2, options, &runtime->environment);
     if (status == 0) status = create_model_from_file(runtime, program);
     if (status == 0) status = api->CreateOptions(&runtime->options);
     if (status == 0) status = api->SetOptionsHardwareAccelerators(runtime->options, CPU);
