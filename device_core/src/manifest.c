@@ -158,8 +158,10 @@ struct checker {
 static int must_be(struct checker *c, uint32_t node, const char *what) {
     char found[LONGEST_REPR];
     const struct json_node *n = &c->json->nodes[node];
-    uint32_t digits = n->bytes - (n->kind == JSON_INTEGER && c->json->source[n->text] == '-');
-    if (n->kind == JSON_INTEGER && (digits > 21 || (digits == 21 && fabs(n->number) > 1e20)))
+    const char *digits = n->kind == JSON_INTEGER ? c->json->source + n->text : "";
+    size_t length = n->kind == JSON_INTEGER ? n->bytes : 0;
+    if (*digits == '-') digits++, length--;
+    if (length > 21 || (length == 21 && memcmp(digits, "100000000000000000000", 21) != 0))
         strcpy(found, "a longer number");
     else
         json_repr(c->json, node, false, found);

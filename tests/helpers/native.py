@@ -26,11 +26,11 @@ def compiler() -> str | None:
     return shutil.which(os.environ.get("CC", "cc")) if shutil.which("make") else None
 
 
-def build(name: str = "", **variables: str) -> Path:
-    """The folder in the cache into which `make` has built the library; a change of a source makes a new one."""
+def build(name: str = "", target: str = "all", **variables: str) -> Path:
+    """The folder in the cache into which `make` has built a target; a change of a source makes a new one."""
     cache = Path(os.environ.get("TFPFL_CACHE") or Path.home() / ".cache" / "tfpfl")
     files = sorted(path for path in CORE.rglob("*") if path.is_file())
-    content = hashlib.sha256(repr((name, variables)).encode())
+    content = hashlib.sha256(repr((name, target, variables)).encode())
     for path in files:
         content.update(path.name.encode() + path.read_bytes())
     folder = cache / f"native{name}-{content.hexdigest()[:16]}"
@@ -39,7 +39,7 @@ def build(name: str = "", **variables: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "built").exists():
             given = [f"{key}={value}" for key, value in variables.items()]
-            command = ["make", "-C", str(CORE), f"OUT={folder}", *given]
+            command = ["make", "-C", str(CORE), "-j2", f"OUT={folder}", target, *given]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
             (folder / "built").touch()

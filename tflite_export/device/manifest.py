@@ -50,7 +50,7 @@ class Optional(NamedTuple):
 
 MANY = Number(1, MOST_STATIC_BATCH, whole=True)
 COUNT, ID = Number(1, LARGEST, whole=True), Number(0, LARGEST, whole=True)
-_TENSORS = Several(Text(r"(float32|int32)\[(-?\d+(, -?\d+)*)?\]", "a dtype and a shape"), named=r"\w{1,40}")
+_TENSORS = Several(Text(r"(float32|int32)\[(-?[0-9]+(, -?[0-9]+)*)?\]", "a dtype and a shape"), named="[A-Za-z0-9_]{1,40}")
 _SHAPE = Several(COUNT, least=1)
 _SHA256 = Text("[0-9a-f]{64}", "64 hexadecimal digits")
 # A dict here is an object that has these entries, and may have others.
@@ -79,7 +79,7 @@ RULES = {
     },
     "preprocessing": {"scale": Optional(Number()), "shift": Optional(Number()), "stored_dtype": Optional(Text())},
     "labels": {"names": Several(Text(), least=1), "class_ids": Several(ID, least=1)},
-    "signatures": Several({"inputs": _TENSORS, "outputs": _TENSORS}, named=r"\w{1,40}"),
+    "signatures": Several({"inputs": _TENSORS, "outputs": _TENSORS}, named="[A-Za-z0-9_]{1,40}"),
     "files": Several(
         {
             "bytes": Number(0, 2**62, whole=True),

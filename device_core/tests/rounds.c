@@ -1,0 +1,93 @@
+/* Many rounds with everything around them, for a run under AddressSanitizer and LeakSanitizer.
+ *
+ *     rounds BUNDLE LIBLITERT HEAD ROUNDS
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tfpfl_device.h"
+
+#define MOST 75 /* examples: three chunks of 32 */
+
+static tfpfl_client *client;
+
+static void must(int status) {
+    if (status == 0) return;
+    fprintf(stderr, "%s\n", tfpfl_error(client));
+    exit(1);
+}
+
+static void must_be_refused(int status) {
+    if (status != 0) return;
+    fprintf(stderr, "it should have been refused\n");
+    exit(1);
+}
+
+static float drawn(uint32_t *state) {
+    *state = *state * 1664525u + 1013904223u;
+    return (float)(*state >> 8) / (float)(1 << 24);
+}
+
+static void one_round(const float *theta, size_t weights, const tfpfl_examples *examples, int i) {
+    tfpfl_update update;
+    must(tfpfl_round(client, theta, weights, examples, i % 2 ? "int8" : "float32", &update));
+    float *gradient = malloc(4 * weights + 4);
+    char error[TFPFL_ERROR_ROOM];
+    if (gradient == NULL || tfpfl_payload_decode(update.payload, update.payload_bytes, gradient, weights, error)) exit(1);
+    if (i % 3) must(tfpfl_commit(client, &update));
+    free(gradient);
+    tfpfl_update_free(&update);
+}
+
+int main(int count, char **arguments) {
+    uint32_t state = 1;
+    if (count != 5) return fprintf(stderr, "rounds BUNDLE LIBLITERT HEAD ROUNDS\n"), 2;
+    tfpfl_options options = {.litert = arguments[2], .state = arguments[3]};
+    int rounds = atoi(arguments[4]);
+    float *x = NULL, *theta = NULL, *out = NULL;
+    int32_t labels[MOST];
+    for (int i = 0; i < rounds; i++) {
+        if (i % 100 == 0) {  /* the app starts anew */
+            tfpfl_close(client);
+            must(tfpfl_open(arguments[1], &options, &client));
+        }
+        const tfpfl_model *model = tfpfl_describe(client);
+        size_t n = i % 10 == 0 ? MOST : 1 + (size_t)i % 32, numbers = n * model->example_numbers;
+        size_t wide = model->num_features > model->num_classes ? model->num_features : model->num_classes;
+        if (x == NULL) {
+            x = malloc(4 * MOST * model->example_numbers + 4);
+            out = malloc(4 * MOST * wide + 4);
+            theta = malloc(4 * model->num_backbone_weights + 4);
+        }
+        if (x == NULL || out == NULL || theta == NULL) return 2;
+        for (size_t j = 0; j < numbers; j++) x[j] = drawn(&state);
+        for (size_t j = 0; j < n; j++) labels[j] = (int32_t)(drawn(&state) * (float)model->num_classes);
+        for (size_t j = 0; j < model->num_backbone_weights; j++) theta[j] = drawn(&state) * 0.1f - 0.05f;
+        tfpfl_examples examples = {x, numbers, labels, n};
+        one_round(theta, model->num_backbone_weights, &examples, i);
+        if (i % 10 != 5) continue;
+        tfpfl_personalized found;
+        tfpfl_scores scores;
+        must(tfpfl_features(client, &examples, out));
+        must(tfpfl_predict(client, &examples, out));
+        must(tfpfl_score(client, &examples, &scores));
+        if (n < 4) must_be_refused(tfpfl_personalize(client, &examples, NULL, &found));
+        else must(tfpfl_personalize(client, &examples, NULL, &found));
+        must_be_refused(tfpfl_receive(client, theta, 1));
+        labels[n / 2] = (int32_t)model->num_classes;
+        must_be_refused(tfpfl_personalize(client, &examples, NULL, &found));
+        x[numbers / 2] = NAN;
+        tfpfl_update update;
+        must_be_refused(tfpfl_round(client, theta, model->num_backbone_weights, &examples, "float32", &update));
+    }
+    tfpfl_close(client);
+    must_be_refused(tfpfl_open(arguments[3], &options, &client));  /* a file is no bundle */
+    must_be_refused(tfpfl_predict(client, &(tfpfl_examples){x, 1, NULL, 1}, out));
+    tfpfl_close(client);
+    free(x);
+    free(out);
+    free(theta);
+    printf("%d rounds\n", rounds);
+    return 0;
+}

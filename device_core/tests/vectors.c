@@ -1,0 +1,92 @@
+/* Computes everything that a client computes, for a comparison with other machines and languages.
+ *
+ *     vectors BUNDLE LIBLITERT FOLDER
+ *
+ * FOLDER has x.bin (float32), y.bin (int32) and theta.bin (float32), and gets features.bin, probabilities.bin,
+ * personalized.bin (the head file), float32.payload, int8.payload, committed.bin (the head file) and scores.txt.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tfpfl_device.h"
+
+static char path[4096];
+static const char *folder;
+
+static const char *in_folder(const char *name) {
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return path;
+}
+
+static void *read_file(const char *name, size_t *bytes) {
+    FILE *file = fopen(in_folder(name), "rb");
+    if (file == NULL) return perror(path), exit(2), NULL;
+    fseek(file, 0, SEEK_END);
+    *bytes = (size_t)ftell(file);
+    rewind(file);
+    void *content = malloc(*bytes + 1);
+    if (content == NULL || fread(content, 1, *bytes, file) != *bytes) exit(2);
+    fclose(file);
+    return content;
+}
+
+static void write_file(const char *name, const void *content, size_t bytes) {
+    FILE *file = fopen(in_folder(name), "wb");
+    if (file == NULL || fwrite(content, 1, bytes, file) != bytes || fclose(file) != 0) exit(2);
+}
+
+static tfpfl_client *client;
+
+static void must(int status) {
+    if (status == 0) return;
+    fprintf(stderr, "%s\n", tfpfl_error(client));
+    exit(1);
+}
+
+static void send(const float *theta, size_t theta_bytes, const tfpfl_examples *examples, const char *kind,
+                 const char *name, int commit) {
+    tfpfl_update update;
+    must(tfpfl_round(client, theta, theta_bytes / 4, examples, kind, &update));
+    write_file(name, update.payload, update.payload_bytes);
+    if (commit) must(tfpfl_commit(client, &update));
+    tfpfl_update_free(&update);
+}
+
+int main(int count, char **arguments) {
+    char error[TFPFL_ERROR_ROOM], text[200];
+    size_t x_bytes, y_bytes, theta_bytes;
+    if (count != 4) return fprintf(stderr, "vectors BUNDLE LIBLITERT FOLDER\n"), 2;
+    folder = arguments[3];
+    float *x = read_file("x.bin", &x_bytes), *theta = read_file("theta.bin", &theta_bytes);
+    int32_t *labels = read_file("y.bin", &y_bytes);
+    tfpfl_options options = {.litert = arguments[2]};
+    must(tfpfl_open(arguments[1], &options, &client));
+    const tfpfl_model *model = tfpfl_describe(client);
+    tfpfl_examples examples = {x, x_bytes / 4, labels, y_bytes / 4};
+    size_t features = 4 * examples.count * model->num_features, classes = 4 * examples.count * model->num_classes;
+    float *found = malloc(features + classes + 1);
+    if (found == NULL) return 2;
+    must(tfpfl_features(client, &examples, found));
+    write_file("features.bin", found, features);
+    must(tfpfl_predict(client, &examples, found));
+    write_file("probabilities.bin", found, classes);
+    tfpfl_fit fit;
+    tfpfl_personalized result;
+    tfpfl_default_fit(client, &fit);
+    fit.on_training = 1;
+    must(tfpfl_personalize(client, &examples, &fit, &result));
+    snprintf(text, sizeof text, "%d %.9g %.9g %.9g %.9g\n", result.kept, result.before.loss, result.after.loss,
+             result.loss_before, result.loss);
+    write_file("scores.txt", text, strlen(text));
+    if (tfpfl_head_save(in_folder("personalized.bin"), tfpfl_current_head(client), error)) return puts(error), 1;
+    send(theta, theta_bytes, &examples, "float32", "float32.payload", 0);
+    send(theta, theta_bytes, &examples, "int8", "int8.payload", 1);
+    if (tfpfl_head_save(in_folder("committed.bin"), tfpfl_current_head(client), error)) return puts(error), 1;
+    tfpfl_close(client);
+    free(found);
+    free(x);
+    free(theta);
+    free(labels);
+    return 0;
+}

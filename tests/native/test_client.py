@@ -1,0 +1,309 @@
+"""The client in C computes what the Python client computes, refuses the same in the same words, and is as careful."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from helpers import litert
+from helpers.marks import slow_but
+from helpers.native import CORE, NativeClient, NativeError, build
+from helpers.networks import OWN
+from helpers.truth import random_head, relative, true_gradient, true_steps, varied
+from tflite_export import BundleError, DeviceClient, export
+from tflite_export.convert.program import unflatten
+from tflite_export.device.head_file import HeadError, SavedHead, load_head, theta_sha256
+from tflite_export.device.payload import decode
+from tfpfl.models import SplitModel, build_network
+from tfpfl.models.weights import Head
+
+ROOT = Path(__file__).resolve().parents[2]
+CLASSES = 4
+
+
+def model_of(name):
+    return SplitModel(build_network("mlp200", (8, 8, 1)) if name == "mlp200" else OWN[name]())
+
+
+def make_bundle(name, folder, **options):
+    model = model_of(name)
+    training = {"tau": 20, "beta": 0.05, "rho": 0.01, "head_rate": 0.03, "safeguard": True}
+    source = (model, varied(model), random_head(model, CLASSES))
+    return export(source, out=folder / "bundle", inference=False, training=training, **options)
+
+
+@pytest.fixture(scope="module", params=slow_but(["mlp200", "strided convolutions"], "mlp200"))
+def bundle(request, tmp_path_factory, native, litert_library):
+    return make_bundle(request.param, tmp_path_factory.mktemp("bundles"))
+
+
+def data(bundle, n, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.random((n, *bundle.example_shape), np.float32)
+    return x, rng.integers(0, CLASSES, n).astype(np.int32), bundle.theta() * np.float32(0.9)
+
+
+@pytest.fixture
+def pair(bundle, native, litert_library, tmp_path):
+    """The client in C and the one in Python."""
+    ours = NativeClient(native, bundle.folder, tmp_path / "c.bin", litert_library)
+    yield ours, DeviceClient(bundle, tmp_path / "python.bin", interpreter=tf.lite.Interpreter, static=True)
+    ours.close()
+
+
+COUNTS = [1, 9, 32, 75]  # filled up, filled up, exactly one chunk, three chunks
+
+
+@pytest.mark.parametrize("n", COUNTS)
+def test_features_and_predictions(pair, bundle, n):
+    (ours, theirs), (x, y, theta) = pair, data(bundle, n)
+    assert relative(ours.features(x), theirs.features(x)) < 1e-5
+    for client in pair:
+        client.receive(theta)
+    assert relative(ours.features(x), theirs.features(x)) < 1e-5
+    assert relative(ours.predict(x), theirs.predict(x)) < 1e-5
+    assert np.allclose(ours.score(x, y), theirs.score(x, y), rtol=1e-5)
+    assert ours.head_is_stale and theirs.head_is_stale and np.array_equal(ours.theta, theta)
+
+
+@pytest.mark.parametrize("n", COUNTS)
+def test_a_round(pair, bundle, n, tmp_path):
+    (ours, theirs), (x, y, theta) = pair, data(bundle, n)
+    start = ours.saved_head
+    found, expected = ours.round(theta, x, y), theirs.round(theta, x, y)
+    assert found.num_examples == expected.num_examples == n
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert relative(decode(found.payload), decode(expected.payload)) < 1e-5
+    assert relative(found.head.kernel, expected.head.kernel) < 1e-5 and np.abs(found.head.bias).max() > 0
+    assert found.head.theta_sha256 == expected.head.theta_sha256 == theta_sha256(theta)
+    assert np.array_equal(ours.head[0], start.kernel), "a server that never gets the update has not counted the visit"
+    assert not (tmp_path / "c.bin").exists()
+    small = ours.round(theta, x, y, payload="int8")
+    assert relative(decode(small.payload), decode(found.payload)) < 1 / 127 and len(small.payload) < len(found.payload)
+    ours.commit(found)
+    assert np.array_equal(ours.head[0], found.head.kernel) and not ours.head_is_stale
+    kept = load_head(tmp_path / "c.bin", *start.kernel.shape)
+    assert np.array_equal(kept.kernel, found.head.kernel) and kept.theta_sha256 == found.head.theta_sha256
+
+
+@pytest.mark.parametrize("n", [9, 75])
+def test_a_round_is_the_gradient_of_the_whole_objective(bundle, native, litert_library, n):
+    model = model_of("mlp200" if bundle.example_shape == (8, 8, 1) else "strided convolutions")
+    client, (x, y, flat) = NativeClient(native, bundle.folder, litert=litert_library), data(bundle, n)
+    settings, start, theta = bundle.manifest["training"], Head(*client.head), unflatten(flat, model)
+    update = client.round(flat, x, y)
+    fitted = true_steps(model.features(theta, x).numpy(), y, start, settings["tau"] - 1, settings["beta"])
+    loss, dtheta, dkernel, dbias = true_gradient(model, theta, fitted, x, y)
+    assert update.loss == pytest.approx(loss, rel=1e-5)
+    assert relative(decode(update.payload), dtheta) < 1e-5
+    assert np.abs(update.head.kernel - (fitted.kernel - settings["head_rate"] * dkernel)).max() < 1e-5
+    assert np.abs(update.head.bias - (fitted.bias - settings["head_rate"] * dbias)).max() < 1e-5
+
+
+WAYS = [{}, {"held_out": None}, {"held_out": 0.5, "steps": 40}, {"steps": 0}, {"beta": 5.0, "held_out": None}, "other"]
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
+@pytest.mark.parametrize("n", [20, 75])
+def test_personalization(pair, bundle, n, how, tmp_path):
+    (ours, theirs), (x, y, _) = pair, data(bundle, n)
+    how = {"held_out": data(bundle, 11, 1)[:2]} if how == "other" else how
+    found, expected = ours.personalize(x, y, **how), theirs.personalize(x, y, **how)
+    assert found.kept == expected.kept
+    for a, b in zip(found[1:], expected[1:], strict=True):
+        assert np.allclose(a, b, rtol=1e-5)
+    assert relative(ours.head[0], theirs.head[0]) < 1e-5 and relative(ours.head[1], theirs.head[1]) < 1e-5
+    assert (tmp_path / "c.bin").exists() == (tmp_path / "python.bin").exists() == found.kept
+    if found.kept:
+        assert ours.saved_head.theta_sha256 == load_head(tmp_path / "c.bin", *ours.head[0].shape).theta_sha256
+
+
+def test_a_worse_head_is_never_kept_and_a_better_one_is(pair, bundle):
+    ours, (x, y, _) = pair[0], data(bundle, 20)
+    assert not ours.personalize(x, y, steps=0).kept
+    better = ours.personalize(x, y, held_out=None)
+    assert better.kept and better.after.loss < better.before.loss
+    kept = ours.head[0]
+    worse = ours.personalize(x, (y + 1) % CLASSES, steps=200, held_out=(x, y))
+    assert not worse.kept and np.array_equal(ours.head[0], kept)
+
+
+def refused_alike(pair, call):
+    """Both clients refuse, in the same words; the head does not change."""
+    before = pair[0].head[0]
+    with pytest.raises((BundleError, HeadError)) as expected:
+        call(pair[1])
+    with pytest.raises(NativeError) as found:
+        call(pair[0])
+    assert (found.value.kind, str(found.value)) == (type(expected.value).__name__, str(expected.value))
+    assert np.array_equal(pair[0].head[0], before)
+
+
+def test_what_is_wrong_is_refused_in_the_same_words(pair, bundle):
+    x, y, theta = data(bundle, 9)
+    bad_x, bad_y, bad_theta = x.copy(), y.copy(), theta.copy()
+    bad_x[5, 1], bad_y[3], bad_theta[7] = np.inf, CLASSES, np.nan
+    head = pair[1]._head
+    for call in (
+        lambda c: c.features(x[:0]),
+        lambda c: c.predict(bad_x),
+        lambda c: c.personalize(bad_x, y),
+        lambda c: c.personalize(x, bad_y),
+        lambda c: c.score(x, -bad_y),
+        lambda c: c.personalize(x[:3], y[:3]),
+        lambda c: c.personalize(x, y, held_out=1.5),
+        lambda c: c.personalize(x, y, held_out=(bad_x, y)),
+        lambda c: c.personalize(x, y, held_out=(x, bad_y)),
+        lambda c: c.personalize(x, y, steps=-1),
+        lambda c: c.personalize(x, y, steps=3, beta=-0.5),
+        lambda c: c.personalize(x, y, beta=np.inf),
+        lambda c: c.round(theta, x, bad_y),
+        lambda c: c.round(bad_theta, x, y),
+        lambda c: c.round(theta[1:], x, y),
+        lambda c: c.round(theta, x, y, payload="int4"),
+        lambda c: c.round(theta * np.float32(1e30), x, y),
+        lambda c: c.receive(theta[:5]),
+        lambda c: c.start_from(SavedHead(head.kernel[1:], head.bias, head.theta_sha256)),
+        lambda c: c.start_from(head._replace(kernel=head.kernel * np.float32(np.nan))),
+    ):
+        refused_alike(pair, call)
+    with pytest.raises(NativeError, match=r"examples must be float32 \['N', .*\], found \d+ numbers for 9 examples"):
+        pair[0].features(x[:, 1:])
+
+
+def test_a_saved_head_is_taken_up_again_and_another_one_refused(pair, bundle, native, litert_library, tmp_path):
+    x, y, theta = data(bundle, 20)
+    pair[0].commit(pair[0].round(theta, x, y))
+    again = NativeClient(native, bundle.folder, tmp_path / "c.bin", litert_library)
+    assert np.array_equal(again.head[0], pair[0].head[0]) and again.head_is_stale
+    (tmp_path / "c.bin").write_bytes(b"TFPFLH01")
+    with pytest.raises(NativeError, match="c.bin is not a head that tfpfl saved"):
+        NativeClient(native, bundle.folder, tmp_path / "c.bin", litert_library)
+    with pytest.raises(NativeError, match="LiteRT cannot be loaded: .*nowhere.so"):
+        NativeClient(native, bundle.folder, litert=tmp_path / "nowhere.so")
+
+
+def test_a_program_that_is_none_or_another_is_refused(bundle, native, litert_library, tmp_path):
+    """The hashes are right: whoever sends a bundle can compute them. What comes out is never taken on trust."""
+    from helpers.hand_made import described, write_manifest
+
+    folder = shutil.copytree(bundle.folder, tmp_path / "copy")
+    program, manifest = folder / "program_static.tflite", json.loads((folder / "manifest.json").read_text())
+    del manifest["hash"]
+
+    def open_with(content):
+        if content is not None:
+            program.write_bytes(content)
+            manifest["files"][program.name] = described(program)
+        write_manifest(folder, manifest)
+        return NativeClient(native, folder, litert=litert_library)
+
+    with pytest.raises(NativeError, match="LiteRT cannot open program_static.tflite; it may be too old for it"):
+        open_with(b"no program")
+    x = data(bundle, 3)[0]
+    open_dims = open_with((bundle.folder / "program.tflite").read_bytes())
+    with pytest.raises(NativeError, match="program_static.tflite: x must be float32"):
+        open_dims.features(x)
+    manifest["model"]["static_batch"] = 31
+    other = open_with((bundle.folder / "program_static.tflite").read_bytes())
+    with pytest.raises(NativeError, match=r"signature 'features' of program_static.tflite: \w+ must be float32 \[32"):
+        other.features(x)
+    del manifest["files"][program.name]
+    with pytest.raises(NativeError, match="has no program_static.tflite; it has .*, theta.bin"):
+        open_with(None)
+
+
+@pytest.mark.slow
+def test_a_bundle_without_rounds(tmp_path, native, litert_library):
+    bundle = make_bundle("mlp200", tmp_path, rounds=False)
+    client, (x, y, theta) = NativeClient(native, bundle.folder, litert=litert_library), data(bundle, 20)
+    assert client.personalize(x, y, held_out=None).kept
+    with pytest.raises(NativeError, match="exported for inference and personalization: it takes part in no rounds"):
+        client.round(theta, x, y)
+
+
+def test_the_listing_in_the_documentation_is_the_example(bundle, programs, litert_library, tmp_path):
+    listing = (CORE / "examples" / "personalize.c").read_text()
+    page = (ROOT / "docs" / "native.md").read_text()
+    shown = re.findall(r"```c\n(.*?)```", page, re.S)
+    assert shown and all(part in listing for part in shown) and "tfpfl_personalize" in shown[0]
+    x, y, _ = data(bundle, 40)
+    x.tofile(tmp_path / "x.bin")
+    y.tofile(tmp_path / "y.bin")
+    files = [tmp_path / name for name in ("x.bin", "y.bin", "head.bin")]
+    done = subprocess.run(
+        [programs / "personalize", bundle.folder, litert_library, *files], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    client = DeviceClient(bundle, interpreter=tf.lite.Interpreter, static=True)
+    found = client.personalize(x, y)
+    kept = "new" if found.kept else "old"
+    expected = f"accuracy {found.before.accuracy:.3f} -> {found.after.accuracy:.3f}: the {kept} head is kept\n"
+    assert done.stdout == expected
+    assert (tmp_path / "head.bin").exists() == found.kept
+    done = subprocess.run([programs / "personalize", tmp_path, litert_library, *files], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == f"{tmp_path} is not a bundle: it has no manifest.json\n"
+
+
+# ---- every version of LiteRT; sanitizers
+
+LIBRARIES = [version for version in litert.VERSIONS if not version.startswith("1.")]
+BYTES = """
+import sys
+import numpy as np
+from tflite_export.device.client import DeviceClient
+from tflite_export.device.head_file import save_head
+bundle, folder = sys.argv[1:]
+x, y, theta = (np.fromfile(folder + "/" + n, t) for n, t in (("x.bin", "<f4"), ("y.bin", "<i4"), ("theta.bin", "<f4")))
+client = DeviceClient(bundle, static=True)
+x = x.reshape(-1, *client.bundle.example_shape)
+client.features(x).tofile(folder + "/features.python")
+client.predict(x).tofile(folder + "/probabilities.python")
+client.personalize(x, y, held_out=None)
+save_head(folder + "/personalized.python", client._head)
+open(folder + "/float32.python", "wb").write(client.round(theta, x, y).payload)
+update = client.round(theta, x, y, payload="int8")
+open(folder + "/int8.python", "wb").write(update.payload)
+client.commit(update)
+save_head(folder + "/committed.python", client._head)
+"""
+
+
+def write_data(bundle, n, folder):
+    for name, array in zip(("x.bin", "y.bin", "theta.bin"), data(bundle, n), strict=True):
+        array.tofile(folder / name)
+
+
+@pytest.mark.litert
+@pytest.mark.parametrize("version", LIBRARIES or [pytest.param("none", marks=pytest.mark.skip("see TFPFL_LITERT"))])
+@pytest.mark.parametrize("n", [9, 75])
+def test_the_same_bytes_as_in_python_on_every_version(bundle, programs, version, n, tmp_path):
+    """Where both run one version of LiteRT, not only the formats are the same, but every bit of every number."""
+    write_data(bundle, n, tmp_path)
+    library = litert.shared_library(version)
+    for command in (
+        [programs / "vectors", bundle.folder, library, tmp_path],
+        [litert.environment(version), "-c", BYTES, bundle.folder, tmp_path],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)})
+        assert done.returncode == 0, done.stderr
+    for name in ("personalized.bin", "committed.bin", "float32.payload", "int8.payload", "features.bin"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / name).with_suffix(".python").read_bytes(), name
+    found, expected = (np.fromfile(tmp_path / f"probabilities.{end}", "<f4") for end in ("bin", "python"))
+    assert relative(found, expected) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_thousand_rounds_without_a_finding_of_the_sanitizers(bundle, litert_library, tmp_path):
+    """AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer; examples that fill one chunk, part of it or three,
+    and every tenth time what is wrong. LiteRT itself is not compiled with them, but its leaks are found, too."""
+    folder = build("-sanitized", target="sanitized")
+    command = [folder / "rounds", bundle.folder, litert_library, tmp_path / "head.bin", "1000"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0 and done.stdout == "1000 rounds\n", done.stderr[-3000:]
+    assert "ERROR" not in done.stderr and "runtime error" not in done.stderr
