@@ -93,7 +93,7 @@ struct signature {
     handle self;
     size_t index, num_inputs, num_outputs;
     struct slot *slots;  /* inputs, then outputs; NULL until the signature is run */
-    handle *buffers;     /* in the same order */
+    handle *buffers;     /* in the same order; NULL until types and shapes were checked */
 };
 
 struct runtime {
@@ -144,6 +144,12 @@ static const char *status_name(int status) {
 static int cannot(const struct runtime *runtime, const char *what, int status, char *error) {
     return fail(error, TFPFL_BUNDLE_ERROR, "LiteRT cannot %s of %s; it may be too old for it: %s (%d)", what,
                 runtime->file, status_name(status), status);
+}
+
+static int cannot_run(const struct runtime *runtime, const char *key, int status, char *error) {
+    char what[80];
+    snprintf(what, sizeof what, "run signature '%.40s'", key);
+    return cannot(runtime, what, status, error);
 }
 
 static int create_model_from_file(struct runtime *runtime, const char *program) {
@@ -229,51 +235,54 @@ bool runtime_can(const struct runtime *runtime, const char *signature) {
     return find_signature(runtime, signature) != NULL;
 }
 
-static int prepare_slot(struct runtime *runtime, struct signature *s, size_t i) {
-    const struct api *api = &runtime->api;
+static int describe_slot(const struct api *api, const struct signature *s, size_t i) {
     bool input = i < s->num_inputs;
     size_t index = input ? i : i - s->num_inputs;
     struct slot *slot = &s->slots[i];
-    handle tensor, requirements;
+    handle tensor;
     int status = input ? api->GetSignatureInputName(s->self, index, &slot->name)
                        : api->GetSignatureOutputName(s->self, index, &slot->name);
     if (status == 0)
         status = input ? api->GetSignatureInputTensorByIndex(s->self, index, &tensor)
                        : api->GetSignatureOutputTensorByIndex(s->self, index, &tensor);
-    if (status == 0) status = api->GetRankedTensorType(tensor, &slot->type);
-    if (status == 0)
-        status = input ? api->GetCompiledModelInputBufferRequirements(runtime->compiled, s->index, index, &requirements)
-                       : api->GetCompiledModelOutputBufferRequirements(runtime->compiled, s->index, index, &requirements);
-    if (status == 0)
-        status = api->CreateManagedTensorBufferFromRequirements(runtime->environment, &slot->type, requirements,
-                                                                &s->buffers[i]);
-    return status;
+    return status == 0 ? api->GetRankedTensorType(tensor, &slot->type) : status;
 }
 
-/* Makes the buffers of a signature when it is run for the first time. */
-static int prepare(struct runtime *runtime, struct signature *s, char *error) {
-    char what[80];
+/* Learns names and types of inputs and outputs when a signature is run for the first time. */
+static int describe(struct runtime *runtime, struct signature *s, char *error) {
+    const struct api *api = &runtime->api;
     if (s->slots != NULL) return 0;
-    snprintf(what, sizeof what, "run signature '%.40s'", s->key);
-    int status = runtime->api.GetNumSignatureInputs(s->self, &s->num_inputs);
-    if (status == 0) status = runtime->api.GetNumSignatureOutputs(s->self, &s->num_outputs);
-    if (status != 0) return cannot(runtime, what, status, error);
-    if (s->num_inputs > MOST_TENSORS || s->num_outputs > MOST_TENSORS)
+    int status = api->GetNumSignatureInputs(s->self, &s->num_inputs);
+    if (status == 0) status = api->GetNumSignatureOutputs(s->self, &s->num_outputs);
+    if (status == 0 && (s->num_inputs > MOST_TENSORS || s->num_outputs > MOST_TENSORS))
         return fail(error, TFPFL_BUNDLE_ERROR, "signature '%.40s' of %s has more inputs or outputs than any of ours",
                     s->key, runtime->file);
-    size_t count = s->num_inputs + s->num_outputs;
+    size_t count = status == 0 ? s->num_inputs + s->num_outputs : 0;
     s->slots = calloc(count + 1, sizeof *s->slots);
     s->buffers = calloc(count + 1, sizeof *s->buffers);
-    if (s->slots == NULL || s->buffers == NULL) {
-        free_slots(runtime, s);
-        return no_memory(error);
+    bool taken = s->slots != NULL && s->buffers != NULL;
+    for (size_t i = 0; taken && i < count && status == 0; i++) status = describe_slot(api, s, i);
+    if (taken && status == 0) return 0;
+    free_slots(runtime, s);
+    return taken ? cannot_run(runtime, s->key, status, error) : no_memory(error);
+}
+
+/* Makes the buffers, of types that were checked. */
+static int make_buffers(struct runtime *runtime, struct signature *s) {
+    const struct api *api = &runtime->api;
+    int status = 0;
+    for (size_t i = 0; i < s->num_inputs + s->num_outputs && status == 0; i++) {
+        handle requirements;
+        if (s->buffers[i] != NULL) continue;
+        status = i < s->num_inputs
+                     ? api->GetCompiledModelInputBufferRequirements(runtime->compiled, s->index, i, &requirements)
+                     : api->GetCompiledModelOutputBufferRequirements(runtime->compiled, s->index, i - s->num_inputs,
+                                                                     &requirements);
+        if (status == 0)
+            status = api->CreateManagedTensorBufferFromRequirements(runtime->environment, &s->slots[i].type,
+                                                                    requirements, &s->buffers[i]);
     }
-    for (size_t i = 0; i < count; i++) {
-        if ((status = prepare_slot(runtime, s, i)) == 0) continue;
-        free_slots(runtime, s);
-        return cannot(runtime, what, status, error);
-    }
-    return 0;
+    return status;
 }
 
 static size_t bytes_of(const struct tensor *tensor, bool whole) {
@@ -371,7 +380,6 @@ static int copy(const struct runtime *runtime, handle buffer, const struct tenso
 int runtime_run(struct runtime *runtime, const char *key, const struct tensor *inputs, size_t num_inputs,
                 const struct tensor *outputs, size_t num_outputs, char *error) {
     struct signature *s = find_signature(runtime, key);
-    char what[80];
     if (s == NULL) {
         const char *names[MOST_SIGNATURES];
         char found[500];
@@ -379,9 +387,10 @@ int runtime_run(struct runtime *runtime, const char *key, const struct tensor *i
         list_names(found, names, runtime->num_signatures);
         return fail(error, TFPFL_BUNDLE_ERROR, "%s has no signature '%s'; it has %s", runtime->file, key, found);
     }
-    int status = prepare(runtime, s, error);
+    int status = describe(runtime, s, error);
     if (status == 0) status = check_slots(runtime, s, inputs, num_inputs, outputs, num_outputs, error);
     if (status != 0) return status;
+    status = make_buffers(runtime, s);
     for (size_t i = 0; i < s->num_inputs && status == 0; i++)
         status = copy(runtime, s->buffers[i], find_tensor(inputs, num_inputs, s->slots[i].name), true);
     if (status == 0)
@@ -391,6 +400,5 @@ int runtime_run(struct runtime *runtime, const char *key, const struct tensor *i
         const struct tensor *tensor = find_tensor(outputs, num_outputs, s->slots[i].name);
         if (tensor != NULL) status = copy(runtime, s->buffers[i], tensor, false);
     }
-    snprintf(what, sizeof what, "run signature '%.40s'", key);
-    return status == 0 ? 0 : cannot(runtime, what, status, error);
+    return status == 0 ? 0 : cannot_run(runtime, key, status, error);
 }

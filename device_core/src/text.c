@@ -132,6 +132,7 @@ void write_thousands(char out[LONGEST_NUMBER], uint64_t value) {
 void write_shape(char *out, size_t room, const char *first, const uint32_t *shape, size_t count) {
     size_t used = (size_t)snprintf(out, room, "[%s", first);
     for (size_t i = 0; i < count && used < room; i++)
-        used += (size_t)snprintf(out + used, room - used, "%s%" PRIu32, i > 0 || *first ? ", " : "", shape[i]);
+        used += (size_t)snprintf(out + used, room - used, "%s%" PRId32, i > 0 || *first ? ", " : "",
+                                 (int32_t)shape[i]);  /* LiteRT has -1 for an open dimension */
     if (used < room) snprintf(out + used, room - used, "]");
 }

@@ -166,7 +166,7 @@ def test_what_is_wrong_is_refused_in_the_same_words(pair, bundle):
         lambda c: c.round(bad_theta, x, y),
         lambda c: c.round(theta[1:], x, y),
         lambda c: c.round(theta, x, y, payload="int4"),
-        lambda c: c.round(theta * np.float32(1e30), x, y),
+        lambda c: c.round(theta * np.float32(1e38), x * np.float32(1e30), y),
         lambda c: c.receive(theta[:5]),
         lambda c: c.start_from(SavedHead(head.kernel[1:], head.bias, head.theta_sha256)),
         lambda c: c.start_from(head._replace(kernel=head.kernel * np.float32(np.nan))),
