@@ -1,6 +1,7 @@
-# make demo | test | test-docs | test-all | test-newest | lint | docs | wheels | notebooks | web | web-test | lock | clean. The
-# environment is .venv, made once from requirements.lock on Python 3.11; test-newest makes .venv-newest on Python 3.12 or
-# 3.13, without TFF and from the newest releases. `make test` leaves out what is marked slow and what is marked docs;
+# make demo | test | test-docs | test-all | test-newest | lint | docs | wheels | notebooks | web | web-test | lock | clean.
+# make native | native-test | native-fuzz | native-arm64: the client in C (docs/native.md), which needs a C compiler.
+# The environment is .venv, made once from requirements.lock on Python 3.11; test-newest makes .venv-newest on Python 3.12
+# or 3.13, without TFF and from the newest releases. `make test` leaves out what is marked slow and what is marked docs;
 # test-docs runs the latter, test-all and test-newest everything. The page in web/ needs Node.js 20.19 or newer and npm
 # 11, its tests Chromium.
 # PYTHON=/path/to/python3.11 chooses the interpreter, NEWEST_PYTHON the other one; else what PATH, uv or pyenv have.
@@ -17,6 +18,7 @@ PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: demo test test-docs test-all test-newest lint docs wheels notebooks web web-test lock clean
+.PHONY: native native-test native-fuzz native-arm64
 
 demo: $(INSTALLED)
 	@$(VENV_PYTHON) -m tfpfl demo
@@ -75,6 +77,28 @@ web/node_modules/installed-from-lock: web/package-lock.json
 	@command -v npm >/dev/null || { echo "the page is built with Node.js 20.19 or newer and npm 11: install them" >&2; exit 1; }
 	@cd web && npm ci --silent
 	@touch $@
+
+native:
+	@$(MAKE) -s -C device_core OUT="$(CURDIR)/build/native" lib
+	@ls -l build/native/libtfpfl_device.*
+
+native-test: $(INSTALLED)
+	@TFPFL_LITERT="$(or $(TFPFL_LITERT),2.1.5 2.3.0)" $(VENV_PYTHON) -m pytest -q tests/native $(PYTEST_ARGS)
+
+SECONDS ?= 60
+native-fuzz: $(INSTALLED)
+	@command -v clang >/dev/null || { echo "the fuzzer is libFuzzer: install clang and libclang-rt-dev" >&2; exit 1; }
+	@$(MAKE) -s -C device_core OUT="$(CURDIR)/build/native-fuzz" CC=clang fuzzer
+	@PYTHONPATH=. $(VENV_PYTHON) device_core/tests/seeds.py build/native-fuzz
+	@cd build/native-fuzz && ./fuzz -dict=words -max_len=16384 -max_total_time=$(SECONDS) corpus
+
+# The aarch64 library by PyPI's ziglang, for glibc 2.36 (Debian 12) or newer.
+native-arm64: $(INSTALLED)
+	@[ -x build/zig/bin/python ] || $(VENV_PYTHON) -m venv build/zig
+	@build/zig/bin/python -m pip install --quiet --disable-pip-version-check ziglang
+	@$(MAKE) -s -C device_core OUT="$(CURDIR)/build/native-arm64" AR="$(CURDIR)/build/zig/bin/python -m ziglang ar" \
+	  CC="$(CURDIR)/build/zig/bin/python -m ziglang cc -target aarch64-linux-gnu.2.36" lib
+	@ls -l build/native-arm64/libtfpfl_device.*
 
 lock:
 	@command -v uv >/dev/null || { echo "make lock needs uv (pip install uv)" >&2; exit 1; }

@@ -2,21 +2,19 @@
 
     TFPFL_LITERT="1.4.0 2.3.0" python -m pytest -m litert
 
-LiteRT and the pinned TensorFlow do not share an environment: each version gets one of its own, made here with uv or pip
-when it is asked for, and kept in TFPFL_CACHE (by default ~/.cache/tfpfl). 'newest' takes what the index has.
+Each version gets an environment of its own, see tests/helpers/litert.py. 'newest' takes what the index has.
 """
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.litert import VERSIONS, environment
 from helpers.marks import slow_but
 from helpers.networks import OWN, PAPERS
 from helpers.truth import random_head, varied
@@ -24,7 +22,6 @@ from tflite_export import DeviceClient, export, verify
 from tflite_export.device.payload import decode
 from tfpfl.models import SplitModel, build_network
 
-VERSIONS = os.environ.get("TFPFL_LITERT", "").split()
 NONE = "no LiteRT runtime is asked for (set TFPFL_LITERT)"
 ROOT = str(Path(__file__).resolve().parents[2])
 PHONES = ["separable", "sequence", "activations", "own statistics", "recurrent", "attention", "masked"]
@@ -43,28 +40,7 @@ def bundle(request, tmp_path_factory):
 @pytest.fixture(scope="module", params=VERSIONS or [pytest.param("none", marks=pytest.mark.skip(NONE))])
 def litert(request):
     """The Python of an environment with this version of ai-edge-litert and NumPy, and nothing else."""
-    version = request.param
-    cache = Path(os.environ.get("TFPFL_CACHE") or Path.home() / ".cache" / "tfpfl")
-    folder = cache / f"litert-{version}-py{sys.version_info.major}.{sys.version_info.minor}"
-    python, done = folder / "bin" / "python", folder / "installed"
-    if not done.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        package = "ai-edge-litert" if version == "newest" else f"ai-edge-litert=={version}"
-        if shutil.which("uv"):
-            commands = [
-                ["uv", "venv", "--quiet", "--no-project", "--python", sys.executable, str(folder)],
-                ["uv", "pip", "install", "--quiet", "--python", str(python), package, "numpy"],
-            ]
-        else:
-            commands = [
-                [sys.executable, "-m", "venv", str(folder)],
-                [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", package, "numpy"],
-            ]
-        for command in commands:
-            subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-        done.touch()  # last: an installation that broke off is made again
-    return version, python
+    return request.param, environment(request.param)
 
 
 def run(python, *arguments):

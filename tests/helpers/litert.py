@@ -47,7 +47,7 @@ def shared_library(version: str) -> Path | None:
 
 
 def present_libraries() -> dict[str, Path]:
-    """LiteRT's C libraries by version: of those that TFPFL_LITERT names, else of those that are in the cache already."""
+    """LiteRT's C libraries by version: those that TFPFL_LITERT names, else those that are in the cache already."""
     if VERSIONS:
         found = {version: shared_library(version) for version in VERSIONS}
         return {version: path for version, path in found.items() if path is not None}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers import litert
+from helpers import arm64, litert
 from helpers.marks import slow_but
 from helpers.native import CORE, NativeClient, NativeError, build
 from helpers.networks import OWN
@@ -252,6 +252,7 @@ def test_the_listing_in_the_documentation_is_the_example(bundle, programs, liter
 
 # ---- every version of LiteRT; sanitizers
 
+NONE = pytest.param("none", marks=pytest.mark.skip("no LiteRT with a C library is asked for (set TFPFL_LITERT)"))
 LIBRARIES = [version for version in litert.VERSIONS if not version.startswith("1.")]
 BYTES = """
 import sys
@@ -280,7 +281,7 @@ def write_data(bundle, n, folder):
 
 
 @pytest.mark.litert
-@pytest.mark.parametrize("version", LIBRARIES or [pytest.param("none", marks=pytest.mark.skip("see TFPFL_LITERT"))])
+@pytest.mark.parametrize("version", LIBRARIES or [NONE])
 @pytest.mark.parametrize("n", [9, 75])
 def test_the_same_bytes_as_in_python_on_every_version(bundle, programs, version, n, tmp_path):
     """Where both run one version of LiteRT, not only the formats are the same, but every bit of every number."""
@@ -300,10 +301,39 @@ def test_the_same_bytes_as_in_python_on_every_version(bundle, programs, version,
 
 @pytest.mark.slow
 def test_a_thousand_rounds_without_a_finding_of_the_sanitizers(bundle, litert_library, tmp_path):
-    """AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer; examples that fill one chunk, part of it or three,
-    and every tenth time what is wrong. LiteRT itself is not compiled with them, but its leaks are found, too."""
+    """Sanitizers of addresses, leaks and undefined behaviour; examples that fill one chunk, part of it or three, and every
+    tenth time what is wrong. LiteRT itself is not compiled with them, but its leaks are found, too."""
     folder = build("-sanitized", target="sanitized")
     command = [folder / "rounds", bundle.folder, litert_library, tmp_path / "head.bin", "1000"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0 and done.stdout == "1000 rounds\n", done.stderr[-3000:]
     assert "ERROR" not in done.stderr and "runtime error" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.litert
+@pytest.mark.parametrize("version", LIBRARIES[-1:] or [NONE])
+def test_the_same_numbers_on_aarch64(bundle, programs, version, tmp_path):
+    """The same sources compiled for another processor, and LiteRT for it: other kernels, so not the same bytes."""
+    if arm64.missing():
+        pytest.skip(arm64.missing())
+    here, there = tmp_path / "here", tmp_path / "there"
+    commands = {
+        here: [programs / "vectors", bundle.folder, litert.shared_library(version), here],
+        there: arm64.emulated(
+            tmp_path / "root", arm64.programs() / "vectors", bundle.folder, arm64.litert_library(version), there
+        ),
+    }
+    for folder, command in commands.items():
+        folder.mkdir()
+        write_data(bundle, 75, folder)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    for name in ("features.bin", "probabilities.bin"):
+        assert relative(*(np.fromfile(folder / name, "<f4") for folder in (there, here))) < 1e-5, name
+    shape = bundle.num_features, bundle.num_classes
+    for name in ("personalized.bin", "committed.bin"):
+        found, expected = (load_head(folder / name, *shape) for folder in (there, here))
+        assert relative(found.kernel, expected.kernel) < 1e-5 and found.theta_sha256 == expected.theta_sha256
+    for name, bound in (("float32.payload", 1e-5), ("int8.payload", 1 / 127)):  # int8: the next number at most
+        assert relative(*(decode((folder / name).read_bytes()) for folder in (there, here))) < bound, name

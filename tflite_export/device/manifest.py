@@ -50,7 +50,9 @@ class Optional(NamedTuple):
 
 MANY = Number(1, MOST_STATIC_BATCH, whole=True)
 COUNT, ID = Number(1, LARGEST, whole=True), Number(0, LARGEST, whole=True)
-_TENSORS = Several(Text(r"(float32|int32)\[(-?[0-9]+(, -?[0-9]+)*)?\]", "a dtype and a shape"), named="[A-Za-z0-9_]{1,40}")
+_TENSORS = Several(
+    Text(r"(float32|int32)\[(-?[0-9]+(, -?[0-9]+)*)?\]", "a dtype and a shape"), named="[A-Za-z0-9_]{1,40}"
+)
 _SHAPE = Several(COUNT, least=1)
 _SHA256 = Text("[0-9a-f]{64}", "64 hexadecimal digits")
 # A dict here is an object that has these entries, and may have others.
