@@ -149,8 +149,8 @@ HUGE = [-1, 0, 2**31, 2**62, 2**62 + 1, 2**63, 2**64, 10**20, 10**20 + 1, 10**30
 WAYS = [
     ("model", "num_features"), ("model", "num_classes"), ("model", "num_backbone_weights"), ("model", "static_batch"),
     ("model", "example_shape", 0), ("model", "theta", 0, "offset"), ("model", "theta", 0, "shape", 0),
-    ("training", "tau"), ("training", "beta"), ("training", "rho"), ("files", "theta.bin", "bytes"), ("files", "labels.txt", "bytes"),
-    ("files", "head.bin", "sha256"), ("browser", "room"), ("labels", "class_ids", 0), ("labels", "names", 0),
+    ("training", "tau"), ("training", "beta"), ("training", "rho"), ("files", "theta.bin", "bytes"),
+    ("files", "labels.txt", "bytes"), ("files", "head.bin", "sha256"), ("browser", "room"), ("labels", "class_ids", 0), ("labels", "names", 0),
 ]  # fmt: skip
 
 

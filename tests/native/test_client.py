@@ -301,8 +301,8 @@ def test_the_same_bytes_as_in_python_on_every_version(bundle, programs, version,
 
 @pytest.mark.slow
 def test_a_thousand_rounds_without_a_finding_of_the_sanitizers(bundle, litert_library, tmp_path):
-    """Sanitizers of addresses, leaks and undefined behaviour; examples that fill one chunk, part of it or three, and every
-    tenth time what is wrong. LiteRT itself is not compiled with them, but its leaks are found, too."""
+    """Sanitizers of addresses, leaks and undefined behaviour; examples that fill one chunk, part of it or three, and
+    every tenth time what is wrong. LiteRT itself is not compiled with them, but its leaks are found, too."""
     folder = build("-sanitized", target="sanitized")
     command = [folder / "rounds", bundle.folder, litert_library, tmp_path / "head.bin", "1000"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
