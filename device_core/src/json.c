@@ -178,9 +178,11 @@ static int read_number(struct reader *r, struct json_node *node) {
     node->text = (uint32_t)start;
     node->bytes = (uint32_t)(r->at - start);
     node->number = read_double(source + start, r->at - start);
-    node->fits = node->kind == JSON_INTEGER && digits <= 18;
-    for (size_t i = first; node->fits && i < end; i++) node->whole = 10 * node->whole + (source[i] - '0');
-    if (negative) node->whole = -node->whole;
+    uint64_t whole = 0;
+    node->fits = node->kind == JSON_INTEGER && digits <= 19;
+    for (size_t i = first; node->fits && i < end; i++) whole = 10 * whole + (uint64_t)(source[i] - '0');
+    node->fits = node->fits && whole <= INT64_MAX;
+    if (node->fits) node->whole = negative ? -(int64_t)whole : (int64_t)whole;
     return 0;
 }
 

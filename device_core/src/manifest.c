@@ -218,7 +218,9 @@ static int check(struct checker *c, uint32_t node, const struct rule *rule) {
     switch (rule->kind) {
     case NUMBER:
         if (n->kind == JSON_NULL && rule->none) return 0;
-        return number && n->number >= rule->low && n->number <= rule->high ? 0 : must_be(c, node, rule->what);
+        number = number && n->number >= rule->low && n->number <= rule->high;
+        if (rule->whole && n->fits) number = number && n->whole <= (int64_t)rule->high;  /* exactly */
+        return number ? 0 : must_be(c, node, rule->what);
     case TEXT:
         if (n->kind != JSON_TEXT) return must_be(c, node, rule->what);
         return rule->matches == NULL || rule->matches(c->json->texts + n->text, n->bytes)

@@ -150,7 +150,8 @@ WAYS = [
     ("model", "num_features"), ("model", "num_classes"), ("model", "num_backbone_weights"), ("model", "static_batch"),
     ("model", "example_shape", 0), ("model", "theta", 0, "offset"), ("model", "theta", 0, "shape", 0),
     ("training", "tau"), ("training", "beta"), ("training", "rho"), ("files", "theta.bin", "bytes"),
-    ("files", "labels.txt", "bytes"), ("files", "head.bin", "sha256"), ("browser", "room"), ("labels", "class_ids", 0), ("labels", "names", 0),
+    ("files", "labels.txt", "bytes"), ("files", "head.bin", "sha256"), ("browser", "room"),
+    ("labels", "class_ids", 0), ("labels", "names", 0),
 ]  # fmt: skip
 
 
