@@ -127,7 +127,11 @@ static int load(int file, const char *path, tfpfl_head *head, char *error) {
     unsigned char header[HEADER];
     struct stat about;
     if (fstat(file, &about) != 0) return system_error(error, path);
-    if (read_whole(file, header, HEADER) || memcmp(header, magic, 8) != 0)
+    int cut = read_whole(file, header, HEADER);
+    if (!cut && memcmp(header, "TFPFLH02", 8) == 0)
+        return fail(error, TFPFL_HEAD_ERROR, "%s has classes of its own, which the client in C cannot use; the one in "
+                    "Python can", path);
+    if (cut || memcmp(header, magic, 8) != 0)
         return fail(error, TFPFL_HEAD_ERROR, "%s is not a head that tfpfl saved", path);
     uint64_t m = get32(header + 8), k = get32(header + 12), bytes = (uint64_t)about.st_size - HEADER;
     uint32_t crc = get32(header + 48);

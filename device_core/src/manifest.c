@@ -331,9 +331,21 @@ static int read_model(const struct json *json, tfpfl_model *model, char *error) 
     return 0;
 }
 
+/* What the Python client can do and this one cannot yet; such a bundle must not be taken for another. */
+static int check_known(const struct json *json, char *error) {
+    uint32_t model = json_member(json, 1, "model");
+    const char *what = json_member(json, model, "kind") != 0 ? "a head that is not for classes (model.kind)"
+                     : json_member(json, model, "example_dtype") != 0 ? "examples of whole numbers (model.example_dtype)"
+                     : json_member(json, 1, "trunk") != 0 ? "a frozen trunk (trunk)" : NULL;
+    if (what == NULL) return 0;
+    return fail(error, TFPFL_BUNDLE_ERROR, "the bundle has %s, which the client in C cannot use; the one in Python can",
+                what);
+}
+
 int manifest_check(const struct json *manifest, tfpfl_model *model, char *error) {
     struct checker checker = {manifest, "", error};
     int status = check(&checker, 1, &manifest_rule);
+    if (status == 0) status = check_known(manifest, error);
     if (status == 0) status = check_sizes(manifest, error);
     return status == 0 ? read_model(manifest, model, error) : status;
 }

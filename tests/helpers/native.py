@@ -13,7 +13,7 @@ import numpy as np
 from tflite_export.device.client import Personalized, Update
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import SavedHead
-from tflite_export.device.scores import Score
+from tflite_export.device.kinds import Score
 
 CORE = Path(__file__).resolve().parents[2] / "device_core"
 NO_COMPILER = "there is no C compiler (cc) here, or no make"

@@ -238,3 +238,19 @@ def test_a_fuzzer_finds_no_crash(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"Done [1-9]\d{2,} runs", done.stderr), done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("where", "entry", "value", "what"),
+    [
+        ("model", "kind", "regression", "a head that is not for classes"),
+        ("model", "example_dtype", "int32", "examples of whole numbers"),
+        (None, "trunk", {"file": "program.tflite", "raw_shape": [3], "sha256": "0" * 64}, "a frozen trunk"),
+    ],
+)
+def test_what_only_the_python_client_can_do_is_refused(native, folder, where, entry, value, what):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (manifest[where] if where else manifest)[entry] = value
+    write_manifest(folder, {name: value for name, value in manifest.items() if name != "hash"})
+    assert f"has {what}" in said_by_c(native, folder)
+    assert what == "a frozen trunk" or said_by_python(folder) is None

@@ -136,3 +136,9 @@ def test_bad_payloads_are_refused_in_the_same_words(native):
 def test_the_library_is_small(native):
     assert native.path.stat().st_size <= 100_000
     assert payloads.KINDS == ("float32", "int8"), "a new kind of payload must be known in C, too"
+
+
+def test_a_head_with_classes_of_its_own_is_not_taken_for_damaged(native, tmp_path):
+    save_head(tmp_path / "head", drawn_head(7, 3)._replace(labels=("a", "b", "new")))
+    with pytest.raises(NativeError, match="has classes of its own, which the client in C cannot use"):
+        native.load_head(tmp_path / "head", 7, 3)
