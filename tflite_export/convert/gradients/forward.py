@@ -86,8 +86,8 @@ def _layer_norm(op, inputs):
     if not op.get_attr("is_training"):
         return None
     x, scale, offset, *_ = inputs
-    if op.inputs[0].op.type == "Reshape" and (shape := known(op.inputs[0].op.inputs[1])) is not None:
-        x.set_shape([None if np.isnan(n) else int(n) for n in shape])
+    if op.inputs[0].op.type == "Reshape" and (sizes := known(op.inputs[0].op.inputs[1])) is not None:
+        x.set_shape([None if np.isnan(n) else int(n) for n in sizes])
     channels = 1 if op.get_attr("data_format") == b"NCHW" else x.shape.rank - 1
     axes = [a for a in range(x.shape.rank) if a != channels]
     shape = [-1 if a == channels else 1 for a in range(x.shape.rank)]

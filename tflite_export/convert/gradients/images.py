@@ -20,8 +20,8 @@ def max_pool(op, dy):
     """
     x, y = op.inputs[0], op.outputs[0]
     (kh, kw), s, (top, left) = _window(op, op.get_attr("ksize")[1:3], x, y)
-    covered = _covered(y, kh, kw, s)
-    padded = _resized(x, top, left, *covered, fill=tf.constant(x.dtype.min, x.dtype))
+    height, width = _covered(y, kh, kw, s)
+    padded = _resized(x, top, left, height, width, fill=tf.constant(x.dtype.min, x.dtype))
     if kh == kw and s == (kh, kw) and kh > 1:
         pixels = tf.split(tf.nn.space_to_depth(padded, kh), kh * kw, 3)
     else:

@@ -1,11 +1,13 @@
 """What a graph knows of the shapes, axes and places that it computes from the shapes of its arrays."""
 
 import operator
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-_BOTH = {
+_BOTH: dict[str, Callable[..., Any]] = {
     "Mul": operator.mul,
     "Add": operator.add,
     "AddV2": operator.add,
@@ -26,7 +28,7 @@ def known(t) -> np.ndarray | None:
     if op.type in ("Shape", "ShapeN"):
         shape = op.inputs[t.value_index].shape
         return None if shape.rank is None else np.array([np.nan if n is None else n for n in shape], float)
-    inputs = [known(i) for i in op.inputs]
+    inputs: list[Any] = [known(i) for i in op.inputs]
     if not inputs or any(i is None for i in inputs):
         return None
     if op.type in _BOTH:
