@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers import arm64, litert
-from helpers.marks import slow_but
+from helpers import arm64, kotlin, litert
+from helpers.marks import table_but
 from helpers.native import CORE, NativeClient, NativeError, build
 from helpers.networks import OWN
 from helpers.truth import random_head, relative, true_gradient, true_steps, varied
@@ -37,7 +37,7 @@ def make_bundle(name, folder, **options):
     return export(source, out=folder / "bundle", inference=False, training=training, **options)
 
 
-@pytest.fixture(scope="module", params=slow_but(["mlp200", "strided convolutions"], "mlp200"))
+@pytest.fixture(scope="module", params=table_but(["mlp200", "strided convolutions"], "mlp200"))
 def bundle(request, tmp_path_factory, native, litert_library):
     return make_bundle(request.param, tmp_path_factory.mktemp("bundles"))
 
@@ -338,3 +338,47 @@ def test_the_same_numbers_on_aarch64(bundle, programs, version, tmp_path):
         assert relative(found.kernel, expected.kernel) < 1e-5 and found.theta_sha256 == expected.theta_sha256
     for name, bound in (("float32.payload", 1e-5), ("int8.payload", 1 / 127)):  # int8: the next number at most
         assert relative(*(decode((folder / name).read_bytes()) for folder in (there, here))) < bound, name
+
+
+REFUSED = [  # by Vectors.kt
+    "is not a bundle: it has no manifest.json",
+    "LiteRT cannot be loaded",
+    "numbers for 76 examples",
+    "label 99 is out of range: this client's are 0..3; the head is untouched",
+    "the held-out part must lie in (0, 1), found 2.0",
+    "there are no examples",
+    "theta must be float32 [",
+    "unknown payload 'int4': one of float32, int8",
+    "theta holds NaN or infinity: nothing was changed",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.litert
+@pytest.mark.parametrize("version", LIBRARIES[-1:] or [NONE])
+def test_kotlin_on_the_jvm_gives_the_same_bytes(bundle, programs, version, tmp_path):
+    """The class for apps, compiled by Kotlin's own compiler, with the JVM's checks of what goes through JNI."""
+    if kotlin.missing():
+        pytest.skip(kotlin.missing())
+    library, c, jvm = litert.shared_library(version), tmp_path / "c", tmp_path / "jvm"
+    for folder, command in (
+        (c, [programs / "vectors", bundle.folder, library, c]),
+        (jvm, kotlin.command(tmp_path / "classes", bundle.folder, library, jvm)),
+    ):
+        folder.mkdir()
+        write_data(bundle, 75, folder)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and "WARNING in native method" not in done.stdout, done.stdout + done.stderr
+    names = {
+        "features.bin",
+        "probabilities.bin",
+        "float32.payload",
+        "int8.payload",
+        "personalized.bin",
+        "committed.bin",
+    }
+    assert [name for name in names if (c / name).read_bytes() != (jvm / name).read_bytes()] == []
+    lines = (jvm / "refused.txt").read_text(encoding="utf-8").split("\n")
+    for line, expected in zip(lines, REFUSED, strict=True):
+        assert line.startswith("1 ") and expected in line
+    assert "/nowhere/\U0001f600 is not a bundle" in lines[0]

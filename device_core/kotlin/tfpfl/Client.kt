@@ -1,0 +1,146 @@
+/**
+ * What an app does with a bundle of tfpfl, on Android or any other JVM: the core in C behind a Kotlin class.
+ *
+ *     Client(bundle = folder.path, state = "$filesDir/head.bin").use { client ->
+ *         client.personalize(examples)
+ *         val update = client.round(theta, examples)
+ *         send(update.payload, update.numExamples)
+ *         client.commit(update)                        // when the server has taken them
+ *     }
+ *
+ * A client is used by one thread at a time, and not by the main thread, since a round may take seconds. Its memory is
+ * freed by `close`. `System.loadLibrary("tfpfl_jni")` must find the library; LiteRT's libLiteRt.so is found by the
+ * system on Android, elsewhere `litert` is its path.
+ */
+package tfpfl
+
+/** What cannot be used, and why. `status` is one of `tfpfl_status` in tfpfl_device.h. */
+class TfpflException(val status: Int, message: String) : Exception(message)
+
+/** Preprocessed examples: their numbers, row after row, and a label in 0..K-1 for each. */
+class Examples(val x: FloatArray, val labels: IntArray)
+
+/** Mean cross-entropy in nats, and accuracy in 0..1. */
+data class Scores(val loss: Double, val accuracy: Double)
+
+/** The result of fitting the head: on held-out examples, and the training losses. */
+data class Personalized(
+    val kept: Boolean, val before: Scores, val after: Scores, val lossBefore: Double, val loss: Double,
+)
+
+/** A head: kernel [M, K], row after row, bias [K], and the sha256 of the theta that it was fitted with. */
+class Head(val kernel: FloatArray, val bias: FloatArray, val thetaSha256: ByteArray)
+
+/** The result of a round. Send the payload and the number of examples, and nothing else; the head stays here. */
+class Update(val payload: ByteArray, val numExamples: Int, val loss: Float, val head: Head)
+
+/**
+ * One client. `state` is the file that keeps the head between starts; null: it is kept in memory only.
+ * All functions throw [TfpflException]; the head has not changed then.
+ */
+class Client(bundle: String, state: String? = null, litert: String? = null) : AutoCloseable {
+    private var handle: Long = Native.open(bytes(bundle), state?.let(::bytes), litert?.let(::bytes))
+    private val sizes: LongArray = Native.sizes(open())
+
+    val numFeatures: Int get() = sizes[0].toInt()
+    val numClasses: Int get() = sizes[1].toInt()
+    val numWeights: Int get() = sizes[2].toInt()
+    val takesPartInRounds: Boolean get() = sizes[5] != 0L
+    val exampleShape: IntArray get() = IntArray(sizes.size - 6) { sizes[6 + it].toInt() }
+
+    /** The weights of the backbone. */
+    val theta: FloatArray get() = Native.theta(open())
+
+    /** The client's head. */
+    val head: Head get() = newHead().also { Native.head(open(), it.kernel, it.bias, it.thetaSha256) }
+
+    /** Whether theta has changed since the head was fitted. The head still works; `personalize` fits it again. */
+    val headIsStale: Boolean get() = Native.isStale(open())
+
+    /** Replaces theta; the head stays as it is. */
+    fun receive(theta: FloatArray) = Native.receive(open(), theta)
+
+    /** Replaces the head, and saves it. */
+    fun startFrom(head: Head) = Native.startFrom(open(), head.kernel, head.bias, head.thetaSha256)
+
+    /** The features of `count` examples: [count, M]. */
+    fun features(x: FloatArray, count: Int): FloatArray = Native.features(open(), x, count)
+
+    /** The probabilities of `count` examples: [count, K]. */
+    fun predict(x: FloatArray, count: Int): FloatArray = Native.predict(open(), x, count)
+
+    fun score(examples: Examples): Scores =
+        Native.score(open(), examples.x, examples.labels).let { Scores(it[0], it[1]) }
+
+    /**
+     * Fits the head by gradient steps, and keeps it if it is better on held-out examples: on `other`, on the training
+     * examples themselves (`onTraining`), or on the part `heldOut` of the examples. Null: the run's steps and rate.
+     */
+    fun personalize(
+        examples: Examples, steps: Int? = null, beta: Double? = null, heldOut: Double = 0.25,
+        onTraining: Boolean = false, other: Examples? = null,
+    ): Personalized {
+        val found = Native.personalize(
+            open(), examples.x, examples.labels, steps ?: Int.MIN_VALUE, beta ?: Double.NaN, heldOut, onTraining,
+            other?.x, other?.labels,
+        )
+        return Personalized(found[0] != 0.0, Scores(found[1], found[2]), Scores(found[3], found[4]), found[5], found[6])
+    }
+
+    /** Takes part in a round. The client's head does not change until `commit`. `payload`: "float32" or "int8". */
+    fun round(theta: FloatArray, examples: Examples, payload: String = "float32"): Update {
+        val head = newHead()
+        val loss = FloatArray(1)
+        val sent = Native.round(
+            open(), theta, examples.x, examples.labels, bytes(payload), head.kernel, head.bias, head.thetaSha256, loss,
+        )
+        return Update(sent, examples.labels.size, loss[0], head)
+    }
+
+    /** Makes the head of a round current when the server has taken the update, and saves it. */
+    fun commit(update: Update) = startFrom(update.head)
+
+    override fun close() {
+        val closed = handle
+        handle = 0L
+        Native.close(closed)
+    }
+
+    private fun open(): Long = handle.also { check(it != 0L) { "this client is closed" } }
+
+    private fun newHead() = Head(FloatArray(numFeatures * numClasses), FloatArray(numClasses), ByteArray(32))
+
+    private fun bytes(text: String): ByteArray {
+        require('\u0000' !in text) { "a path without the character NUL is needed" }
+        return text.encodeToByteArray()
+    }
+}
+
+/** The functions of tfpfl_jni.c. */
+internal object Native {
+    init {
+        System.loadLibrary("tfpfl_jni")
+    }
+
+    @JvmStatic external fun open(bundle: ByteArray, state: ByteArray?, litert: ByteArray?): Long
+    @JvmStatic external fun close(client: Long)
+    @JvmStatic external fun sizes(client: Long): LongArray
+    @JvmStatic external fun theta(client: Long): FloatArray
+    @JvmStatic external fun head(client: Long, kernel: FloatArray, bias: FloatArray, thetaSha256: ByteArray)
+    @JvmStatic external fun isStale(client: Long): Boolean
+    @JvmStatic external fun receive(client: Long, theta: FloatArray)
+    @JvmStatic external fun startFrom(client: Long, kernel: FloatArray, bias: FloatArray, thetaSha256: ByteArray)
+    @JvmStatic external fun features(client: Long, x: FloatArray, count: Int): FloatArray
+    @JvmStatic external fun predict(client: Long, x: FloatArray, count: Int): FloatArray
+    @JvmStatic external fun score(client: Long, x: FloatArray, labels: IntArray): DoubleArray
+
+    @JvmStatic external fun personalize(
+        client: Long, x: FloatArray, labels: IntArray, steps: Int, beta: Double, heldOut: Double, onTraining: Boolean,
+        otherX: FloatArray?, otherLabels: IntArray?,
+    ): DoubleArray
+
+    @JvmStatic external fun round(
+        client: Long, theta: FloatArray, x: FloatArray, labels: IntArray, payload: ByteArray, kernel: FloatArray,
+        bias: FloatArray, thetaSha256: ByteArray, loss: FloatArray,
+    ): ByteArray
+}
