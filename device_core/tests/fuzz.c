@@ -1,4 +1,4 @@
-/* For libFuzzer: what a stranger sends, read by the readers of manifests, bundles, heads and payloads. The first byte of
+/* For libFuzzer: what a stranger sends is read by the readers of manifests, bundles, heads and payloads. The first byte of
  * the input chooses the reader.
  */
 #include <stdio.h>

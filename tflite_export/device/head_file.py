@@ -108,7 +108,7 @@ def load_head(path: str | os.PathLike, num_features: int, num_classes: int) -> S
     return SavedHead(values[: m * k].reshape(m, k), values[m * k :], theta.hex(), labels)
 
 
-def _labels(path, content, k) -> tuple[str, ...]:
+def _labels(path: str | os.PathLike, content: bytes, k: int) -> tuple[str, ...]:
     """The names of K classes, from what follows the numbers."""
     (size,) = struct.unpack_from("<I", content)
     try:
