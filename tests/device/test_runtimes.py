@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers.litert import VERSIONS, environment
 from helpers.marks import slow_but
 from helpers.networks import OWN, PAPERS
 from helpers.truth import random_head, varied
@@ -22,6 +21,7 @@ from tflite_export import DeviceClient, export, verify
 from tflite_export.device.payload import decode
 from tfpfl.models import SplitModel, build_network
 
+VERSIONS = os.environ.get("TFPFL_LITERT", "").split()
 NONE = "no LiteRT runtime is asked for (set TFPFL_LITERT)"
 ROOT = str(Path(__file__).resolve().parents[2])
 PHONES = ["separable", "sequence", "activations", "own statistics", "recurrent", "attention", "masked"]
@@ -40,6 +40,8 @@ def bundle(request, tmp_path_factory):
 @pytest.fixture(scope="module", params=VERSIONS or [pytest.param("none", marks=pytest.mark.skip(NONE))])
 def litert(request):
     """The Python of an environment with this version of ai-edge-litert and NumPy, and nothing else."""
+    from helpers.litert import environment
+
     return request.param, environment(request.param)
 
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from helpers import arm64, kotlin, litert
-from helpers.marks import table_but
+from helpers.marks import slow_but
 from helpers.native import CORE, NativeClient, NativeError, build
 from helpers.networks import OWN
 from helpers.truth import random_head, relative, true_gradient, true_steps, varied
@@ -37,7 +37,7 @@ def make_bundle(name, folder, **options):
     return export(source, out=folder / "bundle", inference=False, training=training, **options)
 
 
-@pytest.fixture(scope="module", params=table_but(["mlp200", "strided convolutions"], "mlp200"))
+@pytest.fixture(scope="module", params=slow_but(["mlp200", "strided convolutions"], "mlp200"))
 def bundle(request, tmp_path_factory, native, litert_library):
     return make_bundle(request.param, tmp_path_factory.mktemp("bundles"))
 
