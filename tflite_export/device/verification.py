@@ -112,7 +112,7 @@ def _values(bundle) -> dict:
         raise BundleError(f"{path}: {', '.join(texts)} must be numbers")
     batch = bundle.manifest["model"]["static_batch"]
     if not 0 < n <= batch or (bundle.kind.is_classes and ((values[y] < 0) | (values[y] >= k)).any()):
-        raise BundleError(f"{path}: {y} must be 1 to {batch}, class ids below {k}")
+        raise BundleError(f"{path}: {y} must be 1 to {batch} {f'class ids below {k}' if y == 'labels' else 'rows'}")
     return values
 
 
