@@ -10,11 +10,12 @@ from helpers.marks import slow_but
 from helpers.networks import OWN, PAPERS
 from helpers.truth import examples, random_head, relative, relative_l2, runner, true_gradient, true_steps, varied
 from tflite_export.convert.backbone import convert_backbone, convert_predict
+from tflite_export.convert.check import gradient, moved_by_rounding
 from tflite_export.convert.gradients import UnsupportedLayerError
 from tflite_export.convert.program import convert_program, flatten, unflatten
 from tflite_export.device.ops import check_builtin, operations
 from tfpfl.models import SplitModel, build_network
-from tfpfl.models.weights import Weights
+from tfpfl.models.weights import Head, Weights
 
 L2 = {"cifar_2conv": 1e-3}  # near-ties of overlapping windows: a pixel's gradient may go to the neighbour
 
@@ -150,6 +151,18 @@ def test_gradient_of_a_users_own_backbone(name):
     expected = true_gradient(model, theta, head, x, y)[1]
     assert np.abs(expected).max() > 1e-3
     assert relative(found["dtheta"], expected) < 1e-5
+
+
+@pytest.mark.parametrize("activation, moves", [("relu", True), ("tanh", False)])
+def test_how_much_of_a_gradient_rounding_decides(activation, moves):
+    """Both inputs are 1 and the weights of a unit are a and -a: whether a ReLU is on, rounding says."""
+    model = SplitModel(keras.Sequential([keras.Input((2,)), layers.Dense(64, activation=activation)]))
+    a, head = np.random.default_rng(0).random(64, np.float32), random_head(model, 2)
+    theta = (tf.stack([a, -a]), tf.zeros(64))
+    targets = tf.one_hot([0, 1, 1], 2)
+    arguments = (model, theta, Head(*map(tf.constant, head)), np.ones((3, 2), np.float32), targets)
+    found = moved_by_rounding(*arguments, gradient(*arguments)[1])
+    assert found > 0.1 if moves else found < 1e-5
 
 
 @pytest.mark.slow

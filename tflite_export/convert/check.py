@@ -51,7 +51,7 @@ def write_check(folder, theta, head, personal) -> dict:
     if personal.rounds:
         loss, dtheta, dhead = gradient(model, theta, head, x, targets)
         values["joint_gradient.dtheta"], values["joint_gradient.loss"] = dtheta, loss
-        unsure = _unsure(model, theta, head, x, targets, dtheta)
+        unsure = moved_by_rounding(model, theta, head, x, targets, dtheta)
         values["joint_gradient.dkernel"], values["joint_gradient.dbias"] = dhead
         loss, dtheta, dhead = gradient(model, theta, fitted, x, targets)
         values["round.dtheta"], values["round.loss"] = dtheta, loss
@@ -65,7 +65,7 @@ def write_check(folder, theta, head, personal) -> dict:
     return {"max_relative": None, "l2_relative": 1e-3 if unsure < 3e-4 else 3 * unsure}
 
 
-def _unsure(model, theta, head, x, targets, dtheta):
+def moved_by_rounding(model, theta, head, x, targets, dtheta):
     """How much of the gradient is decided by rounding: by how much it moves, in L2, if theta does in its last digit.
 
     In a deep network of ReLUs some units are nearer to their kink than runtimes round, and are on in one, off in other.
