@@ -7,10 +7,13 @@ import tensorflow as tf
 from keras import layers
 
 from helpers.truth import examples, random_head, relative, true_gradient, true_steps, varied
-from tflite_export import BundleError, DeviceClient, export, verify
+from tflite_export import BundleError, DeviceClient, export, simulate_round, verify
 from tflite_export.convert.program import flatten
 from tflite_export.device.payload import decode
+from tfpfl.algorithms import build_algorithm
+from tfpfl.data import Federation
 from tfpfl.models import SplitModel
+from tfpfl.runs.config import RunConfig
 
 TRAINING = {"tau": 4, "beta": 0.1, "rho": 0.1, "head_rate": 0.1}
 LITE = tf.lite.Interpreter
@@ -41,6 +44,25 @@ def test_a_round_of_the_device_client(exported, options):
     table = dtheta[:27].reshape(9, 3)
     assert relative(decode(update.payload), dtheta) < 1e-5 and np.abs(table[np.unique(x)]).min() > 0
     assert relative(update.head.kernel, fitted.kernel - 0.1 * dkernel) < 1e-5
+
+
+@pytest.mark.slow
+def test_rounds_on_devices_are_those_of_the_engine(exported, tmp_path):
+    model, rng = exported[0], np.random.default_rng(0)
+
+    def draw(count):
+        return rng.integers(0, 9, (count, 4)).astype(np.int32), np.arange(count) % 3
+
+    clients = {f"c{i}": {"train": draw(9 + i), "test": draw(6)} for i in range(4)}
+    federation = Federation.from_clients(clients, out=tmp_path / "f", validation=0.0)
+    hyper = {"rho": 0.1, "beta": 0.05, "server_opt": "sgd", "tau": 5}
+    config = RunConfig(algorithm="pflego", hyperparameters=hyper, network="mlp200", participation=0.5)
+    config = config.resolved(federation)
+    population = federation.population(config.sampling_plan(), labels=config.labels)
+    algorithm = build_algorithm("pflego", model, population, **config.hyperparameters)
+    rows = simulate_round((algorithm, config, federation), 3, accuracy_every=3)
+    assert max(max(r.theta, r.heads) for r in rows) < 2e-6
+    assert rows[-1].device_accuracy == rows[-1].engine_accuracy
 
 
 def test_what_is_no_token_is_refused(exported):
