@@ -1,6 +1,7 @@
 """Heads, payloads and hashes in C: the same bytes as in Python, the same messages, and nothing lost at kill -9."""
 
 import hashlib
+import shutil
 import signal
 import subprocess
 import time
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.marks import slow_but
-from helpers.native import NativeError
+from helpers.native import CORE, NativeError
 from tflite_export.device import payload as payloads
 from tflite_export.device.head_file import HeadError, SavedHead, head_bytes, load_head, save_head
 from tflite_export.device.payload import PayloadError, decode, encode
@@ -142,3 +143,24 @@ def test_a_head_with_classes_of_its_own_is_not_taken_for_damaged(native, tmp_pat
     save_head(tmp_path / "head", drawn_head(7, 3)._replace(labels=("a", "b", "new")))
     with pytest.raises(NativeError, match="has classes of its own, which the client in C cannot use"):
         native.load_head(tmp_path / "head", 7, 3)
+
+
+@pytest.mark.table
+@pytest.mark.slow
+def test_systemd_understands_the_units_for_boards(programs, tmp_path):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("there is no systemd here")
+    for path in (CORE / "systemd").iterdir():
+        text = path.read_text().replace("/usr/local/bin/personalize", str(programs / "personalize"))
+        (tmp_path / path.name).write_text(text)
+    for name, right in (
+        ("tfpfl-personalize.timer", True),
+        ("tfpfl-personalize.service", True),
+        ("wrong.service", False),
+    ):
+        if not right:
+            (tmp_path / name).write_text("[Service]\nExecStart=/nowhere/at/all\nNise=19\n")
+        command = ["systemd-analyze", "verify", "--man=no", tmp_path / name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        said = [line for line in done.stderr.splitlines() if str(tmp_path) in line or name in line]
+        assert (said == []) == right, done.stderr
