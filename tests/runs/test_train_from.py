@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from helpers import small_runs as runs
 from helpers.toys import distance
-from tflite_export import ExportError
 from tflite_export.convert.personal import personal_model
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
@@ -118,8 +117,9 @@ def test_a_run_trains_on_features_that_are_computed_once(network, data, tmp_path
     assert run.model.num_backbone_weights == 2 * 5
     with Run.open(tmp_path / "run") as again:
         gives_the_same_logits(again, data)
-        with pytest.raises(ExportError, match=r"frozen trunk \(--train-from\) or adapters"):
-            personal_model(again, 1, True)
+        exported = personal_model(again, 0, True)
+        assert exported.trunk is again.whole.trunk and exported.model is again.model
+        assert exported.train[0].shape[1:] == (6,) and exported.raw("train").shape[1:] == data.example_shape
     assert through_the_trunk[2:] == [8]
 
 
