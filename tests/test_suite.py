@@ -1,6 +1,7 @@
 """The tests themselves: `make test` runs something of every file, and helpers are where tests look for them."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,12 @@ FILES = sorted(HERE.rglob("*.py"))
 def test_make_test_runs_something_of_every_file(left_out):
     """Whatever is checked at night alone breaks by day."""
     assert left_out and [path for path, whole in left_out.items() if whole] == []
+
+
+def test_names_of_files_are_unique():
+    """pytest takes two files of one name in two folders for one module, and collects neither when both are asked for."""
+    names = Counter(path.name for path in FILES if path.name.startswith("test_"))
+    assert [name for name, number in names.items() if number > 1] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(HERE).as_posix())
