@@ -16,7 +16,7 @@ def test_make_test_runs_something_of_every_file(left_out):
 
 
 def test_names_of_files_are_unique():
-    """pytest takes two files of one name in two folders for one module, and collects neither when both are asked for."""
+    """pytest takes two files of one name in two folders for one module, and does not run the second."""
     names = Counter(path.name for path in FILES if path.name.startswith("test_"))
     assert [name for name, number in names.items() if number > 1] == []
 
