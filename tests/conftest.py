@@ -102,8 +102,9 @@ def a_run(shared_run, short_end, tmp_path):
 
 
 def pytest_addoption(parser):
-    """How hard test_fuzzing.py tries, and whether to keep how long files took."""
+    """How hard test_fuzzing.py tries, which part of the slow tests to run, and whether to keep how long files took."""
     parser.addoption("--fuzz", type=int, help="Cases of damaged files and strange values (100, and 1,000 as slow).")
+    parser.addoption("--part", metavar="K/N", help="Of the files' slow tests, only those of part K of N; 0 <= K < N.")
     parser.addoption("--store-durations", action="store_true", help=f"Write CPU seconds into {DURATIONS.name}.")
 
 
@@ -121,11 +122,18 @@ def part_of(item) -> str:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(session, items):
-    """Before any test is deselected: which files have only tests that `make test` leaves out."""
+def pytest_collection_modifyitems(session, config, items):
+    """Before any test is deselected: which files have only tests that `make test` leaves out. Then `--part`."""
     session.left_out = {}
     for item in items:
         session.left_out[item.path] = session.left_out.get(item.path, True) and is_left_out(item)
+    if asked := config.getoption("--part"):
+        part, parts = map(int, asked.split("/"))
+        others = [i for i in items if i.get_closest_marker("slow") and zlib.crc32(i.path.name.encode()) % parts != part]
+        others = [item for item in others if not item.get_closest_marker("docs")]
+        config.hook.pytest_deselected(items=others)
+        left = set(others)
+        items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture(scope="session")
