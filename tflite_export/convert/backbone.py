@@ -12,6 +12,7 @@ import tensorflow as tf
 from tflite_export.convert.gradients import fixed, fixed_features
 from tflite_export.convert.program import check_float32, convert, example_spec
 from tflite_export.device import layout
+from tflite_export.device.kinds import Kind
 from tfpfl.checks import InvalidArgument
 from tfpfl.models.weights import Weights
 
@@ -91,8 +92,11 @@ def convert_predict(model, weights: Weights, trunk=None) -> bytes:
 
     def predict(x):
         x = x if trunk is None else fixed(trunk.apply(frozen, x))
-        said = "probabilities" if model.kind.label.is_classes else "predictions"
-        return {said: model.kind.mean(tf.matmul(fixed_features(model, theta, x), head.kernel) + head.bias)}
+        return {
+            Kind(model.kind.text).output: model.kind.mean(
+                tf.matmul(fixed_features(model, theta, x), head.kernel) + head.bias
+            )
+        }
 
     return convert({"predict": _function(predict, example_spec(trunk or model))})
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflite_export.convert.program import flatten
+from tflite_export.device.kinds import Kind
 from tflite_export.device.layout import CHECK
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.optimizers import sgd
@@ -41,8 +42,7 @@ def write_check(folder, theta, head, personal) -> dict:
     (labels,) = given.values()
     targets = kind.targets(labels, k, tf.float32)
     values["features.phi"] = phi
-    said = "probabilities" if kind.label.is_classes else "predictions"
-    values[f"predict.{said}"] = kind.mean(tf.matmul(phi, head.kernel) + head.bias)
+    values[f"predict.{Kind(kind.text).output}"] = kind.mean(tf.matmul(phi, head.kernel) + head.bias)
     values["head_step.kernel"], values["head_step.bias"] = fit(head, phi, targets, 1, kind=kind)
     fitted = fit(head, phi, targets, STEPS, safeguard=personal.training["safeguard"], kind=kind)
     values["personalize.kernel"], values["personalize.bias"] = fitted

@@ -100,7 +100,9 @@ def _of_run(run, client, rounds) -> Personal:
 
     weights = ClientModels(run).weights(client)
     train, test = (run.examples.arrays(client, split, population.labels) for split in ("train", "test"))
-    raws = {split: run.federation.arrays(client, split, population.labels)[0] for split in ("train", "test")}
+    raws = None
+    if trunk is not None:
+        raws = {split: run.federation.arrays(client, split, population.labels)[0] for split in ("train", "test")}
     local, first = population.labels == "local", run.took_part
     class_ids = [int(c) for c in (run.federation.classes(client) if local else range(run.federation.num_labels))]
     return Personal(
@@ -129,7 +131,7 @@ def _of_run(run, client, rounds) -> Personal:
         train=train,
         test=test,
         trunk=trunk,
-        raws=None if trunk is None else raws,
+        raws=raws,
     )
 
 

@@ -31,6 +31,7 @@ from tensorflow.lite.python.convert import ConverterError
 
 from tflite_export.convert.gradients import GRADIENTS, PLAIN, STOPS, UnsupportedLayerError
 from tflite_export.convert.gradients import features as builtin_features
+from tflite_export.device.kinds import Kind
 from tflite_export.device.ops import check_builtin
 from tflite_export.device.runtime import no_news_of_the_interpreter
 from tfpfl.checks import InvalidArgument
@@ -79,7 +80,7 @@ def program_functions(model, batch, num_classes, safeguard) -> dict:
     labels = spec("labels", [batch], tf.int32) if kind.label.is_classes else spec("targets", [batch, k])
     examples = [labels, spec("weights", [batch])]
     head = [spec("kernel", [m, k]), spec("bias", [k])]
-    said = "probabilities" if kind.label.is_classes else "predictions"
+    said = Kind(kind.text).output
     steps, beta, rate = spec("steps", [], tf.int32), spec("beta", []), spec("rate", [])
 
     def features(theta, x):

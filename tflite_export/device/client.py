@@ -147,7 +147,7 @@ class DeviceClient:
     @property
     def head_is_stale(self) -> bool:
         """Whether theta has changed since the head was fitted. The head still works; `personalize` fits it again."""
-        return self._head.theta_sha256 != self._theta_sha256
+        return self._head.theta_sha256 != self.theta_sha256
 
     def receive(self, theta: np.ndarray) -> None:
         """Replaces theta, float32 [P]. The head stays as it is.
@@ -161,7 +161,7 @@ class DeviceClient:
             raise BundleError(f"theta must be float32 [{expected}], found {theta.dtype} {list(theta.shape)}")
         if not np.isfinite(theta).all():
             raise BundleError("theta holds NaN or infinity: nothing was changed")
-        self.theta, self._theta_sha256 = theta, theta_sha256(theta)
+        self.theta, self.theta_sha256 = theta, theta_sha256(theta)
 
     def start_from(self, head: SavedHead) -> None:
         """Replaces the head, and saves it if the client has a `state` file.
@@ -304,7 +304,7 @@ class DeviceClient:
         self.start_from(update.head)
 
     def _fitted(self, kernel, bias) -> SavedHead:
-        return SavedHead(kernel, bias, self._theta_sha256, self._head.labels)
+        return SavedHead(kernel, bias, self.theta_sha256, self._head.labels)
 
     def _store(self, head):
         if self._state is not None:
@@ -355,7 +355,7 @@ class DeviceClient:
         None if theta is another one, the bundle has no such file, or the runtime may be unable to change shapes.
         """
         files = self.bundle.manifest["files"]
-        if self.batch is not None or BACKBONE not in files or self._theta_sha256 != files[THETA]["sha256"]:
+        if self.batch is not None or BACKBONE not in files or self.theta_sha256 != files[THETA]["sha256"]:
             return None
         if self._backbone is None:
             self._backbone = Runtime(self.bundle.path(BACKBONE), *self._how)

@@ -54,6 +54,7 @@ _TENSORS = Several(
     Text(r"(float32|int32)\[(-?[0-9]+(, -?[0-9]+)*)?\]", "a dtype and a shape"), named="[A-Za-z0-9_]{1,40}"
 )
 _SHAPE = Several(COUNT, least=1)
+_FILE = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,80}"  # no folder
 _SHA256 = Text("[0-9a-f]{64}", "64 hexadecimal digits")
 # A dict here is an object that has these entries, and may have others.
 RULES = {
@@ -68,9 +69,7 @@ RULES = {
         "kind": Optional(Text(PATTERN, "a kind of labels besides classification")),
         "theta": Several({"name": Text(), "shape": Several(COUNT), "offset": ID}),
     },
-    "trunk": Optional(
-        {"file": Text(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,80}", "a file name"), "raw_shape": _SHAPE, "sha256": _SHA256}
-    ),
+    "trunk": Optional({"file": Text(_FILE, "a file name"), "raw_shape": _SHAPE, "sha256": _SHA256}),
     "training": {
         "tau": COUNT,
         "beta": Number(0),
@@ -88,7 +87,7 @@ RULES = {
             "sha256": _SHA256,
             "operations": Optional(Several(COUNT, named=".{1,80}")),
         },
-        named=r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,80}",  # no folder
+        named=_FILE,
     ),
     "quality": Optional(Several(dict, named=".{1,80}")),
     "runtimes": Optional({"tested": Several(Text()), "minimum": Several(Text(), named=".{1,80}")}),

@@ -10,7 +10,6 @@ import numpy as np
 
 from tflite_export.device.client import DeviceClient
 from tflite_export.device.errors import BundleError
-from tflite_export.device.head_file import theta_sha256
 
 
 class Neighbours:
@@ -26,7 +25,7 @@ class Neighbours:
     """
 
     def __init__(self, client: DeviceClient, x: np.ndarray, y: np.ndarray):
-        self.client, self.theta = client, theta_sha256(client.theta)
+        self.client, self.theta = client, client.theta_sha256
         self.y = np.zeros(0, np.int64)
         self.phi = np.zeros((0, client.bundle.num_features), np.float32)
         if len(x):
@@ -52,7 +51,7 @@ class Neighbours:
         """
         if k < 1 or not 0 <= weight <= 1 or not 0 < scale < np.inf:
             raise BundleError(f"k >= 1, 0 <= weight <= 1 and scale > 0 are needed, found {k}, {weight}, {scale}")
-        if theta_sha256(self.client.theta) != self.theta:
+        if self.client.theta_sha256 != self.theta:
             raise BundleError("theta has changed since the features were computed: make the Neighbours anew")
         classes = len(self.client.labels)
         if len(self.y) and self.y.max() >= classes:
