@@ -9,7 +9,9 @@ import numpy as np
 
 from tflite_export.device.errors import InvalidInput
 
-PATTERN = r"multilabel|regression|poisson|quantile:(0?\.\d+|\de-\d+)|huber:\d[\d.]*(e[+-]?\d+)?"  # besides classes
+_QUANTILE = r"0\.[0-9]{1,30}|[0-9](\.[0-9]{1,30})?e-[0-9]{1,3}"
+_NUMBER = r"[0-9]{1,30}(\.[0-9]{1,30})?(e[+-][0-9]{1,3})?"
+PATTERN = rf"multilabel|regression|poisson|quantile:({_QUANTILE})|huber:{_NUMBER}"  # besides classes
 
 
 class Score(NamedTuple):
