@@ -34,6 +34,7 @@ extern "C" {
 
 #define TFPFL_ERROR_ROOM 1024 /* bytes that hold any message */
 #define TFPFL_MOST_DIMENSIONS 7
+#define TFPFL_KIND_ROOM 80
 
 enum tfpfl_status {
     TFPFL_OK = 0,
@@ -48,6 +49,7 @@ typedef struct tfpfl_client tfpfl_client;
 typedef struct {
     const char *state;  /* the file that keeps the head between starts; NULL: in memory only */
     const char *litert; /* LiteRT's shared library; NULL: libLiteRt.so (.dylib), wherever the system finds it */
+    const char *trunk;  /* the file of the frozen trunk, such as trunk_int8.tflite; NULL: the manifest's, which is exact */
 } tfpfl_options;
 
 typedef struct {
@@ -59,27 +61,39 @@ typedef struct {
     int32_t tau;                              /* steps of a visit, the last one together with theta */
     double beta, head_rate;                   /* rates of the head's steps; head_rate is NaN without rounds */
     int safeguard, rounds;
+    char kind[TFPFL_KIND_ROOM];               /* "classification", or what else the head is for, such as "regression" */
+    int trunk;                                /* whether examples are what a frozen trunk gives, see tfpfl_examples_of */
+    size_t raw_dimensions;                    /* of one example before the trunk; without one as above */
+    uint32_t raw_shape[TFPFL_MOST_DIMENSIONS];
+    size_t raw_numbers;
 } tfpfl_model;
 
-/* Preprocessed examples: `numbers` floats, row after row; labels in [0, num_classes), or NULL where none are needed. */
+/* Preprocessed examples: `numbers` floats, row after row. Where the head is for classes, labels in [0, num_classes);
+ * else `targets`, [count, num_classes], row after row. Both may be NULL where none are needed. */
 typedef struct {
     const float *x;
     size_t numbers;
     const int32_t *labels;
     size_t count;
+    const float *targets;
 } tfpfl_examples;
 
 typedef struct {
-    double loss;     /* mean cross-entropy in nats */
-    double accuracy; /* in [0, 1] */
+    double loss;      /* the mean over the examples of the loss, summed over outputs; for classes cross-entropy in nats */
+    double accuracy;  /* in [0, 1]; NaN if the head is not for classes */
+    double value;     /* the score by which heads are compared; for classes the accuracy */
+    const char *name; /* of the score: accuracy, exact_match (both in [0, 1]), rmse, deviance, pinball or mae */
 } tfpfl_scores;
 
-/* A head, and the sha256 of the theta that it was fitted with. */
+/* A head, and the sha256 of the theta that it was fitted with. The names of its classes are those of the bundle (NULL), or
+ * its own, if one was added, left out or merged by the client in Python: a JSON list of num_classes texts in UTF-8. */
 typedef struct {
     size_t num_features, num_classes;
     float *kernel; /* [num_features, num_classes], row after row */
     float *bias;   /* [num_classes] */
     unsigned char theta_sha256[32];
+    char *names;
+    size_t names_bytes;
 } tfpfl_head;
 
 typedef struct {
@@ -123,15 +137,21 @@ TFPFL_API int tfpfl_receive(tfpfl_client *client, const float *theta, size_t cou
 /* Replaces the head, and saves it if the client has a `state` file. */
 TFPFL_API int tfpfl_start_from(tfpfl_client *client, const tfpfl_head *head);
 
-/* features: [count, num_features]. probabilities: [count, num_classes]. */
+/* The examples that all other functions take, x: [count, example_numbers], from preprocessed ones, raw: `numbers` floats,
+ * [count, raw_numbers]. In a bundle with a frozen trunk they are the trunk's output, which never changes: compute it once
+ * for each example, and keep it. In any other bundle they are `raw` itself. */
+TFPFL_API int tfpfl_examples_of(tfpfl_client *client, const float *raw, size_t numbers, size_t count, float *x);
+
+/* features: [count, num_features]. predictions: [count, num_classes], for classes their probabilities; else what the
+ * manifest's kind says: probabilities of each output (multilabel), rates (poisson), or numbers. */
 TFPFL_API int tfpfl_features(tfpfl_client *client, const tfpfl_examples *examples, float *features);
-TFPFL_API int tfpfl_predict(tfpfl_client *client, const tfpfl_examples *examples, float *probabilities);
+TFPFL_API int tfpfl_predict(tfpfl_client *client, const tfpfl_examples *examples, float *predictions);
 TFPFL_API int tfpfl_score(tfpfl_client *client, const tfpfl_examples *examples, tfpfl_scores *scores);
 
 /* The run's settings: tau - 1 steps at beta, and a quarter of the examples held out. */
 TFPFL_API void tfpfl_default_fit(const tfpfl_client *client, tfpfl_fit *fit);
-/* Fits the head by gradient steps, and keeps it if it is better on held-out examples: a higher accuracy, or the same
- * and a lower loss. `fit` may be NULL, which means `tfpfl_default_fit`. */
+/* Fits the head by gradient steps, and keeps it if it is better on held-out examples: a better score (a higher accuracy
+ * or exact_match, a lower one of the others), or the same and a lower loss. `fit` may be NULL, which means `tfpfl_default_fit`. */
 TFPFL_API int tfpfl_personalize(tfpfl_client *client, const tfpfl_examples *examples, const tfpfl_fit *fit,
                                 tfpfl_personalized *result);
 
@@ -139,13 +159,15 @@ TFPFL_API int tfpfl_personalize(tfpfl_client *client, const tfpfl_examples *exam
  * "int8". The client's head does not change: a server that never gets the update has not counted this visit. */
 TFPFL_API int tfpfl_round(tfpfl_client *client, const float *theta, size_t count, const tfpfl_examples *examples,
                           const char *payload, tfpfl_update *update);
-/* Makes the head of a round current when the server has taken the update, and saves it. */
+/* Makes the head of a round current when the server has taken the update, and saves it; not if the classes have other
+ * names by now. */
 TFPFL_API int tfpfl_commit(tfpfl_client *client, const tfpfl_update *update);
 TFPFL_API void tfpfl_update_free(tfpfl_update *update);
 
 /* What follows needs no client and no LiteRT. `error` has TFPFL_ERROR_ROOM bytes. */
 TFPFL_API int tfpfl_check_bundle(const char *bundle, tfpfl_model *model, char *error);
 TFPFL_API int tfpfl_head_save(const char *path, const tfpfl_head *head, char *error);
+/* A head whose classes have names of their own may have another number of them: see head->num_classes. */
 TFPFL_API int tfpfl_head_load(const char *path, size_t num_features, size_t num_classes, tfpfl_head *head, char *error);
 TFPFL_API void tfpfl_head_free(tfpfl_head *head);
 TFPFL_API size_t tfpfl_payload_bytes(size_t count, const char *kind); /* 0: unknown kind, or too many numbers */

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #define PROGRAM "program_static.tflite"
+#define FIXED PROGRAM " is for a fixed number of classes: open the client in Python, without static"
 
 /* ---- opening */
 
@@ -16,28 +17,47 @@ static int load_first_head(tfpfl_client *client) {
     const tfpfl_model *model = &client->bundle.model;
     char *path = NULL;
     int status;
-    if (client->state != NULL && access(client->state, F_OK) == 0)
-        return tfpfl_head_load(client->state, model->num_features, model->num_classes, &client->head, client->error);
-    if (client->state != NULL && errno != ENOENT) return system_error(client->error, client->state);
-    status = bundle_path(&client->bundle, "head.bin", &path, client->error);
+    bool saved = client->state != NULL && access(client->state, F_OK) == 0;
+    if (client->state != NULL && !saved && errno != ENOENT) return system_error(client->error, client->state);
+    status = saved ? 0 : bundle_path(&client->bundle, "head.bin", &path, client->error);
+    const char *from = saved ? client->state : path;
     if (status == 0)
-        status = tfpfl_head_load(path, model->num_features, model->num_classes, &client->head, client->error);
+        status = tfpfl_head_load(from, model->num_features, model->num_classes, &client->head, client->error);
+    if (status == 0 && client->head.num_classes != model->num_classes)
+        status = fail(client->error, TFPFL_HEAD_ERROR, "%s has %zu classes, and " FIXED, from, client->head.num_classes);
     free(path);
     return status;
 }
 
+static int keep_text(tfpfl_client *client, const char *text, char **kept) {
+    if (text == NULL) return 0;
+    *kept = take(strlen(text) + 1, 1);
+    if (*kept == NULL) return no_memory(client->error);
+    strcpy(*kept, text);
+    return 0;
+}
+
+/* The path of the trunk that was asked for, or else of the manifest's. */
+static int find_trunk(tfpfl_client *client, const char *asked) {
+    const struct json *manifest = &client->bundle.manifest;
+    char name[LONGEST_FILE_NAME + 1];
+    if (asked != NULL) return bundle_path(&client->bundle, asked, &client->trunk_file, client->error);
+    if (!client->bundle.model.trunk) return 0;
+    json_copy_text(manifest, json_member(manifest, json_member(manifest, 1, "trunk"), "file"), name, sizeof name);
+    return bundle_path(&client->bundle, name, &client->trunk_file, client->error);
+}
+
 static int open_client(tfpfl_client *client, const char *folder, const tfpfl_options *options) {
+    const tfpfl_options none = {0};
     char *program = NULL;
+    if (options == NULL) options = &none;
     int status = bundle_open(&client->bundle, folder, client->error);
     if (status == 0) status = bundle_path(&client->bundle, PROGRAM, &program, client->error);
-    if (status == 0)
-        status = runtime_open(&client->runtime, options == NULL ? NULL : options->litert, program, client->error);
+    if (status == 0) status = runtime_open(&client->runtime, options->litert, program, 0, client->error);
     free(program);
-    if (status == 0 && options != NULL && options->state != NULL) {
-        client->state = take(strlen(options->state) + 1, 1);
-        if (client->state == NULL) return no_memory(client->error);
-        strcpy(client->state, options->state);
-    }
+    if (status == 0) status = find_trunk(client, options->trunk);
+    if (status == 0) status = keep_text(client, options->litert, &client->litert);
+    if (status == 0) status = keep_text(client, options->state, &client->state);
     if (status == 0) status = load_first_head(client);
     if (status == 0) status = bundle_theta(&client->bundle, &client->theta, client->error);
     if (status == 0 && (client->weights = take(client->bundle.model.batch, sizeof *client->weights)) == NULL)
@@ -54,9 +74,12 @@ int tfpfl_open(const char *bundle, const tfpfl_options *options, tfpfl_client **
 void tfpfl_close(tfpfl_client *client) {
     if (client == NULL) return;
     runtime_close(client->runtime);
+    runtime_close(client->trunk);
     bundle_free(&client->bundle);
     tfpfl_head_free(&client->head);
     free(client->state);
+    free(client->litert);
+    free(client->trunk_file);
     free(client->theta);
     free(client->weights);
     free(client);
@@ -97,21 +120,40 @@ int tfpfl_receive(tfpfl_client *client, const float *theta, size_t count) {
     return 0;
 }
 
-int check_examples(tfpfl_client *client, const tfpfl_examples *examples, bool labelled) {
+const void *answers_of(const tfpfl_client *client, const tfpfl_examples *examples) {
+    bool classes = head_kind(&client->bundle.model).name == CLASSIFICATION;
+    return classes ? (const void *)examples->labels : (const void *)examples->targets;
+}
+
+size_t answer_bytes(const tfpfl_client *client) {
     const tfpfl_model *model = &client->bundle.model;
-    size_t each = model->example_numbers, n = examples->count;
-    if (!client->opened) return TFPFL_BUNDLE_ERROR;
-    if (examples->x == NULL || examples->numbers % each != 0 || examples->numbers / each != n) {
-        char shape[160];
-        write_shape(shape, sizeof shape, "'N'", model->example_shape, model->dimensions);
+    return head_kind(model).name == CLASSIFICATION ? 4 : 4 * model->num_classes;
+}
+
+/* `numbers` floats of `n` examples with `each` numbers. */
+static int check_numbers(tfpfl_client *client, const float *x, size_t numbers, size_t n, const uint32_t *shape,
+                         size_t dimensions, size_t each) {
+    if (x == NULL || numbers % each != 0 || numbers / each != n) {
+        char text[160];
+        write_shape(text, sizeof text, "'N'", shape, dimensions);
         return fail(client->error, TFPFL_BUNDLE_ERROR, "examples must be float32 %s, found %zu numbers for %zu examples",
-                    shape, examples->x == NULL ? 0 : examples->numbers, n);
+                    text, x == NULL ? 0 : numbers, n);
     }
     if (n == 0) return fail(client->error, TFPFL_BUNDLE_ERROR, "there are no examples");
     for (size_t i = 0; i < n; i++)
-        if (!all_finite(examples->x + i * each, each))
+        if (!all_finite(x + i * each, each))
             return fail(client->error, TFPFL_BUNDLE_ERROR, "example %zu holds NaN or infinity: the head is untouched", i);
-    if (!labelled) return 0;
+    return 0;
+}
+
+int check_examples(tfpfl_client *client, const tfpfl_examples *examples, bool labelled) {
+    const tfpfl_model *model = &client->bundle.model;
+    size_t n = examples->count;
+    if (!client->opened) return TFPFL_BUNDLE_ERROR;
+    int status = check_numbers(client, examples->x, examples->numbers, n, model->example_shape, model->dimensions,
+                               model->example_numbers);
+    if (status != 0 || !labelled) return status;
+    if (head_kind(model).name != CLASSIFICATION) return check_targets(examples->targets, n, model, client->error);
     if (examples->labels == NULL)
         return fail(client->error, TFPFL_BUNDLE_ERROR, "labels must be integers [%zu], found none", n);
     for (size_t i = 0; i < n; i++)
@@ -129,12 +171,14 @@ static bool copy_head(tfpfl_head *to, const tfpfl_head *from) {
     *to = *from;
     to->kernel = take(kernel, sizeof *to->kernel);
     to->bias = take(from->num_classes, sizeof *to->bias);
-    if (to->kernel == NULL || to->bias == NULL) {
+    to->names = from->names == NULL ? NULL : take(from->names_bytes, 1);
+    if (to->kernel == NULL || to->bias == NULL || (to->names == NULL) != (from->names == NULL)) {
         tfpfl_head_free(to);
         return false;
     }
     memcpy(to->kernel, from->kernel, 4 * kernel);
     memcpy(to->bias, from->bias, 4 * from->num_classes);
+    if (to->names != NULL) memcpy(to->names, from->names, from->names_bytes);
     return true;
 }
 
@@ -142,6 +186,8 @@ int tfpfl_start_from(tfpfl_client *client, const tfpfl_head *head) {
     const tfpfl_model *model = &client->bundle.model;
     tfpfl_head copied;
     if (!client->opened) return TFPFL_BUNDLE_ERROR;
+    if (head->names != NULL && head->num_classes != model->num_classes)
+        return fail(client->error, TFPFL_HEAD_ERROR, FIXED);
     if (head->num_features != model->num_features || head->num_classes != model->num_classes || head->kernel == NULL ||
         head->bias == NULL)
         return fail(client->error, TFPFL_HEAD_ERROR, "this client's head is [%zu, %zu], found [%zu, %zu]",
@@ -149,8 +195,10 @@ int tfpfl_start_from(tfpfl_client *client, const tfpfl_head *head) {
     if (!all_finite(head->kernel, head->num_features * head->num_classes) ||
         !all_finite(head->bias, head->num_classes))
         return fail(client->error, TFPFL_HEAD_ERROR, "the head holds NaN or infinity");
+    int status = check_names(head, client->error);
+    if (status != 0) return status;
     if (!copy_head(&copied, head)) return no_memory(client->error);
-    int status = client->state == NULL ? 0 : tfpfl_head_save(client->state, &copied, client->error);
+    status = client->state == NULL ? 0 : tfpfl_head_save(client->state, &copied, client->error);
     if (status != 0) {
         tfpfl_head_free(&copied);
         return status;
@@ -161,10 +209,47 @@ int tfpfl_start_from(tfpfl_client *client, const tfpfl_head *head) {
 }
 
 int tfpfl_commit(tfpfl_client *client, const tfpfl_update *update) {
+    if (!same_names(&update->head, &client->head))
+        return fail(client->error, TFPFL_HEAD_ERROR,
+                    "the classes have changed since the round: its head is of no use any more");
     return tfpfl_start_from(client, &update->head);
 }
 
 /* ---- predicting */
+
+static int compute_trunk(tfpfl_client *client, const float *raw, size_t count, float *x) {
+    const tfpfl_model *model = &client->bundle.model;
+    size_t batch = model->batch;
+    int status = 0;
+    if (client->trunk == NULL) {
+        status = runtime_open(&client->trunk, client->litert, client->trunk_file, batch, client->error);
+        if (status != 0) {
+            runtime_close(client->trunk);
+            client->trunk = NULL;
+        }
+    }
+    for (size_t start = 0; start < count && status == 0; start += batch) {
+        size_t rows = count - start < batch ? count - start : batch;
+        struct tensor in = {"raw", FLOAT32, model->raw_dimensions + 1, {(uint32_t)batch}, rows,
+                            .in = raw + start * model->raw_numbers};
+        struct tensor out = {"x", FLOAT32, model->dimensions + 1, {(uint32_t)batch}, rows,
+                             .out = x + start * model->example_numbers};
+        memcpy(in.shape + 1, model->raw_shape, sizeof model->raw_shape);
+        memcpy(out.shape + 1, model->example_shape, sizeof model->example_shape);
+        status = runtime_run(client->trunk, "trunk", &in, 1, &out, 1, client->error);
+    }
+    return status;
+}
+
+int tfpfl_examples_of(tfpfl_client *client, const float *raw, size_t numbers, size_t count, float *x) {
+    const tfpfl_model *model = &client->bundle.model;
+    if (!client->opened) return TFPFL_BUNDLE_ERROR;
+    int status = check_numbers(client, raw, numbers, count, model->raw_shape, model->raw_dimensions, model->raw_numbers);
+    if (status != 0) return status;
+    if (model->trunk) return compute_trunk(client, raw, count, x);
+    memmove(x, raw, 4 * numbers);
+    return 0;
+}
 
 int compute_features(tfpfl_client *client, const tfpfl_examples *examples, float *features) {
     const tfpfl_model *model = &client->bundle.model;
@@ -193,10 +278,11 @@ static int checked_features(tfpfl_client *client, const tfpfl_examples *examples
     return compute_features(client, examples, *features);
 }
 
-int tfpfl_predict(tfpfl_client *client, const tfpfl_examples *examples, float *probabilities) {
+int tfpfl_predict(tfpfl_client *client, const tfpfl_examples *examples, float *predictions) {
     float *features;
     int status = checked_features(client, examples, false, &features);
-    if (status == 0) status = predict_rows(features, examples->count, &client->head, probabilities, client->error);
+    if (status == 0) status = predict_rows(features, examples->count, &client->head, head_kind(&client->bundle.model), predictions,
+                              client->error);
     free(features);
     return status;
 }
@@ -205,7 +291,8 @@ int tfpfl_score(tfpfl_client *client, const tfpfl_examples *examples, tfpfl_scor
     float *features;
     int status = checked_features(client, examples, true, &features);
     if (status == 0)
-        status = score_rows(features, examples->labels, examples->count, &client->head, scores, client->error);
+        status = score_rows(features, answers_of(client, examples), examples->count, &client->head,
+                            head_kind(&client->bundle.model), scores, client->error);
     free(features);
     return status;
 }
@@ -219,44 +306,44 @@ void tfpfl_default_fit(const tfpfl_client *client, tfpfl_fit *fit) {
 
 struct split {
     float *fit, *held_out; /* features */
-    int32_t *fit_labels, *held_out_labels;
+    char *fit_answers, *held_out_answers;
     size_t num_fit, num_held_out;
 };
 
 static void free_split(struct split *split) {
     free(split->fit);
     free(split->held_out);
-    free(split->fit_labels);
-    free(split->held_out_labels);
+    free(split->fit_answers);
+    free(split->held_out_answers);
 }
 
-static int features_of(tfpfl_client *client, const tfpfl_examples *examples, float **features, int32_t **labels) {
+static int features_of(tfpfl_client *client, const tfpfl_examples *examples, float **features, char **answers) {
     *features = take(examples->count, 4 * client->bundle.model.num_features);
-    *labels = take(examples->count, sizeof **labels);
-    if (*features == NULL || *labels == NULL) return no_memory(client->error);
-    memcpy(*labels, examples->labels, 4 * examples->count);
+    *answers = take(examples->count, answer_bytes(client));
+    if (*features == NULL || *answers == NULL) return no_memory(client->error);
+    memcpy(*answers, answers_of(client, examples), examples->count * answer_bytes(client));
     return compute_features(client, examples, *features);
 }
 
 /* Features of all examples, of which a part is then set aside. */
 static int cut_features(tfpfl_client *client, const tfpfl_examples *examples, double part, struct split *split) {
     const tfpfl_model *model = &client->bundle.model;
-    size_t n = examples->count, m = model->num_features;
+    size_t n = examples->count, m = model->num_features, k = model->num_classes, each = answer_bytes(client);
+    bool classes = head_kind(model).name == CLASSIFICATION;
     unsigned char *out = take(n, 1);
     int status = out == NULL ? no_memory(client->error)
-                             : choose_held_out(examples->labels, n, model->num_classes, part, out, client->error);
-    if (status == 0) status = features_of(client, examples, &split->fit, &split->fit_labels);
+                             : choose_held_out(answers_of(client, examples), n, k, classes, part, out, client->error);
+    if (status == 0) status = features_of(client, examples, &split->fit, &split->fit_answers);
     if (status == 0) {
         for (size_t i = 0; i < n; i++) split->num_held_out += out[i];
         split->held_out = take(split->num_held_out, 4 * m);
-        split->held_out_labels = take(split->num_held_out, sizeof *split->held_out_labels);
-        if (split->held_out == NULL || split->held_out_labels == NULL) status = no_memory(client->error);
+        split->held_out_answers = take(split->num_held_out, each);
+        if (split->held_out == NULL || split->held_out_answers == NULL) status = no_memory(client->error);
     }
     for (size_t i = 0, aside = 0; status == 0 && i < n; i++) {
-        float *to = out[i] ? split->held_out + aside * m : split->fit + split->num_fit * m;
-        memmove(to, split->fit + i * m, 4 * m);
-        if (out[i]) split->held_out_labels[aside++] = split->fit_labels[i];
-        else split->fit_labels[split->num_fit++] = split->fit_labels[i];
+        size_t at = out[i] ? aside++ : split->num_fit++;
+        memmove((out[i] ? split->held_out : split->fit) + at * m, split->fit + i * m, 4 * m);
+        memmove((out[i] ? split->held_out_answers : split->fit_answers) + at * each, split->fit_answers + i * each, each);
     }
     free(out);
     return status;
@@ -268,24 +355,22 @@ static int split_features(tfpfl_client *client, const tfpfl_examples *examples, 
     const tfpfl_examples *other = fit->on_training ? examples : fit->other;
     split->num_fit = examples->count;
     split->num_held_out = other->count;
-    int status = features_of(client, examples, &split->fit, &split->fit_labels);
-    return status == 0 ? features_of(client, other, &split->held_out, &split->held_out_labels) : status;
+    int status = features_of(client, examples, &split->fit, &split->fit_answers);
+    return status == 0 ? features_of(client, other, &split->held_out, &split->held_out_answers) : status;
 }
 
 static int fit_and_compare(tfpfl_client *client, const struct split *split, const tfpfl_fit *fit, tfpfl_head *head,
                            tfpfl_personalized *result) {
-    int status = fit_head(client, split->fit, split->fit_labels, split->num_fit, fit->steps, (float)fit->beta, head,
+    struct kind kind = head_kind(&client->bundle.model);
+    int status = fit_head(client, split->fit, split->fit_answers, split->num_fit, fit->steps, (float)fit->beta, head,
                           &result->loss_before, &result->loss);
     if (status == 0)
-        status = score_rows(split->held_out, split->held_out_labels, split->num_held_out, &client->head,
+        status = score_rows(split->held_out, split->held_out_answers, split->num_held_out, &client->head, kind,
                             &result->before, client->error);
     if (status == 0)
-        status = score_rows(split->held_out, split->held_out_labels, split->num_held_out, head, &result->after,
+        status = score_rows(split->held_out, split->held_out_answers, split->num_held_out, head, kind, &result->after,
                             client->error);
-    const tfpfl_scores *before = &result->before, *after = &result->after;
-    bool better = after->accuracy > before->accuracy ||
-                  (after->accuracy == before->accuracy && after->loss < before->loss);
-    if (status != 0 || !isfinite(after->loss) || !better) return status;
+    if (status != 0 || !better_than(&result->after, &result->before, kind)) return status;
     hash_theta(client, head->theta_sha256);
     status = tfpfl_start_from(client, head);
     result->kept = status == 0;

@@ -6,7 +6,8 @@
 
 struct tfpfl_client {
     struct bundle bundle;
-    struct runtime *runtime;
+    struct runtime *runtime, *trunk; /* the trunk is opened when it is needed */
+    char *litert, *trunk_file;
     char *state;
     float *theta;
     float *weights; /* [batch]: of the examples of a chunk */
@@ -16,6 +17,9 @@ struct tfpfl_client {
 };
 
 int check_examples(tfpfl_client *client, const tfpfl_examples *examples, bool labelled);
+/* What belongs to the examples: their labels, or their targets. */
+const void *answers_of(const tfpfl_client *client, const tfpfl_examples *examples);
+size_t answer_bytes(const tfpfl_client *client); /* of one example */
 int compute_features(tfpfl_client *client, const tfpfl_examples *examples, float *features);
 
 /* ---- steps.c */
@@ -24,7 +28,7 @@ struct tensor theta_of(const tfpfl_client *client);
 struct tensor rows_of(const tfpfl_client *client, const float *examples, size_t rows);
 /* Makes gradient steps on the client's head, which stays; `head` becomes the new one. With the run's safeguard, it is
  * the old one if the steps raised the loss. */
-int fit_head(tfpfl_client *client, const float *features, const int32_t *labels, size_t count, int32_t steps,
+int fit_head(tfpfl_client *client, const float *features, const void *answers, size_t count, int32_t steps,
              float beta, tfpfl_head *head, double *loss_before, double *loss);
 /* tau - 1 steps and the joint step: the gradient of theta [P], and the head after it. */
 int compute_round(tfpfl_client *client, const tfpfl_examples *examples, float *gradient, tfpfl_head *head, float *loss);

@@ -73,6 +73,8 @@ void json_free(struct json *json);
 uint32_t json_member(const struct json *json, uint32_t object, const char *name); /* 0: there is none */
 uint32_t json_first(const struct json *json, uint32_t node);                       /* items that count */
 uint32_t json_next(const struct json *json, uint32_t node);
+/* The text of a node, without zeros, cut to fit. */
+void json_copy_text(const struct json *json, uint32_t node, char *to, size_t room);
 bool json_is_text(const struct json *json, uint32_t node, const char *text);
 /* The sha256 of the document without its entry `except`, as json.dumps(sort_keys=True, separators=(",", ":")) has it. */
 int json_hash(const struct json *json, const char *except, unsigned char digest[32], char *error);
@@ -84,6 +86,7 @@ void json_repr_name(const struct json *json, uint32_t node, char out[LONGEST_REP
 /* ---- manifest.c */
 
 /* Checks types, ranges and sizes of the entries, and tells what the client needs of them. */
+#define LONGEST_FILE_NAME 81
 int manifest_check(const struct json *manifest, tfpfl_model *model, char *error);
 
 /* ---- bundle.c */
@@ -100,6 +103,11 @@ int bundle_path(const struct bundle *bundle, const char *name, char **path, char
 int bundle_theta(const struct bundle *bundle, float **theta, char *error);
 char *join(const char *folder, const char *name);
 int read_whole(int file, void *to, size_t bytes); /* 0 if exactly so many bytes could be read */
+
+/* ---- head.c */
+
+int check_names(const tfpfl_head *head, char *error);
+bool same_names(const tfpfl_head *a, const tfpfl_head *b);
 
 /* ---- litert.c */
 
@@ -118,20 +126,34 @@ struct tensor {
 };
 
 struct runtime;
-int runtime_open(struct runtime **runtime, const char *library, const char *program, char *error);
+/* rows: how many an input gets whose first dimension is open; 0: all dimensions must be fixed. */
+int runtime_open(struct runtime **runtime, const char *library, const char *program, size_t rows, char *error);
 void runtime_close(struct runtime *runtime);
 bool runtime_can(const struct runtime *runtime, const char *signature);
 int runtime_run(struct runtime *runtime, const char *signature, const struct tensor *inputs, size_t num_inputs,
                 const struct tensor *outputs, size_t num_outputs, char *error);
 
+/* ---- kinds.c: `answers` are labels, int32 [count], or targets, float32 [count, num_classes] */
+
+enum kind_name { CLASSIFICATION, MULTILABEL, REGRESSION, POISSON, QUANTILE, HUBER };
+struct kind {
+    enum kind_name name;
+    double parameter; /* Q or DELTA */
+};
+bool is_kind(const char *text, size_t bytes); /* of a manifest: all but classification */
+struct kind head_kind(const tfpfl_model *model);
+int check_targets(const float *targets, size_t count, const tfpfl_model *model, char *error);
+int predict_rows(const float *features, size_t count, const tfpfl_head *head, struct kind kind, float *predictions,
+                 char *error);
+int score_rows(const float *features, const void *answers, size_t count, const tfpfl_head *head, struct kind kind,
+               tfpfl_scores *scores, char *error);
+bool better_than(const tfpfl_scores *after, const tfpfl_scores *before, struct kind kind);
+
 /* ---- scores.c */
 
-int predict_rows(const float *features, size_t count, const tfpfl_head *head, float *probabilities, char *error);
-int score_rows(const float *features, const int32_t *labels, size_t count, const tfpfl_head *head,
-               tfpfl_scores *scores, char *error);
-/* Sets a part of the examples of each class aside: held_out[i] is 1 for those. */
-int choose_held_out(const int32_t *labels, size_t count, size_t num_classes, double part, unsigned char *held_out,
-                    char *error);
+/* Sets a part of the examples aside, of each class if there are classes: held_out[i] is 1 for those. */
+int choose_held_out(const void *answers, size_t count, size_t num_classes, bool classes, double part,
+                    unsigned char *held_out, char *error);
 bool all_finite(const float *values, size_t count);
 
 #endif

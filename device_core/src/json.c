@@ -350,6 +350,12 @@ uint32_t json_member(const struct json *json, uint32_t object, const char *name)
     return 0;
 }
 
+void json_copy_text(const struct json *json, uint32_t node, char *to, size_t room) {
+    size_t bytes = json->nodes[node].bytes < room ? json->nodes[node].bytes : room - 1;
+    memcpy(to, json->texts + json->nodes[node].text, bytes);
+    to[bytes] = 0;
+}
+
 bool json_is_text(const struct json *json, uint32_t node, const char *text) {
     const struct json_node *n = &json->nodes[node];
     return node != 0 && n->kind == JSON_TEXT && n->bytes == strlen(text) &&

@@ -66,6 +66,10 @@ static bool is_hash(const char *text, size_t bytes) {  /* [0-9a-f]{64} */
     return bytes == 64;
 }
 
+static bool is_dtype(const char *text, size_t bytes) {  /* float32|int32 */
+    return (bytes == 7 && memcmp(text, "float32", 7) == 0) || (bytes == 5 && memcmp(text, "int32", 5) == 0);
+}
+
 static bool is_tensor(const char *text, size_t bytes) {  /* (float32|int32)\[(-?\d+(, -?\d+)*)?\] */
     const char *end = text + bytes;
     if (bytes >= 8 && memcmp(text, "float32[", 8) == 0) text += 8;
@@ -98,6 +102,9 @@ static const struct rule positive_or_none = {NUMBER, "a number from 0 to 3.4e+38
 static const struct rule text = {TEXT, "a text"};
 static const struct rule hash = {TEXT, "64 hexadecimal digits", .matches = is_hash};
 static const struct rule tensor = {TEXT, "a dtype and a shape", .matches = is_tensor};
+static const struct rule dtype = {TEXT, "float32 or int32", .matches = is_dtype};
+static const struct rule kind = {TEXT, "a kind of labels besides classification", .matches = is_kind};
+static const struct rule file_name = {TEXT, "a file name", .matches = is_file_name};
 static const struct rule boolean = {BOOLEAN, "true or false"};
 static const struct rule object = {OBJECT, "an object"};
 static const struct rule tensors = {NAMED, "an object", .of = &tensor, .matches = is_word};
@@ -116,9 +123,12 @@ static const struct entry weight_entries[] = {{"name", &text}, {"shape", &weight
 static const struct rule weight = OBJECT_OF(weight_entries);
 static const struct rule weights = {LIST, "a list of 0 or more", .of = &weight};
 static const struct entry model_entries[] = {
-    {"example_shape", &shape}, {"num_features", &count}, {"num_classes", &count}, {"num_backbone_weights", &count},
-    {"static_batch", &batch}, {"theta", &weights}, {NULL}};
+    {"example_shape", &shape}, {"example_dtype", &dtype, true}, {"num_tokens", &count, true}, {"num_features", &count},
+    {"num_classes", &count}, {"num_backbone_weights", &count}, {"static_batch", &batch}, {"kind", &kind, true},
+    {"theta", &weights}, {NULL}};
 static const struct rule model_rule = OBJECT_OF(model_entries);
+static const struct entry trunk_entries[] = {{"file", &file_name}, {"raw_shape", &shape}, {"sha256", &hash}, {NULL}};
+static const struct rule trunk = OBJECT_OF(trunk_entries);
 static const struct entry training_entries[] = {
     {"tau", &count}, {"beta", &positive}, {"rho", &positive_or_none}, {"head_rate", &positive_or_none},
     {"safeguard", &boolean}, {"rounds", &boolean}, {NULL}};
@@ -142,9 +152,9 @@ static const struct rule check_rule = OBJECT_OF(check_entries);
 static const struct entry browser_entries[] = {{"room", &room}, {"batch", &batch}, {"head_batch", &batch}, {NULL}};
 static const struct rule browser = OBJECT_OF(browser_entries);
 static const struct entry manifest_entries[] = {
-    {"model", &model_rule}, {"training", &training}, {"preprocessing", &preprocessing}, {"labels", &labels},
-    {"signatures", &signatures}, {"files", &files}, {"quality", &named_objects, true}, {"runtimes", &runtimes, true},
-    {"memory", &objects, true}, {"check", &check_rule}, {"browser", &browser, true}, {NULL}};
+    {"model", &model_rule}, {"trunk", &trunk, true}, {"training", &training}, {"preprocessing", &preprocessing},
+    {"labels", &labels}, {"signatures", &signatures}, {"files", &files}, {"quality", &named_objects, true},
+    {"runtimes", &runtimes, true}, {"memory", &objects, true}, {"check", &check_rule}, {"browser", &browser, true}, {NULL}};
 static const struct rule manifest_rule = OBJECT_OF(manifest_entries);
 
 /* ---- the checker */
@@ -258,6 +268,10 @@ static uint64_t product(const struct json *json, uint32_t list) {
     return found;
 }
 
+static int too_large(char *error) {
+    return fail(error, TFPFL_BUNDLE_ERROR, "the sizes in model are too large for this machine");
+}
+
 static int check_size(const struct json *json, const char *name, uint64_t wanted, char *error) {
     uint32_t entry = json_member(json, json_member(json, 1, "files"), name);
     if (entry == 0) return fail(error, TFPFL_BUNDLE_ERROR, "files.%s is missing", name);
@@ -295,6 +309,13 @@ static int check_sizes(const struct json *json, char *error) {
     if (names != k || class_ids > k)  /* a head that clients share may be wider than this client's classes */
         return fail(error, TFPFL_BUNDLE_ERROR, "labels has %" PRIu32 " names and %" PRIu32 " class_ids for %" PRIu64
                     " classes", names, class_ids, k);
+    uint32_t below = json_member(json, json_member(json, 1, "trunk"), "file");
+    if (below != 0) {
+        char name[LONGEST_FILE_NAME + 1];
+        json_copy_text(json, below, name, sizeof name);
+        if (json_member(json, json_member(json, 1, "files"), name) == 0)
+            return fail(error, TFPFL_BUNDLE_ERROR, "trunk.file is %s, which is not among the files", name);
+    }
     uint32_t page = json_member(json, 1, "browser");
     uint64_t columns = page == 0 ? k : entry_of(json, page, "room");
     if (columns < k)
@@ -303,49 +324,65 @@ static int check_sizes(const struct json *json, char *error) {
     return 0;
 }
 
+/* The shape of one example, and its numbers, of which a chunk must fit into memory. */
+static int read_shape(const struct json *json, uint32_t list, const char *place, uint32_t *to, size_t *dimensions,
+                      size_t *numbers, size_t rows, char *error) {
+    uint64_t all = product(json, list);
+    if (json->nodes[list].count > TFPFL_MOST_DIMENSIONS)
+        return fail(error, TFPFL_BUNDLE_ERROR, "%s has %" PRIu32 " dimensions; at most %d can be used", place,
+                    json->nodes[list].count, TFPFL_MOST_DIMENSIONS);
+    if (times(all, 4 * rows) > SIZE_MAX / 2) return too_large(error);
+    for (uint32_t i = json_first(json, list); i != 0; i = json_next(json, i))
+        to[(*dimensions)++] = (uint32_t)number_of(json, i);
+    *numbers = (size_t)all;
+    return 0;
+}
+
 static int read_model(const struct json *json, tfpfl_model *model, char *error) {
     uint32_t entries = json_member(json, 1, "model"), run = json_member(json, 1, "training");
-    uint32_t example = json_member(json, entries, "example_shape");
-    uint64_t numbers = product(json, example);
+    uint32_t example = json_member(json, entries, "example_shape"), below = json_member(json, 1, "trunk");
     memset(model, 0, sizeof *model);
-    if (json->nodes[example].count > TFPFL_MOST_DIMENSIONS)
-        return fail(error, TFPFL_BUNDLE_ERROR, "model.example_shape has %" PRIu32 " dimensions; at most %d can be used",
-                    json->nodes[example].count, TFPFL_MOST_DIMENSIONS);
     model->batch = (size_t)entry_of(json, entries, "static_batch");
+    int status = read_shape(json, example, "model.example_shape", model->example_shape, &model->dimensions,
+                            &model->example_numbers, model->batch, error);
+    if (status == 0)
+        status = read_shape(json, below == 0 ? example : json_member(json, below, "raw_shape"), "trunk.raw_shape",
+                            model->raw_shape, &model->raw_dimensions, &model->raw_numbers, model->batch, error);
+    if (status) return status;
     model->num_features = (size_t)entry_of(json, entries, "num_features");
     model->num_classes = (size_t)entry_of(json, entries, "num_classes");
     model->num_backbone_weights = (size_t)entry_of(json, entries, "num_backbone_weights");
-    if (times(numbers, 4 * model->batch) > SIZE_MAX / 2 || times(model->num_features, 4 * model->batch) > SIZE_MAX / 2 ||
+    if (times(model->num_features, 4 * model->batch) > SIZE_MAX / 2 ||
         times(model->num_classes, 4 * model->num_features + 4) > SIZE_MAX / 4 ||
         times(model->num_backbone_weights, 8) > SIZE_MAX / 2)
-        return fail(error, TFPFL_BUNDLE_ERROR, "the sizes in model are too large for this machine");
-    for (uint32_t i = json_first(json, example); i != 0; i = json_next(json, i))
-        model->example_shape[model->dimensions++] = (uint32_t)number_of(json, i);
-    model->example_numbers = (size_t)numbers;
+        return too_large(error);
     uint32_t rate = json_member(json, run, "head_rate");
     model->tau = (int32_t)entry_of(json, run, "tau");
     model->beta = json->nodes[json_member(json, run, "beta")].number;
     model->head_rate = json->nodes[rate].kind == JSON_NULL ? NAN : json->nodes[rate].number;
     model->safeguard = json->nodes[json_member(json, run, "safeguard")].kind == JSON_TRUE;
     model->rounds = json->nodes[json_member(json, run, "rounds")].kind == JSON_TRUE;
+    model->trunk = below != 0;
+    strcpy(model->kind, "classification");
+    if (json_member(json, entries, "kind") != 0)
+        json_copy_text(json, json_member(json, entries, "kind"), model->kind, sizeof model->kind);
     return 0;
 }
 
 /* What the Python client can do and this one cannot yet; such a bundle must not be taken for another. */
 static int check_known(const struct json *json, char *error) {
     uint32_t model = json_member(json, 1, "model");
-    const char *what = json_member(json, model, "kind") != 0 ? "a head that is not for classes (model.kind)"
-                     : json_member(json, model, "example_dtype") != 0 ? "examples of whole numbers (model.example_dtype)"
-                     : json_member(json, 1, "trunk") != 0 ? "a frozen trunk (trunk)" : NULL;
-    if (what == NULL) return 0;
-    return fail(error, TFPFL_BUNDLE_ERROR, "the bundle has %s, which the client in C cannot use; the one in Python can",
-                what);
+    uint32_t dtype_of = json_member(json, model, "example_dtype");
+    bool floats = dtype_of == 0 || json_is_text(json, dtype_of, "float32");
+    if (floats && json_member(json, model, "num_tokens") == 0) return 0;
+    return fail(error, TFPFL_BUNDLE_ERROR, "the bundle has examples of whole numbers (model.%s), which the client in C "
+                "cannot use; the one in Python can", floats ? "num_tokens" : "example_dtype");
 }
 
 int manifest_check(const struct json *manifest, tfpfl_model *model, char *error) {
     struct checker checker = {manifest, "", error};
     int status = check(&checker, 1, &manifest_rule);
-    if (status == 0) status = check_known(manifest, error);
     if (status == 0) status = check_sizes(manifest, error);
+    if (status == 0) status = check_known(manifest, error);
     return status == 0 ? read_model(manifest, model, error) : status;
 }

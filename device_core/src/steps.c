@@ -28,9 +28,13 @@ static struct tensor features_in(const tfpfl_client *client, const float *featur
                            .in = features};
 }
 
-static struct tensor each_example(const tfpfl_client *client, const char *name, enum number_type type,
-                                  const void *values, size_t rows) {
-    return (struct tensor){name, type, 1, {(uint32_t)client->bundle.model.batch}, rows, .in = values};
+/* Labels, or targets. */
+static struct tensor answers_in(const tfpfl_client *client, const void *answers, size_t start, size_t rows) {
+    const tfpfl_model *model = &client->bundle.model;
+    const void *in = (const char *)answers + start * answer_bytes(client);
+    uint32_t batch = (uint32_t)model->batch, k = (uint32_t)model->num_classes;
+    if (head_kind(model).name == CLASSIFICATION) return (struct tensor){"labels", INT32, 1, {batch}, rows, .in = in};
+    return (struct tensor){"targets", FLOAT32, 2, {batch, k}, rows, .in = in};
 }
 
 static struct tensor scalar(const char *name, enum number_type type, const void *in, void *out) {
@@ -51,7 +55,8 @@ static struct tensor bias_of(const tfpfl_client *client, const char *name, const
 /* Weights 1 / N for the examples of a chunk; N counts all. */
 static struct tensor weights_of(tfpfl_client *client, size_t count, size_t rows) {
     for (size_t i = 0; i < rows; i++) client->weights[i] = (float)(1.0 / (double)count);
-    return each_example(client, "weights", FLOAT32, client->weights, rows);
+    uint32_t batch = (uint32_t)client->bundle.model.batch;
+    return (struct tensor){"weights", FLOAT32, 1, {batch}, rows, .in = client->weights};
 }
 
 static size_t chunk(const tfpfl_client *client, size_t count, size_t start) {
@@ -62,7 +67,7 @@ static size_t chunk(const tfpfl_client *client, size_t count, size_t start) {
 /* ---- the head's steps */
 
 /* The change that one step makes in all chunks together is added to `head`; `moved` has room for it. */
-static int one_step(tfpfl_client *client, const float *features, const int32_t *labels, size_t count, float beta,
+static int one_step(tfpfl_client *client, const float *features, const void *answers, size_t count, float beta,
                     tfpfl_head *head, float *found, double *moved, bool move, double *loss) {
     const tfpfl_model *model = &client->bundle.model;
     size_t mk = model->num_features * model->num_classes, k = model->num_classes;
@@ -72,7 +77,7 @@ static int one_step(tfpfl_client *client, const float *features, const int32_t *
         size_t rows = chunk(client, count, start);
         float before;
         struct tensor inputs[] = {features_in(client, features + start * model->num_features, rows),
-                                  each_example(client, "labels", INT32, labels + start, rows),
+                                  answers_in(client, answers, start, rows),
                                   weights_of(client, count, rows),
                                   kernel_of(client, "kernel", head->kernel, NULL),
                                   bias_of(client, "bias", head->bias, NULL),
@@ -90,7 +95,7 @@ static int one_step(tfpfl_client *client, const float *features, const int32_t *
     return 0;
 }
 
-static int steps_in_chunks(tfpfl_client *client, const float *features, const int32_t *labels, size_t count,
+static int steps_in_chunks(tfpfl_client *client, const float *features, const void *answers, size_t count,
                            int32_t steps, float beta, tfpfl_head *head, double *first, double *last) {
     const tfpfl_model *model = &client->bundle.model;
     size_t mk = model->num_features * model->num_classes, k = model->num_classes;
@@ -100,7 +105,7 @@ static int steps_in_chunks(tfpfl_client *client, const float *features, const in
     memcpy(head->kernel, client->head.kernel, 4 * mk);
     memcpy(head->bias, client->head.bias, 4 * k);
     for (int64_t i = 0; i <= steps && status == 0; i++) {  /* the last call only computes the loss */
-        status = one_step(client, features, labels, count, beta, head, found, moved, i < steps, last);
+        status = one_step(client, features, answers, count, beta, head, found, moved, i < steps, last);
         if (i == 0) *first = *last;
     }
     if (status == 0 && model->safeguard && !(*last <= *first)) {
@@ -113,13 +118,13 @@ static int steps_in_chunks(tfpfl_client *client, const float *features, const in
     return status;
 }
 
-int fit_head(tfpfl_client *client, const float *features, const int32_t *labels, size_t count, int32_t steps,
+int fit_head(tfpfl_client *client, const float *features, const void *answers, size_t count, int32_t steps,
              float beta, tfpfl_head *head, double *loss_before, double *loss) {
     float before, after;
     if (count > client->bundle.model.batch || !runtime_can(client->runtime, "personalize"))
-        return steps_in_chunks(client, features, labels, count, steps, beta, head, loss_before, loss);
+        return steps_in_chunks(client, features, answers, count, steps, beta, head, loss_before, loss);
     struct tensor inputs[] = {features_in(client, features, count),
-                              each_example(client, "labels", INT32, labels, count),
+                              answers_in(client, answers, 0, count),
                               weights_of(client, count, count),
                               kernel_of(client, "kernel", client->head.kernel, NULL),
                               bias_of(client, "bias", client->head.bias, NULL),
@@ -147,7 +152,7 @@ static int joint_gradient(tfpfl_client *client, const tfpfl_examples *examples, 
         size_t rows = chunk(client, examples->count, start);
         struct tensor inputs[] = {theta_of(client),
                                   rows_of(client, examples->x + start * model->example_numbers, rows),
-                                  each_example(client, "labels", INT32, examples->labels + start, rows),
+                                  answers_in(client, answers_of(client, examples), start, rows),
                                   weights_of(client, examples->count, rows),
                                   kernel_of(client, "kernel", head->kernel, NULL),
                                   bias_of(client, "bias", head->bias, NULL)};
@@ -170,7 +175,7 @@ static int round_in_chunks(tfpfl_client *client, const tfpfl_examples *examples,
     int status = features == NULL || found == NULL || sums == NULL ? no_memory(client->error) : 0;
     if (status == 0) status = compute_features(client, examples, features);
     if (status == 0)
-        status = fit_head(client, features, examples->labels, examples->count, model->tau - 1, (float)model->beta, head,
+        status = fit_head(client, features, answers_of(client, examples), examples->count, model->tau - 1, (float)model->beta, head,
                           &first, &last);
     if (status == 0) status = joint_gradient(client, examples, head, sums, found);
     if (status == 0) {
@@ -203,7 +208,7 @@ int compute_round(tfpfl_client *client, const tfpfl_examples *examples, float *g
     if (n > model->batch || !runtime_can(client->runtime, "round"))
         return round_in_chunks(client, examples, gradient, head, loss);
     struct tensor inputs[] = {theta_of(client), rows_of(client, examples->x, n),
-                              each_example(client, "labels", INT32, examples->labels, n), weights_of(client, n, n),
+                              answers_in(client, answers_of(client, examples), 0, n), weights_of(client, n, n),
                               kernel_of(client, "kernel", client->head.kernel, NULL),
                               bias_of(client, "bias", client->head.bias, NULL), scalar("steps", INT32, &steps, NULL),
                               scalar("beta", FLOAT32, &beta, NULL), scalar("rate", FLOAT32, &rate, NULL)};

@@ -3,6 +3,8 @@
 import ctypes
 import fcntl
 import hashlib
+import json
+import math
 import os
 import shutil
 import subprocess
@@ -68,6 +70,11 @@ class Model(ctypes.Structure):
         ("head_rate", ctypes.c_double),
         ("safeguard", ctypes.c_int),
         ("rounds", ctypes.c_int),
+        ("kind", ctypes.c_char * 80),
+        ("trunk", ctypes.c_int),
+        ("raw_dimensions", ctypes.c_size_t),
+        ("raw_shape", ctypes.c_uint32 * 7),
+        ("raw_numbers", ctypes.c_size_t),
     ]
 
 
@@ -77,11 +84,22 @@ class Examples(ctypes.Structure):
         ("numbers", ctypes.c_size_t),
         ("labels", ctypes.c_void_p),
         ("count", ctypes.c_size_t),
+        ("targets", ctypes.c_void_p),
     ]
 
 
 class Scores(ctypes.Structure):
-    _fields_ = [("loss", ctypes.c_double), ("accuracy", ctypes.c_double)]
+    _fields_ = [
+        ("loss", ctypes.c_double),
+        ("accuracy", ctypes.c_double),
+        ("value", ctypes.c_double),
+        ("name", ctypes.c_char_p),
+    ]
+
+    def score(self) -> Score:
+        name = self.name.decode()
+        assert self.accuracy == self.value if name == "accuracy" else math.isnan(self.accuracy)
+        return Score(self.loss, self.value, name)
 
 
 class Head(ctypes.Structure):
@@ -91,6 +109,8 @@ class Head(ctypes.Structure):
         ("kernel", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("theta_sha256", ctypes.c_ubyte * 32),
+        ("names", ctypes.c_void_p),
+        ("names_bytes", ctypes.c_size_t),
     ]
 
 
@@ -125,7 +145,7 @@ class Sent(ctypes.Structure):
 
 
 class Options(ctypes.Structure):
-    _fields_ = [("state", ctypes.c_char_p), ("litert", ctypes.c_char_p)]
+    _fields_ = [("state", ctypes.c_char_p), ("litert", ctypes.c_char_p), ("trunk", ctypes.c_char_p)]
 
 
 class Native:
@@ -191,7 +211,11 @@ def head_in(head: SavedHead):
     """A head for C, and what must be kept as long as it is used."""
     kernel, bias = (np.ascontiguousarray(a, np.float32) for a in head[:2])
     digest = (ctypes.c_ubyte * 32)(*bytes.fromhex(head.theta_sha256))
-    return Head(*kernel.shape, kernel.ctypes.data, bias.ctypes.data, digest), (kernel, bias)
+    text = None if head.labels is None else json.dumps(head.labels, ensure_ascii=False).encode()
+    names = text and ctypes.create_string_buffer(text)
+    address = None if names is None else ctypes.addressof(names)
+    given = Head(*kernel.shape, kernel.ctypes.data, bias.ctypes.data, digest, address, len(text or b""))
+    return given, (kernel, bias, names)
 
 
 def head_out(head: Head) -> SavedHead:
@@ -200,23 +224,26 @@ def head_out(head: Head) -> SavedHead:
         np.ctypeslib.as_array(ctypes.cast(p, ctypes.POINTER(ctypes.c_float)), (n,)).copy()
         for p, n in ((head.kernel, m * k), (head.bias, k))
     )
-    return SavedHead(kernel.reshape(m, k), bias, bytes(head.theta_sha256).hex())
+    labels = tuple(json.loads(ctypes.string_at(head.names, head.names_bytes))) if head.names else None
+    return SavedHead(kernel.reshape(m, k), bias, bytes(head.theta_sha256).hex(), labels)
 
 
 def examples_in(x, y=None):
     """Examples for C, and what must be kept as long as they are used."""
     x = np.ascontiguousarray(x, np.float32)
-    y = None if y is None else np.ascontiguousarray(y, np.int32)
-    given = Examples(x.ctypes.data, x.size, None if y is None else y.ctypes.data, len(x))
+    targets = np.ndim(y) == 2
+    y = None if y is None else np.ascontiguousarray(y, np.float32 if targets else np.int32)
+    address = None if y is None else y.ctypes.data
+    given = Examples(x.ctypes.data, x.size, None if targets else address, len(x), address if targets else None)
     return given, (x, y)
 
 
 class NativeClient:
     """A client in C with the methods of `DeviceClient`."""
 
-    def __init__(self, native: Native, bundle, state=None, litert=None):
+    def __init__(self, native: Native, bundle, state=None, litert=None, trunk=None):
         self.library, self._client = native.library, ctypes.c_void_p()
-        options = Options(*(None if given is None else os.fsencode(given) for given in (state, litert)))
+        options = Options(*(None if given is None else os.fsencode(given) for given in (state, litert, trunk)))
         status = self.library.tfpfl_open(os.fsencode(bundle), ctypes.byref(options), ctypes.byref(self._client))
         try:
             self._done(status)
@@ -266,6 +293,13 @@ class NativeClient:
         self._done(function(self._client, ctypes.byref(given), pointer(out)))
         return out
 
+    def examples(self, raw) -> np.ndarray:
+        raw = np.ascontiguousarray(raw, np.float32)
+        out = np.zeros((len(raw), *self.model.example_shape[: self.model.dimensions]), np.float32)
+        sizes = ctypes.c_size_t(raw.size), ctypes.c_size_t(len(raw))
+        self._done(self.library.tfpfl_examples_of(self._client, pointer(raw), *sizes, pointer(out)))
+        return out
+
     def features(self, x) -> np.ndarray:
         return self._rows(self.library.tfpfl_features, x, self.model.num_features)
 
@@ -275,7 +309,7 @@ class NativeClient:
     def score(self, x, y) -> Score:
         (given, _keep), found = examples_in(x, y), Scores()
         self._done(self.library.tfpfl_score(self._client, ctypes.byref(given), ctypes.byref(found)))
-        return Score(found.loss, found.accuracy)
+        return found.score()
 
     def personalize(self, x, y, *, steps=None, beta=None, held_out=0.25) -> Personalized:
         (given, _keep), fit, found = examples_in(x, y), Fit(), Fitted()
@@ -290,7 +324,7 @@ class NativeClient:
             fit.held_out = held_out
         done = self.library.tfpfl_personalize(self._client, ctypes.byref(given), ctypes.byref(fit), ctypes.byref(found))
         self._done(done)
-        before, after = (Score(s.loss, s.accuracy) for s in (found.before, found.after))
+        before, after = (s.score() for s in (found.before, found.after))
         return Personalized(bool(found.kept), before, after, found.loss_before, found.loss)
 
     def round(self, theta, x, y, *, payload="float32") -> Update:

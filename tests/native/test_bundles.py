@@ -132,7 +132,16 @@ def test_names_that_come_again_and_other_liberties(native, folder):
         assert_the_same(native, folder)
 
 
-def test_manifests_that_were_hashed_again(native, tmp_path, cases):
+def with_trunk_and_kind(folder):
+    """A manifest with the entries that most bundles have not."""
+    manifest = manifest_of(folder)
+    manifest["model"] |= {"kind": "huber:0.5", "example_dtype": "float32"}
+    manifest["trunk"] = {"file": "labels.txt", "raw_shape": [2, 3], "sha256": "0" * 64}
+    return manifest
+
+
+@pytest.mark.parametrize("manifest_of", [manifest_of, with_trunk_and_kind])
+def test_manifests_that_were_hashed_again(native, tmp_path, cases, manifest_of):
     write_files(tmp_path)
     text = json.dumps(manifest_of(tmp_path))
 
@@ -240,17 +249,54 @@ def test_a_fuzzer_finds_no_crash(tmp_path):
     assert re.search(r"Done [1-9]\d{2,} runs", done.stderr), done.stderr[-3000:]
 
 
-@pytest.mark.parametrize(
-    ("where", "entry", "value", "what"),
-    [
-        ("model", "kind", "regression", "a head that is not for classes"),
-        ("model", "example_dtype", "int32", "examples of whole numbers"),
-        (None, "trunk", {"file": "program.tflite", "raw_shape": [3], "sha256": "0" * 64}, "a frozen trunk"),
-    ],
-)
-def test_what_only_the_python_client_can_do_is_refused(native, folder, where, entry, value, what):
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (manifest[where] if where else manifest)[entry] = value
-    write_manifest(folder, {name: value for name, value in manifest.items() if name != "hash"})
-    assert f"has {what}" in said_by_c(native, folder)
-    assert what == "a frozen trunk" or said_by_python(folder) is None
+@pytest.mark.parametrize(("entry", "value"), [("example_dtype", "int32"), ("num_tokens", 5)])
+def test_what_only_the_python_client_can_do_is_refused(native, folder, entry, value):
+    manifest = manifest_of(folder)
+    manifest["model"][entry] = value
+    write_manifest(folder, manifest)
+    assert f"examples of whole numbers (model.{entry}), which the client in C cannot use" in said_by_c(native, folder)
+    assert said_by_python(folder) is None
+
+
+KINDS = """multilabel regression poisson quantile:0.9 quantile:5e-05 quantile:1.5e-05 huber:2 huber:0.25 huber:1e+06
+    classification Regression multilabel: quantile quantile: quantile:1 quantile:1.5 quantile:.5 quantile:0. quantile:0
+    quantile:00.5 quantile:-0.5 quantile:1e+06 quantile:0.5e quantile:0.5e-1234 huber: huber:. huber:1. huber:1.2.3
+    huber:1e6 huber:1e+ huber:1e-1234 huber:nan huber:-1 huber:1_0 huber:0x1 huber:\u0663""".split()
+
+
+def test_kinds_of_heads(native, folder):
+    accepted = []
+    for kind in [*KINDS, "poisson\n", "poisson\0", "huber:" + "1" * 30, "huber:" + "1" * 31]:
+        manifest = manifest_of(folder)
+        manifest["model"]["kind"] = kind
+        write_manifest(folder, manifest)
+        assert_the_same(native, folder)
+        if said_by_c(native, folder) is None:
+            accepted.append(kind)
+            assert native.check_bundle(folder).kind.decode() == kind and Bundle(folder).kind.text == kind
+    assert accepted == KINDS[:9] + ["huber:" + "1" * 30]
+
+
+TRUNKS = [
+    {}, {"file": "none.tflite"}, {"file": "../x"}, {"file": 5}, {"file": "labels.txt\0"}, {"raw_shape": []},
+    {"raw_shape": [0]}, {"raw_shape": [2.0]}, {"sha256": "0"}, {"sha256": None}, {"raw_shape": [2**31 - 1] * 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", TRUNKS, ids=str)
+def test_trunks(native, folder, changed):
+    manifest = with_trunk_and_kind(folder)
+    manifest["trunk"] |= changed
+    write_manifest(folder, manifest)
+    if changed == {"raw_shape": [2**31 - 1] * 2}:
+        assert "sizes in model are too large" in said_by_c(native, folder)
+        return
+    assert_the_same(native, folder)
+    assert (said_by_c(native, folder) is None) == (changed == {})
+    if not changed:
+        model = native.check_bundle(folder)
+        assert model.trunk and list(model.raw_shape)[: model.raw_dimensions] == [2, 3] and model.raw_numbers == 6
+    for wrong in ([], "labels.txt", None):
+        manifest["trunk"] = wrong
+        write_manifest(folder, manifest)
+        assert_the_same(native, folder)

@@ -3,8 +3,10 @@
 import hashlib
 import shutil
 import signal
+import struct
 import subprocess
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -139,10 +141,46 @@ def test_the_library_is_small(native):
     assert payloads.KINDS == ("float32", "int8"), "a new kind of payload must be known in C, too"
 
 
-def test_a_head_with_classes_of_its_own_is_not_taken_for_damaged(native, tmp_path):
-    save_head(tmp_path / "head", drawn_head(7, 3)._replace(labels=("a", "b", "new")))
-    with pytest.raises(NativeError, match="has classes of its own, which the client in C cannot use"):
-        native.load_head(tmp_path / "head", 7, 3)
+OWN = drawn_head(7, 3)._replace(labels=("a", "\u00fc \u6f22\U0001f600", "new\n\""))
+
+
+def test_a_head_with_classes_of_its_own_has_the_same_bytes_in_both_languages(native, tmp_path):
+    native.save_head(tmp_path / "c", OWN)
+    assert (tmp_path / "c").read_bytes() == head_bytes(OWN)
+    for k in (3, 2, 1000):  # the number that the client has does not matter
+        found, expected = native.load_head(tmp_path / "c", 7, k), load_head(tmp_path / "c", 7, k)
+        assert found.labels == expected.labels == OWN.labels and found.theta_sha256 == OWN.theta_sha256
+        assert np.array_equal(found.kernel, OWN.kernel) and np.array_equal(found.bias, OWN.bias)
+    with pytest.raises(NativeError, match="the head has no names for its 3 classes"):
+        native.save_head(tmp_path / "c", OWN._replace(labels=("a", "b")))
+    assert (tmp_path / "c").read_bytes() == head_bytes(OWN)
+
+
+def test_a_damaged_head_with_classes_of_its_own_is_refused_in_the_same_words(native, tmp_path):
+    path, content = tmp_path / "head.bin", head_bytes(OWN)
+    numbers = content[52 : 52 + 4 * 8 * 3]
+
+    def with_names(text, size=None, m=7, k=3):
+        body = numbers + struct.pack("<I", len(text) if size is None else size) + text
+        return b"TFPFLH02" + struct.pack("<II", m, k) + content[16:48] + struct.pack("<I", zlib.crc32(body)) + body
+
+    wrong = [content[:n] for n in (51, 52, 60, 147, 148, 151, 152, len(content) - 1)] + [content + b" "]
+    wrong += [content[:i] + bytes([content[i] ^ 4]) + content[i + 1 :] for i in (3, 9, 13, 49, 60, 149, 160)]
+    texts = (b"", b"[]", b'["a", "b"]', b'["a", "b", "c", "d"]', b'["a", "b", 3]', b'{"a": 1, "b": 2, "c": 3}', b"[[[")
+    texts += (b'["a", "b", "\xff"]', b'["a", "b", "\xed\xa0\x80"]', b'\xef\xbb\xbf["a", "b", "c"]', b"[" * 100_000, b'"abc"')
+    wrong += [with_names(text) for text in texts]
+    wrong += [with_names(b'["a", "b", "c"]', size) for size in (0, 14, 16, 2**32 - 1)]
+    wrong += [with_names(b'["a", "b", "c"]', m=m, k=k) for m, k in ((6, 3), (8, 3), (2**32 - 1,) * 2, (7, 0), (2, 8))]
+    for damaged in wrong:
+        path.write_bytes(damaged)
+        with pytest.raises(HeadError) as expected:
+            load_head(path, 7, 3)
+        with pytest.raises(NativeError) as found:
+            native.load_head(path, 7, 3)
+        assert (found.value.kind, str(found.value)) == ("HeadError", str(expected.value)), damaged[52:]
+    for names in (b'["a", "b", "\\ud800"]', b' [ "a" ,"b","c"]\n', b'["a", "a", "a"]'):
+        path.write_bytes(with_names(names))
+        assert native.load_head(path, 7, 3).labels == load_head(path, 7, 3).labels
 
 
 @pytest.mark.table

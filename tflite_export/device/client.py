@@ -26,7 +26,7 @@ from tflite_export.device.runtime import Bundle, BundleError, Runtime
 from tflite_export.device.scores import cut
 
 CHUNK = 32
-_FIXED = "for a fixed number of classes: open the client without static"
+_FIXED = "for a fixed number of classes: open the client in Python, without static"
 
 
 class Update(NamedTuple):
