@@ -153,6 +153,10 @@ NAMED(void, receive)(JNIEnv *env, jclass self, jlong handle, jfloatArray theta) 
 NAMED(void, startFrom)(JNIEnv *env, jclass self, jlong handle, jfloatArray kernel, jfloatArray bias,
                        jbyteArray digest) {
     (void)self;
+    if (tfpfl_current_head(CLIENT(handle))->names != NULL) {  /* they would be lost */
+        raise(env, TFPFL_HEAD_ERROR, "this head has classes of its own, which can be replaced in C or Python only");
+        return;
+    }
     jfloat *k = (*env)->GetFloatArrayElements(env, kernel, NULL), *b = (*env)->GetFloatArrayElements(env, bias, NULL);
     size_t classes = (size_t)(*env)->GetArrayLength(env, bias), numbers = (size_t)(*env)->GetArrayLength(env, kernel);
     tfpfl_head head = {classes == 0 || numbers % classes != 0 ? 0 : numbers / classes, classes, k, b, {0}};

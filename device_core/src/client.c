@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #define PROGRAM "program_static.tflite"
+#define TRUNK "trunk_static.tflite"
 #define FIXED PROGRAM " is for a fixed number of classes: open the client in Python, without static"
 
 /* ---- opening */
@@ -37,12 +38,14 @@ static int keep_text(tfpfl_client *client, const char *text, char **kept) {
     return 0;
 }
 
-/* The path of the trunk that was asked for, or else of the manifest's. */
+/* The path of the trunk that was asked for; else of the one of fixed shapes; else of the manifest's. */
 static int find_trunk(tfpfl_client *client, const char *asked) {
     const struct json *manifest = &client->bundle.manifest;
     char name[LONGEST_FILE_NAME + 1];
     if (asked != NULL) return bundle_path(&client->bundle, asked, &client->trunk_file, client->error);
     if (!client->bundle.model.trunk) return 0;
+    if (json_member(manifest, json_member(manifest, 1, "files"), TRUNK) != 0)
+        return bundle_path(&client->bundle, TRUNK, &client->trunk_file, client->error);
     json_copy_text(manifest, json_member(manifest, json_member(manifest, 1, "trunk"), "file"), name, sizeof name);
     return bundle_path(&client->bundle, name, &client->trunk_file, client->error);
 }

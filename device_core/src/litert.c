@@ -258,12 +258,17 @@ static int describe_slot(const struct api *api, const struct signature *s, size_
     return status == 0 ? api->GetRankedTensorType(tensor, &slot->type) : status;
 }
 
-/* Gives inputs with an open first dimension their rows, and asks which shapes the outputs have then. */
+/* Gives inputs with an open first dimension their rows, and asks which shapes the outputs have then. Where a program
+ * computes a shape by itself while it runs, LiteRT 2.1.5 and 2.3.0 say 1 row, and can make no buffer for more: such an
+ * output is refused by check_slot. */
 static int fix_rows(struct runtime *runtime, struct signature *s) {
     struct layout layouts[MOST_TENSORS];
     resize_input resize;
     output_layouts ask;
     int status = 0;
+    bool open = false;
+    for (size_t i = 0; i < s->num_inputs; i++) open = open || s->slots[i].type.shape[0] == -1;
+    if (!open) return 0;
     void *found = dlsym(runtime->library, "LiteRtCompiledModelResizeInputTensor");
     void *other = dlsym(runtime->library, "LiteRtGetCompiledModelOutputTensorLayouts");
     if (found == NULL || other == NULL) return 5;  /* not supported */

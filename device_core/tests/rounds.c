@@ -1,10 +1,13 @@
 /* Many rounds with everything around them, for a run under AddressSanitizer and LeakSanitizer.
  *
  *     rounds BUNDLE LIBLITERT HEAD ROUNDS
+ *
+ * The bundle may have a frozen trunk, and its head may be for classes or for targets that may be 0 or 1.
  */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "tfpfl_device.h"
 
@@ -45,7 +48,7 @@ int main(int count, char **arguments) {
     if (count != 5) return fprintf(stderr, "rounds BUNDLE LIBLITERT HEAD ROUNDS\n"), 2;
     tfpfl_options options = {.litert = arguments[2], .state = arguments[3]};
     int rounds = atoi(arguments[4]);
-    float *x = NULL, *theta = NULL, *out = NULL;
+    float *raw = NULL, *x = NULL, *theta = NULL, *out = NULL, *targets = NULL;
     int32_t labels[MOST];
     for (int i = 0; i < rounds; i++) {
         if (i % 100 == 0) {  /* the app starts anew */
@@ -53,18 +56,24 @@ int main(int count, char **arguments) {
             must(tfpfl_open(arguments[1], &options, &client));
         }
         const tfpfl_model *model = tfpfl_describe(client);
-        size_t n = i % 10 == 0 ? MOST : 1 + (size_t)i % 32, numbers = n * model->example_numbers;
+        size_t n = i % 10 == 0 ? MOST : 1 + (size_t)i % 32, numbers = n * model->example_numbers, k = model->num_classes;
+        size_t raw_numbers = n * model->raw_numbers;
+        int classes = strcmp(model->kind, "classification") == 0;
         size_t wide = model->num_features > model->num_classes ? model->num_features : model->num_classes;
         if (x == NULL) {
+            raw = malloc(4 * MOST * model->raw_numbers + 4);
             x = malloc(4 * MOST * model->example_numbers + 4);
+            targets = malloc(4 * MOST * k + 4);
             out = malloc(4 * MOST * wide + 4);
             theta = malloc(4 * model->num_backbone_weights + 4);
         }
-        if (x == NULL || out == NULL || theta == NULL) return 2;
-        for (size_t j = 0; j < numbers; j++) x[j] = drawn(&state);
+        if (raw == NULL || x == NULL || targets == NULL || out == NULL || theta == NULL) return 2;
+        for (size_t j = 0; j < raw_numbers; j++) raw[j] = drawn(&state);
+        must(tfpfl_examples_of(client, raw, raw_numbers, n, x));
+        for (size_t j = 0; j < n * k; j++) targets[j] = (float)(drawn(&state) < 0.5f);
         for (size_t j = 0; j < n; j++) labels[j] = (int32_t)(drawn(&state) * (float)model->num_classes);
         for (size_t j = 0; j < model->num_backbone_weights; j++) theta[j] = drawn(&state) * 0.1f - 0.05f;
-        tfpfl_examples examples = {x, numbers, labels, n};
+        tfpfl_examples examples = {x, numbers, classes ? labels : NULL, n, classes ? NULL : targets};
         one_round(theta, model->num_backbone_weights, &examples, i);
         if (i % 10 != 5) continue;
         tfpfl_personalized found;
@@ -75,7 +84,9 @@ int main(int count, char **arguments) {
         if (n < 4) must_be_refused(tfpfl_personalize(client, &examples, NULL, &found));
         else must(tfpfl_personalize(client, &examples, NULL, &found));
         must_be_refused(tfpfl_receive(client, theta, 1));
+        must_be_refused(tfpfl_examples_of(client, raw, raw_numbers - 1, n, x));
         labels[n / 2] = (int32_t)model->num_classes;
+        targets[n / 2] = NAN;
         must_be_refused(tfpfl_personalize(client, &examples, NULL, &found));
         x[numbers / 2] = NAN;
         tfpfl_update update;
@@ -83,9 +94,11 @@ int main(int count, char **arguments) {
     }
     tfpfl_close(client);
     must_be_refused(tfpfl_open(arguments[3], &options, &client));  /* a file is no bundle */
-    must_be_refused(tfpfl_predict(client, &(tfpfl_examples){x, 1, NULL, 1}, out));
+    must_be_refused(tfpfl_predict(client, &(tfpfl_examples){x, 1, NULL, 1, NULL}, out));
     tfpfl_close(client);
+    free(raw);
     free(x);
+    free(targets);
     free(out);
     free(theta);
     printf("%d rounds\n", rounds);

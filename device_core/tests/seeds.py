@@ -33,7 +33,11 @@ def manifests():
         "runtimes": {"tested": ["a"], "minimum": {"b": "1"}}, "memory": [{"x": [None, False, {}]}],
         "browser": {"room": 16, "batch": 8, "head_batch": 8}, "preprocessing": {"scale": 0.0625, "stored_dtype": "u1"},
     }  # fmt: skip
-    return [json.dumps(least), json.dumps(least | more, indent=2, ensure_ascii=True), json.dumps(least | more)]
+    trunk = {"trunk": {"file": "theta.bin", "raw_shape": [4, 4, 1], "sha256": "ab" * 32}}
+    kinds = ("multilabel", "poisson", "quantile:0.25", "quantile:1.5e-05", "huber:2.5", "huber:1e+06")
+    others = [least | trunk | {"model": model | {"kind": kind, "example_dtype": "float32"}} for kind in kinds]
+    all_of_them = [least, least | more, *others, least | {"model": model | {"example_dtype": "int32", "num_tokens": 9}}]
+    return [json.dumps(least | more, indent=2, ensure_ascii=True), *map(json.dumps, all_of_them)]
 
 
 def words(rule):
@@ -51,12 +55,14 @@ def main(folder):
     seeds += [bytes([reader]) + text.encode() for text in manifests() for reader in (0, 1)]
     for m, k in ((3, 2), (1, 1), (0, 0)):
         head = SavedHead(rng.random((m, k), np.float32), rng.random(k, np.float32), "ab" * 32)
-        seeds.append(b"\2" + head_bytes(head))
+        own = head._replace(labels=("a", "é\n\U0001f600")[:k])
+        seeds += [b"\2" + head_bytes(head), b"\2" + head_bytes(own)]
     for size in (0, 1, 7, 1024, 1025):
         seeds += [b"\3" + encode(rng.standard_normal(size), kind) for kind in ("float32", "int8")]
     for i, seed in enumerate(seeds):
         (folder / "corpus" / f"seed{i}").write_bytes(seed)
     tokens = {f'\\"{name}\\"' for name in words(RULES)} | {"true", "null", "NaN", "-Infinity", "1e400", "\\\\ud800"}
+    tokens |= {"huber:", "quantile:", "regression", "int32", "TFPFLH02"}
     (folder / "words").write_text("".join(f'"{token}"\n' for token in sorted(tokens)))
 
 

@@ -2,8 +2,8 @@
  *
  *     vectors BUNDLE LIBLITERT FOLDER
  *
- * FOLDER has x.bin (float32), y.bin (int32) and theta.bin (float32), and gets features.bin, probabilities.bin,
- * personalized.bin (the head file), float32.payload, int8.payload, committed.bin (the head file) and scores.txt.
+ * FOLDER has x.bin (float32; with a frozen trunk what comes before it), y.bin (int32, or targets as float32) and theta.bin
+ * (float32), and gets examples.bin, features.bin, probabilities.bin, personalized.bin (the head file), float32.payload, int8.payload, committed.bin (the head file) and scores.txt.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,19 +58,25 @@ int main(int count, char **arguments) {
     size_t x_bytes, y_bytes, theta_bytes;
     if (count != 4) return fprintf(stderr, "vectors BUNDLE LIBLITERT FOLDER\n"), 2;
     folder = arguments[3];
-    float *x = read_file("x.bin", &x_bytes), *theta = read_file("theta.bin", &theta_bytes);
-    int32_t *labels = read_file("y.bin", &y_bytes);
+    float *raw = read_file("x.bin", &x_bytes), *theta = read_file("theta.bin", &theta_bytes);
+    void *y = read_file("y.bin", &y_bytes);
     tfpfl_options options = {.litert = arguments[2]};
     must(tfpfl_open(arguments[1], &options, &client));
     const tfpfl_model *model = tfpfl_describe(client);
-    tfpfl_examples examples = {x, x_bytes / 4, labels, y_bytes / 4};
-    size_t features = 4 * examples.count * model->num_features, classes = 4 * examples.count * model->num_classes;
-    float *found = malloc(features + classes + 1);
+    int classes = strcmp(model->kind, "classification") == 0;
+    size_t n = x_bytes / 4 / model->raw_numbers, numbers = n * model->example_numbers;
+    float *x = malloc(4 * numbers + 4);
+    if (x == NULL || y_bytes != n * (classes ? 4 : 4 * model->num_classes)) return 2;
+    must(tfpfl_examples_of(client, raw, x_bytes / 4, n, x));
+    write_file("examples.bin", x, 4 * numbers);
+    tfpfl_examples examples = {x, numbers, classes ? y : NULL, n, classes ? NULL : y};
+    size_t features = 4 * n * model->num_features, predictions = 4 * n * model->num_classes;
+    float *found = malloc(features + predictions + 1);
     if (found == NULL) return 2;
     must(tfpfl_features(client, &examples, found));
     write_file("features.bin", found, features);
     must(tfpfl_predict(client, &examples, found));
-    write_file("probabilities.bin", found, classes);
+    write_file("probabilities.bin", found, predictions);
     tfpfl_fit fit;
     tfpfl_personalized result;
     tfpfl_default_fit(client, &fit);
@@ -85,8 +91,9 @@ int main(int count, char **arguments) {
     if (tfpfl_head_save(in_folder("committed.bin"), tfpfl_current_head(client), error)) return puts(error), 1;
     tfpfl_close(client);
     free(found);
+    free(raw);
     free(x);
     free(theta);
-    free(labels);
+    free(y);
     return 0;
 }

@@ -13,11 +13,12 @@ import tensorflow as tf
 from helpers import arm64, kotlin, litert
 from helpers.marks import slow_but
 from helpers.native import CORE, NativeClient, NativeError, build
+from helpers.native_bytes import unlike_python, write_data
 from helpers.networks import OWN
 from helpers.truth import random_head, relative, true_gradient, true_steps
 from tflite_export import BundleError, DeviceClient, export
 from tflite_export.convert.program import unflatten
-from tflite_export.device.head_file import HeadError, SavedHead, load_head, theta_sha256
+from tflite_export.device.head_file import HeadError, SavedHead, head_bytes, load_head, save_head, theta_sha256
 from tflite_export.device.payload import decode
 from tfpfl.models import SplitModel, build_network
 from tfpfl.models.weights import Head
@@ -194,6 +195,55 @@ def test_a_saved_head_is_taken_up_again_and_another_one_refused(pair, bundle, na
         NativeClient(native, bundle.folder, litert=tmp_path / "nowhere.so")
 
 
+NAMES = ("red", "gr\u00fcn", "new", "left")
+
+
+def test_a_head_with_classes_of_its_own_keeps_them(bundle, native, litert_library, tmp_path):
+    """As many as the bundle's: one was added, another left out."""
+    first = load_head(bundle.path("head.bin"), bundle.num_features, CLASSES)
+    for name in ("c.bin", "python.bin"):
+        save_head(tmp_path / name, first._replace(labels=NAMES))
+    ours = NativeClient(native, bundle.folder, tmp_path / "c.bin", litert_library)
+    theirs = DeviceClient(bundle, tmp_path / "python.bin", interpreter=tf.lite.Interpreter, static=True)
+    assert ours.saved_head.labels == theirs.labels == NAMES
+    x, y, theta = data(bundle, 20)
+    assert ours.personalize(x, y, held_out=None).kept
+    kept = load_head(tmp_path / "c.bin", bundle.num_features, CLASSES)
+    assert kept.labels == NAMES and np.array_equal(kept.kernel, ours.head[0])
+    updates = {id(client): client.round(theta, x, y) for client in (ours, theirs)}
+    assert updates[id(ours)].head.labels == NAMES
+    ours.commit(updates[id(ours)])
+    assert load_head(tmp_path / "c.bin", bundle.num_features, CLASSES).labels == NAMES
+    for client in (ours, theirs):
+        client.start_from(first._replace(labels=("red", "green", "new", "left")))
+    refused_alike((ours, theirs), lambda c: c.commit(updates[id(c)]))
+    m = bundle.num_features
+    more = SavedHead(np.zeros((m, 5), np.float32), np.zeros(5, np.float32), "ab" * 32, tuple("abcde"))
+    refused_alike((ours, theirs), lambda c: c.start_from(more))
+    with pytest.raises(NativeError, match="the head has no names for its 4 classes"):
+        ours.start_from(first._replace(labels=("a", "b")))
+    ours.start_from(first)  # the bundle's classes again
+    assert ours.saved_head.labels is None and (tmp_path / "c.bin").read_bytes() == head_bytes(first)
+
+
+@pytest.mark.parametrize("classes", [CLASSES - 1, CLASSES + 1])
+def test_a_head_with_another_number_of_classes_is_never_overwritten(bundle, native, litert_library, classes, tmp_path):
+    path = tmp_path / "head.bin"
+    client = DeviceClient(bundle, path, interpreter=tf.lite.Interpreter)
+    if classes > CLASSES:
+        client.add_class("new")
+    else:
+        client.remove_class(client.labels[0])
+    before = path.read_bytes()
+    with pytest.raises(HeadError) as expected:
+        DeviceClient(bundle, path, interpreter=tf.lite.Interpreter, static=True)
+    with pytest.raises(NativeError) as found:
+        NativeClient(native, bundle.folder, path, litert_library)
+    assert (found.value.kind, str(found.value)) == ("HeadError", str(expected.value))
+    assert f"has {classes} classes, and program_static.tflite is for a fixed number" in str(found.value)
+    assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_program_that_is_none_or_another_is_refused(bundle, native, litert_library, tmp_path):
     """The hashes are right: whoever sends a bundle can compute them. What comes out is never taken on trust."""
     from helpers.hand_made import described, write_manifest
@@ -260,30 +310,6 @@ def test_the_listing_in_the_documentation_is_the_example(bundle, programs, liter
 
 NONE = pytest.param("none", marks=pytest.mark.skip("no LiteRT with a C library is asked for (set TFPFL_LITERT)"))
 LIBRARIES = [version for version in litert.VERSIONS if not version.startswith("1.")]
-BYTES = """
-import sys
-import numpy as np
-from tflite_export.device.client import DeviceClient
-from tflite_export.device.head_file import save_head
-bundle, folder = sys.argv[1:]
-x, y, theta = (np.fromfile(folder + "/" + n, t) for n, t in (("x.bin", "<f4"), ("y.bin", "<i4"), ("theta.bin", "<f4")))
-client = DeviceClient(bundle, static=True)
-x = x.reshape(-1, *client.bundle.example_shape)
-client.features(x).tofile(folder + "/features.python")
-client.predict(x).tofile(folder + "/probabilities.python")
-client.personalize(x, y, held_out=None)
-save_head(folder + "/personalized.python", client._head)
-open(folder + "/float32.python", "wb").write(client.round(theta, x, y).payload)
-update = client.round(theta, x, y, payload="int8")
-open(folder + "/int8.python", "wb").write(update.payload)
-client.commit(update)
-save_head(folder + "/committed.python", client._head)
-"""
-
-
-def write_data(bundle, n, folder):
-    for name, array in zip(("x.bin", "y.bin", "theta.bin"), data(bundle, n), strict=True):
-        array.tofile(folder / name)
 
 
 @pytest.mark.litert
@@ -291,18 +317,7 @@ def write_data(bundle, n, folder):
 @pytest.mark.parametrize("n", [9, 75])
 def test_the_same_bytes_as_in_python_on_every_version(bundle, programs, version, n, tmp_path):
     """Where both run one version of LiteRT, not only the formats are the same, but every bit of every number."""
-    write_data(bundle, n, tmp_path)
-    library = litert.shared_library(version)
-    for command in (
-        [programs / "vectors", bundle.folder, library, tmp_path],
-        [litert.environment(version), "-c", BYTES, bundle.folder, tmp_path],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)})
-        assert done.returncode == 0, done.stderr
-    for name in ("personalized.bin", "committed.bin", "float32.payload", "int8.payload", "features.bin"):
-        assert (tmp_path / name).read_bytes() == (tmp_path / name).with_suffix(".python").read_bytes(), name
-    found, expected = (np.fromfile(tmp_path / f"probabilities.{end}", "<f4") for end in ("bin", "python"))
-    assert relative(found, expected) < 1e-5
+    assert unlike_python(programs, bundle, version, data(bundle, n), tmp_path) == []
 
 
 @pytest.mark.slow
@@ -332,7 +347,7 @@ def test_the_same_numbers_on_aarch64(bundle, programs, version, tmp_path):
     }
     for folder, command in commands.items():
         folder.mkdir()
-        write_data(bundle, 75, folder)
+        write_data(folder, *data(bundle, 75))
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     for name in ("features.bin", "probabilities.bin"):
@@ -371,7 +386,7 @@ def test_kotlin_on_the_jvm_gives_the_same_bytes(bundle, programs, version, tmp_p
         (jvm, kotlin.command(tmp_path / "classes", bundle.folder, library, jvm)),
     ):
         folder.mkdir()
-        write_data(bundle, 75, folder)
+        write_data(folder, *data(bundle, 75))
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0 and "WARNING in native method" not in done.stdout, done.stdout + done.stderr
     names = {

@@ -141,7 +141,7 @@ def test_the_library_is_small(native):
     assert payloads.KINDS == ("float32", "int8"), "a new kind of payload must be known in C, too"
 
 
-OWN = drawn_head(7, 3)._replace(labels=("a", "\u00fc \u6f22\U0001f600", "new\n\""))
+OWN = drawn_head(7, 3)._replace(labels=("a", "\u00fc \u6f22\U0001f600", 'new\n"'))
 
 
 def test_a_head_with_classes_of_its_own_has_the_same_bytes_in_both_languages(native, tmp_path):
@@ -167,7 +167,13 @@ def test_a_damaged_head_with_classes_of_its_own_is_refused_in_the_same_words(nat
     wrong = [content[:n] for n in (51, 52, 60, 147, 148, 151, 152, len(content) - 1)] + [content + b" "]
     wrong += [content[:i] + bytes([content[i] ^ 4]) + content[i + 1 :] for i in (3, 9, 13, 49, 60, 149, 160)]
     texts = (b"", b"[]", b'["a", "b"]', b'["a", "b", "c", "d"]', b'["a", "b", 3]', b'{"a": 1, "b": 2, "c": 3}', b"[[[")
-    texts += (b'["a", "b", "\xff"]', b'["a", "b", "\xed\xa0\x80"]', b'\xef\xbb\xbf["a", "b", "c"]', b"[" * 100_000, b'"abc"')
+    texts += (
+        b'["a", "b", "\xff"]',
+        b'["a", "b", "\xed\xa0\x80"]',
+        b'\xef\xbb\xbf["a", "b", "c"]',
+        b"[" * 100_000,
+        b'"abc"',
+    )
     wrong += [with_names(text) for text in texts]
     wrong += [with_names(b'["a", "b", "c"]', size) for size in (0, 14, 16, 2**32 - 1)]
     wrong += [with_names(b'["a", "b", "c"]', m=m, k=k) for m, k in ((6, 3), (8, 3), (2**32 - 1,) * 2, (7, 0), (2, 8))]
