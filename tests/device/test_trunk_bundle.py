@@ -74,11 +74,16 @@ def test_the_device_predicts_what_the_run_does(device, folder, federation):
 def test_all_signatures_are_exact_and_the_trunk_is_named_by_its_hash(bundle, folder):
     found = verify(bundle, interpreter=INTERPRETER)
     assert found.ok and {"trunk.x", "round.dtheta", "personalize.kernel"} <= set(found.worst())
+    trunks = {c.file for c in found.comparisons if c.signature == "trunk"}
+    assert trunks == {layout.TRUNK, layout.TRUNK_STATIC}
+    fixed = Runtime(bundle.path(layout.TRUNK_STATIC), INTERPRETER)
+    with pytest.raises(BundleError, match=r"raw must be float32 \[32, "):
+        fixed("trunk", raw=np.zeros((5, *bundle.manifest["trunk"]["raw_shape"]), np.float32))
     with Run.open(folder, engine="local") as run:
         about = {"file": layout.TRUNK, "raw_shape": list(run.federation.example_shape), "sha256": run.whole.trunk.hash}
         assert bundle.manifest["trunk"] == about
         assert bundle.manifest["model"]["num_backbone_weights"] == run.model.num_backbone_weights
-    assert set(TRUNKS) <= set(bundle.manifest["files"])
+    assert {*TRUNKS, layout.TRUNK_STATIC} <= set(bundle.manifest["files"])
 
 
 def test_smaller_trunks_and_what_they_cost(bundle, federation):

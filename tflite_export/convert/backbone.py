@@ -61,19 +61,20 @@ def convert_backbone(model, theta, precision: str = "float32", calibration=None)
     return convert({"features": _function(features, spec)}, _configure(precision, calibration, spec))
 
 
-def convert_trunk(trunk, precision: str = "float32", calibration=None) -> bytes:
+def convert_trunk(trunk, precision: str = "float32", calibration=None, batch: int | None = None) -> bytes:
     """The frozen layers: signature `trunk`, raw float32 [N, ...] -> x float32 [N, ...], the program's examples.
 
     Args:
         trunk: a `tfpfl.models.trunk.Trunk` of float32.
         precision, calibration: as in `convert_backbone`; calibration is raw [n, ...].
+        batch: the number of examples, if it is to be fixed.
 
     Raises:
         ValueError: as `convert_backbone`.
     """
     check_float32(trunk)
     weights = tuple(tf.constant(w) for w in trunk.weights)
-    spec = tf.TensorSpec([None, *trunk.input_shape], tf.float32, "raw")
+    spec = tf.TensorSpec([batch, *trunk.input_shape], tf.float32, "raw")
     function = _function(lambda raw: {"x": fixed(trunk.apply(weights, raw))}, spec)
     return convert({"trunk": function}, _configure(precision, calibration, spec, "trunk"))
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from tflite_export.device.bundle_files import stored_arrays
 from tflite_export.device.errors import InvalidInput
-from tflite_export.device.layout import BROWSER_PROGRAM, CHECK, PROGRAM, STATIC_PROGRAM, TRUNK
+from tflite_export.device.layout import BROWSER_PROGRAM, CHECK, PROGRAM, STATIC_PROGRAM, TRUNK, TRUNK_STATIC
 from tflite_export.device.ops import check_builtin
 from tflite_export.device.runtime import Bundle, BundleError, Runtime
 from tflite_export.device.wide_head import widened
 
-PROGRAMS = (TRUNK, PROGRAM, STATIC_PROGRAM, BROWSER_PROGRAM)
+PROGRAMS = (TRUNK, TRUNK_STATIC, PROGRAM, STATIC_PROGRAM, BROWSER_PROGRAM)
 _SMALL = 1e-6  # smallest denominator of a relative error: errors of smaller outputs are divided by this
 
 
@@ -126,7 +126,7 @@ def _inputs(bundle, values, signature, program):
         raise BundleError(f"{bundle.folder}: signatures.{signature}.inputs has unknown names {', '.join(missing)}")
     wanted = {name: table[name] for name in names}
     batch = None
-    if program == STATIC_PROGRAM:
+    if program in (STATIC_PROGRAM, TRUNK_STATIC):
         batch = bundle.manifest["model"]["static_batch"]
     elif program == BROWSER_PROGRAM:
         about = bundle.manifest.get("browser")
@@ -138,7 +138,7 @@ def _inputs(bundle, values, signature, program):
     if batch is not None:
         if n > batch:
             raise BundleError(f"{bundle.path(CHECK)} has {n} examples, but {program} takes {batch} at most")
-        for name in {"x", "phi", "labels", "targets", "weights"} & set(wanted):
+        for name in {"x", "raw", "phi", "labels", "targets", "weights"} & set(wanted):
             a = wanted[name]
             wanted[name] = np.pad(a, [(0, batch - n)] + [(0, 0)] * (a.ndim - 1))
     return wanted
