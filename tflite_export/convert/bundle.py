@@ -130,8 +130,9 @@ def _write_files(folder, personal, inference, browser):
     _save(folder, layout.THETA, flat.astype("<f4").tobytes())
     _save(folder, layout.HEAD, head_bytes(SavedHead(*head, theta_sha256(flat))))
     _save(folder, layout.LABELS, ("\n".join(personal.labels) + "\n").encode())
-    if personal.trunk is not None and not inference:  # else it is one of those files
-        _save(folder, layout.TRUNK, convert_trunk(personal.trunk))
+    if personal.trunk is not None:
+        if not inference:  # else it is one of those files
+            _save(folder, layout.TRUNK, convert_trunk(personal.trunk))
         _save(folder, layout.TRUNK_STATIC, convert_trunk(personal.trunk, batch=STATIC_BATCH))
     measured = _write_inference(folder, personal) if inference else {}
     manifest = {
