@@ -155,5 +155,5 @@ $(NEWEST): setup.py
 	fi; \
 	echo "Making .venv-newest from the newest releases, once (a few minutes)"; \
 	"$$python" -m venv .venv-newest; \
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test,dp,notebooks]'; \
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test,dp,notebooks,live]'; \
 	touch $@

@@ -53,6 +53,7 @@ setup(
         "mlflow": ["mlflow>=2.9,<4"],  # --log mlflow
         "wandb": ["wandb>=0.17,<1"],  # --log wandb
         "optuna": ["optuna>=3.5,<5"],  # tfpfl study with search.kind = "optuna"
+        "live": ["aiohttp>=3.9,<4", "cryptography>=41", "prometheus-client>=0.19,<1"],  # tfpfl serve
         "yaml": ["pyyaml>=6,<7"],  # tfpfl study FILE.yaml
         "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100"],
         "notebooks": ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"],

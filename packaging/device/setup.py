@@ -24,11 +24,12 @@ setup(
     description="Runs and personalizes models of tfpfl on a device, with NumPy and LiteRT and without TensorFlow",
     long_description=metadata["long_description"](HERE / "README.md"),
     **metadata["COMMON"],
-    packages=["tflite_export", "tflite_export.device"],
+    packages=["tflite_export", "tflite_export.device", "tflite_export.device.live"],
     package_dir={"": "../.."},  # the repository: there is no copy of the code
     package_data={"tflite_export": ["py.typed"]},
     cmdclass={"build_py": DeviceFiles},
     python_requires=">=3.11,<3.14",
     install_requires=["numpy>=1.25,<3", "ai-edge-litert>=1.1,<3"],
+    extras_require={"live": ["cryptography>=41"]},  # rounds with a server
     classifiers=metadata["CLASSIFIERS"],
 )

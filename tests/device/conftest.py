@@ -1,22 +1,14 @@
 """A small federation of digits with heads of different widths, a run on it, and a bundle of one of its clients."""
 
-import numpy as np
 import pytest
+
+from helpers import phones
 
 
 @pytest.fixture(scope="session")
 def federation(tmp_path_factory):
     """Ten named clients with 2, 3 or 4 classes and 27 to 72 training examples each."""
-    from tfpfl.data import Federation, load_source
-
-    source, rng = load_source("digits"), np.random.default_rng(0)
-    clients = {}
-    for i in range(10):
-        classes = np.sort(rng.permutation(10)[: 2 + i % 3])
-        rows = rng.permutation(np.flatnonzero(np.isin(source.y_train, classes)))[: 40 + 6 * i]
-        clients[f"phone {i}"] = (source.x_train[rows], source.y_train[rows])
-    out = tmp_path_factory.mktemp("federation") / "digits"
-    return Federation.from_clients(clients, out=out, name="digits", scale=1 / 16, validation=0.0)
+    return phones.federation(tmp_path_factory.mktemp("federation") / "digits")
 
 
 @pytest.fixture(scope="session")

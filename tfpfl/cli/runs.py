@@ -33,12 +33,13 @@ from tfpfl.runs.options import DATA_NAMES, OPTIONS
 @main.command(cls=RunCommand)
 @with_options([*map(config_option, OPTIONS), allow_code_option, download_option, *machine_options])
 @with_options([log_option, log_tables_option])
+@click.option("--create-only", is_flag=True, help="Make the run folder and train nothing yet, for tfpfl serve.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     help="The run folder to make. Default: runs/ALGORITHM-DATASET-sSEED.",
 )
-def run(out, allow_code, allow_download, workers, address, deadline, isolate, logs, log_tables, **kw):
+def run(out, create_only, allow_code, allow_download, workers, address, deadline, isolate, logs, log_tables, **kw):
     """Train a method and write a run folder.
 
     The hyperparameters of the method are options too: `tfpfl run --algorithm fedavg --help` shows those of FedAvg. So
@@ -67,7 +68,10 @@ def run(out, allow_code, allow_download, workers, address, deadline, isolate, lo
         connect(machines)
     with Run.create(config, out, opened, allow_download=allow_download) as run:
         run.machines = machines
-        _train_new(run, trackers)
+        if create_only:
+            click.echo(f"Written to {run.folder}. Train it with: tfpfl resume {quote(str(run.folder))}")
+        else:
+            _train_new(run, trackers)
 
 
 def _train_new(run, trackers):

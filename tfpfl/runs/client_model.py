@@ -106,6 +106,7 @@ class ClientModels:
             raise InvalidArgument(
                 f"{run.folder} has no rounds yet, so no client has a model: train it with `tfpfl resume {run.folder}`"
             )
+        run.check_heads_are_here()
         self._run, self._loop = run, _any(run.training())
         self._server = self._loop.server_state()
         algorithm = run.algorithm

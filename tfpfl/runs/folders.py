@@ -11,6 +11,7 @@ from tfpfl.runs.config import METHOD, METRIC, NETWORK, NETWORK_CODE, RunError
 from tfpfl.runs.locks import InUse, Lock
 
 STATE = "state.sqlite"
+LIVE = "live.sqlite"  # if there is one, the heads are on devices: see `tfpfl.live`
 _LEFTOVERS = {
     NETWORK,
     NETWORK_CODE,

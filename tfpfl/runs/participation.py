@@ -2,7 +2,8 @@
 
 A client that is sampled but drops out, comes too late or is rejected is not seen by that. Nothing is stored for this.
 The clients of every round are drawn again from the seed, and compared with what the run has saved: how many clients a
-round had, and which of them were scored. So it is also known for runs of older versions.
+round had, and which of them were scored. So it is also known for runs of older versions. Only rounds on devices say who
+came, in the entry `came` of their history.
 """
 
 import re
@@ -55,7 +56,7 @@ def took_part(
     for row in history:
         t = row["round"]
         rejected = {int(i) for i in _REJECTED.findall(str(row.get("rejected_clients") or ""))}
-        came = _came(config, population, t, work)
+        came = _came(config, population, t, work) if row.get("came") is None else set(map(int, row["came"].split()))
         if came is None:
             came = reported[t] | rejected if t in reported else None if row["clients"] else set()
         if came is None or len(came) != row["clients"] or (t in reported and reported[t] != came - rejected):

@@ -77,7 +77,7 @@ class StoreFile:
         self._path, self._until = path, float("inf")
         place = ":memory:" if path is None else f"{Path(path).absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
         with self.errors():
-            self.db = sqlite3.connect(place, isolation_level=None, uri=True)
+            self.db = sqlite3.connect(place, isolation_level=None, uri=True, check_same_thread=False)
         try:
             self.db.set_progress_handler(self._is_too_long, _STEPS)
             with self.errors():

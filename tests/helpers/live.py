@@ -1,0 +1,73 @@
+"""A server of live rounds in a thread of this process, and devices that are threads or processes."""
+
+import asyncio
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+
+from tfpfl.live import serve
+from tfpfl.live.rounds import LiveRounds, Rules
+from tfpfl.live.server import LiveServer
+
+
+@contextmanager
+def serving(run, rules=None, clock=time.time):
+    """(address, LiveRounds, {client: token}) of a server on the loopback; it is stopped at the end."""
+    bundles = serve.bundles_of(run)
+    rounds = LiveRounds(run, rules or Rules(), clock())
+    tokens = serve.write_tokens(run, rounds.book)
+    rounds.refresh()
+    rounds.programs = serve.programs_of(bundles)
+    loop, started, addresses = asyncio.new_event_loop(), threading.Event(), []
+
+    async def main():
+        server = LiveServer(rounds, bundles, clock)
+        task = asyncio.create_task(server.run("127.0.0.1", 0, None, lambda a: (addresses.append(a), started.set())))
+        stop.append(lambda: loop.call_soon_threadsafe(task.cancel))
+        try:
+            await task
+        except asyncio.CancelledError:
+            pass
+
+    stop: list = []
+    thread = threading.Thread(target=lambda: loop.run_until_complete(main()), daemon=True)
+    thread.start()
+    assert started.wait(60)
+    try:
+        yield addresses[0], rounds, tokens
+    finally:
+        stop[0]()
+        thread.join(30)
+        loop.close()
+        rounds.close()
+
+
+def examples_of(run, client):
+    """What `LiveDevice` takes, of one client of a run's federation."""
+    found = {s: run.examples.arrays(client, s, run.population.labels) for s in ("train", "validation", "test")}
+    return {s: (np.asarray(x), y) for s, (x, y) in found.items()} | {
+        "classes": int(run.population.info(client).num_classes)
+    }
+
+
+def in_threads(functions, seconds=300):
+    """Calls functions at the same time; raises the first error of one."""
+    errors = []
+
+    def guarded(function):
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(f,), daemon=True) for f in functions]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(until - time.monotonic(), 0.1))
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), "a device did not end"

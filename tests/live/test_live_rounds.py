@@ -1,0 +1,193 @@
+"""Rounds over HTTP, with devices that run the exported program, are the rounds of a simulation."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from helpers.live import examples_of, in_threads, serving
+from tflite_export.convert.program import flatten
+from tflite_export.device.client import DeviceClient
+from tflite_export.device.head_file import SavedHead
+from tflite_export.device.live import client as module
+from tflite_export.device.live import wire
+from tflite_export.device.live.client import LiveDevice
+from tfpfl.live import serve
+from tfpfl.live.rounds import LiveRounds, Refused, Rules
+from tfpfl.runs.training import Training
+
+ROUNDS = 4
+
+
+def device(run, address, folder, client, token, **how):
+    return LiveDevice(
+        address, folder / f"device{client}", examples_of(run, client), token, interpreter=tf.lite.Interpreter, **how
+    )
+
+
+def simulated(run, rounds):
+    """(theta, {client: head}, scores) of the same run in the local engine."""
+    training = Training(run.algorithm, run.examples, seed=run.config.seed, evaluate_every=2)
+    training.run(rounds)
+    ids = run.population.client_ids.tolist()
+    heads = dict(zip(ids, training.client_states(ids), strict=True))
+    return flatten(run.algorithm.message(training.server_state())), heads, training.store.evaluations()
+
+
+def test_a_live_run_is_the_simulated_one(run, tmp_path):
+    theta, heads, scores = simulated(run, ROUNDS)
+    ids, devices = run.population.client_ids.tolist(), {}
+    with serving(run, Rules(wait_for=len(ids))) as (address, rounds, tokens):
+
+        def work(client):
+            devices[client] = device(run, address, tmp_path, client, tokens[client])
+            devices[client].run()
+
+        in_threads([lambda i=i: work(i) for i in ids])
+    assert run.store.round_num == ROUNDS
+    live = flatten(run.algorithm.message(run.training().server_state()))
+    assert np.abs(live - theta).max() < 1e-5
+    for client, head in heads.items():
+        for found, expected in zip(devices[client].client.head, head, strict=True):
+            assert np.abs(found - np.asarray(expected)).max() < 1e-5
+    found = {(e.round_num, e.client_id, e.model, e.split): e for e in run.store.evaluations()}
+    expected = {(e.round_num, e.client_id, e.model, e.split): e for e in scores if e.num_examples}
+    assert found.keys() == expected.keys() and len(found) > 30
+    for key, score in expected.items():
+        assert found[key].num_examples == score.num_examples
+        assert found[key].score == pytest.approx(score.score, abs=1e-6)
+        assert found[key].loss == pytest.approx(score.loss, rel=1e-4)
+
+
+class Cut(BaseException):
+    """A device's power is gone."""
+
+
+def test_devices_that_are_killed_come_back_and_nothing_is_lost_or_counted_twice(run, tmp_path, monkeypatch):
+    """Every device dies once before it sends, once when the server has counted, and once before it drops the update."""
+    theta, heads, _ = simulated(run, ROUNDS)
+    ids, devices = run.population.client_ids.tolist(), {}
+    sent, left = module.LiveDevice._once, {i: ["before", "after"] for i in ids}
+    drop, dropping = module.State.drop, set()
+
+    def cut(self, method, target, body, client):
+        if target.startswith("/v1/update") and left[client]:
+            when = left[client].pop()
+            if when == "after":
+                sent(self, method, target, body, client)
+            raise Cut
+        return sent(self, method, target, body, client)
+
+    def cut_before_dropping(self):
+        if self.folder not in dropping:
+            dropping.add(self.folder)
+            raise Cut
+        drop(self)
+
+    monkeypatch.setattr(module.LiveDevice, "_once", cut)
+    monkeypatch.setattr(module.State, "drop", cut_before_dropping)
+    with serving(run, Rules(wait_for=len(ids))) as (address, rounds, tokens):
+
+        def work(client):
+            while True:
+                try:
+                    devices[client] = device(run, address, tmp_path, client, tokens[client])
+                    devices[client].run()
+                    return
+                except Cut:
+                    continue
+
+        in_threads([lambda i=i: work(i) for i in ids])
+        counted = [event for event in rounds.book.events() if event[2] == "arrived"]
+    assert not any(left[i] for i in {client for *_, client in counted}) and dropping
+    assert len(counted) == 5 * ROUNDS == len({(number, client) for *_, number, client in counted})
+    assert np.abs(flatten(run.algorithm.message(run.training().server_state())) - theta).max() < 1e-5
+    for client, head in heads.items():
+        for found, expected in zip(devices[client].client.head, head, strict=True):
+            assert np.abs(found - np.asarray(expected)).max() < 1e-5
+
+
+@pytest.mark.parametrize("step", ["put", "open_round", "end_round", "commit"])
+def test_a_server_that_is_killed_goes_on_where_it_was(run, tmp_path, step):
+    """It dies after every third call of a function that writes; a new one is started on the same folder."""
+    theta, _, _ = simulated(run, ROUNDS)
+    ids = run.population.client_ids.tolist()
+    clock = iter(range(10**6))
+    rules = Rules(wait_for=len(ids), awake=1e6)
+    book = None
+    devices, calls = {}, [0]
+
+    def start():
+        nonlocal book
+        if book is not None:
+            book.close()
+        rounds = LiveRounds(run, rules, next(clock))
+        book = rounds.book
+        where, name = (run.store, "commit_round") if step == "commit" else (rounds.book, step)
+        real = getattr(type(where), name)
+
+        def killed(*arguments, **named):
+            result = real(where, *arguments, **named)
+            calls[0] += 1
+            if calls[0] % 3 == 0:
+                raise Cut
+            return result
+
+        setattr(where, name, killed)
+        rounds.refresh()
+        return rounds
+
+    def alive(call):
+        """Calls a function of the server, which is started again if it dies."""
+        nonlocal rounds
+        for _ in range(20):
+            try:
+                return call(rounds)
+            except Cut:
+                rounds = restarted()
+        raise AssertionError("it never comes to an end")
+
+    def restarted():
+        while True:
+            try:
+                return start()
+            except Cut:
+                continue
+
+    rounds = restarted()
+    tokens = rounds.book.new_tokens(ids)
+    rounds.refresh()
+    bundles = serve.bundles_of(run)
+    for i in ids:
+        about = {"protocol": 1, "examples": int(run.population.info(i).num_examples), "key": wire.Signer().public}
+        about["classes"] = int(run.population.info(i).num_classes)
+        alive(lambda r, i=i, about=about: r.join(tokens[i], about, next(clock)))
+        devices[i] = DeviceClient(bundles[about["classes"]], interpreter=tf.lite.Interpreter)
+        devices[i].start_from(SavedHead(*rounds.head(i), "00" * 32))
+    for _ in range(10 * ROUNDS * len(ids)):
+        if rounds.view.kind == wire.DONE:
+            break
+        alive(lambda r: r.tick(next(clock)))
+        for i in ids:
+            work = alive(lambda r, i=i: r.work(i, next(clock)))
+            if work is None or work["kind"] == wire.DONE:
+                continue
+            theta_now = np.frombuffer(rounds.thetas[work["theta"]], "<f4")
+            if work["kind"] == wire.SCORE:
+                scores = [{"split": "test", "examples": 1, "loss": 0.5, "score": 1.0}]
+                about = {"theta": work["theta"], "scores": scores}
+                try:
+                    alive(lambda r, i=i, w=work, a=about: r.score(i, w["round"], a, next(clock)))
+                except Refused as error:  # the scores were the last ones: the round is over
+                    assert error.status == 410
+                continue
+            devices[i].settings = {**devices[i].settings, **work["settings"], "rounds": True}
+            update = devices[i].round(theta_now, *run.examples.arrays(i, "train"))
+            about = {"theta": work["theta"], "examples": update.num_examples, "loss": update.loss, "scores": []}
+            body = wire.pack_update(about, update.payload)
+            answer = alive(lambda r, i=i, w=work, b=body: r.update(i, w["round"], b, next(clock)))
+            assert answer == {"counted": True, "round": work["round"]}
+            devices[i].commit(update)
+    assert rounds.view.kind == wire.DONE and run.store.round_num == ROUNDS and calls[0] >= 3
+    rounds.close()
+    assert np.abs(flatten(run.algorithm.message(run.training().server_state())) - theta).max() < 1e-5
+    assert all(row["clients"] == 5 for row in run.store.history())

@@ -1,0 +1,90 @@
+"""Takes part in live rounds from the command line: python -m tflite_export.device URL --data DIR --state DIR
+
+It needs NumPy, ai-edge-litert and cryptography, and no TensorFlow.
+"""
+
+import argparse
+import json
+import os
+import ssl
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tflite_export.device.bench import any_interpreter
+from tflite_export.device.errors import InvalidInput
+from tflite_export.device.live.client import LiveDevice
+
+SPLITS = ("train", "validation", "test")
+
+
+def read_examples(folder: Path) -> dict:
+    """A device's examples, for `LiveDevice`.
+
+    Args:
+        folder: it has train.npz, and if there are such examples validation.npz and test.npz, each with x, preprocessed
+            [N, ...], and y, labels [N] or targets [N, K]; and if there is one about.json with K as 'classes'.
+
+    Raises:
+        InvalidInput: train.npz is missing, or a file cannot be read.
+    """
+    found: dict = {}
+    for split in SPLITS:
+        path = folder / f"{split}.npz"
+        if not path.exists():
+            continue
+        try:
+            with np.load(path) as arrays:
+                found[split] = arrays["x"], arrays["y"]
+        except (OSError, ValueError, KeyError) as error:
+            raise InvalidInput(f"{path} must be a file of NumPy with the arrays x and y: {error}") from error
+        if len(found[split][0]) != len(found[split][1]):
+            raise InvalidInput(f"{path} has {len(found[split][0])} examples and {len(found[split][1])} labels")
+    if "train" not in found:
+        raise InvalidInput(f"{folder} has no train.npz: a device needs examples")
+    about = folder / "about.json"
+    try:
+        found["classes"] = int(json.loads(about.read_text(encoding="utf-8"))["classes"]) if about.exists() else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(f'{about} must be JSON such as {{"classes": 3}}: {error}') from error
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tflite_export.device", description="Take part in live rounds.")
+    parser.add_argument("url", help="the server's address, such as http://127.0.0.1:8443")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="the folder with train.npz, and test.npz if there is one"
+    )
+    parser.add_argument("--state", type=Path, required=True, help="where the device keeps its key, bundle and head")
+    parser.add_argument("--token", help="the enrolment token, at the first start. Default: $TFPFL_TOKEN")
+    parser.add_argument(
+        "--most", type=int, help="end after so many updates that counted. Default: when the run is over"
+    )
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds for which the server may be away (300)")
+    parser.add_argument("--ca", type=Path, help="the certificate that the server's must be signed by, as PEM")
+    given = parser.parse_args(arguments)
+    try:
+        context = None if given.ca is None else ssl.create_default_context(cafile=str(given.ca))
+        device = LiveDevice(
+            given.url,
+            given.state,
+            read_examples(given.data),
+            given.token or os.environ.get("TFPFL_TOKEN"),
+            interpreter=any_interpreter(),
+            patience=given.patience,
+            context=context,
+            log=lambda text: print(text, flush=True),
+        )
+        counted = device.run(given.most)
+    except (InvalidInput, OSError) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    print(f"{counted} updates were counted", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

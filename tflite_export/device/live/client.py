@@ -1,0 +1,271 @@
+"""A device in live rounds: it joins, visits when it is asked to, and commits its head when that was counted.
+
+    device = LiveDevice("http://127.0.0.1:8443", "device-7", examples, token)
+    device.run()                             # until the last round
+
+If it is killed anywhere, it goes on at the next start: an update that was on its way is sent again, and its head
+becomes current exactly if the server has counted it. The head, examples and labels never leave the device.
+"""
+
+import hashlib
+import http.client
+import json
+import random
+import shutil
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from tflite_export.device.client import DeviceClient
+from tflite_export.device.errors import InvalidInput
+from tflite_export.device.head_file import load_head, save_head
+from tflite_export.device.layout import MANIFEST, PROGRAM
+from tflite_export.device.live import wire
+from tflite_export.device.live.state import Pending, State, write_whole
+from tflite_export.device.runtime import Bundle
+
+_WAIT = 25.0  # seconds of a poll
+_TIMEOUT = 60.0  # seconds until an answer must have come
+_LONGEST_PAUSE = 15.0  # seconds between attempts while the server is away
+
+
+class Answer(NamedTuple):
+    """What the server said."""
+
+    status: int
+    body: bytes
+
+    @property
+    def error(self) -> str:
+        """The server's reason, of an answer that refuses."""
+        try:
+            return str(json.loads(self.body)["error"])
+        except (ValueError, KeyError, TypeError):
+            return self.body[:200].decode("utf-8", "replace")
+
+
+class ServerError(InvalidInput):
+    """The server refused what the device needs, or is away for too long. The message says what it said."""
+
+
+class LiveDevice:
+    """One device.
+
+    Args:
+        url: the server's address, such as 'https://example.org'.
+        folder: what the device keeps between starts; see state.py.
+        examples: {'train', and if there are, 'validation', 'test': (x, y)}, with x preprocessed as the manifest says;
+            'classes': K, if the labels do not show it.
+        token: the enrolment token; needed once.
+        interpreter: class of the interpreter, see `Runtime`.
+        patience: seconds for which the server may be away.
+        context: for https, with the server's certificate; default: those that Python trusts.
+        log: (text) -> None, told what happens.
+
+    Raises:
+        ServerError: the server refuses the device, or is away for longer than `patience`.
+        InvalidInput: there are no training examples, or the device has not joined and has no token.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        folder,
+        examples: dict,
+        token: str | None = None,
+        *,
+        interpreter=None,
+        patience: float = 300.0,
+        context: ssl.SSLContext | None = None,
+        log: Callable[[str], None] = lambda text: None,
+    ):
+        if not url.startswith(("http://", "https://")):
+            raise InvalidInput(f"the server's address begins with http:// or https://, found {url!r}")
+        if not len(examples.get("train", ((), ()))[0]):
+            raise InvalidInput("a device needs training examples")
+        self.url, self.state, self.patience, self.log = url.rstrip("/"), State(folder), patience, log
+        self._open = urllib.request.build_opener(
+            urllib.request.ProxyHandler(), *([urllib.request.HTTPSHandler(context=context)] if context else [])
+        ).open
+        self._signer = self.state.signer()
+        self.rounds = 0  # updates that the server has counted since this start
+        y = np.asarray(examples["train"][1])
+        member = self.state.member() or self._join(token, len(y), examples.get("classes"), y)
+        self.client_id = member["client"]
+        self._get_bundle()
+        self.client = DeviceClient(Bundle(self.state.bundle), self.state.head, interpreter=interpreter)
+        self.examples = {
+            split: (self.client.examples(np.asarray(x).astype(self._dtype, copy=False)), np.asarray(labels))
+            for split, (x, labels) in ((s, examples[s]) for s in ("train", "validation", "test") if s in examples)
+            if len(labels)
+        }
+        self._settle()
+
+    @property
+    def _dtype(self):
+        """Of the examples that the device has: what the model takes, or with a frozen trunk what the trunk does."""
+        about = self.client.bundle
+        return np.float32 if about.manifest.get("trunk") else about.example_dtype
+
+    def _join(self, token, n, classes, y) -> dict:
+        if token is None:
+            raise InvalidInput(f"{self.state.folder} has not joined yet: give the enrolment token")
+        k = classes if classes is not None else int(y.max()) + 1 if y.ndim == 1 else y.shape[1]
+        about = {"protocol": wire.PROTOCOL, "token": token, "examples": n, "classes": int(k)}
+        if (self.state.bundle / MANIFEST).exists():
+            about["program"] = Bundle(self.state.bundle).manifest["files"][PROGRAM]["sha256"]
+        answer = self._send("POST", "/v1/join", json.dumps(about | {"key": self._signer.public}).encode(), None)
+        member = self._json(answer)
+        self.state.keep_member(member)
+        self.log(f"joined as client {member['client']}")
+        return member
+
+    def _get_bundle(self) -> None:
+        """Takes the bundle and the initial head from the server, once."""
+        if not (self.state.bundle / MANIFEST).exists():
+            new = self.state.bundle.with_name("bundle.new")
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir()
+            for name in self._json(self._ask("GET", "/v1/bundle"))["files"]:
+                if "/" in name or name.startswith("."):
+                    raise ServerError(f"the server names a file {name!r}, which is no file of a bundle")
+                write_whole(new / name, self._good(self._ask("GET", f"/v1/bundle/{name}")).body)
+            Bundle(new)  # checks every hash
+            new.replace(self.state.bundle)
+        if not self.state.head.exists():
+            about = Bundle(self.state.bundle, check=False)
+            path = self.state.folder / "head.first"
+            write_whole(path, self._good(self._ask("GET", "/v1/head")).body)
+            save_head(self.state.head, load_head(path, about.num_features, about.num_classes))
+            path.unlink()
+
+    def run(self, most: int | None = None) -> int:
+        """Works until the run is over. Returns the number of updates that were counted since this start.
+
+        Args:
+            most: stop after so many updates; None: no limit.
+        """
+        while most is None or self.rounds < most:
+            if not self.step():
+                break
+        return self.rounds
+
+    def step(self, wait: float = _WAIT) -> bool:
+        """Asks for work, and does it. Returns whether the run goes on.
+
+        Args:
+            wait: seconds for which the server may hold the question.
+        """
+        work = self._json(self._ask("GET", f"/v1/work?wait={wait:g}"))
+        if work["kind"] == wire.VISIT:
+            self._visit(work)
+        elif work["kind"] == wire.SCORE:
+            self._score(work)
+        return work["kind"] != wire.DONE
+
+    def _theta(self, name: str) -> np.ndarray | None:
+        if name == self.client.theta_sha256:
+            return self.client.theta
+        answer = self._ask("GET", f"/v1/theta/{name}")
+        if answer.status == 410:
+            return None  # the round ended meanwhile
+        content = self._good(answer).body
+        if hashlib.sha256(content).hexdigest() != name:
+            raise ServerError("the server's theta does not have the hash that it was announced with")
+        return np.frombuffer(content, "<f4").astype(np.float32)
+
+    def _visit(self, work: dict) -> None:
+        theta = self._theta(work["theta"])
+        if theta is None:
+            return
+        self.client.settings = {**self.client.settings, **work["settings"], "rounds": True}
+        update = self.client.round(theta, *self.examples["train"], payload=work["payload"])
+        about = {"theta": work["theta"], "examples": update.num_examples, "loss": update.loss}
+        about["scores"] = self._scores(work["splits"], update.head)
+        self.state.keep(Pending(work["round"], wire.pack_update(about, update.payload), update.head))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Sends the update that is on its way, until the server has said whether it counts."""
+        pending = self.state.pending(self.client.bundle.num_features, self.client.bundle.num_classes)
+        if pending is None:
+            return
+        answer = self._ask("PUT", f"/v1/update/{pending.round_num}", pending.body)
+        if answer.status == 200:
+            self.client.start_from(pending.head)
+            self.rounds += 1
+            self.log(f"round {pending.round_num}: counted")
+        elif answer.status in (409, 410, 422):
+            self.log(f"round {pending.round_num}: not counted: {answer.error}")
+        else:
+            self._good(answer)
+        self.state.drop()
+
+    def _score(self, work: dict) -> None:
+        theta = self._theta(work["theta"])
+        if theta is None:
+            return
+        self.client.receive(theta)
+        about = {"theta": work["theta"], "scores": self._scores(work["splits"])}
+        answer = self._ask("PUT", f"/v1/score/{work['round']}", json.dumps(about).encode())
+        if answer.status not in (409, 410):  # these come too late, which does no harm
+            self._good(answer)
+
+    def _scores(self, splits, head=None) -> list[dict]:
+        """Loss and score on the splits that the device has, with its head or another one."""
+        kernel, bias = self.client.head if head is None else (head.kernel, head.bias)
+        rows = []
+        for split in splits:
+            if split in self.examples:
+                x, y = self.client.checked(*self.examples[split])
+                found = self.client.kind.score(self.client.features(x) @ kernel + bias, y)
+                rows.append({"split": split, "examples": len(x), "loss": found.loss, "score": found.value})
+        return rows
+
+    # HTTP
+
+    def _ask(self, method: str, target: str, body: bytes = b"") -> Answer:
+        """Sends a signed request; a 401 because of the server's new start is signed again."""
+        answer = self._send(method, target, body, self.client_id)
+        if answer.status == 401 and "sign" in answer.error:
+            time.sleep(1.1)
+            answer = self._send(method, target, body, self.client_id)
+        return answer
+
+    def _send(self, method: str, target: str, body: bytes, client: int | None) -> Answer:
+        """Sends a request until there is an answer, with longer and longer pauses, as long as `patience`."""
+        until, pause = time.monotonic() + self.patience, 0.2
+        while True:
+            try:
+                return self._once(method, target, body, client)
+            except (OSError, http.client.HTTPException) as error:
+                if time.monotonic() + pause > until:
+                    raise ServerError(f"{self.url} does not answer: {error}") from error
+            time.sleep(pause * random.uniform(0.5, 1.0))  # not all devices at once
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _once(self, method, target, body, client) -> Answer:
+        headers = {} if client is None else self._signer.stamp(client, method, target, body, time.time()).headers()
+        request = urllib.request.Request(self.url + target, body or None, headers, method=method)
+        try:
+            with self._open(request, timeout=_TIMEOUT) as found:
+                answer = Answer(found.status, found.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                answer = Answer(error.code, error.read())
+        if answer.status >= 500:
+            raise ConnectionError(f"status {answer.status}: {answer.error}")
+        return answer
+
+    def _good(self, answer: Answer) -> Answer:
+        if answer.status != 200:
+            raise ServerError(f"the server refused ({answer.status}): {answer.error}")
+        return answer
+
+    def _json(self, answer: Answer) -> dict:
+        return wire.read_json(self._good(answer).body)

@@ -1,0 +1,117 @@
+"""What a device keeps between starts: its key, its number, the bundle, its head, and an update that is on its way.
+
+identity.pem   the private key
+member.json    the client's number, and the server's address
+bundle/        the files from the server
+head.bin       the head; see head_file.py
+update.npz     the update of a round, until the server has said whether it counted it
+"""
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tflite_export.device.errors import InvalidInput
+from tflite_export.device.head_file import HeadError, SavedHead, head_bytes, load_head
+from tflite_export.device.live.wire import Signer
+
+KEY, MEMBER, BUNDLE, HEAD, UPDATE = "identity.pem", "member.json", "bundle", "head.bin", "update.npz"
+
+
+class Pending(NamedTuple):
+    """An update whose answer has not come yet."""
+
+    round_num: int
+    body: bytes  # what is sent
+    head: SavedHead  # the head that becomes current if the server has counted it
+
+
+class State:
+    """The folder of a device.
+
+    Args:
+        folder: made if it does not exist.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def bundle(self) -> Path:
+        """The folder of the bundle."""
+        return self.folder / BUNDLE
+
+    @property
+    def head(self) -> Path:
+        """The file of the head."""
+        return self.folder / HEAD
+
+    def signer(self) -> Signer:
+        """The device's key; a new one at the first start."""
+        path = self.folder / KEY
+        if path.exists():
+            return Signer(path.read_bytes())
+        signer = Signer()
+        write_whole(path, signer.pem, 0o600)
+        return signer
+
+    def member(self) -> dict | None:
+        """What the server said when the device joined; None before.
+
+        Raises:
+            InvalidInput: the file is damaged.
+        """
+        path = self.folder / MEMBER
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return {"client": int(found["client"]), "classes": int(found["classes"])}
+        except (ValueError, KeyError, TypeError):
+            raise InvalidInput(f"{path} is damaged: delete it, and join again with the token") from None
+
+    def keep_member(self, about: dict) -> None:
+        """Keeps what the server said."""
+        write_whole(self.folder / MEMBER, json.dumps(about).encode())
+
+    def keep(self, pending: Pending) -> None:
+        """Keeps an update before it is sent."""
+        content = io.BytesIO()
+        arrays = {"body": pending.body, "head": head_bytes(pending.head)}
+        np.savez(content, round=pending.round_num, **{k: np.frombuffer(v, np.uint8) for k, v in arrays.items()})
+        write_whole(self.folder / UPDATE, content.getvalue())
+
+    def pending(self, num_features: int, num_classes: int) -> Pending | None:
+        """The update that is on its way, if there is one. One that cannot be read was never sent, and is dropped."""
+        path, head = self.folder / UPDATE, self.folder / f"{UPDATE}.head"
+        if not path.exists():
+            return None
+        try:
+            with np.load(path) as found:
+                write_whole(head, found["head"].tobytes())
+                saved = load_head(head, num_features, num_classes)
+                return Pending(int(found["round"]), found["body"].tobytes(), saved)
+        except (OSError, ValueError, KeyError, HeadError):
+            self.drop()
+            return None
+        finally:
+            head.unlink(missing_ok=True)
+
+    def drop(self) -> None:
+        """Forgets the update: the server has answered."""
+        (self.folder / UPDATE).unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Writes a file in one step: the old or the new one is there, whole."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

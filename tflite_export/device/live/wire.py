@@ -1,0 +1,233 @@
+"""What a device and the server agree on: versions, headers, kinds of work, and signed requests. See docs/live.md.
+
+Every request after `join` is signed: ECDSA on the curve P-256 with SHA-256 over this text, whose lines end with "\\n":
+
+    tfpfl-1            the protocol
+    PUT                the method
+    /v1/update/3       path and query
+    1790000000         the time of the device, seconds since 1970
+    q83vEjRWeJA=       a number that is used once
+    9f86d08...         sha256 of the body
+
+An update is one body: a uint32 (little-endian) with the length of the JSON that follows, the JSON, and the payload.
+
+The signature is r and s, 32 bytes each, as browsers write it; keys are uncompressed points of 65 bytes. In headers and
+JSON, bytes are written in base64.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import math
+import secrets
+import struct
+from typing import Any, NamedTuple
+
+from tflite_export.device.errors import InvalidInput
+
+PROTOCOL = 1
+CLIENT, TIME, NONCE, SIGNATURE = "Tfpfl-Client", "Tfpfl-Time", "Tfpfl-Nonce", "Tfpfl-Signature"
+NAME = f"tfpfl-{PROTOCOL}"
+VISIT, SCORE, NOTHING, DONE = "visit", "score", "none", "done"  # the kinds of work
+_KEY_BYTES, _SIGNATURE_BYTES, _NONCE_BYTES = 65, 64, 12
+_NO_CRYPTOGRAPHY = "signed requests need the package cryptography: pip install 'tfpfl-device[live]' or 'tfpfl[live]'"
+
+
+class WireError(InvalidInput):
+    """A message of the protocol cannot be read, or does not have the right signature."""
+
+
+class Stamp(NamedTuple):
+    """What a request is signed with, as texts of headers."""
+
+    client: str
+    time: str
+    nonce: str
+    signature: str
+
+    def headers(self) -> dict[str, str]:
+        """The headers of the request."""
+        return dict(zip((CLIENT, TIME, NONCE, SIGNATURE), self, strict=True))
+
+
+def text_to_sign(method: str, target: str, time: str, nonce: str, body_sha256: str) -> bytes:
+    """The text that is signed; see the module."""
+    return "".join(f"{line}\n" for line in (NAME, method, target, time, nonce, body_sha256)).encode()
+
+
+def to_text(content: bytes) -> str:
+    """Bytes as base64."""
+    return base64.b64encode(content).decode()
+
+
+def to_bytes(text: str, what: str, size: int | None = None) -> bytes:
+    """Bytes from base64.
+
+    Raises:
+        WireError: the text is no base64, or has another number of bytes.
+    """
+    try:
+        content = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError, TypeError):
+        raise WireError(f"{what} must be base64") from None
+    if size is not None and len(content) != size:
+        raise WireError(f"{what} must have {size} bytes, found {len(content)}")
+    return content
+
+
+class Signer:
+    """A device's private key.
+
+    Args:
+        pem: the key as PEM, from `pem`; None: a new one is made.
+
+    Raises:
+        WireError: the package cryptography is missing, or the PEM is no key of this curve.
+    """
+
+    def __init__(self, pem: bytes | None = None):
+        ec, serialization = _elliptic()
+        if pem is None:
+            self._key = ec.generate_private_key(ec.SECP256R1())
+            return
+        try:
+            self._key = serialization.load_pem_private_key(pem, None)
+        except ValueError:
+            raise WireError("the device's key is damaged: delete it, and join with a new token") from None
+        if not isinstance(getattr(self._key, "curve", None), ec.SECP256R1):
+            raise WireError("the device's key is not one of the curve P-256")
+
+    @property
+    def pem(self) -> bytes:
+        """The private key; it stays on the device."""
+        _, serialization = _elliptic()
+        kind, bare = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        return self._key.private_bytes(serialization.Encoding.PEM, kind, bare)
+
+    @property
+    def public(self) -> str:
+        """The public key in base64, for `join`."""
+        _, serialization = _elliptic()
+        point = serialization.PublicFormat.UncompressedPoint
+        return to_text(self._key.public_key().public_bytes(serialization.Encoding.X962, point))
+
+    def stamp(self, client: int, method: str, target: str, body: bytes, time: float) -> Stamp:
+        """Signs a request.
+
+        Args:
+            client: the client's id.
+            method, target: such as 'PUT' and '/v1/update/3', with the query.
+            body: the body; empty if there is none.
+            time: seconds since 1970.
+        """
+        from cryptography.hazmat.primitives.asymmetric import utils
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        ec, _ = _elliptic()
+        when, nonce = str(int(time)), to_text(secrets.token_bytes(_NONCE_BYTES))
+        text = text_to_sign(method, target, when, nonce, hashlib.sha256(body).hexdigest())
+        r, s = utils.decode_dss_signature(self._key.sign(text, ec.ECDSA(SHA256())))
+        return Stamp(str(client), when, nonce, to_text(r.to_bytes(32, "big") + s.to_bytes(32, "big")))
+
+
+class PublicKey:
+    """A device's public key, with which the server checks signatures.
+
+    Args:
+        text: the key in base64, from `Signer.public`.
+
+    Raises:
+        WireError: it is no point of the curve.
+    """
+
+    def __init__(self, text: str):
+        ec, _ = _elliptic()
+        self.bytes = to_bytes(text, "the public key", _KEY_BYTES)
+        try:
+            self._key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), self.bytes)
+        except ValueError:
+            raise WireError("the public key is no point of the curve P-256") from None
+
+    def check(self, stamp: Stamp, method: str, target: str, body_sha256: str) -> None:
+        """Checks a signature.
+
+        Raises:
+            WireError: the request was not signed with this key.
+        """
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric import utils
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        ec, _ = _elliptic()
+        to_bytes(stamp.nonce, NONCE, _NONCE_BYTES)
+        both = to_bytes(stamp.signature, SIGNATURE, _SIGNATURE_BYTES)
+        r, s = int.from_bytes(both[:32], "big"), int.from_bytes(both[32:], "big")
+        text = text_to_sign(method, target, stamp.time, stamp.nonce, body_sha256)
+        try:
+            self._key.verify(utils.encode_dss_signature(r, s), text, ec.ECDSA(SHA256()))
+        except InvalidSignature:
+            raise WireError("the signature is not this client's, or the request was changed on its way") from None
+
+
+def pack_update(about: dict, payload: bytes) -> bytes:
+    """The body of an update: what the device says of it, and the payload."""
+    told = json.dumps(about).encode()
+    return struct.pack("<I", len(told)) + told + payload
+
+
+def unpack_update(body: bytes) -> tuple[dict, bytes]:
+    """(what the device says of its update, the payload).
+
+    Raises:
+        WireError: the body is cut off, or its first part is no JSON object.
+    """
+    size = struct.unpack_from("<I", body)[0] if len(body) >= 4 else 0
+    if not 0 < size <= len(body) - 4:
+        raise WireError("an update begins with the length of its JSON, and this body is shorter")
+    return read_json(body[4 : 4 + size]), body[4 + size :]
+
+
+def read_json(content: bytes) -> dict:
+    """A JSON object.
+
+    Raises:
+        WireError: the bytes are something else.
+    """
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        raise WireError("the body is not JSON") from None
+    if not isinstance(found, dict):
+        raise WireError("the body must be a JSON object")
+    return found
+
+
+def entry(message: dict, name: str, kind: type, low: float = -math.inf, high: float = math.inf) -> Any:
+    """An entry of a message, checked.
+
+    Args:
+        message: the JSON object.
+        name: of the entry.
+        kind: int, float (an integer does, too), str, bool or list.
+        low, high: of a number; or of the length of a text or list.
+
+    Raises:
+        WireError: it is missing, or of another kind or size.
+    """
+    value: Any = message.get(name)
+    fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+    size = value if isinstance(value, (int, float)) else len(value) if isinstance(value, (str, list)) else math.nan
+    if not fits or not low <= size <= high:  # also NaN
+        shown = repr(value) if len(repr(value)) < 60 else "something longer"
+        raise WireError(f"{name} must be {kind.__name__} from {low:g} to {high:g}, found {shown}")
+    return float(value) if kind is float else value
+
+
+def _elliptic():
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as error:
+        raise WireError(_NO_CRYPTOGRAPHY) from error
+    return ec, serialization

@@ -1,0 +1,104 @@
+"""The commands serve and device: live rounds, in which the clients are devices that speak HTTP."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from tfpfl.checks import Unavailable
+from tfpfl.cli.ending import resumable
+from tfpfl.cli.group import main
+from tfpfl.cli.options import allow_code_of, allow_code_option
+
+_seconds = click.FloatRange(0, 1e6, min_open=True)
+
+
+@main.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8443, show_default=True, help="The TCP port; 0: any.")
+@click.option(
+    "--tls",
+    nargs=2,
+    type=click.Path(path_type=Path, exists=True),
+    metavar="CERT KEY",
+    help="PEM files of the certificate and its key, for https. Needed on every other address than 127.0.0.1.",
+)
+@click.option(
+    "--deadline",
+    type=_seconds,
+    default=60.0,
+    show_default=True,
+    help="Seconds from the invitation to the end of a round, and for the scores of an evaluated one.",
+)
+@click.option(
+    "--quorum",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.6,
+    show_default=True,
+    help="The part of the invited clients that must have come for a round to end at its deadline.",
+)
+@click.option(
+    "--wait-for",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Open no round before so many clients have joined.",
+)
+@click.option("--max-norm", type=_seconds, help="Refuse a gradient with a larger L2 norm. Default: take all.")
+@click.option(
+    "--payload",
+    type=click.Choice(["float32", "int8"]),
+    default="float32",
+    show_default=True,
+    help="How devices send gradients; int8 is smaller and less exact.",
+)
+@click.option("--rounds", type=click.IntRange(1), help="A new total number of rounds. Default: that of the run.")
+@click.option(
+    "--data-for-devices", type=click.Path(path_type=Path), help="Write each client's examples to a folder here."
+)
+@allow_code_option
+def serve(folder, host, port, tls, deadline, quorum, wait_for, max_norm, payload, rounds, data_for_devices, allow_code):
+    """Run the rounds of RUN on devices that join over HTTP.
+
+    RUN is a run folder, made by: tfpfl run --create-only. The enrolment tokens of its clients are written to
+    RUN/tokens.json, which only you can read: give each device its own. A server that is stopped or killed goes on from
+    its last update when it is started again.
+    """
+    try:
+        from tfpfl.live.rounds import Rules
+        from tfpfl.live.serve import TOKENS, serve, write_data
+    except ModuleNotFoundError as error:
+        raise Unavailable(f"live rounds need the package {error.name}: pip install 'tfpfl[live]'") from error
+    from tfpfl.runs.run import Run
+
+    if host not in ("127.0.0.1", "::1", "localhost") and not tls:
+        raise click.UsageError(
+            f"other machines reach {host}: give --tls CERT KEY, so that nobody reads or changes rounds"
+        )
+    rules = Rules(deadline, quorum, max(90.0, deadline), wait_for, max_norm, payload)
+    if allow_code:
+        allow_code_of(folder)
+    with Run.open(folder, rounds=rounds) as run:
+        if data_for_devices is not None:
+            for client in map(int, run.population.client_ids):
+                write_data(run.examples, run.population, client, data_for_devices / str(client))
+
+        def started(address):
+            click.echo(f"Listening on {address}; tokens in {folder / TOKENS}; round {run.store.round_num + 1} is next.")
+
+        with resumable(f"tfpfl serve {folder}", lambda: f"{run.store.round_num} rounds are saved"):
+            serve(run, rules, host=host, port=port, tls=tls or None, on_start=started)
+        click.echo(f"{run.store.round_num} rounds are saved in {folder}")
+
+
+@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def device(arguments):
+    """Take part in live rounds: tfpfl device URL --data DIR --state DIR --token TOKEN.
+
+    The same as python -m tflite_export.device, which needs no TensorFlow.
+    """
+    from tflite_export.device.__main__ import main as take_part
+
+    sys.exit(take_part(list(arguments)))

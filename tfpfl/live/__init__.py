@@ -1,0 +1,1 @@
+"""Live rounds: a server that devices join over HTTP, and a run whose result is the simulated one. See docs/live.md."""

@@ -1,0 +1,215 @@
+"""What a server of live rounds must not forget: members, the open round, what arrived in it, and what happened.
+
+It is a SQLite file beside the run's state. An update is on disk before its device hears that it was counted; the
+server's step itself is a round of the run's store. If the server is killed anywhere, it goes on from the two.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from tfpfl.checks import TfpflError
+
+FORMAT = 1
+_TABLES = """
+CREATE TABLE about (format INTEGER, run_id TEXT);
+CREATE TABLE member (client INTEGER PRIMARY KEY, token BLOB UNIQUE, key TEXT, joined REAL, revoked INTEGER DEFAULT 0,
+    invited INTEGER DEFAULT 0, arrived INTEGER DEFAULT 0);
+CREATE TABLE opened (round INTEGER PRIMARY KEY, theta TEXT, at REAL, deadline REAL);
+CREATE TABLE invitation (round INTEGER, client INTEGER, arrival REAL, PRIMARY KEY (round, client));
+CREATE TABLE arrived (round INTEGER, client INTEGER, sha256 TEXT, body BLOB, PRIMARY KEY (round, client));
+CREATE TABLE score (round INTEGER, client INTEGER, rows TEXT, PRIMARY KEY (round, client));
+CREATE TABLE event (number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL, what TEXT, round INTEGER, client INTEGER);
+"""
+
+
+class BookError(TfpflError, RuntimeError):
+    """live.sqlite cannot be used."""
+
+
+class Member(NamedTuple):
+    """A client that may take part."""
+
+    client: int
+    key: str | None  # the device's public key; None: it has not joined yet
+    revoked: bool
+    invited: int  # to how many rounds that are over
+    arrived: int  # in how many of these its update came
+
+    @property
+    def arrival(self) -> float:
+        """The estimated probability that its update comes when it is invited; 1 if it always came."""
+        return (self.arrived + 1) / (self.invited + 1)
+
+
+class OpenRound(NamedTuple):
+    """The round that is under way."""
+
+    number: int
+    theta: str  # sha256 of the message
+    opened: float  # seconds since 1970
+    deadline: float
+    arrival: dict[int, float]  # {client: its probability to arrive, as it was when it was invited}
+
+
+class Book:
+    """The open file; one process at a time uses it, since the run folder is locked.
+
+    Args:
+        path: the file; made if it does not exist.
+        run_id: the run's.
+
+    Raises:
+        BookError: the file is of another run or a newer version, or is damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike, run_id: str):
+        self.path, new = Path(path), not Path(path).exists()
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")  # what is acknowledged is on disk
+            if new:
+                with self._transaction():
+                    for table in filter(None, map(str.strip, _TABLES.split(";"))):
+                        self._db.execute(table)
+                    self._db.execute("INSERT INTO about VALUES (?, ?)", (FORMAT, run_id))
+                os.chmod(path, 0o600)
+            (found,) = self._db.execute("SELECT format, run_id FROM about").fetchall()
+        except (sqlite3.Error, ValueError) as error:
+            raise BookError(f"{path} cannot be read: {error}. Without it, the devices have to join again") from error
+        if found != (FORMAT, run_id):
+            raise BookError(f"{path} is of format {found[0]} and run {found[1]!r}, not of format {FORMAT}, {run_id!r}")
+
+    def _transaction(self) -> "_Transaction":
+        return _Transaction(self._db)
+
+    def _rows(self, query: str, *arguments) -> list[tuple]:
+        with closing(self._db.execute(query, arguments)) as found:
+            return found.fetchall()
+
+    def new_tokens(self, clients: Iterable[int]) -> dict[int, str]:
+        """Makes an enrolment token for each client that has none: {client: token}. The file keeps their hashes only."""
+        known = {client for (client,) in self._rows("SELECT client FROM member")}
+        made = {int(i): secrets.token_urlsafe(24) for i in clients if int(i) not in known}
+        with self._transaction():
+            rows = [(i, _hashed(token)) for i, token in made.items()]
+            self._db.executemany("INSERT INTO member (client, token) VALUES (?, ?)", rows)
+        return made
+
+    def member_with(self, token: str) -> Member | None:
+        """Whose token this is; looked up by its hash, so the time that it takes says nothing of the token."""
+        found = self._rows("SELECT client FROM member WHERE token = ?", _hashed(token))
+        return self.members()[found[0][0]] if found else None
+
+    def members(self) -> dict[int, Member]:
+        """{client: member}, ascending."""
+        query = "SELECT client, key, revoked, invited, arrived FROM member ORDER BY client"
+        return {client: Member(client, key, bool(r), *counts) for client, key, r, *counts in self._rows(query)}
+
+    def join(self, client: int, key: str, at: float) -> None:
+        """Keeps a device's public key, in place of an earlier one of the client."""
+        with self._transaction():
+            self._db.execute("UPDATE member SET key = ?, joined = ? WHERE client = ?", (key, at, client))
+            self._log(at, "joined", None, client)
+
+    def revoke(self, client: int, at: float) -> None:
+        """Takes a client's token and key away."""
+        with self._transaction():
+            self._db.execute("UPDATE member SET revoked = 1 WHERE client = ?", (client,))
+            self._log(at, "revoked", None, client)
+
+    def open_round(self, number: int, theta: str, clients: Iterable[int], at: float, deadline: float) -> None:
+        """Fixes who is invited to a round, with their probabilities to arrive."""
+        members = self.members()
+        with self._transaction():
+            self._db.execute("INSERT INTO opened VALUES (?, ?, ?, ?)", (number, theta, at, deadline))
+            rows = [(number, i, members[i].arrival) for i in map(int, clients)]
+            self._db.executemany("INSERT INTO invitation VALUES (?, ?, ?)", rows)
+            self._log(at, "opened", number, None)
+
+    def extend(self, number: int, deadline: float, at: float) -> None:
+        """Moves the deadline of the open round."""
+        with self._transaction():
+            self._db.execute("UPDATE opened SET deadline = ? WHERE round = ?", (deadline, number))
+            self._log(at, "extended", number, None)
+
+    def open_now(self) -> OpenRound | None:
+        """The open round, if there is one."""
+        for number, theta, at, deadline in self._rows("SELECT * FROM opened ORDER BY round DESC LIMIT 1"):
+            invited = self._rows("SELECT client, arrival FROM invitation WHERE round = ? ORDER BY client", number)
+            return OpenRound(number, theta, at, deadline, dict(invited))
+        return None
+
+    def put(self, number: int, client: int, body: bytes, at: float) -> None:
+        """Keeps what a client sent in a round; when this returns, it is on disk."""
+        with self._transaction():
+            row = (number, client, hashlib.sha256(body).hexdigest(), body)
+            self._db.execute("INSERT INTO arrived VALUES (?, ?, ?, ?)", row)
+            self._log(at, "arrived", number, client)
+
+    def counted(self, number: int, client: int) -> str | None:
+        """The sha256 of what a client sent in a round, this one or an earlier one; None if nothing came."""
+        found = self._rows("SELECT sha256 FROM arrived WHERE round = ? AND client = ?", number, client)
+        return found[0][0] if found else None
+
+    def bodies(self, number: int) -> dict[int, bytes]:
+        """{client: what it sent in this round}, ascending."""
+        return dict(self._rows("SELECT client, body FROM arrived WHERE round = ? ORDER BY client", number))
+
+    def put_score(self, number: int, client: int, rows: list[dict], at: float) -> None:
+        """Keeps a client's scores after a round, in place of earlier ones."""
+        with self._transaction():
+            self._db.execute("INSERT OR REPLACE INTO score VALUES (?, ?, ?)", (number, client, json.dumps(rows)))
+            self._log(at, "scored", number, client)
+
+    def scores(self, number: int) -> dict[int, list[dict]]:
+        """{client: its scores after this round}, ascending."""
+        found = self._rows("SELECT client, rows FROM score WHERE round = ? ORDER BY client", number)
+        return {client: json.loads(rows) for client, rows in found}
+
+    def end_round(self, number: int, at: float) -> None:
+        """Ends a round that the run's store has: counts who came, and keeps only the hash of what they sent."""
+        with self._transaction():
+            invited = "SELECT client FROM invitation WHERE round = ?"
+            came = "SELECT client FROM arrived WHERE round = ?"
+            self._db.execute(f"UPDATE member SET invited = invited + 1 WHERE client IN ({invited})", (number,))
+            self._db.execute(f"UPDATE member SET arrived = arrived + 1 WHERE client IN ({came})", (number,))
+            self._db.execute("UPDATE arrived SET body = NULL WHERE round = ?", (number,))
+            for table in ("opened", "invitation", "score"):
+                self._db.execute(f"DELETE FROM {table} WHERE round = ?", (number,))
+            self._log(at, "ended", number, None)
+
+    def events(self) -> list[tuple[int, float, str, int | None, int | None]]:
+        """All that happened: (number, seconds since 1970, what, round, client)."""
+        return self._rows("SELECT * FROM event ORDER BY number")
+
+    def _log(self, at: float, what: str, number: int | None, client: int | None) -> None:
+        self._db.execute("INSERT INTO event (at, what, round, client) VALUES (?, ?, ?, ?)", (at, what, number, client))
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._db.close()
+
+
+class _Transaction:
+    """All or nothing."""
+
+    def __init__(self, db: sqlite3.Connection):
+        self._db = db
+
+    def __enter__(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind, *_) -> None:
+        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+
+
+def _hashed(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()

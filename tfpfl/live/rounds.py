@@ -1,0 +1,440 @@
+"""The rounds of a live run: who is invited, what an update must be, and when the server steps.
+
+It knows no network and no clock: the caller says what time it is, so that a simulation can drive it as a server does.
+
+A round has two parts. In the first, its members (fixed when it opens) visit: each sends one update, which is on disk
+before it is acknowledged. The round closes when all have come, or at the deadline if a quorum has; with fewer, the
+deadline moves. What was accepted always counts. Then the server steps. If the round is evaluated, all awake clients
+score the new theta in the second part, and send losses and scores. At the end the round is one transaction of the run's
+store, as in a simulation.
+"""
+
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tflite_export.convert.personal import device_training
+from tflite_export.convert.program import flatten, unflatten
+from tflite_export.device import payload as payloads
+from tflite_export.device.live import wire
+from tfpfl.algorithms.contract import ClientOutput
+from tfpfl.checks import InvalidArgument, TfpflError
+from tfpfl.data.cohorts import cohort
+from tfpfl.engines import aggregation
+from tfpfl.engines.visit import server_step
+from tfpfl.live.book import Book, Member, OpenRound
+from tfpfl.models import tree
+from tfpfl.runs import protocols
+from tfpfl.runs.folders import LIVE
+from tfpfl.runs.results import write_history
+
+MOST_SCORE = 1e30  # a loss that is larger was not computed
+
+
+class Refused(TfpflError):
+    """A device's message was not taken. `status` is HTTP's."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+class View(NamedTuple):
+    """What polls are answered from; replaced as a whole, so that it can be read at any moment."""
+
+    kind: str  # wire.VISIT, SCORE, NOTHING (no round is open) or DONE
+    round_num: int
+    theta: str  # sha256 of the message that is visited or scored
+    waiting: frozenset  # the clients that have something to do
+    deadline: float
+
+
+@dataclass
+class Rules:
+    """How a server runs its rounds.
+
+    Args:
+        deadline: seconds from the invitation to the end of a round, and of the time for scores.
+        quorum: the part of the members that must have come for a round to end at its deadline, in (0, 1].
+        awake: a client is invited if it was heard of in the last so many seconds.
+        wait_for: no round opens before so many clients have joined.
+        max_norm: a longer gradient (L2) is refused; None: any that is finite is taken.
+        payload: 'float32' or 'int8'.
+
+    Raises:
+        InvalidArgument: a number is out of range.
+    """
+
+    deadline: float = 60.0
+    quorum: float = 0.6
+    awake: float = 90.0
+    wait_for: int = 1
+    max_norm: float | None = None
+    payload: str = "float32"
+
+    def __post_init__(self):
+        for name in ("deadline", "awake"):
+            if not 0 < getattr(self, name) < 1e9:
+                raise InvalidArgument(f"{name} must be a positive number of seconds, found {getattr(self, name)}")
+        if not 0 < self.quorum <= 1:
+            raise InvalidArgument(f"quorum must lie in (0, 1], found {self.quorum}")
+        if self.wait_for < 1 or (self.max_norm is not None and not self.max_norm > 0):
+            raise InvalidArgument(f"wait_for and max_norm must be positive, found {self.wait_for}, {self.max_norm}")
+        if self.payload not in payloads.KINDS:
+            raise InvalidArgument(f"unknown payload {self.payload!r}: one of {', '.join(payloads.KINDS)}")
+
+
+class LiveRounds:
+    """The live rounds of a run.
+
+    Args:
+        run: an open `tfpfl.runs.run.Run` of PFLEGO.
+        rules: see `Rules`.
+        now: seconds since 1970.
+
+    Raises:
+        InvalidArgument: devices cannot take part in this run; `wait_for` is more than there are clients.
+    """
+
+    def __init__(self, run, rules: Rules, now: float):
+        self.run, self.rules = run, rules
+        self.algorithm, self.population, self.model = run.algorithm, run.population, run.model
+        self.ids = [int(i) for i in self.population.client_ids]
+        refused = device_training(run.config, self.population, self.ids[0])
+        if isinstance(refused, str):
+            raise InvalidArgument(f"{run.folder}: devices cannot take part: {refused}")
+        if not run.availability.is_perfect:
+            raise InvalidArgument(f"{run.folder} simulates clients that drop out; live clients do so themselves")
+        if rules.wait_for > len(self.ids):
+            raise InvalidArgument(f"wait_for is {rules.wait_for}, but the run has {len(self.ids)} clients")
+        self.book = Book(run.folder / LIVE, run.config.run_id)
+        self.programs: dict[int, str] = {}  # {K: sha256 of the program that devices with K classes must have}
+        self._training = run.training()
+        self._step = server_step(self.algorithm)
+        self._server = self._training.server_state()
+        self._stepped: tuple[int, Any] | None = None  # (round, the server's state after it), before it is committed
+        self.thetas: dict[str, bytes] = {}
+        self._members = self.book.members()
+        # {client: when it was last heard of}; a new start of the server is not the devices' fault
+        self.seen = {i: now for i, m in self._members.items() if m.key is not None}
+        self.view = View(wire.NOTHING, 0, "", frozenset(), np.inf)
+        self._recover(now)
+
+    # What devices ask and send
+
+    def member(self, client: int) -> Member:
+        """A client that has joined.
+
+        Raises:
+            Refused: there is no such client (401), it has not joined (401), or its token was revoked (403).
+        """
+        member = self._members.get(client)
+        if member is None or member.key is None:
+            raise Refused(401, f"client {client} has not joined: join with its token first")
+        if member.revoked:
+            raise Refused(403, f"the token of client {client} was revoked: ask for a new one")
+        return member
+
+    def join(self, token: str, about: dict, now: float) -> dict:
+        """Takes a device in, or takes it in again with another key.
+
+        Args:
+            token: the enrolment token.
+            about: 'protocol', 'examples' (N_i), 'classes' (K_i), 'key', and of a device that has a bundle 'program',
+                the sha256 of its program.tflite.
+            now: seconds since 1970.
+
+        Returns:
+            What the device needs: client, classes, rounds.
+
+        Raises:
+            Refused: the token is unknown (401) or revoked (403), or the device's numbers or its program are not those
+                of the run (409).
+            WireError: an entry is missing or wrong.
+        """
+        member = self.book.member_with(token)
+        if member is None:
+            raise Refused(401, "this token is unknown: ask for one")
+        if member.revoked:
+            raise Refused(403, "this token was revoked: ask for a new one")
+        if (found := wire.entry(about, "protocol", int)) != wire.PROTOCOL:
+            raise Refused(409, f"the server speaks protocol {wire.PROTOCOL}, the device {found}: update the older one")
+        info = self.population.info(member.client)
+        wanted = {"examples": int(info.num_examples), "classes": int(info.num_classes)}
+        for name, expected in wanted.items():
+            if (found := wire.entry(about, name, int)) != expected:
+                raise Refused(409, f"client {member.client} has {expected} {name} in this run, and the device {found}")
+        program = self.programs.get(wanted["classes"])
+        if "program" in about and wire.entry(about, "program", str) != program:
+            raise Refused(409, "the device has another program than this run's: delete its bundle, and join again")
+        key = wire.PublicKey(wire.entry(about, "key", str, 1, 200))
+        self.book.join(member.client, wire.to_text(key.bytes), now)
+        self._members = self.book.members()
+        self.seen[member.client] = now
+        self.tick(now)
+        return {"client": member.client, "classes": wanted["classes"], "rounds": self.run.config.rounds}
+
+    def work(self, client: int, now: float) -> dict | None:
+        """What a client has to do now; None: nothing yet. It only reads, and so any thread may call it."""
+        view = self.view
+        self.seen[client] = now
+        if view.kind == wire.DONE:
+            return {"kind": wire.DONE}
+        if client not in view.waiting:
+            return None
+        about = {"kind": view.kind, "round": view.round_num, "theta": view.theta}
+        about["seconds"] = round(max(view.deadline - now, 0.0), 3)
+        if view.kind == wire.VISIT:
+            splits = self._splits if self._training.is_evaluated(view.round_num, self.run.config.rounds) else ()
+            about |= {"settings": self._settings[client], "payload": self.rules.payload, "splits": list(splits)}
+        else:
+            about["splits"] = list(self._splits)
+        return about
+
+    def update(self, client: int, number: int, body: bytes, now: float) -> dict:
+        """Takes a member's update; when this returns, it is on disk and will be counted.
+
+        The same bytes again are fine, also when the round is long over.
+
+        Raises:
+            Refused: there is no such round, the client was not invited, sent another update already (409), the round
+                is over without it (410), or the update cannot be used (422).
+            WireError: the body cannot be read.
+        """
+        self.seen[client] = now
+        known = self.book.counted(number, client)
+        if known is not None:
+            if known != hashlib.sha256(body).hexdigest():
+                raise Refused(409, f"another update of client {client} was counted in round {number}")
+            return {"counted": True, "round": number}
+        view = self.view
+        if view.kind != wire.VISIT or number != view.round_num:
+            over = number < view.round_num or (number == view.round_num and view.kind != wire.VISIT)
+            raise Refused(
+                410 if over else 409,
+                f"round {number} is over, and this update was not counted" if over else f"there is no round {number}",
+            )
+        if client not in view.waiting:
+            raise Refused(409, f"client {client} is not invited to round {number}")
+        about, payload = wire.unpack_update(body)
+        self._check_update(client, about, payload, view)
+        self.book.put(number, client, body, now)
+        self.view = view._replace(waiting=view.waiting - {client})
+        if not self.view.waiting:
+            self._close(now)
+        return {"counted": True, "round": number}
+
+    def _check_update(self, client, about, payload, view) -> None:
+        if (theta := wire.entry(about, "theta", str)) != view.theta:
+            raise Refused(409, f"this update is for another theta ({theta[:12]}), not for {view.theta[:12]}")
+        examples = int(self.population.info(client).num_examples)
+        if (found := wire.entry(about, "examples", int)) != examples:
+            raise Refused(422, f"client {client} has {examples} examples in this run, and the update says {found}")
+        wire.entry(about, "loss", float, -MOST_SCORE, MOST_SCORE)
+        self._check_scores(about)
+        try:
+            gradient = payloads.decode(payload, self.model.num_backbone_weights)
+        except payloads.PayloadError as error:
+            raise Refused(422, str(error)) from None
+        norm = float(np.linalg.norm(gradient.astype(np.float64)))
+        if not np.isfinite(norm):
+            raise Refused(422, "the gradient holds NaN or infinity")
+        if self.rules.max_norm is not None and norm > self.rules.max_norm:
+            raise Refused(422, f"the gradient's norm is {norm:.3g}, and at most {self.rules.max_norm:g} is taken")
+
+    def _check_scores(self, about) -> list[dict]:
+        rows = wire.entry(about, "scores", list, 0, 3)
+        bounds = (0, 1) if self.run.config.score.is_fraction else (-MOST_SCORE, MOST_SCORE)
+        for row in rows:
+            if not isinstance(row, dict):
+                raise wire.WireError("a score must be a JSON object")
+            if wire.entry(row, "split", str) not in ("train", "validation", "test"):
+                raise wire.WireError(f"unknown split {row['split']!r}")
+            wire.entry(row, "examples", int, 1, 2**31)
+            wire.entry(row, "loss", float, -MOST_SCORE, MOST_SCORE)
+            wire.entry(row, "score", float, *bounds)
+        if len({row["split"] for row in rows}) < len(rows):
+            raise wire.WireError("a split is scored twice")
+        return rows
+
+    def score(self, client: int, number: int, about: dict, now: float) -> dict:
+        """Takes a client's losses and scores of the theta after a round.
+
+        Raises:
+            Refused: no scores of this round are wanted (410), or they are of another theta (409).
+            WireError: an entry is missing or wrong.
+        """
+        view = self.view
+        self.seen[client] = now
+        if view.kind != wire.SCORE or number != view.round_num:
+            raise Refused(410, f"no scores of round {number} are wanted now")
+        if wire.entry(about, "theta", str) != view.theta:
+            raise Refused(409, "these scores are of another theta")
+        self.book.put_score(number, client, self._check_scores(about), now)
+        self.view = view._replace(waiting=view.waiting - {client})
+        if not self.view.waiting:
+            self._commit(now)
+        return {"round": number}
+
+    def head(self, client: int):
+        """The head with which every engine begins this client: a `tfpfl.models.weights.Head` of arrays."""
+        return tree.arrays(self.algorithm.init_client(self.population.info(client)))
+
+    # What the server does
+
+    def refresh(self) -> None:
+        """Reads the members again, after tokens were made or revoked."""
+        self._members = self.book.members()
+
+    def tick(self, now: float) -> None:
+        """Opens a round where none is, and ends one whose deadline is over; to be called about every second."""
+        if self.view.kind == wire.NOTHING:
+            self._open(now)
+        elif self.view.kind == wire.VISIT and now >= self.view.deadline:
+            number, came = self.view.round_num, len(self.book.bodies(self.view.round_num))
+            if came >= max(1, int(np.ceil(self.rules.quorum * len(self._open_round.arrival) - 1e-9))):
+                self._close(now)
+            else:
+                self.book.extend(number, now + self.rules.deadline, now)
+                self.view = self.view._replace(deadline=now + self.rules.deadline)
+        elif self.view.kind == wire.SCORE and now >= self.view.deadline:
+            self._commit(now)
+
+    def awake(self, now: float) -> np.ndarray:
+        """The clients that were heard of lately, ascending: int64 [n]."""
+        there = [i for i, m in self._members.items() if m.key is not None and not m.revoked]
+        return np.array([i for i in there if now - self.seen.get(i, -np.inf) <= self.rules.awake], np.int64)
+
+    def _recover(self, now: float) -> None:
+        """Goes on where an earlier server was stopped, killed or not."""
+        self._open_round: Any = self.book.open_now()
+        if self._open_round is not None and self._open_round.number <= self.run.store.round_num:
+            self.book.end_round(self._open_round.number, now)  # it was committed, and only this was left to do
+            self._open_round, self._members = None, self.book.members()
+        if self._open_round is not None:
+            opened = self._open_round
+            theta = self._publish(self._server)
+            if theta != opened.theta:
+                raise InvalidArgument(
+                    f"{self.book.path} has round {opened.number} open for another theta than the run's: one of the two "
+                    "was replaced"
+                )
+            here = set(self.book.bodies(opened.number))
+            self._invite(opened, frozenset(opened.arrival) - here, max(opened.deadline, now + self.rules.deadline))
+            if not self.view.waiting:
+                self._close(now)
+        self.tick(now)
+
+    def _publish(self, server) -> str:
+        """Makes the message of a server state available by its hash, and forgets older ones."""
+        flat = flatten(self.algorithm.message(server)).astype("<f4").tobytes()
+        name = hashlib.sha256(flat).hexdigest()
+        self.thetas = {name: flat}
+        return name
+
+    def _open(self, now: float) -> None:
+        number = self.run.store.round_num + 1
+        if number > self.run.config.rounds:
+            self.view = View(wire.DONE, number - 1, "", frozenset(), np.inf)
+            return
+        if sum(m.key is not None for m in self._members.values()) < self.rules.wait_for:
+            return
+        awake = self.awake(now)
+        present = None if len(awake) == len(self.ids) else awake
+        ids = [int(i) for i in cohort(self.run.config.seed, number, self.population, present)]
+        if not ids and len(awake) < len(self.ids):
+            return  # nobody is there; a round without clients counts only where the draw says so
+        theta = self._publish(self._server)
+        self.book.open_round(number, theta, ids, now, now + self.rules.deadline)
+        self._open_round = self.book.open_now()
+        self._invite(self._open_round, frozenset(ids), now + self.rules.deadline)
+        if not ids:
+            self._close(now)
+
+    def _invite(self, opened: OpenRound, waiting: frozenset, deadline: float) -> None:
+        self._settings = {i: self._settings_of(i, p) for i, p in opened.arrival.items()}
+        self.view = View(wire.VISIT, opened.number, opened.theta, waiting, deadline)
+        self._began = time.perf_counter()
+
+    def _settings_of(self, client: int, arrival: float) -> dict:
+        """tau and the rates of a visit. Who comes rarely takes larger steps, as in the engines."""
+        settings = device_training(self.run.config, self.population, client)
+        assert isinstance(settings, dict)  # the constructor has checked it
+        if self.run.config.hyperparameters["head_rate"] == "rho":
+            settings = {**settings, "head_rate": settings["head_rate"] / arrival}
+        return settings
+
+    @property
+    def _splits(self) -> tuple:
+        return tuple(self._training.splits)
+
+    def _close(self, now: float) -> None:
+        """Steps with all that came, and asks for scores if the round is evaluated."""
+        number = self._open_round.number
+        self._stepped = (number, self._after(self.book.bodies(number)))
+        if self._training.is_evaluated(number, self.run.config.rounds):
+            waiting = frozenset(self.awake(now).tolist()) - set(self.book.scores(number))
+            theta = self._publish(self._stepped[1])
+            self.view = View(wire.SCORE, number, theta, waiting, now + self.rules.deadline)
+            if waiting:
+                return
+        self._commit(now)
+
+    def _after(self, bodies: dict[int, bytes]):
+        """The server's state after a step with these updates, added in the order of the clients."""
+        contributions = []
+        for client, body in bodies.items():
+            _, payload = wire.unpack_update(body)
+            gradient = unflatten(payloads.decode(payload, self.model.num_backbone_weights), self.model)
+            info = self.population.info(client)
+            weight = float(info.alpha) / self._open_round.arrival[client]
+            if self.algorithm.aggregate == "mean":
+                weight = float(info.num_examples)
+            output = ClientOutput(tuple(map(tf.constant, gradient)), tf.constant(weight, tf.float32), (), {})
+            contributions.append(aggregation.contribution(self.algorithm, output))
+        if not contributions:
+            return self._server
+        total = tf.nest.map_structure(lambda *parts: tf.add_n(parts), *contributions)
+        return self._step(self._server, aggregation.finish(self.algorithm, total, list(bodies)), total.weight)
+
+    def _commit(self, now: float) -> None:
+        """Saves the round in the run's store, and opens the next one."""
+        assert self._stepped is not None
+        number, server = self._stepped
+        bodies, invited = self.book.bodies(number), self._open_round.arrival
+        told = {i: wire.unpack_update(body) for i, body in bodies.items()}
+        row: dict[str, Any] = {"round": number, "clients": len(told), "dropped": len(invited) - len(told)}
+        row["came"] = " ".join(map(str, told))
+        if told:
+            sizes = np.array([about["examples"] for about, _ in told.values()], np.float64)
+            row["loss"] = float(sizes @ [float(about["loss"]) for about, _ in told.values()] / sizes.sum())
+        row["bytes_down"] = 4 * self.model.num_backbone_weights * len(invited)
+        row["bytes_up"] = sum(len(payload) for _, payload in told.values())
+        rows = [r for i, (about, _) in told.items() for r in _rows(about["scores"], number, i, protocols.LOCAL_COPY)]
+        personal = self._training.model_name
+        rows += [r for i, found in self.book.scores(number).items() for r in _rows(found, number, i, personal)]
+        for (model, split), score in protocols.summarize(rows, self.run.config.score).items():
+            row |= {f"{model} {split} {name}": value for name, value in score.items()}
+        row["seconds"] = time.perf_counter() - self._began
+        self.run.store.commit_round(number, tree.arrays(server), {}, row, rows)
+        self._server, self._stepped = server, None
+        self.book.end_round(number, now)
+        self._open_round, self._members = None, self.book.members()
+        self.view = View(wire.NOTHING, number, "", frozenset(), np.inf)
+        write_history(self.run.folder / "history.csv", self.run.store.history(), self.run.federation)
+        self._open(now)
+
+    def close(self) -> None:
+        """Closes the book; the run stays open."""
+        self.book.close()
+
+
+def _rows(scores: list[dict], number: int, client: int, model: str) -> list[protocols.Score]:
+    return [
+        protocols.Score(number, client, model, row["split"], row["examples"], float(row["loss"]), float(row["score"]))
+        for row in scores
+    ]

@@ -1,0 +1,309 @@
+"""The server of live rounds: HTTP around `LiveRounds`. docs/live.md has every message.
+
+One process and one event loop. Whatever writes runs in one thread of its own, one after the other; a poll reads what
+is there and waits for a change. What a device sends is checked for its size before it is read, for its signature before
+it is parsed, and is never executed.
+"""
+
+import asyncio
+import hashlib
+import logging
+import ssl
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from tflite_export.device import payload as payloads
+from tflite_export.device.head_file import SavedHead, head_bytes
+from tflite_export.device.live import wire
+from tfpfl.checks import InvalidArgument
+from tfpfl.live.rounds import LiveRounds, Refused
+
+LONGEST_WAIT = 30.0  # seconds of a poll; proxies cut longer ones
+CLOCKS_APART = 300.0  # seconds
+SLOWEST_BODY = 30.0  # seconds in which a body must have come
+_SMALL = 16 * 1024  # bytes of a body that is no update
+_JOINS = 30  # in a minute, from one address
+_logger = logging.getLogger(__name__)
+
+
+class Gate:
+    """Who may send what: signatures, clocks, numbers that are used once, and how often one joins.
+
+    Args:
+        started: seconds since 1970. Requests that were signed before are refused, since the numbers that were used
+            before are not known any more.
+    """
+
+    def __init__(self, started: float):
+        self._started = int(started)
+        self._used: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._keys: dict[str, wire.PublicKey] = {}
+        self._joins: dict[str, list[float]] = {}
+
+    def check(self, rounds: LiveRounds, request: web.Request, body: bytes, now: float) -> int:
+        """The client that signed a request.
+
+        Raises:
+            Refused: it has not joined, its clock is wrong, the request came before, or the signature is wrong.
+        """
+        values = [request.headers.get(name, "") for name in (wire.CLIENT, wire.TIME, wire.NONCE, wire.SIGNATURE)]
+        stamp = wire.Stamp(*values)
+        if not (stamp.client.isascii() and stamp.client.isdigit() and len(stamp.client) < 10):
+            raise Refused(401, f"{wire.CLIENT} must be the number of a client that has joined")
+        if not (stamp.time.isascii() and stamp.time.isdigit() and len(stamp.time) < 12):
+            raise Refused(401, f"{wire.TIME} must be a whole number of seconds since 1970")
+        member = rounds.member(int(stamp.client))
+        if abs(now - int(stamp.time)) > CLOCKS_APART:
+            raise Refused(401, f"the device's clock is {int(stamp.time) - now:+.0f} s off: set it")
+        if int(stamp.time) < self._started:
+            raise Refused(401, "the request was signed before the server started: sign it again")
+        assert member.key is not None
+        if member.key not in self._keys:
+            self._keys[member.key] = wire.PublicKey(member.key)
+        try:
+            digest = hashlib.sha256(body).hexdigest()
+            self._keys[member.key].check(stamp, request.method, request.path_qs, digest)
+        except wire.WireError as error:
+            raise Refused(401, str(error)) from None
+        while self._used and next(iter(self._used.values())) < now - 2 * CLOCKS_APART:
+            self._used.popitem(last=False)
+        if (stamp.client, stamp.nonce) in self._used:
+            raise Refused(401, "this request came before: sign every request anew")
+        self._used[stamp.client, stamp.nonce] = now
+        return member.client
+
+    def may_join(self, address: str, now: float) -> None:
+        """Counts a join.
+
+        Raises:
+            Refused: too many came from this address (429).
+        """
+        self._joins = {a: kept for a, times in self._joins.items() if (kept := [t for t in times if t > now - 60])}
+        times = self._joins.setdefault(address, [])
+        if len(times) >= _JOINS:
+            raise Refused(429, f"{_JOINS} devices have joined from this address in a minute: wait")
+        times.append(now)
+
+
+class LiveServer:
+    """Answers devices.
+
+    Args:
+        rounds: the rounds.
+        bundles: {K: the folder with the bundle for heads of K classes}.
+        clock: () -> seconds since 1970.
+    """
+
+    def __init__(self, rounds: LiveRounds, bundles: dict[int, Path], clock=time.time):
+        self.rounds, self.bundles, self._clock = rounds, bundles, clock
+        self._gate = Gate(clock())
+        self._changed = asyncio.Event()
+        self._writer = ThreadPoolExecutor(1, "tfpfl-rounds")
+        self.done = asyncio.Event()
+        registry = CollectorRegistry()
+        self._registry = registry
+        self._requests = Counter("tfpfl_requests", "Answers by status", ["status"], registry=registry)
+        self._received = Counter("tfpfl_received_bytes", "Bytes of bodies", registry=registry)
+        Gauge("tfpfl_round", "The last round that is saved", registry=registry).set_function(
+            lambda: float(rounds.run.store.round_num)
+        )
+        Gauge("tfpfl_waiting", "Clients that the round waits for", registry=registry).set_function(
+            lambda: float(len(rounds.view.waiting))
+        )
+        Gauge("tfpfl_awake", "Clients that were heard of lately", registry=registry).set_function(
+            lambda: float(len(rounds.awake(self._clock())))
+        )
+        self._most = payloads.num_bytes(rounds.model.num_backbone_weights) + _SMALL
+
+    def app(self) -> web.Application:
+        """The application, for aiohttp's runner."""
+        app = web.Application(middlewares=[self._answer], client_max_size=self._most)
+        app.add_routes(
+            [
+                web.get("/v1/health", self._health),
+                web.get("/metrics", self._metrics),
+                web.post("/v1/join", self._join),
+                web.get("/v1/work", self._work),
+                web.get("/v1/theta/{name:[0-9a-f]{64}}", self._theta),
+                web.get("/v1/head", self._head),
+                web.get("/v1/bundle", self._bundle),
+                web.get("/v1/bundle/{name:[A-Za-z0-9_.]{1,80}}", self._file),
+                web.put("/v1/update/{round:[0-9]{1,9}}", self._update),
+                web.put("/v1/score/{round:[0-9]{1,9}}", self._score),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _answer(self, request, handler):
+        try:
+            response = await handler(request)
+        except Refused as error:
+            response = self._error(error.status, str(error))
+        except wire.WireError as error:
+            response = self._error(400, str(error))
+        except web.HTTPRequestEntityTooLarge:
+            response = self._error(413, f"a body has at most {self._most} bytes")
+        except TimeoutError:
+            response = self._error(408, f"the body did not come in {SLOWEST_BODY:g} s")
+        except web.HTTPException as error:
+            response = self._error(error.status, error.reason)
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception:
+            _logger.exception("%s %s", request.method, request.path)
+            response = self._error(500, "the server failed; its log says more")
+        self._requests.labels(str(response.status)).inc()
+        response.headers.setdefault("Cache-Control", "no-store")
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    def _error(self, status: int, message: str) -> web.Response:
+        return web.json_response({"error": message, "round": self.rounds.view.round_num}, status=status)
+
+    async def _body(self, request, most: int = _SMALL) -> bytes:
+        if (request.content_length or 0) > most:
+            raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
+        parts, size = [], 0
+        async with asyncio.timeout(SLOWEST_BODY):
+            async for part in request.content.iter_chunked(65536):
+                size += len(part)
+                if size > most:
+                    raise web.HTTPRequestEntityTooLarge(most, size)
+                parts.append(part)
+        self._received.inc(size)
+        return b"".join(parts)
+
+    async def _signed(self, request, most: int = _SMALL) -> tuple[int, bytes]:
+        body = await self._body(request, most)
+        return self._gate.check(self.rounds, request, body, self._clock()), body
+
+    async def _written(self, function, *arguments):
+        """Runs what writes, in its thread; then wakes the polls if something changed."""
+        before = self.rounds.view
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._writer, partial(function, *arguments))
+        finally:
+            now = self.rounds.view
+            if now.kind == wire.DONE:
+                self.done.set()
+            if (now.kind, now.round_num) != (before.kind, before.round_num):
+                self._changed.set()
+                self._changed = asyncio.Event()
+
+    async def _health(self, _):
+        view = self.rounds.view
+        return web.json_response({"protocol": wire.PROTOCOL, "round": view.round_num, "doing": view.kind})
+
+    async def _metrics(self, _):
+        return web.Response(body=generate_latest(self._registry), content_type="text/plain")
+
+    async def _join(self, request):
+        self._gate.may_join(request.remote or "", self._clock())
+        about = wire.read_json(await self._body(request))
+        token = wire.entry(about, "token", str, 1, 200)
+        return web.json_response(await self._written(self.rounds.join, token, about, self._clock()))
+
+    async def _work(self, request):
+        client, _ = await self._signed(request)
+        try:
+            wait = min(max(float(request.query.get("wait", 0)), 0.0), LONGEST_WAIT)
+        except ValueError:
+            raise wire.WireError("wait must be a number of seconds") from None
+        until = asyncio.get_running_loop().time() + (wait if wait == wait else 0.0)
+        while True:
+            changed = self._changed
+            if (found := self.rounds.work(client, self._clock())) is not None:
+                return web.json_response(found)
+            left = until - asyncio.get_running_loop().time()
+            if left <= 0:
+                return web.json_response({"kind": wire.NOTHING})
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), left)
+
+    async def _theta(self, request):
+        await self._signed(request)
+        content = self.rounds.thetas.get(request.match_info["name"])
+        if content is None:
+            raise Refused(410, "this theta is not needed any more: ask for work again")
+        headers = {"Cache-Control": "private, max-age=31536000, immutable"}
+        response = web.Response(body=content, content_type="application/octet-stream", headers=headers)
+        response.enable_compression()  # if the device says that it takes it
+        return response
+
+    async def _head(self, request):
+        client, _ = await self._signed(request)
+        head = self.rounds.head(client)
+        return web.Response(
+            body=head_bytes(SavedHead(head.kernel, head.bias, "00" * 32)), content_type="application/octet-stream"
+        )
+
+    def _folder(self, client: int) -> Path:
+        return self.bundles[int(self.rounds.population.info(client).num_classes)]
+
+    async def _bundle(self, request):
+        client, _ = await self._signed(request)
+        names = sorted(path.name for path in self._folder(client).iterdir())
+        return web.json_response({"files": names})
+
+    async def _file(self, request):
+        client, _ = await self._signed(request)
+        path = self._folder(client) / request.match_info["name"]
+        if request.match_info["name"] not in {p.name for p in self._folder(client).iterdir()}:
+            raise Refused(404, "the bundle has no such file")
+        return web.FileResponse(path)
+
+    async def _update(self, request):
+        client, body = await self._signed(request, self._most)
+        number = int(request.match_info["round"])
+        return web.json_response(await self._written(self.rounds.update, client, number, body, self._clock()))
+
+    async def _score(self, request):
+        client, body = await self._signed(request)
+        number, about = int(request.match_info["round"]), wire.read_json(body)
+        return web.json_response(await self._written(self.rounds.score, client, number, about, self._clock()))
+
+    async def run(self, host: str, port: int, tls: tuple[Path, Path] | None = None, on_start=None) -> None:
+        """Serves until the last round is saved and all devices that ask have been told.
+
+        Args:
+            host, port: where to listen; port 0: a free one.
+            tls: files of the certificate and its key; None: plain HTTP.
+            on_start: (address) -> None, called when it listens.
+
+        Raises:
+            InvalidArgument: the port is in use, or the certificate cannot be read.
+        """
+        context = None
+        if tls is not None:
+            try:
+                context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+                context.load_cert_chain(*map(str, tls))
+            except (OSError, ssl.SSLError) as error:
+                raise InvalidArgument(f"the certificate {tls[0]} with the key {tls[1]}: {error}") from error
+        runner = web.AppRunner(self.app(), access_log=None, keepalive_timeout=75, shutdown_timeout=2)
+        await runner.setup()
+        try:
+            try:
+                site = web.TCPSite(runner, host, port, ssl_context=context, backlog=1024)
+                await site.start()
+            except OSError as error:
+                raise InvalidArgument(f"cannot listen on {host}:{port}: {error.strerror}") from error
+            found = runner.addresses[0]
+            if on_start is not None:
+                on_start(f"http{'s' if context else ''}://{host}:{found[1]}")
+            while not self.done.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.done.wait(), 1.0)
+                await self._written(self.rounds.tick, self._clock())
+            await asyncio.sleep(2.0)  # polls that wait, and those who just sent something, hear that it is done
+        finally:
+            await runner.cleanup()
+            self._writer.shutdown()
