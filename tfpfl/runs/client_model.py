@@ -28,6 +28,7 @@ from tfpfl.engines.rounds import Messages
 from tfpfl.engines.visit import Visit, federation_readers
 from tfpfl.models import Head, Weights
 from tfpfl.runs.files import write_whole
+from tfpfl.runs.folders import check_heads_are_here
 
 if TYPE_CHECKING:
     from tfpfl.runs.run import Run
@@ -106,7 +107,7 @@ class ClientModels:
             raise InvalidArgument(
                 f"{run.folder} has no rounds yet, so no client has a model: train it with `tfpfl resume {run.folder}`"
             )
-        run.check_heads_are_here()
+        check_heads_are_here(run.folder)
         self._run, self._loop = run, _any(run.training())
         self._server = self._loop.server_state()
         algorithm = run.algorithm

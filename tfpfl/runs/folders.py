@@ -121,3 +121,16 @@ def check_free(folder: Path) -> None:
         return
     hint = f"; continue it with `tfpfl resume {folder}`" if (folder / "config.json").exists() else ""
     raise RunError(f"{folder} exists and is not empty{hint}. For a new run use another folder (--out)")
+
+
+def check_heads_are_here(folder: Path) -> None:
+    """Checks that the clients' states are in a run folder.
+
+    Raises:
+        RunError: the run's rounds are live, so that every head is on its device.
+    """
+    if (folder / LIVE).exists():
+        raise RunError(
+            f"{folder} has live rounds: the heads are on the devices, and only they can use or score them. Its scores "
+            "are in history.csv and summary.json; `tfpfl serve` goes on with its rounds"
+        )

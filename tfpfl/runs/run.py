@@ -44,7 +44,7 @@ from tfpfl.runs.consent import is_allowed
 from tfpfl.runs.cost import Passes, Work, count_work, visit_flops
 from tfpfl.runs.federations import open_federation, read_by
 from tfpfl.runs.files import write_whole
-from tfpfl.runs.folders import LIVE, STATE, locked_folder, new_folder, read_kept
+from tfpfl.runs.folders import STATE, check_heads_are_here, locked_folder, new_folder, read_kept
 from tfpfl.runs.metrics import known_metrics
 from tfpfl.runs.needs import check_needs as check_needs
 from tfpfl.runs.privacy import Privacy, privacy
@@ -256,7 +256,7 @@ class Run:
             MachinesError: the TFF workers or the Ray cluster are lost. All earlier rounds are saved.
             StoreError: a round could not be saved. All earlier rounds are saved.
         """
-        self.check_heads_are_here()
+        check_heads_are_here(self.folder)
         own_methods.load_metrics(self.config, self.folder)
         callbacks = [*callbacks, TensorBoard(self.folder / "tensorboard")]
         if self.config.patience is not None:
@@ -284,18 +284,6 @@ class Run:
         if method.warning is not None and (message := method.warning(self.store.history())):
             warn_user(message)
         return self
-
-    def check_heads_are_here(self) -> None:
-        """Checks that the clients' states are in this folder.
-
-        Raises:
-            RunError: the run's rounds are live, so that every head is on its device.
-        """
-        if (self.folder / LIVE).exists():
-            raise RunError(
-                f"{self.folder} has live rounds: the heads are on the devices, and only they can use or score them. "
-                "Its scores are in history.csv and summary.json; `tfpfl serve` goes on with its rounds"
-            )
 
     def training(self, callbacks: Sequence[Callback] = ()) -> Training:
         """Makes the round loop of this run, with its engine, store and availability.
@@ -327,7 +315,7 @@ class Run:
         Returns:
             One `Score` for every client, model and split.
         """
-        self.check_heads_are_here()
+        check_heads_are_here(self.folder)
         own_methods.load_metrics(self.config, self.folder)
         return self._evaluate(self.training())
 
