@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -20,11 +20,12 @@ def serving(run, rules=None, clock=time.time):
     tokens = serve.write_tokens(run, rounds.book)
     rounds.refresh()
     rounds.programs = serve.programs_of(bundles)
-    loop, started, addresses = asyncio.new_event_loop(), threading.Event(), []
+    started, addresses = threading.Event(), []
 
     async def main():
         server = LiveServer(rounds, bundles, clock)
         task = asyncio.create_task(server.run("127.0.0.1", 0, None, lambda a: (addresses.append(a), started.set())))
+        loop = asyncio.get_running_loop()
         stop.append(lambda: loop.call_soon_threadsafe(task.cancel))
         try:
             await task
@@ -32,15 +33,15 @@ def serving(run, rules=None, clock=time.time):
             pass
 
     stop: list = []
-    thread = threading.Thread(target=lambda: loop.run_until_complete(main()), daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
     assert started.wait(60)
     try:
         yield addresses[0], rounds, tokens
     finally:
-        stop[0]()
+        with suppress(RuntimeError):  # the last round is over, and so is the loop
+            stop[0]()
         thread.join(30)
-        loop.close()
         rounds.close()
 
 

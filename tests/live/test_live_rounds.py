@@ -62,6 +62,7 @@ class Cut(BaseException):
     """A device's power is gone."""
 
 
+@pytest.mark.slow
 def test_devices_that_are_killed_come_back_and_nothing_is_lost_or_counted_twice(run, tmp_path, monkeypatch):
     """Every device dies once before it sends, once when the server has counted, and once before it drops the update."""
     theta, heads, _ = simulated(run, ROUNDS)
@@ -106,6 +107,7 @@ def test_devices_that_are_killed_come_back_and_nothing_is_lost_or_counted_twice(
             assert np.abs(found - np.asarray(expected)).max() < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["put", "open_round", "end_round", "commit"])
 def test_a_server_that_is_killed_goes_on_where_it_was(run, tmp_path, step):
     """It dies after every third call of a function that writes; a new one is started on the same folder."""

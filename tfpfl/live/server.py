@@ -23,11 +23,14 @@ from tflite_export.device import payload as payloads
 from tflite_export.device.head_file import SavedHead, head_bytes
 from tflite_export.device.live import wire
 from tfpfl.checks import InvalidArgument
+from tfpfl.live.book import Member
 from tfpfl.live.rounds import LiveRounds, Refused
 
 LONGEST_WAIT = 30.0  # seconds of a poll; proxies cut longer ones
 CLOCKS_APART = 300.0  # seconds
 SLOWEST_BODY = 30.0  # seconds in which a body must have come
+SLOWEST_HEAD = 20.0  # seconds in which a connection's first request must have come, but for its body
+_LARGE_AT_ONCE = 32  # updates that are in memory at the same time
 _SMALL = 16 * 1024  # bytes of a body that is no update
 _JOINS = 30  # in a minute, from one address
 _logger = logging.getLogger(__name__)
@@ -47,11 +50,11 @@ class Gate:
         self._keys: dict[str, wire.PublicKey] = {}
         self._joins: dict[str, list[float]] = {}
 
-    def check(self, rounds: LiveRounds, request: web.Request, body: bytes, now: float) -> int:
-        """The client that signed a request.
+    def who(self, rounds: LiveRounds, request: web.Request, now: float) -> tuple[Member, wire.Stamp]:
+        """Who says that he sent a request, before its body is read.
 
         Raises:
-            Refused: it has not joined, its clock is wrong, the request came before, or the signature is wrong.
+            Refused: there is no such client, it has not joined, or its clock is wrong.
         """
         values = [request.headers.get(name, "") for name in (wire.CLIENT, wire.TIME, wire.NONCE, wire.SIGNATURE)]
         stamp = wire.Stamp(*values)
@@ -64,6 +67,14 @@ class Gate:
             raise Refused(401, f"the device's clock is {int(stamp.time) - now:+.0f} s off: set it")
         if int(stamp.time) < self._started:
             raise Refused(401, "the request was signed before the server started: sign it again")
+        return member, stamp
+
+    def check(self, member: Member, stamp: wire.Stamp, request: web.Request, body: bytes, now: float) -> None:
+        """Checks that the client has signed the request, and that it did not come before.
+
+        Raises:
+            Refused: the signature is wrong, or the request came before.
+        """
         assert member.key is not None
         if member.key not in self._keys:
             self._keys[member.key] = wire.PublicKey(member.key)
@@ -77,7 +88,6 @@ class Gate:
         if (stamp.client, stamp.nonce) in self._used:
             raise Refused(401, "this request came before: sign every request anew")
         self._used[stamp.client, stamp.nonce] = now
-        return member.client
 
     def may_join(self, address: str, now: float) -> None:
         """Counts a join.
@@ -105,6 +115,9 @@ class LiveServer:
         self.rounds, self.bundles, self._clock = rounds, bundles, clock
         self._gate = Gate(clock())
         self._changed = asyncio.Event()
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
+        self._in_time: set = set()  # connections that have sent the whole head of a request
+        self._since: dict = {}  # {connection: when it was first seen}
         self._writer = ThreadPoolExecutor(1, "tfpfl-rounds")
         self.done = asyncio.Event()
         registry = CollectorRegistry()
@@ -143,6 +156,7 @@ class LiveServer:
 
     @web.middleware
     async def _answer(self, request, handler):
+        self._in_time.add(request.protocol)
         try:
             response = await handler(request)
         except Refused as error:
@@ -182,8 +196,14 @@ class LiveServer:
         return b"".join(parts)
 
     async def _signed(self, request, most: int = _SMALL) -> tuple[int, bytes]:
-        body = await self._body(request, most)
-        return self._gate.check(self.rounds, request, body, self._clock()), body
+        member, stamp = self._gate.who(self.rounds, request, self._clock())
+        if most > _SMALL:
+            async with self._large:
+                body = await self._body(request, most)
+        else:
+            body = await self._body(request, most)
+        self._gate.check(member, stamp, request, body, self._clock())
+        return member.client, body
 
     async def _written(self, function, *arguments):
         """Runs what writes, in its thread; then wakes the polls if something changed."""
@@ -270,6 +290,15 @@ class LiveServer:
         number, about = int(request.match_info["round"]), wire.read_json(body)
         return web.json_response(await self._written(self.rounds.score, client, number, about, self._clock()))
 
+    def _close_slow(self, server) -> None:
+        """Closes the connections whose first request does not come."""
+        now, here = asyncio.get_running_loop().time(), server.connections
+        self._since = {c: self._since.get(c, now) for c in here}
+        self._in_time &= set(here)
+        for connection, since in self._since.items():
+            if connection not in self._in_time and now - since > SLOWEST_HEAD:
+                connection.force_close()
+
     async def run(self, host: str, port: int, tls: tuple[Path, Path] | None = None, on_start=None) -> None:
         """Serves until the last round is saved and all devices that ask have been told.
 
@@ -302,6 +331,7 @@ class LiveServer:
             while not self.done.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.done.wait(), 1.0)
+                self._close_slow(runner.server)
                 await self._written(self.rounds.tick, self._clock())
             await asyncio.sleep(2.0)  # polls that wait, and those who just sent something, hear that it is done
         finally:
