@@ -1,4 +1,5 @@
-# make demo | test | test-docs | test-all | test-newest | lint | docs | wheels | notebooks | web | web-test | lock | clean.
+# make demo | demo-live | test | test-docs | test-all | test-newest | lint | docs | wheels | notebooks | web | web-test |
+# lock | clean.
 # make native | native-test | native-fuzz | native-arm64: the client in C (docs/native.md), which needs a C compiler.
 # The environment is .venv, made once from requirements.lock on Python 3.11; test-newest makes .venv-newest on Python 3.12
 # or 3.13, without TFF and from the newest releases. `make test` leaves out what is marked slow and what is marked docs;
@@ -17,13 +18,16 @@ NEWEST := .venv-newest/installed
 PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test test-docs test-all test-newest lint docs wheels notebooks web web-test lock clean
+.PHONY: demo demo-live test test-docs test-all test-newest lint docs wheels notebooks web web-test lock clean
 .PHONY: native native-test native-fuzz native-arm64
 
 demo: $(INSTALLED)
 	@$(VENV_PYTHON) -m tfpfl demo
 	@rm -rf runs/demo/bundle
 	@$(VENV_PYTHON) -m tflite_export demo runs/demo/many/pflego --client 3 --out runs/demo/bundle --steps 20
+
+demo-live: $(INSTALLED)
+	@$(VENV_PYTHON) -m tfpfl demo-live
 
 # A file's tests share what was made for them, so that a file stays in one process; those that take longest start first
 # (tests/durations.json, which PYTEST_ARGS=--store-durations writes anew).

@@ -11,6 +11,8 @@ from tfpfl.live import serve
 from tfpfl.live.rounds import LiveRounds, Rules
 from tfpfl.live.server import LiveServer
 
+EXACT = {"rho": 0.01, "beta": 0.05, "rule": "exact", "server_opt": "sgd"}
+
 
 @contextmanager
 def serving(run, rules=None, clock=time.time):

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from helpers import phones
+from helpers.live import EXACT
 
 
 @pytest.fixture(scope="session")
@@ -22,10 +23,9 @@ def make_run(federation, tmp_path_factory):
 
     kept = tmp_path_factory.mktemp("bundles") / BUNDLES
 
-    def make(folder, **settings):
+    def make(folder, hyperparameters=EXACT, **settings):
         given = {"participation": 0.5, "rounds": 4, "evaluate_every": 2} | settings
-        hyper = {"rho": 0.01, "beta": 0.05, "rule": "exact", "server_opt": "sgd"}
-        config = RunConfig(hyperparameters=hyper, federation=str(federation.path), network="mlp200", **given)
+        config = RunConfig(hyperparameters=hyperparameters, federation=str(federation.path), network="mlp200", **given)
         run = Run.create(config, folder, federation)
         if kept.exists():
             shutil.copytree(kept, folder / BUNDLES)

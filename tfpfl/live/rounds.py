@@ -399,7 +399,8 @@ class LiveRounds:
         if not contributions:
             return self._server
         total = tf.nest.map_structure(lambda *parts: tf.add_n(parts), *contributions)
-        return self._step(self._server, aggregation.finish(self.algorithm, total, list(bodies)), total.weight)
+        server = tf.nest.map_structure(tf.convert_to_tensor, self._server)  # NumPy's int32 + 1 would be int64
+        return self._step(server, aggregation.finish(self.algorithm, total, list(bodies)), total.weight)
 
     def _commit(self, now: float) -> None:
         """Saves the round in the run's store, and opens the next one."""
