@@ -53,12 +53,19 @@ _seconds = click.FloatRange(0, 1e6, min_open=True)
     show_default=True,
     help="How devices send gradients; int8 is smaller and less exact.",
 )
+@click.option(
+    "--joins",
+    type=click.IntRange(1),
+    default=30,
+    show_default=True,
+    help="So many devices may join from one address in a minute.",
+)
 @click.option("--rounds", type=click.IntRange(1), help="A new total number of rounds. Default: that of the run.")
 @click.option(
     "--data-for-devices", type=click.Path(path_type=Path), help="Write each client's examples to a folder here."
 )
 @allow_code_option
-def serve(folder, host, port, tls, deadline, quorum, wait_for, max_norm, payload, rounds, data_for_devices, allow_code):
+def serve(folder, host, port, tls, rounds, data_for_devices, allow_code, **rules):
     """Run the rounds of RUN on devices that join over HTTP.
 
     RUN is a run folder, made by: tfpfl run --create-only. The enrolment tokens of its clients are written to
@@ -76,7 +83,7 @@ def serve(folder, host, port, tls, deadline, quorum, wait_for, max_norm, payload
         raise click.UsageError(
             f"other machines reach {host}: give --tls CERT KEY, so that nobody reads or changes rounds"
         )
-    rules = Rules(deadline, quorum, max(90.0, deadline), wait_for, max_norm, payload)
+    how = Rules(**rules, awake=max(90.0, rules["deadline"]))
     if allow_code:
         allow_code_of(folder)
     with Run.open(folder, rounds=rounds) as run:
@@ -88,7 +95,7 @@ def serve(folder, host, port, tls, deadline, quorum, wait_for, max_norm, payload
             click.echo(f"Listening on {address}; tokens in {folder / TOKENS}; round {run.store.round_num + 1} is next.")
 
         with resumable(f"tfpfl serve {folder}", lambda: f"{run.store.round_num} rounds are saved"):
-            serve(run, rules, host=host, port=port, tls=tls or None, on_start=started)
+            serve(run, how, host=host, port=port, tls=tls or None, on_start=started)
         click.echo(f"{run.store.round_num} rounds are saved in {folder}")
 
 

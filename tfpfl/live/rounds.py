@@ -64,6 +64,7 @@ class Rules:
         wait_for: no round opens before so many clients have joined.
         max_norm: a longer gradient (L2) is refused; None: any that is finite is taken.
         payload: 'float32' or 'int8'.
+        joins: so many devices may join from one address in a minute.
 
     Raises:
         InvalidArgument: a number is out of range.
@@ -75,6 +76,7 @@ class Rules:
     wait_for: int = 1
     max_norm: float | None = None
     payload: str = "float32"
+    joins: int = 30
 
     def __post_init__(self):
         for name in ("deadline", "awake"):
@@ -82,8 +84,9 @@ class Rules:
                 raise InvalidArgument(f"{name} must be a positive number of seconds, found {getattr(self, name)}")
         if not 0 < self.quorum <= 1:
             raise InvalidArgument(f"quorum must lie in (0, 1], found {self.quorum}")
-        if self.wait_for < 1 or (self.max_norm is not None and not self.max_norm > 0):
-            raise InvalidArgument(f"wait_for and max_norm must be positive, found {self.wait_for}, {self.max_norm}")
+        if self.wait_for < 1 or self.joins < 1 or (self.max_norm is not None and not self.max_norm > 0):
+            found = f"{self.wait_for}, {self.joins} and {self.max_norm}"
+            raise InvalidArgument(f"wait_for, joins and max_norm must be positive, found {found}")
         if self.payload not in payloads.KINDS:
             raise InvalidArgument(f"unknown payload {self.payload!r}: one of {', '.join(payloads.KINDS)}")
 

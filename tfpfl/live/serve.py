@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -107,10 +108,16 @@ def serve(
         rounds.refresh()
         rounds.programs = programs_of(bundles)
 
+        few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every poll that waits is a file
+
         async def main():
             await LiveServer(rounds, bundles).run(host, port, tls, on_start)
 
-        asyncio.run(main())
+        try:
+            asyncio.run(main())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
         run.write_summary()
     finally:
         rounds.close()

@@ -32,7 +32,6 @@ SLOWEST_BODY = 30.0  # seconds in which a body must have come
 SLOWEST_HEAD = 20.0  # seconds in which a connection's first request must have come, but for its body
 _LARGE_AT_ONCE = 32  # updates that are in memory at the same time
 _SMALL = 16 * 1024  # bytes of a body that is no update
-_JOINS = 30  # in a minute, from one address
 _logger = logging.getLogger(__name__)
 
 
@@ -40,12 +39,13 @@ class Gate:
     """Who may send what: signatures, clocks, numbers that are used once, and how often one joins.
 
     Args:
+        joins: so many devices may join from one address in a minute.
         started: seconds since 1970. Requests that were signed before are refused, since the numbers that were used
             before are not known any more.
     """
 
-    def __init__(self, started: float):
-        self._started = int(started)
+    def __init__(self, joins: int, started: float):
+        self._most_joins, self._started = joins, int(started)
         self._used: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._keys: dict[str, wire.PublicKey] = {}
         self._joins: dict[str, list[float]] = {}
@@ -97,8 +97,8 @@ class Gate:
         """
         self._joins = {a: kept for a, times in self._joins.items() if (kept := [t for t in times if t > now - 60])}
         times = self._joins.setdefault(address, [])
-        if len(times) >= _JOINS:
-            raise Refused(429, f"{_JOINS} devices have joined from this address in a minute: wait")
+        if len(times) >= self._most_joins:
+            raise Refused(429, f"{self._most_joins} devices have joined from this address in a minute: wait")
         times.append(now)
 
 
@@ -113,7 +113,7 @@ class LiveServer:
 
     def __init__(self, rounds: LiveRounds, bundles: dict[int, Path], clock=time.time):
         self.rounds, self.bundles, self._clock = rounds, bundles, clock
-        self._gate = Gate(clock())
+        self._gate = Gate(rounds.rules.joins, clock())
         self._changed = asyncio.Event()
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._in_time: set = set()  # connections that have sent the whole head of a request

@@ -1,0 +1,233 @@
+"""Live rounds under kills, the server's share of a round, and thousands of devices that wait.
+
+    python benchmarks/live.py kills --python PATH [--clients 20] [--rounds 40] [--server-kills 10] [--seed 0]
+    python benchmarks/live.py share --python PATH [--clients 20] [--rounds 40]
+    python benchmarks/live.py idle [--devices 2000] [--invited 20]
+
+PATH is a Python with NumPy, ai-edge-litert and cryptography; the server runs in this one. `kills`: the server is ended
+by SIGKILL again and again while rounds are computed, and so are 30 % of the devices; all start again. Theta and all
+heads are compared with the simulation, and every update is counted in the server's log. `share`: CPU seconds of the
+server's process for each round in which all clients take part. `idle`: devices that wait in long polls, from one load
+generator on the loopback; the server's memory, and the seconds from the end of one round to the invitation of all
+members of the next.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import aiohttp
+import click
+import numpy as np
+import psutil
+
+from tflite_export.convert.program import flatten
+from tflite_export.device.head_file import load_head
+from tflite_export.device.live import wire
+from tfpfl import Federation, Run, RunConfig
+from tfpfl.live.book import Book
+from tfpfl.live.demo import processes, start_device, start_server
+from tfpfl.live.serve import TOKENS, write_data
+from tfpfl.runs.folders import LIVE
+from tfpfl.runs.training import Training
+
+EXACT = {"rho": 0.01, "beta": 0.05, "rule": "exact", "server_opt": "sgd"}
+
+
+def new_run(folder: Path, clients: int, rounds: int, participation: float, seed: int) -> list[int]:
+    """Makes a run on digits and the files of its devices. Returns the clients' ids."""
+    config = RunConfig(
+        hyperparameters=EXACT, dataset="digits", partition_args={"K": 3}, clients=clients, network="mlp200",
+        participation=participation, rounds=rounds, seed=seed, evaluate_every=0,
+    )  # fmt: skip
+    with Run.create(config, folder) as run:
+        ids = run.population.client_ids.tolist()
+        for client in ids:
+            write_data(run.examples, run.population, client, folder / "data" / str(client))
+    return ids
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def last_round(log: Path) -> int:
+    """The last round that a device of which this is the log says was counted."""
+    return sum("counted" in line and "not" not in line for line in log.read_text().splitlines())
+
+
+@click.group()
+def main():
+    """See the module."""
+
+
+@main.command()
+@click.option("--python", required=True)
+@click.option("--clients", default=20)
+@click.option("--rounds", default=40)
+@click.option("--server-kills", default=10)
+@click.option("--seed", default=0)
+def kills(python, clients, rounds, server_kills, seed):
+    """SIGKILL for the server and for 30 % of the devices, while rounds are computed."""
+    draw, folder = random.Random(seed), Path(tempfile.mkdtemp()) / "run"
+    ids, port = new_run(folder, clients, rounds, 0.5, seed), free_port()
+    options = ("--wait-for", str(clients), "--deadline", "600", "--joins", "1000")
+    dying = draw.sample(ids, round(0.3 * clients))
+    killed = {"server": 0, "devices": 0}
+    with processes() as started:
+        server, address = start_server(folder, folder / "server.log", *options, port=port)
+        devices = {i: start_device(address, i, folder, python) for i in ids}
+        started += [server, *devices.values()]
+        while server.poll() is None:
+            time.sleep(draw.uniform(0.3, 2.0))
+            if dying:
+                victim = dying[-1]
+                log = folder / "devices" / f"{victim}.log"
+                if log.exists() and last_round(log):  # it has taken part: it is in the middle of the run
+                    os.kill(devices[dying.pop()].pid, signal.SIGKILL)
+                    devices[victim].wait()
+                    killed["devices"] += 1
+                    devices[victim] = start_device(address, victim, folder, python)
+                    started.append(devices[victim])
+            if killed["server"] < server_kills and server.poll() is None:
+                os.kill(server.pid, signal.SIGKILL)
+                server.wait()
+                killed["server"] += 1
+                server, _ = start_server(folder, folder / f"server{killed['server']}.log", *options, port=port)
+                started.append(server)
+        for process in devices.values():
+            process.wait(60)
+    with Run.open(folder) as run:
+        book = Book(folder / LIVE, run.config.run_id)
+        arrived = [(t, i) for _, _, what, t, i in book.events() if what == "arrived"]
+        book.close()
+        live = flatten(run.algorithm.message(run.training().server_state()))
+        training = Training(run.algorithm, run.examples, seed=run.config.seed, evaluate_every=0, splits=())
+        training.run(rounds)
+        away = np.abs(live - flatten(run.algorithm.message(training.server_state()))).max()
+        heads = []
+        for client, state in zip(ids, training.client_states(ids), strict=True):
+            shape = np.asarray(state.kernel).shape
+            head = load_head(folder / "devices" / str(client) / "head.bin", *shape)
+            heads.append(max(np.abs(head.kernel - state.kernel).max(), np.abs(head.bias - state.bias).max()))
+        done = [row["clients"] for row in run.store.history()]
+    print(f"killed: the server {killed['server']} times, devices {killed['devices']} times; in {folder}")
+    print(
+        f"{len(done)} rounds, {sum(done)} visits; in the log {len(arrived)}, of which {len(set(arrived))} are different"
+    )
+    print(f"away from the simulation: theta {away:.1e}, heads {max(heads):.1e}")
+
+
+@main.command()
+@click.option("--python", required=True)
+@click.option("--clients", default=20)
+@click.option("--rounds", default=40)
+def share(python, clients, rounds):
+    """CPU seconds of the server for a round of all clients."""
+    folder = Path(tempfile.mkdtemp()) / "run"
+    ids = new_run(folder, clients, rounds, 1.0, 0)
+    with processes() as started:
+        server, address = start_server(folder, folder / "server.log", "--wait-for", str(clients), "--joins", "1000")
+        devices = [start_device(address, i, folder, python) for i in ids]
+        started += [server, *devices]
+        process, marks = psutil.Process(server.pid), []
+        while server.poll() is None:
+            history = folder / "history.csv"
+            done = len(history.read_text().splitlines()) - 1 if history.exists() else 0
+            if done and (not marks or done > marks[-1][0]):
+                times = process.cpu_times()
+                marks.append((done, times.user + times.system, time.monotonic()))
+            time.sleep(0.005)
+    first = next(m for m in marks if m[0] >= 5)  # the first rounds build graphs
+    cpu = (marks[-1][1] - first[1]) / (marks[-1][0] - first[0])
+    wall = (marks[-1][2] - first[2]) / (marks[-1][0] - first[0])
+    print(f"{clients} clients: {1000 * cpu:.0f} ms of the server's CPU in a round of {1000 * wall:.0f} ms")
+
+
+@main.command()
+@click.option("--devices", default=2000)
+@click.option("--invited", default=20)
+def idle(devices, invited):
+    """Devices that wait: the server's memory, and how long an invitation takes."""
+    folder = Path(tempfile.mkdtemp())
+    rng = np.random.default_rng(0)
+    y = np.array([0, 1, 0, 1], np.int32)
+    people = {}
+    for i in range(devices):
+        x = rng.random((4, 8), np.float32)
+        people[f"phone {i}"] = {"train": (x, y), "test": (x[:2], y[:2])}
+    Federation.from_clients(people, out=folder / "federation", name="many", validation=0.0)
+    config = RunConfig(
+        hyperparameters=EXACT, federation=str(folder / "federation"), network="mlp200", rounds=3,
+        participation=invited / devices, evaluate_every=0,
+    )  # fmt: skip
+    with Run.create(config, folder / "run"):
+        pass
+    with processes() as started:
+        options = ("--wait-for", str(devices), "--joins", str(2 * devices), "--deadline", "2")
+        server, address = start_server(folder / "run", folder / "server.log", *options)
+        started.append(server)
+        tokens = json.loads((folder / "run" / TOKENS).read_text())
+        process = psutil.Process(server.pid)
+        before = process.memory_info().rss
+        seconds, waiting = asyncio.run(_wait(address, tokens, invited, lambda: process.memory_info().rss))
+    print(f"{devices} devices wait: the server has {before / 1e6:.0f} MB before and {waiting / 1e6:.0f} MB then")
+    print(f"the {invited} members of a round knew of it after {seconds:.2f} s")
+
+
+async def _wait(address, tokens, invited, memory):
+    """(seconds until all members of round 1 knew, the server's memory while all wait)."""
+    signers = {int(i): wire.Signer() for i in tokens}
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(120)) as session:
+
+        async def join(client):
+            about = {"protocol": 1, "token": tokens[str(client)], "examples": 4, "classes": 2}
+            body = json.dumps(about | {"key": signers[client].public}).encode()
+            async with session.post(f"{address}/v1/join", data=body) as answer:
+                assert answer.status == 200, await answer.text()
+
+        async def poll(client):
+            while True:
+                target = "/v1/work?wait=25"
+                headers = signers[client].stamp(client, "GET", target, b"", time.time()).headers()
+                async with session.get(address + target, headers=headers) as answer:
+                    found = await answer.json()
+                    if answer.status == 200 and found["kind"] == wire.VISIT:
+                        return time.monotonic()
+                    assert answer.status == 200 or "sign" in found["error"], found
+
+        clients = list(signers)
+        for client in clients[:-1]:
+            await join(client)
+        polls = [asyncio.ensure_future(poll(client)) for client in clients]  # the last one has not joined: 401
+        polls[-1].cancel()
+        await asyncio.sleep(10)
+        waiting, began = memory(), time.monotonic()
+        await join(clients[-1])  # now the first round opens
+        polls[-1] = asyncio.ensure_future(poll(clients[-1]))
+        told: set = set()
+        while len(told) < invited:
+            done, _ = await asyncio.wait(polls, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            told |= done
+            polls = [p for p in polls if p not in done]
+        seconds = max(p.result() for p in told) - began
+        for p in polls:
+            p.cancel()
+        return seconds, waiting
+
+
+if __name__ == "__main__":
+    sys.exit(main())
