@@ -144,8 +144,7 @@ def share(python, clients, rounds):
         started += [server, *devices]
         process, marks = psutil.Process(server.pid), []
         while server.poll() is None:
-            history = folder / "history.csv"
-            done = len(history.read_text().splitlines()) - 1 if history.exists() else 0
+            done = last_round(folder / "devices" / f"{ids[0]}.log")
             if done and (not marks or done > marks[-1][0]):
                 times = process.cpu_times()
                 marks.append((done, times.user + times.system, time.monotonic()))

@@ -21,7 +21,6 @@ from tflite_export.convert.personal import device_training
 from tflite_export.convert.program import flatten, unflatten
 from tflite_export.device import payload as payloads
 from tflite_export.device.live import wire
-from tfpfl.algorithms.contract import ClientOutput
 from tfpfl.checks import InvalidArgument, TfpflError
 from tfpfl.data.cohorts import cohort
 from tfpfl.engines import aggregation
@@ -243,7 +242,7 @@ class LiveRounds:
             gradient = payloads.decode(payload, self.model.num_backbone_weights)
         except payloads.PayloadError as error:
             raise Refused(422, str(error)) from None
-        norm = float(np.linalg.norm(gradient.astype(np.float64)))
+        norm = float(np.sqrt(np.square(gradient, dtype=np.float64).sum()))  # no product of BLAS, which wakes threads
         if not np.isfinite(norm):
             raise Refused(422, "the gradient holds NaN or infinity")
         if self.rules.max_norm is not None and norm > self.rules.max_norm:
@@ -389,21 +388,20 @@ class LiveRounds:
 
     def _after(self, bodies: dict[int, bytes]):
         """The server's state after a step with these updates, added in the order of the clients."""
-        contributions = []
+        if not bodies:
+            return self._server
+        total, weights = np.zeros(self.model.num_backbone_weights, np.float32), 0.0
         for client, body in bodies.items():
-            _, payload = wire.unpack_update(body)
-            gradient = unflatten(payloads.decode(payload, self.model.num_backbone_weights), self.model)
             info = self.population.info(client)
             weight = float(info.alpha) / self._open_round.arrival[client]
             if self.algorithm.aggregate == "mean":
                 weight = float(info.num_examples)
-            output = ClientOutput(tuple(map(tf.constant, gradient)), tf.constant(weight, tf.float32), (), {})
-            contributions.append(aggregation.contribution(self.algorithm, output))
-        if not contributions:
-            return self._server
-        total = tf.nest.map_structure(lambda *parts: tf.add_n(parts), *contributions)
+            total += np.float32(weight) * payloads.decode(wire.unpack_update(body)[1], len(total))
+            weights += weight
+        gradient = tuple(map(tf.constant, unflatten(total, self.model)))
+        found = aggregation.Contribution((gradient,), tf.constant(weights, tf.float32), ())
         server = tf.nest.map_structure(tf.convert_to_tensor, self._server)  # NumPy's int32 + 1 would be int64
-        return self._step(server, aggregation.finish(self.algorithm, total, list(bodies)), total.weight)
+        return self._step(server, aggregation.finish(self.algorithm, found, list(bodies)), found.weight)
 
     def _commit(self, now: float) -> None:
         """Saves the round in the run's store, and opens the next one."""
@@ -429,7 +427,8 @@ class LiveRounds:
         self.book.end_round(number, now)
         self._open_round, self._members = None, self.book.members()
         self.view = View(wire.NOTHING, number, "", frozenset(), np.inf)
-        write_history(self.run.folder / "history.csv", self.run.store.history(), self.run.federation)
+        if rows or number == self.run.config.rounds:
+            write_history(self.run.folder / "history.csv", self.run.store.history(), self.run.federation)
         self._open(now)
 
     def close(self) -> None:
