@@ -38,16 +38,10 @@ static int keep_text(tfpfl_client *client, const char *text, char **kept) {
     return 0;
 }
 
-/* The path of the trunk that was asked for; else of the one of fixed shapes; else of the manifest's. */
+/* The path of the trunk that was asked for; else of the exact one of fixed shapes. */
 static int find_trunk(tfpfl_client *client, const char *asked) {
-    const struct json *manifest = &client->bundle.manifest;
-    char name[LONGEST_FILE_NAME + 1];
-    if (asked != NULL) return bundle_path(&client->bundle, asked, &client->trunk_file, client->error);
-    if (!client->bundle.model.trunk) return 0;
-    if (json_member(manifest, json_member(manifest, 1, "files"), TRUNK) != 0)
-        return bundle_path(&client->bundle, TRUNK, &client->trunk_file, client->error);
-    json_copy_text(manifest, json_member(manifest, json_member(manifest, 1, "trunk"), "file"), name, sizeof name);
-    return bundle_path(&client->bundle, name, &client->trunk_file, client->error);
+    if (asked == NULL && !client->bundle.model.trunk) return 0;
+    return bundle_path(&client->bundle, asked == NULL ? TRUNK : asked, &client->trunk_file, client->error);
 }
 
 static int open_client(tfpfl_client *client, const char *folder, const tfpfl_options *options) {
@@ -56,7 +50,7 @@ static int open_client(tfpfl_client *client, const char *folder, const tfpfl_opt
     if (options == NULL) options = &none;
     int status = bundle_open(&client->bundle, folder, client->error);
     if (status == 0) status = bundle_path(&client->bundle, PROGRAM, &program, client->error);
-    if (status == 0) status = runtime_open(&client->runtime, options->litert, program, 0, client->error);
+    if (status == 0) status = runtime_open(&client->runtime, options->litert, program, client->error);
     free(program);
     if (status == 0) status = find_trunk(client, options->trunk);
     if (status == 0) status = keep_text(client, options->litert, &client->litert);
@@ -225,7 +219,7 @@ static int compute_trunk(tfpfl_client *client, const float *raw, size_t count, f
     size_t batch = model->batch;
     int status = 0;
     if (client->trunk == NULL) {
-        status = runtime_open(&client->trunk, client->litert, client->trunk_file, batch, client->error);
+        status = runtime_open(&client->trunk, client->litert, client->trunk_file, client->error);
         if (status != 0) {
             runtime_close(client->trunk);
             client->trunk = NULL;

@@ -126,8 +126,8 @@ struct tensor {
 };
 
 struct runtime;
-/* rows: how many an input gets whose first dimension is open; 0: all dimensions must be fixed. */
-int runtime_open(struct runtime **runtime, const char *library, const char *program, size_t rows, char *error);
+/* All dimensions of the program must be fixed. */
+int runtime_open(struct runtime **runtime, const char *library, const char *program, char *error);
 void runtime_close(struct runtime *runtime);
 bool runtime_can(const struct runtime *runtime, const char *signature);
 int runtime_run(struct runtime *runtime, const char *signature, const struct tensor *inputs, size_t num_inputs,

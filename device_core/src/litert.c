@@ -83,14 +83,6 @@ struct api {
 #undef MEMBER
 };
 
-struct layout {
-    uint32_t rank;
-    int32_t shape[MOST_LITERT_DIMENSIONS];
-    uint32_t strides[MOST_LITERT_DIMENSIONS];
-};
-typedef int (*resize_input)(handle compiled, size_t signature, size_t input, const int *shape, size_t dimensions);
-typedef int (*output_layouts)(handle compiled, size_t signature, size_t count, struct layout *layouts, bool allocate);
-
 struct slot {
     const char *name;
     struct tensor_type type;
@@ -110,7 +102,6 @@ struct runtime {
     handle environment, model, options, compiled;
     size_t num_signatures;
     struct signature *signatures;
-    size_t rows; /* of inputs whose first dimension is open; 0: no input may have one */
     char *file;  /* the name of the program, for messages */
 };
 
@@ -203,12 +194,11 @@ static int load_program(struct runtime *runtime, const char *program, char *erro
     return 0;
 }
 
-int runtime_open(struct runtime **out, const char *library, const char *program, size_t rows, char *error) {
+int runtime_open(struct runtime **out, const char *library, const char *program, char *error) {
     struct runtime *runtime = *out = calloc(1, sizeof *runtime);
     const char *slash = strrchr(program, '/'), *name = slash == NULL ? program : slash + 1;
     if (runtime == NULL || (runtime->file = take(strlen(name) + 1, 1)) == NULL) return no_memory(error);
     strcpy(runtime->file, name);
-    runtime->rows = rows;
     int status = load_library(runtime, library, error);
     return status == 0 ? load_program(runtime, program, error) : status;
 }
@@ -258,39 +248,6 @@ static int describe_slot(const struct api *api, const struct signature *s, size_
     return status == 0 ? api->GetRankedTensorType(tensor, &slot->type) : status;
 }
 
-/* Gives inputs with an open first dimension their rows, and asks which shapes the outputs have then. Where a program
- * computes a shape by itself while it runs, LiteRT 2.1.5 and 2.3.0 say 1 row, and can make no buffer for more: such an
- * output is refused by check_slot. */
-static int fix_rows(struct runtime *runtime, struct signature *s) {
-    struct layout layouts[MOST_TENSORS];
-    resize_input resize;
-    output_layouts ask;
-    int status = 0;
-    bool open = false;
-    for (size_t i = 0; i < s->num_inputs; i++) open = open || s->slots[i].type.shape[0] == -1;
-    if (!open) return 0;
-    void *found = dlsym(runtime->library, "LiteRtCompiledModelResizeInputTensor");
-    void *other = dlsym(runtime->library, "LiteRtGetCompiledModelOutputTensorLayouts");
-    if (found == NULL || other == NULL) return 5;  /* not supported */
-    memcpy(&resize, &found, sizeof found);
-    memcpy(&ask, &other, sizeof other);
-    for (size_t i = 0; i < s->num_inputs && status == 0; i++) {
-        struct tensor_type *type = &s->slots[i].type;
-        size_t rank = type->rank & 127;
-        if (rank == 0 || rank > MOST_LITERT_DIMENSIONS || type->shape[0] != -1) continue;
-        type->shape[0] = (int32_t)runtime->rows;
-        status = resize(runtime->compiled, s->index, i, type->shape, rank);
-    }
-    if (status == 0) status = ask(runtime->compiled, s->index, s->num_outputs, layouts, true);
-    for (size_t i = 0; i < s->num_outputs && status == 0; i++) {
-        struct tensor_type *type = &s->slots[s->num_inputs + i].type;
-        type->rank = layouts[i].rank;
-        memcpy(type->shape, layouts[i].shape, sizeof type->shape);
-        memcpy(type->strides, layouts[i].strides, sizeof type->strides);
-    }
-    return status;
-}
-
 /* Learns names and types of inputs and outputs when a signature is run for the first time. */
 static int describe(struct runtime *runtime, struct signature *s, char *error) {
     const struct api *api = &runtime->api;
@@ -305,7 +262,6 @@ static int describe(struct runtime *runtime, struct signature *s, char *error) {
     s->buffers = calloc(count + 1, sizeof *s->buffers);
     bool taken = s->slots != NULL && s->buffers != NULL;
     for (size_t i = 0; taken && i < count && status == 0; i++) status = describe_slot(api, s, i);
-    if (taken && status == 0 && runtime->rows > 0) status = fix_rows(runtime, s);
     if (taken && status == 0) return 0;
     free_slots(runtime, s);
     return taken ? cannot_run(runtime, s->key, status, error) : no_memory(error);

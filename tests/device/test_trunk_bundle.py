@@ -91,6 +91,11 @@ def test_smaller_trunks_and_what_they_cost(bundle, federation):
     x = {name: DeviceClient(bundle, interpreter=INTERPRETER, trunk=name).examples(raw) for name in TRUNKS}
     away = [relative(x[name], x[layout.TRUNK]) for name in TRUNKS[1:]]
     assert 0 < away[0] < 1e-2 and 0 < away[1] < 0.2
+    for name in TRUNKS[1:]:  # for 32 examples: fewer are filled up, and what an example becomes is its own affair
+        assert Runtime(bundle.path(name), INTERPRETER).has_fixed_rows("trunk", "raw")
+        client = DeviceClient(bundle, interpreter=INTERPRETER, trunk=name, chunk=7)
+        many = np.resize(raw, (35, *raw.shape[1:]))
+        assert relative(client.examples(many)[3:], client.examples(many[3:])) < 1e-6
     quality = bundle.manifest["quality"]
     assert quality[layout.TRUNK]["centred_cosine"] > 0.999999
     assert all(quality[name]["centred_cosine"] > 0.99 for name in TRUNKS)

@@ -66,7 +66,7 @@ def convert_trunk(trunk, precision: str = "float32", calibration=None, batch: in
 
     Args:
         trunk: a `tfpfl.models.trunk.Trunk` of float32.
-        precision, calibration: as in `convert_backbone`; calibration is raw [n, ...].
+        precision, calibration: as in `convert_backbone`; calibration is raw [n, ...], n >= 1.
         batch: the number of examples, if it is to be fixed.
 
     Raises:
@@ -140,6 +140,9 @@ def _configure(precision, calibration, spec, signature="features"):
         elif precision == "full int8":
             converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
             some = np.asarray(calibration[:_CALIBRATION], spec.dtype.as_numpy_dtype)
-            converter.representative_dataset = lambda: ((signature, {spec.name: x[np.newaxis]}) for x in some)
+            rows = spec.shape[0] or 1
+            calls = -(-len(some) // rows)
+            batches = np.resize(some, (calls, rows, *some.shape[1:]))  # the last one is filled up with the first ones
+            converter.representative_dataset = lambda: ((signature, {spec.name: x}) for x in batches)
 
     return configure

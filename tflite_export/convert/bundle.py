@@ -36,6 +36,7 @@ from tflite_export.convert.program import (
     program_functions,
 )
 from tflite_export.device import layout
+from tflite_export.device.chunks import trunk_output
 from tflite_export.device.head_file import SavedHead, head_bytes, theta_sha256
 from tflite_export.device.ops import minimum_runtime, operations
 from tflite_export.device.runtime import FORMAT, WHILE_SINCE, Bundle, Runtime, write_manifest
@@ -229,12 +230,13 @@ def _write_inference(folder, personal):
             measure(name, precision, content, lambda runtime: runtime("features", x=x)["phi"])
     for name, precision in TRUNKS.items() if trunk is not None else ():
         if precision != "full int8" or raw_calibration is not None:
-            content = convert_trunk(trunk, precision, raw_calibration)
+            batch = None if name == layout.TRUNK else STATIC_BATCH
+            content = convert_trunk(trunk, precision, raw_calibration, batch)
             measure(
                 name,
                 precision,
                 content,
-                lambda runtime: np.asarray(model.features(theta, runtime("trunk", raw=raw)["x"])),
+                lambda runtime: np.asarray(model.features(theta, trunk_output(runtime, raw, STATIC_BATCH, len(raw)))),
             )
     return measured
 

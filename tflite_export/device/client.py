@@ -18,6 +18,7 @@ import numpy as np
 
 from tflite_export.device import classes
 from tflite_export.device import payload as payloads
+from tflite_export.device.chunks import filled_up, trunk_output
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import HeadError, SavedHead, load_head, save_head, theta_sha256
 from tflite_export.device.kinds import Score
@@ -196,8 +197,7 @@ class DeviceClient:
         raw = _examples(raw, tuple(trunk["raw_shape"]), np.dtype(np.float32))
         if self._trunk is None:
             self._trunk = Runtime(self.bundle.path(self._trunk_file or trunk["file"]), *self._how)
-        parts = np.array_split(raw, range(self.chunk, len(raw), self.chunk))
-        return np.concatenate([self._trunk("trunk", raw=part)["x"] for part in parts])
+        return trunk_output(self._trunk, raw, self.bundle.manifest["model"]["static_batch"], self.chunk)
 
     def features(self, x: np.ndarray) -> np.ndarray:
         """The backbone's features of examples x, float32 [N, ...]: phi(x; theta), float32 [N, M]."""
@@ -337,7 +337,7 @@ class DeviceClient:
             parts = [a[start : start + self.chunk] for a in arrays]
             size = len(parts[0])
             if self.batch is not None and size < self.batch:
-                parts = [np.pad(p, [(0, self.batch - size)] + [(0, 0)] * (p.ndim - 1)) for p in parts]
+                parts = [filled_up(p, self.batch) for p in parts]
             yield size, parts
 
     def _features(self, x):

@@ -18,9 +18,10 @@ BACKBONE_DYNAMIC_INT8 = "backbone_dynamic_int8.tflite"
 BACKBONE_INT8 = "backbone_int8.tflite"
 
 # These exist only if the lower layers of the backbone are frozen, as with `train_from`: they compute an example's input
-# of the program, once for ever. The two smaller ones need `inference`.
+# of the program, once for ever. The two smaller ones need `inference`. All but the first are for exactly 32 examples:
+# LiteRT's C API cannot change the number of rows where a program computes a shape by itself.
 TRUNK = "trunk.tflite"
-TRUNK_STATIC = "trunk_static.tflite"  # the same for exactly 32 examples, for runtimes that cannot change an open batch
+TRUNK_STATIC = "trunk_static.tflite"
 TRUNK_FLOAT16 = "trunk_float16.tflite"
 TRUNK_INT8 = "trunk_int8.tflite"
 

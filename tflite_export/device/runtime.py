@@ -139,6 +139,18 @@ class Runtime:
         """Whether the file has a signature, and the runtime is new enough not to crash in it."""
         return signature in self.signatures and not (signature in USE_WHILE and self._crashes_in_while())
 
+    def has_fixed_rows(self, signature: str, name: str) -> bool:
+        """Whether the first dimension of an input is fixed. False if there is no such input.
+
+        Raises:
+            BundleError: the runtime cannot run the signature.
+        """
+        if not self.can(signature):
+            return False
+        _, wanted = self._runner(signature)
+        shape = wanted[name]["shape_signature"] if name in wanted else ()
+        return len(shape) > 0 and int(shape[0]) != -1
+
     def __call__(self, signature: str, **inputs) -> dict:
         """Runs a signature: inputs by name -> {output: array}. Scalars are arrays of shape [].
 
@@ -155,16 +167,20 @@ class Runtime:
                 "process in a WHILE operation. Update it, or take head_step and joint_gradient"
             )
         arrays = {name: np.asarray(value) for name, value in inputs.items()}
+        runner, wanted = self._runner(signature)
+        self._check_inputs(signature, arrays, wanted)  # errors after this are the runtime's, not the caller's
+        try:
+            return runner(**arrays)
+        except (ValueError, RuntimeError) as error:
+            raise self._too_old(f"run signature {signature!r} of {self.path.name}", error) from error
+
+    def _runner(self, signature):
+        """What runs a signature, and the details of its inputs."""
         try:
             if signature not in self._runners:
                 self._runners[signature] = self._interpreter.get_signature_runner(signature)
             runner = self._runners[signature]
-            wanted = runner.get_input_details()
-        except (ValueError, RuntimeError) as error:
-            raise self._too_old(f"run signature {signature!r} of {self.path.name}", error) from error
-        self._check_inputs(signature, arrays, wanted)  # errors after this are the runtime's, not the caller's
-        try:
-            return runner(**arrays)
+            return runner, runner.get_input_details()
         except (ValueError, RuntimeError) as error:
             raise self._too_old(f"run signature {signature!r} of {self.path.name}", error) from error
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tflite_export.device.bundle_files import stored_arrays
+from tflite_export.device.chunks import filled_up
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.layout import BROWSER_PROGRAM, CHECK, PROGRAM, STATIC_PROGRAM, TRUNK, TRUNK_STATIC
 from tflite_export.device.ops import check_builtin
@@ -139,8 +140,7 @@ def _inputs(bundle, values, signature, program):
         if n > batch:
             raise BundleError(f"{bundle.path(CHECK)} has {n} examples, but {program} takes {batch} at most")
         for name in {"x", "raw", "phi", "labels", "targets", "weights"} & set(wanted):
-            a = wanted[name]
-            wanted[name] = np.pad(a, [(0, batch - n)] + [(0, 0)] * (a.ndim - 1))
+            wanted[name] = filled_up(wanted[name], batch)
     return wanted
 
 
