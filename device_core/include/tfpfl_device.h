@@ -55,7 +55,7 @@ typedef struct {
 typedef struct {
     size_t dimensions;                        /* of one example */
     uint32_t example_shape[TFPFL_MOST_DIMENSIONS];
-    size_t example_numbers;                   /* floats of one example: the product of example_shape */
+    size_t example_numbers;                   /* of one example: the product of example_shape */
     size_t num_features, num_classes, num_backbone_weights;
     size_t batch;                             /* examples that are computed at a time */
     int32_t tau;                              /* steps of a visit, the last one together with theta */
@@ -66,16 +66,20 @@ typedef struct {
     size_t raw_dimensions;                    /* of one example before the trunk; without one as above */
     uint32_t raw_shape[TFPFL_MOST_DIMENSIONS];
     size_t raw_numbers;
+    int whole_numbers;                        /* whether examples are whole numbers, such as tokens */
+    uint32_t num_tokens;                      /* they are in [0, num_tokens); 0: how many there are is not known */
 } tfpfl_model;
 
-/* Preprocessed examples: `numbers` floats, row after row. Where the head is for classes, labels in [0, num_classes);
- * else `targets`, [count, num_classes], row after row. Both may be NULL where none are needed. */
+/* Preprocessed examples: `numbers` floats, row after row; or, for a model of `whole_numbers`, so many `tokens` in place of
+ * `x`. Where the head is for classes, labels in [0, num_classes); else `targets`, [count, num_classes], row after row.
+ * Both may be NULL where none are needed. */
 typedef struct {
     const float *x;
     size_t numbers;
     const int32_t *labels;
     size_t count;
     const float *targets;
+    const int32_t *tokens;
 } tfpfl_examples;
 
 typedef struct {
@@ -139,7 +143,7 @@ TFPFL_API int tfpfl_start_from(tfpfl_client *client, const tfpfl_head *head);
 
 /* The examples that all other functions take, x: [count, example_numbers], from preprocessed ones, raw: `numbers` floats,
  * [count, raw_numbers]. In a bundle with a frozen trunk they are the trunk's output, which never changes: compute it once
- * for each example, and keep it. In any other bundle they are `raw` itself. */
+ * for each example, and keep it. In any other bundle they are `raw` itself; tokens are given as they are. */
 TFPFL_API int tfpfl_examples_of(tfpfl_client *client, const float *raw, size_t numbers, size_t count, float *x);
 
 /* features: [count, num_features]. predictions: [count, num_classes], for classes their probabilities; else what the

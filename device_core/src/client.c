@@ -127,28 +127,52 @@ size_t answer_bytes(const tfpfl_client *client) {
     return head_kind(model).name == CLASSIFICATION ? 4 : 4 * model->num_classes;
 }
 
-/* `numbers` floats of `n` examples with `each` numbers. */
-static int check_numbers(tfpfl_client *client, const float *x, size_t numbers, size_t n, const uint32_t *shape,
-                         size_t dimensions, size_t each) {
-    if (x == NULL || numbers % each != 0 || numbers / each != n) {
+/* Whether there are as many numbers as the examples have, of this shape. */
+static int check_count(tfpfl_client *client, const tfpfl_examples *given, bool whole, const uint32_t *shape,
+                       size_t dimensions, size_t each) {
+    size_t n = given->count, numbers = (whole ? given->tokens != NULL : given->x != NULL) ? given->numbers : 0;
+    const char *other = whole ? "float32" : "int32", *type = whole ? "int32" : "float32";
+    if (numbers % each != 0 || numbers / each != n) {
         char text[160];
         write_shape(text, sizeof text, "'N'", shape, dimensions);
-        return fail(client->error, TFPFL_BUNDLE_ERROR, "examples must be float32 %s, found %zu numbers for %zu examples",
-                    text, x == NULL ? 0 : numbers, n);
+        if (whole ? given->tokens == NULL && given->x != NULL : given->x == NULL && given->tokens != NULL)
+            return fail(client->error, TFPFL_BUNDLE_ERROR, "examples must be %s %s, found %s", type, text, other);
+        return fail(client->error, TFPFL_BUNDLE_ERROR, "examples must be %s %s, found %zu numbers for %zu examples", type,
+                    text, numbers, n);
     }
-    if (n == 0) return fail(client->error, TFPFL_BUNDLE_ERROR, "there are no examples");
+    return n == 0 ? fail(client->error, TFPFL_BUNDLE_ERROR, "there are no examples") : 0;
+}
+
+static int check_finite(tfpfl_client *client, const float *x, size_t n, size_t each) {
     for (size_t i = 0; i < n; i++)
         if (!all_finite(x + i * each, each))
             return fail(client->error, TFPFL_BUNDLE_ERROR, "example %zu holds NaN or infinity: the head is untouched", i);
     return 0;
 }
 
+/* Whether the model knows all of the numbers, if it is known which ones it knows. */
+static int check_known(tfpfl_client *client, const tfpfl_examples *given) {
+    const tfpfl_model *model = &client->bundle.model;
+    double low = 0, high = 0;
+    if (model->num_tokens == 0) return 0;
+    for (size_t i = 0; i < given->numbers; i++) {
+        double number = model->whole_numbers ? (double)given->tokens[i] : (double)given->x[i];
+        if (number < low) low = number;
+        if (number > high) high = number;
+    }
+    if (low >= 0 && high < model->num_tokens) return 0;
+    return fail(client->error, TFPFL_BUNDLE_ERROR, "an example holds %.0f, and this model knows 0..%" PRIu32
+                ": the head is untouched", trunc(low < 0 ? low : high) + 0.0, model->num_tokens - 1);
+}
+
 int check_examples(tfpfl_client *client, const tfpfl_examples *examples, bool labelled) {
     const tfpfl_model *model = &client->bundle.model;
     size_t n = examples->count;
     if (!client->opened) return TFPFL_BUNDLE_ERROR;
-    int status = check_numbers(client, examples->x, examples->numbers, n, model->example_shape, model->dimensions,
-                               model->example_numbers);
+    int status = check_count(client, examples, model->whole_numbers, model->example_shape, model->dimensions,
+                             model->example_numbers);
+    if (status == 0 && !model->whole_numbers) status = check_finite(client, examples->x, n, model->example_numbers);
+    if (status == 0) status = check_known(client, examples);
     if (status != 0 || !labelled) return status;
     if (head_kind(model).name != CLASSIFICATION) return check_targets(examples->targets, n, model, client->error);
     if (examples->labels == NULL)
@@ -240,12 +264,16 @@ static int compute_trunk(tfpfl_client *client, const float *raw, size_t count, f
 
 int tfpfl_examples_of(tfpfl_client *client, const float *raw, size_t numbers, size_t count, float *x) {
     const tfpfl_model *model = &client->bundle.model;
+    const tfpfl_examples given = {.x = raw, .numbers = numbers, .count = count};
     if (!client->opened) return TFPFL_BUNDLE_ERROR;
-    int status = check_numbers(client, raw, numbers, count, model->raw_shape, model->raw_dimensions, model->raw_numbers);
-    if (status != 0) return status;
-    if (model->trunk) return compute_trunk(client, raw, count, x);
-    memmove(x, raw, 4 * numbers);
-    return 0;
+    if (!model->trunk) {
+        int status = check_examples(client, &given, false);
+        if (status == 0) memmove(x, raw, 4 * numbers);
+        return status;
+    }
+    int status = check_count(client, &given, false, model->raw_shape, model->raw_dimensions, model->raw_numbers);
+    if (status == 0) status = check_finite(client, raw, count, model->raw_numbers);
+    return status == 0 ? compute_trunk(client, raw, count, x) : status;
 }
 
 int compute_features(tfpfl_client *client, const tfpfl_examples *examples, float *features) {
@@ -253,7 +281,7 @@ int compute_features(tfpfl_client *client, const tfpfl_examples *examples, float
     int status = 0;
     for (size_t start = 0; start < examples->count && status == 0; start += model->batch) {
         size_t rows = examples->count - start < model->batch ? examples->count - start : model->batch;
-        struct tensor inputs[] = {theta_of(client), rows_of(client, examples->x + start * model->example_numbers, rows)};
+        struct tensor inputs[] = {theta_of(client), rows_of(client, examples, start, rows)};
         struct tensor phi = {"phi", FLOAT32, 2, {(uint32_t)model->batch, (uint32_t)model->num_features}, rows,
                              .out = features + start * model->num_features};
         status = runtime_run(client->runtime, "features", inputs, 2, &phi, 1, client->error);
@@ -278,7 +306,8 @@ static int checked_features(tfpfl_client *client, const tfpfl_examples *examples
 int tfpfl_predict(tfpfl_client *client, const tfpfl_examples *examples, float *predictions) {
     float *features;
     int status = checked_features(client, examples, false, &features);
-    if (status == 0) status = predict_rows(features, examples->count, &client->head, head_kind(&client->bundle.model), predictions,
+    if (status == 0)
+        status = predict_rows(features, examples->count, &client->head, head_kind(&client->bundle.model), predictions,
                               client->error);
     free(features);
     return status;

@@ -25,7 +25,7 @@ int compute_features(tfpfl_client *client, const tfpfl_examples *examples, float
 /* ---- steps.c */
 
 struct tensor theta_of(const tfpfl_client *client);
-struct tensor rows_of(const tfpfl_client *client, const float *examples, size_t rows);
+struct tensor rows_of(const tfpfl_client *client, const tfpfl_examples *examples, size_t start, size_t rows);
 /* Makes gradient steps on the client's head, which stays; `head` becomes the new one. With the run's safeguard, it is
  * the old one if the steps raised the loss. */
 int fit_head(tfpfl_client *client, const float *features, const void *answers, size_t count, int32_t steps,

@@ -363,26 +363,18 @@ static int read_model(const struct json *json, tfpfl_model *model, char *error) 
     model->safeguard = json->nodes[json_member(json, run, "safeguard")].kind == JSON_TRUE;
     model->rounds = json->nodes[json_member(json, run, "rounds")].kind == JSON_TRUE;
     model->trunk = below != 0;
+    model->whole_numbers = json_is_text(json, json_member(json, entries, "example_dtype"), "int32");
+    if (json_member(json, entries, "num_tokens") != 0)
+        model->num_tokens = (uint32_t)entry_of(json, entries, "num_tokens");
     strcpy(model->kind, "classification");
     if (json_member(json, entries, "kind") != 0)
         json_copy_text(json, json_member(json, entries, "kind"), model->kind, sizeof model->kind);
     return 0;
 }
 
-/* What the Python client can do and this one cannot yet; such a bundle must not be taken for another. */
-static int check_known(const struct json *json, char *error) {
-    uint32_t model = json_member(json, 1, "model");
-    uint32_t dtype_of = json_member(json, model, "example_dtype");
-    bool floats = dtype_of == 0 || json_is_text(json, dtype_of, "float32");
-    if (floats && json_member(json, model, "num_tokens") == 0) return 0;
-    return fail(error, TFPFL_BUNDLE_ERROR, "the bundle has examples of whole numbers (model.%s), which the client in C "
-                "cannot use; the one in Python can", floats ? "num_tokens" : "example_dtype");
-}
-
 int manifest_check(const struct json *manifest, tfpfl_model *model, char *error) {
     struct checker checker = {manifest, "", error};
     int status = check(&checker, 1, &manifest_rule);
     if (status == 0) status = check_sizes(manifest, error);
-    if (status == 0) status = check_known(manifest, error);
     return status == 0 ? read_model(manifest, model, error) : status;
 }

@@ -15,9 +15,16 @@ struct tensor theta_of(const tfpfl_client *client) {
     return (struct tensor){"theta", FLOAT32, 1, {p}, p, .in = client->theta};
 }
 
-struct tensor rows_of(const tfpfl_client *client, const float *examples, size_t rows) {
+struct tensor rows_of(const tfpfl_client *client, const tfpfl_examples *examples, size_t start, size_t rows) {
     const tfpfl_model *model = &client->bundle.model;
-    struct tensor x = {"x", FLOAT32, model->dimensions + 1, {(uint32_t)model->batch}, rows, .in = examples};
+    size_t before = start * model->example_numbers;
+    struct tensor x = {"x", FLOAT32, model->dimensions + 1, {(uint32_t)model->batch}, rows};
+    if (model->whole_numbers) {
+        x.type = INT32;
+        x.in = examples->tokens + before;
+    } else {
+        x.in = examples->x + before;
+    }
     memcpy(x.shape + 1, model->example_shape, model->dimensions * sizeof *x.shape);
     return x;
 }
@@ -151,7 +158,7 @@ static int joint_gradient(tfpfl_client *client, const tfpfl_examples *examples, 
     for (size_t start = 0; start < examples->count; start += model->batch) {
         size_t rows = chunk(client, examples->count, start);
         struct tensor inputs[] = {theta_of(client),
-                                  rows_of(client, examples->x + start * model->example_numbers, rows),
+                                  rows_of(client, examples, start, rows),
                                   answers_in(client, answers_of(client, examples), start, rows),
                                   weights_of(client, examples->count, rows),
                                   kernel_of(client, "kernel", head->kernel, NULL),
@@ -175,8 +182,8 @@ static int round_in_chunks(tfpfl_client *client, const tfpfl_examples *examples,
     int status = features == NULL || found == NULL || sums == NULL ? no_memory(client->error) : 0;
     if (status == 0) status = compute_features(client, examples, features);
     if (status == 0)
-        status = fit_head(client, features, answers_of(client, examples), examples->count, model->tau - 1, (float)model->beta, head,
-                          &first, &last);
+        status = fit_head(client, features, answers_of(client, examples), examples->count, model->tau - 1,
+                          (float)model->beta, head, &first, &last);
     if (status == 0) status = joint_gradient(client, examples, head, sums, found);
     if (status == 0) {
         const double *dkernel = sums + p, *dbias = dkernel + mk;
@@ -207,7 +214,7 @@ int compute_round(tfpfl_client *client, const tfpfl_examples *examples, float *g
     float beta = (float)model->beta, rate = (float)model->head_rate;
     if (n > model->batch || !runtime_can(client->runtime, "round"))
         return round_in_chunks(client, examples, gradient, head, loss);
-    struct tensor inputs[] = {theta_of(client), rows_of(client, examples->x, n),
+    struct tensor inputs[] = {theta_of(client), rows_of(client, examples, 0, n),
                               answers_in(client, answers_of(client, examples), 0, n), weights_of(client, n, n),
                               kernel_of(client, "kernel", client->head.kernel, NULL),
                               bias_of(client, "bias", client->head.bias, NULL), scalar("steps", INT32, &steps, NULL),

@@ -2,7 +2,8 @@
  *
  *     rounds BUNDLE LIBLITERT HEAD ROUNDS
  *
- * The bundle may have a frozen trunk, and its head may be for classes or for targets that may be 0 or 1.
+ * The bundle may have a frozen trunk, or examples of whole numbers below a known one, and its head may be for classes or
+ * for targets that may be 0 or 1.
  */
 #include <math.h>
 #include <stdio.h>
@@ -49,7 +50,7 @@ int main(int count, char **arguments) {
     tfpfl_options options = {.litert = arguments[2], .state = arguments[3]};
     int rounds = atoi(arguments[4]);
     float *raw = NULL, *x = NULL, *theta = NULL, *out = NULL, *targets = NULL;
-    int32_t labels[MOST];
+    int32_t labels[MOST], *tokens = NULL;
     for (int i = 0; i < rounds; i++) {
         if (i % 100 == 0) {  /* the app starts anew */
             tfpfl_close(client);
@@ -63,17 +64,21 @@ int main(int count, char **arguments) {
         if (x == NULL) {
             raw = malloc(4 * MOST * model->raw_numbers + 4);
             x = malloc(4 * MOST * model->example_numbers + 4);
+            tokens = malloc(4 * MOST * model->example_numbers + 4);
             targets = malloc(4 * MOST * k + 4);
             out = malloc(4 * MOST * wide + 4);
             theta = malloc(4 * model->num_backbone_weights + 4);
         }
-        if (raw == NULL || x == NULL || targets == NULL || out == NULL || theta == NULL) return 2;
+        if (raw == NULL || x == NULL || tokens == NULL || targets == NULL || out == NULL || theta == NULL) return 2;
         for (size_t j = 0; j < raw_numbers; j++) raw[j] = drawn(&state);
-        must(tfpfl_examples_of(client, raw, raw_numbers, n, x));
+        if (model->whole_numbers) must_be_refused(tfpfl_examples_of(client, raw, raw_numbers, n, x));
+        else must(tfpfl_examples_of(client, raw, raw_numbers, n, x));
+        for (size_t j = 0; j < numbers; j++) tokens[j] = (int32_t)(drawn(&state) * (float)model->num_tokens);
         for (size_t j = 0; j < n * k; j++) targets[j] = (float)(drawn(&state) < 0.5f);
         for (size_t j = 0; j < n; j++) labels[j] = (int32_t)(drawn(&state) * (float)model->num_classes);
         for (size_t j = 0; j < model->num_backbone_weights; j++) theta[j] = drawn(&state) * 0.1f - 0.05f;
-        tfpfl_examples examples = {x, numbers, classes ? labels : NULL, n, classes ? NULL : targets};
+        tfpfl_examples examples = {x, numbers, classes ? labels : NULL, n, classes ? NULL : targets, NULL};
+        if (model->whole_numbers) examples.x = NULL, examples.tokens = tokens;
         one_round(theta, model->num_backbone_weights, &examples, i);
         if (i % 10 != 5) continue;
         tfpfl_personalized found;
@@ -89,15 +94,17 @@ int main(int count, char **arguments) {
         targets[n / 2] = NAN;
         must_be_refused(tfpfl_personalize(client, &examples, NULL, &found));
         x[numbers / 2] = NAN;
+        tokens[numbers / 2] = (int32_t)model->num_tokens;
         tfpfl_update update;
         must_be_refused(tfpfl_round(client, theta, model->num_backbone_weights, &examples, "float32", &update));
     }
     tfpfl_close(client);
     must_be_refused(tfpfl_open(arguments[3], &options, &client));  /* a file is no bundle */
-    must_be_refused(tfpfl_predict(client, &(tfpfl_examples){x, 1, NULL, 1, NULL}, out));
+    must_be_refused(tfpfl_predict(client, &(tfpfl_examples){.x = x, .numbers = 1, .count = 1}, out));
     tfpfl_close(client);
     free(raw);
     free(x);
+    free(tokens);
     free(targets);
     free(out);
     free(theta);

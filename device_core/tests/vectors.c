@@ -2,8 +2,9 @@
  *
  *     vectors BUNDLE LIBLITERT FOLDER
  *
- * FOLDER has x.bin (float32; with a frozen trunk what comes before it), y.bin (int32, or targets as float32) and theta.bin
- * (float32), and gets examples.bin, features.bin, probabilities.bin, personalized.bin (the head file), float32.payload, int8.payload, committed.bin (the head file) and scores.txt.
+ * FOLDER has x.bin (float32, or tokens as int32; with a frozen trunk what comes before it), y.bin (int32, or targets as
+ * float32) and theta.bin (float32), and gets examples.bin, features.bin, probabilities.bin, personalized.bin (the head
+ * file), float32.payload, int8.payload, committed.bin (the head file) and scores.txt.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,8 +59,8 @@ int main(int count, char **arguments) {
     size_t x_bytes, y_bytes, theta_bytes;
     if (count != 4) return fprintf(stderr, "vectors BUNDLE LIBLITERT FOLDER\n"), 2;
     folder = arguments[3];
-    float *raw = read_file("x.bin", &x_bytes), *theta = read_file("theta.bin", &theta_bytes);
-    void *y = read_file("y.bin", &y_bytes);
+    float *theta = read_file("theta.bin", &theta_bytes);
+    void *raw = read_file("x.bin", &x_bytes), *y = read_file("y.bin", &y_bytes);
     tfpfl_options options = {.litert = arguments[2]};
     must(tfpfl_open(arguments[1], &options, &client));
     const tfpfl_model *model = tfpfl_describe(client);
@@ -67,9 +68,10 @@ int main(int count, char **arguments) {
     size_t n = x_bytes / 4 / model->raw_numbers, numbers = n * model->example_numbers;
     float *x = malloc(4 * numbers + 4);
     if (x == NULL || y_bytes != n * (classes ? 4 : 4 * model->num_classes)) return 2;
-    must(tfpfl_examples_of(client, raw, x_bytes / 4, n, x));
-    write_file("examples.bin", x, 4 * numbers);
-    tfpfl_examples examples = {x, numbers, classes ? y : NULL, n, classes ? NULL : y};
+    tfpfl_examples examples = {x, numbers, classes ? y : NULL, n, classes ? NULL : y, NULL};
+    if (model->whole_numbers) examples.x = NULL, examples.tokens = raw;
+    else must(tfpfl_examples_of(client, raw, x_bytes / 4, n, x));
+    write_file("examples.bin", model->whole_numbers ? raw : x, 4 * numbers);
     size_t features = 4 * n * model->num_features, predictions = 4 * n * model->num_classes;
     float *found = malloc(features + predictions + 1);
     if (found == NULL) return 2;

@@ -75,6 +75,8 @@ class Model(ctypes.Structure):
         ("raw_dimensions", ctypes.c_size_t),
         ("raw_shape", ctypes.c_uint32 * 7),
         ("raw_numbers", ctypes.c_size_t),
+        ("whole_numbers", ctypes.c_int),
+        ("num_tokens", ctypes.c_uint32),
     ]
 
 
@@ -85,6 +87,7 @@ class Examples(ctypes.Structure):
         ("labels", ctypes.c_void_p),
         ("count", ctypes.c_size_t),
         ("targets", ctypes.c_void_p),
+        ("tokens", ctypes.c_void_p),
     ]
 
 
@@ -230,11 +233,13 @@ def head_out(head: Head) -> SavedHead:
 
 def examples_in(x, y=None):
     """Examples for C, and what must be kept as long as they are used."""
-    x = np.ascontiguousarray(x, np.float32)
+    whole = np.asarray(x).dtype.kind == "i"
+    x = np.ascontiguousarray(x, np.int32 if whole else np.float32)
     targets = np.ndim(y) == 2
     y = None if y is None else np.ascontiguousarray(y, np.float32 if targets else np.int32)
-    address = None if y is None else y.ctypes.data
-    given = Examples(x.ctypes.data, x.size, None if targets else address, len(x), address if targets else None)
+    given = Examples(numbers=x.size, count=len(x), **{"tokens" if whole else "x": x.ctypes.data})
+    if y is not None:
+        setattr(given, "targets" if targets else "labels", y.ctypes.data)
     return given, (x, y)
 
 

@@ -249,13 +249,22 @@ def test_a_fuzzer_finds_no_crash(tmp_path):
     assert re.search(r"Done [1-9]\d{2,} runs", done.stderr), done.stderr[-3000:]
 
 
-@pytest.mark.parametrize(("entry", "value"), [("example_dtype", "int32"), ("num_tokens", 5)])
-def test_what_only_the_python_client_can_do_is_refused(native, folder, entry, value):
+@pytest.mark.parametrize("dtype", ["float32", "int32", "int64", "int32\0", None])
+@pytest.mark.parametrize("tokens", [5, 2**31 - 1, 2**31, 0, 2.0, None])
+def test_examples_of_whole_numbers(native, folder, dtype, tokens):
     manifest = manifest_of(folder)
-    manifest["model"][entry] = value
+    manifest["model"] |= {"example_dtype": dtype, "num_tokens": tokens}
     write_manifest(folder, manifest)
-    assert f"examples of whole numbers (model.{entry}), which the client in C cannot use" in said_by_c(native, folder)
-    assert said_by_python(folder) is None
+    assert_the_same(native, folder)
+    manifest["model"] = {name: value for name, value in manifest["model"].items() if value is not None}
+    write_manifest(folder, manifest)
+    assert_the_same(native, folder)
+    fine = dtype in ("float32", "int32", None) and tokens in (5, 2**31 - 1, None)
+    assert (said_by_c(native, folder) is None) == fine
+    if fine:
+        model, bundle = native.check_bundle(folder), Bundle(folder)
+        assert model.whole_numbers == (bundle.example_dtype == np.int32)
+        assert model.num_tokens == (bundle.num_tokens or 0)
 
 
 KINDS = """multilabel regression poisson quantile:0.9 quantile:5e-05 quantile:1.5e-05 huber:2 huber:0.25 huber:1e+06
