@@ -54,26 +54,46 @@ static char *copy_text(JNIEnv *env, jbyteArray bytes) {
     return text;
 }
 
+/* The arrays of Client.kt's Examples: any may be null. */
+enum { X, TOKENS, LABELS, TARGETS, ARRAYS };
 struct given {
     tfpfl_examples examples;
-    jfloat *x;
-    jint *labels;
+    jobject from[ARRAYS];
+    void *to[ARRAYS];
 };
 
-static int take_examples(JNIEnv *env, jfloatArray x, jintArray labels, jint count, struct given *given) {
-    memset(given, 0, sizeof *given);
-    given->x = (*env)->GetFloatArrayElements(env, x, NULL);
-    given->labels = labels == NULL ? NULL : (*env)->GetIntArrayElements(env, labels, NULL);
-    given->examples.x = given->x;
-    given->examples.numbers = (size_t)(*env)->GetArrayLength(env, x);
-    given->examples.labels = (const int32_t *)given->labels;
-    given->examples.count = labels == NULL ? (size_t)count : (size_t)(*env)->GetArrayLength(env, labels);
-    return given->x != NULL && (labels == NULL || given->labels != NULL);
+static void give_back(JNIEnv *env, struct given *given) {
+    for (int i = 0; i < ARRAYS; i++) {
+        if (given->to[i] == NULL) continue;
+        if (i == X || i == TARGETS) (*env)->ReleaseFloatArrayElements(env, given->from[i], given->to[i], JNI_ABORT);
+        else (*env)->ReleaseIntArrayElements(env, given->from[i], given->to[i], JNI_ABORT);
+    }
 }
 
-static void give_back(JNIEnv *env, jfloatArray x, jintArray labels, struct given *given) {
-    if (given->x != NULL) (*env)->ReleaseFloatArrayElements(env, x, given->x, JNI_ABORT);
-    if (given->labels != NULL) (*env)->ReleaseIntArrayElements(env, labels, given->labels, JNI_ABORT);
+/* The number of examples is that of the labels, or of the rows of targets, or else `count`. Targets of another length than
+ * the client would read are left out, and it says that there are none. 0: the JVM has no memory, and has said so. */
+static int take_examples(JNIEnv *env, jlong handle, jobjectArray arrays, jint count, struct given *given) {
+    size_t lengths[ARRAYS] = {0}, k = tfpfl_describe(CLIENT(handle))->num_classes, n = (size_t)count;
+    int taken = 1;
+    memset(given, 0, sizeof *given);
+    for (int i = 0; i < ARRAYS; i++) {
+        given->from[i] = (*env)->GetObjectArrayElement(env, arrays, i);
+        if (given->from[i] == NULL) continue;
+        lengths[i] = (size_t)(*env)->GetArrayLength(env, given->from[i]);
+        given->to[i] = i == X || i == TARGETS ? (void *)(*env)->GetFloatArrayElements(env, given->from[i], NULL)
+                                              : (void *)(*env)->GetIntArrayElements(env, given->from[i], NULL);
+        taken = taken && given->to[i] != NULL;
+    }
+    if (given->from[LABELS] != NULL) n = lengths[LABELS];
+    else if (given->from[TARGETS] != NULL) n = lengths[TARGETS] / k;
+    tfpfl_examples *examples = &given->examples;
+    examples->x = given->from[TOKENS] == NULL ? given->to[X] : NULL;
+    examples->tokens = given->to[TOKENS];
+    examples->numbers = lengths[given->from[TOKENS] == NULL ? X : TOKENS];
+    examples->labels = given->to[LABELS];
+    examples->targets = lengths[TARGETS] % k == 0 && lengths[TARGETS] / k == n ? given->to[TARGETS] : NULL;
+    examples->count = n;
+    return taken;
 }
 
 static jfloatArray floats(JNIEnv *env, const float *values, size_t count) {
@@ -91,10 +111,12 @@ static void put_head(JNIEnv *env, const tfpfl_head *head, jfloatArray kernel, jf
 
 /* ---- the functions */
 
-NAMED(jlong, open)(JNIEnv *env, jclass self, jbyteArray bundle, jbyteArray state, jbyteArray litert) {
+NAMED(jlong, open)(JNIEnv *env, jclass self, jbyteArray bundle, jbyteArray state, jbyteArray litert,
+                  jbyteArray trunk) {
     (void)self;
     char *folder = copy_text(env, bundle), *file = copy_text(env, state), *library = copy_text(env, litert);
-    tfpfl_options options = {file, library};
+    char *below = copy_text(env, trunk);
+    tfpfl_options options = {.state = file, .litert = library, .trunk = below};
     tfpfl_client *client = NULL;
     int status = folder == NULL ? TFPFL_SYSTEM_ERROR : tfpfl_open(folder, &options, &client);
     if (status != 0) {
@@ -105,6 +127,7 @@ NAMED(jlong, open)(JNIEnv *env, jclass self, jbyteArray bundle, jbyteArray state
     free(folder);
     free(file);
     free(library);
+    free(below);
     return (jlong)(intptr_t)client;
 }
 
@@ -116,11 +139,11 @@ NAMED(void, close)(JNIEnv *env, jclass self, jlong handle) {
 NAMED(jlongArray, sizes)(JNIEnv *env, jclass self, jlong handle) {
     (void)self;
     const tfpfl_model *model = tfpfl_describe(CLIENT(handle));
-    jlong all[6 + TFPFL_MOST_DIMENSIONS] = {(jlong)model->num_features, (jlong)model->num_classes,
+    jlong all[8 + TFPFL_MOST_DIMENSIONS] = {(jlong)model->num_features, (jlong)model->num_classes,
                                             (jlong)model->num_backbone_weights, (jlong)model->batch, model->tau,
-                                            model->rounds};
-    for (size_t i = 0; i < model->dimensions; i++) all[6 + i] = model->example_shape[i];
-    jsize count = (jsize)(6 + model->dimensions);
+                                            model->rounds, model->whole_numbers, model->num_tokens};
+    for (size_t i = 0; i < model->dimensions; i++) all[8 + i] = model->example_shape[i];
+    jsize count = (jsize)(8 + model->dimensions);
     jlongArray out = (*env)->NewLongArray(env, count);
     if (out != NULL) (*env)->SetLongArrayRegion(env, out, 0, count, all);
     return out;
@@ -150,25 +173,44 @@ NAMED(void, receive)(JNIEnv *env, jclass self, jlong handle, jfloatArray theta) 
     if (status != 0) raise(env, status, tfpfl_error(CLIENT(handle)));
 }
 
-NAMED(void, startFrom)(JNIEnv *env, jclass self, jlong handle, jfloatArray kernel, jfloatArray bias,
-                       jbyteArray digest) {
+NAMED(jbyteArray, names)(JNIEnv *env, jclass self, jlong handle) {
     (void)self;
-    if (tfpfl_current_head(CLIENT(handle))->names != NULL) {  /* they would be lost */
-        raise(env, TFPFL_HEAD_ERROR, "this head has classes of its own, which can be replaced in C or Python only");
-        return;
-    }
+    const tfpfl_head *head = tfpfl_current_head(CLIENT(handle));
+    jbyteArray out = head->names == NULL || head->names_bytes > INT32_MAX
+                         ? NULL : (*env)->NewByteArray(env, (jsize)head->names_bytes);
+    if (out != NULL) (*env)->SetByteArrayRegion(env, out, 0, (jsize)head->names_bytes, (const jbyte *)head->names);
+    return out;
+}
+
+NAMED(jstring, kind)(JNIEnv *env, jclass self, jlong handle) {
+    (void)self;
+    return (*env)->NewStringUTF(env, tfpfl_describe(CLIENT(handle))->kind);
+}
+
+/* `commit`: the head is that of a round, and its classes must have the names that they have now. */
+NAMED(void, startFrom)(JNIEnv *env, jclass self, jlong handle, jfloatArray kernel, jfloatArray bias, jbyteArray digest,
+                       jbyteArray names, jboolean commit) {
+    (void)self;
     jfloat *k = (*env)->GetFloatArrayElements(env, kernel, NULL), *b = (*env)->GetFloatArrayElements(env, bias, NULL);
     size_t classes = (size_t)(*env)->GetArrayLength(env, bias), numbers = (size_t)(*env)->GetArrayLength(env, kernel);
-    tfpfl_head head = {classes == 0 || numbers % classes != 0 ? 0 : numbers / classes, classes, k, b, {0}};
-    (*env)->GetByteArrayRegion(env, digest, 0, 32, (jbyte *)head.theta_sha256);
-    int status = 0;
-    if (k != NULL && b != NULL && !(*env)->ExceptionCheck(env)) status = tfpfl_start_from(CLIENT(handle), &head);
+    tfpfl_update update = {
+        .head = {classes == 0 || numbers % classes != 0 ? 0 : numbers / classes, classes, k, b, {0}, NULL, 0}};
+    (*env)->GetByteArrayRegion(env, digest, 0, 32, (jbyte *)update.head.theta_sha256);
+    int status = 0, taken = k != NULL && b != NULL;
+    if (names != NULL) {
+        update.head.names = copy_text(env, names);
+        update.head.names_bytes = (size_t)(*env)->GetArrayLength(env, names);
+        taken = taken && update.head.names != NULL;
+    }
+    if (taken && !(*env)->ExceptionCheck(env))
+        status = commit ? tfpfl_commit(CLIENT(handle), &update) : tfpfl_start_from(CLIENT(handle), &update.head);
+    free(update.head.names);
     if (k != NULL) (*env)->ReleaseFloatArrayElements(env, kernel, k, JNI_ABORT);
     if (b != NULL) (*env)->ReleaseFloatArrayElements(env, bias, b, JNI_ABORT);
     if (status != 0) raise(env, status, tfpfl_error(CLIENT(handle)));
 }
 
-static jfloatArray rows(JNIEnv *env, jlong handle, jfloatArray x, jint count, size_t columns,
+static jfloatArray rows(JNIEnv *env, jlong handle, jobjectArray arrays, jint count, size_t columns,
                         int (*compute)(tfpfl_client *, const tfpfl_examples *, float *)) {
     struct given given;
     jfloatArray out = NULL;
@@ -176,25 +218,34 @@ static jfloatArray rows(JNIEnv *env, jlong handle, jfloatArray x, jint count, si
     float *found = numbers > INT32_MAX ? NULL : malloc(4 * numbers + 4);
     int status = TFPFL_SYSTEM_ERROR;
     const char *why = "there is not enough memory";
-    if (found != NULL && take_examples(env, x, NULL, count, &given)) {
+    if (found != NULL && take_examples(env, handle, arrays, count, &given)) {
         status = compute(CLIENT(handle), &given.examples, found);
         if (status == 0) out = floats(env, found, numbers);
         else why = tfpfl_error(CLIENT(handle));
     }
-    if (found != NULL) give_back(env, x, NULL, &given);
+    if (found != NULL) give_back(env, &given);
     free(found);
     if (status != 0) raise(env, status, why);
     return out;
 }
 
-NAMED(jfloatArray, features)(JNIEnv *env, jclass self, jlong handle, jfloatArray x, jint count) {
+NAMED(jfloatArray, features)(JNIEnv *env, jclass self, jlong handle, jobjectArray arrays, jint count) {
     (void)self;
-    return rows(env, handle, x, count, tfpfl_describe(CLIENT(handle))->num_features, tfpfl_features);
+    return rows(env, handle, arrays, count, tfpfl_describe(CLIENT(handle))->num_features, tfpfl_features);
 }
 
-NAMED(jfloatArray, predict)(JNIEnv *env, jclass self, jlong handle, jfloatArray x, jint count) {
+NAMED(jfloatArray, predict)(JNIEnv *env, jclass self, jlong handle, jobjectArray arrays, jint count) {
     (void)self;
-    return rows(env, handle, x, count, tfpfl_describe(CLIENT(handle))->num_classes, tfpfl_predict);
+    return rows(env, handle, arrays, count, tfpfl_describe(CLIENT(handle))->num_classes, tfpfl_predict);
+}
+
+static int examples_of(tfpfl_client *client, const tfpfl_examples *raw, float *x) {
+    return tfpfl_examples_of(client, raw->x, raw->numbers, raw->count, x);
+}
+
+NAMED(jfloatArray, examplesOf)(JNIEnv *env, jclass self, jlong handle, jobjectArray arrays, jint count) {
+    (void)self;
+    return rows(env, handle, arrays, count, tfpfl_describe(CLIENT(handle))->example_numbers, examples_of);
 }
 
 static jdoubleArray doubles(JNIEnv *env, const double *values, jsize count) {
@@ -203,57 +254,60 @@ static jdoubleArray doubles(JNIEnv *env, const double *values, jsize count) {
     return out;
 }
 
-NAMED(jdoubleArray, score)(JNIEnv *env, jclass self, jlong handle, jfloatArray x, jintArray labels) {
+NAMED(jdoubleArray, score)(JNIEnv *env, jclass self, jlong handle, jobjectArray arrays) {
     (void)self;
     struct given given;
     tfpfl_scores found = {0};
-    int status = take_examples(env, x, labels, 0, &given) ? tfpfl_score(CLIENT(handle), &given.examples, &found) : 0;
-    give_back(env, x, labels, &given);
+    int status = 0;
+    if (take_examples(env, handle, arrays, 0, &given))
+        status = tfpfl_score(CLIENT(handle), &given.examples, &found);
+    give_back(env, &given);
     if (status != 0) return raise(env, status, tfpfl_error(CLIENT(handle))), NULL;
-    return doubles(env, (double[]){found.loss, found.accuracy}, 2);
+    return doubles(env, (double[]){found.loss, found.accuracy, found.value}, 3);
 }
 
-NAMED(jdoubleArray, personalize)(JNIEnv *env, jclass self, jlong handle, jfloatArray x, jintArray labels, jint steps,
-                                 jdouble beta, jdouble held_out, jboolean on_training, jfloatArray other_x,
-                                 jintArray other_labels) {
+NAMED(jdoubleArray, personalize)(JNIEnv *env, jclass self, jlong handle, jobjectArray arrays, jint steps, jdouble beta,
+                                 jdouble held_out, jboolean on_training, jobjectArray others) {
     (void)self;
-    struct given given, other = {{0}, NULL, NULL};
+    struct given given, other;
     tfpfl_personalized found;
     tfpfl_fit fit;
-    int status = 0, taken = take_examples(env, x, labels, 0, &given);
+    int status = 0, taken = take_examples(env, handle, arrays, 0, &given);
+    memset(&other, 0, sizeof other);
     tfpfl_default_fit(CLIENT(handle), &fit);
     if (steps != INT32_MIN) fit.steps = steps;
     if (beta == beta) fit.beta = beta;
     fit.held_out = held_out;
     fit.on_training = on_training;
-    if (taken && other_x != NULL) {
-        taken = take_examples(env, other_x, other_labels, 0, &other);
+    if (taken && others != NULL) {
+        taken = take_examples(env, handle, others, 0, &other);
         fit.other = &other.examples;
     }
     if (taken) status = tfpfl_personalize(CLIENT(handle), &given.examples, &fit, &found);
-    give_back(env, x, labels, &given);
-    give_back(env, other_x, other_labels, &other);
+    give_back(env, &given);
+    give_back(env, &other);
     if (!taken) return NULL;
     if (status != 0) return raise(env, status, tfpfl_error(CLIENT(handle))), NULL;
-    double all[] = {found.kept, found.before.loss, found.before.accuracy, found.after.loss, found.after.accuracy,
-                    found.loss_before, found.loss};
-    return doubles(env, all, 7);
+    const tfpfl_scores *before = &found.before, *after = &found.after;
+    double all[] = {found.kept, before->loss, before->accuracy, before->value, after->loss, after->accuracy,
+                    after->value, found.loss_before, found.loss};
+    return doubles(env, all, 9);
 }
 
-NAMED(jbyteArray, round)(JNIEnv *env, jclass self, jlong handle, jfloatArray theta, jfloatArray x, jintArray labels,
-                         jbyteArray kind, jfloatArray kernel, jfloatArray bias, jbyteArray digest, jfloatArray loss) {
+NAMED(jbyteArray, round)(JNIEnv *env, jclass self, jlong handle, jfloatArray theta, jobjectArray arrays, jbyteArray kind,
+                         jfloatArray kernel, jfloatArray bias, jbyteArray digest, jfloatArray loss) {
     (void)self;
     struct given given;
     tfpfl_update update;
     jbyteArray out = NULL;
     char *payload = copy_text(env, kind);
     jfloat *weights = (*env)->GetFloatArrayElements(env, theta, NULL);
-    int status = 0, taken = take_examples(env, x, labels, 0, &given) && weights != NULL && payload != NULL;
+    int status = 0, taken = take_examples(env, handle, arrays, 0, &given) && weights != NULL && payload != NULL;
     if (taken)
         status = tfpfl_round(CLIENT(handle), weights, (size_t)(*env)->GetArrayLength(env, theta), &given.examples,
                              payload, &update);
     if (weights != NULL) (*env)->ReleaseFloatArrayElements(env, theta, weights, JNI_ABORT);
-    give_back(env, x, labels, &given);
+    give_back(env, &given);
     free(payload);
     if (!taken) return NULL;
     if (status != 0) return raise(env, status, tfpfl_error(CLIENT(handle))), NULL;

@@ -24,14 +24,18 @@ def missing() -> str | None:
     return None
 
 
-def command(folder: Path, *arguments) -> list[str]:
-    """Compiles Client.kt and Vectors.kt into `folder`: the command that runs them."""
+def command(*arguments) -> list[str]:
+    """Compiles Client.kt and Vectors.kt, once for each state of the sources: the command that runs them."""
     libraries = build("-jni", target="jni", JAVA_HOME=str(_java_home()))
-    compiler = _compiler()
-    sources = [CORE / "kotlin" / "tfpfl" / "Client.kt", CORE / "tests" / "Vectors.kt"]
-    kotlinc = ["bash", compiler / "bin" / "kotlinc", "-Werror", "-d", folder, *sources]
-    done = subprocess.run(list(map(str, kotlinc)), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    compiler, folder = _compiler(), libraries / "classes"
+    with open(libraries / "classes.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "compiled").exists():
+            sources = [CORE / "kotlin" / "tfpfl" / "Client.kt", CORE / "tests" / "Vectors.kt"]
+            kotlinc = ["bash", compiler / "bin" / "kotlinc", "-Werror", "-d", folder, *sources]
+            done = subprocess.run(list(map(str, kotlinc)), capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+            (folder / "compiled").touch()
     classes = f"{folder}:{compiler / 'lib' / 'kotlin-stdlib.jar'}"
     options = ["-Xcheck:jni", f"-Djava.library.path={libraries}", "-cp", classes]
     return ["java", *options, "VectorsKt", *map(str, arguments)]

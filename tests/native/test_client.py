@@ -13,7 +13,7 @@ import tensorflow as tf
 from helpers import arm64, kotlin, litert
 from helpers.marks import slow_but
 from helpers.native import CORE, NativeClient, NativeError, build
-from helpers.native_bytes import unlike_python, write_data
+from helpers.native_bytes import unlike_on_the_jvm, unlike_python, write_data
 from helpers.networks import OWN
 from helpers.truth import random_head, relative, true_gradient, true_steps
 from tflite_export import BundleError, DeviceClient, export
@@ -360,19 +360,6 @@ def test_the_same_numbers_on_aarch64(bundle, programs, version, tmp_path):
         assert relative(*(decode((folder / name).read_bytes()) for folder in (there, here))) < bound, name
 
 
-REFUSED = [  # by Vectors.kt
-    "is not a bundle: it has no manifest.json",
-    "LiteRT cannot be loaded",
-    "numbers for 76 examples",
-    "label 99 is out of range: this client's are 0..3; the head is untouched",
-    "the held-out part must lie in (0, 1), found 2.0",
-    "there are no examples",
-    "theta must be float32 [",
-    "unknown payload 'int4': one of float32, int8",
-    "theta holds NaN or infinity: nothing was changed",
-]
-
-
 @pytest.mark.slow
 @pytest.mark.litert
 @pytest.mark.parametrize("version", LIBRARIES[-1:] or [NONE])
@@ -380,25 +367,5 @@ def test_kotlin_on_the_jvm_gives_the_same_bytes(bundle, programs, version, tmp_p
     """The class for apps, compiled by Kotlin's own compiler, with the JVM's checks of what goes through JNI."""
     if kotlin.missing():
         pytest.skip(kotlin.missing())
-    library, c, jvm = litert.shared_library(version), tmp_path / "c", tmp_path / "jvm"
-    for folder, command in (
-        (c, [programs / "vectors", bundle.folder, library, c]),
-        (jvm, kotlin.command(tmp_path / "classes", bundle.folder, library, jvm)),
-    ):
-        folder.mkdir()
-        write_data(folder, *data(bundle, 75))
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0 and "WARNING in native method" not in done.stdout, done.stdout + done.stderr
-    names = {
-        "features.bin",
-        "probabilities.bin",
-        "float32.payload",
-        "int8.payload",
-        "personalized.bin",
-        "committed.bin",
-    }
-    assert [name for name in names if (c / name).read_bytes() != (jvm / name).read_bytes()] == []
-    lines = (jvm / "refused.txt").read_text(encoding="utf-8").split("\n")
-    for line, expected in zip(lines, REFUSED, strict=True):
-        assert line.startswith("1 ") and expected in line
-    assert "/nowhere/\U0001f600 is not a bundle" in lines[0]
+    wrong = "1 label 99 is out of range: this client's are 0..3; the head is untouched"
+    assert unlike_on_the_jvm(programs, bundle, version, data(bundle, 75), tmp_path, wrong) == []

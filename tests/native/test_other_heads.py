@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from helpers import litert
+from helpers import kotlin, litert
 from helpers.hand_made import described, write_manifest
 from helpers.marks import slow_but
 from helpers.native import NativeClient, NativeError, build
-from helpers.native_bytes import unlike_python
+from helpers.native_bytes import unlike_on_the_jvm, unlike_python
 from helpers.truth import relative
 from tflite_export import BundleError, DeviceClient, export
 from tflite_export.convert.check import fit, gradient
@@ -278,6 +278,17 @@ LIBRARIES = [version for version in litert.VERSIONS if not version.startswith("1
 def test_the_same_bytes_as_in_python_on_every_version(poisson, programs, version, n, tmp_path):
     data = raws(n), drawn("poisson", n)[1], poisson.theta() * np.float32(0.9)
     assert unlike_python(programs, poisson, version, data, tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.litert
+@pytest.mark.parametrize("version", LIBRARIES[-1:] or [NONE])
+def test_kotlin_on_the_jvm_gives_the_same_bytes(poisson, programs, version, tmp_path):
+    if kotlin.missing():
+        pytest.skip(kotlin.missing())
+    data = raws(75), drawn("poisson", 75)[1], poisson.theta() * np.float32(0.9)
+    wrong = "1 target nan of example 0 must be finite and not below 0: this client's kind is poisson"
+    assert unlike_on_the_jvm(programs, poisson, version, data, tmp_path, wrong) == []
 
 
 @pytest.mark.slow

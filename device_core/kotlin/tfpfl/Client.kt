@@ -17,36 +17,62 @@ package tfpfl
 /** What cannot be used, and why. `status` is one of `tfpfl_status` in tfpfl_device.h. */
 class TfpflException(val status: Int, message: String) : Exception(message)
 
-/** Preprocessed examples: their numbers, row after row, and a label in 0..K-1 for each. */
-class Examples(val x: FloatArray, val labels: IntArray)
+/**
+ * Preprocessed examples: their numbers, row after row, and a label in 0..K-1 for each; or, where the client's `kind` is not
+ * classification, K targets for each, row after row. Where the client takes `wholeNumbers`, they are `tokens`, and `x` is
+ * empty.
+ */
+class Examples(
+    val x: FloatArray, val labels: IntArray?, val targets: FloatArray? = null, val tokens: IntArray? = null,
+) {
+    constructor(tokens: IntArray, labels: IntArray?, targets: FloatArray? = null) :
+        this(FloatArray(0), labels, targets, tokens)
 
-/** Mean cross-entropy in nats, and accuracy in 0..1. */
-data class Scores(val loss: Double, val accuracy: Double)
+    internal val arrays: Array<Any?> get() = arrayOf(x, tokens, labels, targets)
+}
+
+/**
+ * The mean loss, for classes cross-entropy in nats; the accuracy in 0..1, NaN for other kinds; and the score by which heads
+ * are compared, see `tfpfl_scores`.
+ */
+data class Scores(val loss: Double, val accuracy: Double, val value: Double)
 
 /** The result of fitting the head: on held-out examples, and the training losses. */
 data class Personalized(
     val kept: Boolean, val before: Scores, val after: Scores, val lossBefore: Double, val loss: Double,
 )
 
-/** A head: kernel [M, K], row after row, bias [K], and the sha256 of the theta that it was fitted with. */
-class Head(val kernel: FloatArray, val bias: FloatArray, val thetaSha256: ByteArray)
+/**
+ * A head: kernel [M, K], row after row, bias [K], the sha256 of the theta that it was fitted with, and the names of its
+ * classes as JSON, if they are not the bundle's.
+ */
+class Head(val kernel: FloatArray, val bias: FloatArray, val thetaSha256: ByteArray, val names: ByteArray? = null)
 
 /** The result of a round. Send the payload and the number of examples, and nothing else; the head stays here. */
 class Update(val payload: ByteArray, val numExamples: Int, val loss: Float, val head: Head)
 
 /**
- * One client. `state` is the file that keeps the head between starts; null: it is kept in memory only.
+ * One client. `state` is the file that keeps the head between starts; null: it is kept in memory only. `trunk` is the file
+ * of the frozen trunk, such as trunk_int8.tflite; null: the exact one.
  * All functions throw [TfpflException]; the head has not changed then.
  */
-class Client(bundle: String, state: String? = null, litert: String? = null) : AutoCloseable {
-    private var handle: Long = Native.open(bytes(bundle), state?.let(::bytes), litert?.let(::bytes))
+class Client(
+    bundle: String, state: String? = null, litert: String? = null, trunk: String? = null,
+) : AutoCloseable {
+    private var handle: Long =
+        Native.open(bytes(bundle), state?.let(::bytes), litert?.let(::bytes), trunk?.let(::bytes))
     private val sizes: LongArray = Native.sizes(open())
 
     val numFeatures: Int get() = sizes[0].toInt()
     val numClasses: Int get() = sizes[1].toInt()
     val numWeights: Int get() = sizes[2].toInt()
     val takesPartInRounds: Boolean get() = sizes[5] != 0L
-    val exampleShape: IntArray get() = IntArray(sizes.size - 6) { sizes[6 + it].toInt() }
+    /** What the head is for: classification, multilabel, regression, poisson, quantile:Q or huber:DELTA. */
+    val kind: String get() = Native.kind(open())
+    val exampleShape: IntArray get() = IntArray(sizes.size - 8) { sizes[8 + it].toInt() }
+    /** Whether examples are whole numbers, such as tokens; they are below `numTokens`, if that is not 0. */
+    val wholeNumbers: Boolean get() = sizes[6] != 0L
+    val numTokens: Int get() = sizes[7].toInt()
 
     /** The weights of the backbone. */
     val theta: FloatArray get() = Native.theta(open())
@@ -61,16 +87,30 @@ class Client(bundle: String, state: String? = null, litert: String? = null) : Au
     fun receive(theta: FloatArray) = Native.receive(open(), theta)
 
     /** Replaces the head, and saves it. */
-    fun startFrom(head: Head) = Native.startFrom(open(), head.kernel, head.bias, head.thetaSha256)
+    fun startFrom(head: Head) = Native.startFrom(open(), head.kernel, head.bias, head.thetaSha256, head.names, false)
+
+    /**
+     * The examples that all other functions take, from `count` preprocessed ones. In a bundle with a frozen trunk they are
+     * its output: compute it once for each example, and keep it. In any other bundle they are `raw` itself; tokens are given
+     * as they are.
+     */
+    fun examplesOf(raw: FloatArray, count: Int): FloatArray =
+        Native.examplesOf(open(), Examples(raw, null).arrays, count)
 
     /** The features of `count` examples: [count, M]. */
-    fun features(x: FloatArray, count: Int): FloatArray = Native.features(open(), x, count)
+    fun features(x: FloatArray, count: Int): FloatArray = Native.features(open(), Examples(x, null).arrays, count)
 
-    /** The probabilities of `count` examples: [count, K]. */
-    fun predict(x: FloatArray, count: Int): FloatArray = Native.predict(open(), x, count)
+    fun features(tokens: IntArray, count: Int): FloatArray =
+        Native.features(open(), Examples(tokens, null).arrays, count)
+
+    /** The predictions for `count` examples, [count, K]: for classes their probabilities. */
+    fun predict(x: FloatArray, count: Int): FloatArray = Native.predict(open(), Examples(x, null).arrays, count)
+
+    fun predict(tokens: IntArray, count: Int): FloatArray =
+        Native.predict(open(), Examples(tokens, null).arrays, count)
 
     fun score(examples: Examples): Scores =
-        Native.score(open(), examples.x, examples.labels).let { Scores(it[0], it[1]) }
+        Native.score(open(), examples.arrays).let { Scores(it[0], it[1], it[2]) }
 
     /**
      * Fits the head by gradient steps, and keeps it if it is better on held-out examples: on `other`, on the training
@@ -81,10 +121,10 @@ class Client(bundle: String, state: String? = null, litert: String? = null) : Au
         onTraining: Boolean = false, other: Examples? = null,
     ): Personalized {
         val found = Native.personalize(
-            open(), examples.x, examples.labels, steps ?: Int.MIN_VALUE, beta ?: Double.NaN, heldOut, onTraining,
-            other?.x, other?.labels,
+            open(), examples.arrays, steps ?: Int.MIN_VALUE, beta ?: Double.NaN, heldOut, onTraining, other?.arrays,
         )
-        return Personalized(found[0] != 0.0, Scores(found[1], found[2]), Scores(found[3], found[4]), found[5], found[6])
+        val (before, after) = listOf(1, 4).map { Scores(found[it], found[it + 1], found[it + 2]) }
+        return Personalized(found[0] != 0.0, before, after, found[7], found[8])
     }
 
     /** Takes part in a round. The client's head does not change until `commit`. `payload`: "float32" or "int8". */
@@ -92,13 +132,15 @@ class Client(bundle: String, state: String? = null, litert: String? = null) : Au
         val head = newHead()
         val loss = FloatArray(1)
         val sent = Native.round(
-            open(), theta, examples.x, examples.labels, bytes(payload), head.kernel, head.bias, head.thetaSha256, loss,
+            open(), theta, examples.arrays, bytes(payload), head.kernel, head.bias, head.thetaSha256, loss,
         )
-        return Update(sent, examples.labels.size, loss[0], head)
+        return Update(sent, examples.labels?.size ?: (examples.targets!!.size / numClasses), loss[0], head)
     }
 
     /** Makes the head of a round current when the server has taken the update, and saves it. */
-    fun commit(update: Update) = startFrom(update.head)
+    fun commit(update: Update) = update.head.let {
+        Native.startFrom(open(), it.kernel, it.bias, it.thetaSha256, it.names, true)
+    }
 
     override fun close() {
         val closed = handle
@@ -108,7 +150,8 @@ class Client(bundle: String, state: String? = null, litert: String? = null) : Au
 
     private fun open(): Long = handle.also { check(it != 0L) { "this client is closed" } }
 
-    private fun newHead() = Head(FloatArray(numFeatures * numClasses), FloatArray(numClasses), ByteArray(32))
+    private fun newHead() =
+        Head(FloatArray(numFeatures * numClasses), FloatArray(numClasses), ByteArray(32), Native.names(open()))
 
     private fun bytes(text: String): ByteArray {
         require('\u0000' !in text) { "a path without the character NUL is needed" }
@@ -116,31 +159,38 @@ class Client(bundle: String, state: String? = null, litert: String? = null) : Au
     }
 }
 
-/** The functions of tfpfl_jni.c. */
+/** The functions of tfpfl_jni.c. `arrays` are those of [Examples]. */
 internal object Native {
     init {
         System.loadLibrary("tfpfl_jni")
     }
 
-    @JvmStatic external fun open(bundle: ByteArray, state: ByteArray?, litert: ByteArray?): Long
+    @JvmStatic external fun open(bundle: ByteArray, state: ByteArray?, litert: ByteArray?, trunk: ByteArray?): Long
+    @JvmStatic external fun names(client: Long): ByteArray?
+    @JvmStatic external fun kind(client: Long): String
+    @JvmStatic external fun examplesOf(client: Long, arrays: Array<Any?>, count: Int): FloatArray
     @JvmStatic external fun close(client: Long)
     @JvmStatic external fun sizes(client: Long): LongArray
     @JvmStatic external fun theta(client: Long): FloatArray
     @JvmStatic external fun head(client: Long, kernel: FloatArray, bias: FloatArray, thetaSha256: ByteArray)
     @JvmStatic external fun isStale(client: Long): Boolean
     @JvmStatic external fun receive(client: Long, theta: FloatArray)
-    @JvmStatic external fun startFrom(client: Long, kernel: FloatArray, bias: FloatArray, thetaSha256: ByteArray)
-    @JvmStatic external fun features(client: Long, x: FloatArray, count: Int): FloatArray
-    @JvmStatic external fun predict(client: Long, x: FloatArray, count: Int): FloatArray
-    @JvmStatic external fun score(client: Long, x: FloatArray, labels: IntArray): DoubleArray
+
+    @JvmStatic external fun startFrom(
+        client: Long, kernel: FloatArray, bias: FloatArray, thetaSha256: ByteArray, names: ByteArray?, commit: Boolean,
+    )
+
+    @JvmStatic external fun features(client: Long, arrays: Array<Any?>, count: Int): FloatArray
+    @JvmStatic external fun predict(client: Long, arrays: Array<Any?>, count: Int): FloatArray
+    @JvmStatic external fun score(client: Long, arrays: Array<Any?>): DoubleArray
 
     @JvmStatic external fun personalize(
-        client: Long, x: FloatArray, labels: IntArray, steps: Int, beta: Double, heldOut: Double, onTraining: Boolean,
-        otherX: FloatArray?, otherLabels: IntArray?,
+        client: Long, arrays: Array<Any?>, steps: Int, beta: Double, heldOut: Double, onTraining: Boolean,
+        others: Array<Any?>?,
     ): DoubleArray
 
     @JvmStatic external fun round(
-        client: Long, theta: FloatArray, x: FloatArray, labels: IntArray, payload: ByteArray, kernel: FloatArray,
-        bias: FloatArray, thetaSha256: ByteArray, loss: FloatArray,
+        client: Long, theta: FloatArray, arrays: Array<Any?>, payload: ByteArray, kernel: FloatArray, bias: FloatArray,
+        thetaSha256: ByteArray, loss: FloatArray,
     ): ByteArray
 }
