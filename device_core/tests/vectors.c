@@ -1,6 +1,6 @@
 /* Computes everything that a client computes, for a comparison with other machines and languages.
  *
- *     vectors BUNDLE LIBLITERT FOLDER
+ *     vectors BUNDLE LIBLITERT FOLDER [TRUNK]
  *
  * FOLDER has x.bin (float32, or tokens as int32; with a frozen trunk what comes before it), y.bin (int32, or targets as
  * float32) and theta.bin (float32), and gets examples.bin, features.bin, probabilities.bin, personalized.bin (the head
@@ -57,11 +57,11 @@ static void send(const float *theta, size_t theta_bytes, const tfpfl_examples *e
 int main(int count, char **arguments) {
     char error[TFPFL_ERROR_ROOM], text[200];
     size_t x_bytes, y_bytes, theta_bytes;
-    if (count != 4) return fprintf(stderr, "vectors BUNDLE LIBLITERT FOLDER\n"), 2;
+    if (count != 4 && count != 5) return fprintf(stderr, "vectors BUNDLE LIBLITERT FOLDER [TRUNK]\n"), 2;
     folder = arguments[3];
     float *theta = read_file("theta.bin", &theta_bytes);
     void *raw = read_file("x.bin", &x_bytes), *y = read_file("y.bin", &y_bytes);
-    tfpfl_options options = {.litert = arguments[2]};
+    tfpfl_options options = {.litert = arguments[2], .trunk = arguments[4]};  /* NULL if it is not given */
     must(tfpfl_open(arguments[1], &options, &client));
     const tfpfl_model *model = tfpfl_describe(client);
     int classes = strcmp(model->kind, "classification") == 0;

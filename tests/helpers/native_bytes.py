@@ -1,13 +1,15 @@
 """Compares all bytes that the client in C writes with those of the Python client on the same version of LiteRT, and
-with those of the Kotlin class on the JVM."""
+with those of the Kotlin class on the JVM; and its numbers with those of another processor."""
 
 import subprocess
 from pathlib import Path
 
 import numpy as np
 
-from helpers import kotlin, litert
+from helpers import arm64, kotlin, litert
+from helpers.truth import relative
 from tflite_export.device.head_file import load_head
+from tflite_export.device.payload import decode
 
 ROOT = Path(__file__).resolve().parents[2]
 EXACT = ("examples", "features", "personalized", "committed", "float32", "int8")
@@ -16,14 +18,14 @@ import sys
 import numpy as np
 from tflite_export.device.client import DeviceClient
 from tflite_export.device.head_file import save_head
-bundle, folder = sys.argv[1:]
-client = DeviceClient(bundle, static=True)
+bundle, folder, *trunk = sys.argv[1:]
+client = DeviceClient(bundle, static=True, trunk=trunk[0] if trunk else None)
 raw, theta = np.fromfile(folder + "/x.bin", client.bundle.example_dtype), np.fromfile(folder + "/theta.bin", "<f4")
 classes = client.kind.is_classes
 y = np.fromfile(folder + "/y.bin", "<i4" if classes else "<f4")
 y = y if classes else y.reshape(-1, client.bundle.num_classes)
-trunk = client.bundle.manifest.get("trunk", {"raw_shape": client.bundle.example_shape})
-x = client.examples(raw.reshape(len(y), *trunk["raw_shape"]))
+about = client.bundle.manifest.get("trunk", {"raw_shape": client.bundle.example_shape})
+x = client.examples(raw.reshape(len(y), *about["raw_shape"]))
 x.tofile(folder + "/examples.python")
 client.features(x).tofile(folder + "/features.python")
 client.predict(x).tofile(folder + "/probabilities.python")
@@ -43,12 +45,12 @@ def write_data(folder, x, y, theta) -> None:
         array.tofile(folder / name)
 
 
-def unlike_python(programs, bundle, version, data, folder) -> list:
-    """The names of the files with other bytes; predictions may differ by 1e-5."""
+def unlike_python(programs, bundle, version, data, folder, *trunk) -> list:
+    """The names of the files with other bytes, with any file of the trunk; predictions may differ by 1e-5."""
     write_data(folder, *data)
     for command in (
-        [programs / "vectors", bundle.folder, litert.shared_library(version), folder],
-        [litert.environment(version), "-c", PYTHON, bundle.folder, folder],
+        [programs / "vectors", bundle.folder, litert.shared_library(version), folder, *trunk],
+        [litert.environment(version), "-c", PYTHON, bundle.folder, folder, *trunk],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)})
         assert done.returncode == 0, done.stderr
@@ -97,3 +99,31 @@ def unlike_on_the_jvm(programs, bundle, version, data, folder, wrong) -> list:
     ]
     lines = (jvm / "refused.txt").read_text(encoding="utf-8").split("\n")
     return unlike + [line for line, start in zip(lines, refused, strict=True) if not line.startswith(start)]
+
+
+def far_on_aarch64(programs, bundle, version, data, folder) -> dict:
+    """The files whose numbers are not those of this machine, with their relative errors; under qemu."""
+    here, there = folder / "here", folder / "there"
+    arguments = [arm64.programs() / "vectors", bundle.folder, arm64.litert_library(version), there]
+    for place, command in (
+        (here, [programs / "vectors", bundle.folder, litert.shared_library(version), here]),
+        (there, arm64.emulated(folder / "root", *arguments)),
+    ):
+        place.mkdir()
+        write_data(place, *data)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def numbers(path):
+        if path.suffix == ".payload":
+            return decode(path.read_bytes())
+        if path.name in ("personalized.bin", "committed.bin"):
+            head = load_head(path, bundle.num_features, bundle.num_classes)
+            return np.append(head.kernel, head.bias)
+        return np.fromfile(path, bundle.example_dtype if path.name == "examples.bin" else "<f4")
+
+    heads = (load_head(place / "committed.bin", bundle.num_features, bundle.num_classes) for place in (here, there))
+    assert len({head.theta_sha256 for head in heads}) == 1
+    away = {name: relative(numbers(there / name), numbers(here / name)) for name in BYTES}
+    # int8: the next number at most.
+    return {name: far for name, far in away.items() if far >= (1 / 127 if name == "int8.payload" else 1e-5)}

@@ -13,7 +13,7 @@ import tensorflow as tf
 from helpers import arm64, kotlin, litert
 from helpers.marks import slow_but
 from helpers.native import CORE, NativeClient, NativeError, build
-from helpers.native_bytes import unlike_on_the_jvm, unlike_python, write_data
+from helpers.native_bytes import far_on_aarch64, unlike_on_the_jvm, unlike_python
 from helpers.networks import OWN
 from helpers.truth import random_head, relative, true_gradient, true_steps
 from tflite_export import BundleError, DeviceClient, export
@@ -338,26 +338,7 @@ def test_the_same_numbers_on_aarch64(bundle, programs, version, tmp_path):
     """The same sources compiled for another processor, and LiteRT for it: other kernels, so not the same bytes."""
     if arm64.missing():
         pytest.skip(arm64.missing())
-    here, there = tmp_path / "here", tmp_path / "there"
-    commands = {
-        here: [programs / "vectors", bundle.folder, litert.shared_library(version), here],
-        there: arm64.emulated(
-            tmp_path / "root", arm64.programs() / "vectors", bundle.folder, arm64.litert_library(version), there
-        ),
-    }
-    for folder, command in commands.items():
-        folder.mkdir()
-        write_data(folder, *data(bundle, 75))
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-    for name in ("features.bin", "probabilities.bin"):
-        assert relative(*(np.fromfile(folder / name, "<f4") for folder in (there, here))) < 1e-5, name
-    shape = bundle.num_features, bundle.num_classes
-    for name in ("personalized.bin", "committed.bin"):
-        found, expected = (load_head(folder / name, *shape) for folder in (there, here))
-        assert relative(found.kernel, expected.kernel) < 1e-5 and found.theta_sha256 == expected.theta_sha256
-    for name, bound in (("float32.payload", 1e-5), ("int8.payload", 1 / 127)):  # int8: the next number at most
-        assert relative(*(decode((folder / name).read_bytes()) for folder in (there, here))) < bound, name
+    assert far_on_aarch64(programs, bundle, version, data(bundle, 75), tmp_path) == {}
 
 
 @pytest.mark.slow

@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from helpers import kotlin, litert
+from helpers import arm64, kotlin, litert
 from helpers.hand_made import described, write_manifest
 from helpers.marks import slow_but
 from helpers.native import NativeClient, NativeError, build
-from helpers.native_bytes import unlike_on_the_jvm, unlike_python
+from helpers.native_bytes import far_on_aarch64, unlike_on_the_jvm, unlike_python
 from helpers.truth import relative
 from tflite_export import BundleError, DeviceClient, export
 from tflite_export.convert.check import fit, gradient
@@ -195,9 +195,15 @@ def test_targets_that_are_wrong_are_refused_in_the_same_words(poisson, native, l
 SMALLER = [layout.TRUNK_FLOAT16, layout.TRUNK_INT8]
 
 
+@pytest.fixture(scope="module")
+def smaller(tmp_path_factory, native, litert_library):
+    """A bundle with all files of its trunk."""
+    return make_bundle("poisson", tmp_path_factory.mktemp("smaller"), inference=True)
+
+
 @pytest.mark.parametrize("trunk", slow_but([None, *SMALLER], None, ci=SMALLER))
-def test_examples_are_the_trunks_output(poisson, native, litert_library, trunk, tmp_path):
-    bundle = make_bundle("poisson", tmp_path, inference=True) if trunk else poisson
+def test_examples_are_the_trunks_output(request, native, litert_library, trunk, tmp_path):
+    bundle = request.getfixturevalue("smaller" if trunk else "poisson")
     ours, theirs = two_clients(bundle, native, litert_library, tmp_path, trunk=trunk)
     assert ours.model.trunk and ours.model.raw_numbers == 6 and ours.model.example_numbers == 12
     for n in (5, 32, 1, 75):  # the files in C, and the smaller ones in Python, take 32 examples
@@ -275,9 +281,28 @@ LIBRARIES = [version for version in litert.VERSIONS if not version.startswith("1
 @pytest.mark.litert
 @pytest.mark.parametrize("version", LIBRARIES or [NONE])
 @pytest.mark.parametrize("n", [9, 75])
-def test_the_same_bytes_as_in_python_on_every_version(poisson, programs, version, n, tmp_path):
-    data = raws(n), drawn("poisson", n)[1], poisson.theta() * np.float32(0.9)
-    assert unlike_python(programs, poisson, version, data, tmp_path) == []
+def test_the_same_bytes_as_in_python_on_every_version(bundle, programs, version, n, tmp_path):
+    data = raws(n), drawn(bundle.kind.text, n)[1], bundle.theta() * np.float32(0.9)
+    assert unlike_python(programs, bundle, version, data, tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.litert
+@pytest.mark.parametrize("version", LIBRARIES or [NONE])
+@pytest.mark.parametrize("trunk", SMALLER)
+def test_the_same_bytes_of_smaller_trunks(smaller, programs, version, trunk, tmp_path):
+    data = raws(75), drawn("poisson", 75)[1], smaller.theta() * np.float32(0.9)
+    assert unlike_python(programs, smaller, version, data, tmp_path, trunk) == []
+
+
+@pytest.mark.slow
+@pytest.mark.litert
+@pytest.mark.parametrize("version", LIBRARIES[-1:] or [NONE])
+def test_the_same_numbers_on_aarch64(poisson, programs, version, tmp_path):
+    if arm64.missing():
+        pytest.skip(arm64.missing())
+    data = raws(75), drawn("poisson", 75)[1], poisson.theta() * np.float32(0.9)
+    assert far_on_aarch64(programs, poisson, version, data, tmp_path) == {}
 
 
 @pytest.mark.slow
