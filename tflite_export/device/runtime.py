@@ -148,8 +148,7 @@ class Runtime:
         if not self.can(signature):
             return False
         _, wanted = self._runner(signature)
-        shape = wanted[name]["shape_signature"] if name in wanted else ()
-        return len(shape) > 0 and int(shape[0]) != -1
+        return name in wanted and int([*wanted[name]["shape_signature"], -1][0]) != -1
 
     def __call__(self, signature: str, **inputs) -> dict:
         """Runs a signature: inputs by name -> {output: array}. Scalars are arrays of shape [].
