@@ -1,53 +1,19 @@
 """What a server of live rounds answers to requests that are wrong: a clear status, and the run goes on unharmed."""
 
-import http.client
 import json
 import socket
 import struct
 import time
 import zlib
-from contextlib import closing
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 
-from helpers.live import serving
+from helpers.live import Talker, serving
 from tflite_export.device import payload
 from tflite_export.device.live import wire
 from tfpfl.live import server as server_module
 from tfpfl.live.rounds import Rules
-
-
-class Talker:
-    """Speaks to a server as one client, and may lie."""
-
-    def __init__(self, address, clock=time.time):
-        self.place, self.clock, self.client = urlsplit(address).netloc, clock, None
-        self.signer = wire.Signer()
-
-    def send(self, method, target, body=b"", headers=None):
-        """(status, JSON or bytes) of one request; signed unless headers are given."""
-        if headers is None:
-            headers = self.stamp(method, target, body).headers()
-        with closing(http.client.HTTPConnection(self.place, timeout=30)) as connection:
-            connection.request(method, target, body or None, headers)
-            answer = connection.getresponse()
-            content = answer.read()
-            is_json = answer.getheader("Content-Type", "").startswith("application/json")
-            return answer.status, json.loads(content) if is_json else content
-
-    def stamp(self, method, target, body=b"", **other):
-        return self.signer.stamp(self.client, method, target, body, self.clock())._replace(**other)
-
-    def join(self, run, client, given, **other):
-        info = run.population.info(client)
-        about = {"protocol": 1, "token": given, "examples": int(info.num_examples), "classes": int(info.num_classes)}
-        body = json.dumps(about | {"key": self.signer.public} | other).encode()
-        status, found = self.send("POST", "/v1/join", body, {})
-        if status == 200:
-            self.client = found["client"]
-        return status, found
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -317,7 +318,10 @@ class LiveServer:
                 context.load_cert_chain(*map(str, tls))
             except (OSError, ssl.SSLError) as error:
                 raise InvalidArgument(f"the certificate {tls[0]} with the key {tls[1]}: {error}") from error
-        runner = web.AppRunner(self.app(), access_log=None, keepalive_timeout=75, shutdown_timeout=2)
+        quiet = logging.getLogger(f"{__name__}.http")  # of bytes that are no HTTP, aiohttp logs the stack trace
+        quiet.disabled = True
+        how: dict[str, Any] = {"access_log": None, "logger": quiet, "keepalive_timeout": 75, "shutdown_timeout": 2}
+        runner = web.AppRunner(self.app(), **how)
         await runner.setup()
         try:
             try:

@@ -1,0 +1,143 @@
+"""Thousands of damaged requests: the server never fails, its memory does not grow, and the run is as it would be."""
+
+import http.client
+import json
+import random
+
+import numpy as np
+import psutil
+import pytest
+
+from helpers.live import Talker, serving
+from tflite_export.device import payload
+from tflite_export.device.live import wire
+from tfpfl.live.rounds import Rules
+
+
+def damaged(draw, content):
+    """Bytes with one thing wrong: a bit, a part that is missing or twice, other bytes, or nothing."""
+    content, how = bytearray(content), draw.randrange(6)
+    if how == 0 and content:
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    elif how == 1:
+        del content[draw.randrange(len(content) + 1) :]
+    elif how == 2:
+        place = draw.randrange(len(content) + 1)
+        content[place:place] = content[place : place + draw.randrange(200)]
+    elif how == 3:
+        place = draw.randrange(len(content) + 1)
+        content[place : place + 8] = draw.randbytes(draw.randrange(16))
+    elif how == 4:
+        return draw.randbytes(draw.randrange(300))
+    return bytes(content)
+
+
+def strange(draw, value):
+    """A JSON value with one entry that is something else."""
+    others = [None, True, -1, 0, 1e400, 2**70, "", "x" * 500, [], {}, [[]], {"a": 1}, "\x00", "é"]
+    if isinstance(value, dict) and value and draw.random() < 0.9:
+        name = draw.choice(list(value))
+        if draw.random() < 0.2:
+            return {k: v for k, v in value.items() if k != name}
+        return value | {name: strange(draw, value[name]) if draw.random() < 0.5 else draw.choice(others)}
+    return draw.choice(others)
+
+
+class Fuzzer:
+    """Sends requests that are damaged in many ways, most of them with a right signature."""
+
+    def __init__(self, draw, run, rounds, talkers, tokens):
+        self.draw, self.run, self.rounds, self.talkers, self.tokens = draw, run, rounds, talkers, tokens
+        self.connection = None
+
+    def one(self):
+        """Sends one request. Returns the status and the body of the answer."""
+        draw = self.draw
+        client = draw.randrange(len(self.talkers))
+        talker = self.talkers[client]
+        method, target, body = draw.choice([self.join, self.work, self.update, self.score, self.other])(client)
+        if draw.random() < 0.2:
+            text = damaged(draw, target.encode()).decode("latin1")
+            target = "/" + "".join(c for c in text if c in "/?=.%" or (c.isascii() and c.isalnum()))
+        if draw.random() < 0.05:
+            method = draw.choice(["GET", "PUT", "POST", "DELETE", "PATCH", "HEAD", "BREW"])
+        headers = {} if target.startswith("/v1/join") else talker.stamp(method, target, body).headers()
+        if headers and draw.random() < 0.2:
+            name = draw.choice(list(headers))
+            text = damaged(draw, headers[name].encode()).decode("latin1")
+            headers[name] = "".join(c for c in text if c.isprintable())
+        if self.connection is None:
+            self.connection = http.client.HTTPConnection(talker.place, timeout=30)
+        try:
+            self.connection.request(method, target, body or None, {k: v.encode("latin1") for k, v in headers.items()})
+            answer = self.connection.getresponse()
+            found = answer.status, answer.read()
+        except (http.client.HTTPException, ConnectionError):
+            found = 0, b""  # the server has closed the connection in the middle of a body that is too large
+        if found[0] in (0, 400, 408, 413):
+            self.connection.close()
+            self.connection = None
+        return found
+
+    def join(self, client):
+        info = self.run.population.info(client)
+        about = {"protocol": 1, "token": self.tokens[client], "examples": int(info.num_examples)}
+        about |= {"classes": int(info.num_classes), "key": self.talkers[client].signer.public}
+        about = strange(self.draw, about)
+        return "POST", "/v1/join", self.maybe_damaged(json.dumps(about).encode())
+
+    def work(self, _):
+        return "GET", f"/v1/work?wait={self.draw.choice(['0', '0.01', '-1', 'nan', '1e999', 'x', ''])}", b""
+
+    def about(self, client):
+        return {
+            "theta": self.draw.choice([self.rounds.view.theta, "00" * 32]),
+            "examples": int(self.run.population.info(client).num_examples),
+            "loss": 0.5,
+            "scores": [{"split": "test", "examples": 3, "loss": 0.1, "score": 0.5}],
+        }
+
+    def update(self, client):
+        about = self.about(client)
+        size = self.run.model.num_backbone_weights + self.draw.choice([0, 0, 0, 1, -1])
+        gradient = np.full(size, self.draw.choice([1e-3, 1e3]), np.float32)
+        sent = payload.encode(gradient, self.draw.choice(payload.KINDS))
+        if about["theta"] == self.rounds.view.theta:  # something else is wrong, so that no update is accepted
+            about = strange(self.draw, about | {"examples": -5})
+        body = wire.pack_update(about if isinstance(about, dict) else {"x": about}, sent)
+        return "PUT", f"/v1/update/{self.draw.choice([0, 1, 1, 2, 99999])}", self.maybe_damaged(body)
+
+    def score(self, client):
+        about = strange(self.draw, self.about(client))
+        return "PUT", f"/v1/score/{self.draw.choice([0, 1, 2])}", self.maybe_damaged(json.dumps(about).encode())
+
+    def other(self, _):
+        names = ["theta/" + "0" * 64, f"theta/{self.rounds.view.theta}", "head", "bundle/manifest.json", "bundle/.."]
+        return "GET", f"/v1/{self.draw.choice(names)}", b""
+
+    def maybe_damaged(self, body):
+        return damaged(self.draw, body) if self.draw.random() < 0.5 else body
+
+
+@pytest.mark.parametrize("cases", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_no_request_makes_the_server_fail(make_run, tmp_path, cases, caplog):
+    with make_run(tmp_path / "run", participation=1.0) as run:
+        rules = Rules(wait_for=10, deadline=1e6, max_norm=100.0, joins=10**9)
+        with serving(run, rules) as (address, rounds, tokens):
+            talkers = [Talker(address) for _ in tokens]
+            for client, talker in enumerate(talkers):
+                assert talker.join(run, client, tokens[client])[0] == 200
+            before = 0
+            fuzzer, found = Fuzzer(random.Random(1), run, rounds, talkers, tokens), {}
+            for case in range(cases):
+                status, body = fuzzer.one()
+                found[status] = found.get(status, 0) + 1
+                assert status < 500, body
+                assert b"Traceback" not in body and str(run.folder).encode() not in body
+                if case == cases // 2:
+                    before = psutil.Process().memory_info().rss
+            grown = psutil.Process().memory_info().rss - before
+            assert rounds.view.waiting == frozenset(range(10)) and run.store.round_num == 0
+            assert not rounds.book.bodies(1) and talkers[0].send("GET", "/v1/work?wait=0")[1]["kind"] == "visit"
+    assert set(found) >= {200, 400, 401, 404, 409} and not caplog.records, found
+    assert grown < 30e6, f"{grown / 1e6:.0f} MB more after {cases // 2} requests"
