@@ -51,6 +51,45 @@ def read_examples(folder: Path) -> dict:
     return found
 
 
+def take_part(
+    url: str,
+    data: Path,
+    state: Path,
+    token: str | None = None,
+    most: int | None = None,
+    patience: float = 300.0,
+    ca: Path | None = None,
+) -> int:
+    """Takes part in live rounds until the run is over, and prints what happens. Returns how many updates counted.
+
+    Args:
+        url: the server's address.
+        data: see `read_examples`.
+        state: where the device keeps its key, bundle and head.
+        token: the enrolment token, at the first start; default: $TFPFL_TOKEN.
+        most: end after so many updates that counted.
+        patience: seconds for which the server may be away.
+        ca: the certificate that the server's must be signed by, as PEM; default: those that Python trusts.
+
+    Raises:
+        InvalidInput: see `LiveDevice`.
+        OSError: the certificate cannot be read.
+    """
+    device = LiveDevice(
+        url,
+        state,
+        read_examples(data),
+        token or os.environ.get("TFPFL_TOKEN"),
+        interpreter=any_interpreter(),
+        patience=patience,
+        context=None if ca is None else ssl.create_default_context(cafile=str(ca)),
+        log=lambda text: print(text, flush=True),
+    )
+    counted = device.run(most)
+    print(f"{counted} updates were counted", flush=True)
+    return counted
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tflite_export.device", description="Take part in live rounds.")
@@ -65,24 +104,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for which the server may be away (300)")
     parser.add_argument("--ca", type=Path, help="the certificate that the server's must be signed by, as PEM")
-    given = parser.parse_args(arguments)
     try:
-        context = None if given.ca is None else ssl.create_default_context(cafile=str(given.ca))
-        device = LiveDevice(
-            given.url,
-            given.state,
-            read_examples(given.data),
-            given.token or os.environ.get("TFPFL_TOKEN"),
-            interpreter=any_interpreter(),
-            patience=given.patience,
-            context=context,
-            log=lambda text: print(text, flush=True),
-        )
-        counted = device.run(given.most)
+        take_part(**vars(parser.parse_args(arguments)))
     except (InvalidInput, OSError) as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
-    print(f"{counted} updates were counted", flush=True)
     return 0
 
 

@@ -1,6 +1,5 @@
 """The commands serve and device: live rounds, in which the clients are devices that speak HTTP."""
 
-import sys
 from pathlib import Path
 
 import click
@@ -66,7 +65,7 @@ _seconds = click.FloatRange(0, 1e6, min_open=True)
 )
 @allow_code_option
 def serve(folder, host, port, tls, rounds, data_for_devices, allow_code, **rules):
-    """Run the rounds of RUN on devices that join over HTTP.
+    """Run the rounds of RUN on devices over HTTP.
 
     RUN is a run folder, made by: tfpfl run --create-only. The enrolment tokens of its clients are written to
     RUN/tokens.json, which only you can read: give each device its own. A server that is stopped or killed goes on from
@@ -99,16 +98,33 @@ def serve(folder, host, port, tls, rounds, data_for_devices, allow_code, **rules
         click.echo(f"{run.store.round_num} rounds are saved in {folder}")
 
 
-@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def device(arguments):
-    """Take part in live rounds: tfpfl device URL --data DIR --state DIR --token TOKEN.
+@main.command()
+@click.argument("url")
+@click.option("--data", type=click.Path(path_type=Path), required=True, help="The folder with train.npz and test.npz.")
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Where the device keeps its key, bundle and head.",
+)
+@click.option("--token", help="The enrolment token, at the first start. Default: $TFPFL_TOKEN.")
+@click.option("--most", type=click.IntRange(1), help="End after so many updates. Default: when the run is over.")
+@click.option(
+    "--patience", type=_seconds, default=300.0, show_default=True, help="Seconds for which the server may be away."
+)
+@click.option("--ca", type=click.Path(path_type=Path), help="The certificate that the server's must be signed by.")
+def device(**given):
+    """Take part in the live rounds of the server at URL.
 
-    The same as python -m tflite_export.device, which needs no TensorFlow.
+    The same as: python -m tflite_export.device, which needs no TensorFlow.
     """
-    from tflite_export.device.__main__ import main as take_part
+    from tflite_export.device.__main__ import take_part
+    from tflite_export.device.errors import InvalidInput
 
-    sys.exit(take_part(list(arguments)))
+    try:
+        take_part(**given)
+    except InvalidInput as error:
+        raise click.ClickException(str(error)) from error
 
 
 @main.command("demo-live")
@@ -117,9 +133,10 @@ def device(arguments):
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="Number of rounds.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the data's partition, the weights and the rounds.")
 def demo_live(out, clients, rounds, seed):
-    """Train PFLEGO on digits with a server and devices on this machine, each a process, and compare with a simulation.
+    """Train PFLEGO with devices on this machine.
 
-    Nothing is downloaded, and nothing but this machine can reach the server.
+    A server and its devices are processes, with a few digits each. The rounds are compared with a simulation. Nothing
+    is downloaded, and nothing but this machine can reach the server.
     """
     import shutil
     import time

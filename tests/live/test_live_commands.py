@@ -1,0 +1,51 @@
+"""The commands of live rounds, as processes: a server, and devices on LiteRT without TensorFlow where that is here."""
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from tfpfl.cli import main
+
+
+def said(*arguments):
+    """(exit code, output) of a command."""
+    found = CliRunner().invoke(main, list(map(str, arguments)))
+    return found.exit_code, found.output
+
+
+def test_bad_input_is_told_in_one_line(run, tmp_path):
+    folder = run.folder
+    run.close()
+    examples = tmp_path / "data"
+    examples.mkdir()
+    cases = {
+        ("serve", tmp_path / "nothing"): "nothing",
+        ("serve", folder, "--host", "0.0.0.0"): "give --tls CERT KEY",
+        ("serve", folder, "--quorum", "1.5"): "1.5",
+        ("serve", folder, "--wait-for", "11"): "wait_for is 11, but the run has 10 clients",
+        ("device", "ftp://x", "--data", examples, "--state", tmp_path / "s"): "has no train.npz",
+    }
+    for arguments, told in cases.items():
+        code, output = said(*arguments)
+        assert code in (1, 2) and told in output and "Traceback" not in output, (arguments, output)
+
+
+def test_the_heads_of_a_live_run_are_not_looked_for_in_its_folder(run):
+    folder = run.folder
+    (folder / "live.sqlite").touch()
+    run.close()
+    for command in ("resume", "evaluate"):
+        code, output = said(command, folder)
+        assert code == 1 and "the heads are on the devices" in output, output
+
+
+@pytest.mark.slow
+def test_the_demo_of_live_rounds(tmp_path):
+    command = [sys.executable, "-m", "tfpfl", "demo-live", "--rounds", "3", "--out", str(tmp_path / "demo")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "All rounds took" in done.stdout and "personal" in done.stdout
+    away = float(done.stdout.rpartition("theta differs by ")[2].split()[0])
+    assert away < 1e-4
