@@ -7,6 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from tfpfl.cli import main
+from tfpfl.runs.config import RunError
+from tfpfl.runs.run import Run
 
 
 def said(*arguments):
@@ -36,9 +38,10 @@ def test_the_heads_of_a_live_run_are_not_looked_for_in_its_folder(run):
     folder = run.folder
     (folder / "live.sqlite").touch()
     run.close()
-    for command in ("resume", "evaluate"):
-        code, output = said(command, folder)
-        assert code == 1 and "the heads are on the devices" in output, output
+    code, output = said("resume", folder)
+    assert code == 1 and "the heads are on the devices" in output, output
+    with Run.open(folder) as again, pytest.raises(RunError, match="the heads are on the devices"):
+        again.evaluate()
 
 
 @pytest.mark.slow
