@@ -75,7 +75,7 @@ web: web/node_modules/installed-from-lock
 web-test: $(INSTALLED) web
 	@rm -rf build/web-fixtures && mkdir -p build
 	@$(VENV_PYTHON) web/tests/fixtures.py build/web-fixtures 2> build/web-fixtures.log || { cat build/web-fixtures.log >&2; exit 1; }
-	@cd web && TFPFL_WEB_FIXTURES="$(CURDIR)/build/web-fixtures" npm run --silent test -- $(WEB_TEST_ARGS)
+	@cd web && TFPFL_WEB_FIXTURES="$(CURDIR)/build/web-fixtures" TFPFL_WEB_PYTHON="$(abspath $(VENV_PYTHON))" npm run --silent test -- $(WEB_TEST_ARGS)
 
 web/node_modules/installed-from-lock: web/package-lock.json
 	@command -v npm >/dev/null || { echo "the page is built with Node.js 20.19 or newer and npm 11: install them" >&2; exit 1; }

@@ -19,8 +19,11 @@ EXACT = {"rho": 0.01, "beta": 0.05, "rule": "exact", "server_opt": "sgd"}
 
 
 @contextmanager
-def serving(run, rules=None, clock=time.time):
-    """(address, LiveRounds, {client: token}) of a server on the loopback; it is stopped at the end."""
+def serving(run, rules=None, clock=time.time, page=None):
+    """(address, LiveRounds, {client: token}) of a server on the loopback; it is stopped at the end.
+
+    Of a server with a page, `page` is {number of classes: bundle} -> the page.
+    """
     bundles = serve.bundles_of(run)
     rounds = LiveRounds(run, rules or Rules(), clock())
     tokens = serve.write_tokens(run, rounds.book)
@@ -29,7 +32,7 @@ def serving(run, rules=None, clock=time.time):
     started, addresses = threading.Event(), []
 
     async def main():
-        server = LiveServer(rounds, bundles, clock)
+        server = LiveServer(rounds, bundles, clock, page and page(bundles))
         task = asyncio.create_task(server.run("127.0.0.1", 0, None, lambda a: (addresses.append(a), started.set())))
         loop = asyncio.get_running_loop()
         stop.append(lambda: loop.call_soon_threadsafe(task.cancel))

@@ -63,8 +63,14 @@ _seconds = click.FloatRange(0, 1e6, min_open=True)
 @click.option(
     "--data-for-devices", type=click.Path(path_type=Path), help="Write each client's examples to a folder here."
 )
+@click.option(
+    "--web",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="Also serve the page with which browser tabs join: web/dist, or what python -m tflite_export web wrote.",
+)
 @allow_code_option
-def serve(folder, host, port, tls, rounds, data_for_devices, allow_code, **rules):
+def serve(folder, host, port, tls, rounds, data_for_devices, web, allow_code, **rules):
     """Run the rounds of RUN on devices over HTTP.
 
     RUN is a run folder, made by: tfpfl run --create-only. The enrolment tokens of its clients are written to
@@ -94,7 +100,7 @@ def serve(folder, host, port, tls, rounds, data_for_devices, allow_code, **rules
             click.echo(f"Listening on {address}; tokens in {folder / TOKENS}; round {run.store.round_num + 1} is next.")
 
         with resumable(f"tfpfl serve {folder}", lambda: f"{run.store.round_num} rounds are saved"):
-            serve(run, how, host=host, port=port, tls=tls or None, on_start=started)
+            serve(run, how, host=host, port=port, tls=tls or None, on_start=started, page=web)
         click.echo(f"{run.store.round_num} rounds are saved in {folder}")
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import resource
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +13,10 @@ import numpy as np
 
 from tflite_export.convert.bundle import export
 from tflite_export.convert.personal import device_training
-from tflite_export.device.layout import PROGRAM
+from tflite_export.device.layout import BROWSER_PROGRAM, PROGRAM
 from tflite_export.device.live.state import write_whole
-from tflite_export.device.runtime import Bundle
+from tflite_export.device.runtime import Bundle, write_manifest
+from tfpfl.live.page import LivePage
 from tfpfl.live.rounds import LiveRounds, Rules
 from tfpfl.live.server import LiveServer
 from tfpfl.models import tree
@@ -23,7 +26,7 @@ TOKENS = "tokens.json"  # {client's number: its token}, for the operator; only t
 BUNDLES = "bundles"
 
 
-def bundles_of(run) -> dict[int, Path]:
+def bundles_of(run, browser: bool = False) -> dict[int, Path]:
     """Makes the bundle that the devices of a run start with, for every number of classes: {K: folder}.
 
     They are kept in the run folder. Their theta and head are the initial ones of the first client with K classes; a
@@ -31,6 +34,10 @@ def bundles_of(run) -> dict[int, Path]:
 
     Args:
         run: an open `tfpfl.runs.run.Run`.
+        browser: whether they need a program for browsers; those that have none get one.
+
+    Raises:
+        ExportError: browsers cannot compute this run's rounds.
     """
     found: dict[int, Path] = {}
     root = run.folder / BUNDLES
@@ -40,10 +47,26 @@ def bundles_of(run) -> dict[int, Path]:
             continue
         found[k] = root / f"k{k}"
         if not found[k].exists():
-            head = Head(*tree.arrays(run.algorithm.init_client(run.population.info(client))))
-            settings = device_training(run.config, run.population, client)
-            export((run.model, run.model.initial_theta, head), out=found[k], training=settings, inference=False)
+            _export(run, client, found[k], browser)
+        elif browser and BROWSER_PROGRAM not in Bundle(found[k], check=False).manifest["files"]:
+            _add_browser_program(run, client, found[k])
     return found
+
+
+def _export(run, client: int, out: Path, browser: bool) -> None:
+    head = Head(*tree.arrays(run.algorithm.init_client(run.population.info(client))))
+    settings, source = device_training(run.config, run.population, client), (run.model, run.model.initial_theta, head)
+    export(source, out=out, training=settings, inference=False, browser=browser)
+
+
+def _add_browser_program(run, client: int, folder: Path) -> None:
+    """Adds it to a bundle, whose other files stay: devices that have joined have them."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        _export(run, client, Path(temporary) / "new", True)
+        new, old = Bundle(Path(temporary) / "new").manifest, Bundle(folder).manifest
+        os.replace(Path(temporary) / "new" / BROWSER_PROGRAM, folder / BROWSER_PROGRAM)
+        files = old["files"] | {BROWSER_PROGRAM: new["files"][BROWSER_PROGRAM]}
+        write_manifest(folder, old | {"browser": new["browser"], "files": files})
 
 
 def programs_of(bundles: dict[int, Path]) -> dict[int, str]:
@@ -89,6 +112,7 @@ def serve(
     port: int = 8443,
     tls: tuple[Path, Path] | None = None,
     on_start: Callable[[str], None] | None = None,
+    page: Path | None = None,
 ) -> None:
     """Serves a run until its last round is saved.
 
@@ -96,12 +120,15 @@ def serve(
         run: an open `tfpfl.runs.run.Run` of PFLEGO; its rounds so far are continued.
         rules: how rounds are run; default: `Rules()`.
         host, port, tls, on_start: see `LiveServer.run`.
+        page: the folder of the page with which browser tabs join, see `LivePage`; None: no page.
 
     Raises:
-        InvalidArgument: devices cannot take part in this run, or the server cannot listen there.
+        InvalidArgument: devices cannot take part in this run, the server cannot listen there, or there is no page.
+        ExportError: there is a page, and browsers cannot compute this run's rounds.
         BookError: live.sqlite of the run folder cannot be used.
     """
-    bundles = bundles_of(run)
+    bundles = bundles_of(run, browser=page is not None)
+    files = None if page is None else LivePage(page, bundles[min(bundles)])
     rounds = LiveRounds(run, rules or Rules(), time.time())
     try:
         write_tokens(run, rounds.book)
@@ -112,7 +139,7 @@ def serve(
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every poll that waits is a file
 
         async def main():
-            await LiveServer(rounds, bundles).run(host, port, tls, on_start)
+            await LiveServer(rounds, bundles, page=files).run(host, port, tls, on_start)
 
         try:
             asyncio.run(main())

@@ -25,6 +25,7 @@ from tflite_export.device.head_file import SavedHead, head_bytes
 from tflite_export.device.live import wire
 from tfpfl.checks import InvalidArgument
 from tfpfl.live.book import Member
+from tfpfl.live.page import LivePage
 from tfpfl.live.rounds import LiveRounds, Refused
 
 LONGEST_WAIT = 30.0  # seconds of a poll; proxies cut longer ones
@@ -110,10 +111,11 @@ class LiveServer:
         rounds: the rounds.
         bundles: {K: the folder with the bundle for heads of K classes}.
         clock: () -> seconds since 1970.
+        page: the page with which a browser tab is a device; None: the server has none.
     """
 
-    def __init__(self, rounds: LiveRounds, bundles: dict[int, Path], clock=time.time):
-        self.rounds, self.bundles, self._clock = rounds, bundles, clock
+    def __init__(self, rounds: LiveRounds, bundles: dict[int, Path], clock=time.time, page: LivePage | None = None):
+        self.rounds, self.bundles, self._clock, self._page = rounds, bundles, clock, page
         self._gate = Gate(rounds.rules.joins, clock())
         self._changed = asyncio.Event()
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
@@ -151,6 +153,7 @@ class LiveServer:
                 web.get("/v1/bundle/{name:[A-Za-z0-9_.]{1,80}}", self._file),
                 web.put("/v1/update/{round:[0-9]{1,9}}", self._update),
                 web.put("/v1/score/{round:[0-9]{1,9}}", self._score),
+                *(self._page.routes() if self._page else ()),
             ]
         )
         return app

@@ -5,7 +5,9 @@ self.addEventListener('install', () => self.skipWaiting())
 self.addEventListener('activate', (event) => event.waitUntil(self.clients.claim()))
 self.addEventListener('fetch', (event) => {
   const { request } = event
-  if (new URL(request.url).origin !== self.location.origin) event.respondWith(Response.error())
+  const url = new URL(request.url)
+  if (url.origin !== self.location.origin) event.respondWith(Response.error())
+  else if (url.pathname.startsWith(new URL('v1/', self.registration.scope).pathname)) return // live rounds: straight to the server
   else if (request.method === 'GET') event.respondWith(LASTING.test(request.url) ? cachedFirst(request) : cachedLast(request))
 })
 

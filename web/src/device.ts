@@ -32,7 +32,8 @@ export interface RoundSettings {
 type Part = 'features' | 'steps on the head' | 'joint gradient' | 'round'
 
 export class Device {
-  private readonly pixels: number
+  /** Number of numbers of an example. */
+  readonly pixels: number
   /** The largest number of classes that a head can have. */
   readonly room: number
   /** Number of examples that the program takes at a time. */
@@ -51,10 +52,16 @@ export class Device {
     this.room = runtime.shape('bias', 'personalize')[0]!
   }
 
-  static async open(runtime: Runtime, theta: Float32Array): Promise<Device> {
-    const features = runtime.shape('kernel', 'personalize')[0]!
-    await runtime.keep('theta', theta)
-    return new Device(runtime, features)
+  /** @param theta null: `receive` gives it later. */
+  static async open(runtime: Runtime, theta: Float32Array | null): Promise<Device> {
+    const device = new Device(runtime, runtime.shape('kernel', 'personalize')[0]!)
+    if (theta) await device.receive(theta)
+    return device
+  }
+
+  /** Replaces theta. */
+  async receive(theta: Float32Array): Promise<void> {
+    await this.runtime.keep('theta', theta)
   }
 
   get canTakePart(): boolean {

@@ -32,6 +32,11 @@ export function headBytes(head: Head, thetaSha256: string): Uint8Array {
   return file
 }
 
+/** The sha256 of the theta that a head file names. */
+export function thetaOf(file: Uint8Array): string {
+  return [...file.subarray(16, 48)].map((byte) => byte.toString(16).padStart(2, '0')).join('')
+}
+
 /**
  * Reads a head file.
  *
@@ -48,7 +53,7 @@ export function readHead(file: Uint8Array, features: number, thetaSha256: string
   if (numbers.length !== 4 * (m * k + k) || crc32(numbers) !== view.getUint32(48, true)) {
     throw new HeadError('The head is damaged or cut off: its checksum is not that of its numbers.')
   }
-  const theta = [...file.subarray(16, 48)].map((byte) => byte.toString(16).padStart(2, '0')).join('')
+  const theta = thetaOf(file)
   if (theta !== thetaSha256) {
     throw new HeadError(
       `The head belongs to another backbone (${theta.slice(0, 8)}…); the one of this page is ${thetaSha256.slice(0, 8)}….`,

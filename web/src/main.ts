@@ -1,9 +1,10 @@
-/** Loads the site's bundle, starts the program, and then the two parts of the page. */
+/** Loads the site's bundle, starts the program, and then the parts of the page. */
 import { openBundle, openClient, type Bundle } from './bundle'
 import { ClientPage } from './client_page'
 import { Device } from './device'
 import { byId, bytesText, make, messageOf } from './elements'
 import { LearnPage } from './learn_page'
+import { LivePage } from './live_page'
 import { cacheName, keepForOffline } from './offline'
 import { Runtime } from './runtime'
 import { openSite, type Site } from './site'
@@ -20,7 +21,8 @@ async function main(): Promise<void> {
   const litert = Object.entries(site.files).filter(([name]) => name.startsWith(`${__LITERT_FOLDER__}/`))
   const hashes = Object.fromEntries(litert.map(([name, { sha256 }]) => [name.slice(__LITERT_FOLDER__.length + 1), sha256]))
   const folder = new URL(`${__LITERT_FOLDER__}/`, document.baseURI).href
-  const runtime = await Runtime.start(folder, bundle.program, { hashes, cache: cacheName(site) })
+  const start = (program: Uint8Array) => Runtime.start(folder, program, { hashes, cache: cacheName(site) })
+  const runtime = await start(bundle.program)
   const device = await Device.open(runtime, bundle.theta)
   const { drawing } = bundle.manifest.browser
   for (const id of ['learn', 'client', 'about']) byId(id, HTMLElement).hidden = false
@@ -28,6 +30,7 @@ async function main(): Promise<void> {
   byId('learner', HTMLElement).hidden = drawing === null
   if (drawing) await LearnPage.open(device, bundle, client, drawing)
   new ClientPage(device, bundle, client)
+  await LivePage.open(site, bundle.manifest, client, start)
   showFacts(site, bundle, runtime, 'no')
   status.textContent = `Ready: ${bundle.manifest.network ?? 'a backbone'}${trainedOn(bundle)}.`
   document.documentElement.dataset.ready = 'yes'

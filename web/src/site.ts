@@ -5,6 +5,8 @@ export interface Site {
   format: number
   made_by: string
   files: Record<string, { bytes: number; sha256: string }>
+  /** Whether the host of the site runs live rounds, which the page can join. */
+  live?: boolean
 }
 
 export class SiteError extends Error {}

@@ -4,7 +4,7 @@
 
 Two bundles with a site each, the MLP of a short run on digits and an Omniglot CNN on drawn strokes; for each, features,
 personalization and a round by the TFF engine; pixels, pictures, heads and payloads as Python makes them. And what
-`tfpfl report` makes of some short runs.
+`tfpfl report` makes of some short runs, and a run whose clients are devices (live.py).
 """
 
 import sys
@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 from safetensors.numpy import save_file
 
+import live
 from tflite_export import export, write_site
 from tflite_export.convert.program import flatten
 from tflite_export.device.drawing import drawing_settings, example_of_drawing
@@ -218,6 +219,8 @@ def reports(folder):
 def main(folder: Path):
     folder.mkdir(parents=True)
     reports(folder)
+    (folder / "live").mkdir()
+    live.simulate(folder / "live")
     for name, make in (("mlp", digits_bundle), ("cnn", omniglot_bundle)):
         model, bundle = make(folder)
         save_file(by_the_tff_engine(model, bundle), folder / f"{name}.safetensors")

@@ -120,11 +120,14 @@ describe.skipIf(noBrowser)('the site', () => {
   for (const width of [390, 1280]) {
     for (const colorScheme of ['light', 'dark'] as const) {
       it(`fits ${width} pixels, ${colorScheme}, in readable contrast`, async () => {
-        const host = await serve(fixture('site-cnn'))
+        const live = (bytes: Buffer) => Buffer.from(bytes.toString().replace('{', '{"live": true,'))
+        const host = await serve(fixture('site-cnn'), { damage: { 'site.json': live } })
         const context = await browser.newContext({ viewport: { width, height: 844 }, colorScheme, hasTouch: width < 500 })
         const page = await openPage(context, host.url)
         const overflow = () => page.evaluate(() => document.scrollingElement!.scrollWidth - innerWidth)
         expect(await overflow()).toBeLessThanOrEqual(0)
+        await page.locator('#join').click()
+        await expect.poll(() => page.locator('#live-status').textContent()).toMatch(/needs the token/)
         await page.locator('#name-0').fill('abcdefghijklmnopqrstuvwx')
         for (const [label, stroke] of (['line', 'bar', 'ring'] as const).entries()) {
           for (let i = 0; i < 4; i++) await teach(page, label, stroke, i)

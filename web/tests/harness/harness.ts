@@ -3,11 +3,13 @@ import * as litert from '@litertjs/core'
 import * as bundle from '../../src/bundle'
 import { Device } from '../../src/device'
 import * as head from '../../src/head'
+import { BrowserStore } from '../../src/live_store'
+import { newKey, publicText, stamp } from '../../src/live_wire'
 import { Runtime } from '../../src/runtime'
 import { readSafetensors } from '../../src/safetensors'
 import { relativeDifference } from '../../src/client_page'
 
-const harness = { litert, ...bundle, ...head, Device, Runtime, readSafetensors, relativeDifference }
+const harness = { litert, ...bundle, ...head, Device, Runtime, readSafetensors, relativeDifference, BrowserStore, newKey, publicText, stamp }
 export type Harness = typeof harness
 declare global {
   var harness: Harness

@@ -1,0 +1,359 @@
+/**
+ * A browser tab as a device in live rounds: tflite_export/device/live/client.py for a browser.
+ *
+ * It may be closed anywhere. An update is kept before it is sent; when it was on its way, the same bytes are sent again
+ * at the next start, and its head becomes current exactly if the server has counted it. The head, the examples and the
+ * labels never leave the browser.
+ */
+import { floatsOf } from './bytes'
+import type { Device } from './device'
+import { messageOf } from './elements'
+import { headBytes, readHead, thetaOf, type Head } from './head'
+import type { LiveStore, Pending } from './live_store'
+import { packUpdate, PROTOCOL, publicText, newKey, stamp, type ScoreRow, type Work } from './live_wire'
+import type { Examples } from './npz'
+import { encodeGradient } from './payload'
+import { score } from './scores'
+import { sha256 } from './sha256'
+
+/** What happens, for the page to show. */
+export type LiveEvent =
+  | { kind: 'joined' | 'ready' | 'waiting' | 'done'; client: number }
+  | { kind: 'visiting' | 'scoring' | 'scored'; round: number }
+  | { kind: 'sending'; round: number; bytes: number }
+  | { kind: 'counted'; round: number }
+  | { kind: 'not counted'; round: number; why: string }
+  | { kind: 'away'; why: string; seconds: number }
+
+/** What computes: a `Device`. */
+export type Computing = Pick<Device, 'pixels' | 'room' | 'receive' | 'round' | 'phi'>
+
+export interface LiveOptions {
+  store: LiveStore
+  /** Starts the program for browsers of the server's bundle. */
+  open: (program: Uint8Array) => Promise<Computing>
+  tell: (event: LiveEvent) => void
+  /** The address under which the server's /v1/ is. */
+  server: string
+  fetch?: typeof fetch
+  /** Seconds since 1970. */
+  clock?: () => number
+  /** Waits; fulfilled at once if the signal is aborted. */
+  sleep?: (seconds: number, signal: AbortSignal) => Promise<void>
+}
+
+/** The server refused what the device needs. */
+export class RefusedError extends Error {
+  constructor(readonly status: number, why: string) {
+    super(`The server refused (${status}): ${why}`)
+  }
+}
+
+class Stopped extends Error {}
+
+interface Answer {
+  status: number
+  bytes: Uint8Array
+  /** The server's reason, of an answer that refuses. */
+  error: string
+}
+
+interface Model {
+  num_features: number
+  num_classes: number
+  num_backbone_weights: number
+}
+
+const WAIT = 25 // seconds of a poll
+const TIMEOUT = 60 // seconds until an answer must have come
+const LONGEST_PAUSE = 15 // seconds between attempts while the server is away
+const NOT_COUNTED = [400, 409, 410, 413, 422] // the server has not counted this update, and never will
+const LATER = [408, 425, 429] // and all from 500 on: the same request may do later
+const NOTHING = new Uint8Array()
+
+/** Begins a membership: a new key, the token and the examples are kept, and `LiveClient.run` joins with them. */
+export async function begin(store: LiveStore, token: string, examples: Examples): Promise<void> {
+  await store.forget()
+  await store.keepExamples(examples)
+  await store.keepIdentity({ key: await newKey(), token, member: null })
+}
+
+export class LiveClient {
+  private readonly stopping = new AbortController()
+  private readonly fetch: typeof fetch
+  private readonly clock: () => number
+  private readonly sleep: (seconds: number, signal: AbortSignal) => Promise<void>
+  private key!: CryptoKeyPair
+  private client = -1
+  private examples!: Examples
+  private model!: Model
+  private head!: Head
+  private device!: Computing
+  private theta = ''
+
+  constructor(private readonly options: LiveOptions) {
+    this.fetch = options.fetch ?? globalThis.fetch.bind(globalThis)
+    this.clock = options.clock ?? (() => Date.now() / 1000)
+    this.sleep = options.sleep ?? sleep
+  }
+
+  /**
+   * Takes part until the run is over or `stop` is called.
+   *
+   * @throws RefusedError: the server does not take this device.
+   * @throws Error: the round diverged, or what is kept cannot be read.
+   */
+  async run(): Promise<'done' | 'stopped'> {
+    try {
+      await this.start()
+      while (await this.step());
+      this.options.tell({ kind: 'done', client: this.client })
+      return 'done'
+    } catch (error) {
+      if (error instanceof Stopped) return 'stopped'
+      throw error
+    }
+  }
+
+  /** Ends `run` soon; a later one goes on. */
+  stop(): void {
+    this.stopping.abort()
+  }
+
+  private async start(): Promise<void> {
+    const { store, tell } = this.options
+    const identity = await store.identity()
+    const examples = await store.examples()
+    if (!identity || !examples?.splits.train) throw new Error('This browser has not joined yet: give the enrolment token.')
+    this.key = identity.key
+    this.examples = examples
+    if (!identity.member) {
+      const { y } = examples.splits.train
+      const about = { protocol: PROTOCOL, token: identity.token, examples: y.length, classes: examples.classes, key: await publicText(this.key) }
+      const member = json(await this.ask('POST', '/v1/join', new TextEncoder().encode(JSON.stringify(about)), false))
+      await store.keepIdentity({ key: identity.key, token: null, member: member as { client: number; classes: number; rounds: number } })
+      this.client = member.client as number
+      tell({ kind: 'joined', client: this.client })
+    } else {
+      this.client = identity.member.client
+    }
+    const program = await this.getBundle()
+    this.head = this.readHead((await store.head()) ?? (await this.firstHead()))
+    await this.settle()
+    this.device = await this.options.open(program)
+    this.checkExamples()
+    tell({ kind: 'ready', client: this.client })
+  }
+
+  /** The program; with the manifest, it comes from the server once. */
+  private async getBundle(): Promise<Uint8Array> {
+    const { store } = this.options
+    let bundle = await store.bundle()
+    if (!bundle) {
+      const file = async (name: string) => good(await this.ask('GET', `/v1/bundle/${name}`)).bytes
+      bundle = { manifest: await file('manifest.json'), program: await file('program_browser.tflite') }
+      const { files } = JSON.parse(new TextDecoder().decode(bundle.manifest)) as { files: Record<string, { sha256: string }> }
+      if (files['program_browser.tflite']?.sha256 !== sha256(bundle.program)) throw new Error('The program came damaged: its sha256 is not the one in the manifest.')
+      await store.keepBundle(bundle)
+    }
+    this.model = (JSON.parse(new TextDecoder().decode(bundle.manifest)) as { model: Model }).model
+    return bundle.program
+  }
+
+  private async firstHead(): Promise<Uint8Array> {
+    const { bytes } = good(await this.ask('GET', '/v1/head'))
+    this.readHead(bytes)
+    await this.options.store.keepHead(bytes)
+    return bytes
+  }
+
+  private readHead(file: Uint8Array): Head {
+    const head = readHead(file, this.model.num_features, thetaOf(file))
+    if (head.bias.length !== this.model.num_classes) throw new Error(`The head has ${head.bias.length} classes, and the program ${this.model.num_classes}.`)
+    return head
+  }
+
+  private checkExamples(): void {
+    for (const [split, found] of Object.entries(this.examples.splits)) {
+      const { x, y } = found!
+      if (x.length !== y.length * this.device.pixels) {
+        throw new Error(`The ${split} examples have ${x.length / y.length} numbers each, and the program takes ${this.device.pixels}.`)
+      }
+      if (y.some((label) => label >= this.model.num_classes)) throw new Error(`A label of the ${split} examples is not below ${this.model.num_classes}.`)
+    }
+  }
+
+  /** Asks for work, and does it. Returns whether the run goes on. */
+  private async step(): Promise<boolean> {
+    this.options.tell({ kind: 'waiting', client: this.client })
+    const work = json(await this.ask('GET', `/v1/work?wait=${WAIT}`)) as unknown as Work
+    if (work.kind === 'visit') await this.visit(work)
+    else if (work.kind === 'score') await this.scoreAll(work)
+    else if (work.kind !== 'none' && work.kind !== 'done') await this.wait(LONGEST_PAUSE) // a newer server asks for more
+    return work.kind !== 'done'
+  }
+
+  /** Fetches the theta of a round; false if the round ended meanwhile. */
+  private async receive(name: string): Promise<boolean> {
+    if (name === this.theta) return true
+    const answer = await this.ask('GET', `/v1/theta/${name}`)
+    if (answer.status === 410) {
+      await this.wait(0.2)
+      return false
+    }
+    const { bytes } = good(answer)
+    if (sha256(bytes) !== name) throw new Error('The server’s theta does not have the hash that it was announced with.')
+    const theta = floatsOf(bytes)
+    if (theta.length !== this.model.num_backbone_weights) throw new Error(`Theta has ${theta.length} numbers, and the program takes ${this.model.num_backbone_weights}.`)
+    if (!theta.every(Number.isFinite)) throw new Error('Theta holds NaN or infinity.')
+    await this.device.receive(theta)
+    this.theta = name
+    return true
+  }
+
+  private async visit(work: Work & { kind: 'visit' }): Promise<void> {
+    if (!(await this.receive(work.theta))) return
+    this.options.tell({ kind: 'visiting', round: work.round })
+    const { tau, beta, head_rate: rate, safeguard } = work.settings
+    const { x, y } = this.examples.splits.train!
+    const { dtheta, head, loss } = await this.device.round(x, y, this.head, { steps: tau - 1, beta, rate, safeguard })
+    const payload = encodeGradient(dtheta, work.payload) // refuses NaN
+    if (!Number.isFinite(loss) || ![head.kernel, head.bias].every((part) => part.every(Number.isFinite))) {
+      throw new Error('The round diverged: the loss or the head is not finite. Nothing was kept.')
+    }
+    const about = { theta: work.theta, examples: y.length, loss, scores: await this.scores(work.splits, head) }
+    const pending = { round: work.round, body: packUpdate(about, payload), head: headBytes(head, work.theta) }
+    await this.options.store.keepPending(pending)
+    await this.settle(pending)
+  }
+
+  /** Sends the update that is on its way, until the server has said whether it counts. */
+  private async settle(kept?: Pending): Promise<void> {
+    const { store, tell } = this.options
+    const pending = kept ?? (await store.pending())
+    if (!pending) return
+    const { round } = pending
+    tell({ kind: 'sending', round, bytes: pending.body.length })
+    const answer = await this.ask('PUT', `/v1/update/${round}`, pending.body)
+    const counted = answer.status === 200
+    if (!counted && !NOT_COUNTED.includes(answer.status)) good(answer)
+    await store.settle(pending, counted)
+    if (counted) {
+      this.head = this.readHead(pending.head)
+      tell({ kind: 'counted', round })
+    } else {
+      tell({ kind: 'not counted', round, why: answer.error })
+      if (answer.status === 422) await this.wait(5) // the server will ask for it again
+    }
+  }
+
+  private async scoreAll(work: Work & { kind: 'score' }): Promise<void> {
+    if (!(await this.receive(work.theta))) return
+    this.options.tell({ kind: 'scoring', round: work.round })
+    const about = { theta: work.theta, scores: await this.scores(work.splits, this.head) }
+    const answer = await this.ask('PUT', `/v1/score/${work.round}`, new TextEncoder().encode(JSON.stringify(about)))
+    if (![409, 410].includes(answer.status)) good(answer) // these come too late, which does no harm
+    this.options.tell({ kind: 'scored', round: work.round })
+  }
+
+  /** Loss and accuracy of a head on the splits that the device has. */
+  private async scores(splits: string[], head: Head): Promise<ScoreRow[]> {
+    const rows: ScoreRow[] = []
+    for (const split of splits) {
+      const found = this.examples.splits[split]
+      if (!found?.y.length) continue
+      const phi = await this.device.phi(found.x)
+      const features = phi.length / found.y.length
+      const each = Array.from(found.y, (_, i) => phi.subarray(i * features, (i + 1) * features))
+      const { correct, examples, loss } = score(head, each, [...found.y])
+      if (!Number.isFinite(loss)) throw new Error(`The loss on the ${split} examples is not finite.`)
+      rows.push({ split, examples, loss, score: correct / examples })
+    }
+    return rows
+  }
+
+  /** Sends a request until there is an answer, with longer and longer pauses; every time signed anew. */
+  private async ask(method: string, target: string, body: Uint8Array = NOTHING, signed = true): Promise<Answer> {
+    let pause = 0.2
+    let again = false
+    for (;;) {
+      this.check()
+      const headers = signed ? await stamp(this.key, this.client, method, target, body, this.clock()) : {}
+      let why: string
+      try {
+        const answer = await this.once(method, target, body, headers)
+        if (answer.status === 401 && !again && /sign|clock/.test(answer.error)) {
+          again = true // the server has just started, or this machine slept
+          await this.wait(1.1)
+          continue
+        }
+        if (answer.status < 500 && !LATER.includes(answer.status)) return answer
+        why = answer.error
+      } catch (error) {
+        this.check()
+        why = messageOf(error)
+      }
+      const seconds = pause * (0.5 + Math.random() / 2) // not all devices at once
+      this.options.tell({ kind: 'away', why, seconds })
+      await this.wait(seconds)
+      pause = Math.min(2 * pause, LONGEST_PAUSE)
+    }
+  }
+
+  private async once(method: string, target: string, body: Uint8Array, headers: Record<string, string>): Promise<Answer> {
+    const limit = new AbortController()
+    const abort = () => limit.abort()
+    const timer = setTimeout(abort, 1000 * TIMEOUT)
+    this.stopping.signal.addEventListener('abort', abort)
+    try {
+      const url = new URL(target.slice(1), this.options.server)
+      const sent = body.length ? { body: body as Uint8Array<ArrayBuffer> } : {}
+      const response = await this.fetch(url, { method, headers, cache: 'no-store', signal: limit.signal, ...sent })
+      const bytes = new Uint8Array(await response.arrayBuffer())
+      return { status: response.status, bytes, error: response.ok ? '' : reason(bytes) }
+    } finally {
+      clearTimeout(timer)
+      this.stopping.signal.removeEventListener('abort', abort)
+    }
+  }
+
+  private async wait(seconds: number): Promise<void> {
+    await this.sleep(seconds, this.stopping.signal)
+    this.check()
+  }
+
+  private check(): void {
+    if (this.stopping.signal.aborted) throw new Stopped()
+  }
+}
+
+function good(answer: Answer): Answer {
+  if (answer.status !== 200) throw new RefusedError(answer.status, answer.error)
+  return answer
+}
+
+function json(answer: Answer): Record<string, unknown> {
+  return JSON.parse(new TextDecoder().decode(good(answer).bytes)) as Record<string, unknown>
+}
+
+function reason(bytes: Uint8Array): string {
+  const text = new TextDecoder().decode(bytes)
+  try {
+    return String((JSON.parse(text) as { error: unknown }).error)
+  } catch {
+    return text.slice(0, 200)
+  }
+}
+
+function sleep(seconds: number, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    const end = () => {
+      clearTimeout(timer)
+      signal.removeEventListener('abort', end)
+      resolve()
+    }
+    const timer = setTimeout(end, 1000 * seconds)
+    signal.addEventListener('abort', end)
+    if (signal.aborted) end()
+  })
+}

@@ -1,0 +1,203 @@
+/** The part of the page that joins a live run. */
+import type { ClientFile, Manifest } from './bundle'
+import { Device } from './device'
+import { byId, bytesText, download, make, messageOf } from './elements'
+import { begin, LiveClient, type LiveEvent } from './live_client'
+import { BrowserStore } from './live_store'
+import { readExamples, type Examples } from './npz'
+import type { Runtime } from './runtime'
+import type { Site } from './site'
+
+const LINES = 12
+const LOCK = 'tfpfl-live' // one tab of a browser is the device
+
+type State = 'new' | 'starting' | 'running' | 'away' | 'paused' | 'elsewhere' | 'done' | 'failed'
+
+export class LivePage {
+  private readonly section = byId('live', HTMLElement)
+  private readonly form = byId('join-form', HTMLFormElement)
+  private readonly token = byId('live-token', HTMLInputElement)
+  private readonly files = byId('live-files', HTMLInputElement)
+  private readonly running = byId('live-running', HTMLElement)
+  private readonly status = byId('live-status', HTMLElement)
+  private readonly pauseButton = byId('live-pause', HTMLButtonElement)
+  private client: LiveClient | null = null
+  private finished: Promise<void> = Promise.resolve()
+  private runtime: Runtime | null = null
+  private round = 0
+
+  private constructor(
+    private readonly store: BrowserStore,
+    private readonly start: (program: Uint8Array) => Promise<Runtime>,
+    private readonly own: Examples | null,
+  ) {
+    this.form.onsubmit = (event) => {
+      event.preventDefault()
+      void this.join()
+    }
+    this.pauseButton.onclick = () => (this.client ? this.client.stop() : this.run())
+    byId('live-head', HTMLButtonElement).onclick = () => void this.saveHead()
+    byId('live-leave', HTMLButtonElement).onclick = () => void this.leave()
+    if (own) byId('live-own', HTMLElement).textContent = `Without files, the ${own.splits.train!.y.length} examples of this page’s client are taken.`
+  }
+
+  /** Shows the section if the site's host runs live rounds. If this browser has joined, it goes on. */
+  static async open(site: Site, manifest: Manifest, client: ClientFile | null, start: (program: Uint8Array) => Promise<Runtime>): Promise<void> {
+    if (!site.live) return
+    for (const id of ['live', 'live-link']) byId(id, HTMLElement).hidden = false
+    if (!globalThis.isSecureContext || !('locks' in navigator)) {
+      byId('join-form', HTMLElement).hidden = true
+      byId('live-status', HTMLElement).textContent = 'A browser can join by https or on localhost only: it has no keys elsewhere.'
+      return
+    }
+    const own = client && { classes: manifest.model.num_classes, splits: { train: { x: client.x, y: client.labels } } }
+    const page = new LivePage(await BrowserStore.open(), start, own)
+    if (await page.store.identity()) page.run()
+    else page.show('new', '')
+  }
+
+  private async join(): Promise<void> {
+    const button = byId('join', HTMLButtonElement)
+    button.disabled = true
+    try {
+      const token = this.token.value.trim()
+      if (!token) throw new Error('Joining needs the token that the server’s operator gave you.')
+      const files = await Promise.all([...(this.files.files ?? [])].map(async (f) => [f.name, new Uint8Array(await f.arrayBuffer())] as const))
+      const examples = files.length ? await readExamples(new Map(files)) : this.own
+      if (!examples) throw new Error('Choose the files with your examples.')
+      if (!(await alone(() => begin(this.store, token, examples)))) throw new Error('Another tab of this browser has joined.')
+      void navigator.storage?.persist?.() // the browser is asked to keep the head when its disk gets full
+      this.token.value = ''
+      this.run()
+    } catch (error) {
+      this.show('new', messageOf(error), true)
+    } finally {
+      button.disabled = false
+    }
+  }
+
+  private run(): void {
+    if (this.client) return
+    const client = new LiveClient({
+      store: this.store,
+      open: (program) => this.device(program),
+      tell: (event) => void this.tell(event),
+      server: new URL('.', document.baseURI).href,
+    })
+    this.client = client
+    this.pauseButton.textContent = 'Pause'
+    this.show('starting', 'Joining …')
+    this.finished = this.locked(client)
+      .then((end) => this.show(end === 'done' ? 'done' : 'paused', end === 'done' ? 'The run is over. Your head stays here.' : 'Paused.'))
+      .catch(async (error: unknown) => {
+        const { member } = (await this.store.identity()) ?? {}
+        if (!member) await this.store.forget() // nothing was computed yet: ask for the token again
+        this.show(member ? 'failed' : 'new', messageOf(error), true)
+      })
+      .finally(() => {
+        this.client = null
+        this.pauseButton.textContent = 'Go on'
+        void this.facts()
+      })
+  }
+
+  /** Runs as the only tab of this browser. */
+  private async locked(client: LiveClient): Promise<'done' | 'stopped'> {
+    const end = await navigator.locks.request(LOCK, { ifAvailable: true }, async (lock) => (lock ? await client.run() : null))
+    if (end) return end
+    this.show('elsewhere', 'Another tab of this browser is the client. This one goes on when that is closed.')
+    return await navigator.locks.request(LOCK, () => client.run())
+  }
+
+  private async device(program: Uint8Array): Promise<Device> {
+    this.runtime?.stop()
+    this.runtime = await this.start(program)
+    return Device.open(this.runtime, null)
+  }
+
+  private async tell(event: LiveEvent): Promise<void> {
+    if (event.kind === 'away') return this.show('away', `The server is away (${event.why}). Trying again in ${Math.ceil(event.seconds)} s.`)
+    if ('round' in event) this.round = event.round
+    this.show('running', text(event))
+    if (event.kind !== 'waiting') this.log(text(event))
+    await this.facts()
+  }
+
+  private async facts(): Promise<void> {
+    const { member } = (await this.store.identity()) ?? {}
+    const { counted, refused, sent } = await this.store.counts()
+    const facts: [string, string][] = [
+      ['client', member ? String(member.client) : '–'],
+      ['round', `${this.round || '–'}${member ? ` of ${member.rounds}` : ''}`],
+      ['updates that were counted', String(counted)],
+      ['updates that were not', String(refused)],
+      ['sent as updates', bytesText(sent)],
+    ]
+    byId('live-facts', HTMLElement).replaceChildren(
+      ...facts.map(([name, value]) => make('tr', {}, make('th', { scope: 'row' }, name), make('td', {}, value))),
+    )
+  }
+
+  private log(line: string): void {
+    const log = byId('live-log', HTMLElement)
+    log.prepend(make('li', {}, `${new Date().toLocaleTimeString()} ${line}`))
+    while (log.children.length > LINES) log.lastElementChild!.remove()
+  }
+
+  private show(state: State, status: string, failed = false): void {
+    this.section.dataset.state = state
+    this.form.hidden = state !== 'new'
+    this.running.hidden = state === 'new' || state === 'elsewhere'
+    this.status.textContent = status
+    this.status.classList.toggle('error', failed)
+  }
+
+  private async saveHead(): Promise<void> {
+    const head = await this.store.head()
+    if (head) download('head.bin', head)
+  }
+
+  private async leave(): Promise<void> {
+    if (!confirm('Forget the key, the head and the examples? They are nowhere else.')) return
+    this.client?.stop()
+    await this.finished
+    if (!(await alone(() => this.store.forget()))) return this.show('failed', 'Another tab of this browser is the client: leave there.', true)
+    this.runtime?.stop()
+    this.runtime = null
+    byId('live-log', HTMLElement).replaceChildren()
+    this.show('new', 'Everything of this client was removed from this browser.')
+  }
+}
+
+/** Does something if no tab of this browser is the client now; returns whether it did. */
+function alone(work: () => Promise<void>): Promise<boolean> {
+  return navigator.locks.request(LOCK, { ifAvailable: true }, async (lock) => {
+    if (lock) await work()
+    return lock !== null
+  })
+}
+
+function text(event: Exclude<LiveEvent, { kind: 'away' }>): string {
+  switch (event.kind) {
+    case 'joined':
+      return `Joined as client ${event.client}.`
+    case 'ready':
+      return `Ready as client ${event.client}.`
+    case 'waiting':
+      return `Client ${event.client} waits for work.`
+    case 'done':
+      return 'The run is over.'
+    case 'visiting':
+      return `Round ${event.round}: computing.`
+    case 'sending':
+      return `Round ${event.round}: sending ${bytesText(event.bytes)}.`
+    case 'counted':
+      return `Round ${event.round}: counted.`
+    case 'not counted':
+      return `Round ${event.round}: not counted (${event.why}).`
+    case 'scoring':
+      return `Round ${event.round}: computing scores.`
+    case 'scored':
+      return `Round ${event.round}: scores sent.`
+  }
+}

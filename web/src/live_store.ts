@@ -1,0 +1,121 @@
+/** What a browser keeps of a live run: its key, its number, the program, examples, the head, and an update on its way. */
+import { openDB, type DBSchema, type IDBPDatabase } from 'idb'
+import type { Examples } from './npz'
+
+export interface Identity {
+  key: CryptoKeyPair
+  /** The enrolment token, until the server has taken the device in. */
+  token: string | null
+  member: { client: number; classes: number; rounds: number } | null
+}
+
+/** The files of the server's bundle that a browser needs. */
+export interface LiveBundle {
+  manifest: Uint8Array
+  program: Uint8Array
+}
+
+/** An update whose answer has not come yet. */
+export interface Pending {
+  round: number
+  /** What is sent; if it is sent again, it is the same bytes. */
+  body: Uint8Array
+  /** The file of the head that becomes current if the server has counted the update. */
+  head: Uint8Array
+}
+
+export interface Counts {
+  counted: number
+  refused: number
+  /** Bytes of updates that the server has answered. */
+  sent: number
+}
+
+/** Whatever is written is on disk, whole, when the promise is fulfilled. */
+export interface LiveStore {
+  identity(): Promise<Identity | undefined>
+  keepIdentity(identity: Identity): Promise<void>
+  bundle(): Promise<LiveBundle | undefined>
+  keepBundle(bundle: LiveBundle): Promise<void>
+  examples(): Promise<Examples | undefined>
+  keepExamples(examples: Examples): Promise<void>
+  /** The file of the head. */
+  head(): Promise<Uint8Array | undefined>
+  keepHead(file: Uint8Array): Promise<void>
+  pending(): Promise<Pending | undefined>
+  keepPending(pending: Pending): Promise<void>
+  counts(): Promise<Counts>
+  /** The server has answered: forgets the update, and if it counts, makes its head current. All of it or nothing. */
+  settle(pending: Pending, counted: boolean): Promise<void>
+  forget(): Promise<void>
+}
+
+export const NO_COUNTS: Counts = { counted: 0, refused: 0, sent: 0 }
+
+/** The counts after an answer. */
+export function counted(counts: Counts, pending: Pending, taken: boolean): Counts {
+  return {
+    counted: counts.counted + Number(taken),
+    refused: counts.refused + Number(!taken),
+    sent: counts.sent + pending.body.length,
+  }
+}
+
+interface Kept {
+  identity: Identity
+  bundle: LiveBundle
+  examples: Examples
+  head: Uint8Array
+  pending: Pending
+  counts: Counts
+}
+type Name = keyof Kept
+
+interface Schema extends DBSchema {
+  device: { key: Name; value: Kept[Name] }
+}
+
+export class BrowserStore implements LiveStore {
+  private constructor(private readonly database: IDBPDatabase<Schema>) {}
+
+  static async open(): Promise<BrowserStore> {
+    const upgrade = (database: IDBPDatabase<Schema>) => void database.createObjectStore('device')
+    return new BrowserStore(await openDB<Schema>('tfpfl-live', 1, { upgrade }))
+  }
+
+  identity = () => this.get('identity')
+  keepIdentity = (identity: Identity) => this.write({ identity })
+  bundle = () => this.get('bundle')
+  keepBundle = (bundle: LiveBundle) => this.write({ bundle })
+  examples = () => this.get('examples')
+  keepExamples = (examples: Examples) => this.write({ examples })
+  head = () => this.get('head')
+  keepHead = (head: Uint8Array) => this.write({ head })
+  pending = () => this.get('pending')
+  keepPending = (pending: Pending) => this.write({ pending })
+
+  async counts(): Promise<Counts> {
+    return (await this.get('counts')) ?? NO_COUNTS
+  }
+
+  async settle(pending: Pending, taken: boolean): Promise<void> {
+    const counts = counted(await this.counts(), pending, taken)
+    await this.write(taken ? { head: pending.head, counts } : { counts }, 'pending')
+  }
+
+  async forget(): Promise<void> {
+    await this.database.clear('device')
+  }
+
+  private get<N extends Name>(name: N): Promise<Kept[N] | undefined> {
+    return this.database.get('device', name) as Promise<Kept[N] | undefined>
+  }
+
+  /** One transaction, which is over when the disk has it. */
+  private async write(values: Partial<Kept>, without?: Name): Promise<void> {
+    const transaction = this.database.transaction('device', 'readwrite', { durability: 'strict' })
+    const changes: Promise<unknown>[] = Object.entries(values).map(([name, value]) => transaction.store.put(value, name as Name))
+    if (without) changes.push(transaction.store.delete(without))
+    await Promise.all([...changes, transaction.done])
+  }
+}
