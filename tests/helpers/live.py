@@ -1,6 +1,7 @@
 """A server of live rounds in a thread of this process, and devices that are threads or processes."""
 
 import asyncio
+import hashlib
 import http.client
 import json
 import threading
@@ -12,7 +13,8 @@ import numpy as np
 
 from tflite_export.device.live import wire
 from tfpfl.live import serve
-from tfpfl.live.rounds import LiveRounds, Rules
+from tfpfl.live.rounds import LiveRounds
+from tfpfl.live.rules import Rules
 from tfpfl.live.server import LiveServer
 
 EXACT = {"rho": 0.01, "beta": 0.05, "rule": "exact", "server_opt": "sgd"}
@@ -93,7 +95,7 @@ class Talker:
     def send(self, method, target, body=b"", headers=None):
         """(status, JSON or bytes) of one request; signed unless headers are given."""
         if headers is None:
-            headers = self.stamp(method, target, body).headers()
+            headers = self.stamp(method, target, body).headers() | {wire.BODY: hashlib.sha256(body).hexdigest()}
         with closing(http.client.HTTPConnection(self.place, timeout=30)) as connection:
             connection.request(method, target, body or None, headers)
             answer = connection.getresponse()

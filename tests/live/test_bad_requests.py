@@ -13,7 +13,7 @@ from helpers.live import Talker, serving
 from tflite_export.device import payload
 from tflite_export.device.live import wire
 from tfpfl.live import server as server_module
-from tfpfl.live.rounds import Rules
+from tfpfl.live.rules import Rules
 
 
 @pytest.fixture
@@ -52,6 +52,8 @@ def test_who_may_not_join(live):
         assert talker.join(run, 0, tokens[0], **other)[0] == 400
     rounds.book.revoke(3, 0.0)
     assert talker.join(run, 3, tokens[3])[0] == 403
+    assert talker.join(run, 0, "\ud800" * 9)[0] == 401
+    assert talker.send("POST", "/v1/join", b"{}", {"Content-Encoding": "gzip"})[0] == 415
     for body in (b"", b"no", b"[1]", b"{" * 9000, b"[" * 9000, b"\xff\xfe"):
         assert talker.send("POST", "/v1/join", body, {})[0] in (400, 413)
     assert talker.send("POST", "/v1/join", b" " * 50_000, {})[0] == 413
@@ -74,6 +76,7 @@ def test_a_request_that_is_not_signed_right_is_refused(live, talkers):
         "another body": first.stamp(*ask, b"x").headers(),
         "another client's key": second.stamp(*ask)._replace(client="0").headers(),
         "no client": first.stamp(*ask)._replace(client="77").headers(),
+        "zeros": first.stamp(*ask)._replace(client="00").headers(),
         "no number": first.stamp(*ask)._replace(client="-1").headers(),
         "no time": first.stamp(*ask)._replace(time="1e9").headers(),
         "changed time": first.stamp(*ask)._replace(time=str(int(time.time()) + 1)).headers(),
@@ -86,7 +89,8 @@ def test_a_request_that_is_not_signed_right_is_refused(live, talkers):
         assert status == 401 and answer["error"], name
     for away in (-400, 400):
         first.clock = lambda away=away: time.time() + away
-        assert "clock" in first.send(*ask)[1]["error"]
+        answer = first.send(*ask)[1]
+        assert "clock" in answer["error"] and abs(answer["time"] - time.time()) < 60
     first.clock = lambda: time.time() - 200  # the server is not as old
     assert "before the server started" in first.send(*ask)[1]["error"]
     first.clock = time.time
@@ -106,7 +110,7 @@ def test_an_update_that_cannot_be_used_is_refused_and_a_good_one_counts_once(liv
         sent = payload.encode(gradient) if sent is None else sent
         return talker.send("PUT", f"/v1/update/{number}", wire.pack_update(about, sent) if body is None else body)[0]
 
-    score = {"split": "test", "examples": 3, "loss": 0.5, "score": 0.5}
+    score = {"split": "test", "examples": int(run.federation.num_examples("test")[4]), "loss": 0.5, "score": 0.5}
     assert answer(about | {"theta": "00" * 32}) == 409
     assert answer(number=2) == 409
     assert answer(number=10**9) == 404
@@ -114,8 +118,9 @@ def test_an_update_that_cannot_be_used_is_refused_and_a_good_one_counts_once(liv
     assert answer(about | {"examples": n + 1}) == 422
     for other in ({"loss": float("nan")}, {"loss": None}, {"scores": {}}, {"scores": [1]}, {"scores": [score] * 2}):
         assert answer(about | other) == 400, other
-    for other in ({"split": "all"}, {"examples": 0}, {"score": 1.5}, {"loss": float("inf")}):
+    for other in ({"split": "all"}, {"examples": 0.5}, {"score": 1.5}, {"loss": float("inf")}):
         assert answer(about | {"scores": [score | other]}) == 400, other
+    assert answer(about | {"scores": [score | {"examples": 10**6}]}) == 422
     assert answer(sent=payload.encode(np.full(size + 1, 1e-3, np.float32))) == 422
     assert answer(sent=payload.encode(np.full(size, 10.0, np.float32))) == 422  # longer than max_norm
     bad = bytearray(payload.encode(gradient))

@@ -13,7 +13,8 @@ from tflite_export.device.live import client as module
 from tflite_export.device.live import wire
 from tflite_export.device.live.client import LiveDevice
 from tfpfl.live import serve
-from tfpfl.live.rounds import LiveRounds, Refused, Rules
+from tfpfl.live.rounds import LiveRounds
+from tfpfl.live.rules import Refused, Rules
 from tfpfl.runs.training import Training
 
 ROUNDS = 4
@@ -105,6 +106,8 @@ def test_devices_that_are_killed_come_back_and_nothing_is_lost_or_counted_twice(
         def work(client):
             while True:
                 try:
+                    if client in devices:  # a process that is killed lets its lock go
+                        devices.pop(client).close()
                     devices[client] = device(run, address, tmp_path, client, tokens[client])
                     devices[client].run()
                     return
@@ -170,7 +173,8 @@ def test_a_server_that_is_killed_goes_on_where_it_was(run, tmp_path, step):
                 continue
 
     rounds = restarted()
-    tokens = rounds.book.new_tokens(ids)
+    tokens = {i: f"the token of {i}" for i in ids}
+    rounds.book.set_tokens(tokens)
     rounds.refresh()
     bundles = serve.bundles_of(run)
     for i in ids:

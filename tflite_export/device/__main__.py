@@ -8,6 +8,7 @@ import json
 import os
 import ssl
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ def read_examples(folder: Path) -> dict:
         try:
             with np.load(path) as arrays:
                 found[split] = arrays["x"], arrays["y"]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             raise InvalidInput(f"{path} must be a file of NumPy with the arrays x and y: {error}") from error
         if len(found[split][0]) != len(found[split][1]):
             raise InvalidInput(f"{path} has {len(found[split][0])} examples and {len(found[split][1])} labels")

@@ -7,15 +7,29 @@ import click
 from tfpfl.checks import Unavailable
 from tfpfl.cli.ending import resumable
 from tfpfl.cli.group import main
+from tfpfl.cli.layout import SectionedCommand
 from tfpfl.cli.options import allow_code_of, allow_code_option
 
 _seconds = click.FloatRange(0, 1e6, min_open=True)
 
 
-@main.command()
+SERVE = {  # heading of the help -> options
+    "Where": ("host", "port", "tls", "web"),
+    "Rounds": ("rounds", "deadline", "quorum", "wait_for", "payload"),
+    "Who may take part": ("new_token", "joins", "max_norm", "data_for_devices"),
+}
+
+
+@main.command(cls=SectionedCommand, headings=SERVE)
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8443, show_default=True, help="The TCP port; 0: any.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8443,
+    show_default=True,
+    help="The TCP port that the server listens on; 0 takes any that is free.",
+)
 @click.option(
     "--tls",
     nargs=2,
@@ -59,6 +73,13 @@ _seconds = click.FloatRange(0, 1e6, min_open=True)
     show_default=True,
     help="So many devices may join from one address in a minute.",
 )
+@click.option(
+    "--new-token",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="CLIENT",
+    help="Give this client another token: the old one, and the device that joined with it, are refused.",
+)
 @click.option("--rounds", type=click.IntRange(1), help="A new total number of rounds. Default: that of the run.")
 @click.option(
     "--data-for-devices", type=click.Path(path_type=Path), help="Write each client's examples to a folder here."
@@ -70,7 +91,7 @@ _seconds = click.FloatRange(0, 1e6, min_open=True)
     help="Also serve the page with which browser tabs join: web/dist, or what python -m tflite_export web wrote.",
 )
 @allow_code_option
-def serve(folder, host, port, tls, rounds, data_for_devices, web, allow_code, **rules):
+def serve(folder, host, port, tls, rounds, new_token, data_for_devices, web, allow_code, **rules):
     """Run the rounds of RUN on devices over HTTP.
 
     RUN is a run folder, made by: tfpfl run --create-only. The enrolment tokens of its clients are written to
@@ -78,7 +99,7 @@ def serve(folder, host, port, tls, rounds, data_for_devices, web, allow_code, **
     its last update when it is started again.
     """
     try:
-        from tfpfl.live.rounds import Rules
+        from tfpfl.live.rules import Rules
         from tfpfl.live.serve import TOKENS, serve, write_data
     except ModuleNotFoundError as error:
         raise Unavailable(f"live rounds need the package {error.name}: pip install 'tfpfl[live]'") from error
@@ -100,7 +121,7 @@ def serve(folder, host, port, tls, rounds, data_for_devices, web, allow_code, **
             click.echo(f"Listening on {address}; tokens in {folder / TOKENS}; round {run.store.round_num + 1} is next.")
 
         with resumable(f"tfpfl serve {folder}", lambda: f"{run.store.round_num} rounds are saved"):
-            serve(run, how, host=host, port=port, tls=tls or None, on_start=started, page=web)
+            serve(run, how, host=host, port=port, tls=tls or None, on_start=started, new_tokens=new_token, page=web)
         click.echo(f"{run.store.round_num} rounds are saved in {folder}")
 
 
@@ -134,8 +155,16 @@ def device(**given):
 
 
 @main.command("demo-live")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/demo-live"), show_default=True)
-@click.option("--clients", default=4, show_default=True, type=click.IntRange(2, 20), help="Number of devices.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("runs/demo-live"),
+    show_default=True,
+    help="The run folder to make.",
+)
+@click.option(
+    "--clients", default=4, show_default=True, type=click.IntRange(2, 20), help="Number of devices that take part."
+)
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="Number of rounds.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the data's partition, the weights and the rounds.")
 def demo_live(out, clients, rounds, seed):

@@ -7,9 +7,8 @@ server's step itself is a round of the run's store. If the server is killed anyw
 import hashlib
 import json
 import os
-import secrets
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +20,7 @@ _TABLES = """
 CREATE TABLE about (format INTEGER, run_id TEXT);
 CREATE TABLE member (client INTEGER PRIMARY KEY, token BLOB UNIQUE, key TEXT, joined REAL, revoked INTEGER DEFAULT 0,
     invited INTEGER DEFAULT 0, arrived INTEGER DEFAULT 0);
-CREATE TABLE opened (round INTEGER PRIMARY KEY, theta TEXT, at REAL, deadline REAL);
+CREATE TABLE opened (round INTEGER PRIMARY KEY, theta TEXT, at REAL, deadline REAL, closed INTEGER DEFAULT 0);
 CREATE TABLE invitation (round INTEGER, client INTEGER, arrival REAL, PRIMARY KEY (round, client));
 CREATE TABLE arrived (round INTEGER, client INTEGER, sha256 TEXT, body BLOB, PRIMARY KEY (round, client));
 CREATE TABLE score (round INTEGER, client INTEGER, rows TEXT, PRIMARY KEY (round, client));
@@ -55,6 +54,7 @@ class OpenRound(NamedTuple):
     theta: str  # sha256 of the message
     opened: float  # seconds since 1970
     deadline: float
+    closed: bool  # whether the server has stepped, so that no update is taken any more
     arrival: dict[int, float]  # {client: its probability to arrive, as it was when it was invited}
 
 
@@ -70,12 +70,12 @@ class Book:
     """
 
     def __init__(self, path: str | os.PathLike, run_id: str):
-        self.path, new = Path(path), not Path(path).exists()
+        self.path = Path(path)
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")  # what is acknowledged is on disk
-            if new:
+            if not self._rows("SELECT 1 FROM sqlite_master WHERE name = 'about'"):
                 with self._transaction():
                     for table in filter(None, map(str.strip, _TABLES.split(";"))):
                         self._db.execute(table)
@@ -94,14 +94,12 @@ class Book:
         with closing(self._db.execute(query, arguments)) as found:
             return found.fetchall()
 
-    def new_tokens(self, clients: Iterable[int]) -> dict[int, str]:
-        """Makes an enrolment token for each client that has none: {client: token}. The file keeps their hashes only."""
-        known = {client for (client,) in self._rows("SELECT client FROM member")}
-        made = {int(i): secrets.token_urlsafe(24) for i in clients if int(i) not in known}
+    def set_tokens(self, tokens: Mapping[int, str]) -> None:
+        """Keeps the hashes of these clients' enrolment tokens. A client with another token than before joins anew."""
+        query = """INSERT INTO member (client, token) VALUES (?, ?) ON CONFLICT (client) DO UPDATE
+            SET token = excluded.token, key = NULL, revoked = 0 WHERE token != excluded.token"""
         with self._transaction():
-            rows = [(i, _hashed(token)) for i, token in made.items()]
-            self._db.executemany("INSERT INTO member (client, token) VALUES (?, ?)", rows)
-        return made
+            self._db.executemany(query, [(i, _hashed(token)) for i, token in tokens.items()])
 
     def member_with(self, token: str) -> Member | None:
         """Whose token this is; looked up by its hash, so the time that it takes says nothing of the token."""
@@ -129,7 +127,7 @@ class Book:
         """Fixes who is invited to a round, with their probabilities to arrive."""
         members = self.members()
         with self._transaction():
-            self._db.execute("INSERT INTO opened VALUES (?, ?, ?, ?)", (number, theta, at, deadline))
+            self._db.execute("INSERT INTO opened VALUES (?, ?, ?, ?, 0)", (number, theta, at, deadline))
             rows = [(number, i, members[i].arrival) for i in map(int, clients)]
             self._db.executemany("INSERT INTO invitation VALUES (?, ?, ?)", rows)
             self._log(at, "opened", number, None)
@@ -140,11 +138,17 @@ class Book:
             self._db.execute("UPDATE opened SET deadline = ? WHERE round = ?", (deadline, number))
             self._log(at, "extended", number, None)
 
+    def close_round(self, number: int, at: float) -> None:
+        """Notes that the server steps with what has come; from now on no update of this round is taken."""
+        with self._transaction():
+            self._db.execute("UPDATE opened SET closed = 1 WHERE round = ?", (number,))
+            self._log(at, "closed", number, None)
+
     def open_now(self) -> OpenRound | None:
         """The open round, if there is one."""
-        for number, theta, at, deadline in self._rows("SELECT * FROM opened ORDER BY round DESC LIMIT 1"):
+        for number, theta, at, deadline, closed in self._rows("SELECT * FROM opened ORDER BY round DESC LIMIT 1"):
             invited = self._rows("SELECT client, arrival FROM invitation WHERE round = ? ORDER BY client", number)
-            return OpenRound(number, theta, at, deadline, dict(invited))
+            return OpenRound(number, theta, at, deadline, bool(closed), dict(invited))
         return None
 
     def put(self, number: int, client: int, body: bytes, at: float) -> None:

@@ -11,8 +11,7 @@ store, as in a simulation.
 
 import hashlib
 import time
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,73 +20,17 @@ from tflite_export.convert.personal import device_training
 from tflite_export.convert.program import flatten, unflatten
 from tflite_export.device import payload as payloads
 from tflite_export.device.live import wire
-from tfpfl.checks import InvalidArgument, TfpflError
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.cohorts import cohort
 from tfpfl.engines import aggregation
 from tfpfl.engines.visit import server_step
 from tfpfl.live.book import Book, Member, OpenRound
+from tfpfl.live.rules import MOST_SCORE, Refused, Rules, View
 from tfpfl.models import tree
 from tfpfl.runs import protocols
 from tfpfl.runs.folders import LIVE
 from tfpfl.runs.results import write_history
-
-MOST_SCORE = 1e30  # a loss that is larger was not computed
-
-
-class Refused(TfpflError):
-    """A device's message was not taken. `status` is HTTP's."""
-
-    def __init__(self, status: int, message: str):
-        super().__init__(message)
-        self.status = status
-
-
-class View(NamedTuple):
-    """What polls are answered from; replaced as a whole, so that it can be read at any moment."""
-
-    kind: str  # wire.VISIT, SCORE, NOTHING (no round is open) or DONE
-    round_num: int
-    theta: str  # sha256 of the message that is visited or scored
-    waiting: frozenset  # the clients that have something to do
-    deadline: float
-
-
-@dataclass
-class Rules:
-    """How a server runs its rounds.
-
-    Args:
-        deadline: seconds from the invitation to the end of a round, and of the time for scores.
-        quorum: the part of the members that must have come for a round to end at its deadline, in (0, 1].
-        awake: a client is invited if it was heard of in the last so many seconds.
-        wait_for: no round opens before so many clients have joined.
-        max_norm: a longer gradient (L2) is refused; None: any that is finite is taken.
-        payload: 'float32' or 'int8'.
-        joins: so many devices may join from one address in a minute.
-
-    Raises:
-        InvalidArgument: a number is out of range.
-    """
-
-    deadline: float = 60.0
-    quorum: float = 0.6
-    awake: float = 90.0
-    wait_for: int = 1
-    max_norm: float | None = None
-    payload: str = "float32"
-    joins: int = 30
-
-    def __post_init__(self):
-        for name in ("deadline", "awake"):
-            if not 0 < getattr(self, name) < 1e9:
-                raise InvalidArgument(f"{name} must be a positive number of seconds, found {getattr(self, name)}")
-        if not 0 < self.quorum <= 1:
-            raise InvalidArgument(f"quorum must lie in (0, 1], found {self.quorum}")
-        if self.wait_for < 1 or self.joins < 1 or (self.max_norm is not None and not self.max_norm > 0):
-            found = f"{self.wait_for}, {self.joins} and {self.max_norm}"
-            raise InvalidArgument(f"wait_for, joins and max_norm must be positive, found {found}")
-        if self.payload not in payloads.KINDS:
-            raise InvalidArgument(f"unknown payload {self.payload!r}: one of {', '.join(payloads.KINDS)}")
+from tfpfl.runs.training import DivergedError
 
 
 class LiveRounds:
@@ -113,7 +56,15 @@ class LiveRounds:
             raise InvalidArgument(f"{run.folder} simulates clients that drop out; live clients do so themselves")
         if rules.wait_for > len(self.ids):
             raise InvalidArgument(f"wait_for is {rules.wait_for}, but the run has {len(self.ids)} clients")
+        if run.store.round_num and not (run.folder / LIVE).exists():
+            raise InvalidArgument(
+                f"{run.folder} has {run.store.round_num} rounds of a simulation, and its heads are there: a live run "
+                "begins with round 1. Make a new folder: tfpfl run --create-only"
+            )
         self.book = Book(run.folder / LIVE, run.config.run_id)
+        self.saved = run.store.round_num  # the last round that is saved; any thread may read it
+        self.failed: DivergedError | None = None
+        self.told: set[int] = set()  # the clients that know that the run is over
         self.programs: dict[int, str] = {}  # {K: sha256 of the program that devices with K classes must have}
         self._training = run.training()
         self._step = server_step(self.algorithm)
@@ -185,14 +136,14 @@ class LiveRounds:
         view = self.view
         self.seen[client] = now
         if view.kind == wire.DONE:
+            self.told.add(client)
             return {"kind": wire.DONE}
         if client not in view.waiting:
             return None
         about = {"kind": view.kind, "round": view.round_num, "theta": view.theta}
         about["seconds"] = round(max(view.deadline - now, 0.0), 3)
         if view.kind == wire.VISIT:
-            splits = self._splits if self._training.is_evaluated(view.round_num, self.run.config.rounds) else ()
-            about |= {"settings": self._settings[client], "payload": self.rules.payload, "splits": list(splits)}
+            about |= {"settings": view.settings[client], "payload": self.rules.payload, "splits": list(view.splits)}
         else:
             about["splits"] = list(self._splits)
         return about
@@ -237,7 +188,7 @@ class LiveRounds:
         if (found := wire.entry(about, "examples", int)) != examples:
             raise Refused(422, f"client {client} has {examples} examples in this run, and the update says {found}")
         wire.entry(about, "loss", float, -MOST_SCORE, MOST_SCORE)
-        self._check_scores(about)
+        self._check_scores(about, client, view.splits)
         try:
             gradient = payloads.decode(payload, self.model.num_backbone_weights)
         except payloads.PayloadError as error:
@@ -248,15 +199,17 @@ class LiveRounds:
         if self.rules.max_norm is not None and norm > self.rules.max_norm:
             raise Refused(422, f"the gradient's norm is {norm:.3g}, and at most {self.rules.max_norm:g} is taken")
 
-    def _check_scores(self, about) -> list[dict]:
-        rows = wire.entry(about, "scores", list, 0, 3)
+    def _check_scores(self, about, client, splits) -> list[dict]:
+        rows = wire.entry(about, "scores", list, 0, len(splits))
         bounds = (0, 1) if self.run.config.score.is_fraction else (-MOST_SCORE, MOST_SCORE)
         for row in rows:
             if not isinstance(row, dict):
                 raise wire.WireError("a score must be a JSON object")
-            if wire.entry(row, "split", str) not in ("train", "validation", "test"):
-                raise wire.WireError(f"unknown split {row['split']!r}")
-            wire.entry(row, "examples", int, 1, 2**31)
+            if (split := wire.entry(row, "split", str)) not in splits:
+                raise wire.WireError(f"no scores of the split {split[:40]!r} are wanted")
+            known = int(self.run.federation.num_examples(split)[client])
+            if (found := wire.entry(row, "examples", int)) != known:
+                raise Refused(422, f"client {client} has {known} {split} examples in this run, and its score {found}")
             wire.entry(row, "loss", float, -MOST_SCORE, MOST_SCORE)
             wire.entry(row, "score", float, *bounds)
         if len({row["split"] for row in rows}) < len(rows):
@@ -276,7 +229,7 @@ class LiveRounds:
             raise Refused(410, f"no scores of round {number} are wanted now")
         if wire.entry(about, "theta", str) != view.theta:
             raise Refused(409, "these scores are of another theta")
-        self.book.put_score(number, client, self._check_scores(about), now)
+        self.book.put_score(number, client, self._check_scores(about, client, self._splits), now)
         self.view = view._replace(waiting=view.waiting - {client})
         if not self.view.waiting:
             self._commit(now)
@@ -293,7 +246,13 @@ class LiveRounds:
         self._members = self.book.members()
 
     def tick(self, now: float) -> None:
-        """Opens a round where none is, and ends one whose deadline is over; to be called about every second."""
+        """Opens a round where none is, and ends one whose deadline is over; to be called about every second.
+
+        Raises:
+            DivergedError: theta is not finite after the round. All earlier rounds are saved.
+        """
+        if self.failed is not None:
+            raise self.failed
         if self.view.kind == wire.NOTHING:
             self._open(now)
         elif self.view.kind == wire.VISIT and now >= self.view.deadline:
@@ -325,9 +284,12 @@ class LiveRounds:
                     f"{self.book.path} has round {opened.number} open for another theta than the run's: one of the two "
                     "was replaced"
                 )
+            if opened.number > self.run.config.rounds:
+                raise InvalidArgument(f"round {opened.number} is open: give --rounds {opened.number} or more")
             here = set(self.book.bodies(opened.number))
-            self._invite(opened, frozenset(opened.arrival) - here, max(opened.deadline, now + self.rules.deadline))
-            if not self.view.waiting:
+            waiting = frozenset() if opened.closed else frozenset(opened.arrival) - here
+            self._invite(opened, waiting, max(opened.deadline, now + self.rules.deadline))
+            if not waiting:
                 self._close(now)
         self.tick(now)
 
@@ -346,10 +308,10 @@ class LiveRounds:
         if sum(m.key is not None for m in self._members.values()) < self.rules.wait_for:
             return
         awake = self.awake(now)
+        if not len(awake):
+            return
         present = None if len(awake) == len(self.ids) else awake
         ids = [int(i) for i in cohort(self.run.config.seed, number, self.population, present)]
-        if not ids and len(awake) < len(self.ids):
-            return  # nobody is there; a round without clients counts only where the draw says so
         theta = self._publish(self._server)
         self.book.open_round(number, theta, ids, now, now + self.rules.deadline)
         self._open_round = self.book.open_now()
@@ -358,8 +320,9 @@ class LiveRounds:
             self._close(now)
 
     def _invite(self, opened: OpenRound, waiting: frozenset, deadline: float) -> None:
-        self._settings = {i: self._settings_of(i, p) for i, p in opened.arrival.items()}
-        self.view = View(wire.VISIT, opened.number, opened.theta, waiting, deadline)
+        settings = {i: self._settings_of(i, p) for i, p in opened.arrival.items()}
+        splits = self._splits if self._training.is_evaluated(opened.number, self.run.config.rounds) else ()
+        self.view = View(wire.VISIT, opened.number, opened.theta, waiting, deadline, settings, splits)
         self._began = time.perf_counter()
 
     def _settings_of(self, client: int, arrival: float) -> dict:
@@ -377,7 +340,16 @@ class LiveRounds:
     def _close(self, now: float) -> None:
         """Steps with all that came, and asks for scores if the round is evaluated."""
         number = self._open_round.number
+        if not self._open_round.closed:
+            self.book.close_round(number, now)
         self._stepped = (number, self._after(self.book.bodies(number)))
+        if not np.isfinite(flatten(self.algorithm.message(self._stepped[1]))).all():
+            self.failed = DivergedError(
+                f"round {number} diverged: theta is not finite after the server's step. All earlier rounds are saved. "
+                "A smaller rho, or --max-norm, may help in a new run"
+            )
+            self.view = View(wire.NOTHING, number, "", frozenset(), np.inf)
+            return
         if self._training.is_evaluated(number, self.run.config.rounds):
             waiting = frozenset(self.awake(now).tolist()) - set(self.book.scores(number))
             theta = self._publish(self._stepped[1])
@@ -424,12 +396,14 @@ class LiveRounds:
         row["seconds"] = time.perf_counter() - self._began
         self.run.store.commit_round(number, tree.arrays(server), {}, row, rows)
         self._server, self._stepped = server, None
+        self.saved = number
         self.book.end_round(number, now)
         self._open_round, self._members = None, self.book.members()
         self.view = View(wire.NOTHING, number, "", frozenset(), np.inf)
         if rows or number == self.run.config.rounds:
             write_history(self.run.folder / "history.csv", self.run.store.history(), self.run.federation)
-        self._open(now)
+        if told or number == self.run.config.rounds:
+            self._open(now)  # after a round without clients, the next tick does
 
     def close(self) -> None:
         """Closes the book; the run stays open."""

@@ -4,10 +4,12 @@ import asyncio
 import json
 import os
 import resource
+import secrets
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +18,14 @@ from tflite_export.convert.personal import device_training
 from tflite_export.device.layout import BROWSER_PROGRAM, PROGRAM
 from tflite_export.device.live.state import write_whole
 from tflite_export.device.runtime import Bundle, write_manifest
+from tfpfl.checks import InvalidArgument
 from tfpfl.live.page import LivePage
-from tfpfl.live.rounds import LiveRounds, Rules
+from tfpfl.live.rounds import LiveRounds
+from tfpfl.live.rules import Rules
 from tfpfl.live.server import LiveServer
 from tfpfl.models import tree
 from tfpfl.models.weights import Head
+from tfpfl.runs.folders import LIVE
 
 TOKENS = "tokens.json"  # {client's number: its token}, for the operator; only the file's owner can read it
 BUNDLES = "bundles"
@@ -56,7 +61,12 @@ def bundles_of(run, browser: bool = False) -> dict[int, Path]:
 def _export(run, client: int, out: Path, browser: bool) -> None:
     head = Head(*tree.arrays(run.algorithm.init_client(run.population.info(client))))
     settings, source = device_training(run.config, run.population, client), (run.model, run.model.initial_theta, head)
-    export(source, out=out, training=settings, inference=False, browser=browser)
+    about = run.federation.manifest
+    given: dict[str, Any] = {
+        "training": settings,
+        "preprocessing": {**about["preprocessing"], "stored_dtype": about["dtype"]},
+    }
+    export(source, out=out, inference=False, browser=browser, **given)
 
 
 def _add_browser_program(run, client: int, folder: Path) -> None:
@@ -92,16 +102,30 @@ def write_data(federation, population, client: int, folder: Path) -> None:
     (folder / "about.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 
-def write_tokens(run, book) -> dict[int, str]:
-    """Makes a token for each client that has none, and writes all of them beside the run: {client: token}."""
-    path = run.folder / TOKENS
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    made = book.new_tokens(run.population.client_ids.tolist())
-    tokens = {int(i): token for i, token in known.items()} | made
-    if made:
-        text = json.dumps({str(i): tokens[i] for i in sorted(tokens)}, indent=2) + "\n"
-        write_whole(path, text.encode(), 0o600)
-    return tokens
+def write_tokens(run, book, new: Iterable[int] = ()) -> dict[int, str]:
+    """Makes a token for each client that has none, and writes all of them beside the run: {client: token}.
+
+    Args:
+        run: an open `tfpfl.runs.run.Run`.
+        book: the run's `Book`.
+        new: clients that get another token, so that the old one is of no use any more: a device has to join with it.
+
+    Raises:
+        InvalidArgument: the run has no such client, or tokens.json is damaged.
+    """
+    path, ids = run.folder / TOKENS, run.population.client_ids.tolist()
+    if unknown := sorted(set(new) - set(ids)):
+        raise InvalidArgument(f"{run.folder} has no client {', '.join(map(str, unknown))}")
+    try:
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        tokens = {int(i): str(token) for i, token in known.items()}
+    except (ValueError, AttributeError) as error:
+        raise InvalidArgument(f"{path} is damaged; without it, all clients get new tokens: {error}") from error
+    wanted = {i: secrets.token_urlsafe(24) if i in new or i not in tokens else tokens[i] for i in ids}
+    if wanted != tokens:  # first the file: a token that only the book knows would be lost
+        write_whole(path, (json.dumps({str(i): wanted[i] for i in ids}, indent=2) + "\n").encode(), 0o600)
+    book.set_tokens(wanted)
+    return wanted
 
 
 def serve(
@@ -113,6 +137,7 @@ def serve(
     tls: tuple[Path, Path] | None = None,
     on_start: Callable[[str], None] | None = None,
     page: Path | None = None,
+    new_tokens: Iterable[int] = (),
 ) -> None:
     """Serves a run until its last round is saved.
 
@@ -122,16 +147,28 @@ def serve(
         host, port, tls, on_start: see `LiveServer.run`.
         page: the folder of the page with which browser tabs join, see `LivePage`; None: no page.
 
+        new_tokens: clients that get another token, see `write_tokens`.
+
     Raises:
         InvalidArgument: devices cannot take part in this run, the server cannot listen there, or there is no page.
+        DivergedError: theta is not finite after a round. All earlier rounds are saved.
         ExportError: there is a page, and browsers cannot compute this run's rounds.
         BookError: live.sqlite of the run folder cannot be used.
     """
     bundles = bundles_of(run, browser=page is not None)
     files = None if page is None else LivePage(page, bundles[min(bundles)])
+    first = not (run.folder / LIVE).exists()
     rounds = LiveRounds(run, rules or Rules(), time.time())
+    listens = False
+
+    def started(address):
+        nonlocal listens
+        listens = True
+        if on_start is not None:
+            on_start(address)
+
     try:
-        write_tokens(run, rounds.book)
+        write_tokens(run, rounds.book, new_tokens)
         rounds.refresh()
         rounds.programs = programs_of(bundles)
 
@@ -139,7 +176,7 @@ def serve(
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every poll that waits is a file
 
         async def main():
-            await LiveServer(rounds, bundles, page=files).run(host, port, tls, on_start)
+            await LiveServer(rounds, bundles, page=files).run(host, port, tls, started)
 
         try:
             asyncio.run(main())
@@ -148,3 +185,6 @@ def serve(
         run.write_summary()
     finally:
         rounds.close()
+        if first and not listens:  # nothing has happened: the run folder is as it was
+            for name in (LIVE, f"{LIVE}-wal", f"{LIVE}-shm", TOKENS):
+                (run.folder / name).unlink(missing_ok=True)

@@ -26,7 +26,8 @@ from tflite_export.device.live import wire
 from tfpfl.checks import InvalidArgument
 from tfpfl.live.book import Member
 from tfpfl.live.page import LivePage
-from tfpfl.live.rounds import LiveRounds, Refused
+from tfpfl.live.rounds import LiveRounds
+from tfpfl.live.rules import Refused
 
 LONGEST_WAIT = 30.0  # seconds of a poll; proxies cut longer ones
 CLOCKS_APART = 300.0  # seconds
@@ -48,7 +49,7 @@ class Gate:
 
     def __init__(self, joins: int, started: float):
         self._most_joins, self._started = joins, int(started)
-        self._used: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._used: OrderedDict[tuple[int, str], float] = OrderedDict()
         self._keys: dict[str, wire.PublicKey] = {}
         self._joins: dict[str, list[float]] = {}
 
@@ -60,7 +61,7 @@ class Gate:
         """
         values = [request.headers.get(name, "") for name in (wire.CLIENT, wire.TIME, wire.NONCE, wire.SIGNATURE)]
         stamp = wire.Stamp(*values)
-        if not (stamp.client.isascii() and stamp.client.isdigit() and len(stamp.client) < 10):
+        if not (stamp.client.isascii() and stamp.client.isdigit() and str(int(stamp.client)) == stamp.client[:9]):
             raise Refused(401, f"{wire.CLIENT} must be the number of a client that has joined")
         if not (stamp.time.isascii() and stamp.time.isdigit() and len(stamp.time) < 12):
             raise Refused(401, f"{wire.TIME} must be a whole number of seconds since 1970")
@@ -71,8 +72,14 @@ class Gate:
             raise Refused(401, "the request was signed before the server started: sign it again")
         return member, stamp
 
-    def check(self, member: Member, stamp: wire.Stamp, request: web.Request, body: bytes, now: float) -> None:
+    def check(self, member: Member, stamp: wire.Stamp, request: web.Request, digest: str, now: float) -> None:
         """Checks that the client has signed the request, and that it did not come before.
+
+        Args:
+            member, stamp: from `who`.
+            request: the request.
+            digest: the sha256 of the body, in hexadecimal.
+            now: seconds since 1970.
 
         Raises:
             Refused: the signature is wrong, or the request came before.
@@ -81,15 +88,14 @@ class Gate:
         if member.key not in self._keys:
             self._keys[member.key] = wire.PublicKey(member.key)
         try:
-            digest = hashlib.sha256(body).hexdigest()
             self._keys[member.key].check(stamp, request.method, request.path_qs, digest)
         except wire.WireError as error:
             raise Refused(401, str(error)) from None
         while self._used and next(iter(self._used.values())) < now - 2 * CLOCKS_APART:
             self._used.popitem(last=False)
-        if (stamp.client, stamp.nonce) in self._used:
+        if (member.client, stamp.nonce) in self._used:
             raise Refused(401, "this request came before: sign every request anew")
-        self._used[stamp.client, stamp.nonce] = now
+        self._used[member.client, stamp.nonce] = now
 
     def may_join(self, address: str, now: float) -> None:
         """Counts a join.
@@ -128,7 +134,7 @@ class LiveServer:
         self._requests = Counter("tfpfl_requests", "Answers by status", ["status"], registry=registry)
         self._received = Counter("tfpfl_received_bytes", "Bytes of bodies", registry=registry)
         Gauge("tfpfl_round", "The last round that is saved", registry=registry).set_function(
-            lambda: float(rounds.run.store.round_num)
+            lambda: float(rounds.saved)
         )
         Gauge("tfpfl_waiting", "Clients that the round waits for", registry=registry).set_function(
             lambda: float(len(rounds.view.waiting))
@@ -169,6 +175,8 @@ class LiveServer:
             response = self._error(400, str(error))
         except web.HTTPRequestEntityTooLarge:
             response = self._error(413, f"a body has at most {self._most} bytes")
+        except web.RequestPayloadError:
+            response = self._error(400, "the body is not what its headers say")
         except TimeoutError:
             response = self._error(408, f"the body did not come in {SLOWEST_BODY:g} s")
         except web.HTTPException as error:
@@ -184,9 +192,14 @@ class LiveServer:
         return response
 
     def _error(self, status: int, message: str) -> web.Response:
-        return web.json_response({"error": message, "round": self.rounds.view.round_num}, status=status)
+        about = {"error": message, "round": self.rounds.view.round_num}
+        if status == 401:
+            about["time"] = round(self._clock(), 3)  # a device whose clock is wrong signs with this one
+        return web.json_response(about, status=status)
 
     async def _body(self, request, most: int = _SMALL) -> bytes:
+        if request.headers.get("Content-Encoding", "identity") != "identity":
+            raise Refused(415, "bodies are taken as they are, without Content-Encoding")
         if (request.content_length or 0) > most:
             raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
         parts, size = [], 0
@@ -201,12 +214,17 @@ class LiveServer:
 
     async def _signed(self, request, most: int = _SMALL) -> tuple[int, bytes]:
         member, stamp = self._gate.who(self.rounds, request, self._clock())
-        if most > _SMALL:
-            async with self._large:
-                body = await self._body(request, most)
-        else:
+        if most == _SMALL:
             body = await self._body(request, most)
-        self._gate.check(member, stamp, request, body, self._clock())
+            self._gate.check(member, stamp, request, hashlib.sha256(body).hexdigest(), self._clock())
+            return member.client, body
+        # A large body is read only from one who has signed its hash: nobody else can keep others from sending.
+        digest = request.headers.get(wire.BODY, "")
+        self._gate.check(member, stamp, request, digest, self._clock())
+        async with self._large:
+            body = await self._body(request, most)
+        if hashlib.sha256(body).hexdigest() != digest:
+            raise Refused(400, f"the body does not have the hash in {wire.BODY}: it was changed on its way")
         return member.client, body
 
     async def _written(self, function, *arguments):
@@ -233,6 +251,8 @@ class LiveServer:
         self._gate.may_join(request.remote or "", self._clock())
         about = wire.read_json(await self._body(request))
         token = wire.entry(about, "token", str, 1, 200)
+        if not token.isascii():
+            raise Refused(401, "this token is unknown: ask for one")
         return web.json_response(await self._written(self.rounds.join, token, about, self._clock()))
 
     async def _work(self, request):
@@ -294,6 +314,15 @@ class LiveServer:
         number, about = int(request.match_info["round"]), wire.read_json(body)
         return web.json_response(await self._written(self.rounds.score, client, number, about, self._clock()))
 
+    async def _tell(self) -> None:
+        """Answers for a while after the last round, so that whoever was heard of lately learns that it is over."""
+        until = asyncio.get_running_loop().time() + min(self.rounds.rules.deadline, 60.0)
+        while asyncio.get_running_loop().time() < until:
+            if set(self.rounds.awake(self._clock()).tolist()) <= self.rounds.told:
+                break
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)  # the last answers are on their way
+
     def _close_slow(self, server) -> None:
         """Closes the connections whose first request does not come."""
         now, here = asyncio.get_running_loop().time(), server.connections
@@ -334,13 +363,14 @@ class LiveServer:
                 raise InvalidArgument(f"cannot listen on {host}:{port}: {error.strerror}") from error
             found = runner.addresses[0]
             if on_start is not None:
-                on_start(f"http{'s' if context else ''}://{host}:{found[1]}")
+                name = f"[{host}]" if ":" in host else host
+                on_start(f"http{'s' if context else ''}://{name}:{found[1]}")
             while not self.done.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.done.wait(), 1.0)
                 self._close_slow(runner.server)
                 await self._written(self.rounds.tick, self._clock())
-            await asyncio.sleep(2.0)  # polls that wait, and those who just sent something, hear that it is done
+            await self._tell()
         finally:
             await runner.cleanup()
             self._writer.shutdown()

@@ -31,6 +31,7 @@ from tflite_export.device.runtime import Bundle
 
 _WAIT = 25.0  # seconds of a poll
 _TIMEOUT = 60.0  # seconds until an answer must have come
+_MOST_SCORE = 1e30  # a larger loss is not sent, nor one that is not finite
 _LONGEST_PAUSE = 15.0  # seconds between attempts while the server is away
 
 
@@ -47,6 +48,14 @@ class Answer(NamedTuple):
             return str(json.loads(self.body)["error"])
         except (ValueError, KeyError, TypeError):
             return self.body[:200].decode("utf-8", "replace")
+
+    @property
+    def time(self) -> float | None:
+        """The server's time, which an answer with status 401 has."""
+        try:
+            return float(json.loads(self.body)["time"])
+        except (ValueError, KeyError, TypeError):
+            return None
 
 
 class ServerError(InvalidInput):
@@ -93,9 +102,10 @@ class LiveDevice:
             urllib.request.ProxyHandler(), *([urllib.request.HTTPSHandler(context=context)] if context else [])
         ).open
         self._signer = self.state.signer()
+        self._token, self._ahead = token, 0.0  # by how many seconds the server's clock is ahead
         self.rounds = 0  # updates that the server has counted since this start
-        y = np.asarray(examples["train"][1])
-        member = self.state.member() or self._join(token, len(y), examples.get("classes"), y)
+        self._join_with = np.asarray(examples["train"][1]), examples.get("classes")
+        member = self.state.member() or self._join()
         self.client_id = member["client"]
         self._get_bundle()
         self.client = DeviceClient(Bundle(self.state.bundle), self.state.head, interpreter=interpreter)
@@ -112,11 +122,12 @@ class LiveDevice:
         about = self.client.bundle
         return np.float32 if about.manifest.get("trunk") else about.example_dtype
 
-    def _join(self, token, n, classes, y) -> dict:
-        if token is None:
+    def _join(self) -> dict:
+        if self._token is None:
             raise InvalidInput(f"{self.state.folder} has not joined yet: give the enrolment token")
+        y, classes = self._join_with
         k = classes if classes is not None else int(y.max()) + 1 if y.ndim == 1 else y.shape[1]
-        about = {"protocol": wire.PROTOCOL, "token": token, "examples": n, "classes": int(k)}
+        about = {"protocol": wire.PROTOCOL, "token": self._token, "examples": len(y), "classes": int(k)}
         if (self.state.bundle / MANIFEST).exists():
             about["program"] = Bundle(self.state.bundle).manifest["files"][PROGRAM]["sha256"]
         answer = self._send("POST", "/v1/join", json.dumps(about | {"key": self._signer.public}).encode(), None)
@@ -143,6 +154,10 @@ class LiveDevice:
             write_whole(path, self._good(self._ask("GET", "/v1/head")).body)
             save_head(self.state.head, load_head(path, about.num_features, about.num_classes))
             path.unlink()
+
+    def close(self) -> None:
+        """Lets another process use the folder."""
+        self.state.close()
 
     def run(self, most: int | None = None) -> int:
         """Works until the run is over. Returns the number of updates that were counted since this start.
@@ -200,7 +215,7 @@ class LiveDevice:
             self.client.start_from(pending.head)
             self.rounds += 1
             self.log(f"round {pending.round_num}: counted")
-        elif answer.status in (409, 410, 422):
+        elif answer.status in (400, 409, 410, 413, 422):
             self.log(f"round {pending.round_num}: not counted: {answer.error}")
         else:
             self._good(answer)
@@ -224,17 +239,26 @@ class LiveDevice:
             if split in self.examples:
                 x, y = self.client.checked(*self.examples[split])
                 found = self.client.kind.score(self.client.features(x) @ kernel + bias, y)
-                rows.append({"split": split, "examples": len(x), "loss": found.loss, "score": found.value})
+                if max(abs(found.loss), abs(found.value)) < _MOST_SCORE:  # and not NaN
+                    rows.append({"split": split, "examples": len(x), "loss": found.loss, "score": found.value})
         return rows
 
     # HTTP
 
     def _ask(self, method: str, target: str, body: bytes = b"") -> Answer:
-        """Sends a signed request; a 401 because of the server's new start is signed again."""
-        answer = self._send(method, target, body, self.client_id)
-        if answer.status == 401 and "sign" in answer.error:
-            time.sleep(1.1)
+        """Sends a signed request.
+
+        A 401 is tried again with the server's time, since one of the clocks may be wrong or the server has just
+        started; and if the server does not know the device any more, after joining again.
+        """
+        for pause in (0.0, 1.1, None):
             answer = self._send(method, target, body, self.client_id)
+            if answer.status != 401 or pause is None:
+                break
+            if "has not joined" in answer.error and self._token is not None:
+                self._join()
+            self._ahead = answer.time - time.time() if answer.time is not None else self._ahead
+            time.sleep(pause)
         return answer
 
     def _send(self, method: str, target: str, body: bytes, client: int | None) -> Answer:
@@ -250,7 +274,10 @@ class LiveDevice:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _once(self, method, target, body, client) -> Answer:
-        headers = {} if client is None else self._signer.stamp(client, method, target, body, time.time()).headers()
+        headers = {}
+        if client is not None:
+            stamp = self._signer.stamp(client, method, target, body, time.time() + self._ahead)
+            headers = {**stamp.headers(), wire.BODY: hashlib.sha256(body).hexdigest()}
         request = urllib.request.Request(self.url + target, body or None, headers, method=method)
         try:
             with self._open(request, timeout=_TIMEOUT) as found:
@@ -258,7 +285,7 @@ class LiveDevice:
         except urllib.error.HTTPError as error:
             with error:
                 answer = Answer(error.code, error.read())
-        if answer.status >= 500:
+        if answer.status >= 500 or answer.status in (408, 429):
             raise ConnectionError(f"status {answer.status}: {answer.error}")
         return answer
 

@@ -5,11 +5,14 @@ member.json    the client's number, and the server's address
 bundle/        the files from the server
 head.bin       the head; see head_file.py
 update.npz     the update of a round, until the server has said whether it counted it
+lock           is locked while a process works with the folder
 """
 
+import fcntl
 import io
 import json
 import os
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +22,7 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import HeadError, SavedHead, head_bytes, load_head
 from tflite_export.device.live.wire import Signer
 
-KEY, MEMBER, BUNDLE, HEAD, UPDATE = "identity.pem", "member.json", "bundle", "head.bin", "update.npz"
+KEY, MEMBER, BUNDLE, HEAD, UPDATE, LOCK = "identity.pem", "member.json", "bundle", "head.bin", "update.npz", "lock"
 
 
 class Pending(NamedTuple):
@@ -35,11 +38,24 @@ class State:
 
     Args:
         folder: made if it does not exist.
+
+    Raises:
+        InvalidInput: another process uses it.
     """
 
     def __init__(self, folder: str | os.PathLike):
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = open(self.folder / LOCK, "wb")  # noqa: SIM115 - it is open as long as the device works
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise InvalidInput(f"{self.folder} is in use: another device works with it") from None
+
+    def close(self) -> None:
+        """Lets another process use the folder."""
+        self._lock.close()
 
     @property
     def bundle(self) -> Path:
@@ -96,7 +112,7 @@ class State:
                 write_whole(head, found["head"].tobytes())
                 saved = load_head(head, num_features, num_classes)
                 return Pending(int(found["round"]), found["body"].tobytes(), saved)
-        except (OSError, ValueError, KeyError, HeadError):
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, HeadError):
             self.drop()
             return None
         finally:
@@ -115,3 +131,8 @@ def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)  # the new name must be on disk, too
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

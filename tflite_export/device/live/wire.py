@@ -28,6 +28,7 @@ from tflite_export.device.errors import InvalidInput
 
 PROTOCOL = 1
 CLIENT, TIME, NONCE, SIGNATURE = "Tfpfl-Client", "Tfpfl-Time", "Tfpfl-Nonce", "Tfpfl-Signature"
+BODY = "Tfpfl-Body"  # sha256 of an update in hexadecimal, so that it can be checked before the body is read
 NAME = f"tfpfl-{PROTOCOL}"
 VISIT, SCORE, NOTHING, DONE = "visit", "score", "none", "done"  # the kinds of work
 _KEY_BYTES, _SIGNATURE_BYTES, _NONCE_BYTES = 65, 64, 12

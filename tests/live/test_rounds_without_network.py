@@ -1,0 +1,175 @@
+"""`LiveRounds` alone, with a clock of the test: deadlines, quorum, absent clients, and what it refuses to begin."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from helpers.live import EXACT
+from tflite_export.convert.program import flatten
+from tflite_export.device import payload
+from tflite_export.device.live import wire
+from tfpfl.checks import InvalidArgument
+from tfpfl.data.cohorts import cohort
+from tfpfl.live.rounds import LiveRounds
+from tfpfl.live.rules import Refused, Rules
+from tfpfl.runs.training import DivergedError
+
+
+def joined(run, rules, clients=range(10), now=0.0):
+    """The rounds of a run that these clients have joined at a time."""
+    rounds = LiveRounds(run, rules, now)
+    rounds.book.set_tokens({i: f"token {i}" for i in run.population.client_ids.tolist()})
+    rounds.refresh()
+    for i in clients:
+        info = run.population.info(i)
+        about = {"protocol": 1, "examples": int(info.num_examples), "classes": int(info.num_classes)}
+        rounds.join(f"token {i}", about | {"key": wire.Signer().public}, now)
+    return rounds
+
+
+def send(rounds, client, value=1e-3, now=1.0, **other):
+    """Sends a gradient of one value from a client to the open round."""
+    gradient = np.full(rounds.model.num_backbone_weights, value, np.float32)
+    info = rounds.population.info(client)
+    about = {"theta": rounds.view.theta, "examples": int(info.num_examples), "loss": 0.5, "scores": []}
+    body = wire.pack_update(about | other, payload.encode(gradient))
+    return rounds.update(client, rounds.view.round_num, body, now)
+
+
+def moved(run):
+    return flatten(run.algorithm.message(run.training().server_state())) - flatten(run.model.initial_theta)
+
+
+def test_a_round_ends_at_its_deadline_with_a_quorum_and_its_step_is_the_sum_of_who_came(make_run, tmp_path):
+    with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=0) as run:
+        rounds = joined(run, Rules(wait_for=10, deadline=10, quorum=0.6))
+        for i in range(5):
+            send(rounds, i)
+        rounds.tick(11.0)  # five of ten: too few
+        assert rounds.view.kind == wire.VISIT and rounds.view.deadline == 21.0
+        send(rounds, 5)
+        rounds.tick(20.0)
+        assert rounds.view.kind == wire.VISIT
+        rounds.tick(21.0)
+        assert rounds.view.kind == wire.SCORE  # the last round is evaluated
+        with pytest.raises(Refused, match="over") as refused:
+            send(rounds, 6)
+        assert refused.value.status == 410
+        rounds.tick(31.0)
+        assert rounds.view.kind == wire.DONE and run.store.round_num == 1
+        (row,) = run.store.history()
+        assert (row["clients"], row["dropped"], row["came"]) == (6, 4, "0 1 2 3 4 5")
+        alpha = run.population.num_examples[:6].sum() / run.population.num_examples.sum()
+        assert np.allclose(moved(run), -0.01 * alpha * 1e-3, rtol=1e-4)  # rho times the sum of alpha_i g_i; I = r
+        members = rounds.book.members()
+        assert members[0].arrival == 1.0 and members[9].arrival == 0.5
+        rounds.close()
+
+
+def test_who_comes_rarely_counts_more(make_run, tmp_path):
+    """A client whose probability to come is estimated as 1/2 has twice the weight, and twice the rate of its head."""
+    with make_run(tmp_path / "run", participation=1.0, rounds=2, evaluate_every=0) as run:
+        rounds = joined(run, Rules(wait_for=10, deadline=10, quorum=0.9, awake=1e6))
+        rate = rounds.work(9, 1.0)["settings"]["head_rate"]
+        for i in range(9):
+            send(rounds, i)
+        rounds.tick(10.0)
+        rounds.tick(20.0)  # the time for scores is over, too
+        before = moved(run)
+        assert rounds.view.round_num == 2
+        assert rounds.work(9, 21.0)["settings"]["head_rate"] == pytest.approx(2 * rate)
+        assert rounds.work(0, 21.0)["settings"]["head_rate"] == pytest.approx(rounds._settings_of(0, 1.0)["head_rate"])
+        for i in range(10):
+            send(rounds, i, now=22.0)
+        rounds.tick(40.0)
+        alpha = run.population.num_examples / run.population.num_examples.sum()
+        assert np.allclose(moved(run) - before, -0.01 * (alpha.sum() + alpha[9]) * 1e-3, rtol=1e-3)
+        rounds.close()
+
+
+def test_few_awake_clients_do_not_stop_the_run(make_run, tmp_path):
+    """With three of ten awake and a cohort of one in ten, most rounds have nobody, and the next tick opens another."""
+    with make_run(tmp_path / "run", participation=0.1, rounds=20, evaluate_every=0) as run:
+        rounds = joined(run, Rules(deadline=10, awake=1e6), clients=(1, 4, 7))
+        for now in range(1, 200):
+            for i in sorted(rounds.view.waiting) if rounds.view.kind == wire.VISIT else ():
+                send(rounds, i, now=now)
+            rounds.tick(now)
+            if rounds.view.kind == wire.DONE:
+                break
+        drawn = [cohort(0, t, run.population, np.array([1, 4, 7])).tolist() for t in range(1, 21)]
+        assert [list(map(int, row["came"].split())) for row in run.store.history()] == drawn
+        assert sum(map(len, drawn)) < 10 and run.store.round_num == 20
+        rounds.close()
+
+
+def test_scores_are_those_of_the_theta_that_is_saved_also_after_a_restart(make_run, tmp_path):
+    """A round that has closed at its deadline stays closed: no update comes in between the scores and the end."""
+    with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=1) as run:
+        rounds = joined(run, Rules(wait_for=10, deadline=10, quorum=0.6))
+        for i in range(6):
+            send(rounds, i)
+        rounds.tick(10.0)
+        theta = rounds.view.theta
+        examples = int(run.federation.num_examples("test")[0])
+        score = {"split": "test", "examples": examples, "loss": 0.5, "score": 1.0}
+        rounds.score(0, 1, {"theta": theta, "scores": [score]}, 11.0)
+        rounds.close()
+        again = LiveRounds(run, rounds.rules, 12.0)  # as after kill -9
+        assert again.view.kind == wire.SCORE and again.view.theta == theta and 0 not in again.view.waiting
+        with pytest.raises(Refused):
+            send(again, 6)
+        again.tick(30.0)
+        live = flatten(run.algorithm.message(run.training().server_state())).astype("<f4").tobytes()
+        assert hashlib.sha256(live).hexdigest() == theta
+        assert [e.client_id for e in run.store.evaluations()] == [0]
+        again.close()
+
+
+def test_what_it_does_not_begin(make_run, tmp_path):
+    with make_run(tmp_path / "simulated") as run:
+        run.config.rounds = 1
+        run.train()
+        with pytest.raises(InvalidArgument, match="rounds of a simulation"):
+            LiveRounds(run, Rules(), 0.0)
+        assert not (run.folder / "live.sqlite").exists()
+    with make_run(tmp_path / "clipped", clip_norm=1.0, on_broken="reject") as run:
+        with pytest.raises(InvalidArgument, match="clip_norm"):
+            LiveRounds(run, Rules(), 0.0)
+    with make_run(tmp_path / "dropouts", dropout=0.3) as run:
+        with pytest.raises(InvalidArgument, match="drop out"):
+            LiveRounds(run, Rules(), 0.0)
+
+
+def test_a_run_that_diverges_ends_before_the_round_is_saved(make_run, tmp_path):
+    with make_run(tmp_path / "run", EXACT | {"rho": 10.0}, participation=1.0) as run:
+        rounds = joined(run, Rules(wait_for=10, awake=1e6))
+        for i in range(10):
+            send(rounds, i, value=3e38)
+        with pytest.raises(DivergedError, match="round 1 diverged"):
+            rounds.tick(2.0)
+        assert run.store.round_num == 0
+        rounds.close()
+
+
+def test_a_lower_number_of_rounds_than_the_open_one_is_refused(make_run, tmp_path):
+    with make_run(tmp_path / "run", participation=1.0, evaluate_every=0) as run:
+        rounds = joined(run, Rules(wait_for=10))
+        rounds.close()
+        run.config.rounds = 0
+        with pytest.raises(InvalidArgument, match="round 1 is open: give --rounds 1"):
+            LiveRounds(run, Rules(), 1.0)
+
+
+def test_a_new_token_ends_the_old_one(make_run, tmp_path):
+    with make_run(tmp_path / "run") as run:
+        rounds = joined(run, Rules(wait_for=10), clients=(0, 1))
+        rounds.book.set_tokens({0: "another", 1: "token 1"})
+        rounds.refresh()
+        assert rounds.member(1).client == 1
+        with pytest.raises(Refused, match="has not joined"):
+            rounds.member(0)
+        with pytest.raises(Refused, match="unknown"):
+            rounds.join("token 0", {}, 1.0)
+        rounds.close()

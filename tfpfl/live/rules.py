@@ -1,0 +1,67 @@
+"""How a server runs live rounds, what polls are answered from, and how a message is refused."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tflite_export.device import payload as payloads
+from tfpfl.checks import InvalidArgument, TfpflError
+
+MOST_SCORE = 1e30  # a loss that is larger was not computed
+
+
+class Refused(TfpflError):
+    """A device's message was not taken. `status` is HTTP's."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+class View(NamedTuple):
+    """What polls are answered from; replaced as a whole, so that it can be read at any moment."""
+
+    kind: str  # wire.VISIT, SCORE, NOTHING (no round is open) or DONE
+    round_num: int
+    theta: str  # sha256 of the message that is visited or scored
+    waiting: frozenset  # the clients that have something to do
+    deadline: float
+    settings: dict = {}  # {client: tau and the rates of its visit}
+    splits: tuple = ()  # what a visit scores as well
+
+
+@dataclass
+class Rules:
+    """How a server runs its rounds.
+
+    Args:
+        deadline: seconds from the invitation to the end of a round, and of the time for scores.
+        quorum: the part of the members that must have come for a round to end at its deadline, in (0, 1].
+        awake: a client is invited if it was heard of in the last so many seconds.
+        wait_for: no round opens before so many clients have joined.
+        max_norm: a longer gradient (L2) is refused; None: any that is finite is taken.
+        payload: 'float32' or 'int8'.
+        joins: so many devices may join from one address in a minute.
+
+    Raises:
+        InvalidArgument: a number is out of range.
+    """
+
+    deadline: float = 60.0
+    quorum: float = 0.6
+    awake: float = 90.0
+    wait_for: int = 1
+    max_norm: float | None = None
+    payload: str = "float32"
+    joins: int = 30
+
+    def __post_init__(self):
+        for name in ("deadline", "awake"):
+            if not 0 < getattr(self, name) < 1e9:
+                raise InvalidArgument(f"{name} must be a positive number of seconds, found {getattr(self, name)}")
+        if not 0 < self.quorum <= 1:
+            raise InvalidArgument(f"quorum must lie in (0, 1], found {self.quorum}")
+        if self.wait_for < 1 or self.joins < 1 or (self.max_norm is not None and not self.max_norm > 0):
+            found = f"{self.wait_for}, {self.joins} and {self.max_norm}"
+            raise InvalidArgument(f"wait_for, joins and max_norm must be positive, found {found}")
+        if self.payload not in payloads.KINDS:
+            raise InvalidArgument(f"unknown payload {self.payload!r}: one of {', '.join(payloads.KINDS)}")
