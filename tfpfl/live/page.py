@@ -33,6 +33,16 @@ HEADERS = {
 }
 
 
+def require_page(folder: Path) -> None:
+    """Checks that a folder holds a page.
+
+    Raises:
+        InvalidArgument: it does not.
+    """
+    if not (folder / INDEX).is_file():
+        raise InvalidArgument(f"{folder} holds no page: `make web` builds one in web/dist (Node.js is needed)")
+
+
 class LivePage:
     """The files of the page.
 
@@ -45,8 +55,7 @@ class LivePage:
     """
 
     def __init__(self, folder: Path, bundle: Path):
-        if not (folder / INDEX).is_file():
-            raise InvalidArgument(f"{folder} holds no page: `make web` builds one in web/dist (Node.js is needed)")
+        require_page(folder)
         self._files = {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob("*")) if p.is_file()}
         if SITE in self._files:
             try:

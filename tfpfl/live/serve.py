@@ -19,7 +19,7 @@ from tflite_export.device.layout import BROWSER_PROGRAM, PROGRAM
 from tflite_export.device.live.state import write_whole
 from tflite_export.device.runtime import Bundle, write_manifest
 from tfpfl.checks import InvalidArgument
-from tfpfl.live.page import LivePage
+from tfpfl.live.page import LivePage, require_page
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Rules
 from tfpfl.live.server import LiveServer
@@ -155,6 +155,8 @@ def serve(
         ExportError: there is a page, and browsers cannot compute this run's rounds.
         BookError: live.sqlite of the run folder cannot be used.
     """
+    if page is not None:
+        require_page(page)
     bundles = bundles_of(run, browser=page is not None)
     files = None if page is None else LivePage(page, bundles[min(bundles)])
     first = not (run.folder / LIVE).exists()

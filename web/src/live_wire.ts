@@ -43,13 +43,15 @@ export async function stamp(
 ): Promise<Record<string, string>> {
   const time = String(Math.floor(seconds))
   const nonce = toText(crypto.getRandomValues(new Uint8Array(12)))
-  const text = encoder.encode([`tfpfl-${PROTOCOL}`, method, target, time, nonce, sha256(body), ''].join('\n'))
+  const digest = sha256(body)
+  const text = encoder.encode([`tfpfl-${PROTOCOL}`, method, target, time, nonce, digest, ''].join('\n'))
   const signature = await crypto.subtle.sign({ name: 'ECDSA', hash: 'SHA-256' }, key.privateKey, text)
   return {
     'Tfpfl-Client': String(client),
     'Tfpfl-Time': time,
     'Tfpfl-Nonce': nonce,
     'Tfpfl-Signature': toText(new Uint8Array(signature)),
+    'Tfpfl-Body': digest,
   }
 }
 

@@ -23,6 +23,7 @@ def simulate(folder: Path) -> None:
     from safetensors.numpy import save_file
 
     from helpers import phones
+    from helpers.live import EXACT
     from tflite_export.convert.program import flatten
     from tfpfl.data.cohorts import cohort
     from tfpfl.live.serve import bundles_of, write_data
@@ -32,7 +33,7 @@ def simulate(folder: Path) -> None:
 
     federation = phones.federation(folder / "federation")
     config = RunConfig(
-        hyperparameters={"rho": 0.01, "beta": 0.05, "rule": "exact", "server_opt": "sgd"},
+        hyperparameters=EXACT,
         federation=str(federation.path),
         network="mlp200",
         participation=0.5,
