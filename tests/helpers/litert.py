@@ -15,9 +15,18 @@ VERSIONS = os.environ.get("TFPFL_LITERT", "").split()
 CACHE = Path(os.environ.get("TFPFL_CACHE") or Path.home() / ".cache" / "tfpfl")
 
 
+def versions(*others: str) -> list[str]:
+    """The versions that TFPFL_LITERT names, and those of `others` whose environment is there already."""
+    return [*VERSIONS, *(v for v in others if v not in VERSIONS and (_folder(v) / "installed").exists())]
+
+
+def _folder(version):
+    return CACHE / f"litert-{version}-py{sys.version_info.major}.{sys.version_info.minor}"
+
+
 def environment(version: str) -> Path:
     """The Python of an environment with this version of ai-edge-litert."""
-    folder = CACHE / f"litert-{version}-py{sys.version_info.major}.{sys.version_info.minor}"
+    folder = _folder(version)
     python, done = folder / "bin" / "python", folder / "installed"
     CACHE.mkdir(parents=True, exist_ok=True)
     with open(f"{folder}.lock", "w") as lock:  # tests run in several processes

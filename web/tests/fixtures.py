@@ -3,10 +3,12 @@
     python web/tests/fixtures.py FOLDER
 
 Two bundles with a site each, the MLP of a short run on digits and an Omniglot CNN on drawn strokes; for each, features,
-personalization and a round by the TFF engine; pixels, pictures, heads and payloads as Python makes them. And what
-`tfpfl report` makes of some short runs, and a run whose clients are devices (live.py).
+personalization and a round by the TFF engine; pixels, pictures, heads and payloads as Python makes them. A round of
+small networks such as phones run. And what `tfpfl report` makes of some short runs, and a run whose clients are devices
+(live.py).
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -216,11 +218,24 @@ def reports(folder):
     write_report(records[:1], folder / "report-one.html")
 
 
+def phone_networks(folder):
+    """A DS-CNN, a GRU and a transformer in small, and what GradientTape says of a round of each."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from benchmarks.device_networks import SMALL, write
+
+    for name in SMALL:
+        network = folder / "networks" / name
+        network.mkdir(parents=True)
+        write(name, network, 8, SMALL, ("fixed.tflite",))
+        (network / "about.json").write_text(json.dumps({"bound": 1e-5, "repeat": 1}))
+
+
 def main(folder: Path):
     folder.mkdir(parents=True)
     reports(folder)
     (folder / "live").mkdir()
     live.simulate(folder / "live")
+    phone_networks(folder)
     for name, make in (("mlp", digits_bundle), ("cnn", omniglot_bundle)):
         model, bundle = make(folder)
         save_file(by_the_tff_engine(model, bundle), folder / f"{name}.safetensors")
