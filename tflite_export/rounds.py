@@ -19,6 +19,7 @@ from tflite_export.device.client import CHUNK, DeviceClient
 from tflite_export.device.head_file import SavedHead, theta_sha256
 from tfpfl.algorithms.contract import ClientOutput
 from tfpfl.data.cohorts import cohort
+from tfpfl.data.layout import num_rows
 from tfpfl.engines import aggregation
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.scoring import Scorer
@@ -104,8 +105,7 @@ class Devices:
         for client_id in ids:
             x, y = self.federation.arrays(client_id, "train", self.population.labels)
             device = self.client(client_id)
-            x = x.astype(device.bundle.example_dtype, copy=False)
-            update = device.round(theta, x, y, payload=self.payload)
+            update = device.round(theta, _taken(device, x), y, payload=self.payload)
             self.bytes_up += len(update.payload)
             updates[client_id] = update
             contributions.append(self._contribution(client_id, update))
@@ -132,15 +132,20 @@ class Devices:
         scores = []
         for client_id in map(int, self.population.client_ids):
             x, y = self.federation.arrays(client_id, "test", self.population.labels)
-            if len(x):
+            if num_rows(x):
                 device = self.client(client_id)
                 device.receive(theta)
-                scores.append(device.score(x.astype(device.bundle.example_dtype, copy=False), y).value)
+                scores.append(device.score(_taken(device, x), y).value)
         return float(np.mean(scores)) if scores else float("nan")
 
     def close(self) -> None:
         """Removes the temporary folder with the bundles."""
         self._folder.cleanup()
+
+
+def _taken(device, x):
+    """A federation's examples as a device takes them."""
+    return x.astype(device.bundle.example_dtype, copy=False) if isinstance(x, np.ndarray) else device.examples(x)
 
 
 def simulate_round(

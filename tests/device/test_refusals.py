@@ -60,12 +60,6 @@ def test_a_mean_over_examples(tmp_path):
     assert "must not depend on others" in refused(backbone, tmp_path)
 
 
-def test_several_inputs(tmp_path):
-    inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((4,), name="b")}
-    backbone = keras.Model(inputs, layers.Dense(3)(layers.Add()([inputs["a"], inputs["b"]])))
-    assert "takes several arrays, a, b" in refused(backbone, tmp_path)
-
-
 def test_a_page_in_a_browser_for_tokens(tmp_path):
     backbone = keras.Sequential([keras.Input((4,)), layers.Embedding(9, 3), layers.Flatten()])
     assert "takes whole numbers: leave browser out" in refused(backbone, tmp_path, browser=True)

@@ -326,3 +326,21 @@ def test_a_thousand_rounds_without_a_finding_of_the_sanitizers(bundle, litert_li
     assert done.returncode == 0 and done.stdout == "1000 rounds\n", done.stderr[-3000:]
     assert "ERROR" not in done.stderr and "runtime error" not in done.stderr
     assert load_head(path, 5, OUTPUTS).labels == ("left", "right")
+
+
+@pytest.mark.slow
+def test_examples_of_several_arrays_come_packed(native, litert_library, tmp_path):
+    """Tokens stand among the numbers of a row; the program makes integers of them."""
+    words, sound = keras.Input((4,), dtype="int32", name="words"), keras.Input((3, 2), name="sound")
+    x = layers.Concatenate()([layers.Flatten()(layers.Embedding(9, 3)(words)), layers.Flatten()(sound)])
+    model = SplitModel(keras.Model({"words": words, "sound": sound}, layers.Dense(4, activation="tanh")(x)))
+    rng = np.random.default_rng(0)
+    head = Head(rng.normal(size=(4, 3)).astype("f"), np.zeros(3, "f"))
+    bundle = export((model, model.initial_theta, head), out=tmp_path / "b", inference=False, training=TRAINING)
+    ours, theirs = two_clients(bundle, native, litert_library, tmp_path)
+    arrays = {"words": rng.integers(0, 9, (40, 4)).astype(np.int32), "sound": rng.random((40, 3, 2), np.float32)}
+    x, y = theirs.examples(arrays), np.arange(40, dtype=np.int32) % 3
+    assert relative(ours.predict(x), theirs.predict(arrays)) < 1e-5
+    found, expected = (client.round(theirs.theta, x, y) for client in (ours, theirs))
+    assert relative(decode(found.payload), decode(expected.payload)) < 1e-5
+    assert relative(found.head.kernel, expected.head.kernel) < 1e-5

@@ -35,6 +35,7 @@ from tflite_export.convert.program import (
     flatten,
     program_functions,
 )
+from tflite_export.convert.several import Packed
 from tflite_export.device import layout
 from tflite_export.device.chunks import trunk_output
 from tflite_export.device.head_file import SavedHead, head_bytes, theta_sha256
@@ -94,8 +95,10 @@ def export(
             "the backbone takes a part of its input as whole numbers (such as tokens for an Embedding), and the rest "
             "as floats: the device's program takes one array of one kind, and such a model cannot be exported"
         )
-    if personal.model.reads == "whole" and browser:
-        raise ExportError("the page in a browser shows pictures, and this model takes whole numbers: leave browser out")
+    several = isinstance(personal.model, Packed)
+    if browser and (several or personal.model.reads == "whole"):
+        what = "several arrays" if several else "whole numbers"
+        raise ExportError(f"the page in a browser shows pictures, and this model takes {what}: leave browser out")
     if personal.model.batch_statistics:
         raise ExportError(
             f"the model has batch_norm={personal.model.batch_norm!r}, and the device's program cannot move statistics: "
@@ -141,7 +144,7 @@ def _write_files(folder, personal, inference, browser):
         **personal.about,
         "model": {
             "example_shape": list(model.input_shape),
-            **_tokens(model),
+            **_inputs(model),
             "num_features": model.num_features,
             "num_classes": k,
             "num_backbone_weights": model.num_backbone_weights,
@@ -214,6 +217,8 @@ def _write_inference(folder, personal):
     calibration, raw_calibration = (
         (None, None) if personal.train is None else (personal.train[0], personal.raw("train"))
     )
+    if getattr(model, "whole", False):  # tokens among floats would be rounded like those
+        calibration = None
     measured, is_classes = {}, model.kind.label.is_classes
 
     def measure(name, precision, content, features):
@@ -241,8 +246,13 @@ def _write_inference(folder, personal):
     return measured
 
 
-def _tokens(model):
-    """For a model of whole numbers, its examples' dtype, and how many tokens its Embedding has, if that is known."""
+def _inputs(model):
+    """For a model of whole numbers, its examples' dtype, and how many tokens its Embedding has, if that is known.
+
+    Of several arrays, what each is and where it stands in an example.
+    """
+    if isinstance(model, Packed):
+        return {"inputs": model.about}
     if model.reads != "whole":
         return {}
     return {"example_dtype": "int32"} | ({"num_tokens": model.vocabulary} if model.vocabulary else {})

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflite_export.convert.program import flatten
+from tflite_export.convert.several import Packed
 from tflite_export.device.kinds import Kind
 from tflite_export.device.layout import CHECK
 from tfpfl.algorithms.parts import linear_head as heads
@@ -85,7 +86,9 @@ def _labels(rng, kind, k) -> dict:
 
 
 def drawn_examples(model, count, rng) -> np.ndarray:
-    """Noise float32 [count, ...], or tokens int32 where the backbone takes whole numbers."""
+    """Noise float32 [count, ...], tokens int32 where the backbone takes whole numbers, or several arrays, packed."""
+    if isinstance(model, Packed):
+        return model.arrays.drawn(count, rng)
     shape = (count, *model.input_shape)
     if model.reads == "whole":
         return rng.integers(0, model.vocabulary or 2, shape).astype(np.int32)

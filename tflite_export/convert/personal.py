@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tflite_export.convert.program import flatten
+from tflite_export.convert.several import of_one_array, packed_examples
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data import find_client
+from tfpfl.data.layout import is_several
 from tfpfl.models.trunk import Trunk
 from tfpfl.models.weights import Head, Weights
 from tfpfl.runs.client_model import ClientModels, class_names
@@ -20,7 +22,7 @@ class ExportError(InvalidArgument):
 class Personal(NamedTuple):
     """One client's model and what the bundle says about it."""
 
-    model: Any  # SplitModel
+    model: Any  # SplitModel; of several arrays, one of packed examples (several.py)
     weights: Weights
     rounds: bool  # whether the client can take part in rounds on the device
     training: dict  # tau, beta, rho, head_rate, safeguard
@@ -78,7 +80,8 @@ def personal_model(source, client: int | str | None, rounds: bool | None = None,
 
 def _of_run(run, client, rounds) -> Personal:
     population, trunk = run.population, run.whole.trunk
-    _check_input_and_theta(run.model, trunk)
+    _check_theta(run.model)
+    model = of_one_array(run.model)
     ids = [int(i) for i in population.client_ids]
     if client is None:
         raise ExportError(f"say which of the {len(ids)} clients of {run.folder} is exported: client=0, or its name")
@@ -106,7 +109,7 @@ def _of_run(run, client, rounds) -> Personal:
     local, first = population.labels == "local", run.took_part
     class_ids = [int(c) for c in (run.federation.classes(client) if local else range(run.federation.num_labels))]
     return Personal(
-        model=run.model,
+        model=model,
         weights=weights,
         rounds=rounds,
         training=TRAINING if isinstance(training, str) else training,
@@ -124,24 +127,28 @@ def _of_run(run, client, rounds) -> Personal:
             "run_id": run.config.run_id,
             "num_examples": int(len(train[0])),
         },
-        preprocessing={**run.federation.manifest["preprocessing"], "stored_dtype": run.federation.manifest["dtype"]},
+        preprocessing=_preprocessing(run.federation),
         antialias=bool(run.federation.manifest["source"].get("options", {}).get("antialias", False)),
         labels=class_names(run, client, weights.head.bias.shape[0]),
         class_ids=class_ids,
-        train=train,
-        test=test,
+        train=packed_examples(model, train),
+        test=packed_examples(model, test),
         trunk=trunk,
         raws=raws,
     )
 
 
-def _check_input_and_theta(model, trunk: Trunk | None) -> None:
-    """Checks that an example is one array, which is what programs for a device take, and that something trains.
+def _preprocessing(federation) -> dict:
+    """How stored examples become what the model takes; of several arrays, for each under its name."""
+    layout, manifest = federation.layout, federation.manifest
+    if not is_several(layout.shape):
+        return {**manifest["preprocessing"], "stored_dtype": manifest["dtype"]}
+    each = [{"scale": a.scale, "shift": a.shift, "stored_dtype": a.dtype} for a in layout.arrays]
+    return {"arrays": dict(zip(layout.names, each, strict=True))}
 
-    Args:
-        model: the `SplitModel` whose theta trains.
-        trunk: the frozen layers below it.
-    """
+
+def _check_theta(model) -> None:
+    """Checks that something trains of a `SplitModel`, and that a device has all that does."""
     if not model.initial_theta:
         raise ExportError(
             "no weight of the backbone trains, and a bundle's programs take the backbone's weights as an input. Make a "
@@ -151,12 +158,6 @@ def _check_input_and_theta(model, trunk: Trunk | None) -> None:
         raise ExportError(
             "some of the backbone's weights stay with the client (personal=), and a device keeps a head only: train "
             "without personal, or take `tfpfl model`, which writes the client's model as a Keras file"
-        )
-    inputs = (trunk or model).inputs
-    if inputs.several:
-        raise ExportError(
-            f"the model takes several arrays, {', '.join(inputs.names)}, and a bundle's programs have one input for "
-            "examples: `tfpfl model` writes the client's model as a Keras file, which TensorFlow Lite converts"
         )
 
 
@@ -210,7 +211,8 @@ def _given(
     dataset=None,
 ) -> Personal:
     trunk, model = model.trunk, model.above or model
-    _check_input_and_theta(model, trunk)
+    _check_theta(model)
+    model = of_one_array(model)
     theta, head = tuple(np.asarray(w) for w in theta), Head(*map(np.asarray, head))
     shapes = [w.shape for w in model.initial_theta]
     if [w.shape for w in theta] != shapes:
@@ -239,8 +241,8 @@ def _given(
         antialias=False,
         labels=labels,
         class_ids=list(range(k)),
-        train=_of_trunk(trunk, train),
-        test=_of_trunk(trunk, test),
+        train=packed_examples(model, _of_trunk(trunk, train)),
+        test=packed_examples(model, _of_trunk(trunk, test)),
         trunk=trunk,
         raws=None if trunk is None else {n: s and s[0] for n, s in (("train", train), ("test", test))},
     )

@@ -59,7 +59,7 @@ def convert_program(model, *, batch=None, num_classes=None, safeguard=True, sign
         ValueError: the model is not float32.
     """
     check_float32(model)
-    converted = _CONVERTED.setdefault(model, {})
+    converted = _CONVERTED.setdefault(getattr(model, "split", model), {})  # a `Packed` is made anew for each client
     key = batch, num_classes, safeguard, tuple(signatures)
     if key not in converted:
         functions = program_functions(model, batch, num_classes, safeguard)

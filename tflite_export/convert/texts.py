@@ -73,6 +73,16 @@ def _of_trunk(trunk, model) -> list[str]:
     ]
 
 
+def _of_arrays(inputs) -> str:
+    """What of an example is which array."""
+    each = [
+        f"{markdown(a['name'])} ({' x '.join(map(str, a['shape']))}{', whole numbers' * (a['dtype'] == 'int32')}) from "
+        f"{a['offset']} on"
+        for a in inputs["arrays"]
+    ]
+    return "several arrays, row-major, one after the other: " + ", ".join(each)
+
+
 def _model_card(manifest, personal) -> str:
     model, training, about = manifest["model"], manifest["training"], personal.about
     trunk = manifest.get("trunk")
@@ -93,7 +103,8 @@ def _model_card(manifest, personal) -> str:
     pre = manifest["preprocessing"]
     lines += [
         f"* Input: {model.get('example_dtype', 'float32')} {shape}"
-        + (f", x = raw * {pre['scale']} + {pre['shift']} of {pre['stored_dtype']}" if pre else "")
+        + (f": {_of_arrays(model['inputs'])}" if "inputs" in model else "")
+        + (f", x = raw * {pre['scale']} + {pre['shift']} of {pre['stored_dtype']}" if "scale" in pre else "")
         + f". Output: {model['num_classes']} {model.get('kind', 'classes')}, in the order of labels.txt: "
         f"{', '.join(map(markdown, personal.labels))}.",
         *_of_trunk(trunk, model),

@@ -115,6 +115,8 @@ def measure(folder, work: str, n: int, threads: int, repeat: int, chunk: int, in
     x = rng.random(shape, np.float32)
     if client.bundle.example_dtype != x.dtype:
         x = rng.integers(0, client.bundle.num_tokens or 2, shape).astype(client.bundle.example_dtype)
+    if client.bundle.arrays is not None:
+        x = client.bundle.arrays.drawn(n, rng)
     k = client.bundle.num_classes
     y = rng.integers(0, k, n).astype(np.int32) if client.kind.is_classes else np.ones((n, k), np.float32)
     phi = rng.random((n, client.bundle.num_features), np.float32)

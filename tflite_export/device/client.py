@@ -183,10 +183,10 @@ class DeviceClient:
         """The examples that all other methods take, float32 [N, ...], from preprocessed ones.
 
         In a bundle with a frozen trunk they are the trunk's output, which never changes: compute it once for each
-        example, and keep it. In any other bundle they are `raw` itself.
+        example, and keep it. Several arrays are packed into one (arrays.py). In any other bundle they are `raw` itself.
 
         Args:
-            raw: float32 [N, ...], preprocessed as the manifest says.
+            raw: float32 [N, ...], preprocessed as the manifest says; or a dict or a tuple of arrays [N, ...].
 
         Raises:
             BundleError: an example holds NaN or infinity, or a shape or dtype is wrong.
@@ -314,10 +314,12 @@ class DeviceClient:
     def checked(self, x: np.ndarray, y: np.ndarray | None = None):
         """Examples as arrays, float32 [N, ...] and, if given, labels int32 [N] or targets float32 [N, K].
 
+        Examples of several arrays may be a dict or a tuple of them, as the model takes them; they are packed here.
+
         Raises:
             BundleError: a shape or dtype is wrong, a number is not finite, or a label is out of range.
         """
-        x = _examples(x, self.bundle.example_shape, self.bundle.example_dtype)
+        x = self._one_array(x)
         if (tokens := self.bundle.num_tokens) is not None and (x.min() < 0 or x.max() >= tokens):
             found = int(x.min() if x.min() < 0 else x.max())
             raise BundleError(f"an example holds {found}, and this model knows 0..{tokens - 1}: the head is untouched")
@@ -327,6 +329,20 @@ class DeviceClient:
             return x, self.kind.checked(y, len(x), len(self.labels))
         except InvalidInput as error:
             raise BundleError(str(error)) from None
+
+    def _one_array(self, x):
+        """Examples as the program takes them, checked."""
+        shape, dtype, arrays = self.bundle.example_shape, self.bundle.example_dtype, self.bundle.arrays
+        if arrays is None:
+            return _examples(x, shape, dtype)
+        try:
+            x = _examples(arrays.packed(x), shape, dtype)
+            arrays.check(x)
+        except BundleError:
+            raise
+        except InvalidInput as error:
+            raise BundleError(str(error)) from None
+        return x
 
     def _head_inputs(self, kernel, bias):
         return {"kernel": kernel.astype(np.float32, copy=False), "bias": bias.astype(np.float32, copy=False)}

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tflite_export.device.arrays import check_sizes
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.kinds import PATTERN
 from tflite_export.device.layout import HEAD, THETA
@@ -56,12 +57,20 @@ _TENSORS = Several(
 _SHAPE = Several(COUNT, least=1)
 _FILE = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,80}"  # no folder
 _SHA256 = Text("[0-9a-f]{64}", "64 hexadecimal digits")
+_ARRAY = {
+    "name": Text(),
+    "shape": Several(COUNT),
+    "dtype": Text("float32|int32", "float32 or int32"),
+    "offset": ID,
+    "num_tokens": Optional(COUNT),
+}
 # A dict here is an object that has these entries, and may have others.
 RULES = {
     "model": {
         "example_shape": _SHAPE,
         "example_dtype": Optional(Text("float32|int32", "float32 or int32")),
         "num_tokens": Optional(COUNT),
+        "inputs": Optional({"kind": Text("dict|tuple", "dict or tuple"), "arrays": Several(_ARRAY, least=1)}),
         "num_features": COUNT,
         "num_classes": COUNT,
         "num_backbone_weights": COUNT,
@@ -122,6 +131,8 @@ def check_manifest(manifest: dict) -> None:
     names, ids = manifest["labels"]["names"], manifest["labels"]["class_ids"]
     if len(names) != k or len(ids) > k:  # a head that clients share may be wider than this client's classes
         raise InvalidInput(f"labels has {len(names)} names and {len(ids)} class_ids for {k} classes")
+    if "inputs" in model:
+        check_sizes(model["inputs"], model["example_shape"])
     trunk = manifest.get("trunk")
     if trunk is not None and trunk["file"] not in files:
         raise InvalidInput(f"trunk.file is {trunk['file']}, which is not among the files")

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tflite_export.device.arrays import Arrays
 from tflite_export.device.bundle_files import check_file, read_json
 from tflite_export.device.errors import BundleError as BundleError
 from tflite_export.device.errors import InvalidInput
@@ -82,6 +83,7 @@ class Bundle:
         self.num_tokens = model.get("num_tokens")  # of whole numbers: how many there are, from 0 on; None: not known
         self.num_features, self.num_classes = model["num_features"], model["num_classes"]
         self.num_backbone_weights = model["num_backbone_weights"]
+        self.arrays = None if "inputs" not in model else Arrays(model["inputs"])  # of an example; None: there is one
         self.kind = Kind(model.get("kind", "classification"))
 
     def check(self, name: str) -> None:
