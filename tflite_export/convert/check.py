@@ -20,6 +20,7 @@ from tfpfl.models.weights import Head
 
 EXAMPLES = 12
 STEPS = 50
+EXACT = 1e-5
 BETA, RATE = 0.01, 0.1
 
 
@@ -30,40 +31,97 @@ def write_check(folder, theta, head, personal) -> dict:
     x = drawn_examples(trunk or model, EXAMPLES, rng)
     if model.reads != "whole":
         x[: EXAMPLES // 2] = x[: EXAMPLES // 2].round()
-    of_trunk = {}
+    inputs = {"x": x}
     if trunk is not None:
-        raw, x = x, np.asarray(trunk(x))
-        of_trunk = {"raw": raw, "trunk.x": x}
-    kind, given = model.kind, _labels(rng, model.kind.label, k)
-    values = {"x": x, **given, "kernel": head.kernel, "bias": head.bias}
-    values |= of_trunk | {"steps": np.int32(STEPS), "beta": np.float32(BETA), "rate": np.float32(RATE)}
+        inputs |= {"raw": x, "x": np.asarray(trunk(x))}
+    inputs |= {**_labels(rng, model.kind.label, k), "kernel": head.kernel, "bias": head.bias}
+    frozen = () if trunk is None else trunk.weights
+    found = _answers(personal, theta, frozen, head, inputs)
+    work = {"steps": np.int32(STEPS), "beta": np.float32(BETA), "rate": np.float32(RATE)}
+    np.savez(folder / CHECK, **{name: np.asarray(value) for name, value in (inputs | work | found).items()})
+    moved = _answers(personal, *map(_in_the_last_digit, (theta, frozen, head)), inputs)
+    return _bounds(model, found, moved, _in_double(personal, head, found["features.phi"], inputs))
 
+
+def _answers(personal, theta, frozen, head, inputs) -> dict:
+    """What every signature gives, by TensorFlow: {'signature.output': value}."""
+    model, trunk, values = personal.model, personal.trunk, {}
+    if trunk is not None:
+        values["trunk.x"] = trunk.apply(tuple(map(tf.constant, frozen)), inputs["raw"])
+    kind, x, k = model.kind, inputs["x"], len(inputs["bias"])
     theta, head = tf.nest.map_structure(tf.constant, (tuple(theta), Head(*head)))
     phi = model.features(theta, x)
-    (labels,) = given.values()
-    targets = kind.targets(labels, k, tf.float32)
+    targets = kind.targets(inputs[Kind(kind.text).input], k, tf.float32)
     values["features.phi"] = phi
     values[f"predict.{Kind(kind.text).output}"] = kind.mean(tf.matmul(phi, head.kernel) + head.bias)
     values["head_step.kernel"], values["head_step.bias"] = fit(head, phi, targets, 1, kind=kind)
     fitted = fit(head, phi, targets, STEPS, safeguard=personal.training["safeguard"], kind=kind)
     values["personalize.kernel"], values["personalize.bias"] = fitted
     values["personalize.loss"] = heads.loss(fitted, phi, targets, kind)
-    unsure = 0.0
     if personal.rounds:
         loss, dtheta, dhead = gradient(model, theta, head, x, targets)
         values["joint_gradient.dtheta"], values["joint_gradient.loss"] = dtheta, loss
-        unsure = moved_by_rounding(model, theta, head, x, targets, dtheta)
         values["joint_gradient.dkernel"], values["joint_gradient.dbias"] = dhead
         loss, dtheta, dhead = gradient(model, theta, fitted, x, targets)
         values["round.dtheta"], values["round.loss"] = dtheta, loss
         values["round.kernel"], values["round.bias"] = tree.add_scaled(fitted, -RATE, dhead)
-    np.savez(folder / CHECK, **{name: np.asarray(value) for name, value in values.items()})
+    return values
+
+
+def _in_double(personal, head, phi, inputs) -> dict:
+    """What the steps on the head give in double precision, from the same features."""
+    kind, phi, k = personal.model.kind, tf.cast(phi, tf.float64), len(inputs["bias"])
+    head = Head(*(tf.constant(w, tf.float64) for w in head))
+    targets = kind.targets(inputs[Kind(kind.text).input], k, tf.float64)
+    values = dict(zip(("head_step.kernel", "head_step.bias"), fit(head, phi, targets, 1, kind=kind), strict=True))
+    fitted = fit(head, phi, targets, STEPS, safeguard=personal.training["safeguard"], kind=kind)
+    values |= {"personalize.kernel": fitted.kernel, "personalize.bias": fitted.bias}
+    with tf.GradientTape() as tape:
+        tape.watch(fitted)
+        loss = heads.loss(fitted, phi, targets, kind)
+    stepped = tree.add_scaled(fitted, -RATE, tape.gradient(loss, fitted))
+    return values | {"personalize.loss": loss, "round.kernel": stepped[0], "round.bias": stepped[1]}
+
+
+def _bounds(model, found, moved, double) -> dict:
+    """How exact a device must be: to 1e-5, or to three times of what rounding makes of it in TensorFlow itself.
+
+    That is by how much a result moves with weights that move in their last digit, or by how much it is off from double
+    precision. In a deep network rounding grows from layer to layer, and in a bias that is nearly 0 from step to step: a
+    runtime that sums in another order is no more exact.
+    """
+    outputs = {}
+    for name, value in found.items():
+        others = [other[name] for other in (moved, double) if name in other]
+        unsure = max(max(_apart(other, value)) for other in others)
+        if 3 * unsure > EXACT and not name.endswith(".dtheta"):
+            outputs[name] = round(3 * unsure, 8)
+    own = {"outputs": outputs} if outputs else {}
+    name = "joint_gradient.dtheta"
+    unsure = _apart(moved[name], found[name], 1e-30)[1] if name in found else 0.0
     # In overlapping pooling windows, two pixels may differ by less than runtimes round: the gradient then goes to one
     # or to the other, and only a norm over all weights is comparable.
     overlapping = any(_overlaps(layer) for layer in getattr(model.backbone, "layers", ()))
-    if not overlapping and unsure < 1e-5:
-        return {"max_relative": 1e-5, "l2_relative": 1e-5}
-    return {"max_relative": None, "l2_relative": 1e-3 if unsure < 3e-4 else 3 * unsure}
+    if not overlapping and unsure < EXACT:
+        return {"max_relative": EXACT, "l2_relative": EXACT, **own}
+    return {"max_relative": None, "l2_relative": 1e-3 if unsure < 3e-4 else 3 * unsure, **own}
+
+
+def _apart(found, expected, least=1e-6) -> tuple[float, float]:
+    """How far a result is from another: its largest number, and in L2; as `verify` measures it."""
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    largest, norm = np.abs(expected).max(), np.linalg.norm(expected)
+    away = np.abs(found - expected).max() / max(largest, least), np.linalg.norm(found - expected) / max(norm, least)
+    return float(away[0]), float(away[1])
+
+
+def _in_the_last_digit(weights) -> tuple:
+    """Weights that differ from these as rounding does."""
+    rng = np.random.default_rng(0)
+    arrays = (np.asarray(w) for w in weights)
+    return tuple(
+        w * (1 + 1.2e-7 * rng.uniform(-1, 1, w.shape).astype(np.float32)) if w.dtype.kind == "f" else w for w in arrays
+    )
 
 
 def moved_by_rounding(model, theta, head, x, targets, dtheta):
@@ -71,10 +129,7 @@ def moved_by_rounding(model, theta, head, x, targets, dtheta):
 
     In a deep network of ReLUs some units are nearer to their kink than runtimes round, and are on in one, off in other.
     """
-    rng = np.random.default_rng(0)
-    moved = tuple(w * (1 + 1.2e-7 * rng.uniform(-1, 1, w.shape).astype(np.float32)) for w in theta)
-    difference = gradient(model, moved, head, x, targets)[1] - dtheta
-    return float(np.linalg.norm(difference) / (np.linalg.norm(dtheta) + 1e-30))
+    return _apart(gradient(model, _in_the_last_digit(theta), head, x, targets)[1], dtheta, 1e-30)[1]
 
 
 def _labels(rng, kind, k) -> dict:

@@ -101,7 +101,11 @@ RULES = {
     "quality": Optional(Several(dict, named=".{1,80}")),
     "runtimes": Optional({"tested": Several(Text()), "minimum": Several(Text(), named=".{1,80}")}),
     "memory": Optional(Several(dict)),
-    "check": {"max_relative": Number(0, none=True), "l2_relative": Number(0)},
+    "check": {
+        "max_relative": Number(0, none=True),
+        "l2_relative": Number(0),
+        "outputs": Optional(Several(Number(0), named="[A-Za-z0-9_.]{1,80}")),
+    },
     "browser": Optional({"room": Number(1, 2**16, whole=True), "batch": MANY, "head_batch": MANY}),
 }
 
