@@ -22,7 +22,7 @@ from helpers.litert import environment, versions
 from helpers.marks import slow_but
 from helpers.truth import relative_l2
 from tflite_export import DeviceClient, export, simulate_round, verify
-from tflite_export.convert.check import fit, gradient, moved_by_rounding
+from tflite_export.convert.check import fit, gradient
 from tflite_export.convert.program import flatten
 from tflite_export.device.payload import decode
 from tfpfl.data import Federation
@@ -112,16 +112,17 @@ def test_mobilenet_from_a_run_to_rounds_of_devices(run, tmp_path):
         assert printed(version, "-m", "tflite_export.device.verification", bundle.folder)["ok"]
     assert max(bundle.manifest["check"].get("outputs", {"": 0}).values()) < 1e-4
 
-    # The client's own pictures, with the exported theta: as exact as float32 is.
+    # Of the four million ReLU6 units, one or two near their kink are on in one runtime and off in the other, and each
+    # moves the gradient by half a percent: docs/on_device.md. Above the cut nothing is near.
+    bound = 3e-2 if run.whole.trunk is None else 1e-5
     x, y = run.examples.arrays(1, "train")
     device, targets = DeviceClient(bundle, interpreter=tf.lite.Interpreter), tf.one_hot(y, 2)
     server = run.training().server_state()
-    theta, head = run.algorithm.message(server), Head(*map(tf.constant, device.head))
-    fitted = fit(head, run.model.features(theta, x), targets, 3, 0.05, safeguard=True)
+    theta, head = (tuple(map(tf.constant, w)) for w in (run.algorithm.message(server), device.head))
+    fitted = fit(Head(*head), run.model.features(theta, x), targets, 3, 0.05, safeguard=True)
     dtheta = gradient(run.model, theta, fitted, x, targets)[1]
-    unsure = max(1e-5, 3 * moved_by_rounding(run.model, theta, fitted, x, targets, dtheta))
-    assert relative_l2(decode(device.round(device.theta, x, y).payload), dtheta) < unsure < 0.1
+    assert relative_l2(decode(device.round(device.theta, x, y).payload), dtheta) < bound
 
     (row,) = simulate_round(run, 1)
     step = np.linalg.norm(flatten(theta) - flatten(run.model.initial_theta))
-    assert row.heads < 1e-5 and row.theta < unsure * step
+    assert row.heads < 1e-5 and row.theta < bound * step

@@ -62,7 +62,7 @@ def test_rounds_on_devices_are_those_of_the_engine(exported, tmp_path):
     algorithm = build_algorithm("pflego", model, population, **config.hyperparameters)
     rows = simulate_round((algorithm, config, federation), 3, accuracy_every=3)
     assert max(max(r.theta, r.heads) for r in rows) < 2e-6
-    assert rows[-1].device_accuracy == rows[-1].engine_accuracy
+    assert rows[-1].device_score == rows[-1].engine_score
 
 
 def test_what_is_no_token_is_refused(exported):

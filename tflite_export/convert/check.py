@@ -39,7 +39,8 @@ def write_check(folder, theta, head, personal) -> dict:
     found = _answers(personal, theta, frozen, head, inputs)
     work = {"steps": np.int32(STEPS), "beta": np.float32(BETA), "rate": np.float32(RATE)}
     np.savez(folder / CHECK, **{name: np.asarray(value) for name, value in (inputs | work | found).items()})
-    moved = _answers(personal, *map(_in_the_last_digit, (theta, frozen, head)), inputs)
+    theta, frozen, moved_head = (_in_the_last_digit(w) for w in (theta, frozen, head))
+    moved = _answers(personal, theta, frozen, moved_head, inputs)
     return _bounds(model, found, moved, _in_double(personal, head, found["features.phi"], inputs))
 
 
@@ -118,9 +119,9 @@ def _apart(found, expected, least=1e-6) -> tuple[float, float]:
 def _in_the_last_digit(weights) -> tuple:
     """Weights that differ from these as rounding does."""
     rng = np.random.default_rng(0)
-    arrays = (np.asarray(w) for w in weights)
+    tensors = [tf.constant(w) for w in weights]
     return tuple(
-        w * (1 + 1.2e-7 * rng.uniform(-1, 1, w.shape).astype(np.float32)) if w.dtype.kind == "f" else w for w in arrays
+        w * (1 + 1.2e-7 * rng.uniform(-1, 1, w.shape).astype(np.float32)) if w.dtype.is_floating else w for w in tensors
     )
 
 

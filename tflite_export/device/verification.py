@@ -108,7 +108,8 @@ def _values(bundle) -> dict:
         found = values.get(name)
         if found is None or found.shape != shape or found.dtype != dtype:
             what = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
-            raise BundleError(f"{path}: {name} must be {dtype} {list(shape)}, found {what}")
+            why = " (see model.example_shape)" if name == "x" else ""
+            raise BundleError(f"{path}: {name} must be {dtype} {list(shape)}, found {what}{why}")
     if texts := [name for name, value in values.items() if value.dtype.kind not in "fiu"]:
         raise BundleError(f"{path}: {', '.join(texts)} must be numbers")
     batch = bundle.manifest["model"]["static_batch"]
