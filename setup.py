@@ -22,7 +22,6 @@ setup(
         "tfpfl.studies": ["references.bib"],
         "tfpfl.studies.report": ["page.html"],
         "tflite_export": ["py.typed"],
-        "tflite_export.convert": ["snippets/*"],
     },
     python_requires=">=3.11,<3.14",
     # Wide enough for both stacks that are tested: TensorFlow 2.14 with Keras 2 (the lock) and 2.21 with Keras 3.

@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +24,7 @@ from tfpfl.models import SplitModel, build_network
 from tfpfl.runs.run import Run
 
 INTERPRETER = tf.lite.Interpreter
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def evaluated(folder, client):
@@ -214,7 +217,6 @@ def test_other_algorithms_export_for_inference(make_run, federation, tmp_path, a
     client = DeviceClient(bundle, interpreter=INTERPRETER)
     with pytest.raises(BundleError, match="takes part in no rounds"):
         client.round(client.theta, x, y)
-    assert "round(" not in (bundle.folder / "Personalize.kt").read_text()
 
 
 @pytest.mark.slow
@@ -252,13 +254,13 @@ def test_a_head_of_another_width_is_refused(bundle, tmp_path):
         DeviceClient(bundle, tmp_path / "head.bin", interpreter=INTERPRETER)
 
 
-def test_snippets_have_this_clients_numbers(bundle):
-    for name in ("Personalize.kt", "Personalize.swift"):
-        text = (bundle.folder / name).read_text()
-        assert "@@" not in text and "NOT COMPILED" in text
-        assert "13000" in text and "round(" in text and "0.05" in text
-        for signature in ("features", "personalize", "round", "predict"):
-            assert f'"{signature}"' in text
+def test_the_card_names_the_clients_for_apps(bundle):
+    """The pages that it names exist, and no file of a bundle is code that an app would have to copy."""
+    card = (bundle.folder / "MODEL_CARD.md").read_text()
+    pages = re.findall(r"docs/\w+\.md", card)
+    assert pages == ["docs/native.md", "docs/on_device.md"] and "C, Kotlin, Swift and Python" in card
+    assert all((ROOT / page).exists() for page in pages)
+    assert {path.suffix for path in bundle.folder.iterdir()} <= {".json", ".tflite", ".bin", ".txt", ".npz", ".md"}
 
 
 def test_the_device_side_imports_no_tensorflow():

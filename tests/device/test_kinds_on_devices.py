@@ -10,7 +10,7 @@ from helpers.marks import slow_but
 from helpers.truth import relative
 from tflite_export import BundleError, DeviceClient, ExportError, export, simulate_round, verify
 from tflite_export.device.kinds import Kind
-from tflite_export.device.layout import PREDICT, SNIPPETS
+from tflite_export.device.layout import PREDICT
 from tflite_export.device.runtime import Runtime
 from tfpfl.data import Federation
 from tfpfl.models import SplitModel
@@ -62,7 +62,6 @@ def test_every_signature_and_a_clients_life(kind, tmp_path):
     head = Head(0.1 * rng.normal(size=(5, 2)).astype("f"), np.zeros(2, "f"))
     bundle = export((model, model.initial_theta, head), out=tmp_path / "b", train=(x, y), test=(x, y))
     assert bundle.manifest["model"]["kind"] == model.kind.text
-    assert not {*SNIPPETS} & set(bundle.manifest["files"]), "the snippets are for classes"
     assert verify(bundle, interpreter=INTERPRETER).ok
     whole = Runtime(bundle.path(PREDICT), INTERPRETER)("predict", x=x)["predictions"]
     client = DeviceClient(bundle, tmp_path / "head.bin", interpreter=INTERPRETER)

@@ -1,54 +1,12 @@
-"""Writes the texts of a bundle: the model card, and code for an app with this client's numbers filled in."""
+"""Writes the text of a bundle: the model card."""
 
-import re
-from pathlib import Path
-
-import numpy as np
-
-from tflite_export.device.layout import MODEL_CARD, SNIPPETS
+from tflite_export.device.layout import MODEL_CARD
 from tfpfl.runs.files import markdown
-
-_SNIPPETS = Path(__file__).parent / "snippets"
 
 
 def texts(manifest: dict, personal) -> dict:
-    """{file name: text} of the model card and, for classes without a trunk, of Kotlin and Swift code for an app."""
-    return {MODEL_CARD: _model_card(manifest, personal)} | {
-        name: _snippet((_SNIPPETS / name).read_text(encoding="utf-8"), manifest)
-        for name in SNIPPETS
-        if _has_snippets(manifest)
-    }
-
-
-def _has_snippets(manifest) -> bool:
-    return manifest["model"].get("kind") is None and "trunk" not in manifest
-
-
-def _snippet(text, manifest):
-    model, training = manifest["model"], manifest["training"]
-    shape = model["example_shape"]
-    values = {
-        "CLIENT": manifest["client"],
-        "RUNTIMES": ", ".join(manifest["runtimes"]["tested"]),
-        "N": model["static_batch"],
-        "P": model["num_backbone_weights"],
-        "M": model["num_features"],
-        "K": model["num_classes"],
-        "PIXELS": int(np.prod(shape)),
-        "SHAPE": " x ".join(map(str, shape)),
-        "TAU": training["tau"],
-        "BETA": _decimal(training["beta"]),
-        "HEAD_RATE": _decimal(training["head_rate"]),
-    }
-    if not training["rounds"]:
-        text = re.sub(r"\n *// begin round.*?// end round", "", text, flags=re.DOTALL)
-        text = text.replace(" and a PFLEGO round", "")
-    text = re.sub(r"\n *// (begin|end) round", "", text)
-    return re.sub(r"@@(\w+)@@", lambda match: str(values[match[1]]), text)
-
-
-def _decimal(number):
-    return np.format_float_positional(np.float32(number), trim="0")
+    """{file name: text} of the model card."""
+    return {MODEL_CARD: _model_card(manifest, personal)}
 
 
 def _whose(about) -> list[str]:
@@ -115,7 +73,9 @@ def _model_card(manifest, personal) -> str:
             f", and take part in PFLEGO rounds (tau {training['tau']}, beta {training['beta']}, rho {training['rho']})."
             if training["rounds"]
             else "; it was exported without rounds."
-        ),
+        )
+        + " The clients in C, Kotlin, Swift and Python that come with tfpfl do it: see its docs/native.md and "
+        "docs/on_device.md.",
         "* What leaves the device in a round: the gradient of theta and the number of examples. A gradient can tell "
         "about the examples that it was computed on: it is not anonymous, and no differential privacy is applied.",
         *_whose(about),
@@ -132,7 +92,6 @@ def _model_card(manifest, personal) -> str:
     tested = ", ".join(manifest["runtimes"]["tested"])
     lines += [
         "",
-        f"Runtimes whose numbers are tested against TensorFlow: {tested}, on x86-64; no phone was used."
-        + (" The Kotlin and Swift snippets were not compiled." if _has_snippets(manifest) else ""),
+        f"Runtimes whose numbers are tested against TensorFlow: {tested}, on x86-64; no phone was used.",
     ]
     return "\n".join(lines) + "\n"

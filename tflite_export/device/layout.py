@@ -8,7 +8,6 @@ HEAD = "head.bin"  # the client's head; see head_file.py
 LABELS = "labels.txt"  # one class on each line
 CHECK = "check.npz"  # inputs and the outputs expected of them, for `verify`; an app does not need it
 MODEL_CARD = "MODEL_CARD.md"  # what the model is, for people
-SNIPPETS = ("Personalize.kt", "Personalize.swift")  # how an app uses the bundle, on Android and on iOS
 
 # These exist only if exported with `inference`: for apps that predict and do not train.
 PREDICT = "predict.tflite"  # backbone and head in one
