@@ -11,14 +11,15 @@ from helpers.native import CORE, build
 COMPILER = "kotlin-compiler@2.4.20"
 
 
-def _java_home() -> Path | None:
+def java_home() -> Path | None:
+    """The folder of the JDK whose compiler is in PATH."""
     found = shutil.which("javac")
     return Path(found).resolve().parents[1] if found else None
 
 
 def missing() -> str | None:
     """What this machine lacks, as a reason to skip."""
-    home = _java_home()
+    home = java_home()
     if shutil.which("npm") is None or home is None or not (home / "include" / "jni.h").exists():
         return "there is no npm, or no JDK with jni.h"
     return None
@@ -26,19 +27,32 @@ def missing() -> str | None:
 
 def command(*arguments) -> list[str]:
     """Compiles Client.kt and Vectors.kt, once for each state of the sources: the command that runs them."""
-    libraries = build("-jni", target="jni", JAVA_HOME=str(_java_home()))
-    compiler, folder = _compiler(), libraries / "classes"
+    libraries = build("-jni", target="jni", JAVA_HOME=str(java_home()))
+    folder = libraries / "classes"
     with open(libraries / "classes.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "compiled").exists():
-            sources = [CORE / "kotlin" / "tfpfl" / "Client.kt", CORE / "tests" / "Vectors.kt"]
-            kotlinc = ["bash", compiler / "bin" / "kotlinc", "-Werror", "-d", folder, *sources]
-            done = subprocess.run(list(map(str, kotlinc)), capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stdout + done.stderr
+            compiled(folder, CORE / "kotlin" / "tfpfl" / "Client.kt", CORE / "tests" / "Vectors.kt")
             (folder / "compiled").touch()
-    classes = f"{folder}:{compiler / 'lib' / 'kotlin-stdlib.jar'}"
-    options = ["-Xcheck:jni", f"-Djava.library.path={libraries}", "-cp", classes]
-    return ["java", *options, "VectorsKt", *map(str, arguments)]
+    return java(libraries, [folder], "VectorsKt", *arguments)
+
+
+def compiled(folder: Path, *sources: Path, classpath=()) -> None:
+    """Compiles sources in Kotlin and Java, which may use each other, into `folder`. Warnings of Kotlin are errors."""
+    folder.mkdir(exist_ok=True)
+    path = ":".join(map(str, [*classpath, folder, _compiler() / "lib" / "kotlin-stdlib.jar"]))
+    commands = [["bash", _compiler() / "bin" / "kotlinc", "-Werror", "-cp", path, "-d", folder, *sources]]
+    in_java = [source for source in sources if source.suffix == ".java"]
+    commands += [["javac", "-cp", path, "-d", folder, *in_java]] if in_java else []
+    for command in commands:
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def java(libraries: Path, classpath, main: str, *arguments) -> list[str]:
+    """The command that runs a compiled program with `libraries`, and with the JVM's checks of JNI."""
+    path = ":".join(map(str, [*classpath, _compiler() / "lib" / "kotlin-stdlib.jar"]))
+    return ["java", "-Xcheck:jni", f"-Djava.library.path={libraries}", "-cp", path, main, *map(str, arguments)]
 
 
 def _compiler() -> Path:

@@ -1,0 +1,114 @@
+/** Takes part in rounds while the device is idle, charging and on an unmetered network. */
+package tfpfl.android
+
+import android.content.Context
+import androidx.work.Constraints
+import androidx.work.Data
+import androidx.work.ExistingPeriodicWorkPolicy
+import androidx.work.NetworkType
+import androidx.work.Operation
+import androidx.work.PeriodicWorkRequest
+import androidx.work.WorkManager
+import androidx.work.Worker
+import androidx.work.WorkerParameters
+import java.io.IOException
+import java.util.concurrent.TimeUnit
+import tfpfl.Client
+import tfpfl.Examples
+import tfpfl.TfpflException
+
+/** What a round of the server asks of this client: `payload` is "float32" or "int8". */
+class Invitation(val round: String, val theta: FloatArray, val payload: String = "float32")
+
+/** The way to the server. Both functions may block, and throw an [IOException] if there is no way to it now. */
+interface RoundServer {
+    /** The round that this client is to take part in; null: none now. */
+    fun invitation(): Invitation?
+
+    /** Sends an update, and nothing else leaves the device: true if the server has taken it, false if it refuses it. */
+    fun deliver(round: String, payload: ByteArray, numExamples: Int): Boolean
+}
+
+/** What the worker needs of an app: the class of its `Application` implements it. */
+interface RoundApp {
+    val roundServer: RoundServer
+
+    /** Opens the bundle with the file that keeps the head; the worker closes it. No other client may use this file. */
+    fun openClient(): Client
+
+    /** The client's own examples, as `client` takes them; null: there are too few for a round. */
+    fun examples(client: Client): Examples?
+
+    /** What a run of the worker came to. An app may log it. */
+    fun finished(outcome: Outcome, error: Exception?) = Unit
+}
+
+/** What a run of the worker came to. Only after [TAKEN] the head is another one. */
+enum class Outcome { TAKEN, REFUSED, NO_ROUND, NO_EXAMPLES, STOPPED, UNREACHABLE, UNUSABLE }
+
+/**
+ * One round: the invitation, the gradient of the client's loss, its delivery; and the head of the round becomes the
+ * client's when the server has taken the update. If the server refuses it, or anything throws, the old head stays.
+ *
+ * It succeeds if it was [Outcome.TAKEN], refused, or there was nothing to do. Without a way to the server it is tried
+ * again, up to [MOST_ATTEMPTS] times in a period. What the core refuses ([Outcome.UNUSABLE]) fails, with the message as
+ * "error"; it is tried again in the next period. Other exceptions are the app's own, and WorkManager's to report.
+ */
+class RoundWorker(context: Context, parameters: WorkerParameters) : Worker(context, parameters) {
+    override fun doWork(): Result {
+        val app = applicationContext as? RoundApp
+        checkNotNull(app) { "the app's Application does not implement tfpfl.android.RoundApp" }
+        return try {
+            val outcome = takePart(app)
+            app.finished(outcome, null)
+            Result.success(Data.Builder().putString(OUTCOME, outcome.name).build())
+        } catch (error: IOException) {
+            app.finished(Outcome.UNREACHABLE, error)
+            if (runAttemptCount + 1 < MOST_ATTEMPTS) Result.retry() else failure(Outcome.UNREACHABLE, error)
+        } catch (error: TfpflException) {
+            app.finished(Outcome.UNUSABLE, error)
+            failure(Outcome.UNUSABLE, error)
+        }
+    }
+
+    private fun takePart(app: RoundApp): Outcome {
+        val server = app.roundServer
+        val invitation = server.invitation() ?: return Outcome.NO_ROUND
+        return app.openClient().use { client ->
+            val examples = app.examples(client) ?: return Outcome.NO_EXAMPLES
+            val update = client.round(invitation.theta, examples, invitation.payload)
+            if (isStopped) return Outcome.STOPPED // the device is in use again, or no longer charging
+            if (!server.deliver(invitation.round, update.payload, update.numExamples)) return Outcome.REFUSED
+            client.commit(update) // also if the worker was stopped meanwhile: the server has counted this visit
+            Outcome.TAKEN
+        }
+    }
+
+    private fun failure(outcome: Outcome, error: Exception): Result =
+        Result.failure(Data.Builder().putString(OUTCOME, outcome.name).putString(ERROR, error.message).build())
+
+    companion object {
+        const val NAME = "tfpfl.round"
+        const val OUTCOME = "outcome"
+        const val ERROR = "error"
+        const val MOST_ATTEMPTS = 3
+
+        /** When a round may run. There is no backoff of one's own: WorkManager allows none for idle devices. */
+        fun constraints(): Constraints = Constraints.Builder()
+            .setRequiresCharging(true)
+            .setRequiresDeviceIdle(true)
+            .setRequiredNetworkType(NetworkType.UNMETERED)
+            .build()
+
+        /** Looks for a round every `hours` from now on, after restarts too. It may be called at every start. */
+        fun schedule(context: Context, hours: Long = 24): Operation {
+            val request = PeriodicWorkRequest.Builder(RoundWorker::class.java, hours, TimeUnit.HOURS)
+                .setConstraints(constraints())
+                .build()
+            return WorkManager.getInstance(context)
+                .enqueueUniquePeriodicWork(NAME, ExistingPeriodicWorkPolicy.UPDATE, request)
+        }
+
+        fun cancel(context: Context): Operation = WorkManager.getInstance(context).cancelUniqueWork(NAME)
+    }
+}

@@ -1,0 +1,15 @@
+// The part of an app for Android that takes part in rounds at night. An app adds `roundServer` and `examples`.
+import android.app.Application
+import java.io.File
+import tfpfl.Client
+import tfpfl.android.RoundApp
+import tfpfl.android.RoundWorker
+
+abstract class PersonalApp : Application(), RoundApp {
+    override fun onCreate() {
+        super.onCreate()
+        RoundWorker.schedule(this)
+    }
+
+    override fun openClient() = Client(File(filesDir, "bundle").path, File(filesDir, "head.bin").path)
+}

@@ -1,0 +1,135 @@
+// Runs RoundWorker with servers that take, refuse and fail: RoundsKt LIBLITERT FOLDER. The bundle is FOLDER/bundle.
+import android.app.Application
+import androidx.work.ListenableWorker.Result
+import androidx.work.NetworkType
+import androidx.work.Recorder
+import androidx.work.Worker
+import java.io.File
+import java.io.IOException
+import java.nio.ByteBuffer
+import java.nio.ByteOrder.LITTLE_ENDIAN
+import tfpfl.Client
+import tfpfl.Examples
+import tfpfl.android.Invitation
+import tfpfl.android.Outcome
+import tfpfl.android.RoundServer
+import tfpfl.android.RoundWorker
+
+/** An app whose files lie in `folder`; off a phone, LiteRT's library needs a path. */
+class App(private val litert: String, private val folder: File) : PersonalApp() {
+    private fun buffer(name: String) = ByteBuffer.wrap(File(folder, name).readBytes()).order(LITTLE_ENDIAN)
+    private fun floats(name: String) = buffer(name).asFloatBuffer().let { b -> FloatArray(b.remaining()) { b.get() } }
+    private val labels = buffer("y.bin").asIntBuffer().let { b -> IntArray(b.remaining()) { b.get() } }
+    val data = Examples(floats("x.bin"), labels)
+    val theta = floats("theta.bin")
+    val state = File(folder, "head.bin")
+    var client: Client? = null
+    var outcomes = listOf<String>()
+    var source: (Client) -> Examples? = { data }
+    override lateinit var roundServer: RoundServer
+
+    override fun getFilesDir() = folder
+
+    override fun openClient() = Client(File(filesDir, "bundle").path, state.path, litert).also { client = it }
+
+    override fun examples(client: Client): Examples? = source(client)
+
+    override fun finished(outcome: Outcome, error: Exception?) {
+        outcomes += "$outcome" + if (error == null) "" else " (${error.message})"
+    }
+}
+
+class Server(
+    private val invitation: () -> Invitation?, private val answer: (ByteArray) -> Boolean,
+) : RoundServer {
+    var delivered = listOf<String>()
+
+    override fun invitation() = invitation.invoke()
+
+    override fun deliver(round: String, payload: ByteArray, numExamples: Int): Boolean {
+        delivered += "$round ${payload.size} $numExamples"
+        return answer(payload)
+    }
+}
+
+fun said(result: Result): String {
+    val (outcome, error) = listOf(RoundWorker.OUTCOME, RoundWorker.ERROR).map { result.outputData.getString(it) }
+    return "${result.javaClass.simpleName} $outcome $error"
+}
+
+fun isClosed(client: Client?): Boolean =
+    try {
+        client?.head
+        client == null
+    } catch (error: IllegalStateException) {
+        error.message == "this client is closed"
+    }
+
+fun main(arguments: Array<String>) {
+    val folder = File(arguments[1])
+    val app = App(arguments[0], folder)
+    RoundWorker.schedule(app, hours = 6)
+    app.onCreate()
+    val (policy, request) = Recorder.enqueued.getValue(RoundWorker.NAME)
+    val rules = request.constraints
+    check(rules.requiresCharging() && rules.requiresDeviceIdle() && rules.requiredNetworkType == NetworkType.UNMETERED)
+    println("${Recorder.enqueued.keys} $policy ${request.intervalMillis}")
+
+    var attempts = 0
+    lateinit var worker: Worker
+
+    /** One run of the worker: what it returned, whether the head file changed, what the server got. */
+    fun run(
+        name: String, invitation: () -> Invitation? = { Invitation("r7", app.theta) },
+        answer: (ByteArray) -> Boolean = { true },
+    ) {
+        val server = Server(invitation, answer)
+        app.roundServer = server
+        app.outcomes = listOf()
+        app.client = null
+        val before = if (app.state.exists()) app.state.readBytes() else null
+        worker = Recorder.worker(request, app, attempts)
+        val returned = try {
+            said(worker.doWork())
+        } catch (error: IllegalArgumentException) {
+            "threw ${error.message}"
+        }
+        val after = if (app.state.exists()) app.state.readBytes() else null
+        val head = if (after.contentEquals(before)) "old head" else "new head"
+        println("$name: $returned; $head; ${server.delivered}; ${app.outcomes}; closed ${isClosed(app.client)}")
+    }
+
+    run("refused at first", answer = { false })
+    run("taken", answer = { File(folder, "first.payload").writeBytes(it).let { true } })
+    app.state.copyTo(File(folder, "first.head"))
+    run("refused", answer = { false })
+    run("no way", answer = { throw IOException("the network is gone") })
+    attempts = 1
+    run("no way to the invitation", invitation = { throw IOException("no address") })
+    attempts = 2
+    run("no way, the last time", answer = { throw IOException("the network is gone") })
+    attempts = 0
+    run("an error of the app", answer = { throw IllegalArgumentException("a bug") })
+    run("no round", invitation = { null })
+    run("another theta", invitation = { Invitation("r8", app.theta.copyOf(3)) })
+    run("another payload", invitation = { Invitation("r8", app.theta, "int4") })
+    app.source = { null }
+    run("no examples")
+    app.source = { Examples(app.data.x, IntArray(app.theta.size)) }
+    run("wrong examples")
+    app.source = { worker.stop().let { app.data } }
+    run("stopped before it was sent")
+    app.source = { app.data }
+    run("taken, and stopped", { Invitation("r8", app.theta, "int8") }) { payload ->
+        worker.stop()
+        File(folder, "second.payload").writeBytes(payload)
+        true
+    }
+    try {
+        Recorder.worker(request, Application(), 0).doWork()
+    } catch (error: IllegalStateException) {
+        println(error.message)
+    }
+    RoundWorker.cancel(app)
+    println(Recorder.enqueued.keys)
+}

@@ -1,0 +1,126 @@
+"""The project for Android, as far as it can be checked here: CMake builds its C library, its worker runs on the JVM.
+
+WorkManager and Android's own classes are stubs in `android/stubs`, with the signatures of the real ones. Gradle, the
+NDK and a device were not used.
+"""
+
+import os
+import re
+import shutil
+import struct
+import subprocess
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from helpers import kotlin
+from helpers.native import CORE, NativeClient
+from helpers.native_bytes import ROOT, write_data
+from helpers.phone_bundles import drawn, small_bundle
+from tflite_export.device.head_file import head_bytes
+
+PROJECT, HERE = CORE / "android", ROOT / "tests" / "native" / "android"
+MODULE = PROJECT / "tfpfl"
+JNI = (CORE / "kotlin" / "tfpfl_jni.c").read_text()
+WORKER = MODULE / "src" / "main" / "kotlin" / "tfpfl" / "android" / "RoundWorker.kt"
+
+
+@pytest.fixture(scope="module")
+def jni(tmp_path_factory):
+    """The folder with libtfpfl_jni, configured and built by CMake as Gradle does it, but for the JVM here."""
+    if kotlin.missing() or shutil.which("cmake") is None:
+        pytest.skip(kotlin.missing() or "there is no cmake here")
+    folder = tmp_path_factory.mktemp("jni")
+    warnings = "-DCMAKE_C_FLAGS=-Wall -Wextra -Werror -Wno-missing-field-initializers"
+    for command in (
+        ["cmake", "-S", MODULE, "-B", folder, "-DCMAKE_BUILD_TYPE=Release", warnings],
+        ["cmake", "--build", folder],
+    ):
+        environment = {**os.environ, "JAVA_HOME": str(kotlin.java_home())}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+SAID = """[tfpfl.round] UPDATE 86400000
+refused at first: Success REFUSED null; old head; [r7 52016 40]; [REFUSED]; closed true
+taken: Success TAKEN null; new head; [r7 52016 40]; [TAKEN]; closed true
+refused: Success REFUSED null; old head; [r7 52016 40]; [REFUSED]; closed true
+no way: Retry null null; old head; [r7 52016 40]; [UNREACHABLE (the network is gone)]; closed true
+no way to the invitation: Retry null null; old head; []; [UNREACHABLE (no address)]; closed true
+no way, the last time: Failure UNREACHABLE the network is gone; old head; [r7 52016 40]; \
+[UNREACHABLE (the network is gone)]; closed true
+an error of the app: threw a bug; old head; [r7 52016 40]; []; closed true
+no round: Success NO_ROUND null; old head; []; [NO_ROUND]; closed true
+another theta: Failure UNUSABLE {theta}; old head; []; [UNUSABLE ({theta})]; closed true
+another payload: Failure UNUSABLE {payload}; old head; []; [UNUSABLE ({payload})]; closed true
+no examples: Success NO_EXAMPLES null; old head; []; [NO_EXAMPLES]; closed true
+wrong examples: Failure UNUSABLE {numbers}; old head; []; [UNUSABLE ({numbers})]; closed true
+stopped before it was sent: Success STOPPED null; old head; []; [STOPPED]; closed true
+taken, and stopped: Success TAKEN null; new head; [r8 13068 40]; [TAKEN]; closed true
+the app's Application does not implement tfpfl.android.RoundApp
+[]
+""".format(
+    theta="theta must be float32 [13000], found float32 [3]",
+    payload="unknown payload 'int4': one of float32, int8",
+    numbers="examples must be float32 ['N', 8, 8, 1], found 2560 numbers for 13000 examples",
+)
+
+
+@pytest.mark.slow
+def test_a_worker_commits_what_the_server_has_taken_and_nothing_else(jni, native, litert_library, tmp_path):
+    """What it sends and the head that it then has are those of the client in C; with the JVM's checks of JNI."""
+    classes, stubs = tmp_path / "classes", tmp_path / "stubs"
+    kotlin.compiled(stubs, *sorted((HERE / "stubs").iterdir()))
+    sources = CORE / "kotlin" / "tfpfl" / "Client.kt", WORKER, CORE / "examples" / "PersonalApp.kt", HERE / "Rounds.kt"
+    kotlin.compiled(classes, *sources, classpath=[stubs])
+    bundle = small_bundle("classification", tmp_path)
+    (x, y), theta = drawn("classification", 40), bundle.theta() * np.float32(0.9)
+    write_data(tmp_path, x, y, theta)
+    command = kotlin.java(jni, [classes, stubs], "RoundsKt", litert_library, tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "WARNING in native method" not in done.stdout, done.stdout + done.stderr
+    assert done.stdout == SAID
+
+    client = NativeClient(native, bundle.folder, litert=litert_library)
+    for name, kind, head in (("first", "float32", "first.head"), ("second", "int8", "head.bin")):
+        update = client.round(theta, x, y, payload=kind)
+        client.commit(update)
+        assert (tmp_path / f"{name}.payload").read_bytes() == update.payload
+        assert (tmp_path / head).read_bytes() == head_bytes(update.head)
+
+
+@pytest.mark.slow
+def test_the_library_of_cmake_fits_pages_of_16_kilobytes(jni):
+    (library,) = jni.glob("libtfpfl_jni.so")
+    content = library.read_bytes()
+    start, size, count = *struct.unpack_from("<Q", content, 32), *struct.unpack_from("<HH", content, 54)
+    headers = [content[start + i * size : start + (i + 1) * size] for i in range(count)]
+    loaded = [struct.unpack_from("<Q", header, 48)[0] for header in headers if header[:4] == b"\1\0\0\0"]
+    assert len(loaded) > 1 and set(loaded) == {16384}
+
+
+def test_what_gradle_reads_names_what_is_there():
+    build = (MODULE / "build.gradle.kts").read_text()
+    for pattern in (r'file\("(.*?)"\)', r'srcDir\("(.*?)"\)', r'consumerProguardFiles\("(.*?)"\)'):
+        (path,) = re.findall(pattern, build)
+        assert (MODULE / path).exists(), path
+    assert (MODULE / "../../kotlin/tfpfl/Client.kt").exists()
+    (namespace,) = re.findall(r'namespace = "(.*?)"', build)
+    assert f"package {namespace}\n" in WORKER.read_text()
+    client = (CORE / "kotlin" / "tfpfl" / "Client.kt").read_text()
+    kept = re.findall(r"-keep class tfpfl\.(\w+)", (MODULE / "keep.pro").read_text())
+    assert len(kept) == 2 and all(re.search(rf"(class|object) {name}\b", client) for name in kept)
+    assert all(f"tfpfl/{name}" in JNI or f"tfpfl_{name}_" in JNI for name in kept)
+    assert 'include(":tfpfl")' in (PROJECT / "settings.gradle.kts").read_text()
+    plugins = re.findall(r'id\("(.*?)"\)', build)
+    assert plugins == re.findall(r'id\("(.*?)"\) version', (PROJECT / "build.gradle.kts").read_text())
+    manifest = ElementTree.parse(MODULE / "src" / "main" / "AndroidManifest.xml").getroot()
+    (permission,) = manifest.findall("uses-permission")
+    assert permission.get("{http://schemas.android.com/apk/res/android}name") == "android.permission.INTERNET"
+
+
+def test_the_kotlin_listings_in_the_documentation_are_the_example():
+    shown = re.findall(r"```kotlin\n(.*?)```", (ROOT / "docs" / "native.md").read_text(), re.S)
+    assert shown and all(part in (CORE / "examples" / "PersonalApp.kt").read_text() for part in shown)
