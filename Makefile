@@ -1,6 +1,6 @@
 # make demo | demo-live | test | test-docs | test-all | test-newest | lint | docs | wheels | notebooks | web | web-test |
 # lock | clean.
-# make native | native-test | native-fuzz | native-arm64: the client in C (docs/native.md), which needs a C compiler.
+# make native | native-test | native-fuzz | native-arm64 | native-swift: the client in C (docs/native.md), and in Swift.
 # The environment is .venv, made once from requirements.lock on Python 3.11; test-newest makes .venv-newest on Python 3.12
 # or 3.13, without TFF and from the newest releases. `make test` leaves out what is marked slow and what is marked docs;
 # test-docs runs the latter, test-all and test-newest everything. The page in web/ needs Node.js 20.19 or newer and npm
@@ -19,7 +19,7 @@ PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: demo demo-live test test-docs test-all test-newest lint docs wheels notebooks web web-test lock clean
-.PHONY: native native-test native-fuzz native-arm64
+.PHONY: native native-test native-fuzz native-arm64 native-swift
 
 demo: $(INSTALLED)
 	@$(VENV_PYTHON) -m tfpfl demo
@@ -103,6 +103,11 @@ native-arm64: $(INSTALLED)
 	@$(MAKE) -s -C device_core OUT="$(CURDIR)/build/native-arm64" AR="$(CURDIR)/build/zig/bin/python -m ziglang ar" \
 	  CC="$(CURDIR)/build/zig/bin/python -m ziglang cc -target aarch64-linux-gnu.2.36" lib
 	@ls -l build/native-arm64/libtfpfl_device.*
+
+# The Swift package, with the compiler in PATH or else Debian's, which is unpacked into the cache (~/.cache/tfpfl/swift).
+native-swift: $(INSTALLED)
+	@PYTHONPATH=tests $(VENV_PYTHON) -c "from helpers import swift; swift.install()"
+	@TFPFL_LITERT="$(or $(TFPFL_LITERT),2.3.0)" $(VENV_PYTHON) -m pytest -q tests/native/test_swift.py $(PYTEST_ARGS)
 
 lock:
 	@command -v uv >/dev/null || { echo "make lock needs uv (pip install uv)" >&2; exit 1; }

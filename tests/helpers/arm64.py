@@ -34,8 +34,8 @@ def missing() -> str | None:
     return None
 
 
-def programs() -> Path:
-    """The folder with the library and the programs, compiled for aarch64."""
+def zig() -> list[str]:
+    """The compiler from PyPI, which has the headers of other systems too."""
     folder = CACHE / "ziglang"
     CACHE.mkdir(parents=True, exist_ok=True)
     with open(CACHE / "ziglang.lock", "w") as lock:
@@ -45,8 +45,13 @@ def programs() -> Path:
             subprocess.run([sys.executable, "-m", "venv", folder], check=True)
             _pip(folder / "bin" / "python", "install", "ziglang")
             (folder / "installed").touch()
-    zig = f"{folder / 'bin' / 'python'} -m ziglang"
-    return build("-arm64", CC=f"{zig} cc -target aarch64-linux-gnu.2.36", AR=f"{zig} ar")
+    return [str(folder / "bin" / "python"), "-m", "ziglang"]
+
+
+def programs() -> Path:
+    """The folder with the library and the programs, compiled for aarch64."""
+    command = " ".join(zig())
+    return build("-arm64", CC=f"{command} cc -target aarch64-linux-gnu.2.36", AR=f"{command} ar")
 
 
 def litert_library(version: str) -> Path:
