@@ -6,6 +6,8 @@ import tfpfl.android.RoundApp
 import tfpfl.android.RoundWorker
 
 abstract class PersonalApp : Application(), RoundApp {
+    override val pending get() = File(filesDir, "update.bin")
+
     override fun onCreate() {
         super.onCreate()
         RoundWorker.schedule(this)

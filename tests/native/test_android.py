@@ -23,7 +23,7 @@ from tflite_export.device.head_file import head_bytes
 PROJECT, HERE = CORE / "android", ROOT / "tests" / "native" / "android"
 MODULE = PROJECT / "tfpfl"
 JNI = (CORE / "kotlin" / "tfpfl_jni.c").read_text()
-WORKER = MODULE / "src" / "main" / "kotlin" / "tfpfl" / "android" / "RoundWorker.kt"
+WORKER = MODULE / "src" / "main" / "kotlin" / "tfpfl" / "android"
 
 
 @pytest.fixture(scope="module")
@@ -44,24 +44,35 @@ def jni(tmp_path_factory):
 
 
 SAID = """[tfpfl.round] UPDATE 86400000
-refused at first: Success REFUSED null; old head; [r7 52016 40]; [REFUSED]; closed true
-taken: Success TAKEN null; new head; [r7 52016 40]; [TAKEN]; closed true
-refused: Success REFUSED null; old head; [r7 52016 40]; [REFUSED]; closed true
-no way: Retry null null; old head; [r7 52016 40]; [UNREACHABLE (the network is gone)]; closed true
-no way to the invitation: Retry null null; old head; []; [UNREACHABLE (no address)]; closed true
-no way, the last time: Failure UNREACHABLE the network is gone; old head; [r7 52016 40]; \
-[UNREACHABLE (the network is gone)]; closed true
-an error of the app: threw a bug; old head; [r7 52016 40]; []; closed true
-no round: Success NO_ROUND null; old head; []; [NO_ROUND]; closed true
-another theta: Failure UNUSABLE {theta}; old head; []; [UNUSABLE ({theta})]; closed true
-another payload: Failure UNUSABLE {payload}; old head; []; [UNUSABLE ({payload})]; closed true
-no examples: Success NO_EXAMPLES null; old head; []; [NO_EXAMPLES]; closed true
-wrong examples: Failure UNUSABLE {numbers}; old head; []; [UNUSABLE ({numbers})]; closed true
-stopped before it was sent: Success STOPPED null; old head; []; [STOPPED]; closed true
-taken, and stopped: Success TAKEN null; new head; [r8 13068 40]; [TAKEN]; closed true
+refused at first: Success REFUSED null; old head; [r7 52016 40]; [REFUSED]; []; asked true
+taken: Success TAKEN null; new head; [r7 52016 40]; [TAKEN]; []; asked true
+refused: Success REFUSED null; old head; [r7 52016 40]; [REFUSED]; []; asked true
+lost: Retry null null; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; asked true
+lost again: Retry null null; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; asked false
+lost a third time: Failure UNREACHABLE {network}; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; \
+asked false
+sent again: Success TAKEN null; new head; [r7 52016 40]; [TAKEN]; []; asked false
+no way to the invitation: Retry null null; old head; []; [UNREACHABLE (no address)]; []; asked false
+an error of the app: threw a bug; old head; [r7 52016 40]; []; [update.bin]; asked true
+sent again, and refused: Success REFUSED null; old head; [r7 52016 40]; [REFUSED]; []; asked false
+lost: Retry null null; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; asked true
+damaged: Success NO_ROUND null; old head; []; [NO_ROUND]; []; asked true
+cut off: Success NO_ROUND null; old head; []; [NO_ROUND]; []; asked true
+lost: Retry null null; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; asked true
+taken, but the classes have changed: Failure UNUSABLE {names}; old head; [r7 52016 40]; [UNUSABLE ({names})]; []; \
+asked false
+no round: Success NO_ROUND null; old head; []; [NO_ROUND]; []; asked true
+another theta: Failure UNUSABLE {theta}; old head; []; [UNUSABLE ({theta})]; []; asked true
+another payload: Failure UNUSABLE {payload}; old head; []; [UNUSABLE ({payload})]; []; asked true
+no examples: Success NO_EXAMPLES null; old head; []; [NO_EXAMPLES]; []; asked true
+wrong examples: Failure UNUSABLE {numbers}; old head; []; [UNUSABLE ({numbers})]; []; asked true
+stopped before it was sent: Success STOPPED null; old head; []; [STOPPED]; []; asked true
+taken, and stopped: Success TAKEN null; new head; [r8 13068 40]; [TAKEN]; []; asked true
 the app's Application does not implement tfpfl.android.RoundApp
 []
 """.format(
+    network="the network is gone",
+    names="the classes have changed since the round: its head is of no use any more",
     theta="theta must be float32 [13000], found float32 [3]",
     payload="unknown payload 'int4': one of float32, int8",
     numbers="examples must be float32 ['N', 8, 8, 1], found 2560 numbers for 13000 examples",
@@ -73,8 +84,8 @@ def test_a_worker_commits_what_the_server_has_taken_and_nothing_else(jni, native
     """What it sends and the head that it then has are those of the client in C; with the JVM's checks of JNI."""
     classes, stubs = tmp_path / "classes", tmp_path / "stubs"
     kotlin.compiled(stubs, *sorted((HERE / "stubs").iterdir()))
-    sources = CORE / "kotlin" / "tfpfl" / "Client.kt", WORKER, CORE / "examples" / "PersonalApp.kt", HERE / "Rounds.kt"
-    kotlin.compiled(classes, *sources, classpath=[stubs])
+    sources = CORE / "kotlin" / "tfpfl" / "Client.kt", CORE / "examples" / "PersonalApp.kt", HERE / "Rounds.kt"
+    kotlin.compiled(classes, *sources, *sorted(WORKER.iterdir()), classpath=[stubs])
     bundle = small_bundle("classification", tmp_path)
     (x, y), theta = drawn("classification", 40), bundle.theta() * np.float32(0.9)
     write_data(tmp_path, x, y, theta)
@@ -84,7 +95,9 @@ def test_a_worker_commits_what_the_server_has_taken_and_nothing_else(jni, native
     assert done.stdout == SAID
 
     client = NativeClient(native, bundle.folder, litert=litert_library)
-    for name, kind, head in (("first", "float32", "first.head"), ("second", "int8", "head.bin")):
+    assert (tmp_path / "lost.payload").read_bytes() == (tmp_path / "second.payload").read_bytes()
+    visits = ("first", "float32", "first.head"), ("second", "float32", "second.head"), ("third", "int8", "head.bin")
+    for name, kind, head in visits:
         update = client.round(theta, x, y, payload=kind)
         client.commit(update)
         assert (tmp_path / f"{name}.payload").read_bytes() == update.payload
@@ -108,7 +121,7 @@ def test_what_gradle_reads_names_what_is_there():
         assert (MODULE / path).exists(), path
     assert (MODULE / "../../kotlin/tfpfl/Client.kt").exists()
     (namespace,) = re.findall(r'namespace = "(.*?)"', build)
-    assert f"package {namespace}\n" in WORKER.read_text()
+    assert all(f"package {namespace}\n" in path.read_text() for path in WORKER.iterdir())
     client = (CORE / "kotlin" / "tfpfl" / "Client.kt").read_text()
     kept = re.findall(r"-keep class tfpfl\.(\w+)", (MODULE / "keep.pro").read_text())
     assert len(kept) == 2 and all(re.search(rf"(class|object) {name}\b", client) for name in kept)

@@ -10,6 +10,8 @@ import java.nio.ByteBuffer
 import java.nio.ByteOrder.LITTLE_ENDIAN
 import tfpfl.Client
 import tfpfl.Examples
+import tfpfl.Head
+import tfpfl.android.Delivery
 import tfpfl.android.Invitation
 import tfpfl.android.Outcome
 import tfpfl.android.RoundServer
@@ -43,12 +45,14 @@ class Server(
     private val invitation: () -> Invitation?, private val answer: (ByteArray) -> Boolean,
 ) : RoundServer {
     var delivered = listOf<String>()
+    var asked = false
 
-    override fun invitation() = invitation.invoke()
+    override fun invitation() = invitation.invoke().also { asked = true }
 
-    override fun deliver(round: String, payload: ByteArray, numExamples: Int): Boolean {
-        delivered += "$round ${payload.size} $numExamples"
-        return answer(payload)
+    override fun deliver(delivery: Delivery): Boolean {
+        check(delivery.loss > 0)
+        delivered += "${delivery.round} ${delivery.payload.size} ${delivery.numExamples}"
+        return answer(delivery.payload)
     }
 }
 
@@ -96,20 +100,42 @@ fun main(arguments: Array<String>) {
         }
         val after = if (app.state.exists()) app.state.readBytes() else null
         val head = if (after.contentEquals(before)) "old head" else "new head"
-        println("$name: $returned; $head; ${server.delivered}; ${app.outcomes}; closed ${isClosed(app.client)}")
+        val left = (folder.list() ?: arrayOf()).filter { it.startsWith("update") }
+        println("$name: $returned; $head; ${server.delivered}; ${app.outcomes}; $left; asked ${server.asked}")
+        check(isClosed(app.client)) { "the client is left open" }
     }
 
     run("refused at first", answer = { false })
     run("taken", answer = { File(folder, "first.payload").writeBytes(it).let { true } })
     app.state.copyTo(File(folder, "first.head"))
     run("refused", answer = { false })
-    run("no way", answer = { throw IOException("the network is gone") })
+    run("lost") { payload ->
+        File(folder, "lost.payload").writeBytes(payload)
+        throw IOException("the network is gone")
+    }
     attempts = 1
-    run("no way to the invitation", invitation = { throw IOException("no address") })
+    run("lost again", answer = { throw IOException("the network is gone") })
     attempts = 2
-    run("no way, the last time", answer = { throw IOException("the network is gone") })
+    run("lost a third time", answer = { throw IOException("the network is gone") })
     attempts = 0
+    run("sent again", answer = { File(folder, "second.payload").writeBytes(it).let { true } })
+    app.state.copyTo(File(folder, "second.head"))
+    run("no way to the invitation", invitation = { throw IOException("no address") })
     run("an error of the app", answer = { throw IllegalArgumentException("a bug") })
+    run("sent again, and refused", answer = { false })
+    run("lost", answer = { throw IOException("the network is gone") })
+    app.pending.writeBytes(app.pending.readBytes().also { it[it.size / 2]++ })
+    run("damaged", invitation = { null })
+    app.pending.writeBytes(ByteArray(3))
+    run("cut off", invitation = { null })
+    run("lost", answer = { throw IOException("the network is gone") })
+    app.openClient().use { client ->
+        val names = "[\"a\",\"b\",\"c\",\"d\"]".encodeToByteArray()
+        val head = client.head
+        client.startFrom(Head(head.kernel, head.bias, head.thetaSha256, names))
+        run("taken, but the classes have changed")
+        client.startFrom(head)
+    }
     run("no round", invitation = { null })
     run("another theta", invitation = { Invitation("r8", app.theta.copyOf(3)) })
     run("another payload", invitation = { Invitation("r8", app.theta, "int4") })
@@ -122,7 +148,7 @@ fun main(arguments: Array<String>) {
     app.source = { app.data }
     run("taken, and stopped", { Invitation("r8", app.theta, "int8") }) { payload ->
         worker.stop()
-        File(folder, "second.payload").writeBytes(payload)
+        File(folder, "third.payload").writeBytes(payload)
         true
     }
     try {

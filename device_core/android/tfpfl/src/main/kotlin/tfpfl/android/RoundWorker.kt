@@ -11,6 +11,7 @@ import androidx.work.PeriodicWorkRequest
 import androidx.work.WorkManager
 import androidx.work.Worker
 import androidx.work.WorkerParameters
+import java.io.File
 import java.io.IOException
 import java.util.concurrent.TimeUnit
 import tfpfl.Client
@@ -20,13 +21,19 @@ import tfpfl.TfpflException
 /** What a round of the server asks of this client: `payload` is "float32" or "int8". */
 class Invitation(val round: String, val theta: FloatArray, val payload: String = "float32")
 
+/** What leaves the device: the gradient, the number of examples, and the training loss if the server asks for it. */
+class Delivery(val round: String, val payload: ByteArray, val numExamples: Int, val loss: Float)
+
 /** The way to the server. Both functions may block, and throw an [IOException] if there is no way to it now. */
 interface RoundServer {
     /** The round that this client is to take part in; null: none now. */
     fun invitation(): Invitation?
 
-    /** Sends an update, and nothing else leaves the device: true if the server has taken it, false if it refuses it. */
-    fun deliver(round: String, payload: ByteArray, numExamples: Int): Boolean
+    /**
+     * True if the server has taken the update, false if it refuses it for good. If that is not known, such as when the
+     * answer was lost, throw: the same bytes are delivered again, so the server must know them again by their round.
+     */
+    fun deliver(delivery: Delivery): Boolean
 }
 
 /** What the worker needs of an app: the class of its `Application` implements it. */
@@ -35,6 +42,9 @@ interface RoundApp {
 
     /** Opens the bundle with the file that keeps the head; the worker closes it. No other client may use this file. */
     fun openClient(): Client
+
+    /** The file that keeps an update until the server has answered. It has a head: it must not leave the device. */
+    val pending: File
 
     /** The client's own examples, as `client` takes them; null: there are too few for a round. */
     fun examples(client: Client): Examples?
@@ -48,7 +58,8 @@ enum class Outcome { TAKEN, REFUSED, NO_ROUND, NO_EXAMPLES, STOPPED, UNREACHABLE
 
 /**
  * One round: the invitation, the gradient of the client's loss, its delivery; and the head of the round becomes the
- * client's when the server has taken the update. If the server refuses it, or anything throws, the old head stays.
+ * client's when the server has taken the update. If the server refuses it, or anything throws, the old head stays. An
+ * update without an answer is kept, and the next run delivers it again, and does nothing else.
  *
  * It succeeds if it was [Outcome.TAKEN], refused, or there was nothing to do. Without a way to the server it is tried
  * again, up to [MOST_ATTEMPTS] times in a period. What the core refuses ([Outcome.UNUSABLE]) fails, with the message as
@@ -72,16 +83,30 @@ class RoundWorker(context: Context, parameters: WorkerParameters) : Worker(conte
     }
 
     private fun takePart(app: RoundApp): Outcome {
-        val server = app.roundServer
-        val invitation = server.invitation() ?: return Outcome.NO_ROUND
+        Pending.load(app.pending)?.let { kept -> return app.openClient().use { deliver(app, it, kept) } }
+        val invitation = app.roundServer.invitation() ?: return Outcome.NO_ROUND
         return app.openClient().use { client ->
             val examples = app.examples(client) ?: return Outcome.NO_EXAMPLES
             val update = client.round(invitation.theta, examples, invitation.payload)
             if (isStopped) return Outcome.STOPPED // the device is in use again, or no longer charging
-            if (!server.deliver(invitation.round, update.payload, update.numExamples)) return Outcome.REFUSED
-            client.commit(update) // also if the worker was stopped meanwhile: the server has counted this visit
-            Outcome.TAKEN
+            deliver(app, client, Pending(invitation.round, update).also { it.save(app.pending) })
         }
+    }
+
+    /** Once the server has taken an update its head is committed, even if the worker was stopped meanwhile. */
+    private fun deliver(app: RoundApp, client: Client, pending: Pending): Outcome {
+        val update = pending.update
+        val delivery = Delivery(pending.round, update.payload, update.numExamples, update.loss)
+        val taken = app.roundServer.deliver(delivery)
+        try {
+            if (taken) client.commit(update)
+        } catch (error: TfpflException) {
+            if (error.status == SYSTEM_ERROR) throw error // such as a full disk: it is tried again
+            app.pending.delete() // the head is of no use any more
+            throw error
+        }
+        app.pending.delete()
+        return if (taken) Outcome.TAKEN else Outcome.REFUSED
     }
 
     private fun failure(outcome: Outcome, error: Exception): Result =
@@ -92,6 +117,7 @@ class RoundWorker(context: Context, parameters: WorkerParameters) : Worker(conte
         const val OUTCOME = "outcome"
         const val ERROR = "error"
         const val MOST_ATTEMPTS = 3
+        private const val SYSTEM_ERROR = 4 // of tfpfl_status in tfpfl_device.h
 
         /** When a round may run. There is no backoff of one's own: WorkManager allows none for idle devices. */
         fun constraints(): Constraints = Constraints.Builder()

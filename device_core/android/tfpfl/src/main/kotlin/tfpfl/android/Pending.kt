@@ -1,0 +1,81 @@
+package tfpfl.android
+
+import java.io.ByteArrayOutputStream
+import java.io.DataInputStream
+import java.io.DataOutputStream
+import java.io.File
+import java.io.FileOutputStream
+import java.io.IOException
+import java.util.zip.CRC32
+import tfpfl.Head
+import tfpfl.Update
+
+/** An update on its way: it is in a file until the server has answered, so that the same bytes can be sent again. */
+internal class Pending(val round: String, val update: Update) {
+    /** The file is the old one or the new one, never half of one. */
+    fun save(file: File) {
+        val content = ByteArrayOutputStream()
+        DataOutputStream(content).run {
+            val head = update.head
+            bytes(round.encodeToByteArray())
+            bytes(update.payload)
+            writeInt(update.numExamples)
+            writeFloat(update.loss)
+            floats(head.kernel)
+            floats(head.bias)
+            bytes(head.thetaSha256)
+            writeBoolean(head.names != null)
+            head.names?.let { bytes(it) }
+            writeLong(crc(content.toByteArray()))
+        }
+        val new = File("$file.new")
+        FileOutputStream(new).use { stream ->
+            content.writeTo(stream)
+            stream.fd.sync()
+        }
+        if (!new.renameTo(file)) throw IOException("$file cannot be written")
+    }
+
+    companion object {
+        /** The update in the file. Null: there is none, or the file is damaged, and is deleted then. */
+        fun load(file: File): Pending? {
+            if (!file.exists()) return null
+            val content = file.readBytes()
+            val input = DataInputStream(content.inputStream())
+            val whole = content.size - Long.SIZE_BYTES
+            if (whole < 0 || crc(content.copyOf(whole)) != content.copyOfRange(whole, content.size).long()) {
+                file.delete()
+                return null
+            }
+            return input.run {
+                val round = bytes().decodeToString()
+                val payload = bytes()
+                val numExamples = readInt()
+                val loss = readFloat()
+                val head = Head(floats(), floats(), bytes(), if (readBoolean()) bytes() else null)
+                Pending(round, Update(payload, numExamples, loss, head))
+            }
+        }
+
+        private fun crc(content: ByteArray): Long = CRC32().run {
+            update(content)
+            value
+        }
+
+        private fun ByteArray.long(): Long = DataInputStream(inputStream()).readLong()
+
+        private fun DataOutputStream.bytes(values: ByteArray) {
+            writeInt(values.size)
+            write(values)
+        }
+
+        private fun DataOutputStream.floats(values: FloatArray) {
+            writeInt(values.size)
+            values.forEach { writeFloat(it) }
+        }
+
+        private fun DataInputStream.bytes() = ByteArray(readInt()).also { readFully(it) }
+
+        private fun DataInputStream.floats() = FloatArray(readInt()).also { for (i in it.indices) it[i] = readFloat() }
+    }
+}
