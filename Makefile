@@ -1,6 +1,7 @@
 # make demo | demo-live | test | test-docs | test-all | test-newest | lint | docs | wheels | notebooks | web | web-test |
 # lock | clean.
-# make native | native-test | native-fuzz | native-arm64 | native-swift: the client in C (docs/native.md), and in Swift.
+# make native | native-test | native-fuzz | native-arm64 | native-swift: the client in C (docs/native.md), and in Swift;
+# native-live: the one for live rounds, which also needs libcurl and OpenSSL 3.
 # The environment is .venv, made once from requirements.lock on Python 3.11; test-newest makes .venv-newest on Python 3.12
 # or 3.13, without TFF and from the newest releases. `make test` leaves out what is marked slow and what is marked docs;
 # test-docs runs the latter, test-all and test-newest everything. The page in web/ needs Node.js 20.19 or newer and npm
@@ -19,7 +20,7 @@ PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: demo demo-live test test-docs test-all test-newest lint docs wheels notebooks web web-test lock clean
-.PHONY: native native-test native-fuzz native-arm64 native-swift
+.PHONY: native native-live native-test native-fuzz native-arm64 native-swift
 
 demo: $(INSTALLED)
 	@$(VENV_PYTHON) -m tfpfl demo
@@ -85,6 +86,10 @@ web/node_modules/installed-from-lock: web/package-lock.json
 native:
 	@$(MAKE) -s -C device_core OUT="$(CURDIR)/build/native" lib
 	@ls -l build/native/libtfpfl_device.*
+
+native-live:
+	@$(MAKE) -s -C device_core OUT="$(CURDIR)/build/native" live
+	@ls -l build/native/libtfpfl_live.*
 
 native-test: $(INSTALLED)
 	@TFPFL_LITERT="$(or $(TFPFL_LITERT),2.1.5 2.3.0)" $(VENV_PYTHON) -m pytest -q tests/native $(PYTEST_ARGS)

@@ -72,7 +72,7 @@ int check_names(const tfpfl_head *head, char *error) {
 
 /* ---- writing */
 
-static int write_whole(int file, const void *from, size_t bytes) {
+int write_whole(int file, const void *from, size_t bytes) {
     for (size_t done = 0; done < bytes;) {
         ssize_t part = write(file, (const char *)from + done, bytes - done);
         if (part < 0 && errno == EINTR) continue;
@@ -99,8 +99,7 @@ static int write_head(int file, const tfpfl_head *head) {
            (named && (write_whole(file, size, 4) || write_whole(file, head->names, head->names_bytes))) || fsync(file);
 }
 
-/* The new name must be on disk, too. */
-static int sync_folder(const char *path) {
+int sync_folder(const char *path) {
     const char *slash = strrchr(path, '/');
     size_t length = slash == NULL ? 1 : slash == path ? 1 : (size_t)(slash - path);
     char *folder = take(length + 1, 1);

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import http.client
 import json
+import shutil
 import threading
 import time
 from contextlib import closing, contextmanager, suppress
@@ -11,13 +12,55 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from tflite_export.convert.program import flatten
 from tflite_export.device.live import wire
 from tfpfl.live import serve
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Rules
 from tfpfl.live.server import LiveServer
+from tfpfl.runs.config import RunConfig
+from tfpfl.runs.run import Run
+from tfpfl.runs.training import Training
 
 EXACT = {"rho": 0.01, "beta": 0.05, "rule": "exact", "server_opt": "sgd"}
+
+
+def new_run(federation, folder, kept, hyperparameters=EXACT, **settings):
+    """An open new run of PFLEGO, half of the clients a round. `kept` is where its bundles are kept for the next one."""
+    given = {"participation": 0.5, "rounds": 4, "evaluate_every": 2} | settings
+    config = RunConfig(hyperparameters=hyperparameters, federation=str(federation.path), network="mlp200", **given)
+    run = Run.create(config, folder, federation)
+    if kept.exists():
+        shutil.copytree(kept, folder / serve.BUNDLES)
+    else:
+        serve.bundles_of(run)
+        shutil.copytree(folder / serve.BUNDLES, kept)
+    return run
+
+
+def simulated(run, rounds):
+    """(theta, {client: head}, scores) of the same run in the local engine."""
+    training = Training(run.algorithm, run.examples, seed=run.config.seed, evaluate_every=2)
+    training.run(rounds)
+    ids = run.population.client_ids.tolist()
+    heads = dict(zip(ids, training.client_states(ids), strict=True))
+    return flatten(run.algorithm.message(training.server_state())), heads, training.store.evaluations()
+
+
+def live_theta(run):
+    """The theta of a run after its rounds, flat."""
+    return flatten(run.algorithm.message(run.training().server_state()))
+
+
+def same_scores(found, expected):
+    """Compares evaluations; those of clients without examples are left out of a live run."""
+    found = {(e.round_num, e.client_id, e.model, e.split): e for e in found}
+    expected = {(e.round_num, e.client_id, e.model, e.split): e for e in expected if e.num_examples}
+    assert found.keys() == expected.keys() and len(found) > 30
+    for key, score in expected.items():
+        assert found[key].num_examples == score.num_examples
+        assert abs(found[key].score - score.score) <= 1e-6
+        assert abs(found[key].loss - score.loss) <= 1e-4 * abs(score.loss)
 
 
 @contextmanager

@@ -1,11 +1,9 @@
 """A federation, and runs whose clients are devices."""
 
-import shutil
-
 import pytest
 
 from helpers import phones
-from helpers.live import EXACT
+from helpers.live import EXACT, new_run
 
 
 @pytest.fixture(scope="session")
@@ -17,22 +15,10 @@ def federation(tmp_path_factory):
 @pytest.fixture(scope="session")
 def make_run(federation, tmp_path_factory):
     """make_run(folder, **settings) -> an open new run of PFLEGO, half of the clients a round; bundles are made once."""
-    from tfpfl.live.serve import BUNDLES, bundles_of
-    from tfpfl.runs.config import RunConfig
-    from tfpfl.runs.run import Run
-
-    kept = tmp_path_factory.mktemp("bundles") / BUNDLES
+    kept = tmp_path_factory.mktemp("bundles") / "bundles"
 
     def make(folder, hyperparameters=EXACT, **settings):
-        given = {"participation": 0.5, "rounds": 4, "evaluate_every": 2} | settings
-        config = RunConfig(hyperparameters=hyperparameters, federation=str(federation.path), network="mlp200", **given)
-        run = Run.create(config, folder, federation)
-        if kept.exists():
-            shutil.copytree(kept, folder / BUNDLES)
-        else:
-            bundles_of(run)
-            shutil.copytree(folder / BUNDLES, kept)
-        return run
+        return new_run(federation, folder, kept, hyperparameters, **settings)
 
     return make
 

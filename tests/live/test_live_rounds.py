@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers.live import EXACT, examples_of, in_threads, serving
+from helpers.live import EXACT, examples_of, in_threads, live_theta, same_scores, serving, simulated
 from helpers.marks import slow_but
-from tflite_export.convert.program import flatten
 from tflite_export.device.client import DeviceClient
 from tflite_export.device.head_file import SavedHead
 from tflite_export.device.live import client as module
@@ -15,7 +14,6 @@ from tflite_export.device.live.client import LiveDevice
 from tfpfl.live import serve
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
-from tfpfl.runs.training import Training
 
 ROUNDS = 4
 
@@ -24,15 +22,6 @@ def device(run, address, folder, client, token, **how):
     return LiveDevice(
         address, folder / f"device{client}", examples_of(run, client), token, interpreter=tf.lite.Interpreter, **how
     )
-
-
-def simulated(run, rounds):
-    """(theta, {client: head}, scores) of the same run in the local engine."""
-    training = Training(run.algorithm, run.examples, seed=run.config.seed, evaluate_every=2)
-    training.run(rounds)
-    ids = run.population.client_ids.tolist()
-    heads = dict(zip(ids, training.client_states(ids), strict=True))
-    return flatten(run.algorithm.message(training.server_state())), heads, training.store.evaluations()
 
 
 SETTINGS = {  # name: (hyperparameters, bound); Adam at the server divides rounding by gradients of nearly 0
@@ -59,18 +48,11 @@ def check_live_against_simulated(run, tmp_path, bound):
 
         in_threads([lambda i=i: work(i) for i in ids])
     assert run.store.round_num == ROUNDS
-    live = flatten(run.algorithm.message(run.training().server_state()))
-    assert np.abs(live - theta).max() < bound
+    assert np.abs(live_theta(run) - theta).max() < bound
     for client, head in heads.items():
         for found, expected in zip(devices[client].client.head, head, strict=True):
             assert np.abs(found - np.asarray(expected)).max() < bound
-    found = {(e.round_num, e.client_id, e.model, e.split): e for e in run.store.evaluations()}
-    expected = {(e.round_num, e.client_id, e.model, e.split): e for e in scores if e.num_examples}
-    assert found.keys() == expected.keys() and len(found) > 30
-    for key, score in expected.items():
-        assert found[key].num_examples == score.num_examples
-        assert found[key].score == pytest.approx(score.score, abs=1e-6)
-        assert found[key].loss == pytest.approx(score.loss, rel=1e-4)
+    same_scores(run.store.evaluations(), scores)
 
 
 class Cut(BaseException):
@@ -118,7 +100,7 @@ def test_devices_that_are_killed_come_back_and_nothing_is_lost_or_counted_twice(
         counted = [event for event in rounds.book.events() if event[2] == "arrived"]
     assert not any(left[i] for i in {client for *_, client in counted}) and dropping
     assert len(counted) == 5 * ROUNDS == len({(number, client) for *_, number, client in counted})
-    assert np.abs(flatten(run.algorithm.message(run.training().server_state())) - theta).max() < 1e-5
+    assert np.abs(live_theta(run) - theta).max() < 1e-5
     for client, head in heads.items():
         for found, expected in zip(devices[client].client.head, head, strict=True):
             assert np.abs(found - np.asarray(expected)).max() < 1e-5
@@ -209,5 +191,5 @@ def test_a_server_that_is_killed_goes_on_where_it_was(run, tmp_path, step):
             devices[i].commit(update)
     assert rounds.view.kind == wire.DONE and run.store.round_num == ROUNDS and calls[0] >= 3
     rounds.close()
-    assert np.abs(flatten(run.algorithm.message(run.training().server_state())) - theta).max() < 1e-5
+    assert np.abs(live_theta(run) - theta).max() < 1e-5
     assert all(row["clients"] == 5 for row in run.store.history())

@@ -23,6 +23,7 @@ from tflite_export.device.head_file import HeadError, SavedHead, head_bytes, loa
 from tflite_export.device.live.wire import Signer
 
 KEY, MEMBER, BUNDLE, HEAD, UPDATE, LOCK = "identity.pem", "member.json", "bundle", "head.bin", "update.npz", "lock"
+_OTHER_UPDATE = "update.bin"  # of the client in C
 
 
 class Pending(NamedTuple):
@@ -103,8 +104,14 @@ class State:
         write_whole(self.folder / UPDATE, content.getvalue())
 
     def pending(self, num_features: int, num_classes: int) -> Pending | None:
-        """The update that is on its way, if there is one. One that cannot be read was never sent, and is dropped."""
-        path, head = self.folder / UPDATE, self.folder / f"{UPDATE}.head"
+        """The update that is on its way, if there is one. One that cannot be read was never sent, and is dropped.
+
+        Raises:
+            InvalidInput: the client in C has one that it has not heard of yet.
+        """
+        path, head, other = self.folder / UPDATE, self.folder / f"{UPDATE}.head", self.folder / _OTHER_UPDATE
+        if other.exists():
+            raise InvalidInput(f"{other} is an update that the client in C has not heard of yet: start it again first")
         if not path.exists():
             return None
         try:

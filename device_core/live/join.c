@@ -1,0 +1,165 @@
+/* How a device begins: it joins, and gets the bundle and its first head. */
+#include "live.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PROGRAM "program.tflite"
+#define NEW_BUNDLE "bundle.new"
+#define FIRST_HEAD "head.first"
+#define MOST_FILE ((size_t)1 << 30)
+
+/* ---- joining */
+
+/* The sha256 of the program, of a device that has a bundle. */
+static int add_program(tfpfl_live *live, struct words *words) {
+    struct bundle bundle;
+    char hash[65] = "";
+    if (!live_is_there(live->bundle, "manifest.json")) return 0;
+    int status = bundle_open(&bundle, live->bundle, live->error);
+    if (status != 0) return status;
+    const struct json *manifest = &bundle.manifest;
+    uint32_t entry = json_member(manifest, json_member(manifest, 1, "files"), PROGRAM);
+    if (entry != 0) json_copy_text(manifest, json_member(manifest, entry, "sha256"), hash, sizeof hash);
+    bundle_free(&bundle);
+    words_add(words, ", \"program\": ");
+    words_text(words, hash);
+    return 0;
+}
+
+static int count_classes(tfpfl_live *live, const tfpfl_live_data *data, size_t *classes) {
+    *classes = data->classes;
+    if (*classes > 0) return 0;
+    if (data->train.labels == NULL)
+        return fail(live->error, TFPFL_BUNDLE_ERROR, "the number of classes must be given for examples without labels");
+    for (size_t i = 0; i < data->train.count; i++)
+        if (data->train.labels[i] >= 0 && (size_t)data->train.labels[i] >= *classes)
+            *classes = (size_t)data->train.labels[i] + 1;
+    return 0;
+}
+
+static int send_join(tfpfl_live *live, const struct words *words) {
+    const struct request request = {"POST", "/v1/join", words->text, words->used, MOST_ANSWER};
+    struct answer answer;
+    struct json json = {0};
+    int64_t classes = 0;
+    int status = live_ask(live->http, NULL, 0, &request, &answer, live->error);
+    if (status != 0) return status;
+    status = live_json(&answer, &json, live->error);
+    if (status == 0 && (!live_whole_entry(&json, 1, "client", 0, &live->number) ||
+                        !live_whole_entry(&json, 1, "classes", 1, &classes)))
+        status = live_unexpected(live, "client and classes");
+    json_free(&json);
+    free(answer.body);
+    return status == 0 ? live_keep_member(live->folder, live->number, classes, live->error) : status;
+}
+
+int live_join(tfpfl_live *live, const tfpfl_live_data *data, const char *token) {
+    struct words words = {0};
+    char point[POINT_TEXT];
+    size_t classes;
+    if (token == NULL)
+        return fail(live->error, TFPFL_BUNDLE_ERROR, "%s has not joined yet: give the enrolment token", live->folder);
+    int status = count_classes(live, data, &classes);
+    if (status == 0) status = live_key_public(live->key, point, live->error);
+    if (status != 0) return status;
+    words_add(&words, "{\"protocol\": 1, \"token\": ");
+    words_text(&words, token);
+    words_add(&words, ", \"examples\": ");
+    words_whole(&words, data->train.count);
+    words_add(&words, ", \"classes\": ");
+    words_whole(&words, classes);
+    status = add_program(live, &words);
+    words_add(&words, ", \"key\": ");
+    words_text(&words, point);
+    words_add(&words, "}");
+    if (status == 0 && words.failed) status = no_memory(live->error);
+    if (status == 0) status = send_join(live, &words);
+    free(words.text);
+    if (status == 0) live_tell(live, "joined as client %" PRId64, live->number);
+    return status;
+}
+
+/* ---- the bundle and the first head */
+
+static bool is_file_name(const char *name) {
+    for (size_t i = 0; name[i] != 0; i++) {
+        char c = name[i];
+        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+              (i > 0 && (c == '.' || c == '-')))) return false;
+    }
+    return name[0] != 0;
+}
+
+static int download(tfpfl_live *live, const char *target, const char *path) {
+    struct answer answer;
+    int status = live_get(live, target, MOST_FILE, &answer);
+    if (status != 0) return status;
+    status = live_good(&answer, live->error);
+    if (status == 0) status = live_write(path, answer.body, answer.bytes, 0644, live->error);
+    free(answer.body);
+    return status;
+}
+
+static int get_file(tfpfl_live *live, const struct json *json, uint32_t node, const char *folder) {
+    char name[LONGEST_FILE_NAME + 2] = "", target[LONGEST_FILE_NAME + 40];
+    if (json->nodes[node].kind == JSON_TEXT) json_copy_text(json, node, name, sizeof name);
+    if (strlen(name) > LONGEST_FILE_NAME || !is_file_name(name)) {
+        char shown[LONGEST_REPR];
+        json_repr(json, node, false, shown);
+        return fail(live->error, TFPFL_SERVER_ERROR, "the server names a file %s, which is no file of a bundle", shown);
+    }
+    char *path = join(folder, name);
+    if (path == NULL) return no_memory(live->error);
+    snprintf(target, sizeof target, "/v1/bundle/%s", name);
+    int status = download(live, target, path);
+    free(path);
+    return status;
+}
+
+static int get_files(tfpfl_live *live, const char *folder) {
+    struct answer answer;
+    struct json json = {0};
+    int status = live_get(live, "/v1/bundle", MOST_ANSWER, &answer);
+    if (status != 0) return status;
+    status = live_json(&answer, &json, live->error);
+    uint32_t files = status == 0 ? json_member(&json, 1, "files") : 0;
+    if (status == 0 && (files == 0 || json.nodes[files].kind != JSON_LIST)) status = live_unexpected(live, "files");
+    for (uint32_t i = status == 0 ? json_first(&json, files) : 0; i != 0 && status == 0; i = json_next(&json, i))
+        status = get_file(live, &json, i, folder);
+    json_free(&json);
+    free(answer.body);
+    return status;
+}
+
+int live_get_bundle(tfpfl_live *live) {
+    char *folder = join(live->folder, NEW_BUNDLE);
+    if (folder == NULL) return no_memory(live->error);
+    live_empty(folder, "");
+    rmdir(folder);
+    int status = mkdir(folder, 0777) != 0 ? system_error(live->error, folder) : get_files(live, folder);
+    if (status == 0) status = tfpfl_check_bundle(folder, NULL, live->error);
+    if (status == 0 && (rename(folder, live->bundle) != 0 || sync_folder(live->bundle) != 0))
+        status = system_error(live->error, live->bundle);
+    free(folder);
+    return status;
+}
+
+int live_get_head(tfpfl_live *live) {
+    tfpfl_model model;
+    tfpfl_head head = {0};
+    char *path = join(live->folder, FIRST_HEAD);
+    if (path == NULL) return no_memory(live->error);
+    int status = tfpfl_check_bundle(live->bundle, &model, live->error);
+    if (status == 0) status = download(live, "/v1/head", path);
+    if (status == 0) status = tfpfl_head_load(path, model.num_features, model.num_classes, &head, live->error);
+    if (status == 0) status = tfpfl_head_save(live->head, &head, live->error);
+    unlink(path);
+    tfpfl_head_free(&head);
+    free(path);
+    return status;
+}

@@ -1,0 +1,119 @@
+/* A device in live rounds: tflite_export/device/live/client.py in C. */
+#include "live.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PATIENCE 300.0 /* seconds */
+
+/* ---- what all parts need */
+
+void live_tell(const tfpfl_live *live, const char *format, ...) {
+    char text[REASON_ROOM + 100];
+    va_list values;
+    if (live->log == NULL) return;
+    va_start(values, format);
+    vsnprintf(text, sizeof text, format, values);
+    va_end(values);
+    live->log(live->context, text);
+}
+
+int live_of_client(tfpfl_live *live, int status) {
+    return status == 0 ? 0 : fail(live->error, status, "%s", tfpfl_error(live->client));
+}
+
+int live_unexpected(tfpfl_live *live, const char *what) {
+    return fail(live->error, TFPFL_SERVER_ERROR, "the server's answer has no %s that a device can use", what);
+}
+
+int live_get(tfpfl_live *live, const char *target, size_t most, struct answer *answer) {
+    const struct request request = {.method = "GET", .target = target, .most = most};
+    return live_ask(live->http, live->key, live->number, &request, answer, live->error);
+}
+
+size_t tfpfl_live_counted(const tfpfl_live *live) { return live->counted; }
+
+tfpfl_client *tfpfl_live_client(tfpfl_live *live) { return live->client; }
+
+const char *tfpfl_live_error(const tfpfl_live *live) {
+    return live == NULL ? "there is not enough memory" : live->error;
+}
+
+/* ---- opening */
+
+static int take_examples(tfpfl_live *live, const tfpfl_live_data *data) {
+    const tfpfl_examples *given[SPLITS] = {&data->train, &data->validation, &data->test};
+    const tfpfl_model *model = tfpfl_describe(live->client);
+    int status = 0;
+    for (int i = 0; i < SPLITS && status == 0; i++) {
+        tfpfl_examples *examples = &live->splits[i];
+        if (given[i]->count == 0) continue;
+        *examples = *given[i];
+        if (model->trunk) {
+            live->computed[i] = take(examples->count, 4 * model->example_numbers);
+            status = live->computed[i] == NULL
+                         ? no_memory(live->error)
+                         : live_of_client(live, tfpfl_examples_of(live->client, examples->x, examples->numbers,
+                                                                  examples->count, live->computed[i]));
+            examples->x = live->computed[i];
+            examples->numbers = examples->count * model->example_numbers;
+        }
+        if (status == 0) status = live_of_client(live, check_examples(live->client, examples, true));
+    }
+    return status;
+}
+
+static int open_live(tfpfl_live *live, const char *url, const char *state, const tfpfl_live_data *data,
+                     const tfpfl_live_options *options) {
+    double patience = options->patience == 0 ? PATIENCE : options->patience;
+    char *error = live->error;
+    live->log = options->log;
+    live->context = options->context;
+    int status = live_http_open(url, options->certificate, patience, &live->http, error);
+    if (status == 0 && data->train.count == 0)
+        status = fail(error, TFPFL_BUNDLE_ERROR, "a device needs training examples");
+    if (status == 0) status = live_take_folder(state, &live->lock, error);
+    if (status != 0) return status;
+    live->folder = take(strlen(state) + 1, 1);
+    live->bundle = join(state, BUNDLE_FOLDER);
+    live->head = join(state, HEAD_FILE);
+    char *path = join(state, KEY_FILE);
+    if (live->folder == NULL || live->bundle == NULL || live->head == NULL || path == NULL) status = no_memory(error);
+    else strcpy(live->folder, state);
+    if (status == 0) status = live_key_open(path, &live->key, error);
+    free(path);
+    if (status == 0) status = live_member(state, &live->number, error);
+    if (status == 0 && live->number < 0) status = live_join(live, data, options->token);
+    if (status == 0 && !live_is_there(live->bundle, "manifest.json")) status = live_get_bundle(live);
+    if (status == 0 && !live_is_there(state, HEAD_FILE)) status = live_get_head(live);
+    if (status != 0) return status;
+    const tfpfl_options of_the_client = {live->head, options->litert, options->trunk};
+    status = live_of_client(live, tfpfl_open(live->bundle, &of_the_client, &live->client));
+    if (status == 0) status = take_examples(live, data);
+    return status == 0 ? live_settle(live) : status;
+}
+
+int tfpfl_live_open(const char *url, const char *state, const tfpfl_live_data *data, const tfpfl_live_options *options,
+                    tfpfl_live **out) {
+    const tfpfl_live_options none = {0};
+    tfpfl_live *live = *out = calloc(1, sizeof *live);
+    if (live == NULL) return TFPFL_SYSTEM_ERROR;
+    live->lock = -1;
+    return open_live(live, url, state, data, options == NULL ? &none : options);
+}
+
+void tfpfl_live_close(tfpfl_live *live) {
+    if (live == NULL) return;
+    tfpfl_close(live->client);
+    live_http_close(live->http);
+    live_key_close(live->key);
+    for (int i = 0; i < SPLITS; i++) free(live->computed[i]);
+    if (live->lock >= 0) close(live->lock);
+    free(live->folder);
+    free(live->bundle);
+    free(live->head);
+    free(live);
+}

@@ -1,0 +1,143 @@
+/* What the files of live rounds share. Nothing here is visible outside of the library. */
+#ifndef TFPFL_LIVE_PARTS_H
+#define TFPFL_LIVE_PARTS_H
+
+#include "client.h"
+#include "tfpfl_live.h"
+
+/* ---- sign.c: the device's key, and signatures */
+
+struct device_key;
+/* The key in a file; a new one is made if there is no such file. */
+int live_key_open(const char *path, struct device_key **key, char *error);
+void live_key_close(struct device_key *key);
+
+#define POINT_TEXT 89     /* 65 bytes in base64, and a zero */
+#define NONCE_TEXT 17     /* 12 bytes */
+#define SIGNATURE_TEXT 89 /* 64 bytes */
+int live_key_public(struct device_key *key, char out[POINT_TEXT], char *error);
+
+struct stamp {
+    char time[24], nonce[NONCE_TEXT], signature[SIGNATURE_TEXT];
+};
+int live_stamp(struct device_key *key, const char *method, const char *target, const void *body, size_t bytes,
+               struct stamp *stamp, char *error);
+double live_drawn(void); /* in [0, 1) */
+
+/* ---- state.c: what is kept between starts */
+
+#define KEY_FILE "identity.pem"
+#define MEMBER_FILE "member.json"
+#define BUNDLE_FOLDER "bundle"
+#define HEAD_FILE "head.bin"
+#define UPDATE_FILE "update.bin"
+
+/* Makes the folder, and takes it for this process: `lock` is to be closed. Deletes what a killed process has left. */
+int live_take_folder(const char *folder, int *lock, char *error);
+bool live_is_there(const char *folder, const char *name);
+/* Writes a file in one step: the old or the new one is there, whole, also after a loss of power. */
+int live_write(const char *path, const void *content, size_t bytes, unsigned mode, char *error);
+/* Reads a file; `content` is to be freed. */
+int live_read(const char *path, char **content, size_t *bytes, char *error);
+/* Deletes the files of a folder whose names end with `end`. */
+void live_empty(const char *folder, const char *end);
+
+/* The client's number; -1: the device has not joined. */
+int live_member(const char *folder, int64_t *client, char *error);
+int live_keep_member(const char *folder, int64_t client, int64_t classes, char *error);
+
+struct pending {
+    uint32_t round;
+    tfpfl_head head;           /* becomes current if the server has counted the update; its arrays are in `content` */
+    const unsigned char *body; /* what is sent */
+    size_t bytes;
+    char *content;             /* to be freed; NULL: no update is on its way */
+};
+int live_keep(const char *folder, const struct pending *pending, char *error);
+/* One that cannot be read was never sent, and is dropped. */
+int live_pending(const char *folder, const tfpfl_model *model, struct pending *pending, char *error);
+int live_drop(const char *folder, char *error);
+
+/* ---- http.c: questions and answers */
+
+#define MOST_ANSWER 16000000 /* bytes of an answer in JSON */
+
+struct http;
+struct request {
+    const char *method, *target;
+    const void *body;
+    size_t bytes;
+    size_t most; /* bytes of the answer */
+};
+struct answer {
+    long status;
+    char *body; /* to be freed */
+    size_t bytes;
+};
+int live_http_open(const char *url, const char *certificate, double patience, struct http **http, char *error);
+void live_http_close(struct http *http);
+/* Sends a request until there is an answer; signed, if there is a key. */
+int live_ask(struct http *http, struct device_key *key, int64_t client, const struct request *request,
+             struct answer *answer, char *error);
+/* An error if the server has refused. */
+int live_good(const struct answer *answer, char *error);
+#define REASON_ROOM 500
+void live_reason(const struct answer *answer, char out[REASON_ROOM]);
+/* The JSON object of an answer that is good; takes the body. */
+int live_json(struct answer *answer, struct json *json, char *error);
+
+/* ---- words.c: messages */
+
+struct words {
+    char *text; /* to be freed */
+    size_t used, room;
+    bool failed; /* there was no memory */
+};
+void words_bytes(struct words *words, const void *bytes, size_t count);
+void words_add(struct words *words, const char *text);
+void words_text(struct words *words, const char *text);     /* in quotes */
+void words_number(struct words *words, double value);       /* as Python's json has it */
+void words_whole(struct words *words, size_t value);
+bool live_text_entry(const struct json *json, const char *name, char *to, size_t room);
+bool live_whole_entry(const struct json *json, uint32_t object, const char *name, int64_t low, int64_t *to);
+bool live_rate_entry(const struct json *json, uint32_t object, const char *name, double *to);
+
+/* ---- live.c */
+
+#define SPLITS 3
+
+struct tfpfl_live {
+    char *folder, *bundle, *head; /* paths */
+    int lock;
+    int64_t number; /* of the client */
+    struct http *http;
+    struct device_key *key;
+    tfpfl_client *client;
+    tfpfl_examples splits[SPLITS]; /* train, validation, test, as the model takes them; of 0 examples: there are none */
+    float *computed[SPLITS];       /* by a frozen trunk */
+    size_t counted;
+    void (*log)(void *context, const char *text);
+    void *context;
+    char error[TFPFL_ERROR_ROOM];
+};
+void live_tell(const tfpfl_live *live, const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
+int live_of_client(tfpfl_live *live, int status); /* the client's error is this device's */
+int live_unexpected(tfpfl_live *live, const char *what);
+int live_get(tfpfl_live *live, const char *target, size_t most, struct answer *answer);
+
+/* ---- join.c */
+
+int live_join(tfpfl_live *live, const tfpfl_live_data *data, const char *token);
+int live_get_bundle(tfpfl_live *live);
+int live_get_head(tfpfl_live *live);
+
+/* ---- work.c */
+
+/* Sends the update that is on its way, until the server has said whether it counts. */
+int live_settle(tfpfl_live *live);
+
+#endif

@@ -1,0 +1,134 @@
+/* The device's key and signed requests: the rules of tflite_export/device/live/wire.py. */
+#include "live.h"
+
+#include <openssl/bio.h>
+#include <openssl/ecdsa.h>
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/rand.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#if OPENSSL_VERSION_NUMBER < 0x30000000L
+#error "signed requests need OpenSSL 3 or newer"
+#endif
+
+#define PROTOCOL "tfpfl-1"
+#define POINT_BYTES 65
+#define NONCE_BYTES 12
+#define HALF 32 /* bytes of r, and of s */
+
+static EVP_PKEY *of(struct device_key *key) { return (EVP_PKEY *)key; }
+
+static int crypto_error(char *error, const char *what) {
+    char why[200] = "";
+    ERR_error_string_n(ERR_get_error(), why, sizeof why);
+    ERR_clear_error();
+    return fail(error, TFPFL_SYSTEM_ERROR, "OpenSSL cannot %s: %s", what, why);
+}
+
+static void to_base64(char *out, const unsigned char *from, int bytes) {
+    EVP_EncodeBlock((unsigned char *)out, from, bytes);
+}
+
+/* ---- the key */
+
+static int make_key(const char *path, EVP_PKEY **key, char *error) {
+    BIO *pem = BIO_new(BIO_s_mem());
+    char *content;
+    int status;
+    *key = EVP_EC_gen("P-256");
+    if (pem == NULL || *key == NULL || PEM_write_bio_PKCS8PrivateKey(pem, *key, NULL, NULL, 0, NULL, NULL) != 1) {
+        status = crypto_error(error, "make a key");
+    } else {
+        long bytes = BIO_get_mem_data(pem, &content);
+        status = live_write(path, content, (size_t)bytes, 0600, error);
+    }
+    BIO_free(pem);
+    return status;
+}
+
+/* Without this, OpenSSL would ask for a password on the terminal. */
+static int no_password(char *to, int room, int writing, void *context) {
+    (void)to, (void)room, (void)writing, (void)context;
+    return -1;
+}
+
+static int load_key(const char *path, EVP_PKEY **key, char *error) {
+    char *content, group[80] = "";
+    size_t bytes;
+    int status = live_read(path, &content, &bytes, error);
+    if (status != 0) return status;
+    BIO *pem = bytes <= 65536 ? BIO_new_mem_buf(content, (int)bytes) : NULL;
+    *key = pem == NULL ? NULL : PEM_read_bio_PrivateKey(pem, NULL, no_password, NULL);
+    BIO_free(pem);
+    free(content);
+    ERR_clear_error();
+    if (*key == NULL)
+        return fail(error, TFPFL_BUNDLE_ERROR,
+                    "%s is damaged: delete it and " MEMBER_FILE ", and join again with the token", path);
+    if (EVP_PKEY_get_group_name(*key, group, sizeof group, NULL) != 1 || strcmp(group, "prime256v1") != 0)
+        return fail(error, TFPFL_BUNDLE_ERROR, "%s is not a key of the curve P-256", path);
+    return 0;
+}
+
+int live_key_open(const char *path, struct device_key **out, char *error) {
+    EVP_PKEY *key = NULL;
+    int status = access(path, F_OK) == 0 ? load_key(path, &key, error) : make_key(path, &key, error);
+    *out = (struct device_key *)key;
+    return status;
+}
+
+void live_key_close(struct device_key *key) { EVP_PKEY_free(of(key)); }
+
+int live_key_public(struct device_key *key, char out[POINT_TEXT], char *error) {
+    unsigned char *point = NULL;
+    size_t bytes = EVP_PKEY_get1_encoded_public_key(of(key), &point);
+    bool right = bytes == POINT_BYTES && point[0] == 4;
+    if (right) to_base64(out, point, POINT_BYTES);
+    OPENSSL_free(point);
+    return right ? 0 : crypto_error(error, "write the public key");
+}
+
+/* ---- signatures */
+
+/* r and s one after the other, as browsers write them. OpenSSL has them as ASN.1. */
+static bool sign(EVP_PKEY *key, const char *text, unsigned char both[2 * HALF]) {
+    unsigned char der[128];
+    const unsigned char *at = der;
+    size_t bytes = sizeof der;
+    EVP_MD_CTX *context = EVP_MD_CTX_new();
+    bool done = context != NULL && EVP_DigestSignInit(context, NULL, EVP_sha256(), NULL, key) == 1 &&
+                EVP_DigestSign(context, der, &bytes, (const unsigned char *)text, strlen(text)) == 1;
+    EVP_MD_CTX_free(context);
+    ECDSA_SIG *pair = done ? d2i_ECDSA_SIG(NULL, &at, (long)bytes) : NULL;
+    done = pair != NULL && BN_bn2binpad(ECDSA_SIG_get0_r(pair), both, HALF) == HALF &&
+           BN_bn2binpad(ECDSA_SIG_get0_s(pair), both + HALF, HALF) == HALF;
+    ECDSA_SIG_free(pair);
+    return done;
+}
+
+int live_stamp(struct device_key *key, const char *method, const char *target, const void *body, size_t bytes,
+               struct stamp *stamp, char *error) {
+    unsigned char nonce[NONCE_BYTES], digest[32], both[2 * HALF];
+    char hex[65], text[400];
+    if (RAND_bytes(nonce, NONCE_BYTES) != 1) return crypto_error(error, "draw a number");
+    to_base64(stamp->nonce, nonce, NONCE_BYTES);
+    snprintf(stamp->time, sizeof stamp->time, "%lld", (long long)time(NULL));
+    tfpfl_sha256(body == NULL ? "" : body, bytes, digest);
+    write_hex(hex, digest);
+    snprintf(text, sizeof text, PROTOCOL "\n%s\n%s\n%s\n%s\n%s\n", method, target, stamp->time, stamp->nonce, hex);
+    if (!sign(of(key), text, both)) return crypto_error(error, "sign");
+    to_base64(stamp->signature, both, 2 * HALF);
+    return 0;
+}
+
+double live_drawn(void) {
+    uint32_t number = 0;
+    if (RAND_bytes((unsigned char *)&number, sizeof number) != 1) ERR_clear_error();
+    return (double)number / 4294967296.0;
+}

@@ -1,0 +1,259 @@
+/* What a device keeps between starts: the names and meanings of tflite_export/device/live/state.py.
+ *
+ *     identity.pem   the private key
+ *     member.json    the client's number
+ *     bundle/        the files from the server
+ *     head.bin       the head; see head.c
+ *     update.bin     the update of a round, until the server has said whether it counted it
+ *     lock           empty; one process at a time uses the folder
+ *
+ * update.bin, where the client in Python has update.npz:
+ *
+ *     8 bytes    "TFPFLU01"
+ *     uint32     crc32 of all that follows
+ *     uint32     the round
+ *     uint32     M
+ *     uint32     K
+ *     uint32     the number of bytes of the names, see head.c; 0: the classes are the bundle's
+ *     32 bytes   sha256 of the theta that the head was fitted with
+ *     float32    kernel [M, K], row after row, then bias [K]
+ *     JSON       the names
+ *     the rest   what is sent
+ */
+#include "live.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define OTHER_UPDATE "update.npz"
+#define HEADER 60
+#define MOST_BYTES ((size_t)INT32_MAX)
+
+static const char magic[] = "TFPFLU01";
+
+/* ---- files */
+
+bool live_is_there(const char *folder, const char *name) {
+    char *path = join(folder, name);
+    bool found = path != NULL && access(path, F_OK) == 0;
+    free(path);
+    return found;
+}
+
+int live_write(const char *path, const void *content, size_t bytes, unsigned mode, char *error) {
+    size_t room = strlen(path) + 8;
+    char *temporary = take(room, 1);
+    if (temporary == NULL) return no_memory(error);
+    snprintf(temporary, room, "%s.new", path);
+    int file = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, (mode_t)mode), status = 0;
+    if (file < 0) {
+        status = system_error(error, temporary);
+    } else {
+        int wrong = write_whole(file, content, bytes) || fsync(file), kept = errno;
+        if (close(file) != 0 && !wrong) wrong = 1, kept = errno;
+        errno = kept;
+        if (wrong) status = system_error(error, temporary);
+        else if (rename(temporary, path) != 0 || sync_folder(path) != 0) status = system_error(error, path);
+        if (status) unlink(temporary);
+    }
+    free(temporary);
+    return status;
+}
+
+int live_read(const char *path, char **content, size_t *bytes, char *error) {
+    struct stat about;
+    int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC), status = 0;
+    *content = NULL;
+    if (file < 0) return system_error(error, path);
+    if (fstat(file, &about) != 0) status = system_error(error, path);
+    else if (!S_ISREG(about.st_mode) || about.st_size < 0 || (uintmax_t)about.st_size > MOST_BYTES)
+        status = fail(error, TFPFL_BUNDLE_ERROR, "%s is no ordinary file of at most %zu bytes", path, MOST_BYTES);
+    else if ((*content = take((size_t)about.st_size, 1)) == NULL) status = no_memory(error);
+    else if (read_whole(file, *content, (size_t)about.st_size) != 0)
+        status = fail(error, TFPFL_SYSTEM_ERROR, "%s was changed while it was read", path);
+    close(file);
+    *bytes = status == 0 ? (size_t)about.st_size : 0;
+    if (status) {
+        free(*content);
+        *content = NULL;
+    }
+    return status;
+}
+
+void live_empty(const char *folder, const char *end) {
+    DIR *list = opendir(folder);
+    struct dirent *entry;
+    while (list != NULL && (entry = readdir(list)) != NULL) {
+        size_t length = strlen(entry->d_name), tail = strlen(end);
+        bool ends = length >= tail && strcmp(entry->d_name + length - tail, end) == 0;
+        char *path = ends ? join(folder, entry->d_name) : NULL;
+        if (path != NULL) unlink(path);  /* does nothing with folders */
+        free(path);
+    }
+    if (list != NULL) closedir(list);
+}
+
+/* ---- the folder */
+
+static int make_folder(const char *folder, char *error) {
+    size_t length = strlen(folder);
+    char *path = take(length + 1, 1);
+    struct stat about;
+    if (path == NULL) return no_memory(error);
+    memcpy(path, folder, length + 1);
+    for (size_t i = 1; i <= length; i++) {
+        if (path[i] != '/' && path[i] != 0) continue;
+        char kept = path[i];
+        path[i] = 0;
+        mkdir(path, 0777);  /* what went wrong is seen at the end */
+        path[i] = kept;
+    }
+    int status = stat(folder, &about) != 0 ? system_error(error, folder) : 0;
+    if (status == 0 && !S_ISDIR(about.st_mode)) status = fail(error, TFPFL_SYSTEM_ERROR, "%s is no folder", folder);
+    free(path);
+    return status;
+}
+
+int live_take_folder(const char *folder, int *lock, char *error) {
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    int status = make_folder(folder, error);
+    char *path = status == 0 ? join(folder, "lock") : NULL;
+    if (status == 0 && path == NULL) status = no_memory(error);
+    if (status == 0) {
+        *lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        if (*lock < 0) status = system_error(error, path);
+        else if (fcntl(*lock, F_SETLK, &whole) != 0)
+            status = errno == EACCES || errno == EAGAIN
+                         ? fail(error, TFPFL_BUNDLE_ERROR, "%s is used by another process", folder)
+                         : system_error(error, path);
+    }
+    free(path);
+    if (status == 0 && live_is_there(folder, OTHER_UPDATE))
+        status = fail(error, TFPFL_BUNDLE_ERROR, "%s/" OTHER_UPDATE " is an update that the client in Python has not "
+                      "heard of yet: start it again first", folder);
+    if (status == 0) live_empty(folder, ".new");
+    return status;
+}
+
+/* ---- the member */
+
+static bool whole_number(const struct json *json, const char *name, int64_t *value) {
+    uint32_t node = json_member(json, 1, name);
+    bool found = node != 0 && json->nodes[node].kind == JSON_INTEGER && json->nodes[node].fits;
+    if (found) *value = json->nodes[node].whole;
+    return found && *value >= 0;
+}
+
+int live_member(const char *folder, int64_t *client, char *error) {
+    char *path = join(folder, MEMBER_FILE), *content, why[TFPFL_ERROR_ROOM];
+    struct json json;
+    size_t bytes;
+    *client = -1;
+    if (path == NULL) return no_memory(error);
+    int status = 0;
+    if (live_is_there(folder, MEMBER_FILE) && (status = live_read(path, &content, &bytes, error)) == 0) {
+        int64_t classes;
+        int unread = json_read(&json, content, bytes, why);
+        if (unread == TFPFL_SYSTEM_ERROR) status = fail(error, unread, "%s", why);
+        else if (unread || !whole_number(&json, "client", client) || !whole_number(&json, "classes", &classes))
+            status = fail(error, TFPFL_BUNDLE_ERROR, "%s is damaged: delete it, and join again with the token", path);
+        if (!unread) json_free(&json);
+    }
+    free(path);
+    return status;
+}
+
+int live_keep_member(const char *folder, int64_t client, int64_t classes, char *error) {
+    char *path = join(folder, MEMBER_FILE), text[100];
+    if (path == NULL) return no_memory(error);
+    snprintf(text, sizeof text, "{\"client\": %lld, \"classes\": %lld}", (long long)client, (long long)classes);
+    int status = live_write(path, text, strlen(text), 0644, error);
+    free(path);
+    return status;
+}
+
+/* ---- the update */
+
+static void put32(char *to, size_t value) {
+    uint32_t number = (uint32_t)value;
+    memcpy(to, &number, 4);
+}
+
+static uint32_t get32(const char *from) {
+    uint32_t number;
+    memcpy(&number, from, 4);
+    return number;
+}
+
+int live_keep(const char *folder, const struct pending *pending, char *error) {
+    const tfpfl_head *head = &pending->head;
+    size_t kernel = 4 * head->num_features * head->num_classes, bias = 4 * head->num_classes;
+    size_t names = head->names == NULL ? 0 : head->names_bytes, bytes = HEADER + kernel + bias + names + pending->bytes;
+    char *path = join(folder, UPDATE_FILE), *content = take(bytes, 1), *to = content;
+    int status = path == NULL || content == NULL ? no_memory(error) : 0;
+    if (status == 0) {
+        memcpy(to, magic, 8);
+        put32(to + 12, pending->round);
+        put32(to + 16, head->num_features);
+        put32(to + 20, head->num_classes);
+        put32(to + 24, names);
+        memcpy(to + 28, head->theta_sha256, 32);
+        memcpy(to += HEADER, head->kernel, kernel);
+        memcpy(to += kernel, head->bias, bias);
+        if (names > 0) memcpy(to + bias, head->names, names);
+        memcpy(to + bias + names, pending->body, pending->bytes);
+        put32(content + 8, crc32_add(0, content + 12, bytes - 12));
+        status = live_write(path, content, bytes, 0644, error);
+    }
+    free(path);
+    free(content);
+    return status;
+}
+
+/* Whether the file is whole, and its head one of this client's. */
+static bool read_pending(char *content, size_t bytes, const tfpfl_model *model, struct pending *pending) {
+    size_t m = model->num_features, k = model->num_classes, numbers = 4 * (m * k + k);
+    if (bytes < HEADER || memcmp(content, magic, 8) != 0) return false;
+    if (get32(content + 8) != crc32_add(0, content + 12, bytes - 12)) return false;
+    size_t names = get32(content + 24), rest = bytes - HEADER;
+    if (get32(content + 16) != m || get32(content + 20) != k || rest < numbers || rest - numbers <= names) return false;
+    char *at = content + HEADER;
+    pending->round = get32(content + 12);
+    pending->head = (tfpfl_head){.num_features = m, .num_classes = k, .names_bytes = names};
+    memcpy(pending->head.theta_sha256, content + 28, 32);
+    pending->head.kernel = (float *)(void *)at;
+    pending->head.bias = pending->head.kernel + m * k;
+    pending->head.names = names > 0 ? at + numbers : NULL;
+    pending->body = (unsigned char *)at + numbers + names;
+    pending->bytes = rest - numbers - names;
+    pending->content = content;
+    return true;
+}
+
+int live_pending(const char *folder, const tfpfl_model *model, struct pending *pending, char *error) {
+    char *content, *path = join(folder, UPDATE_FILE);
+    size_t bytes;
+    int status = 0;
+    memset(pending, 0, sizeof *pending);
+    if (path == NULL) return no_memory(error);
+    if (live_is_there(folder, UPDATE_FILE) && (status = live_read(path, &content, &bytes, error)) == 0 &&
+        !read_pending(content, bytes, model, pending)) {
+        free(content);
+        status = live_drop(folder, error);
+    }
+    free(path);
+    return status;
+}
+
+int live_drop(const char *folder, char *error) {
+    char *path = join(folder, UPDATE_FILE);
+    int status = path == NULL ? no_memory(error) : unlink(path) != 0 && errno != ENOENT ? system_error(error, path) : 0;
+    free(path);
+    return status;
+}
