@@ -95,7 +95,8 @@ static int headers_of(struct device_key *key, int64_t client, const struct reque
         if (status != 0) return status;
         snprintf(number, sizeof number, "%lld", (long long)client);
         added = add_header(list, "Tfpfl-Client", number) && add_header(list, "Tfpfl-Time", stamp.time) &&
-                add_header(list, "Tfpfl-Nonce", stamp.nonce) && add_header(list, "Tfpfl-Signature", stamp.signature);
+                add_header(list, "Tfpfl-Nonce", stamp.nonce) && add_header(list, "Tfpfl-Signature", stamp.signature) &&
+                add_header(list, "Tfpfl-Body", stamp.body);
     }
     return added ? 0 : no_memory(error);
 }

@@ -18,7 +18,7 @@ void live_key_close(struct device_key *key);
 int live_key_public(struct device_key *key, char out[POINT_TEXT], char *error);
 
 struct stamp {
-    char time[24], nonce[NONCE_TEXT], signature[SIGNATURE_TEXT];
+    char time[24], nonce[NONCE_TEXT], signature[SIGNATURE_TEXT], body[65];
 };
 int live_stamp(struct device_key *key, const char *method, const char *target, const void *body, size_t bytes,
                struct stamp *stamp, char *error);

@@ -115,7 +115,7 @@ static bool sign(EVP_PKEY *key, const char *text, unsigned char both[2 * HALF]) 
 int live_stamp(struct device_key *key, const char *method, const char *target, const void *body, size_t bytes,
                struct stamp *stamp, char *error) {
     unsigned char nonce[NONCE_BYTES], digest[32], both[2 * HALF];
-    char hex[65], text[400];
+    char *hex = stamp->body, text[400];
     if (RAND_bytes(nonce, NONCE_BYTES) != 1) return crypto_error(error, "draw a number");
     to_base64(stamp->nonce, nonce, NONCE_BYTES);
     snprintf(stamp->time, sizeof stamp->time, "%lld", (long long)time(NULL));

@@ -175,7 +175,8 @@ def test_a_server_that_is_killed_goes_on_where_it_was(run, tmp_path, step):
                 continue
             theta_now = np.frombuffer(rounds.thetas[work["theta"]], "<f4")
             if work["kind"] == wire.SCORE:
-                scores = [{"split": "test", "examples": 1, "loss": 0.5, "score": 1.0}]
+                examples = int(run.federation.num_examples("test")[i])
+                scores = [{"split": "test", "examples": examples, "loss": 0.5, "score": 1.0}]
                 about = {"theta": work["theta"], "scores": scores}
                 try:
                     alive(lambda r, i=i, w=work, a=about: r.score(i, w["round"], a, next(clock)))

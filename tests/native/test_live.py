@@ -27,7 +27,7 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import head_bytes, load_head
 from tflite_export.device.live.client import LiveDevice
 from tflite_export.device.runtime import Bundle
-from tfpfl.live.rounds import Rules
+from tfpfl.live.rules import Rules
 
 ROUNDS = 4
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

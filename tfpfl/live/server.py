@@ -8,6 +8,7 @@ it is parsed, and is never executed.
 import asyncio
 import hashlib
 import logging
+import re
 import ssl
 import time
 from collections import OrderedDict
@@ -84,6 +85,8 @@ class Gate:
         Raises:
             Refused: the signature is wrong, or the request came before.
         """
+        if not re.fullmatch("[0-9a-f]{64}", digest):
+            raise Refused(401, f"{wire.BODY} must be the sha256 of the body, in hexadecimal")
         assert member.key is not None
         if member.key not in self._keys:
             self._keys[member.key] = wire.PublicKey(member.key)

@@ -89,7 +89,7 @@ def serve(fixtures: Path, out: Path, browsers: list[int]) -> None:
     from tflite_export.device.live.client import LiveDevice
     from tflite_export.web import PAGE
     from tfpfl.live.page import LivePage
-    from tfpfl.live.rounds import Rules
+    from tfpfl.live.rules import Rules
     from tfpfl.runs.run import Run
 
     shutil.copytree(fixtures / "run", out / "run")
