@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python.convert import ConverterError
 
-from tflite_export.convert.gradients import GRADIENTS, PLAIN, STOPS, UnsupportedLayerError
+from tflite_export.convert.gradients import GRADIENTS, PLAIN, STOPS, UnsupportedLayerError, in_pairs
 from tflite_export.convert.gradients import features as builtin_features
 from tflite_export.device.kinds import Kind
 from tflite_export.device.ops import check_builtin
@@ -140,7 +140,7 @@ def _record(model, theta, x):
         check_differentiable(phi, parts, model.backbone)
         gradients = tf.gradients(phi, list(parts), grad_ys=dphi)
         flat = [tf.reshape(tf.zeros_like(p) if g is None else g, [-1]) for p, g in zip(parts, gradients, strict=True)]
-        return tf.concat(flat, 0)
+        return in_pairs(tf.concat(flat, 0))
 
     return phi, pull_back
 
@@ -148,14 +148,17 @@ def _record(model, theta, x):
 def _fit_head(kind, phi, targets, weights, kernel, bias, steps, beta, safeguard):
     """`steps` gradient steps on the head: (kernel, bias, the loss before, the loss after)."""
     before = _loss(kind, phi, targets, weights, kernel, bias)
+    # A step is two products: the bias is the kernel's last row, and what does not change is computed once.
+    wide, m = tf.concat([phi, tf.ones_like(phi[:, :1])], 1), kernel.shape[0]
+    pull = tf.transpose(wide) * weights
 
-    def body(step, new_kernel, new_bias):
-        dkernel, dbias = _head_gradient(phi, _errors(kind, phi, targets, weights, new_kernel, new_bias))
-        new_kernel = tf.ensure_shape(new_kernel - beta * dkernel, kernel.shape)
-        return step + 1, new_kernel, tf.ensure_shape(new_bias - beta * dbias, bias.shape)
+    def body(step, head):
+        errors = kind.error(tf.matmul(wide, head), targets)
+        return step + 1, tf.ensure_shape(head - beta * tf.matmul(pull, errors), head.shape)
 
-    start = (tf.constant(0), kernel, bias)
-    _, new_kernel, new_bias = tf.while_loop(lambda step, *_: step < steps, body, start, parallel_iterations=1)
+    start = (tf.constant(0), tf.concat([kernel, bias[tf.newaxis]], 0))
+    _, head = tf.while_loop(lambda step, _: step < steps, body, start, parallel_iterations=1)
+    new_kernel, new_bias = head[:m], head[m]
     after = _loss(kind, phi, targets, weights, new_kernel, new_bias)
     if safeguard:  # also restores the head if the loss is NaN
         keep = after <= before

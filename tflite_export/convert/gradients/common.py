@@ -82,3 +82,13 @@ def folded(op, dy, sizes, axis, times):
         return dy
     before, after = product(sizes[: axis + 1]), product(sizes[axis + 1 :])
     return tf.reshape(tf.reduce_sum(tf.reshape(dy, [before, times, after]), 1), sizes)
+
+
+def times_transposed(rows, matrix):
+    """rows [N, K] times the transpose of `matrix` [M, K].
+
+    As a product of an array of rank 3: one of two matrices becomes a FULLY_CONNECTED, which LiteRT gives to its fast
+    library only if the matrix is constant. It takes a third of the time so.
+    """
+    columns, inner = (int(n) for n in matrix.shape)
+    return tf.reshape(tf.matmul(tf.reshape(rows, [1, -1, inner]), matrix, transpose_b=True), [-1, columns])

@@ -5,11 +5,15 @@ normalization in LayerNormalization, or Erf in GELU. They are put in other words
 a backbone without such operations stays as it is, operation by operation.
 """
 
+import functools
+import operator
+
 import numpy as np
 import tensorflow as tf
 
 from tflite_export.convert.gradients.common import dims, product
 from tflite_export.convert.gradients.elementwise import erf
+from tflite_export.convert.gradients.images import convolution
 from tflite_export.convert.gradients.sizes import known
 from tflite_export.convert.gradients.table import builtin_gradients
 
@@ -17,7 +21,7 @@ from tflite_export.convert.gradients.table import builtin_gradients
 def features(model, parts, x):
     """phi(x; theta) [N, M] of the weights `parts`, in a graph that `tf.gradients` can differentiate on a device."""
     with builtin_gradients():
-        return _in_other_words(model.features(parts, x), _WORDS | {"MatMul": _keep_activation})
+        return _in_other_words(model.features(parts, x), _WORDS | {"MatMul": _keep_activation, "Conv2D": convolution})
 
 
 def fixed_features(model, theta, x):
@@ -28,6 +32,11 @@ def fixed_features(model, theta, x):
 def fixed(y):
     """A result of weights that never change, in operations that the converter takes."""
     return _in_other_words(y, _WORDS)
+
+
+def in_pairs(y):
+    """The same tensor with ADD in place of ADD_N, which LiteRT does not give to its fast library."""
+    return _in_other_words(y, {"AddN": lambda op, inputs: [functools.reduce(operator.add, inputs)]})
 
 
 @tf.autograph.experimental.do_not_convert
@@ -89,12 +98,42 @@ def _layer_norm(op, inputs):
     if op.inputs[0].op.type == "Reshape" and (sizes := known(op.inputs[0].op.inputs[1])) is not None:
         x.set_shape([None if np.isnan(n) else int(n) for n in sizes])
     channels = 1 if op.get_attr("data_format") == b"NCHW" else x.shape.rank - 1
+    if channels == 1 and x.shape[0] == 1:  # Keras 2 puts the examples in the place of channels
+        sizes = dims(op, x.shape)
+        y = tf.reshape(_normalized(op.get_attr("epsilon"))(tf.reshape(x, [-1, product(sizes[2:])])), sizes)
+        if _is(scale, 1) and _is(offset, 0):
+            return [y]
+        return [y * tf.reshape(scale, [1, -1, 1, 1]) + tf.reshape(offset, [1, -1, 1, 1])]
     axes = [a for a in range(x.shape.rank) if a != channels]
     shape = [-1 if a == channels else 1 for a in range(x.shape.rank)]
     centred = x - tf.reduce_mean(x, axes, keepdims=True)
     variance = tf.reduce_mean(tf.square(centred), axes, keepdims=True)
     y = centred * tf.math.rsqrt(variance + op.get_attr("epsilon"))
     return [y * tf.reshape(scale, shape) + tf.reshape(offset, shape)]
+
+
+def _normalized(epsilon):
+    """Rows [N, M] with mean 0 and variance 1 each, whose gradient is computed in one piece."""
+
+    @tf.custom_gradient
+    def normalize(x):
+        centred = x - tf.reduce_mean(x, 1, keepdims=True)
+        inverse = tf.math.rsqrt(tf.reduce_mean(tf.square(centred), 1, keepdims=True) + epsilon)
+        y = centred * inverse
+
+        def pull_back(dy):
+            along = tf.reduce_mean(dy * y, 1, keepdims=True)
+            return inverse * (dy - tf.reduce_mean(dy, 1, keepdims=True) - y * along)
+
+        return y, pull_back
+
+    return normalize
+
+
+def _is(t, number) -> bool:
+    """Whether the graph knows that all numbers of a tensor are this one."""
+    value = tf.get_static_value(t.op.inputs[1] if t.op.type == "Fill" else t)
+    return value is not None and bool(np.all(value == number))
 
 
 def _erf(op, inputs):

@@ -8,7 +8,7 @@ PREFIX = "TfpflBuiltin"
 
 # Operations whose gradient in TensorFlow already consists of builtin operations, for any number of examples. That of
 # IdentityN is what the layer itself says (tf.custom_gradient), as in swish.
-PLAIN = {"MatMul", "Reshape", "Identity", "IdentityN", "Squeeze", "ExpandDims", "Neg", "EnsureShape"}
+PLAIN = {"Reshape", "Identity", "IdentityN", "Squeeze", "ExpandDims", "Neg", "EnsureShape"}
 # Operations through which no gradient goes.
 STOPS = {"StopGradient", "OnesLike", "ZerosLike"}
 
@@ -55,6 +55,7 @@ GRADIENTS = {
     "Sum": sums.total,
     "Max": sums.largest,
     "Softmax": sums.softmax,
+    "MatMul": sums.matmul,
     "BatchMatMulV2": sums.batch_matmul,
     "FusedBatchNormV3": sums.frozen_batch_norm,
     "MaxPool": images.max_pool,
