@@ -240,7 +240,7 @@ def _pixels(padded, kh, kw, s, y):
 
 
 def _scattered(parts, s, top, left, x):
-    """The transpose of `_phase`: [((a, b), values for offset (a, b) of every window)] added up in an image like x."""
+    """The transpose of `_pixels`: [((a, b), values for offset (a, b) of every window)] added up in an image like x."""
     offsets_a, offsets_b = {a // s[0] for (a, _), _ in parts}, {b // s[1] for (_, b), _ in parts}
     height, width = int(parts[0][1].shape[1]) + max(offsets_a), int(parts[0][1].shape[2]) + max(offsets_b)
     phases: dict[tuple[int, int], Any] = {}

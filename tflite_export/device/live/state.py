@@ -49,7 +49,7 @@ class State:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = open(self.folder / LOCK, "wb")  # noqa: SIM115 - it is open as long as the device works
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
             raise InvalidInput(f"{self.folder} is in use: another device works with it") from None
