@@ -99,8 +99,8 @@ def _layer_norm(op, inputs):
         x.set_shape([None if np.isnan(n) else int(n) for n in sizes])
     channels = 1 if op.get_attr("data_format") == b"NCHW" else x.shape.rank - 1
     if channels == 1 and x.shape[0] == 1:  # Keras 2 puts the examples in the place of channels
-        sizes = dims(op, x.shape)
-        y = tf.reshape(_normalized(op.get_attr("epsilon"))(tf.reshape(x, [-1, product(sizes[2:])])), sizes)
+        shape = dims(op, x.shape)
+        y = tf.reshape(_normalized(op.get_attr("epsilon"))(tf.reshape(x, [-1, product(shape[2:])])), shape)
         if _is(scale, 1) and _is(offset, 0):
             return [y]
         return [y * tf.reshape(scale, [1, -1, 1, 1]) + tf.reshape(offset, [1, -1, 1, 1])]

@@ -21,7 +21,8 @@ def max_pool(op, dy):
     """
     x, y = op.inputs[0], op.outputs[0]
     (kh, kw), s, (top, left) = _window(op, op.get_attr("ksize")[1:3], x, y)
-    padded = _resized(x, top, left, *_covered(y, kh, kw, s), fill=tf.constant(x.dtype.min, x.dtype))
+    height, width = _covered(y, kh, kw, s)
+    padded = _resized(x, top, left, height, width, fill=tf.constant(x.dtype.min, x.dtype))
     pixels = _pixels(padded, kh, kw, s, y)
     parts, left_over = [], dy
     for i, pixel in enumerate(pixels):
@@ -134,7 +135,8 @@ def _places_back(size, out, kernel, s, before):
     for n, m, k, step, first in zip(size, out, kernel, s, before, strict=True):
         start = np.arange(n)[:, None] + first - np.arange(k)
         axes.append(np.where((start % step == 0) & (start // step < m), start // step, -1))
-    return _numbered(*axes, out)
+    down, right = axes
+    return _numbered(down, right, out)
 
 
 def _numbered(down, right, size):

@@ -54,7 +54,9 @@ class Stamp(NamedTuple):
 
 def text_to_sign(method: str, target: str, time: str, nonce: str, body_sha256: str) -> bytes:
     """The text that is signed; see the module."""
-    return "".join(f"{line}\n" for line in (NAME, method, target, time, nonce, body_sha256)).encode(errors="surrogateescape")
+    return "".join(f"{line}\n" for line in (NAME, method, target, time, nonce, body_sha256)).encode(
+        errors="surrogateescape"
+    )
 
 
 def to_text(content: bytes) -> str:
