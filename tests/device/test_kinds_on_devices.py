@@ -102,7 +102,7 @@ def make_run(tmp_path_factory):
     return make
 
 
-@pytest.mark.parametrize("kind", slow_but(KINDS, "poisson", ci=("multilabel", "quantile:0.9")))
+@pytest.mark.parametrize("kind", slow_but(KINDS, ci=("poisson", "multilabel", "quantile:0.9")))
 def test_rounds_of_devices_are_the_engines_and_a_client_is_exported(kind, make_run, tmp_path):
     with make_run(kind) as run:
         rows = simulate_round(run, 2)

@@ -350,17 +350,6 @@ def test_arrays_that_do_not_fit_are_refused_with_what_to_do(tmp_path, one_and_tw
         SplitModel(keras.Model({"a": a}, layers.GlobalMaxPooling1D()(layers.Embedding(5, 3)(a))))
 
 
-def test_a_bundle_for_devices_refuses_several_arrays():
-    from tflite_export import export
-    from tflite_export.device.errors import InvalidInput
-
-    model = SplitModel(two_arrays())
-    with pytest.raises(
-        (InvalidArgument, InvalidInput), match="the model takes several arrays, age, image, and a bundle"
-    ):
-        export((model, model.initial_theta, model.shared_head(2)), out="nowhere")
-
-
 @pytest.mark.slow
 def test_a_run_folder_keeps_such_a_model_and_gives_it_out(tmp_path):
     def pixels_and_age(rng, n):

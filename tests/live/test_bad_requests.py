@@ -1,15 +1,18 @@
 """What a server of live rounds answers to requests that are wrong: a clear status, and the run goes on unharmed."""
 
 import json
+import random
 import socket
 import struct
 import time
 import zlib
 
 import numpy as np
+import psutil
 import pytest
 
 from helpers.live import Talker, serving
+from helpers.live_fuzzer import Fuzzer
 from tflite_export.device import payload
 from tflite_export.device.live import wire
 from tfpfl.live import server as server_module
@@ -177,3 +180,27 @@ def test_slow_and_broken_connections_are_closed_and_others_are_served(live, talk
     for connection in slow:
         connection.close()
     assert talkers[1].send("GET", "/v1/work?wait=0")[0] == 200
+
+
+@pytest.mark.parametrize("cases", [100, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_no_request_makes_the_server_fail(make_run, tmp_path, cases, caplog):
+    with make_run(tmp_path / "run", participation=1.0) as run:
+        rules = Rules(wait_for=10, deadline=1e6, max_norm=100.0, joins=10**9)
+        with serving(run, rules) as (address, rounds, tokens):
+            talkers = [Talker(address) for _ in tokens]
+            for client, talker in enumerate(talkers):
+                assert talker.join(run, client, tokens[client])[0] == 200
+            before = 0
+            fuzzer, found = Fuzzer(random.Random(1), run, rounds, talkers, tokens), {}
+            for case in range(cases):
+                status, body = fuzzer.one()
+                found[status] = found.get(status, 0) + 1
+                assert status < 500, body
+                assert b"Traceback" not in body and str(run.folder).encode() not in body
+                if case == cases // 2:
+                    before = psutil.Process().memory_info().rss
+            grown = psutil.Process().memory_info().rss - before
+            assert rounds.view.waiting == frozenset(range(10)) and run.store.round_num == 0
+            assert not rounds.book.bodies(1) and talkers[0].send("GET", "/v1/work?wait=0")[1]["kind"] == "visit"
+    assert set(found) >= {200, 400, 401, 404, 409} and not caplog.records, found
+    assert grown < 30e6, f"{grown / 1e6:.0f} MB more after {cases // 2} requests"

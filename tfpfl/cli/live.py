@@ -86,7 +86,7 @@ SERVE = {  # heading of the help -> options
 )
 @click.option(
     "--web",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=click.Path(path_type=Path),
     metavar="DIR",
     help="Also serve the page with which browser tabs join: web/dist, or what python -m tflite_export web wrote.",
 )
@@ -165,7 +165,9 @@ def device(**given):
 @click.option(
     "--clients", default=4, show_default=True, type=click.IntRange(2, 20), help="Number of devices that take part."
 )
-@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="Number of rounds.")
+@click.option(
+    "--rounds", default=20, show_default=True, type=click.IntRange(1), help="Number of rounds of communication."
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of the data's partition, the weights and the rounds.")
 def demo_live(out, clients, rounds, seed):
     """Train PFLEGO with devices on this machine.

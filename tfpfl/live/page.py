@@ -60,8 +60,7 @@ class LivePage:
         if SITE in self._files:
             try:
                 site = json.loads(self._files.pop(SITE).read_text(encoding="utf-8"))
-                if not isinstance(site["files"], dict):
-                    raise ValueError("it names no files")
+                dict.items(site["files"])  # a TypeError if these are no names and files
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise InvalidArgument(f"{folder / SITE} is damaged: write the site again ({error})") from error
         else:
