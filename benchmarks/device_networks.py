@@ -189,12 +189,14 @@ def _in_double(network, model, head, x, labels):
     from tflite_export.convert.check import gradient
     from tfpfl import SplitModel
 
-    before = keras.backend.floatx()
+    floatx, policy = keras.backend.floatx(), keras.mixed_precision.global_policy()
     keras.backend.set_floatx("float64")
+    keras.mixed_precision.set_global_policy("float64")  # Keras 3 does not follow floatx once it has made a layer
     try:
         backbone = network()
     finally:
-        keras.backend.set_floatx(before)
+        keras.backend.set_floatx(floatx)
+        keras.mixed_precision.set_global_policy(policy)
     backbone.set_weights(model.backbone.get_weights())
     double = SplitModel(backbone)
     theta, head = tf.nest.map_structure(lambda w: tf.cast(w, tf.float64), (model.theta(), head))
