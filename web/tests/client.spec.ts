@@ -35,7 +35,10 @@ describe.skipIf(noBrowser)('Be a client', () => {
         for (const [name, text] of Object.entries(differences)) expect(parseFloat(text), `${name}: ${text}`).toBeLessThan(1e-5)
         const losses = numbers(`round_${n}.losses`)
         const status = (await page.locator('#round-status').textContent())!
-        expect(status).toContain(`loss ${losses[0]!.toFixed(4)} before, ${numbers(`round_${n}.loss`)[0]!.toFixed(4)} at the joint gradient`)
+        const [before, joint] = /loss (\S+) before, (\S+) at the joint gradient/.exec(status)!.slice(1).map(Number) as [number, number]
+        const near = (shown: number, exact: number) => expect(Math.abs(shown - exact)).toBeLessThan(1e-5 * Math.abs(exact) + 1e-4) // four digits are shown
+        near(before, losses[0]!)
+        near(joint, numbers(`round_${n}.loss`)[0]!)
         expect((await page.locator('#loss-chart polyline').getAttribute('points'))!.split(' ')).toHaveLength(50)
 
         const p = numbers(`round_${n}.dtheta`).length
