@@ -1,6 +1,7 @@
 # make demo | demo-live | test | test-docs | test-all | test-newest | lint | docs | wheels | notebooks | web | web-test |
 # lock | clean.
 # make native | native-test | native-fuzz | native-arm64 | native-swift: the client in C (docs/native.md), and in Swift;
+# native-arm64-test: C and Kotlin for aarch64 under qemu, with a JVM for it that it fetches from Debian (46 MB);
 # native-live: the one for live rounds, which also needs libcurl and OpenSSL 3.
 # The environment is .venv, made once from requirements.lock on Python 3.11; test-newest makes .venv-newest on Python 3.12
 # or 3.13, without TFF and from the newest releases. `make test` leaves out what is marked slow and what is marked docs;
@@ -20,7 +21,7 @@ PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: demo demo-live test test-docs test-all test-newest lint docs wheels notebooks web web-test lock clean
-.PHONY: native native-live native-test native-fuzz native-arm64 native-swift
+.PHONY: native native-live native-test native-fuzz native-arm64 native-arm64-test native-swift
 
 demo: $(INSTALLED)
 	@$(VENV_PYTHON) -m tfpfl demo
@@ -101,13 +102,20 @@ native-fuzz: $(INSTALLED)
 	@PYTHONPATH=. $(VENV_PYTHON) device_core/tests/seeds.py build/native-fuzz
 	@cd build/native-fuzz && ./fuzz -dict=words -max_len=16384 -max_total_time=$(SECONDS) corpus
 
-# The aarch64 library by PyPI's ziglang, for glibc 2.36 (Debian 12) or newer.
+# The aarch64 library by PyPI's ziglang, for glibc 2.36 (Debian 12) or newer; and Kotlin's, where there is a JDK.
+ARM64_MAKE = $(MAKE) -s -C device_core OUT="$(CURDIR)/build/native-arm64" AR="$(CURDIR)/build/zig/bin/python -m ziglang ar" \
+  CC="$(CURDIR)/build/zig/bin/python -m ziglang cc -target aarch64-linux-gnu.2.36"
 native-arm64: $(INSTALLED)
 	@[ -x build/zig/bin/python ] || $(VENV_PYTHON) -m venv build/zig
 	@build/zig/bin/python -m pip install --quiet --disable-pip-version-check ziglang
-	@$(MAKE) -s -C device_core OUT="$(CURDIR)/build/native-arm64" AR="$(CURDIR)/build/zig/bin/python -m ziglang ar" \
-	  CC="$(CURDIR)/build/zig/bin/python -m ziglang cc -target aarch64-linux-gnu.2.36" lib
-	@ls -l build/native-arm64/libtfpfl_device.*
+	@$(ARM64_MAKE) lib
+	@home=$${JAVA_HOME:-$$(dirname $$(dirname $$(readlink -f "$$(command -v javac)")))}; [ ! -f "$$home/include/jni.h" ] || \
+	  $(ARM64_MAKE) JAVA_HOME="$$home" jni
+	@ls -l build/native-arm64/libtfpfl_*
+
+native-arm64-test: $(INSTALLED)
+	@PYTHONPATH=tests $(VENV_PYTHON) -c "from helpers import arm64_system; arm64_system.install()"
+	@TFPFL_LITERT="$(or $(TFPFL_LITERT),2.3.0)" $(VENV_PYTHON) -m pytest -q tests/native -k on_aarch64 $(PYTEST_ARGS)
 
 # The Swift package, with the compiler in PATH or else Debian's, which is unpacked into the cache (~/.cache/tfpfl/swift).
 native-swift: $(INSTALLED)

@@ -43,15 +43,24 @@ def zig() -> list[str]:
         if not (folder / "installed").exists():
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-            _pip(folder / "bin" / "python", "install", "ziglang")
+            pip(folder / "bin" / "python", "install", "ziglang")
             (folder / "installed").touch()
     return [str(folder / "bin" / "python"), "-m", "ziglang"]
 
 
+def compiler() -> str:
+    """make's CC."""
+    return " ".join([*zig(), "cc -target aarch64-linux-gnu.2.36"])
+
+
+def archiver() -> str:
+    """make's AR."""
+    return " ".join([*zig(), "ar"])
+
+
 def programs() -> Path:
     """The folder with the library and the programs, compiled for aarch64."""
-    command = " ".join(zig())
-    return build("-arm64", CC=f"{command} cc -target aarch64-linux-gnu.2.36", AR=f"{command} ar")
+    return build("-arm64", CC=compiler(), AR=archiver())
 
 
 def litert_library(version: str) -> Path:
@@ -62,13 +71,14 @@ def litert_library(version: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
             what = ["--no-deps", "--only-binary=:all:", "--python-version=3.11", "--platform=manylinux_2_27_aarch64"]
-            _pip(sys.executable, "download", *what, f"--dest={folder}", f"ai-edge-litert=={version}")
+            pip(sys.executable, "download", *what, f"--dest={folder}", f"ai-edge-litert=={version}")
             with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
                 wheel.extract("ai_edge_litert/libLiteRt.so", folder)
     return library
 
 
-def _pip(python, *arguments):
+def pip(python, *arguments) -> None:
+    """Runs the pip of an environment."""
     subprocess.run([python, "-m", "pip", *arguments, "--quiet", "--disable-pip-version-check"], check=True)
 
 

@@ -26,15 +26,23 @@ def missing() -> str | None:
 
 
 def command(*arguments) -> list[str]:
-    """Compiles Client.kt and Vectors.kt, once for each state of the sources: the command that runs them."""
-    libraries = build("-jni", target="jni", JAVA_HOME=str(java_home()))
-    folder = libraries / "classes"
-    with open(libraries / "classes.lock", "w") as lock:
+    """The command that computes the vectors on this machine's JVM."""
+    return java(_libraries(), [classes()], "VectorsKt", *arguments)
+
+
+def _libraries() -> Path:
+    return build("-jni", target="jni", JAVA_HOME=str(java_home()))
+
+
+def classes() -> Path:
+    """Compiles Client.kt and Vectors.kt, once for each state of the sources: their folder."""
+    folder = _libraries() / "classes"
+    with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "compiled").exists():
             compiled(folder, CORE / "kotlin" / "tfpfl" / "Client.kt", CORE / "tests" / "Vectors.kt")
             (folder / "compiled").touch()
-    return java(libraries, [folder], "VectorsKt", *arguments)
+    return folder
 
 
 def compiled(folder: Path, *sources: Path, classpath=()) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers import arm64, kotlin, litert
+from helpers import arm64, arm64_system, kotlin, litert
 from helpers.truth import relative
 from tflite_export.device.head_file import load_head
 from tflite_export.device.payload import decode
@@ -101,19 +101,35 @@ def unlike_on_the_jvm(programs, bundle, version, data, folder, wrong) -> list:
     return unlike + [line for line, start in zip(lines, refused, strict=True) if not line.startswith(start)]
 
 
-def far_on_aarch64(programs, bundle, version, data, folder) -> dict:
-    """The files whose numbers are not those of this machine, with their relative errors; under qemu."""
-    here, there = folder / "here", folder / "there"
-    arguments = [arm64.programs() / "vectors", bundle.folder, arm64.litert_library(version), there]
-    for place, command in (
-        (here, [programs / "vectors", bundle.folder, litert.shared_library(version), here]),
-        (there, arm64.emulated(folder / "root", *arguments)),
-    ):
-        place.mkdir()
-        write_data(place, *data)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+def unlike_on_aarch64(programs, bundle, version, data, folder, language) -> tuple[dict, list]:
+    """Computes everything in C or on the JVM for aarch64, under qemu: (far, unlike).
 
+    `far`: the files whose numbers are not those of C on this machine, with their relative errors. `unlike`: the names
+    of those whose bytes are not those of C on aarch64.
+    """
+    here, c, there = folder / "here", folder / "c", folder / "there"
+    library = arm64.litert_library(version)
+    program = [arm64.programs() / "vectors", bundle.folder, library]
+    _computed(here, [programs / "vectors", bundle.folder, litert.shared_library(version), here], data)
+    if language == "C":
+        _computed(there, arm64.emulated(folder / "root", *program, there), data)
+        return _far(bundle, there, here), []
+    _computed(c, arm64_system.command(*program, c), data)
+    said = _computed(there, arm64_system.jvm(bundle.folder, library, there), data)
+    assert "WARNING in native method" not in said, said
+    return _far(bundle, there, here), [n for n in BYTES if (there / n).read_bytes() != (c / n).read_bytes()]
+
+
+def _computed(place, command, data) -> str:
+    """What a program printed that computes everything in the folder `place`."""
+    place.mkdir()
+    write_data(place, *data)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _far(bundle, there, here) -> dict:
     def numbers(path):
         if path.suffix == ".payload":
             return decode(path.read_bytes())

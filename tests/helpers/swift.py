@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from helpers import debian
 from helpers.litert import CACHE
 from helpers.native import CORE
 
@@ -102,44 +103,14 @@ def install() -> None:
     if shutil.which("apt-get") is None:
         raise SystemExit("there is no apt-get here: install Swift 5.9 or newer, so that `swift` is in PATH")
     shutil.rmtree(TOOLCHAIN, ignore_errors=True)
-    environment = _own_apt(TOOLCHAIN / "apt")
-    for command in (["update"], ["install", "--yes", "--download-only", "--no-install-recommends", *PACKAGES]):
-        subprocess.run(["apt-get", "-qq", *command], env=environment, check=True, stdin=subprocess.DEVNULL)
+    environment = debian.own_apt(TOOLCHAIN / "apt", RELEASE)
+    debian.apt(environment, "update")
+    debian.apt(environment, "install", "--yes", "--download-only", "--no-install-recommends", *PACKAGES)
     root = TOOLCHAIN / "root"
     for place in ("bin", "sbin", "lib", "lib64"):  # as in a system that has merged them with /usr
         (root / "usr" / place).mkdir(parents=True)
         (root / place).symlink_to(f"usr/{place}")
     (root / "tmp").mkdir()
-    left_out = [f"--exclude={pattern}" for pattern in LEFT_OUT]
-    for package in sorted((TOOLCHAIN / "apt" / "archives").glob("*.deb")):
-        with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as tar:
-            subprocess.run(["tar", "-x", "--no-same-owner", "-C", root, *left_out], stdin=tar.stdout, check=True)
+    debian.unpack(TOOLCHAIN / "apt" / "archives", root, LEFT_OUT)
     shutil.rmtree(TOOLCHAIN / "apt")
     (TOOLCHAIN / "installed").touch()
-
-
-def _own_apt(folder: Path) -> dict:
-    """An environment in which apt-get knows the newer release only, from where this machine gets its packages."""
-    for name in ("state", "lists/partial", "archives/partial"):
-        (folder / name).mkdir(parents=True)
-    (folder / "status").touch()
-    what = ["--format", "$(ORIGIN) $(LABEL) $(REPO_URI)", "Created-By: Packages"]
-    targets = subprocess.run(["apt-get", "indextargets", *what], capture_output=True, text=True, check=True).stdout
-    places = [line.split()[2] for line in targets.splitlines() if line.startswith("Debian Debian ")]
-    if not places:
-        raise SystemExit("apt knows no packages of Debian: install Swift 5.9 or newer, so that `swift` is in PATH")
-    (folder / "sources.list").write_text(
-        f"deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {places[0]} {RELEASE} main\n"
-    )
-    settings = {
-        "Dir::State": "state",
-        "Dir::State::Lists": "lists",
-        "Dir::State::Status": "status",
-        "Dir::Cache": ".",
-        "Dir::Cache::Archives": "archives",
-        "Dir::Etc::SourceList": "sources.list",
-    }
-    lines = [f'{name} "{folder / value}";' for name, value in settings.items()]
-    lines += ['Dir::Etc::SourceParts "/dev/null";', 'APT::Sandbox::User "root";']
-    (folder / "apt.conf").write_text("\n".join(lines) + "\n")
-    return {**os.environ, "APT_CONFIG": str(folder / "apt.conf")}

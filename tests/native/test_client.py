@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers import arm64, kotlin, litert
+from helpers import arm64_system, kotlin, litert
 from helpers.marks import slow_but
 from helpers.native import CORE, NativeClient, NativeError, build
-from helpers.native_bytes import far_on_aarch64, unlike_on_the_jvm, unlike_python
+from helpers.native_bytes import unlike_on_aarch64, unlike_on_the_jvm, unlike_python
 from helpers.networks import OWN
 from helpers.truth import random_head, relative, true_gradient, true_steps
 from tflite_export import BundleError, DeviceClient, export
@@ -334,11 +334,12 @@ def test_a_thousand_rounds_without_a_finding_of_the_sanitizers(bundle, litert_li
 @pytest.mark.slow
 @pytest.mark.litert
 @pytest.mark.parametrize("version", LIBRARIES[-1:] or [NONE])
-def test_the_same_numbers_on_aarch64(bundle, programs, version, tmp_path):
+@pytest.mark.parametrize("language", ["C", "JVM"])
+def test_the_same_numbers_on_aarch64(bundle, programs, version, language, tmp_path):
     """The same sources compiled for another processor, and LiteRT for it: other kernels, so not the same bytes."""
-    if arm64.missing():
-        pytest.skip(arm64.missing())
-    assert far_on_aarch64(programs, bundle, version, data(bundle, 75), tmp_path) == {}
+    if arm64_system.missing(language):
+        pytest.skip(arm64_system.missing(language))
+    assert unlike_on_aarch64(programs, bundle, version, data(bundle, 75), tmp_path, language) == ({}, [])
 
 
 @pytest.mark.slow

@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from helpers import arm64, kotlin, litert
+from helpers import arm64_system, kotlin, litert
 from helpers.hand_made import described, write_manifest
 from helpers.marks import slow_but
 from helpers.native import NativeClient, NativeError, build
-from helpers.native_bytes import far_on_aarch64, unlike_on_the_jvm, unlike_python
+from helpers.native_bytes import unlike_on_aarch64, unlike_on_the_jvm, unlike_python
 from helpers.truth import relative
 from tflite_export import BundleError, DeviceClient, export
 from tflite_export.convert.check import fit, gradient
@@ -298,11 +298,12 @@ def test_the_same_bytes_of_smaller_trunks(smaller, programs, version, trunk, tmp
 @pytest.mark.slow
 @pytest.mark.litert
 @pytest.mark.parametrize("version", LIBRARIES[-1:] or [NONE])
-def test_the_same_numbers_on_aarch64(poisson, programs, version, tmp_path):
-    if arm64.missing():
-        pytest.skip(arm64.missing())
+@pytest.mark.parametrize("language", ["C", "JVM"])
+def test_the_same_numbers_on_aarch64(poisson, programs, version, language, tmp_path):
+    if arm64_system.missing(language):
+        pytest.skip(arm64_system.missing(language))
     data = raws(75), drawn("poisson", 75)[1], poisson.theta() * np.float32(0.9)
-    assert far_on_aarch64(programs, poisson, version, data, tmp_path) == {}
+    assert unlike_on_aarch64(programs, poisson, version, data, tmp_path, language) == ({}, [])
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from helpers import arm64, kotlin, litert
+from helpers import arm64_system, kotlin, litert
 from helpers.hand_made import write_manifest
 from helpers.native import NativeClient, NativeError, build
-from helpers.native_bytes import far_on_aarch64, unlike_on_the_jvm, unlike_python
+from helpers.native_bytes import unlike_on_aarch64, unlike_on_the_jvm, unlike_python
 from helpers.truth import random_head, relative, true_gradient, true_steps, varied
 from tflite_export import BundleError, DeviceClient, export
 from tflite_export.convert.program import flatten
@@ -156,11 +156,12 @@ def test_the_same_bytes_as_in_python_on_every_version(exported, programs, versio
 @pytest.mark.slow
 @pytest.mark.litert
 @pytest.mark.parametrize("version", LIBRARIES[-1:] or [NONE])
-def test_the_same_numbers_on_aarch64(exported, programs, version, tmp_path):
-    if arm64.missing():
-        pytest.skip(arm64.missing())
+@pytest.mark.parametrize("language", ["C", "JVM"])
+def test_the_same_numbers_on_aarch64(exported, programs, version, language, tmp_path):
+    if arm64_system.missing(language):
+        pytest.skip(arm64_system.missing(language))
     values = (*data(75), flatten(exported[1]) * np.float32(0.9))
-    assert far_on_aarch64(programs, exported[-1], version, values, tmp_path) == {}
+    assert unlike_on_aarch64(programs, exported[-1], version, values, tmp_path, language) == ({}, [])
 
 
 @pytest.mark.slow
