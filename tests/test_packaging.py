@@ -150,7 +150,7 @@ def test_the_wheels_are_ready_for_an_index(wheels, environment, place):
         else:
             assert files == {"tflite_export"}
             assert modules == {"tflite_export/__init__.py"} | {
-                str(p.relative_to(ROOT)) for p in (ROOT / "tflite_export" / "device").glob("*.py")
+                str(p.relative_to(ROOT)) for p in (ROOT / "tflite_export" / "device").rglob("*.py")
             }
     python = environment("twine", "twine")
     assert run(python, "-m", "twine", "check", "--strict", *wheels.values(), cwd=place).stdout.count("PASSED") == 2

@@ -79,6 +79,7 @@ def test_a_request_that_is_not_signed_right_is_refused(live, talkers):
         "another body": first.stamp(*ask, b"x").headers(),
         "another client's key": second.stamp(*ask)._replace(client="0").headers(),
         "no client": first.stamp(*ask)._replace(client="77").headers(),
+        "thousands of digits": first.stamp(*ask)._replace(client="1" * 5000).headers(),
         "zeros": first.stamp(*ask)._replace(client="00").headers(),
         "no number": first.stamp(*ask)._replace(client="-1").headers(),
         "no time": first.stamp(*ask)._replace(time="1e9").headers(),

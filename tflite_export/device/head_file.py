@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tflite_export.device.errors import InvalidInput
+from tflite_export.device.files import write_whole
 
 _MAGIC, _MAGIC_LABELS = b"TFPFLH01", b"TFPFLH02"
 _HEADER = struct.Struct("<8sII32sI")
@@ -63,21 +64,7 @@ def head_bytes(head: SavedHead) -> bytes:
 
 def save_head(path: str | os.PathLike, head: SavedHead) -> None:
     """Writes a head to a file. If the process is killed meanwhile, the old or the new head is there, whole."""
-    path = Path(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(head_bytes(head))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)  # the new name must be on disk, too
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_whole(path, head_bytes(head))
 
 
 def load_head(path: str | os.PathLike, num_features: int, num_classes: int) -> SavedHead:

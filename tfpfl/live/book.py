@@ -29,7 +29,7 @@ CREATE TABLE event (number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL, what TEXT
 
 
 class BookError(TfpflError, RuntimeError):
-    """live.sqlite cannot be used."""
+    """The file live.sqlite is damaged, of another run, or of a newer version."""
 
 
 class Member(NamedTuple):
@@ -107,7 +107,7 @@ class Book:
         return self.members()[found[0][0]] if found else None
 
     def members(self) -> dict[int, Member]:
-        """{client: member}, ascending."""
+        """All clients that have a token, joined or not: {client: member}, ascending."""
         query = "SELECT client, key, revoked, invited, arrived FROM member ORDER BY client"
         return {client: Member(client, key, bool(r), *counts) for client, key, r, *counts in self._rows(query)}
 
@@ -198,7 +198,7 @@ class Book:
         self._db.execute("INSERT INTO event (at, what, round, client) VALUES (?, ?, ?, ?)", (at, what, number, client))
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file; all that was kept is on disk without it."""
         self._db.close()
 
 

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tflite_export.convert.personal import device_training
 from tflite_export.convert.program import flatten, unflatten
 from tflite_export.device import payload as payloads
+from tflite_export.device.head_file import theta_sha256
 from tflite_export.device.live import wire
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.cohorts import cohort
@@ -256,11 +257,11 @@ class LiveRounds:
         if self.view.kind == wire.NOTHING:
             self._open(now)
         elif self.view.kind == wire.VISIT and now >= self.view.deadline:
-            number, came = self.view.round_num, len(self.book.bodies(self.view.round_num))
-            if came >= max(1, int(np.ceil(self.rules.quorum * len(self._open_round.arrival) - 1e-9))):
+            invited = len(self._open_round.arrival)
+            if invited - len(self.view.waiting) >= max(1, int(np.ceil(self.rules.quorum * invited - 1e-9))):
                 self._close(now)
             else:
-                self.book.extend(number, now + self.rules.deadline, now)
+                self.book.extend(self.view.round_num, now + self.rules.deadline, now)
                 self.view = self.view._replace(deadline=now + self.rules.deadline)
         elif self.view.kind == wire.SCORE and now >= self.view.deadline:
             self._commit(now)
@@ -278,7 +279,7 @@ class LiveRounds:
             self._open_round, self._members = None, self.book.members()
         if self._open_round is not None:
             opened = self._open_round
-            theta = self._publish(self._server)
+            theta = self._publish(self._theta(self._server))
             if theta != opened.theta:
                 raise InvalidArgument(
                     f"{self.book.path} has round {opened.number} open for another theta than the run's: one of the two "
@@ -293,11 +294,14 @@ class LiveRounds:
                 self._close(now)
         self.tick(now)
 
-    def _publish(self, server) -> str:
-        """Makes the message of a server state available by its hash, and forgets older ones."""
-        flat = flatten(self.algorithm.message(server)).astype("<f4").tobytes()
-        name = hashlib.sha256(flat).hexdigest()
-        self.thetas = {name: flat}
+    def _theta(self, server) -> np.ndarray:
+        """The message of a server state, flat: float32 [P]."""
+        return flatten(self.algorithm.message(server))
+
+    def _publish(self, theta: np.ndarray) -> str:
+        """Makes a theta available by its hash, and forgets older ones."""
+        name = theta_sha256(theta)
+        self.thetas = {name: theta.astype("<f4").tobytes()}
         return name
 
     def _open(self, now: float) -> None:
@@ -312,7 +316,7 @@ class LiveRounds:
             return
         present = None if len(awake) == len(self.ids) else awake
         ids = [int(i) for i in cohort(self.run.config.seed, number, self.population, present)]
-        theta = self._publish(self._server)
+        theta = self._publish(self._theta(self._server))
         self.book.open_round(number, theta, ids, now, now + self.rules.deadline)
         self._open_round = self.book.open_now()
         self._invite(self._open_round, frozenset(ids), now + self.rules.deadline)
@@ -343,7 +347,8 @@ class LiveRounds:
         if not self._open_round.closed:
             self.book.close_round(number, now)
         self._stepped = (number, self._after(self.book.bodies(number)))
-        if not np.isfinite(flatten(self.algorithm.message(self._stepped[1]))).all():
+        theta = self._theta(self._stepped[1])
+        if not np.isfinite(theta).all():
             self.failed = DivergedError(
                 f"round {number} diverged: theta is not finite after the server's step. All earlier rounds are saved. "
                 "A smaller rho, or --max-norm, may help in a new run"
@@ -352,8 +357,7 @@ class LiveRounds:
             return
         if self._training.is_evaluated(number, self.run.config.rounds):
             waiting = frozenset(self.awake(now).tolist()) - set(self.book.scores(number))
-            theta = self._publish(self._stepped[1])
-            self.view = View(wire.SCORE, number, theta, waiting, now + self.rules.deadline)
+            self.view = View(wire.SCORE, number, self._publish(theta), waiting, now + self.rules.deadline)
             if waiting:
                 return
         self._commit(now)

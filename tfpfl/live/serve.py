@@ -15,8 +15,8 @@ import numpy as np
 
 from tflite_export.convert.bundle import export
 from tflite_export.convert.personal import device_training
+from tflite_export.device.files import write_whole
 from tflite_export.device.layout import BROWSER_PROGRAM, PROGRAM
-from tflite_export.device.live.state import write_whole
 from tflite_export.device.runtime import Bundle, write_manifest
 from tfpfl.checks import InvalidArgument
 from tfpfl.live.page import LivePage, require_page
@@ -146,7 +146,6 @@ def serve(
         rules: how rounds are run; default: `Rules()`.
         host, port, tls, on_start: see `LiveServer.run`.
         page: the folder of the page with which browser tabs join, see `LivePage`; None: no page.
-
         new_tokens: clients that get another token, see `write_tokens`.
 
     Raises:

@@ -62,7 +62,8 @@ class Gate:
         """
         values = [request.headers.get(name, "") for name in (wire.CLIENT, wire.TIME, wire.NONCE, wire.SIGNATURE)]
         stamp = wire.Stamp(*values)
-        if not (stamp.client.isascii() and stamp.client.isdigit() and str(int(stamp.client)) == stamp.client[:9]):
+        digits = stamp.client.isascii() and stamp.client.isdigit() and len(stamp.client) < 10
+        if not digits or str(int(stamp.client)) != stamp.client:
             raise Refused(401, f"{wire.CLIENT} must be the number of a client that has joined")
         if not (stamp.time.isascii() and stamp.time.isdigit() and len(stamp.time) < 12):
             raise Refused(401, f"{wire.TIME} must be a whole number of seconds since 1970")

@@ -23,10 +23,11 @@ import numpy as np
 
 from tflite_export.device.client import DeviceClient
 from tflite_export.device.errors import InvalidInput
+from tflite_export.device.files import write_whole
 from tflite_export.device.head_file import load_head, save_head
 from tflite_export.device.layout import MANIFEST, PROGRAM
 from tflite_export.device.live import wire
-from tflite_export.device.live.state import Pending, State, write_whole
+from tflite_export.device.live.state import Pending, State
 from tflite_export.device.runtime import Bundle
 
 _WAIT = 25.0  # seconds of a poll
@@ -36,7 +37,7 @@ _LONGEST_PAUSE = 15.0  # seconds between attempts while the server is away
 
 
 class Answer(NamedTuple):
-    """What the server said."""
+    """What the server answered to a request: the status of HTTP, and the body."""
 
     status: int
     body: bytes

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tflite_export.device.errors import InvalidInput
+from tflite_export.device.files import write_whole
 from tflite_export.device.head_file import HeadError, SavedHead, head_bytes, load_head
 from tflite_export.device.live.wire import Signer
 
@@ -128,18 +129,3 @@ class State:
     def drop(self) -> None:
         """Forgets the update: the server has answered."""
         (self.folder / UPDATE).unlink(missing_ok=True)
-
-
-def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Writes a file in one step: the old or the new one is there, whole."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)  # the new name must be on disk, too
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

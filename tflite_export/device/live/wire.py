@@ -60,7 +60,7 @@ def text_to_sign(method: str, target: str, time: str, nonce: str, body_sha256: s
 
 
 def to_text(content: bytes) -> str:
-    """Bytes as base64."""
+    """Writes bytes as base64, as headers and JSON have them."""
     return base64.b64encode(content).decode()
 
 

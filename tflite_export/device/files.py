@@ -1,0 +1,29 @@
+"""Writes a file in one step. This module needs nothing but Python."""
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: str | os.PathLike, content: bytes, mode: int = 0o644) -> None:
+    """Writes a file. If the process is killed meanwhile, or the power is gone, the old or the new one is there, whole.
+
+    Args:
+        path: the file; its folder exists.
+        content: what it shall hold.
+        mode: its permissions.
+    """
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)  # the new name must be on disk, too
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
