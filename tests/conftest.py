@@ -103,7 +103,7 @@ def a_run(shared_run, short_end, tmp_path):
 
 def pytest_addoption(parser):
     """How hard test_fuzzing.py tries, which part of the slow tests to run, and whether to keep how long files took."""
-    parser.addoption("--fuzz", type=int, help="Cases of damaged files and strange values (100, and 1,000 as slow).")
+    parser.addoption("--fuzz", type=int, help="Cases of damaged files and strange values (50, and 1,000 as slow).")
     parser.addoption("--part", metavar="K/N", help="Of the files' slow tests, only those of part K of N; 0 <= K < N.")
     parser.addoption("--store-durations", action="store_true", help=f"Write CPU seconds into {DURATIONS.name}.")
 

@@ -63,6 +63,7 @@ def test_the_list_only_shrinks():
 
 
 @needs_mypy
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program, said",
     [

@@ -1,6 +1,6 @@
 """`tfpfl.studies.battery` for every method with every kind of heads that it can have.
 
-`make test` runs one case, `make test-all` all; those marked `table` are left out by .ci/run, since they take long.
+All cases are slow; those marked `table` are left out by .ci/run, since they take longest.
 """
 
 import pytest
@@ -13,7 +13,6 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.models import SplitModel
 from tfpfl.studies import battery
 
-FAST = [("pflego", "regression")]
 AT_NIGHT = ["fedrecon", "fedamp"]  # heads that are fitted again, and messages for each client
 
 
@@ -36,8 +35,6 @@ def hyperparameters(name: str, kind: str) -> dict:
 
 
 def marked(name: str, kind: str):
-    if (name, kind) in FAST:
-        return pytest.param(name, kind)
     every = kind == "regression" and name in AT_NIGHT or name == "pflego"
     return pytest.param(name, kind, marks=pytest.mark.slow if every else (pytest.mark.slow, pytest.mark.table))
 

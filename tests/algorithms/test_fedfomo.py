@@ -67,7 +67,7 @@ def test_weights_are_the_papers(data):
     assert identical(algorithm.local_model(message, output), output.state.theta)
 
 
-@pytest.mark.parametrize("which", ["worse", "none"])
+@pytest.mark.parametrize("which", slow_but(["worse", "none"], "worse"))
 @pytest.mark.parametrize("own_model", slow_but(["always", "visited"], "always"))
 def test_where_nobody_helps_the_model_stays(data, which, own_model):
     algorithm = fedfomo(data.model, data.population, own_model=own_model, **FULL)

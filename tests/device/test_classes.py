@@ -93,6 +93,7 @@ def test_the_file_of_a_head_with_names_of_its_own(tmp_path):
             load_head(path, 6, 3)
 
 
+@pytest.mark.slow
 def test_a_round_after_a_class_was_added_is_that_of_a_wider_head(bundle, run_folder, federation, tmp_path):
     state, (x, y) = tmp_path / "head.bin", federation.arrays(4, "train")
     client = DeviceClient(bundle, state, interpreter=tf.lite.Interpreter)

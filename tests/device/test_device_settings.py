@@ -89,7 +89,7 @@ def check_same(federation, folder, **changes):
     assert max(max(row.theta, row.heads) for row in rows) < 1e-5
 
 
-@pytest.mark.parametrize("name", slow_but(SAME, "dropout", ci=("network",)))
+@pytest.mark.parametrize("name", slow_but(SAME, ci=("network", "dropout")))
 def test_devices_compute_what_the_engine_computes(name, federation, tmp_path):
     check_same(federation, tmp_path / "run", **SAME[name])
 

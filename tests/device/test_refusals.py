@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from helpers.marks import slow_but
 from helpers.truth import random_head
 from tflite_export import DeviceClient, ExportError, export, verify
 from tflite_export.convert.gradients import UnsupportedLayerError
@@ -32,7 +33,7 @@ def test_a_backbone_that_does_not_train(tmp_path):
         assert "no weight of the backbone trains" in refused(frozen(), tmp_path, rounds=rounds)
 
 
-@pytest.mark.parametrize("layer", [layers.GRU, layers.LSTM])
+@pytest.mark.parametrize("layer", slow_but([layers.GRU, layers.LSTM], layers.LSTM))
 def test_a_recurrent_layer_even_without_rounds(layer, tmp_path):
     backbone = keras.Sequential([keras.Input((6, 3)), layer(4)])
     said = refused(backbone, tmp_path, rounds=False)
@@ -78,7 +79,7 @@ def without_biases(activation):
     return keras.Sequential([keras.Input((4,)), first, layers.Dense(5, activation=activation)])
 
 
-@pytest.mark.parametrize("activation", ["relu", "relu6"])
+@pytest.mark.parametrize("activation", slow_but(["relu", "relu6"], "relu"))
 def test_no_activation_is_lost_behind_a_layer_without_bias(activation, tmp_path):
     model = SplitModel(without_biases(activation))
     bundle = export((model, model.initial_theta, random_head(model, 3)), out=tmp_path / "b", inference=False)

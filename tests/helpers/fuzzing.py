@@ -144,7 +144,7 @@ def refused_or_fine(function, folder, ways=(), kind=""):
 
 
 def pytest_generate_tests(metafunc):
-    """100 cases, and 1,000 for those who have the time; or what --fuzz says."""
+    """50 cases, and 1,000 for those who have the time; or what --fuzz says."""
     if "cases" in metafunc.fixturenames:
         asked = metafunc.config.getoption("--fuzz")
-        metafunc.parametrize("cases", [asked] if asked else slow_but([100, 1000], 100))
+        metafunc.parametrize("cases", [asked] if asked else slow_but([50, 1000], 50))

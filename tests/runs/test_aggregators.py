@@ -58,7 +58,7 @@ def updates(algorithm, federation):
 # ---- TFF's
 
 
-@pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "scaffold"], "scaffold"))
+@pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "scaffold"], ci=("scaffold",)))
 def test_an_aggregator_that_changes_nothing_changes_nothing(name, federation, tff):
     algorithm = build(name, federation)._replace(balance=None)  # SCAFFOLD's: it has two parts, and none is clipped here
     expected = one_round(Simulation(algorithm, federation), algorithm)[1]

@@ -136,6 +136,7 @@ def test_every_method_gives_the_model_that_its_clients_predict_with(
             assert float(cross_entropy(logits, y)) == pytest.approx(before.loss[0, 0], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_file_names_nothing_but_keras(a_run_of_pixels, tmp_path):
     """So that Keras alone can load it; and it goes on to predict the same."""
     with Run.open(a_run_of_pixels) as run:

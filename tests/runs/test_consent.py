@@ -25,6 +25,7 @@ def twice(file):
     return model
 
 
+@pytest.mark.slow
 def test_code_runs_only_where_it_was_allowed(six_clients, tmp_path, monkeypatch):
     monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "mine"))
     file, folder = tmp_path / "mine.keras", tmp_path / "run"

@@ -189,6 +189,7 @@ def test_fedala_without_learning_is_fedavg(six_clients, tmp_path):
     assert max(np.abs(a - b).max() for a, b in zip(ours, learned, strict=True)) > 1e-3
 
 
+@pytest.mark.slow
 def test_no_code_of_a_stranger_runs(loud, tmp_path, monkeypatch):
     _, marker, out = loud
     good("evaluate", out)  # by the one who made it, without a word more

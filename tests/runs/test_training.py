@@ -68,7 +68,7 @@ def counted(algorithm, traces):
     ("name", "way"),
     slow_but(
         [("pflego", "fused"), ("pflego", "one_by_one"), ("fedper", "auto"), ("ditto", "auto"), ("fedamp", "auto")],
-        ("pflego", "fused"),
+        ci=(("pflego", "fused"),),
     ),
 )
 def test_every_function_is_traced_once_for_all_clients_and_cohorts(federation, monkeypatch, name, way):
