@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 VERSIONS = os.environ.get("TFPFL_LITERT", "").split()
 CACHE = Path(os.environ.get("TFPFL_CACHE") or Path.home() / ".cache" / "tfpfl")
 
@@ -18,6 +20,16 @@ CACHE = Path(os.environ.get("TFPFL_CACHE") or Path.home() / ".cache" / "tfpfl")
 def versions(*others: str) -> list[str]:
     """The versions that TFPFL_LITERT names, and those of `others` whose environment is there already."""
     return [*VERSIONS, *(v for v in others if v not in VERSIONS and (_folder(v) / "installed").exists())]
+
+
+def with_library(last: bool = False) -> list:
+    """Parameters for a test: the versions of TFPFL_LITERT that have a C library, or the last of them only.
+
+    Where it names none, the test is skipped, and says why.
+    """
+    found = [version for version in VERSIONS if not version.startswith("1.")]
+    why = "no LiteRT with a C library is asked for (set TFPFL_LITERT)"
+    return found[-1:] if found and last else found or [pytest.param("none", marks=pytest.mark.skip(why))]
 
 
 def _folder(version):

@@ -308,12 +308,9 @@ def test_the_listing_in_the_documentation_is_the_example(bundle, programs, liter
 
 # ---- every version of LiteRT; sanitizers
 
-NONE = pytest.param("none", marks=pytest.mark.skip("no LiteRT with a C library is asked for (set TFPFL_LITERT)"))
-LIBRARIES = [version for version in litert.VERSIONS if not version.startswith("1.")]
-
 
 @pytest.mark.litert
-@pytest.mark.parametrize("version", LIBRARIES or [NONE])
+@pytest.mark.parametrize("version", litert.with_library())
 @pytest.mark.parametrize("n", [9, 75])
 def test_the_same_bytes_as_in_python_on_every_version(bundle, programs, version, n, tmp_path):
     """Where both run one version of LiteRT, not only the formats are the same, but every bit of every number."""
@@ -333,7 +330,7 @@ def test_a_thousand_rounds_without_a_finding_of_the_sanitizers(bundle, litert_li
 
 @pytest.mark.slow
 @pytest.mark.litert
-@pytest.mark.parametrize("version", LIBRARIES[-1:] or [NONE])
+@pytest.mark.parametrize("version", litert.with_library(last=True))
 @pytest.mark.parametrize("language", ["C", "JVM"])
 def test_the_same_numbers_on_aarch64(bundle, programs, version, language, tmp_path):
     """The same sources compiled for another processor, and LiteRT for it: other kernels, so not the same bytes."""
@@ -344,7 +341,7 @@ def test_the_same_numbers_on_aarch64(bundle, programs, version, language, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.litert
-@pytest.mark.parametrize("version", LIBRARIES[-1:] or [NONE])
+@pytest.mark.parametrize("version", litert.with_library(last=True))
 def test_kotlin_on_the_jvm_gives_the_same_bytes(bundle, programs, version, tmp_path):
     """The class for apps, compiled by Kotlin's own compiler, with the JVM's checks of what goes through JNI."""
     if kotlin.missing():

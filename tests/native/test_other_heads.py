@@ -274,12 +274,9 @@ def test_a_trunk_that_is_none_or_another_is_refused(poisson, native, litert_libr
 
 # ---- bytes, and sanitizers
 
-NONE = pytest.param("none", marks=pytest.mark.skip("no LiteRT with a C library is asked for (set TFPFL_LITERT)"))
-LIBRARIES = [version for version in litert.VERSIONS if not version.startswith("1.")]
-
 
 @pytest.mark.litert
-@pytest.mark.parametrize("version", LIBRARIES or [NONE])
+@pytest.mark.parametrize("version", litert.with_library())
 @pytest.mark.parametrize("n", [9, 75])
 def test_the_same_bytes_as_in_python_on_every_version(bundle, programs, version, n, tmp_path):
     data = raws(n), drawn(bundle.kind.text, n)[1], bundle.theta() * np.float32(0.9)
@@ -288,7 +285,7 @@ def test_the_same_bytes_as_in_python_on_every_version(bundle, programs, version,
 
 @pytest.mark.slow
 @pytest.mark.litert
-@pytest.mark.parametrize("version", LIBRARIES or [NONE])
+@pytest.mark.parametrize("version", litert.with_library())
 @pytest.mark.parametrize("trunk", SMALLER)
 def test_the_same_bytes_of_smaller_trunks(smaller, programs, version, trunk, tmp_path):
     data = raws(75), drawn("poisson", 75)[1], smaller.theta() * np.float32(0.9)
@@ -297,7 +294,7 @@ def test_the_same_bytes_of_smaller_trunks(smaller, programs, version, trunk, tmp
 
 @pytest.mark.slow
 @pytest.mark.litert
-@pytest.mark.parametrize("version", LIBRARIES[-1:] or [NONE])
+@pytest.mark.parametrize("version", litert.with_library(last=True))
 @pytest.mark.parametrize("language", ["C", "JVM"])
 def test_the_same_numbers_on_aarch64(poisson, programs, version, language, tmp_path):
     if arm64_system.missing(language):
@@ -308,7 +305,7 @@ def test_the_same_numbers_on_aarch64(poisson, programs, version, language, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.litert
-@pytest.mark.parametrize("version", LIBRARIES[-1:] or [NONE])
+@pytest.mark.parametrize("version", litert.with_library(last=True))
 def test_kotlin_on_the_jvm_gives_the_same_bytes(poisson, programs, version, tmp_path):
     if kotlin.missing():
         pytest.skip(kotlin.missing())

@@ -16,8 +16,6 @@ from tflite_export import DeviceClient
 from tflite_export.device.head_file import load_head, save_head
 
 MODULE = CORE / "android" / "tfpfl"
-LIBRARIES = [version for version in litert.VERSIONS if not version.startswith("1.")]
-NONE = pytest.param("none", marks=pytest.mark.skip("no LiteRT with a C library is asked for (set TFPFL_LITERT)"))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +104,7 @@ def as_vectors(program, folder, *seen):
 
 @pytest.mark.slow
 @pytest.mark.litert
-@pytest.mark.parametrize("version", LIBRARIES or [NONE])
+@pytest.mark.parametrize("version", litert.with_library())
 @pytest.mark.parametrize("n", [9, 75])
 def test_swift_gives_the_bytes_and_the_words_of_the_others(built, kind, bundle, programs, version, n, tmp_path):
     """Everything that a client computes, in Python, C and Swift; what it refuses; nothing after `close`."""
@@ -127,7 +125,7 @@ def test_swift_gives_the_bytes_and_the_words_of_the_others(built, kind, bundle, 
 
 @pytest.mark.slow
 @pytest.mark.litert
-@pytest.mark.parametrize("version", LIBRARIES[-1:] or [NONE])
+@pytest.mark.parametrize("version", litert.with_library(last=True))
 def test_a_head_with_classes_of_its_own_keeps_them_in_swift(built, kind, bundle, version, tmp_path):
     names = tuple("a\u00e9\U0001f600z")[: bundle.num_classes]
     first = load_head(bundle.path("head.bin"), bundle.num_features, bundle.num_classes)._replace(labels=names)

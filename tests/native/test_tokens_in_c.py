@@ -141,12 +141,8 @@ def test_manifests_that_say_something_else(exported, native, litert_library, tmp
         pair[0].predict(x.astype(np.float32))
 
 
-NONE = pytest.param("none", marks=pytest.mark.skip("no LiteRT with a C library is asked for (set TFPFL_LITERT)"))
-LIBRARIES = [version for version in litert.VERSIONS if not version.startswith("1.")]
-
-
 @pytest.mark.litert
-@pytest.mark.parametrize("version", LIBRARIES or [NONE])
+@pytest.mark.parametrize("version", litert.with_library())
 @pytest.mark.parametrize("n", [9, 75])
 def test_the_same_bytes_as_in_python_on_every_version(exported, programs, version, n, tmp_path):
     values = (*data(n), flatten(exported[1]) * np.float32(0.9))
@@ -155,7 +151,7 @@ def test_the_same_bytes_as_in_python_on_every_version(exported, programs, versio
 
 @pytest.mark.slow
 @pytest.mark.litert
-@pytest.mark.parametrize("version", LIBRARIES[-1:] or [NONE])
+@pytest.mark.parametrize("version", litert.with_library(last=True))
 @pytest.mark.parametrize("language", ["C", "JVM"])
 def test_the_same_numbers_on_aarch64(exported, programs, version, language, tmp_path):
     if arm64_system.missing(language):
@@ -166,7 +162,7 @@ def test_the_same_numbers_on_aarch64(exported, programs, version, language, tmp_
 
 @pytest.mark.slow
 @pytest.mark.litert
-@pytest.mark.parametrize("version", LIBRARIES[-1:] or [NONE])
+@pytest.mark.parametrize("version", litert.with_library(last=True))
 def test_kotlin_on_the_jvm_gives_the_same_bytes(exported, programs, version, tmp_path):
     if kotlin.missing():
         pytest.skip(kotlin.missing())
