@@ -5,7 +5,6 @@ bundle/         what the page loads: manifest.json, program_browser.tflite, thet
 index.html ...  the page, as `make web` built it; LiteRT.js and its WebAssembly are part of it
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
+from tflite_export.device.files import describe
 from tflite_export.device.layout import BROWSER_PROGRAM, CLIENT, HEAD, MANIFEST, THETA
 from tflite_export.device.runtime import Bundle, BundleError
 from tfpfl.checks import one_line
@@ -65,7 +65,7 @@ def write_site(source, out: str | os.PathLike, *, client: int | str | None = Non
                 if name in _BUNDLE_FILES or name in bundle.manifest["files"]:
                     shutil.copyfile(bundle.folder / name, temporary / "bundle" / name)
             listed = {p.relative_to(temporary).as_posix(): p for p in sorted(temporary.rglob("*")) if p.is_file()}
-            files = {name: _describe(path) for name, path in listed.items()}
+            files = {name: describe(path) for name, path in listed.items()}
             site = {"format": SITE_FORMAT, "made_by": f"tfpfl {_version()}", "files": files}
             (temporary / "site.json").write_text(json.dumps(site, indent=1) + "\n", encoding="utf-8")
             _put(temporary, out)
@@ -118,11 +118,6 @@ def _put(temporary, out):
     os.rename(out, old)
     os.rename(temporary, out)
     shutil.rmtree(old)
-
-
-def _describe(path):
-    content = path.read_bytes()
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _version():

@@ -3,7 +3,6 @@
 layout.py lists the files of a bundle and says what is in them.
 """
 
-import hashlib
 import os
 import platform
 import shutil
@@ -38,6 +37,7 @@ from tflite_export.convert.program import (
 from tflite_export.convert.several import Packed
 from tflite_export.device import layout
 from tflite_export.device.chunks import trunk_output
+from tflite_export.device.files import describe
 from tflite_export.device.head_file import SavedHead, head_bytes, theta_sha256
 from tflite_export.device.ops import minimum_runtime, operations
 from tflite_export.device.runtime import FORMAT, WHILE_SINCE, Bundle, Runtime, write_manifest
@@ -299,7 +299,7 @@ def _save(folder, name, content: bytes) -> Path:
 
 
 def _describe(path):
-    row = {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    row = describe(path)
     if path.suffix == ".tflite":
         row |= {"operations": operations(path), "minimum_runtime": minimum_runtime(path)}
     return row

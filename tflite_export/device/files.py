@@ -1,7 +1,14 @@
-"""Writes a file in one step. This module needs nothing but Python."""
+"""Writes a file in one step, and says what is in one. This module needs nothing but Python."""
 
+import hashlib
 import os
 from pathlib import Path
+
+
+def describe(path: Path) -> dict:
+    """Size and hash of a file, as manifests and sites list them: {'bytes', 'sha256'}."""
+    content = path.read_bytes()
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def write_whole(path: str | os.PathLike, content: bytes, mode: int = 0o644) -> None:

@@ -4,12 +4,12 @@ Only the files that were there when the server started are served, by their name
 lets the page load, run and ask nothing but this server, and nobody show it in a frame.
 """
 
-import hashlib
 import json
 from pathlib import Path
 
 from aiohttp import web
 
+from tflite_export.device.files import describe
 from tflite_export.device.layout import BROWSER_PROGRAM, HEAD, MANIFEST, THETA
 from tfpfl.checks import InvalidArgument
 
@@ -66,7 +66,7 @@ class LivePage:
         else:
             names = (MANIFEST, BROWSER_PROGRAM, THETA, HEAD)
             self._files |= {f"bundle/{name}": bundle / name for name in names}
-            files = {name: _describe(path) for name, path in self._files.items()}
+            files = {name: describe(path) for name, path in self._files.items()}
             site = {"format": SITE_FORMAT, "made_by": "tfpfl serve", "files": files}
         self._site = json.dumps(site | {"live": True}).encode()  # by it, the page knows that it can join here
 
@@ -85,8 +85,3 @@ class LivePage:
         if name == SITE:
             return web.Response(body=self._site, headers=headers)
         return web.FileResponse(self._files[name], headers=headers)
-
-
-def _describe(path: Path) -> dict:
-    content = path.read_bytes()
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
