@@ -30,15 +30,12 @@ import click
 import numpy as np
 import psutil
 
-from tflite_export.convert.program import flatten
-from tflite_export.device.head_file import load_head
 from tflite_export.device.live import wire
 from tfpfl import Federation, Run, RunConfig
 from tfpfl.live.book import Book
-from tfpfl.live.demo import processes, start_device, start_server
+from tfpfl.live.demo import away_from_simulation, processes, start_device, start_server
 from tfpfl.live.serve import TOKENS, write_data
 from tfpfl.runs.folders import LIVE
-from tfpfl.runs.training import Training
 
 EXACT = {"rho": 0.01, "beta": 0.05, "rule": "exact", "server_opt": "sgd"}
 
@@ -113,21 +110,13 @@ def kills(python, clients, rounds, server_kills, seed):
         book = Book(folder / LIVE, run.config.run_id)
         arrived = [(t, i) for _, _, what, t, i in book.events() if what == "arrived"]
         book.close()
-        live = flatten(run.algorithm.message(run.training().server_state()))
-        training = Training(run.algorithm, run.examples, seed=run.config.seed, evaluate_every=0, splits=())
-        training.run(rounds)
-        away = np.abs(live - flatten(run.algorithm.message(training.server_state()))).max()
-        heads = []
-        for client, state in zip(ids, training.client_states(ids), strict=True):
-            shape = np.asarray(state.kernel).shape
-            head = load_head(folder / "devices" / str(client) / "head.bin", *shape)
-            heads.append(max(np.abs(head.kernel - state.kernel).max(), np.abs(head.bias - state.bias).max()))
         done = [row["clients"] for row in run.store.history()]
+    away = away_from_simulation(folder)
     print(f"killed: the server {killed['server']} times, devices {killed['devices']} times; in {folder}")
     print(
         f"{len(done)} rounds, {sum(done)} visits; in the log {len(arrived)}, of which {len(set(arrived))} are different"
     )
-    print(f"away from the simulation: theta {away:.1e}, heads {max(heads):.1e}")
+    print(f"away from the simulation: theta {away.theta:.1e}, heads {away.heads:.1e}")
 
 
 @main.command()

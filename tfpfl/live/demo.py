@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 
 from tflite_export.convert.program import flatten
+from tflite_export.device.head_file import load_head
 from tfpfl.checks import Unavailable
 from tfpfl.live.serve import TOKENS, write_data
 from tfpfl.runs.run import Run
@@ -120,14 +121,27 @@ def run_live(folder: Path, *options: str, port: int = 0) -> None:
             raise Unavailable(f"the server ended: {_last_line(folder / 'server.log')}")
 
 
-def away_from_simulation(folder: Path) -> float:
-    """The largest difference of a weight of theta between a live run and the same rounds in this process.
+class Away(NamedTuple):
+    """The largest differences between a live run and the same rounds in one process: of theta and of the heads."""
+
+    theta: float
+    heads: float
+
+
+def away_from_simulation(folder: Path) -> Away:
+    """Compares a live run with the same rounds in this process.
 
     Args:
-        folder: the run folder.
+        folder: the run folder; the states of its devices are in folder/devices/CLIENT, as `start_device` puts them.
     """
     with Run.open(folder) as run:
+        ids = run.population.client_ids.tolist()
         live = flatten(run.algorithm.message(run.training().server_state()))
         training = Training(run.algorithm, run.examples, seed=run.config.seed, evaluate_every=0, splits=())
         training.run(run.store.round_num)
-        return float(np.abs(live - flatten(run.algorithm.message(training.server_state()))).max())
+        theta = np.abs(live - flatten(run.algorithm.message(training.server_state()))).max()
+        heads = []
+        for client, state in zip(ids, training.client_states(ids), strict=True):
+            found = load_head(folder / "devices" / str(client) / "head.bin", *state.kernel.shape)
+            heads += [np.abs(found.kernel - state.kernel).max(), np.abs(found.bias - state.bias).max()]
+        return Away(float(theta), float(max(heads)))
