@@ -28,6 +28,8 @@ def test_bad_input_is_told_in_one_line(run, tmp_path):
         ("serve", folder, "--quorum", "1.5"): "1.5",
         ("serve", folder, "--wait-for", "11"): "wait_for is 11, but the run has 10 clients",
         ("serve", folder, "--web", examples): "holds no page",
+        ("serve", folder, "--revoke", "12"): "has no client 12",
+        ("serve", folder, "--revoke", "1", "--new-token", "1"): "client 1: give --revoke or --new-token, not both",
         ("device", "ftp://x", "--data", examples, "--state", tmp_path / "s"): "has no train.npz",
     }
     for arguments, told in cases.items():

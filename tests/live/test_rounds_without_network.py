@@ -173,3 +173,49 @@ def test_a_new_token_ends_the_old_one(make_run, tmp_path):
         with pytest.raises(Refused, match="unknown"):
             rounds.join("token 0", {}, 1.0)
         rounds.close()
+
+
+def test_a_round_does_not_wait_for_a_revoked_client_and_what_it_sent_counts(make_run, tmp_path):
+    with make_run(tmp_path / "run", participation=1.0, rounds=2, evaluate_every=0) as run:
+        rounds = joined(run, Rules(wait_for=10, deadline=10, quorum=1.0, awake=1e6))
+        send(rounds, 0)
+        for client in (0, 1, 2):
+            rounds.book.revoke(client, 2.0)
+        rounds.refresh()
+        for client in (0, 1):
+            with pytest.raises(Refused, match="revoked: ask for a new one") as refused:
+                rounds.member(client)
+            assert refused.value.status == 403
+        for i in range(3, 9):
+            send(rounds, i, now=3.0)
+        rounds.tick(11.0)  # client 9 is missing, and the quorum is all who are left
+        assert rounds.view.kind == wire.VISIT and rounds.view.deadline == 21.0
+        rounds.close()
+        again = LiveRounds(run, rounds.rules, 12.0)  # a new start knows it, too
+        assert again.view.waiting == {9}
+        send(again, 9, now=13.0)
+        assert again.view.kind == wire.SCORE and again.view.waiting == frozenset(range(3, 10))
+        again.tick(23.0)
+        assert again.view.round_num == 2 and again.view.waiting == frozenset(range(3, 10))
+        assert run.store.history()[0]["came"] == "0 3 4 5 6 7 8 9"
+        for client in range(3, 10):
+            again.book.revoke(client, 24.0)
+        again.refresh()
+        again.tick(25.0)  # nobody is left to score, either
+        again.tick(26.0)
+        assert again.view.kind == wire.DONE and run.store.history()[1]["clients"] == 0
+        again.close()
+
+
+def test_rounds_begin_without_the_clients_that_are_revoked(make_run, tmp_path):
+    """--wait-for all: a client that was revoked before it joined would keep the others waiting for ever."""
+    with make_run(tmp_path / "run") as run:
+        rounds = joined(run, Rules(wait_for=10), clients=range(9))
+        assert rounds.view.kind == wire.NOTHING
+        rounds.book.revoke(9, 1.0)
+        rounds.refresh()
+        rounds.tick(2.0)
+        assert rounds.view.kind == wire.VISIT
+        rounds.book.set_tokens({9: "another"})  # takes it in again
+        assert not rounds.book.members()[9].revoked
+        rounds.close()

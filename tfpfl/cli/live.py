@@ -16,7 +16,7 @@ _seconds = click.FloatRange(0, 1e6, min_open=True)
 SERVE = {  # heading of the help -> options
     "Where": ("host", "port", "tls", "web"),
     "Rounds": ("rounds", "deadline", "quorum", "wait_for", "payload"),
-    "Who may take part": ("new_token", "joins", "max_norm", "data_for_devices"),
+    "Who may take part": ("new_token", "revoke", "joins", "max_norm", "data_for_devices"),
 }
 
 
@@ -80,6 +80,13 @@ SERVE = {  # heading of the help -> options
     metavar="CLIENT",
     help="Give this client another token: the old one, and the device that joined with it, are refused.",
 )
+@click.option(
+    "--revoke",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="CLIENT",
+    help="Refuse this client's token and device from now on; --new-token takes the client in again.",
+)
 @click.option("--rounds", type=click.IntRange(1), help="A new total number of rounds. Default: that of the run.")
 @click.option(
     "--data-for-devices", type=click.Path(path_type=Path), help="Write each client's examples to a folder here."
@@ -91,7 +98,7 @@ SERVE = {  # heading of the help -> options
     help="Also serve the page with which browser tabs join: web/dist, or what python -m tflite_export web wrote.",
 )
 @allow_code_option
-def serve(folder, host, port, tls, rounds, new_token, data_for_devices, web, allow_code, **rules):
+def serve(folder, host, port, tls, rounds, new_token, revoke, data_for_devices, web, allow_code, **rules):
     """Run the rounds of RUN on devices over HTTP.
 
     RUN is a run folder, made by: tfpfl run --create-only. The enrolment tokens of its clients are written to
@@ -109,6 +116,8 @@ def serve(folder, host, port, tls, rounds, new_token, data_for_devices, web, all
         raise click.UsageError(
             f"other machines reach {host}: give --tls CERT KEY, so that nobody reads or changes rounds"
         )
+    if both := sorted(set(new_token) & set(revoke)):
+        raise click.UsageError(f"client {both[0]}: give --revoke or --new-token, not both")
     how = Rules(**rules, awake=max(90.0, rules["deadline"]))
     if allow_code:
         allow_code_of(folder)
@@ -121,7 +130,8 @@ def serve(folder, host, port, tls, rounds, new_token, data_for_devices, web, all
             click.echo(f"Listening on {address}; tokens in {folder / TOKENS}; round {run.store.round_num + 1} is next.")
 
         with resumable(f"tfpfl serve {folder}", lambda: f"{run.store.round_num} rounds are saved"):
-            serve(run, how, host=host, port=port, tls=tls or None, on_start=started, new_tokens=new_token, page=web)
+            where = {"host": host, "port": port, "tls": tls or None}
+            serve(run, how, **where, on_start=started, new_tokens=new_token, revoked=revoke, page=web)
         click.echo(f"{run.store.round_num} rounds are saved in {folder}")
 
 

@@ -118,7 +118,7 @@ class Book:
             self._log(at, "joined", None, client)
 
     def revoke(self, client: int, at: float) -> None:
-        """Takes a client's token and key away."""
+        """Takes a client's token and key away, until it gets another token."""
         with self._transaction():
             self._db.execute("UPDATE member SET revoked = 1 WHERE client = ?", (client,))
             self._log(at, "revoked", None, client)

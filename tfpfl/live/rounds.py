@@ -243,8 +243,10 @@ class LiveRounds:
     # What the server does
 
     def refresh(self) -> None:
-        """Reads the members again, after tokens were made or revoked."""
+        """Reads the members again, after tokens were made or revoked; the open round does not wait for revoked ones."""
         self._members = self.book.members()
+        gone = {i for i, m in self._members.items() if m.revoked}
+        self.view = self.view._replace(waiting=self.view.waiting - gone)
 
     def tick(self, now: float) -> None:
         """Opens a round where none is, and ends one whose deadline is over; to be called about every second.
@@ -256,14 +258,15 @@ class LiveRounds:
             raise self.failed
         if self.view.kind == wire.NOTHING:
             self._open(now)
-        elif self.view.kind == wire.VISIT and now >= self.view.deadline:
-            invited = len(self._open_round.arrival)
-            if invited - len(self.view.waiting) >= max(1, int(np.ceil(self.rules.quorum * invited - 1e-9))):
+        elif self.view.kind == wire.VISIT and (now >= self.view.deadline or not self.view.waiting):
+            number, waiting = self.view.round_num, len(self.view.waiting)  # who was revoked meanwhile is in neither
+            came = sum(self.book.counted(number, i) is not None for i in self._open_round.arrival)
+            if not waiting or came >= max(1, int(np.ceil(self.rules.quorum * (came + waiting) - 1e-9))):
                 self._close(now)
             else:
                 self.book.extend(self.view.round_num, now + self.rules.deadline, now)
                 self.view = self.view._replace(deadline=now + self.rules.deadline)
-        elif self.view.kind == wire.SCORE and now >= self.view.deadline:
+        elif self.view.kind == wire.SCORE and (now >= self.view.deadline or not self.view.waiting):
             self._commit(now)
 
     def awake(self, now: float) -> np.ndarray:
@@ -292,6 +295,7 @@ class LiveRounds:
             self._invite(opened, waiting, max(opened.deadline, now + self.rules.deadline))
             if not waiting:
                 self._close(now)
+        self.refresh()
         self.tick(now)
 
     def _theta(self, server) -> np.ndarray:
@@ -309,7 +313,8 @@ class LiveRounds:
         if number > self.run.config.rounds:
             self.view = View(wire.DONE, number - 1, "", frozenset(), np.inf)
             return
-        if sum(m.key is not None for m in self._members.values()) < self.rules.wait_for:
+        members = [m for m in self._members.values() if not m.revoked]
+        if sum(m.key is not None for m in members) < min(self.rules.wait_for, len(members)):
             return
         awake = self.awake(now)
         if not len(awake):

@@ -102,6 +102,11 @@ def write_data(federation, population, client: int, folder: Path) -> None:
     (folder / "about.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 
+def _require_clients(run, clients: Iterable[int]) -> None:
+    if unknown := sorted(set(clients) - set(run.population.client_ids.tolist())):
+        raise InvalidArgument(f"{run.folder} has no client {', '.join(map(str, unknown))}")
+
+
 def write_tokens(run, book, new: Iterable[int] = ()) -> dict[int, str]:
     """Makes a token for each client that has none, and writes all of them beside the run: {client: token}.
 
@@ -114,8 +119,7 @@ def write_tokens(run, book, new: Iterable[int] = ()) -> dict[int, str]:
         InvalidArgument: the run has no such client, or tokens.json is damaged.
     """
     path, ids = run.folder / TOKENS, run.population.client_ids.tolist()
-    if unknown := sorted(set(new) - set(ids)):
-        raise InvalidArgument(f"{run.folder} has no client {', '.join(map(str, unknown))}")
+    _require_clients(run, new)
     try:
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         tokens = {int(i): str(token) for i, token in known.items()}
@@ -138,6 +142,7 @@ def serve(
     on_start: Callable[[str], None] | None = None,
     page: Path | None = None,
     new_tokens: Iterable[int] = (),
+    revoked: Iterable[int] = (),
 ) -> None:
     """Serves a run until its last round is saved.
 
@@ -147,13 +152,17 @@ def serve(
         host, port, tls, on_start: see `LiveServer.run`.
         page: the folder of the page with which browser tabs join, see `LivePage`; None: no page.
         new_tokens: clients that get another token, see `write_tokens`.
+        revoked: clients whose tokens and devices are refused from now on. The open round does not wait for them; what
+            they sent before counts.
 
     Raises:
-        InvalidArgument: devices cannot take part in this run, the server cannot listen there, or there is no page.
+        InvalidArgument: devices cannot take part in this run, the server cannot listen there, there is no page, or the
+            run has no such client.
         DivergedError: theta is not finite after a round. All earlier rounds are saved.
         ExportError: there is a page, and browsers cannot compute this run's rounds.
         BookError: live.sqlite of the run folder cannot be used.
     """
+    _require_clients(run, revoked)
     if page is not None:
         require_page(page)
     bundles = bundles_of(run, browser=page is not None)
@@ -170,6 +179,8 @@ def serve(
 
     try:
         write_tokens(run, rounds.book, new_tokens)
+        for client in revoked:
+            rounds.book.revoke(client, time.time())
         rounds.refresh()
         rounds.programs = programs_of(bundles)
 
