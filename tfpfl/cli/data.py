@@ -152,12 +152,18 @@ def datasets():
     from tfpfl.studies.fitted_table import FittedTable
 
     table = FittedTable()
-    for column in ("name", "example", "classes", "present"):
+    for column in ("name", "example", "classes", "natural clients", "present"):
         table.add_column(column)
     for row in list_datasets():
-        table.add_row(row["name"], str(row["shape"]), str(row["classes"]), "yes" if row["present"] else "no")
+        numbers = [str(row["classes"] or "numbers"), str(row["clients"] or "-")]
+        table.add_row(row["name"], str(row["shape"]), *numbers, "yes" if row["present"] else "no")
     Console().print(table)
     click.echo(f"Looked in {os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')} (TFDS_DATA_DIR).")
+    people = os.environ.get("TFPFL_PEOPLE")
+    if people:
+        click.echo(f"Data of people were looked for in {people} (TFPFL_PEOPLE).")
+    else:
+        click.echo("Data of people are looked for in the folder TFPFL_PEOPLE, which is not set; see docs/people.md.")
 
 
 @main.command()

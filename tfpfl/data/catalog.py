@@ -1,4 +1,4 @@
-"""The data sets that have a name: scikit-learn's digits, synthetic data, and TensorFlow Datasets.
+"""The data sets that have a name: scikit-learn's digits, synthetic data, data of people, and TensorFlow Datasets.
 
 `load_source` returns a `Source`: a train and a test set with global labels. A partitioner then divides it among
 clients.
@@ -8,9 +8,10 @@ import os
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument
-from tfpfl.data.omniglot import AUGMENT, load_omniglot
+from tfpfl.checks import InvalidArgument, check_choice
+from tfpfl.data.omniglot import AUGMENT, DRAWERS, load_drawers, load_omniglot
 from tfpfl.data.partitioners import check_seed
+from tfpfl.data.people.catalog import PEOPLE, is_present, load_people
 from tfpfl.data.source import Source, every_nth
 from tfpfl.data.synthetic import blobs
 from tfpfl.data.tfds import TFDS_IMAGES, data_folder, load_tfds_images, prepared_folder, tfds_folder
@@ -24,26 +25,38 @@ def load_source(
     pixels: str = "unit",
     augment: str = "before_split",
     antialias: bool = False,
+    features: str = "log_mel",
+    step: int | None = None,
+    label: str = "alphabet",
     seed: int = 0,
 ) -> Source:
     """Loads a data set by its name.
 
     Args:
-        name: 'digits' (scikit-learn's 1,797 images of 8 x 8), 'synthetic' (4,000 vectors of 8 numbers), or an image
-            classification data set of TensorFlow Datasets (TFDS), such as mnist, cifar10, omniglot or emnist/byclass
-            (whose images TFDS stores transposed).
+        name: 'digits' (scikit-learn's 1,797 images of 8 x 8), 'synthetic' (4,000 vectors of 8 numbers), data of people
+            (fsdd, watch, vowels, sleepstudy, shakespeare), or an image classification data set of TensorFlow Datasets
+            (TFDS), such as mnist, cifar10, omniglot or emnist/byclass (whose images TFDS stores transposed). The
+            natural clients of omniglot are its alphabets, those of omniglot_drawers the people who drew.
         allow_download: whether TFDS may download a data set that is not in `data_dir`.
-        data_dir: where TFDS keeps its data; default: the environment's TFDS_DATA_DIR, or ~/tensorflow_datasets.
+        data_dir: where TFDS keeps its data; default: the environment's TFDS_DATA_DIR, or ~/tensorflow_datasets. Of
+            data of people, the folder with the files that you have got, or the file; default: the environment's
+            TFPFL_PEOPLE.
         pixels: 'unit' maps uint8 pixels to [0, 1]; 'signed' maps them to [-1, 1] by (x / 255 - 0.5) / 0.5.
         augment: only for omniglot: which drawings are rotated; see `load_omniglot`.
         antialias: only for omniglot: whether resizing averages over all pixels that it drops.
-        seed: the seed of omniglot's train and test split, and of 'synthetic', >= 0. Other data sets have a split.
+        features: only for fsdd: 'log_mel' or 'wave'.
+        step: only for watch and shakespeare: samples or characters from one example to the next; None for 50 and 20.
+        label: only for omniglot_drawers: 'alphabet' or 'character'; see `load_drawers`.
+        seed: the seed of 'synthetic', and of the train and test split of omniglot and of watch, >= 0. Other data sets
+            have a split.
 
     Raises:
         InvalidArgument: the name or an option is unknown, or the data set is not image classification with uint8 images
             of one size and a train and a test split.
-        FileNotFoundError: the data set is not in `data_dir`, and `allow_download` is false.
+        FileNotFoundError: the data set is not in `data_dir`, and `allow_download` is false or does not help.
+        Unavailable: a package that reads data of people is missing.
     """
+    check_choice(features=(features, ("log_mel", "wave")))
     if pixels not in ("unit", "signed"):
         raise InvalidArgument(f"unknown pixels {pixels!r}: one of unit, signed")
     if augment not in AUGMENT:
@@ -54,6 +67,10 @@ def load_source(
         return Source.from_arrays(x, y, name="synthetic", options={"seed": seed})
     if name == "digits":
         source = _digits()
+    elif name in PEOPLE:  # none of them has pixels
+        return load_people(name, data_dir, features=features, seed=seed, **({} if step is None else {"step": step}))
+    elif name == DRAWERS:
+        source = load_drawers(tfds_folder("omniglot", data_dir, allow_download), label, antialias, seed)
     else:
         folder = tfds_folder(name, data_dir, allow_download)
         source = (
@@ -63,18 +80,25 @@ def load_source(
 
 
 def list_datasets(data_dir: str | os.PathLike | None = None) -> list[dict]:
-    """The best known data sets of `load_source`: one dict of name, shape, classes and present (on this machine) each.
+    """The best known data sets of `load_source`: one dict of name, shape, classes, clients and present each.
+
+    'classes' is None if the target is a number, 'clients' is the number of natural clients or None, and 'present' says
+    whether the data set is on this machine.
 
     Args:
-        data_dir: where TFDS keeps its data, as in `load_source`.
+        data_dir: where TFDS keeps its data, as in `load_source`; data of people are looked for in TFPFL_PEOPLE.
     """
-    rows = [
-        {"name": "digits", "shape": (8, 8, 1), "classes": 10, "present": True},
-        {"name": "synthetic", "shape": (8,), "classes": 10, "present": True},
-    ]
+
+    def row(name: str, shape: tuple[int, ...], classes: int | None, clients: int | None, present: bool) -> dict:
+        return {"name": name, "shape": shape, "classes": classes, "clients": clients, "present": present}
+
+    rows = [row("digits", (8, 8, 1), 10, None, True), row("synthetic", (8,), 10, None, True)]
     for name, (shape, classes) in TFDS_IMAGES.items():
         present = prepared_folder(name, data_folder(data_dir)) is not None
-        rows.append({"name": name, "shape": shape, "classes": classes, "present": present})
+        rows.append(row(name, shape, classes, 50 if name == "omniglot" else None, present))
+    present = prepared_folder("omniglot", data_folder(data_dir)) is not None
+    rows.append(row(DRAWERS, (28, 28, 1), 50, 20, present))
+    rows += [row(name, about.shape, about.classes, about.clients, is_present(name)) for name, about in PEOPLE.items()]
     return rows
 
 

@@ -22,19 +22,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tfpfl.checks import InvalidArgument, one_line, unknown
+from tfpfl.checks import one_line
+from tfpfl.data.building import build_federation
 from tfpfl.data.catalog import load_source
 from tfpfl.data.client_arrays import write_clients
 from tfpfl.data.description import describe
 from tfpfl.data.layout import Layout, packed
-from tfpfl.data.manifest import FederationError, check_index, check_labels, files_of, plain_values, read_manifest
-from tfpfl.data.partitioners import PARTITIONERS, Labels, Partition
+from tfpfl.data.manifest import FederationError, check_index, check_labels, files_of, read_manifest
+from tfpfl.data.partitioners import Partition
 from tfpfl.data.population import Population, Sampling, Tensor
 from tfpfl.data.reading import cohort_reader, decoded_in_graph, label_space, split_number
 from tfpfl.data.source import Source
 from tfpfl.data.table import label_columns, table_clients
 from tfpfl.data.targets import Targets, check_stored, ones
-from tfpfl.data.writing import absent, cut_validation, describe_source, write_federation
+from tfpfl.data.writing import absent
 
 
 class Federation:
@@ -113,35 +114,12 @@ class Federation:
                 client would keep fewer than 2 training examples.
             FederationError: `out` exists already.
         """
-        out = absent(out)
+        absent(out)  # before a large data set is read
         if isinstance(source, str):
             source = load_source(source, seed=seed)
-        if isinstance(partitioner, str):
-            if partitioner not in PARTITIONERS:
-                raise InvalidArgument(unknown("partitioner", partitioner, PARTITIONERS))
-            name, share_out = partitioner, PARTITIONERS[partitioner]
-        else:
-            share_out = partitioner
-            name = getattr(partitioner, "__name__", type(partitioner).__name__)
-        defaults = getattr(share_out, "__kwdefaults__", None) or {}  # recorded too: a later version may have others
-        labels = Labels(source.y_train, source.y_test, source.key_train, source.key_test)
-        part = share_out(labels, clients, seed, **partition_args)
-        shift = 0 if part.pooled else len(source.y_train)
-        rows = [[train, np.empty(0, np.int64), test + shift] for train, test in zip(part.train, part.test, strict=True)]
-        group = None
-        if source.group_train is not None:  # only training examples have groups; give test examples ids of their own
-            group = np.concatenate([source.group_train, -1 - np.arange(len(source.y_test))])
-        y = np.concatenate([source.y_train, source.y_test])
-        names = part.names or [str(i) for i in range(len(rows))]
-        cut_validation(rows, y, group, validation, seed, names)
-        manifest = describe_source(source) | {
-            "partitioner": {"name": name, "arguments": plain_values(defaults | partition_args)},
-            "seed": int(seed),
-            "validation": float(validation),
-        }
-        return cls.load(
-            write_federation(out, [(source.x_train, source.x_test)], y, rows, manifest, part.names), verify=False
-        )
+        path = build_federation(source, partitioner, partition_args, clients=clients, seed=seed, validation=validation,
+                                out=out)  # fmt: skip
+        return cls.load(path, verify=False)
 
     @classmethod
     def from_clients(

@@ -21,16 +21,17 @@ class Source(NamedTuple):
     name: str
     version: str
     x_train: np.ndarray  # uint8, int32 or float32 [N, ...]
-    y_train: np.ndarray  # int32 [N], in [0, C)
+    y_train: np.ndarray  # int32 [N], in [0, C); with `targets`, float32 [N, D]
     x_test: np.ndarray
     y_test: np.ndarray
-    class_names: Sequence[str]  # [C]
+    class_names: Sequence[str]  # [C]; with `targets`, the names of the D outputs
     scale: float = 1.0  # x as floats is raw * scale + shift
     shift: float = 0.0
     key_train: np.ndarray | None = None  # [N]: the natural client of every example, for the partitioner `natural`
     key_test: np.ndarray | None = None
     group_train: np.ndarray | None = None  # int [N], >= 0: examples of one group stay together in a validation cut
     options: Mapping[str, Any] = {}  # the other options that made this source, for the manifest
+    targets: str | None = None  # the sort of targets, such as 'real', if these are no classes
 
     @classmethod
     def from_arrays(

@@ -62,6 +62,7 @@ TFDS_NAMES = (
     *("mnist", "fashion_mnist", "kmnist", "emnist/byclass", "emnist/balanced", "cifar10", "cifar100"),
     *("svhn_cropped", "omniglot"),
 )
+PEOPLE = ("omniglot_drawers", "fsdd", "watch", "vowels", "sleepstudy", "shakespeare")
 
 # The sections are the headings in `tfpfl run --help`.
 SECTIONS = {
@@ -89,7 +90,7 @@ SECTIONS = {
             "dataset",
             "The data set; `tfpfl datasets` describes the known ones. Any other image classification data set of "
             "TensorFlow Datasets works too, by its name.",
-            known=("digits", "synthetic", *TFDS_NAMES),
+            known=("digits", "synthetic", *TFDS_NAMES, *PEOPLE),
         ),
         RunOption(
             "clients",
