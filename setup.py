@@ -48,6 +48,10 @@ setup(
     extras_require={
         "ray": ["ray>=2.52,<3"],  # --engine ray
         "tables": ["pyarrow>=14"],  # Parquet files; beside TFF 0.87 a version below 21
+        "people": [
+            "seglearn==1.2.5",
+            "rdata>=0.11,<2",
+        ],  # has the watch data; reads R's files
         "dp": ["dp-accounting>=0.4.3,<1"],  # epsilon of --aggregator dp
         "mlflow": ["mlflow>=2.9,<4"],  # --log mlflow
         "wandb": ["wandb>=0.17,<1"],  # --log wandb

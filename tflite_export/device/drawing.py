@@ -25,7 +25,7 @@ def drawing_settings(dataset: str | None, example_shape, preprocessing: dict, an
     if not grey or example_shape[0] != example_shape[1] or preprocessing.get("stored_dtype") != "uint8":
         return None
     levels = round((1 - preprocessing["shift"]) / preprocessing["scale"])  # full ink is x = 1
-    if dataset == "omniglot" and not antialias:
+    if dataset in ("omniglot", "omniglot_drawers") and not antialias:
         return {"size": 105, "pen": 3, "resample": "bilinear", "levels": levels}
     size = example_shape[0] * max(1, round(280 / example_shape[0]))
     return {"size": size, "pen": round(0.08 * size), "resample": "area", "levels": levels}

@@ -163,7 +163,9 @@ def datasets():
     if people:
         click.echo(f"Data of people were looked for in {people} (TFPFL_PEOPLE).")
     else:
-        click.echo("Data of people are looked for in the folder TFPFL_PEOPLE, which is not set; see docs/people.md.")
+        click.echo(
+            "Data of people are looked for in the folder TFPFL_PEOPLE, which is not set; see docs/people_data.md."
+        )
 
 
 @main.command()

@@ -78,11 +78,12 @@ def names_of_run(folder: str | Path) -> list[str]:
     Raises:
         InvalidArgument: the folder has no config.json that can be read.
     """
+    from tfpfl.data.omniglot import DRAWERS
     from tfpfl.data.tfds import TFDS_IMAGES
 
     algorithm, dataset, partition, engine = _used(folder)
     software = ["tfpfl", "tensorflow", "keras", *(["tff"] if engine == "tff" else [])]
-    software += ["tfds"] if dataset in TFDS_IMAGES else []
+    software += ["tfds"] if dataset in (*TFDS_IMAGES, DRAWERS) else []
     known = names()
     return [name for name in (algorithm, dataset, partition, *software) if name in known]
 

@@ -109,6 +109,6 @@ def load_people(name: str, data_dir: str | os.PathLike | None = None, **options:
         looked = f"is not in {folder}" if folder else f"was not looked for: {VARIABLE} is not set"
         raise FileNotFoundError(
             f"data set {name!r} {looked}. Get it with `{about.get}` (licence: {about.licence}), and set {VARIABLE} to "
-            f"the folder that has {' or '.join(about.patterns)}. docs/people.md says more"
+            f"the folder that has {' or '.join(about.patterns)}. docs/people_data.md says more"
         )
     return about.load(path, **{key: value for key, value in options.items() if key in about.options})

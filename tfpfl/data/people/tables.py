@@ -129,7 +129,7 @@ def _r_value(found: dict[str, bytes], name: str, path: Path) -> Any:
     except ImportError as error:
         raise Unavailable(
             f"reading {path} needs rdata, which is not installed: pip install 'tfpfl[people]'; or let R write a CSV "
-            f"file {name.lower()}{'s' if name == 'Vowel' else ''}.csv (docs/people.md has the command)"
+            f"file {name.lower()}{'s' if name == 'Vowel' else ''}.csv (docs/people_data.md has the command)"
         ) from error
 
     def value(content: bytes, extension: str) -> Any:

@@ -41,9 +41,7 @@ def load_shakespeare(path: Path, step: int = 20) -> Source:
     texts = read_roles(path)
     plays = {play for play, _ in texts}
     if len(plays) != PLAYS:
-        raise InvalidArgument(
-            f"{path} has {len(plays)} plays with speeches, but the package shakespeare 0.6 has {PLAYS}"
-        )
+        raise InvalidArgument(f"{path} has {len(plays)} plays, but the package shakespeare 0.6 has {PLAYS}")
     parts: dict[str, list] = {"train": [], "test": []}
     number = 0
     for (play, role), text in sorted(texts.items()):
