@@ -54,6 +54,7 @@ def test_saved_runs_and_federations_rely_on_these_numbers():
         Stream.COHORT_SIZE: (9, (8, 4)),
         Stream.COHORT_SHARE: (9, (10, 4)),
         Stream.CLIENT_TEST: (9, (9, 4)),
+        Stream.SHOTS: (9, (11, 4)),
         Stream.POOL_TEST: (9, (1004,)),
     }
     for stream, (seed, key) in expected.items():

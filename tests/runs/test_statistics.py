@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from tfpfl.runs import statistics
 
@@ -148,3 +149,28 @@ def test_the_interval_over_seeds_is_students():
     assert mean == pytest.approx(0.93)
     assert half == pytest.approx(4.302652729911275 * math.sqrt(0.0013) / math.sqrt(3))  # t of 0.975, 2 degrees
     assert statistics.over_seeds([0.5])[0] == 0.5 and math.isnan(statistics.over_seeds([0.5])[1])
+
+
+def test_crossed_intervals_count_seeds_and_clients():
+    """The variance of the mean is what the effects of seeds, of clients and the rest add to it."""
+    rng, seeds, clients = np.random.default_rng(0), 6, 9
+    means, inside = [], []
+    for _ in range(800):
+        values = 0.3 * rng.normal(size=(seeds, 1)) + 0.5 * rng.normal(size=clients) + rng.normal(size=(seeds, clients))
+        mean, width = statistics.crossed(values)
+        means.append(mean)
+        inside.append(abs(mean) < width)
+    variance = 0.09 / seeds + 0.25 / clients + 1 / (seeds * clients)
+    assert abs(np.var(means) / variance - 1) < 0.25 and 0.93 < np.mean(inside) < 0.99
+    # Nothing but the seed matters: Student's interval of the seeds' means. Nothing but the client: of the clients'.
+    one = np.repeat([[1.0], [2.0], [4.0]], 5, 1)
+    for values, n in ((one, 3), (one.T, 3)):
+        mean, width = statistics.crossed(values)
+        of_three = np.array([1, 2, 4.0])
+        np.testing.assert_allclose(width, scipy.stats.t.ppf(0.975, n - 1) * of_three.std(ddof=1) / np.sqrt(n))
+        assert abs(mean - of_three.mean()) < 1e-12
+    assert statistics.crossed([[1, 2, np.nan], [1, 2, 3]])[0] == 1.5
+    assert statistics.crossed([[1.0, 2.0]]) == (1.5, np.inf) and statistics.crossed(np.ones((2, 3))) == (1.0, 0.0)
+    assert np.isnan(statistics.crossed([[np.nan]])).all()
+    with pytest.raises(ValueError, match="a matrix with a row for each seed, found shape .3,."):
+        statistics.crossed([1, 2, 3])

@@ -62,6 +62,54 @@ def ci95(values) -> float:
     return float(1.96 * present.std() / math.sqrt(len(present))) if len(present) else math.nan
 
 
+def crossed(values) -> tuple[float, float]:
+    """The mean over seeds and clients, and half its 95 % interval: seeds and clients are both samples.
+
+    With the same clients in every seed, values are mean + effect of the seed + effect of the client + rest, and the
+    variance of the mean is estimated as (MS_seeds + MS_clients - MS_rest) / (S n), where MS are the mean squares of the
+    two-way analysis of variance; at least as (the larger of MS_seeds and MS_clients) / (S n). The width is Student's
+    factor, with Satterthwaite's degrees of freedom, times the root. So one lucky seed, or a few lucky clients, cannot
+    make it narrow.
+
+    Args:
+        values: [S, n], a row for each seed. A client with NaN in any seed is left out.
+
+    Returns:
+        (mean, half the width); the width is infinite with fewer than 2 seeds or 2 clients.
+
+    Raises:
+        InvalidArgument: values are not a matrix.
+    """
+    values = np.asarray(values, np.float64)
+    if values.ndim != 2:
+        raise InvalidArgument(f"values must be a matrix with a row for each seed, found shape {values.shape}")
+    values = values[:, ~np.isnan(values).any(0)]
+    seeds, clients = values.shape
+    if not values.size:
+        return math.nan, math.nan
+    mean = values.mean()
+    if seeds < 2 or clients < 2:
+        return float(mean), math.inf
+    by_seed, by_client = values.mean(1, keepdims=True), values.mean(0, keepdims=True)
+    squares = np.array(
+        [
+            clients * ((by_seed - mean) ** 2).sum() / (seeds - 1),
+            seeds * ((by_client - mean) ** 2).sum() / (clients - 1),
+            ((values - by_seed - by_client + mean) ** 2).sum() / ((seeds - 1) * (clients - 1)),
+        ]
+    )
+    freedom = np.array([seeds - 1, clients - 1, (seeds - 1) * (clients - 1)])
+    signs = np.array([1, 1, -1])
+    larger = int(squares[1] > squares[0])
+    if signs @ squares < squares[larger]:
+        signs = np.eye(3)[larger]
+    total = signs @ squares
+    if not total > 0:
+        return float(mean), 0.0
+    satterthwaite = total**2 / ((signs * squares) ** 2 / freedom).sum()
+    return float(mean), float(stats.t.ppf(0.975, satterthwaite) * math.sqrt(total / (seeds * clients)))
+
+
 def worst(values, fraction: float = 0.1, direction: str = "max") -> float:
     """The mean of the lowest `fraction` of the values; by default of the worst tenth of the clients.
 

@@ -10,8 +10,11 @@ if TYPE_CHECKING:
     from tfpfl.studies.battery import check_algorithm as check_algorithm
     from tfpfl.studies.comparison import compare_runs as compare_runs
     from tfpfl.studies.comparison import rows as rows
+    from tfpfl.studies.few_shots import shot_curve as shot_curve
     from tfpfl.studies.new_clients import adapt_clients as adapt_clients
     from tfpfl.studies.new_clients import adapt_new_clients as adapt_new_clients
+    from tfpfl.studies.out_of_person import calibration as calibration
+    from tfpfl.studies.out_of_person import exchange as exchange
     from tfpfl.studies.paper_tables import PaperTable as PaperTable
     from tfpfl.studies.paper_tables import latex as latex
     from tfpfl.studies.paper_tables import paper_table as paper_table
@@ -29,8 +32,11 @@ _HOME = {
     "check_algorithm": "battery",
     "compare_runs": "comparison",
     "rows": "comparison",
+    "shot_curve": "few_shots",
     "adapt_clients": "new_clients",
     "adapt_new_clients": "new_clients",
+    "calibration": "out_of_person",
+    "exchange": "out_of_person",
     "PaperTable": "paper_tables",
     "latex": "paper_tables",
     "paper_table": "paper_tables",

@@ -14,7 +14,7 @@ global  Every method adapts in the same way, as in PGFed: SGD with momentum 0.9 
 An epoch is one pass over the client's training examples; without mini-batches, it is one step. The run is not changed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ from tfpfl.data.randomness import client_key
 from tfpfl.engines.graphs import check_threads, in_order, relaxed
 from tfpfl.engines.rounds import Messages
 from tfpfl.engines.visit import Visit, evaluate, federation_readers
+from tfpfl.models import tree
 from tfpfl.runs import files, statistics
 
 WAYS = ("own", "global")
@@ -134,6 +135,7 @@ def adapt_clients(
     threads: int | None = None,
     name: str = "",
     protocol: str = "own",
+    only: Callable[[int], np.ndarray] | None = None,
 ) -> Adapted:
     """Lets new clients adapt, and scores them before the first epoch and after each one.
 
@@ -150,6 +152,8 @@ def adapt_clients(
         seed, round_num: decide, with the client and the epoch, how examples are shuffled.
         threads: number of clients that are computed at the same time; None: chosen for this machine.
         name, protocol: what the result is called.
+        only: (client id) -> the places, int [m], of those among its training examples that a client adapts to; None:
+            to all.
 
     Raises:
         CannotAdapt: the algorithm has no `adapt`, and none is given.
@@ -172,8 +176,11 @@ def adapt_clients(
     dtype, kind = algorithm.model.dtype, algorithm.model.kind
     wanted = ("correct" if kind.counts else "score", "loss")
 
-    def work(message, visit):
-        data = ClientData(*readers.train(visit), visit.info, visit.key)
+    def work(message, visit, *places):
+        x, y = readers.train(visit)
+        if places:
+            x, y = tree.gather_rows((x, y), *places)
+        data = ClientData(x, y, visit.info, visit.key)
         held_out = readers.held_out[split](visit)
 
         def write(arrays, n, carry):
@@ -193,8 +200,12 @@ def adapt_clients(
         )[2]
         return tuple(array.stack() for array in arrays)
 
-    work = relaxed(work)
-    found = list(in_order(lambda i: work(message_for(i), visits[i]), range(len(ids)), threads))
+    work, chosen = relaxed(work), [()] * len(ids)
+    if only is not None:
+        chosen = [(tf.constant(only(i), tf.int64),) for i in ids.tolist()]
+        counts = [np.int32(len(places)) for (places,) in chosen]
+        visits = [v._replace(info=v.info._replace(num_examples=n)) for v, n in zip(visits, counts, strict=True)]
+    found = list(in_order(lambda i: work(message_for(i), visits[i], *chosen[i]), range(len(ids)), threads))
     examples, names = federation.num_examples(split)[ids], [federation.client_names[i] for i in ids]
     score, loss = (np.stack([np.asarray(each[k], float) for each in found]) for k in (0, 1))
     untested = examples[:, None] == 0
@@ -212,12 +223,13 @@ def adapt_new_clients(
     eta: float | None = None,
     batch_size: int | None = None,
     split: str = "test",
+    only: Callable[[int], np.ndarray] | None = None,
 ) -> Adapted:
     """Lets the clients of a federation adapt that the run did not train on. See `adapt_clients`.
 
     Args:
         run: an open `Run` with at least one round. It is only read.
-        epochs, split: as in `adapt_clients`.
+        epochs, split, only: as in `adapt_clients`.
         protocol: 'own' or 'global'; see the module.
         eta, batch_size: for the protocol 'global' only; default: the run's hyperparameters of these names.
 
@@ -251,6 +263,7 @@ def adapt_new_clients(
         round_num=run.store.round_num + 1,
         name=str(run.folder),
         protocol=protocol,
+        only=only,
     )
 
 
