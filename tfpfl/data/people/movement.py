@@ -120,7 +120,7 @@ def _arrays_of(content: bytes, path: Path) -> dict[str, Any]:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
         if shape != () or dtype.kind != "O":
-            raise ValueError(f"it has an array {dtype} {shape} and not a dict of arrays")
+            raise pickle.UnpicklingError(f"it has an array {dtype} {shape} and not a dict of arrays")
         value = _ArraysOnly(file).load()
         return dict(value.item() if isinstance(value, np.ndarray) else value)
     except (pickle.UnpicklingError, ValueError, TypeError, EOFError, AttributeError, IndexError, KeyError) as error:
