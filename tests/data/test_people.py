@@ -346,6 +346,9 @@ def test_a_folder_and_every_kind_of_archive_have_the_same_files(tmp_path):
     for path in archives:
         found = read_members(path, r"recordings/\w\.wav")
         assert [(Path(name).name, content) for name, content in found.items()] == [("a.wav", b"ay"), ("b.wav", b"bee")]
+    (tmp_path / "z.deb").write_bytes((tmp_path / "y.deb").read_bytes().replace(b"data.tar.xz ", b"data.tar.zst"))
+    with pytest.raises(ValueError, match="compressed with zstd.* `dpkg-deb -x z.deb .`"):
+        read_members(tmp_path / "z.deb", ".*")
     for path in (tmp_path / "x.tar.gz", tmp_path / "x.whl", tmp_path / "y.deb"):
         path.write_bytes(path.read_bytes()[:60])
         with pytest.raises(ValueError, match="cannot be read|not a package of Debian"):
@@ -356,6 +359,8 @@ def test_what_is_absent_is_said_with_the_command_that_gets_it(tmp_path, monkeypa
     monkeypatch.delenv("TFPFL_PEOPLE", raising=False)
     monkeypatch.setattr("tfpfl.data.people.files.find_spec", lambda name: None)
     assert not any(row["present"] for row in list_datasets(tmp_path) if row["name"] in PEOPLE)
+    with pytest.raises(ValueError, match="pixels='signed' is for images, and fsdd has none"):
+        load_source("fsdd", pixels="signed")
     with pytest.raises(FileNotFoundError, match="TFPFL_PEOPLE is not set. Get it with `git clone .*CC BY-SA 4.0"):
         load_source("fsdd")
     monkeypatch.setenv("TFPFL_PEOPLE", str(tmp_path))

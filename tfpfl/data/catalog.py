@@ -67,7 +67,9 @@ def load_source(
         return Source.from_arrays(x, y, name="synthetic", options={"seed": seed})
     if name == "digits":
         source = _digits()
-    elif name in PEOPLE:  # none of them has pixels
+    elif name in PEOPLE:
+        if pixels != "unit":
+            raise InvalidArgument(f"pixels={pixels!r} is for images, and {name} has none: leave it out")
         return load_people(name, data_dir, features=features, seed=seed, **({} if step is None else {"step": step}))
     elif name == DRAWERS:
         source = load_drawers(tfds_folder("omniglot", data_dir, allow_download), label, antialias, seed)

@@ -112,7 +112,7 @@ def _deb_data(path: Path) -> bytes:
     Python has no reader of it.
 
     Raises:
-        InvalidArgument: there is none.
+        InvalidArgument: there is none, or it is compressed in a way that Python does not know.
     """
     content = path.read_bytes()
     place = 8  # after '!<arch>\n'
@@ -121,6 +121,11 @@ def _deb_data(path: Path) -> bytes:
         if not size.isdigit():
             break
         start, place = place + 60, place + 60 + int(size) + int(size) % 2
+        if name == "data.tar.zst":
+            raise InvalidArgument(
+                f"{path} is compressed with zstd, as Ubuntu's packages are, which Python does not read: unpack it with "
+                f"`dpkg-deb -x {path.name} .`, and give the folder usr/lib/R/site-library"
+            )
         if name.startswith("data.tar"):
             return content[start : start + int(size)]
-    raise InvalidArgument(f"{path} is not a package of Debian, or its compression is unknown: get the file again")
+    raise InvalidArgument(f"{path} is not a package of Debian: get the file again")
