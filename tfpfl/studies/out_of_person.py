@@ -105,7 +105,7 @@ def calibration(run, alpha: float = 0.1, pooled: bool = False) -> Calibration:
         if len(labels):
             inside = nonconformity(None, z) <= (one if pooled else threshold(scores[i], alpha))
             found[:, i] = ece(labels, z), nll(labels, z), inside[np.arange(len(z)), labels].mean(), inside.sum(1).mean()
-    return Calibration(np.array(ids), *found, aim=1 - alpha)
+    return Calibration(np.array(ids), found[0], found[1], found[2], found[3], aim=1 - alpha)
 
 
 def nonconformity(labels: np.ndarray | None, logits: np.ndarray) -> np.ndarray:

@@ -116,8 +116,9 @@ def _arrays_of(content: bytes, path: Path) -> dict[str, Any]:
     """The dict in an .npy file of a Python object. Such a file can run code; this one may only make arrays."""
     try:
         file = io.BytesIO(content)
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        form: Any = np.lib.format  # has no types
+        version = form.read_magic(file)
+        read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
         shape, _, dtype = read(file)
         if shape != () or dtype.kind != "O":
             raise pickle.UnpicklingError(f"it has an array {dtype} {shape} and not a dict of arrays")
