@@ -13,6 +13,7 @@ from tfpfl.algorithms.transforms.schedule import scheduled
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation
+from tfpfl.data.kinds import LabelKind
 from tfpfl.data.population import Population
 from tfpfl.models import SplitModel, build_network
 from tfpfl.models.network_file import load_network
@@ -74,6 +75,16 @@ class Recipe:
         # With this entry, the examples are the features of the run's trunk.
         of_trunk = federation.manifest.get("trunk") if config.train_from else None
         shape = tuple(of_trunk["example_shape"]) if of_trunk else federation.example_shape
+        model = self.model(shape, kind_of(federation, config.kind))
+        return (model.above or model) if of_trunk else model, population
+
+    def model(self, shape: Any, kind: str | LabelKind) -> SplitModel:
+        """Builds the model, for examples of this shape and labels of this kind.
+
+        Raises:
+            InvalidArgument: as `model_and_population`.
+        """
+        config = self.config
         if self.network is None and str(config.network).endswith(".py"):
             raise InvalidArgument(f"--network {config.network} names no function: write {config.network}:FUNCTION")
         if self.network is None:
@@ -84,10 +95,10 @@ class Recipe:
             backbone = load_network(*self.network, run_code=self.run_code)
         given: dict[str, Any] = {"seed": config.seed, "head_init": config.head_init, "batch_norm": config.batch_norm}
         given |= {"train_from": config.train_from, "adapters": config.adapters, "personal": config.personal}
-        model = SplitModel(backbone, kind=kind_of(federation, config.kind), **given)
+        model = SplitModel(backbone, kind=kind, **given)
         if self.row.batch_norm and model.batch_norm and config.batch_norm is None:
             model = model.with_batch_norm(self.row.batch_norm)
-        return (model.above or model) if of_trunk else model, population
+        return model
 
     def method(self, model: SplitModel, population: Population) -> Algorithm:
         """Builds the algorithm as its method has it, without the wrappers of `algorithm`."""
