@@ -45,6 +45,7 @@ def run(out, create_only, allow_code, allow_download, workers, address, deadline
     The hyperparameters of the method are options too: `tfpfl run --algorithm fedavg --help` shows those of FedAvg. So
     are the arguments of the partition, which stand at the end of this help.
     """
+    from tfpfl.data.places import is_places
     from tfpfl.runs.config import RunConfig
     from tfpfl.runs.federations import open_federation
     from tfpfl.runs.run import Run
@@ -69,7 +70,8 @@ def run(out, create_only, allow_code, allow_download, workers, address, deadline
     with Run.create(config, out, opened, allow_download=allow_download) as run:
         run.machines = machines
         if create_only:
-            click.echo(f"Written to {run.folder}. Train it with: tfpfl resume {quote(str(run.folder))}")
+            how = "Serve it with: tfpfl serve" if is_places(run.federation) else "Train it with: tfpfl resume"
+            click.echo(f"Written to {run.folder}. {how} {quote(str(run.folder))}")
         else:
             _train_new(run, trackers)
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tfpfl.data import Federation
+from tfpfl.data.places import is_places
 from tfpfl.runs.config import METHOD, METRIC, NETWORK, NETWORK_CODE, RunError
 from tfpfl.runs.locks import InUse, Lock
 
@@ -123,12 +125,21 @@ def check_free(folder: Path) -> None:
     raise RunError(f"{folder} exists and is not empty{hint}. For a new run use another folder (--out)")
 
 
-def check_heads_are_here(folder: Path) -> None:
+def check_heads_are_here(folder: Path, federation: Federation | None = None) -> None:
     """Checks that the clients' states are in a run folder.
 
+    Args:
+        folder: the run folder.
+        federation: the run's data; None: the caller needs none.
+
     Raises:
-        RunError: the run's rounds are live, so that every head is on its device.
+        RunError: the run's rounds are live, so that every head is on its device; or the data are only on devices.
     """
+    if federation is not None and is_places(federation):
+        raise RunError(
+            f"{folder} is a run on places: the data of its clients are on devices, which join. Make it with tfpfl run "
+            f"--create-only, and run its rounds with tfpfl serve {folder}"
+        )
     if (folder / LIVE).exists():
         raise RunError(
             f"{folder} has live rounds: the heads are on the devices, and only they can use or score them. Its scores "

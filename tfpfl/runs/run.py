@@ -256,7 +256,7 @@ class Run:
             MachinesError: the TFF workers or the Ray cluster are lost. All earlier rounds are saved.
             StoreError: a round could not be saved. All earlier rounds are saved.
         """
-        check_heads_are_here(self.folder)
+        check_heads_are_here(self.folder, self.federation)
         own_methods.load_metrics(self.config, self.folder)
         callbacks = [*callbacks, TensorBoard(self.folder / "tensorboard")]
         if self.config.patience is not None:
@@ -315,7 +315,7 @@ class Run:
         Returns:
             One `Score` for every client, model and split.
         """
-        check_heads_are_here(self.folder)
+        check_heads_are_here(self.folder, self.federation)
         own_methods.load_metrics(self.config, self.folder)
         return self._evaluate(self.training())
 
