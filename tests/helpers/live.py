@@ -74,6 +74,7 @@ def serving(run, rules=None, clock=time.time, page=None):
     tokens = serve.write_tokens(run, rounds.book)
     rounds.refresh()
     rounds.programs = serve.programs_of(bundles)
+    rounds.on_enrolled = serve.maker_of_bundles(run, rounds, bundles)
     started, addresses = threading.Event(), []
 
     async def main():

@@ -31,6 +31,8 @@ def test_bad_input_is_told_in_one_line(run, tmp_path):
         ("serve", folder, "--revoke", "12"): "has no client 12",
         ("serve", folder, "--revoke", "1", "--new-token", "1"): "client 1: give --revoke or --new-token, not both",
         ("device", "ftp://x", "--data", examples, "--state", tmp_path / "s"): "has no train.npz",
+        ("device", "ftp://x", "--data", examples, "--state", tmp_path / "s", "--runtime", "tf"): "has no train.npz",
+        ("serve", folder, "--cohort", "20-10"): "the smaller number first",
     }
     for arguments, told in cases.items():
         code, output = said(*arguments)

@@ -9,6 +9,7 @@ import os
 import ssl
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,8 @@ def take_part(
     most: int | None = None,
     patience: float = 300.0,
     ca: Path | None = None,
+    half: bool = False,
+    device: Callable = LiveDevice,
 ) -> int:
     """Takes part in live rounds until the run is over, and prints what happens. Returns how many updates counted.
 
@@ -71,22 +74,25 @@ def take_part(
         most: end after so many updates that counted.
         patience: seconds for which the server may be away.
         ca: the certificate that the server's must be signed by, as PEM; default: those that Python trusts.
+        half: ask for theta in half precision.
+        device: the class of the device.
 
     Raises:
         InvalidInput: see `LiveDevice`.
         OSError: the certificate cannot be read.
     """
-    device = LiveDevice(
+    opened = device(
         url,
         state,
         read_examples(data),
         token or os.environ.get("TFPFL_TOKEN"),
-        interpreter=any_interpreter(),
+        interpreter=any_interpreter() if device is LiveDevice else None,
         patience=patience,
         context=None if ca is None else ssl.create_default_context(cafile=str(ca)),
         log=lambda text: print(text, flush=True),
+        half=half,
     )
-    counted = device.run(most)
+    counted = opened.run(most)
     print(f"{counted} updates were counted", flush=True)
     return counted
 
@@ -105,6 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for which the server may be away (300)")
     parser.add_argument("--ca", type=Path, help="the certificate that the server's must be signed by, as PEM")
+    parser.add_argument("--half", action="store_true", help="ask for theta in half precision, for half of the bytes")
     try:
         take_part(**vars(parser.parse_args(arguments)))
     except (InvalidInput, OSError) as error:

@@ -1,10 +1,11 @@
 """The commands serve and device: live rounds, in which the clients are devices that speak HTTP."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
 
-from tfpfl.checks import Unavailable
+from tfpfl.checks import Unavailable, check_address_space
 from tfpfl.cli.ending import resumable
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import SectionedCommand
@@ -15,8 +16,8 @@ _seconds = click.FloatRange(0, 1e6, min_open=True)
 
 SERVE = {  # heading of the help -> options
     "Where": ("host", "port", "tls", "web"),
-    "Rounds": ("rounds", "deadline", "quorum", "wait_for", "payload"),
-    "Who may take part": ("new_token", "revoke", "joins", "max_norm", "data_for_devices"),
+    "Rounds": ("rounds", "cohort", "deadline", "quorum", "wait_for", "payload"),
+    "Who may take part": ("new_token", "revoke", "joins", "max_norm", "most_examples", "data_for_devices"),
 }
 
 
@@ -36,6 +37,11 @@ SERVE = {  # heading of the help -> options
     type=click.Path(path_type=Path, exists=True),
     metavar="CERT KEY",
     help="PEM files of the certificate and its key, for https. Needed on every other address than 127.0.0.1.",
+)
+@click.option(
+    "--cohort",
+    metavar="N|LOW-HIGH",
+    help="So many clients are invited to a round, of all that there are. Only before round 1. Default: as RUN says.",
 )
 @click.option(
     "--deadline",
@@ -74,6 +80,13 @@ SERVE = {  # heading of the help -> options
     help="So many devices may join from one address in a minute.",
 )
 @click.option(
+    "--most-examples",
+    type=click.IntRange(1),
+    default=100_000,
+    show_default=True,
+    help="In a run on places: a device that says that it has more training examples is refused.",
+)
+@click.option(
     "--new-token",
     type=click.IntRange(0),
     multiple=True,
@@ -98,7 +111,7 @@ SERVE = {  # heading of the help -> options
     help="Also serve the page with which browser tabs join: web/dist, or what python -m tflite_export web wrote.",
 )
 @allow_code_option
-def serve(folder, host, port, tls, rounds, new_token, revoke, data_for_devices, web, allow_code, **rules):
+def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_devices, web, allow_code, **rules):
     """Run the rounds of RUN on devices over HTTP.
 
     RUN is a run folder, made by: tfpfl run --create-only. The enrolment tokens of its clients are written to
@@ -106,10 +119,12 @@ def serve(folder, host, port, tls, rounds, new_token, revoke, data_for_devices, 
     its last update when it is started again.
     """
     try:
+        from tfpfl.live.cohort import with_cohort
         from tfpfl.live.rules import Rules
         from tfpfl.live.serve import TOKENS, serve, write_data
     except ModuleNotFoundError as error:
         raise Unavailable(f"live rounds need the package {error.name}: pip install 'tfpfl[live]'") from error
+    from tfpfl.data.places import is_places
     from tfpfl.runs.run import Run
 
     if host not in ("127.0.0.1", "::1", "localhost") and not tls:
@@ -121,7 +136,12 @@ def serve(folder, host, port, tls, rounds, new_token, revoke, data_for_devices, 
     how = Rules(**rules, awake=max(90.0, rules["deadline"]))
     if allow_code:
         allow_code_of(folder)
-    with Run.open(folder, rounds=rounds) as run:
+    with ExitStack() as opened:
+        run = opened.enter_context(Run.open(folder, rounds=rounds))
+        if cohort is not None:
+            run = opened.enter_context(with_cohort(run, cohort))
+        if data_for_devices is not None and is_places(run.federation):
+            raise click.UsageError(f"{folder} is a run on places: only the devices have their data")
         if data_for_devices is not None:
             for client in map(int, run.population.client_ids):
                 write_data(run.examples, run.population, client, data_for_devices / str(client))
@@ -133,6 +153,38 @@ def serve(folder, host, port, tls, rounds, new_token, revoke, data_for_devices, 
             where = {"host": host, "port": port, "tls": tls or None}
             serve(run, how, **where, on_start=started, new_tokens=new_token, revoked=revoke, page=web)
         click.echo(f"{run.store.round_num} rounds are saved in {folder}")
+
+
+@main.command()
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--clients", type=click.IntRange(1), required=True, help="At most so many devices can join a run.")
+@click.option("--shape", required=True, metavar="AxBxC", help="The shape of an example, such as 28x28x1 for an image.")
+@click.option("--classes", required=True, metavar="C|A,B,...", help="How many classes there are, or all their names.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["uint8", "int32", "float32"]),
+    default="uint8",
+    show_default=True,
+    help="The numbers of an example before a device preprocesses it.",
+)
+@click.option("--scale", type=float, help="Devices multiply examples by this. Default: 1/255 of uint8, 1 of others.")
+@click.option("--shift", type=float, default=0.0, show_default=True, help="Devices then add this to all numbers.")
+def places(out, clients, shape, classes, **how):
+    """Make places for devices whose data nobody has.
+
+    Writes a federation to the folder OUT that says what an example and a label are, and nothing of the clients. A run
+    on it, made by: tfpfl run --federation OUT --create-only, is for tfpfl serve. A device says how many examples and
+    classes it has when it joins.
+    """
+    from tfpfl.data.places import make_places
+
+    parts = shape.lower().split("x")
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise click.UsageError(f"--shape is written like 28x28x1, found {shape!r}")
+    number = classes.isascii() and classes.isdigit() and len(classes) < 10
+    names = int(classes) if number else [name.strip() for name in classes.split(",")]
+    made = make_places(out, clients=clients, example_shape=[int(part) for part in parts], class_names=names, **how)
+    click.echo(f"{made.num_clients} places for devices with examples {shape} of {made.num_labels} classes: {out}")
 
 
 @main.command()
@@ -150,15 +202,29 @@ def serve(folder, host, port, tls, rounds, new_token, revoke, data_for_devices, 
     "--patience", type=_seconds, default=300.0, show_default=True, help="Seconds for which the server may be away."
 )
 @click.option("--ca", type=click.Path(path_type=Path), help="The certificate that the server's must be signed by.")
-def device(**given):
+@click.option("--half", is_flag=True, help="Ask for theta in half precision: half of the bytes, and less exact.")
+@click.option(
+    "--runtime",
+    type=click.Choice(["litert", "tf"]),
+    default="litert",
+    show_default=True,
+    help="What computes the visits: the exported program on LiteRT (PFLEGO), or for other methods TensorFlow.",
+)
+def device(runtime, **given):
     """Take part in the live rounds of the server at URL.
 
-    The same as: python -m tflite_export.device, which needs no TensorFlow.
+    The same as: python -m tflite_export.device, which needs no TensorFlow. With --runtime tf, the device computes the
+    visits of other methods, such as FedAvg, FedRep and Ditto, and keeps what they keep with a client.
     """
     from tflite_export.device.__main__ import take_part
     from tflite_export.device.errors import InvalidInput
 
     try:
+        if runtime == "tf":
+            check_address_space()
+            from tfpfl.live.tf_device import TfDevice
+
+            given["device"] = TfDevice
         take_part(**given)
     except InvalidInput as error:
         raise click.ClickException(str(error)) from error

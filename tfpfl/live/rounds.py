@@ -24,9 +24,10 @@ from tflite_export.device.live import wire
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.cohorts import cohort
 from tfpfl.engines import aggregation
-from tfpfl.engines.visit import server_step
+from tfpfl.engines.visit import GLOBAL
 from tfpfl.live.book import Book, Member, OpenRound
-from tfpfl.live.rules import MOST_SCORE, Refused, Rules, View
+from tfpfl.live.clients import Clients, score_rows
+from tfpfl.live.rules import Refused, Rules, View
 from tfpfl.models import tree
 from tfpfl.runs import protocols
 from tfpfl.runs.folders import LIVE
@@ -34,11 +35,11 @@ from tfpfl.runs.results import write_history
 from tfpfl.runs.training import DivergedError
 
 
-class LiveRounds:
+class LiveRounds(Clients):
     """The live rounds of a run.
 
     Args:
-        run: an open `tfpfl.runs.run.Run` of PFLEGO.
+        run: an open `tfpfl.runs.run.Run`.
         rules: see `Rules`.
         now: seconds since 1970.
 
@@ -47,12 +48,7 @@ class LiveRounds:
     """
 
     def __init__(self, run, rules: Rules, now: float):
-        self.run, self.rules = run, rules
-        self.algorithm, self.population, self.model = run.algorithm, run.population, run.model
-        self.ids = [int(i) for i in self.population.client_ids]
-        refused = device_training(run.config, self.population, self.ids[0])
-        if isinstance(refused, str):
-            raise InvalidArgument(f"{run.folder}: devices cannot take part: {refused}")
+        super().__init__(run, rules)
         if not run.availability.is_perfect:
             raise InvalidArgument(f"{run.folder} simulates clients that drop out; live clients do so themselves")
         if rules.wait_for > len(self.ids):
@@ -68,7 +64,6 @@ class LiveRounds:
         self.told: set[int] = set()  # the clients that know that the run is over
         self.programs: dict[int, str] = {}  # {K: sha256 of the program that devices with K classes must have}
         self._training = run.training()
-        self._step = server_step(self.algorithm)
         self._server = self._training.server_state()
         self._stepped: tuple[int, Any] | None = None  # (round, the server's state after it), before it is committed
         self.thetas: dict[str, bytes] = {}
@@ -76,6 +71,8 @@ class LiveRounds:
         # {client: when it was last heard of}; a new start of the server is not the devices' fault
         self.seen = {i: now for i, m in self._members.items() if m.key is not None}
         self.view = View(wire.NOTHING, 0, "", frozenset(), np.inf)
+        opened = self.book.open_now()
+        self._enrol(opened.number if opened else run.store.round_num + 1)
         self._recover(now)
 
     # What devices ask and send
@@ -117,20 +114,28 @@ class LiveRounds:
             raise Refused(403, "this token was revoked: ask for a new one")
         if (found := wire.entry(about, "protocol", int)) != wire.PROTOCOL:
             raise Refused(409, f"the server speaks protocol {wire.PROTOCOL}, the device {found}: update the older one")
-        info = self.population.info(member.client)
-        wanted = {"examples": int(info.num_examples), "classes": int(info.num_classes)}
-        for name, expected in wanted.items():
-            if (found := wire.entry(about, name, int)) != expected:
+        told = {name: wire.entry(about, name, int) for name in ("examples", "classes")}
+        info = self.population.info(member.client) if self.enrolled is None else None
+        for name, found in told.items():
+            if info is not None and found != (expected := int(getattr(info, f"num_{name}"))):
                 raise Refused(409, f"client {member.client} has {expected} {name} in this run, and the device {found}")
-        program = self.programs.get(wanted["classes"])
+        needed = "tf" if self.vectors else "litert"
+        if (found := wire.entry({"runtime": "litert"} | about, "runtime", str)) != needed:
+            start = "start it with --runtime tf" if self.vectors else "start it without --runtime tf"
+            raise Refused(409, f"devices of this run compute with {needed}, and this one with {found[:20]}: {start}")
+        if self.enrolled is not None:
+            self.on_enrolled(self.enrolled.checked(member.client, **told))
+        program = self.programs.get(told["classes"])
         if "program" in about and wire.entry(about, "program", str) != program:
             raise Refused(409, "the device has another program than this run's: delete its bundle, and join again")
         key = wire.PublicKey(wire.entry(about, "key", str, 1, 200))
+        if self.enrolled is not None:
+            self.enrolled.add(member.client, **told)
         self.book.join(member.client, wire.to_text(key.bytes), now)
         self._members = self.book.members()
         self.seen[member.client] = now
         self.tick(now)
-        return {"client": member.client, "classes": wanted["classes"], "rounds": self.run.config.rounds}
+        return {"client": member.client, "classes": told["classes"], "rounds": self.run.config.rounds}
 
     def work(self, client: int, now: float) -> dict | None:
         """What a client has to do now; None: nothing yet. It only reads, and so any thread may call it."""
@@ -182,41 +187,6 @@ class LiveRounds:
             self._close(now)
         return {"counted": True, "round": number}
 
-    def _check_update(self, client, about, payload, view) -> None:
-        if (theta := wire.entry(about, "theta", str)) != view.theta:
-            raise Refused(409, f"this update is for another theta ({theta[:12]}), not for {view.theta[:12]}")
-        examples = int(self.population.info(client).num_examples)
-        if (found := wire.entry(about, "examples", int)) != examples:
-            raise Refused(422, f"client {client} has {examples} examples in this run, and the update says {found}")
-        wire.entry(about, "loss", float, -MOST_SCORE, MOST_SCORE)
-        self._check_scores(about, client, view.splits)
-        try:
-            gradient = payloads.decode(payload, self.model.num_backbone_weights)
-        except payloads.PayloadError as error:
-            raise Refused(422, str(error)) from None
-        norm = float(np.sqrt(np.square(gradient, dtype=np.float64).sum()))  # no product of BLAS, which wakes threads
-        if not np.isfinite(norm):
-            raise Refused(422, "the gradient holds NaN or infinity")
-        if self.rules.max_norm is not None and norm > self.rules.max_norm:
-            raise Refused(422, f"the gradient's norm is {norm:.3g}, and at most {self.rules.max_norm:g} is taken")
-
-    def _check_scores(self, about, client, splits) -> list[dict]:
-        rows = wire.entry(about, "scores", list, 0, len(splits))
-        bounds = (0, 1) if self.run.config.score.is_fraction else (-MOST_SCORE, MOST_SCORE)
-        for row in rows:
-            if not isinstance(row, dict):
-                raise wire.WireError("a score must be a JSON object")
-            if (split := wire.entry(row, "split", str)) not in splits:
-                raise wire.WireError(f"no scores of the split {split[:40]!r} are wanted")
-            known = int(self.run.federation.num_examples(split)[client])
-            if (found := wire.entry(row, "examples", int)) != known:
-                raise Refused(422, f"client {client} has {known} {split} examples in this run, and its score {found}")
-            wire.entry(row, "loss", float, -MOST_SCORE, MOST_SCORE)
-            wire.entry(row, "score", float, *bounds)
-        if len({row["split"] for row in rows}) < len(rows):
-            raise wire.WireError("a split is scored twice")
-        return rows
-
     def score(self, client: int, number: int, about: dict, now: float) -> dict:
         """Takes a client's losses and scores of the theta after a round.
 
@@ -230,15 +200,12 @@ class LiveRounds:
             raise Refused(410, f"no scores of round {number} are wanted now")
         if wire.entry(about, "theta", str) != view.theta:
             raise Refused(409, "these scores are of another theta")
-        self.book.put_score(number, client, self._check_scores(about, client, self._splits), now)
+        beside = None if self.algorithm.global_model is None else GLOBAL
+        self.book.put_score(number, client, self._check_scores(about, client, self._splits, beside), now)
         self.view = view._replace(waiting=view.waiting - {client})
         if not self.view.waiting:
             self._commit(now)
         return {"round": number}
-
-    def head(self, client: int):
-        """The head with which every engine begins this client: a `tfpfl.models.weights.Head` of arrays."""
-        return tree.arrays(self.algorithm.init_client(self.population.info(client)))
 
     # What the server does
 
@@ -300,7 +267,8 @@ class LiveRounds:
 
     def _theta(self, server) -> np.ndarray:
         """The message of a server state, flat: float32 [P]."""
-        return flatten(self.algorithm.message(server))
+        message = self.algorithm.message(server)
+        return self.vectors.message(message) if self.vectors else flatten(message)
 
     def _publish(self, theta: np.ndarray) -> str:
         """Makes a theta available by its hash, and forgets older ones."""
@@ -316,6 +284,11 @@ class LiveRounds:
         members = [m for m in self._members.values() if not m.revoked]
         if sum(m.key is not None for m in members) < min(self.rules.wait_for, len(members)):
             return
+        if self.enrolled is not None:
+            if len(self.enrolled.ids) < self.population.sampling.high:  # of 'range' cohorts; 0 of others
+                return
+            self.enrolled.count(number)
+            self._enrol(number)
         awake = self.awake(now)
         if not len(awake):
             return
@@ -329,7 +302,7 @@ class LiveRounds:
             self._close(now)
 
     def _invite(self, opened: OpenRound, waiting: frozenset, deadline: float) -> None:
-        settings = {i: self._settings_of(i, p) for i, p in opened.arrival.items()}
+        settings = {i: {} if self.vectors else self._settings_of(i, p) for i, p in opened.arrival.items()}
         splits = self._splits if self._training.is_evaluated(opened.number, self.run.config.rounds) else ()
         self.view = View(wire.VISIT, opened.number, opened.theta, waiting, deadline, settings, splits)
         self._began = time.perf_counter()
@@ -361,7 +334,7 @@ class LiveRounds:
             self.view = View(wire.NOTHING, number, "", frozenset(), np.inf)
             return
         if self._training.is_evaluated(number, self.run.config.rounds):
-            waiting = frozenset(self.awake(now).tolist()) - set(self.book.scores(number))
+            waiting = frozenset(self.awake(now).tolist()) & set(self.ids) - set(self.book.scores(number))
             self.view = View(wire.SCORE, number, self._publish(theta), waiting, now + self.rules.deadline)
             if waiting:
                 return
@@ -369,6 +342,9 @@ class LiveRounds:
 
     def _after(self, bodies: dict[int, bytes]):
         """The server's state after a step with these updates, added in the order of the clients."""
+        if self.vectors:
+            updates = {i: payloads.decode(wire.unpack_update(body)[1]) for i, body in bodies.items()}
+            return self.vectors.step(self._step, self._server, updates, self._open_round.number)
         if not bodies:
             return self._server
         total, weights = np.zeros(self.model.num_backbone_weights, np.float32), 0.0
@@ -395,11 +371,12 @@ class LiveRounds:
         if told:
             sizes = np.array([about["examples"] for about, _ in told.values()], np.float64)
             row["loss"] = float(sizes @ [float(about["loss"]) for about, _ in told.values()] / sizes.sum())
-        row["bytes_down"] = 4 * self.model.num_backbone_weights * len(invited)
+        down = self.vectors.message_size if self.vectors else self.model.num_backbone_weights
+        row["bytes_down"] = 4 * down * len(invited)
         row["bytes_up"] = sum(len(payload) for _, payload in told.values())
-        rows = [r for i, (about, _) in told.items() for r in _rows(about["scores"], number, i, protocols.LOCAL_COPY)]
-        personal = self._training.model_name
-        rows += [r for i, found in self.book.scores(number).items() for r in _rows(found, number, i, personal)]
+        personal, local = self._training.model_name, protocols.LOCAL_COPY
+        rows = [r for i, (about, _) in told.items() for r in score_rows(about["scores"], number, i, local)]
+        rows += [r for i, found in self.book.scores(number).items() for r in score_rows(found, number, i, personal)]
         for (model, split), score in protocols.summarize(rows, self.run.config.score).items():
             row |= {f"{model} {split} {name}": value for name, value in score.items()}
         row["seconds"] = time.perf_counter() - self._began
@@ -417,10 +394,3 @@ class LiveRounds:
     def close(self) -> None:
         """Closes the book; the run stays open."""
         self.book.close()
-
-
-def _rows(scores: list[dict], number: int, client: int, model: str) -> list[protocols.Score]:
-    return [
-        protocols.Score(number, client, model, row["split"], row["examples"], float(row["loss"]), float(row["score"]))
-        for row in scores
-    ]

@@ -41,6 +41,7 @@ class Rules:
         max_norm: a longer gradient (L2) is refused; None: any that is finite is taken.
         payload: 'float32' or 'int8'.
         joins: so many devices may join from one address in a minute.
+        most_examples: in a run on places, a device that says that it has more training examples is refused.
 
     Raises:
         InvalidArgument: a number is out of range.
@@ -53,6 +54,7 @@ class Rules:
     max_norm: float | None = None
     payload: str = "float32"
     joins: int = 30
+    most_examples: int = 100_000
 
     def __post_init__(self):
         for name in ("deadline", "awake"):
@@ -60,6 +62,8 @@ class Rules:
                 raise InvalidArgument(f"{name} must be a positive number of seconds, found {getattr(self, name)}")
         if not 0 < self.quorum <= 1:
             raise InvalidArgument(f"quorum must lie in (0, 1], found {self.quorum}")
+        if self.most_examples < 1:
+            raise InvalidArgument(f"most_examples must be positive, found {self.most_examples}")
         if self.wait_for < 1 or self.joins < 1 or (self.max_norm is not None and not self.max_norm > 0):
             found = f"{self.wait_for}, {self.joins} and {self.max_norm}"
             raise InvalidArgument(f"wait_for, joins and max_norm must be positive, found {found}")

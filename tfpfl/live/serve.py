@@ -1,6 +1,7 @@
 """Starts a server of live rounds for a run: makes the bundles, the tokens and the server."""
 
 import asyncio
+import hashlib
 import json
 import os
 import resource
@@ -19,9 +20,12 @@ from tflite_export.device.files import write_whole
 from tflite_export.device.layout import BROWSER_PROGRAM, PROGRAM
 from tflite_export.device.runtime import Bundle, write_manifest
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.places import is_places
+from tfpfl.data.population import ClientInfo
 from tfpfl.live.page import LivePage, require_page
+from tfpfl.live.plan import PLAN, plan_of, refusal
 from tfpfl.live.rounds import LiveRounds
-from tfpfl.live.rules import Rules
+from tfpfl.live.rules import Refused, Rules
 from tfpfl.live.server import LiveServer
 from tfpfl.models import tree
 from tfpfl.models.weights import Head
@@ -42,25 +46,50 @@ def bundles_of(run, browser: bool = False) -> dict[int, Path]:
         browser: whether they need a program for browsers; those that have none get one.
 
     Raises:
+        InvalidArgument: devices cannot take part in this run.
         ExportError: browsers cannot compute this run's rounds.
     """
     found: dict[int, Path] = {}
     root = run.folder / BUNDLES
     root.mkdir(exist_ok=True)
-    for client, k in zip(run.population.client_ids.tolist(), run.population.num_classes.tolist(), strict=True):
-        if k in found:
-            continue
-        found[k] = root / f"k{k}"
-        if not found[k].exists():
-            _export(run, client, found[k], browser)
-        elif browser and BROWSER_PROGRAM not in Bundle(found[k], check=False).manifest["files"]:
-            _add_browser_program(run, client, found[k])
+    if isinstance(device_training(run.config, run.population, int(run.population.client_ids[0])), str):
+        return _plans_of(run, root)
+    infos = [run.population.info(client) for client in run.population.client_ids.tolist()]
+    if is_places(run.federation):  # what can be made before anyone has joined; others are made when one joins
+        infos = [infos[0]._replace(num_classes=np.int32(run.federation.num_labels))]
+    for info in infos:
+        if (k := int(info.num_classes)) not in found:
+            found[k] = bundle_for(run, info, browser)
     return found
 
 
-def _export(run, client: int, out: Path, browser: bool) -> None:
-    head = Head(*tree.arrays(run.algorithm.init_client(run.population.info(client))))
-    settings, source = device_training(run.config, run.population, client), (run.model, run.model.initial_theta, head)
+def bundle_for(run, info: ClientInfo, browser: bool = False) -> Path:
+    """The bundle of devices with as many classes as this client; it is made if it is not there."""
+    folder = run.folder / BUNDLES / f"k{int(info.num_classes)}"
+    if not folder.exists():
+        _export(run, info, folder, browser)
+    elif browser and BROWSER_PROGRAM not in Bundle(folder, check=False).manifest["files"]:
+        _add_browser_program(run, info, folder)
+    return folder
+
+
+def _plans_of(run, root: Path) -> dict[int, Path]:
+    """The bundles of devices that compute with TensorFlow: one, with the plan of the visits alone."""
+    if why := refusal(run):
+        raise InvalidArgument(f"{run.folder}: devices cannot take part: {why}")
+    folder = root / "tf"
+    folder.mkdir(exist_ok=True)
+    write_whole(folder / PLAN, plan_of(run))
+    every = (
+        range(1, run.federation.num_labels + 1) if is_places(run.federation) else run.population.num_classes.tolist()
+    )
+    return dict.fromkeys(every, folder)
+
+
+def _export(run, info: ClientInfo, out: Path, browser: bool) -> None:
+    head = Head(*tree.arrays(run.algorithm.init_client(info)))
+    settings = device_training(run.config, run.population, int(info.client_id))
+    source = run.model, run.model.initial_theta, head
     about = run.federation.manifest
     given: dict[str, Any] = {
         "training": settings,
@@ -69,18 +98,37 @@ def _export(run, client: int, out: Path, browser: bool) -> None:
     export(source, out=out, inference=False, browser=browser, **given)
 
 
-def _add_browser_program(run, client: int, folder: Path) -> None:
+def _add_browser_program(run, info: ClientInfo, folder: Path) -> None:
     """Adds it to a bundle, whose other files stay: devices that have joined have them."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        _export(run, client, Path(temporary) / "new", True)
+        _export(run, info, Path(temporary) / "new", True)
         new, old = Bundle(Path(temporary) / "new").manifest, Bundle(folder).manifest
         os.replace(Path(temporary) / "new" / BROWSER_PROGRAM, folder / BROWSER_PROGRAM)
         files = old["files"] | {BROWSER_PROGRAM: new["files"][BROWSER_PROGRAM]}
         write_manifest(folder, old | {"browser": new["browser"], "files": files})
 
 
+def maker_of_bundles(run, rounds: LiveRounds, bundles: dict[int, Path], browser: bool = False) -> Callable:
+    """Makes (info) -> None, which adds to `bundles` what a client needs that joins a run on places."""
+
+    def make(info: ClientInfo) -> None:
+        if (k := int(info.num_classes)) not in bundles:
+            try:
+                made = {k: bundle_for(run, info, browser)}
+            except InvalidArgument as error:
+                raise Refused(409, f"no program can be made for {k} classes: {error}") from error
+            bundles.update(made)
+            rounds.programs |= programs_of(made)
+
+    for client in rounds.enrolled.ids if rounds.enrolled is not None else ():
+        make(rounds.info(client))
+    return make
+
+
 def programs_of(bundles: dict[int, Path]) -> dict[int, str]:
-    """{K: sha256 of the program in the bundle}."""
+    """{K: sha256 of the program in the bundle, or of the plan that devices with TensorFlow have in its place}."""
+    if plans := {k: folder / PLAN for k, folder in bundles.items() if (folder / PLAN).exists()}:
+        return {k: hashlib.sha256(path.read_bytes()).hexdigest() for k, path in plans.items()}
     return {k: Bundle(folder, check=False).manifest["files"][PROGRAM]["sha256"] for k, folder in bundles.items()}
 
 
@@ -147,7 +195,7 @@ def serve(
     """Serves a run until its last round is saved.
 
     Args:
-        run: an open `tfpfl.runs.run.Run` of PFLEGO; its rounds so far are continued.
+        run: an open `tfpfl.runs.run.Run`; its rounds so far are continued.
         rules: how rounds are run; default: `Rules()`.
         host, port, tls, on_start: see `LiveServer.run`.
         page: the folder of the page with which browser tabs join, see `LivePage`; None: no page.
@@ -165,6 +213,8 @@ def serve(
     _require_clients(run, revoked)
     if page is not None:
         require_page(page)
+        if isinstance(why := device_training(run.config, run.population, int(run.population.client_ids[0])), str):
+            raise InvalidArgument(f"browsers cannot take part in {run.folder}: {why}")
     bundles = bundles_of(run, browser=page is not None)
     files = None if page is None else LivePage(page, bundles[min(bundles)])
     first = not (run.folder / LIVE).exists()
@@ -183,6 +233,7 @@ def serve(
             rounds.book.revoke(client, time.time())
         rounds.refresh()
         rounds.programs = programs_of(bundles)
+        rounds.on_enrolled = maker_of_bundles(run, rounds, bundles, browser=page is not None)
 
         few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every poll that waits is a file

@@ -146,7 +146,7 @@ class LiveServer:
         Gauge("tfpfl_awake", "Clients that were heard of lately", registry=registry).set_function(
             lambda: float(len(rounds.awake(self._clock())))
         )
-        self._most = payloads.num_bytes(rounds.model.num_backbone_weights) + _SMALL
+        self._most = payloads.num_bytes(rounds.update_size) + _SMALL
 
     def app(self) -> web.Application:
         """The application, for aiohttp's runner."""
@@ -282,6 +282,11 @@ class LiveServer:
         if content is None:
             raise Refused(410, "this theta is not needed any more: ask for work again")
         headers = {"Cache-Control": "private, max-age=31536000, immutable"}
+        if (half := request.query.get("half", "0")) not in ("0", "1"):
+            raise wire.WireError("half must be 0 or 1")
+        if half == "1":
+            content = wire.to_half(content)
+            headers[wire.BODY] = hashlib.sha256(content).hexdigest()  # the name is the hash of the float32 numbers
         response = web.Response(body=content, content_type="application/octet-stream", headers=headers)
         response.enable_compression()  # if the device says that it takes it
         return response
@@ -294,7 +299,7 @@ class LiveServer:
         )
 
     def _folder(self, client: int) -> Path:
-        return self.bundles[int(self.rounds.population.info(client).num_classes)]
+        return self.bundles[int(self.rounds.info(client).num_classes)]
 
     async def _bundle(self, request):
         client, _ = await self._signed(request)

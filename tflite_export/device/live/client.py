@@ -17,7 +17,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,7 @@ class Answer(NamedTuple):
 
     status: int
     body: bytes
+    digest: str = ""  # the sha256 of the body, if the server says it
 
     @property
     def error(self) -> str:
@@ -76,6 +78,7 @@ class LiveDevice:
         patience: seconds for which the server may be away.
         context: for https, with the server's certificate; default: those that Python trusts.
         log: (text) -> None, told what happens.
+        half: ask for theta in half precision: half the bytes, and results that are a little different (docs/live.md).
 
     Raises:
         ServerError: the server refuses the device, or is away for longer than `patience`.
@@ -93,29 +96,58 @@ class LiveDevice:
         patience: float = 300.0,
         context: ssl.SSLContext | None = None,
         log: Callable[[str], None] = lambda text: None,
+        half: bool = False,
     ):
         if not url.startswith(("http://", "https://")):
             raise InvalidInput(f"the server's address begins with http:// or https://, found {url!r}")
         if not len(examples.get("train", ((), ()))[0]):
             raise InvalidInput("a device needs training examples")
-        self.url, self.state, self.patience, self.log = url.rstrip("/"), State(folder), patience, log
+        self.url, self.state, self.patience, self.log = url.rstrip("/"), self._state(folder), patience, log
         self._open = urllib.request.build_opener(
             urllib.request.ProxyHandler(), *([urllib.request.HTTPSHandler(context=context)] if context else [])
         ).open
         self._signer = self.state.signer()
+        self._half, self._last = half, ("", np.zeros(0, np.float32))  # the last theta, and the name it came by
         self._token, self._ahead = token, 0.0  # by how many seconds the server's clock is ahead
         self.rounds = 0  # updates that the server has counted since this start
         self._join_with = np.asarray(examples["train"][1]), examples.get("classes")
         member = self.state.member() or self._join()
         self.client_id = member["client"]
         self._get_bundle()
+        self._begin(examples, interpreter)
+        self._settle()
+
+    # What differs between devices that compute with LiteRT, as this one, and with TensorFlow (tfpfl/live/tf_device.py)
+
+    runtime = "litert"
+    _state: Callable = State
+    _whole = MANIFEST  # the file that a bundle has when all of it is here
+
+    def _program(self) -> str:
+        """The sha256 of the program in the bundle."""
+        return Bundle(self.state.bundle).manifest["files"][PROGRAM]["sha256"]
+
+    def _begin(self, examples: dict, interpreter) -> None:
+        """Opens the bundle and takes the examples."""
+        self._get_head()
         self.client = DeviceClient(Bundle(self.state.bundle), self.state.head, interpreter=interpreter)
-        self.examples = {
+        self.examples: dict[str, Any] = {
             split: (self.client.examples(np.asarray(x).astype(self._dtype, copy=False)), np.asarray(labels))
-            for split, (x, labels) in ((s, examples[s]) for s in ("train", "validation", "test") if s in examples)
+            for split, (x, labels) in ((s, examples[s]) for s in wire.SPLITS if s in examples)
             if len(labels)
         }
-        self._settle()
+
+    def _pending(self) -> Any:
+        """The update that is on its way, if there is one."""
+        return self.state.pending(self.client.bundle.num_features, self.client.bundle.num_classes)
+
+    def _counted(self, pending: Any) -> None:
+        """Makes what the device has computed with an update current: the server has counted it."""
+        self.client.start_from(pending.head)
+
+    def _check_bundle(self, folder: Path) -> None:
+        """Checks every hash of a bundle that came."""
+        Bundle(folder)
 
     @property
     def _dtype(self):
@@ -129,8 +161,9 @@ class LiveDevice:
         y, classes = self._join_with
         k = classes if classes is not None else int(y.max()) + 1 if y.ndim == 1 else y.shape[1]
         about = {"protocol": wire.PROTOCOL, "token": self._token, "examples": len(y), "classes": int(k)}
-        if (self.state.bundle / MANIFEST).exists():
-            about["program"] = Bundle(self.state.bundle).manifest["files"][PROGRAM]["sha256"]
+        about["runtime"] = self.runtime
+        if (self.state.bundle / self._whole).exists():
+            about["program"] = self._program()
         answer = self._send("POST", "/v1/join", json.dumps(about | {"key": self._signer.public}).encode(), None)
         member = self._json(answer)
         self.state.keep_member(member)
@@ -138,8 +171,8 @@ class LiveDevice:
         return member
 
     def _get_bundle(self) -> None:
-        """Takes the bundle and the initial head from the server, once."""
-        if not (self.state.bundle / MANIFEST).exists():
+        """Takes the bundle from the server, once."""
+        if not (self.state.bundle / self._whole).exists():
             new = self.state.bundle.with_name("bundle.new")
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir()
@@ -147,8 +180,11 @@ class LiveDevice:
                 if "/" in name or name.startswith("."):
                     raise ServerError(f"the server names a file {name!r}, which is no file of a bundle")
                 write_whole(new / name, self._good(self._ask("GET", f"/v1/bundle/{name}")).body)
-            Bundle(new)  # checks every hash
+            self._check_bundle(new)
             new.replace(self.state.bundle)
+
+    def _get_head(self) -> None:
+        """Takes the initial head from the server, once."""
         if not self.state.head.exists():
             about = Bundle(self.state.bundle, check=False)
             path = self.state.folder / "head.first"
@@ -185,15 +221,18 @@ class LiveDevice:
         return work["kind"] != wire.DONE
 
     def _theta(self, name: str) -> np.ndarray | None:
-        if name == self.client.theta_sha256:
-            return self.client.theta
-        answer = self._ask("GET", f"/v1/theta/{name}")
+        if name == self._last[0]:
+            return self._last[1]
+        answer = self._ask("GET", f"/v1/theta/{name}{'?half=1' if self._half else ''}")
+        if self._half and answer.status == 400:  # its numbers are too large for half precision
+            answer = self._ask("GET", f"/v1/theta/{name}")
         if answer.status == 410:
             return None  # the round ended meanwhile
         content = self._good(answer).body
-        if hashlib.sha256(content).hexdigest() != name:
+        if hashlib.sha256(content).hexdigest() != (answer.digest or name):
             raise ServerError("the server's theta does not have the hash that it was announced with")
-        return np.frombuffer(content, "<f4").astype(np.float32)
+        self._last = name, np.frombuffer(content, "<f2" if answer.digest else "<f4").astype(np.float32)
+        return self._last[1]
 
     def _visit(self, work: dict) -> None:
         theta = self._theta(work["theta"])
@@ -208,12 +247,12 @@ class LiveDevice:
 
     def _settle(self) -> None:
         """Sends the update that is on its way, until the server has said whether it counts."""
-        pending = self.state.pending(self.client.bundle.num_features, self.client.bundle.num_classes)
+        pending = self._pending()
         if pending is None:
             return
         answer = self._ask("PUT", f"/v1/update/{pending.round_num}", pending.body)
         if answer.status == 200:
-            self.client.start_from(pending.head)
+            self._counted(pending)
             self.rounds += 1
             self.log(f"round {pending.round_num}: counted")
         elif answer.status in (400, 409, 410, 413, 422):
@@ -227,7 +266,10 @@ class LiveDevice:
         if theta is None:
             return
         self.client.receive(theta)
-        about = {"theta": work["theta"], "scores": self._scores(work["splits"])}
+        self._send_scores(work, self._scores(work["splits"]))
+
+    def _send_scores(self, work: dict, rows: list[dict]) -> None:
+        about = {"theta": work["theta"], "scores": rows}
         answer = self._ask("PUT", f"/v1/score/{work['round']}", json.dumps(about).encode())
         if answer.status not in (409, 410):  # these come too late, which does no harm
             self._good(answer)
@@ -282,7 +324,7 @@ class LiveDevice:
         request = urllib.request.Request(self.url + target, body or None, headers, method=method)
         try:
             with self._open(request, timeout=_TIMEOUT) as found:
-                answer = Answer(found.status, found.read())
+                answer = Answer(found.status, found.read(), found.headers.get(wire.BODY, ""))
         except urllib.error.HTTPError as error:
             with error:
                 answer = Answer(error.code, error.read())

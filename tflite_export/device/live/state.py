@@ -59,6 +59,8 @@ class State:
         """Lets another process use the folder."""
         self._lock.close()
 
+    update = UPDATE  # the file of an update that is on its way
+
     @property
     def bundle(self) -> Path:
         """The folder of the bundle."""
@@ -102,7 +104,7 @@ class State:
         content = io.BytesIO()
         arrays = {"body": pending.body, "head": head_bytes(pending.head)}
         np.savez(content, round=pending.round_num, **{k: np.frombuffer(v, np.uint8) for k, v in arrays.items()})
-        write_whole(self.folder / UPDATE, content.getvalue())
+        write_whole(self.folder / self.update, content.getvalue())
 
     def pending(self, num_features: int, num_classes: int) -> Pending | None:
         """The update that is on its way, if there is one. One that cannot be read was never sent, and is dropped.
@@ -110,7 +112,7 @@ class State:
         Raises:
             InvalidInput: the client in C has one that it has not heard of yet.
         """
-        path, head, other = self.folder / UPDATE, self.folder / f"{UPDATE}.head", self.folder / _OTHER_UPDATE
+        path, head, other = self.folder / self.update, self.folder / f"{UPDATE}.head", self.folder / _OTHER_UPDATE
         if other.exists():
             raise InvalidInput(f"{other} is an update that the client in C has not heard of yet: start it again first")
         if not path.exists():
@@ -128,4 +130,4 @@ class State:
 
     def drop(self) -> None:
         """Forgets the update: the server has answered."""
-        (self.folder / UPDATE).unlink(missing_ok=True)
+        (self.folder / self.update).unlink(missing_ok=True)

@@ -24,6 +24,8 @@ import secrets
 import struct
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tflite_export.device.errors import InvalidInput
 
 PROTOCOL = 1
@@ -31,6 +33,7 @@ CLIENT, TIME, NONCE, SIGNATURE = "Tfpfl-Client", "Tfpfl-Time", "Tfpfl-Nonce", "T
 BODY = "Tfpfl-Body"  # sha256 of an update in hexadecimal, so that it can be checked before the body is read
 NAME = f"tfpfl-{PROTOCOL}"
 VISIT, SCORE, NOTHING, DONE = "visit", "score", "none", "done"  # the kinds of work
+SPLITS = ("train", "validation", "test")  # of a device's examples
 _KEY_BYTES, _SIGNATURE_BYTES, _NONCE_BYTES = 65, 64, 12
 _NO_CRYPTOGRAPHY = "signed requests need the package cryptography: pip install 'tfpfl-device[live]' or 'tfpfl[live]'"
 
@@ -189,6 +192,18 @@ def unpack_update(body: bytes) -> tuple[dict, bytes]:
     if not 0 < size <= len(body) - 4:
         raise WireError("an update begins with the length of its JSON, and this body is shorter")
     return read_json(body[4 : 4 + size]), body[4 + size :]
+
+
+def to_half(theta: bytes) -> bytes:
+    """A theta of float32 numbers in half precision (float16), little-endian.
+
+    Raises:
+        WireError: a number is too large for it (65504 at most).
+    """
+    numbers = np.frombuffer(theta, "<f4")
+    if np.abs(numbers).max(initial=0.0) > np.finfo(np.float16).max:
+        raise WireError("this theta has numbers that are too large for half precision: ask for it without half")
+    return numbers.astype("<f2").tobytes()
 
 
 def read_json(content: bytes) -> dict:

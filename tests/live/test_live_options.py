@@ -1,0 +1,150 @@
+"""The size of a cohort from the command line, and theta in half precision."""
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from click.testing import CliRunner
+
+from helpers.live import EXACT, Talker, examples_of, in_threads, live_theta, serving, simulated
+from tflite_export.convert.program import flatten
+from tflite_export.device.live import wire
+from tflite_export.device.live.client import LiveDevice
+from tfpfl.checks import InvalidArgument
+from tfpfl.cli import main
+from tfpfl.data.cohorts import cohort
+from tfpfl.live.cohort import with_cohort
+from tfpfl.live.rounds import LiveRounds
+from tfpfl.live.rules import Rules
+from tfpfl.runs.config import RunConfig
+from tfpfl.runs.run import Run
+
+ROUNDS = 4
+
+
+def new_run(federation, folder, **settings):
+    config = RunConfig(
+        hyperparameters=EXACT, federation=str(federation.path), network="mlp200", rounds=ROUNDS, **settings
+    )
+    return Run.create(config, folder, federation)
+
+
+def joined(run, clients):
+    """The rounds of a run that these clients have joined."""
+    rounds = LiveRounds(run, Rules(awake=1e6, wait_for=len(clients)), 0.0)
+    rounds.book.set_tokens({i: f"token {i}" for i in run.population.client_ids.tolist()})
+    rounds.refresh()
+    for i in clients:
+        info = run.population.info(i)
+        about = {"protocol": 1, "examples": int(info.num_examples), "classes": int(info.num_classes)}
+        rounds.join(f"token {i}", about | {"key": wire.Signer().public}, 0.0)
+    return rounds
+
+
+def test_a_cohort_before_round_1_makes_the_run_that_has_this_participation(federation, tmp_path):
+    made = new_run(federation, tmp_path / "run", participation=0.5)
+    with with_cohort(made, "3") as run:
+        assert run.config.run_id == replace(made.config, participation=0.3).run_id
+        assert [len(cohort(0, t, run.population)) for t in range(1, 6)] == [3] * 5
+        assert with_cohort(run, "3") is run
+        rounds = joined(run, range(4))
+        assert not len(rounds.view.waiting) or rounds.view.round_num == 1
+        rounds.close()
+        again = with_cohort(run, "3-3")  # one number, written as a range
+        assert again is run
+    with Run.open(tmp_path / "run") as run, pytest.raises(InvalidArgument, match="3 of 10 clients in a round, and has"):
+        with_cohort(run, "4")
+
+
+def test_a_range_is_drawn_as_in_a_simulation(federation, tmp_path):
+    with with_cohort(new_run(federation, tmp_path / "run", participation=0.5), "2-6") as run:
+        asked = RunConfig(**RunConfig(sampling="range", sampling_range=(2, 6)).__dict__).sampling_plan()
+        assert run.population.sampling == asked and run.population.clients_per_round == 4
+        rounds = joined(run, range(10))
+        drawn = cohort(0, 1, replace(run.population, sampling=asked)).tolist()
+        assert sorted(rounds.view.waiting) == drawn and 2 <= len(drawn) <= 6
+        expected = 0.01 * 10 / 4 * float(run.population.info(drawn[0]).alpha)  # rho times I / E[r] times alpha_i
+        assert rounds.view.settings[drawn[0]]["head_rate"] == pytest.approx(expected, rel=1e-5)
+        rounds.close()
+
+
+def test_the_joined_devices_stay_where_the_run_has_not_begun(federation, tmp_path):
+    run = new_run(federation, tmp_path / "run", sampling="binomial", participation=0.5)
+    rounds = LiveRounds(run, Rules(wait_for=3), 0.0)
+    rounds.book.set_tokens({i: f"token {i}" for i in range(10)})
+    rounds.refresh()
+    info = run.population.info(0)
+    about = {"protocol": 1, "examples": int(info.num_examples), "classes": int(info.num_classes)}
+    rounds.join("token 0", about | {"key": wire.Signer().public}, 0.0)
+    rounds.close()
+    with with_cohort(run, "2") as other:
+        assert (other.config.sampling, other.config.participation) == ("binomial", 0.2)
+        again = LiveRounds(other, Rules(wait_for=3), 1.0)
+        assert again.member(0).client == 0
+        again.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("0", "at least 1 client"),
+        ("6-2", "the smaller number first"),
+        ("11", "more than the 10 clients"),
+        ("many", "such as 20, or a range"),
+        ("-3", "such as 20, or a range"),
+        ("3-", "such as 20, or a range"),
+        ("9" * 20, "such as 20, or a range"),
+    ],
+)
+def test_cohorts_that_cannot_be(run, text, why):
+    with pytest.raises(InvalidArgument, match=why):
+        with_cohort(run, text)
+    assert run.store.round_num == 0  # it is still open
+
+
+def test_the_command_refuses_another_cohort_in_one_line(run):
+    joined(run, range(10)).close()
+    folder = run.folder
+    run.close()
+    found = CliRunner().invoke(main, ["serve", str(folder), "--cohort", "3"])
+    assert found.exit_code == 1 and "draws 5 of 10 clients in a round, and has begun" in found.output
+    assert "Traceback" not in found.output
+
+
+def test_theta_in_half_precision(run):
+    with serving(run, Rules(wait_for=1)) as (address, rounds, tokens):
+        talker = Talker(address)
+        talker.join(run, 0, tokens[0])
+        (name, whole), *_ = rounds.thetas.items()
+        status, content = talker.send("GET", f"/v1/theta/{name}?half=1")
+        assert status == 200 and content == np.frombuffer(whole, "<f4").astype("<f2").tobytes()
+        assert talker.send("GET", f"/v1/theta/{name}?half=0") == (200, whole)
+        status, said = talker.send("GET", f"/v1/theta/{name}?half=yes")
+        assert status == 400 and said["error"] == "half must be 0 or 1"
+        large = np.float32([1.0, 70000.0]).tobytes()
+        rounds.thetas[hashlib.sha256(large).hexdigest()] = large
+        status, said = talker.send("GET", f"/v1/theta/{hashlib.sha256(large).hexdigest()}?half=1")
+        assert status == 400 and "too large for half precision" in said["error"]
+
+
+@pytest.mark.slow
+def test_a_run_in_half_precision_is_near_the_simulated_one(run, tmp_path):
+    """Each weight that a device gets is rounded to 11 bits. The gradients are those of the rounded theta."""
+    theta, heads, _ = simulated(run, ROUNDS)
+    ids, devices = run.population.client_ids.tolist(), {}
+    with serving(run, Rules(wait_for=len(ids))) as (address, _, tokens):
+
+        def work(client):
+            given = address, tmp_path / f"{client}", examples_of(run, client), tokens[client]
+            devices[client] = LiveDevice(*given, interpreter=tf.lite.Interpreter, half=True)
+            devices[client].run()
+
+        in_threads([lambda i=i: work(i) for i in ids])
+    away = np.abs(live_theta(run) - theta).max()
+    pairs = [pair for i in ids for pair in zip(devices[i].client.head, heads[i], strict=True)]
+    of_heads = max(np.abs(a - np.asarray(b)).max() for a, b in pairs)
+    moved = np.abs(theta - flatten(run.model.initial_theta)).max()
+    print(f"theta {away:.1e}, heads {of_heads:.1e}; theta moved {moved:.1e}")
+    assert 1e-8 < away < 1e-4 and of_heads < 1e-3

@@ -1,0 +1,245 @@
+"""Runs on places: the server has no client's sizes; devices say them when they join, also while the run goes on."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from click.testing import CliRunner
+
+from helpers.live import EXACT, examples_of, in_threads, live_theta, serving, simulated
+from tflite_export.convert.program import flatten
+from tflite_export.device import payload
+from tflite_export.device.live import wire
+from tflite_export.device.live.client import LiveDevice
+from tfpfl.checks import InvalidArgument
+from tfpfl.cli import main
+from tfpfl.data.manifest import FederationError
+from tfpfl.data.places import make_places
+from tfpfl.engines import Simulation, visits
+from tfpfl.live.rounds import LiveRounds
+from tfpfl.live.rules import Refused, Rules
+from tfpfl.runs.config import RunConfig, RunError
+from tfpfl.runs.run import Run
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Twelve places for clients with digits."""
+    out = tmp_path_factory.mktemp("places") / "digits"
+    return make_places(out, clients=12, example_shape=(8, 8, 1), class_names=10, scale=1 / 16)
+
+
+def new_run(places, folder, **settings):
+    given = {"hyperparameters": EXACT, "participation": 1.0, "rounds": 3, "evaluate_every": 0} | settings
+    return Run.create(RunConfig(federation=str(places.path), network="mlp200", **given), folder, places)
+
+
+def opened(run, now=0.0, **rules):
+    rounds = LiveRounds(run, Rules(**{"awake": 1e6, "deadline": 10, "wait_for": 2} | rules), now)
+    rounds.book.set_tokens({i: f"token {i}" for i in run.population.client_ids.tolist()})
+    rounds.refresh()
+    return rounds
+
+
+def join(rounds, client, examples, classes=2, **other):
+    about = {"protocol": 1, "examples": examples, "classes": classes, "key": wire.Signer().public}
+    return rounds.join(f"token {client}", about | other, 0.0)
+
+
+def send(rounds, client, examples, value):
+    gradient = np.full(rounds.model.num_backbone_weights, value, np.float32)
+    about = {"theta": rounds.view.theta, "examples": examples, "loss": 0.5, "scores": []}
+    return rounds.update(client, rounds.view.round_num, wire.pack_update(about, payload.encode(gradient)), 1.0)
+
+
+def moved(run):
+    return flatten(run.algorithm.message(run.training().server_state())) - flatten(run.model.initial_theta)
+
+
+def test_who_joins_counts_from_the_next_round_and_the_weights_are_those_of_who_counts(places, tmp_path):
+    with new_run(places, tmp_path / "run") as run:
+        rounds = opened(run)
+        assert join(rounds, 3, 30)["client"] == 3
+        assert rounds.view.kind == wire.NOTHING  # two shall join first
+        join(rounds, 7, 10, classes=4)
+        assert rounds.view.kind == wire.VISIT and rounds.view.waiting == {3, 7}
+        join(rounds, 5, 60)  # while round 1 is open
+        send(rounds, 3, 30, 1e-3)
+        rounds.close()
+        rounds = opened(run, 2.0)  # as after kill -9
+        assert rounds.view.waiting == {7} and rounds.ids == [3, 7]
+        with pytest.raises(Refused, match="has 10 examples"):
+            send(rounds, 7, 11, 3e-3)
+        with pytest.raises(Refused, match="not invited"):
+            send(rounds, 5, 60, 3e-3)
+        send(rounds, 7, 10, 3e-3)
+        assert rounds.view.kind == wire.SCORE and rounds.view.waiting <= {3, 7}
+        first = moved_of(rounds)
+        assert np.allclose(first, -0.01 * (0.75 * 1e-3 + 0.25 * 3e-3), rtol=1e-3)  # I = r: rho sum alpha_i g_i
+        rounds.tick(100.0)
+        assert rounds.view.round_num == 2 and rounds.view.waiting == {3, 5, 7}
+        for client, examples in ((3, 30), (5, 60), (7, 10)):
+            send(rounds, client, examples, 1e-3 * client)
+        rounds.tick(200.0)
+        step = -0.01 * (0.3 * 3e-3 + 0.6 * 5e-3 + 0.1 * 7e-3)
+        assert np.allclose(moved(run) - first, step, rtol=1e-3)
+        kept = json.loads((run.folder / "enrolled.json").read_text())
+        assert kept == {
+            "3": {"examples": 30, "classes": 2, "since": 1},
+            "5": {"examples": 60, "classes": 2, "since": 2},
+            "7": {"examples": 10, "classes": 4, "since": 1},
+        }
+        rounds.close()
+
+
+def moved_of(rounds):
+    """What theta has moved by after the step, before the round is saved."""
+    return flatten(rounds.algorithm.message(rounds._stepped[1])) - flatten(rounds.model.initial_theta)
+
+
+def test_what_a_device_says_of_itself_is_checked(places, tmp_path):
+    with new_run(places, tmp_path / "run") as run:
+        rounds = opened(run, most_examples=500, wait_for=12)
+        for examples, classes, why in (
+            (0, 2, "must have 1 to 500 training examples, and this one has 0"),
+            (501, 2, "this one has 501"),
+            (30, 0, "1 to 10 classes"),
+            (30, 11, "1 to 10 classes"),
+        ):
+            with pytest.raises(Refused, match=why) as refused:
+                join(rounds, 2, examples, classes)
+            assert refused.value.status == 409
+        with pytest.raises(wire.WireError):
+            join(rounds, 2, "many")
+        join(rounds, 2, 30)
+        join(rounds, 2, 30)  # with another key
+        with pytest.raises(Refused, match="joined with 30 examples of 2 classes, and says 31 of 2 now"):
+            join(rounds, 2, 31)
+        with pytest.raises(Refused, match="--runtime tf"):
+            join(rounds, 4, 30, runtime="tf")
+        assert not (run.folder / "enrolled.json").read_text().count('"4"')
+        rounds.close()
+        (run.folder / "enrolled.json").write_text('{"2": {"examples": 30}}')
+        with pytest.raises(InvalidArgument, match="damaged"):
+            opened(run)
+
+
+def test_runs_that_cannot_be_on_places(places, tmp_path):
+    with new_run(places, tmp_path / "run") as run:
+        with pytest.raises(RunError, match="tfpfl serve"):
+            run.train()
+        with pytest.raises(InvalidArgument, match="the run has 12 clients"):
+            opened(run, wait_for=13)
+    shared = {"labels": "local", "algorithm": "fedavg", "hyperparameters": {}}
+    with new_run(places, tmp_path / "shared", **shared) as run, pytest.raises(InvalidArgument, match="--labels global"):
+        opened(run)
+    with new_run(places, tmp_path / "range", sampling="range", sampling_range=(2, 4)) as run:
+        rounds = opened(run, wait_for=1)
+        for client in range(3):
+            join(rounds, client, 30)
+            assert rounds.view.kind == wire.NOTHING  # a cohort may have four
+        join(rounds, 3, 30)
+        assert rounds.view.kind == wire.VISIT
+        rounds.close()
+    for given, why in (
+        ({"clients": 0}, "at least 1 client"),
+        ({"dtype": "text"}, "dtype must be"),
+        ({"scale": np.nan}, "finite"),
+    ):
+        how = {"clients": 2, "example_shape": (8, 8, 1), "class_names": 10} | given
+        with pytest.raises(InvalidArgument, match=why):
+            make_places(tmp_path / "new", **how)
+    with pytest.raises(FederationError, match="exists already"):
+        make_places(places.path, clients=2, example_shape=(8, 8, 1), class_names=10)
+
+
+def test_the_command_that_makes_places(tmp_path):
+    out = tmp_path / "places"
+    given = ["places", str(out), "--clients", "5", "--shape", "28x28x1"]
+    found = CliRunner().invoke(main, [*given, "--classes", "cat,dog"])
+    assert found.exit_code == 0 and "5 places for devices with examples 28x28x1 of 2 classes" in found.output
+    for wrong in (["--classes", "1"], ["--classes", "2", "--shape", "28 x 28"]):
+        found = CliRunner().invoke(main, ["places", str(tmp_path / "other"), *given[2:], *wrong])
+        assert found.exit_code in (1, 2) and "Traceback" not in found.output
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+def test_devices_that_nobody_knew_train_as_in_a_simulation_of_their_data(make_run, places, tmp_path):
+    """Seven devices are there from the start, three join while round 1 is scored: the rounds are those of an engine in
+    which seven clients, and then ten, are the population."""
+    with make_run(tmp_path / "known", participation=1.0) as known, new_run(places, tmp_path / "run", rounds=4) as run:
+        ids, devices, first = known.population.client_ids.tolist(), {}, list(range(7))
+
+        with serving(run, Rules(wait_for=7, awake=1e6)) as (address, rounds, tokens):
+
+            def work(client, most):
+                if client not in devices:
+                    how = {"interpreter": tf.lite.Interpreter}
+                    folder = tmp_path / f"device{client}"
+                    devices[client] = LiveDevice(address, folder, examples_of(known, client), tokens[client], **how)
+                devices[client].run(most)
+
+            in_threads([lambda i=i: work(i, 1) for i in first])
+            late = [i for i in ids if i not in first]
+            for client in late:  # they join while the end of round 1 waits for the others' scores
+                devices[client] = LiveDevice(
+                    address,
+                    tmp_path / f"device{client}",
+                    examples_of(known, client),
+                    tokens[client],
+                    interpreter=tf.lite.Interpreter,
+                )
+            assert rounds.view.round_num == 1 and rounds.view.kind == wire.SCORE
+            in_threads([lambda i=i: work(i, None) for i in ids])
+        since = {int(i): about["since"] for i, about in json.loads((run.folder / "enrolled.json").read_text()).items()}
+        assert since == {i: 1 if i in first else 2 for i in ids}
+        theta, heads = in_phases(known, [(1, first), (3, ids)])
+        assert np.abs(live_theta(run) - theta).max() < 1e-5
+        for client, head in heads.items():
+            for found, expected in zip(devices[client].client.head, head, strict=True):
+                assert np.abs(found - np.asarray(expected)).max() < 1e-5
+
+
+def in_phases(run, phases):
+    """(theta, {client: head}) of rounds of an engine, in each phase with other clients of a federation."""
+    server, states, number = None, {}, 0
+    for rounds, ids in phases:
+        population = run.federation.population(run.population.sampling, "local", False, ids)
+        algorithm = run.recipe.algorithm(run.model, population)
+        engine = Simulation(algorithm, run.examples)
+        server = engine.initialize() if server is None else server
+        for _ in range(rounds):
+            number += 1
+            known = [states[i] if i in states else algorithm.init_client(population.info(i)) for i in ids]
+            out = engine.next(server, known, visits(algorithm, number, ids, seed=run.config.seed))
+            server = out.server
+            states |= dict(zip(ids, out.client_states, strict=True))
+    return flatten(algorithm.message(server)), states
+
+
+@pytest.mark.slow
+def test_ten_devices_that_nobody_knew_are_the_simulated_run(make_run, places, tmp_path):
+    with make_run(tmp_path / "known") as known:
+        theta, heads, scores = simulated(known, 4)
+        with new_run(places, tmp_path / "run", rounds=4, participation=0.5, evaluate_every=2) as run:
+            ids, devices = known.population.client_ids.tolist(), {}
+            with serving(run, Rules(wait_for=len(ids))) as (address, _, tokens):
+
+                def work(client):
+                    how = {"interpreter": tf.lite.Interpreter}
+                    folder = tmp_path / f"device{client}"
+                    devices[client] = LiveDevice(address, folder, examples_of(known, client), tokens[client], **how)
+                    devices[client].run()
+
+                in_threads([lambda i=i: work(i) for i in ids])
+            assert np.abs(live_theta(run) - theta).max() < 1e-5
+            for client, head in heads.items():
+                for found, expected in zip(devices[client].client.head, head, strict=True):
+                    assert np.abs(found - np.asarray(expected)).max() < 1e-5
+            found = {(e.round_num, e.client_id, e.model, e.split): e for e in run.store.evaluations()}
+            expected = {(e.round_num, e.client_id, e.model, e.split): e for e in scores if e.num_examples}
+            assert found.keys() == expected.keys()
+            assert all(found[key].num_examples == e.num_examples for key, e in expected.items())
+            assert run.write_summary()["rounds"] == 4
