@@ -19,6 +19,7 @@ setup(
     packages=find_packages(include=["tfpfl", "tfpfl.*", "tflite_export", "tflite_export.*"]),
     package_data={
         "tfpfl": ["py.typed"],
+        "tfpfl.live": ["flower_app/*"],
         "tfpfl.studies": ["references.bib"],
         "tfpfl.studies.report": ["page.html"],
         "tflite_export": ["py.typed"],
@@ -57,6 +58,7 @@ setup(
         "wandb": ["wandb>=0.17,<1"],  # --log wandb
         "optuna": ["optuna>=3.5,<5"],  # tfpfl study with search.kind = "optuna"
         "live": ["aiohttp>=3.9,<4", "cryptography>=41", "prometheus-client>=0.19,<1"],  # tfpfl serve
+        "flower": ["flwr>=1.41,<2"],  # the ServerApp that tfpfl flower writes; not beside TensorFlow 2.14
         "yaml": ["pyyaml>=6,<7"],  # tfpfl study FILE.yaml
         "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100"],
         "notebooks": ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"],

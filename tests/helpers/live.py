@@ -27,8 +27,8 @@ EXACT = {"rho": 0.01, "beta": 0.05, "rule": "exact", "server_opt": "sgd"}
 
 def new_run(federation, folder, kept, hyperparameters=EXACT, **settings):
     """An open new run of PFLEGO, half of the clients a round. `kept` is where its bundles are kept for the next one."""
-    given = {"participation": 0.5, "rounds": 4, "evaluate_every": 2} | settings
-    config = RunConfig(hyperparameters=hyperparameters, federation=str(federation.path), network="mlp200", **given)
+    given = {"network": "mlp200", "participation": 0.5, "rounds": 4, "evaluate_every": 2} | settings
+    config = RunConfig(hyperparameters=hyperparameters, federation=str(federation.path), **given)
     run = Run.create(config, folder, federation)
     if kept.exists():
         shutil.copytree(kept, folder / serve.BUNDLES)

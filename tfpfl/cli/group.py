@@ -123,14 +123,14 @@ class Commands(Group):
     heavy = (
         *("run", "resume", "evaluate", "new-clients", "demo", "partition"),
         *("compare", "sweep", "reproduce", "report", "algorithms", "model", "predict", "study"),
-        *("advise", "serve", "demo-live"),
+        *("advise", "serve", "demo-live", "flower"),
     )
     headings = {
         "Train and evaluate": ("run", "resume", "evaluate", "new-clients", "model", "predict", "demo"),
         "Compare and search": ("compare", "sweep", "study", "reproduce", "report", "advise"),
         "Data and methods": ("partition", "datasets", "algorithms", "cite"),
         "Several machines": ("worker",),
-        "Live rounds on devices": ("places", "serve", "device", "demo-live"),
+        "Live rounds on devices": ("places", "serve", "device", "demo-live", "flower"),
     }
 
 

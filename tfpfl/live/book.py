@@ -163,6 +163,11 @@ class Book:
         found = self._rows("SELECT sha256 FROM arrived WHERE round = ? AND client = ?", number, client)
         return found[0][0] if found else None
 
+    def last_counted(self, client: int) -> tuple[int, str] | None:
+        """(round, sha256) of the last that a client sent; None if nothing came."""
+        query = "SELECT round, sha256 FROM arrived WHERE client = ? ORDER BY round DESC LIMIT 1"
+        return next(iter(self._rows(query, client)), None)
+
     def bodies(self, number: int) -> dict[int, bytes]:
         """{client: what it sent in this round}, ascending."""
         return dict(self._rows("SELECT client, body FROM arrived WHERE round = ? ORDER BY client", number))

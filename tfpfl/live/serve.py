@@ -49,6 +49,9 @@ def bundles_of(run, browser: bool = False) -> dict[int, Path]:
         InvalidArgument: devices cannot take part in this run.
         ExportError: browsers cannot compute this run's rounds.
     """
+    refused = device_training(run.config, run.population, int(run.population.client_ids[0]))
+    if isinstance(refused, str):
+        raise InvalidArgument(f"{run.folder}: devices cannot take part: {refused}")
     found: dict[int, Path] = {}
     root = run.folder / BUNDLES
     root.mkdir(exist_ok=True)

@@ -104,9 +104,8 @@ class TfDevice(LiveDevice):
             raise InvalidInput(f"{self.url} has no {PLAN}: its run is for devices without --runtime tf")
 
     def _begin(self, examples: dict, interpreter) -> None:
-        y, classes = self._join_with
-        k = classes if classes is not None else int(y.max()) + 1 if y.ndim == 1 else y.shape[1]
-        plan = Plan((self.state.bundle / PLAN).read_bytes(), self.client_id, len(y), int(k))
+        sizes = self._about["examples"], self._about["classes"]
+        plan = Plan((self.state.bundle / PLAN).read_bytes(), self.client_id, *sizes)
         self.info, self._seed = plan.info, plan.config.seed
         self.algorithm = algorithm = plan.algorithm
         self._vectors = Vectors(algorithm)

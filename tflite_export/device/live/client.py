@@ -22,18 +22,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tflite_export.device.client import DeviceClient
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.files import write_whole
-from tflite_export.device.head_file import load_head, save_head
 from tflite_export.device.layout import MANIFEST, PROGRAM
 from tflite_export.device.live import wire
-from tflite_export.device.live.state import Pending, State
+from tflite_export.device.live.state import State
+from tflite_export.device.live.work import Work, about_device, check_examples, keep_first_head
 from tflite_export.device.runtime import Bundle
 
 _WAIT = 25.0  # seconds of a poll
 _TIMEOUT = 60.0  # seconds until an answer must have come
-_MOST_SCORE = 1e30  # a larger loss is not sent, nor one that is not finite
 _LONGEST_PAUSE = 15.0  # seconds between attempts while the server is away
 
 
@@ -100,8 +98,7 @@ class LiveDevice:
     ):
         if not url.startswith(("http://", "https://")):
             raise InvalidInput(f"the server's address begins with http:// or https://, found {url!r}")
-        if not len(examples.get("train", ((), ()))[0]):
-            raise InvalidInput("a device needs training examples")
+        check_examples(examples)
         self.url, self.state, self.patience, self.log = url.rstrip("/"), self._state(folder), patience, log
         self._open = urllib.request.build_opener(
             urllib.request.ProxyHandler(), *([urllib.request.HTTPSHandler(context=context)] if context else [])
@@ -110,7 +107,7 @@ class LiveDevice:
         self._half, self._last = half, ("", np.zeros(0, np.float32))  # the last theta, and the name it came by
         self._token, self._ahead = token, 0.0  # by how many seconds the server's clock is ahead
         self.rounds = 0  # updates that the server has counted since this start
-        self._join_with = np.asarray(examples["train"][1]), examples.get("classes")
+        self._about = about_device(examples, self._signer)
         member = self.state.member() or self._join()
         self.client_id = member["client"]
         self._get_bundle()
@@ -130,12 +127,9 @@ class LiveDevice:
     def _begin(self, examples: dict, interpreter) -> None:
         """Opens the bundle and takes the examples."""
         self._get_head()
-        self.client = DeviceClient(Bundle(self.state.bundle), self.state.head, interpreter=interpreter)
-        self.examples: dict[str, Any] = {
-            split: (self.client.examples(np.asarray(x).astype(self._dtype, copy=False)), np.asarray(labels))
-            for split, (x, labels) in ((s, examples[s]) for s in wire.SPLITS if s in examples)
-            if len(labels)
-        }
+        self._work: Any = Work(self.state, examples, interpreter)
+        self.client: Any = self._work.client
+        self.examples: dict[str, Any] = self._work.examples
 
     def _pending(self) -> Any:
         """The update that is on its way, if there is one."""
@@ -149,22 +143,13 @@ class LiveDevice:
         """Checks every hash of a bundle that came."""
         Bundle(folder)
 
-    @property
-    def _dtype(self):
-        """Of the examples that the device has: what the model takes, or with a frozen trunk what the trunk does."""
-        about = self.client.bundle
-        return np.float32 if about.manifest.get("trunk") else about.example_dtype
-
     def _join(self) -> dict:
         if self._token is None:
             raise InvalidInput(f"{self.state.folder} has not joined yet: give the enrolment token")
-        y, classes = self._join_with
-        k = classes if classes is not None else int(y.max()) + 1 if y.ndim == 1 else y.shape[1]
-        about = {"protocol": wire.PROTOCOL, "token": self._token, "examples": len(y), "classes": int(k)}
-        about["runtime"] = self.runtime
+        about = {**self._about, "token": self._token, "runtime": self.runtime}
         if (self.state.bundle / self._whole).exists():
             about["program"] = self._program()
-        answer = self._send("POST", "/v1/join", json.dumps(about | {"key": self._signer.public}).encode(), None)
+        answer = self._send("POST", "/v1/join", json.dumps(about).encode(), None)
         member = self._json(answer)
         self.state.keep_member(member)
         self.log(f"joined as client {member['client']}")
@@ -186,11 +171,7 @@ class LiveDevice:
     def _get_head(self) -> None:
         """Takes the initial head from the server, once."""
         if not self.state.head.exists():
-            about = Bundle(self.state.bundle, check=False)
-            path = self.state.folder / "head.first"
-            write_whole(path, self._good(self._ask("GET", "/v1/head")).body)
-            save_head(self.state.head, load_head(path, about.num_features, about.num_classes))
-            path.unlink()
+            keep_first_head(self.state, self._good(self._ask("GET", "/v1/head")).body)
 
     def close(self) -> None:
         """Lets another process use the folder."""
@@ -238,11 +219,7 @@ class LiveDevice:
         theta = self._theta(work["theta"])
         if theta is None:
             return
-        self.client.settings = {**self.client.settings, **work["settings"], "rounds": True}
-        update = self.client.round(theta, *self.examples["train"], payload=work["payload"])
-        about = {"theta": work["theta"], "examples": update.num_examples, "loss": update.loss}
-        about["scores"] = self._scores(work["splits"], update.head)
-        self.state.keep(Pending(work["round"], wire.pack_update(about, update.payload), update.head))
+        self.state.keep(self._work.visit(work, theta))
         self._settle()
 
     def _settle(self) -> None:
@@ -266,25 +243,13 @@ class LiveDevice:
         if theta is None:
             return
         self.client.receive(theta)
-        self._send_scores(work, self._scores(work["splits"]))
+        self._send_scores(work, self._work.scores(work["splits"]))
 
     def _send_scores(self, work: dict, rows: list[dict]) -> None:
         about = {"theta": work["theta"], "scores": rows}
         answer = self._ask("PUT", f"/v1/score/{work['round']}", json.dumps(about).encode())
         if answer.status not in (409, 410):  # these come too late, which does no harm
             self._good(answer)
-
-    def _scores(self, splits, head=None) -> list[dict]:
-        """Loss and score on the splits that the device has, with its head or another one."""
-        kernel, bias = self.client.head if head is None else (head.kernel, head.bias)
-        rows = []
-        for split in splits:
-            if split in self.examples:
-                x, y = self.client.checked(*self.examples[split])
-                found = self.client.kind.score(self.client.features(x) @ kernel + bias, y)
-                if max(abs(found.loss), abs(found.value)) < _MOST_SCORE:  # and not NaN
-                    rows.append({"split": split, "examples": len(x), "loss": found.loss, "score": found.value})
-        return rows
 
     # HTTP
 

@@ -1,0 +1,121 @@
+"""The work of a device in live rounds, whoever brings the question: a visit, and scores. It knows no network."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from tflite_export.device.client import DeviceClient
+from tflite_export.device.errors import InvalidInput
+from tflite_export.device.files import write_whole
+from tflite_export.device.head_file import load_head, save_head
+from tflite_export.device.live import wire
+from tflite_export.device.live.state import Pending, State
+from tflite_export.device.runtime import Bundle
+
+_MOST_SCORE = 1e30  # a larger loss is not sent, nor one that is not finite
+
+
+def check_examples(examples: dict) -> None:
+    """Checks that a device has training examples.
+
+    Raises:
+        InvalidInput: it has none.
+    """
+    if not len(examples.get("train", ((), ()))[0]):
+        raise InvalidInput("a device needs training examples")
+
+
+def about_device(examples: dict, signer: wire.Signer) -> dict:
+    """What a device says of itself when it joins, but for its token and its program.
+
+    Args:
+        examples: see `Work`.
+        signer: the device's key.
+    """
+    y, k = np.asarray(examples["train"][1]), examples.get("classes")
+    k = k if k is not None else int(y.max()) + 1 if y.ndim == 1 else y.shape[1]
+    return {"protocol": wire.PROTOCOL, "examples": len(y), "classes": int(k), "key": signer.public}
+
+
+class Work:
+    """A device that has its bundle and its head.
+
+    Args:
+        state: the device's folder, with both.
+        examples: {'train', and if there are, 'validation', 'test': (x, y)}, with x preprocessed as the manifest says;
+            'classes': K, if the labels do not show it.
+        interpreter: class of the interpreter, see `Runtime`.
+    """
+
+    def __init__(self, state: State, examples: dict, interpreter=None):
+        self.client = DeviceClient(Bundle(state.bundle), state.head, interpreter=interpreter)
+        self.examples = {
+            split: (self.client.examples(np.asarray(x).astype(self._dtype, copy=False)), np.asarray(labels))
+            for split, (x, labels) in ((s, examples[s]) for s in wire.SPLITS if s in examples)
+            if len(labels)
+        }
+
+    @property
+    def _dtype(self):
+        """Of the examples that the device has: what the model takes, or with a frozen trunk what the trunk does."""
+        about = self.client.bundle
+        return np.float32 if about.manifest.get("trunk") else about.example_dtype
+
+    def visit(self, work: dict, theta: np.ndarray) -> Pending:
+        """Computes a round.
+
+        Args:
+            work: a visit, as docs/live.md describes it.
+            theta: float32 [P].
+        """
+        self.client.settings = {**self.client.settings, **work["settings"], "rounds": True}
+        update = self.client.round(theta, *self.examples["train"], payload=work["payload"])
+        about = {"theta": work["theta"], "examples": update.num_examples, "loss": update.loss}
+        about["scores"] = self.scores(work["splits"], update.head)
+        return Pending(work["round"], wire.pack_update(about, update.payload), update.head)
+
+    def scores(self, splits, head=None) -> list[dict]:
+        """Loss and score on the splits that the device has, with its head or another one."""
+        kernel, bias = self.client.head if head is None else (head.kernel, head.bias)
+        rows = []
+        for split in splits:
+            if split in self.examples:
+                x, y = self.client.checked(*self.examples[split])
+                found = self.client.kind.score(self.client.features(x) @ kernel + bias, y)
+                if max(abs(found.loss), abs(found.value)) < _MOST_SCORE:  # and not NaN
+                    rows.append({"split": split, "examples": len(x), "loss": found.loss, "score": found.value})
+        return rows
+
+
+def keep_bundle(state: State, files: dict[str, bytes]) -> None:
+    """Keeps a bundle that a server sent.
+
+    Args:
+        state: the device's folder.
+        files: {name: content}.
+
+    Raises:
+        InvalidInput: a name is none of a file, a file is missing or damaged.
+    """
+    new = state.bundle.with_name("bundle.new")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    for name, content in files.items():
+        if Path(name).name != name or name.startswith(".") or not isinstance(content, bytes):
+            raise InvalidInput(f"the server names a file {name!r}, which is no file of a bundle")
+        write_whole(new / name, content)
+    Bundle(new)  # checks every hash
+    new.replace(state.bundle)
+
+
+def keep_first_head(state: State, content: bytes) -> None:
+    """Keeps the head that the client begins with, as a server sent it.
+
+    Raises:
+        HeadError: it is damaged, or of another shape than the bundle's.
+    """
+    about, path = Bundle(state.bundle, check=False), state.folder / "head.first"
+    write_whole(path, content)
+    save_head(state.head, load_head(path, about.num_features, about.num_classes))
+    path.unlink()

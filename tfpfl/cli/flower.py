@@ -1,0 +1,75 @@
+"""The command flower: writes a Flower app that runs the rounds of a run on Flower's nodes."""
+
+from pathlib import Path
+
+import click
+
+from tfpfl.checks import Unavailable
+from tfpfl.cli.group import main
+from tfpfl.cli.options import allow_code_of, allow_code_option
+
+_seconds = click.FloatRange(0, 1e6, min_open=True)
+
+
+@main.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The new folder for the files of the app.")
+@click.option(
+    "--wait-for", type=click.IntRange(1), help="Open no round before so many clients have come. Default: all."
+)
+@click.option(
+    "--deadline",
+    type=_seconds,
+    default=600.0,
+    show_default=True,
+    help="Seconds from the invitation to the end of a round, and for the scores of an evaluated one.",
+)
+@click.option(
+    "--quorum",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.6,
+    show_default=True,
+    help="The part of the invited clients that must have come for a round to end at its deadline.",
+)
+@click.option(
+    "--payload",
+    type=click.Choice(["float32", "int8"]),
+    default="float32",
+    show_default=True,
+    help="How devices send gradients; int8 is smaller and less exact.",
+)
+@click.option("--max-norm", type=_seconds, help="Refuse a gradient with a larger L2 norm. Default: take all.")
+@click.option(
+    "--patience",
+    type=_seconds,
+    default=120.0,
+    show_default=True,
+    help="Seconds after which a node that has not answered is asked again.",
+)
+@click.option(
+    "--data-for-devices", type=click.Path(path_type=Path), help="Write each client's examples to a folder here."
+)
+@allow_code_option
+def flower(folder, out, wait_for, patience, data_for_devices, allow_code, **rules):
+    """Write a Flower app for the rounds of RUN.
+
+    RUN is a run folder, made by: tfpfl run --create-only. The app has a ServerApp around the run's own server step, and
+    a ClientApp around the device of live rounds, which keeps its head in a file. Flower itself is not needed here.
+    """
+    try:
+        from tfpfl.live.flower import next_steps, write_app
+        from tfpfl.live.rules import Rules
+        from tfpfl.live.serve import write_data
+    except ModuleNotFoundError as error:
+        raise Unavailable(f"live rounds need the package {error.name}: pip install 'tfpfl[live]'") from error
+    from tfpfl.runs.run import Run
+
+    if allow_code:
+        allow_code_of(folder)
+    with Run.open(folder) as run:
+        ids = [int(i) for i in run.population.client_ids]
+        write_app(run, out, Rules(**rules, wait_for=wait_for or len(ids)), patience)
+        if data_for_devices is not None:
+            for client in ids:
+                write_data(run.examples, run.population, client, data_for_devices / str(client))
+        click.echo(next_steps(run, out))
