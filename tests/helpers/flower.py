@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -83,18 +84,25 @@ def _commands(folder, python, found, packages):
         yield [str(found), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
 
 
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
 class Flower:
     """A SuperLink and its nodes, as processes on the loopback.
 
     Args:
-        folder: for logs and for Flower's own files.
-        ports: a function () -> a free port.
+        folder: for logs and for Flower's own files; made if it does not exist.
+        started: the list for its processes.
     """
 
-    def __init__(self, folder: Path, started: list, ports):
-        self.folder, self._started, self._ports = folder, started, ports
+    def __init__(self, folder: Path, started: list):
+        self.folder, self._started = folder, started
         self.nodes: dict[int, subprocess.Popen] = {}
-        self.port, home = ports(), folder / "flwr"
+        self.port, home = free_port(), folder / "flwr"
         home.mkdir(parents=True)
         here = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
         (home / "config.toml").write_text(here)
@@ -125,7 +133,7 @@ class Flower:
         """Starts the node of a client."""
         options = ["--insecure", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1"]
         config = ["--node-config", f'data="{data}" state="{state}"']
-        options += ["--port", str(self._ports()), *config]
+        options += ["--port", str(free_port()), *config]
         self.nodes[client] = self._start(node_python(), "flower-supernode", options, f"node{client}", TFPFL_TOKEN=token)
 
     def wait(self, seconds: float = 180.0) -> None:
@@ -156,7 +164,7 @@ class Flower:
 
 
 @contextmanager
-def flower(folder: Path, ports):
+def flower(folder: Path):
     """A `Flower` whose processes are ended at the end."""
     with processes() as started:
-        yield Flower(folder, started, ports)
+        yield Flower(folder, started)

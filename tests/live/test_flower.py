@@ -5,7 +5,6 @@ import json
 import os
 import random
 import signal
-import socket
 import time
 import tomllib
 from contextlib import closing
@@ -269,13 +268,6 @@ def test_a_run_that_devices_cannot_compute_is_refused(tmp_path):
     assert not (tmp_path / "app").exists() and not (run / LIVE).exists() and not (run / "tokens.json").exists()
 
 
-def free_port():
-    """A port that nobody listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 @pytest.mark.slow
 def test_two_nodes_of_flower_compute_what_a_simulation_does(tmp_path, capsys):
     """One node is killed when its update is on its way, and starts again on the same files."""
@@ -287,7 +279,7 @@ def test_two_nodes_of_flower_compute_what_a_simulation_does(tmp_path, capsys):
     code, output = said("flower", run, "--out", app, "--data-for-devices", data)
     assert code == 0, output
     tokens = json.loads((run / "tokens.json").read_text())
-    with flower(tmp_path / "flower", free_port) as link:
+    with flower(tmp_path / "flower") as link:
         for i in (0, 1):
             link.start_node(i, data / str(i), state / str(i), tokens[str(i)])
         link.flwr("run", app, "here")

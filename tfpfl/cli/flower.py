@@ -6,12 +6,19 @@ import click
 
 from tfpfl.checks import Unavailable
 from tfpfl.cli.group import main
+from tfpfl.cli.layout import SectionedCommand
 from tfpfl.cli.options import allow_code_of, allow_code_option
 
 _seconds = click.FloatRange(0, 1e6, min_open=True)
 
 
-@main.command()
+FLOWER = {  # heading of the help -> options
+    "Files": ("out", "data_for_devices"),
+    "Rounds": ("wait_for", "deadline", "quorum", "patience", "payload", "max_norm"),
+}
+
+
+@main.command(cls=SectionedCommand, headings=FLOWER)
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The new folder for the files of the app.")
 @click.option(

@@ -11,9 +11,9 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from tfpfl import Run
 from tfpfl.live.asking import Asking, Question
 from tfpfl.live.rules import Rules
+from tfpfl.runs.run import Run
 
 PAUSE = 1.0  # seconds between two looks at what has come
 TYPES = {"visit": MessageType.TRAIN, "score": MessageType.EVALUATE}  # of messages; all others are queries
