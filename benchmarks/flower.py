@@ -2,8 +2,8 @@
 
     python benchmarks/flower.py [--rounds 5]
 
-All processes are on the loopback. The environments are those of tests/live/test_flower.py: made at the first start, and
-kept. TFPFL_OTHER_PYTHON names a Python with TensorFlow 2.16 or newer, if this one has an older. Both devices score every
+All processes are on the loopback. The environments are those of tests/live/test_flower.py, made once and kept.
+TFPFL_OTHER_PYTHON names a Python with TensorFlow 2.16 or newer, if this one has an older. Both devices score every
 round, so it has two parts: the visits, and the scores of the new theta.
 """
 
