@@ -19,7 +19,7 @@ setup(
     packages=find_packages(include=["tfpfl", "tfpfl.*", "tflite_export", "tflite_export.*"]),
     package_data={
         "tfpfl": ["py.typed"],
-        "tfpfl.live": ["flower_app/*"],
+        "tfpfl.live": ["flower_app/*", "watch_page/*"],
         "tfpfl.studies": ["references.bib"],
         "tfpfl.studies.report": ["page.html"],
         "tflite_export": ["py.typed"],

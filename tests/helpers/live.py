@@ -18,6 +18,7 @@ from tfpfl.live import serve
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Rules
 from tfpfl.live.server import LiveServer
+from tfpfl.live.watch import Watch
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.run import Run
 from tfpfl.runs.training import Training
@@ -64,10 +65,10 @@ def same_scores(found, expected):
 
 
 @contextmanager
-def serving(run, rules=None, clock=time.time, page=None):
+def serving(run, rules=None, clock=time.time, page=None, watch=None):
     """(address, LiveRounds, {client: token}) of a server on the loopback; it is stopped at the end.
 
-    Of a server with a page, `page` is {number of classes: bundle} -> the page.
+    Of a server with a page, `page` is {number of classes: bundle} -> the page. `watch` is the operator's token.
     """
     bundles = serve.bundles_of(run)
     rounds = LiveRounds(run, rules or Rules(), clock())
@@ -78,7 +79,7 @@ def serving(run, rules=None, clock=time.time, page=None):
     started, addresses = threading.Event(), []
 
     async def main():
-        server = LiveServer(rounds, bundles, clock, page and page(bundles))
+        server = LiveServer(rounds, bundles, clock, page and page(bundles), watch and Watch(rounds, watch))
         task = asyncio.create_task(server.run("127.0.0.1", 0, None, lambda a: (addresses.append(a), started.set())))
         loop = asyncio.get_running_loop()
         stop.append(lambda: loop.call_soon_threadsafe(task.cancel))

@@ -1,12 +1,13 @@
 """The commands serve and device: live rounds, in which the clients are devices that speak HTTP."""
 
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import click
 
 from tfpfl.checks import Unavailable, check_address_space
-from tfpfl.cli.ending import resumable
+from tfpfl.cli.ending import Ended, resumable
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import SectionedCommand
 from tfpfl.cli.options import allow_code_of, allow_code_option
@@ -122,6 +123,8 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
         from tfpfl.live.cohort import with_cohort
         from tfpfl.live.rules import Rules
         from tfpfl.live.serve import TOKENS, serve, write_data
+        from tfpfl.live.watch import operator_token
+        from tfpfl.live.watching import OPERATOR
     except ModuleNotFoundError as error:
         raise Unavailable(f"live rounds need the package {error.name}: pip install 'tfpfl[live]'") from error
     from tfpfl.data.places import is_places
@@ -148,6 +151,9 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
 
         def started(address):
             click.echo(f"Listening on {address}; tokens in {folder / TOKENS}; round {run.store.round_num + 1} is next.")
+            # The token opens the page for whoever reads it: it is shown on a terminal, and not written to a log.
+            token = f"#{operator_token(folder)}" if sys.stdout.isatty() else f" (the token is in {folder / OPERATOR})"
+            click.echo(f"Who is here, who is late: tfpfl watch {address} --run {folder}, or {address}/watch{token}")
 
         with resumable(f"tfpfl serve {folder}", lambda: f"{run.store.round_num} rounds are saved"):
             where = {"host": host, "port": port, "tls": tls or None}
@@ -228,6 +234,71 @@ def device(runtime, **given):
         take_part(**given)
     except InvalidInput as error:
         raise click.ClickException(str(error)) from error
+
+
+@main.command()
+@click.argument("url")
+@click.option(
+    "--run",
+    type=click.Path(path_type=Path),
+    help="The run folder, where this is the server's machine: the operator's token is read from it.",
+)
+@click.option(
+    "--token",
+    envvar="TFPFL_OPERATOR_TOKEN",
+    help="The operator's token, from operator.token of the run folder. Default: $TFPFL_OPERATOR_TOKEN.",
+)
+@click.option("--once", is_flag=True, help="Print the present state with all clients, and end.")
+@click.option(
+    "--patience", type=_seconds, default=30.0, show_default=True, help="Seconds for which the server may be away."
+)
+@click.option("--ca", type=click.Path(path_type=Path), help="The certificate that the server's must be signed by.")
+def watch(url, run, token, once, patience, ca):
+    """Show how live rounds go: who is here, who is late, bytes and curves.
+
+    URL is the server's address. The state is read again every second, until the run is over or Ctrl-C. It is for the
+    operator: tfpfl serve writes the token that it needs to RUN/operator.token.
+    """
+    import ssl
+    import time
+
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    from tfpfl.live.watch_table import WatchTable
+    from tfpfl.live.watching import OPERATOR, WatchedServer
+
+    if run is not None:
+        token = (run / OPERATOR).read_text(encoding="utf-8", errors="replace")
+    try:
+        context = None if ca is None else ssl.create_default_context(cafile=str(ca))
+    except OSError as error:
+        raise Unavailable(f"the certificate {ca} cannot be used: {error}") from error
+    console = Console()
+
+    def away(why, seconds):
+        note = f"{server.url} does not answer: {why}. It is asked for another {seconds:.0f} s"
+        if once:
+            click.echo(note, err=True)
+        else:
+            live.update(WatchTable(server.last, console.height, note) if server.last else Text(note), refresh=True)
+
+    server = WatchedServer(url, token, patience=patience, context=context, waiting=away)
+    if once:
+        console.print(WatchTable(server.state()))
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        try:
+            while server.last is None or server.last["doing"] != "done":
+                live.update(WatchTable(server.state(), console.height), refresh=True)
+                time.sleep(1.0)
+        except KeyboardInterrupt as end:  # Ctrl-C is how one ends this; other signals end it as any command
+            if isinstance(end, Ended):
+                raise
+        except Unavailable:
+            if server.last is None or server.last["saved"] < server.last["run"]["rounds"]:
+                raise  # otherwise all rounds are saved, and so the server has ended
 
 
 @main.command("demo-live")

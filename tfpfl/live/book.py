@@ -195,9 +195,9 @@ class Book:
                 self._db.execute(f"DELETE FROM {table} WHERE round = ?", (number,))
             self._log(at, "ended", number, None)
 
-    def events(self) -> list[tuple[int, float, str, int | None, int | None]]:
-        """All that happened: (number, seconds since 1970, what, round, client)."""
-        return self._rows("SELECT * FROM event ORDER BY number")
+    def events(self, last: int | None = None) -> list[tuple[int, float, str, int | None, int | None]]:
+        """All that happened, or the last so many: (number, seconds since 1970, what, round, client), ascending."""
+        return self._rows("SELECT * FROM event ORDER BY number DESC LIMIT ?", -1 if last is None else last)[::-1]
 
     def _log(self, at: float, what: str, number: int | None, client: int | None) -> None:
         self._db.execute("INSERT INTO event (at, what, round, client) VALUES (?, ?, ?, ?)", (at, what, number, client))

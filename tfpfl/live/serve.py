@@ -27,6 +27,8 @@ from tfpfl.live.plan import PLAN, plan_of, refusal
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
 from tfpfl.live.server import LiveServer
+from tfpfl.live.watch import Watch, operator_token
+from tfpfl.live.watching import OPERATOR
 from tfpfl.models import tree
 from tfpfl.models.weights import Head
 from tfpfl.runs.folders import LIVE
@@ -237,12 +239,13 @@ def serve(
         rounds.refresh()
         rounds.programs = programs_of(bundles)
         rounds.on_enrolled = maker_of_bundles(run, rounds, bundles, browser=page is not None)
+        watch = Watch(rounds, operator_token(run.folder))
 
         few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every poll that waits is a file
 
         async def main():
-            await LiveServer(rounds, bundles, page=files).run(host, port, tls, started)
+            await LiveServer(rounds, bundles, page=files, watch=watch).run(host, port, tls, started)
 
         try:
             asyncio.run(main())
@@ -252,5 +255,5 @@ def serve(
     finally:
         rounds.close()
         if first and not listens:  # nothing has happened: the run folder is as it was
-            for name in (LIVE, f"{LIVE}-wal", f"{LIVE}-shm", TOKENS):
+            for name in (LIVE, f"{LIVE}-wal", f"{LIVE}-shm", TOKENS, OPERATOR):
                 (run.folder / name).unlink(missing_ok=True)

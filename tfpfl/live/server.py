@@ -29,6 +29,7 @@ from tfpfl.live.book import Member
 from tfpfl.live.page import LivePage
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused
+from tfpfl.live.watch import Watch, WatchPage
 
 LONGEST_WAIT = 30.0  # seconds of a poll; proxies cut longer ones
 CLOCKS_APART = 300.0  # seconds
@@ -122,10 +123,18 @@ class LiveServer:
         bundles: {K: the folder with the bundle for heads of K classes}.
         clock: () -> seconds since 1970.
         page: the page with which a browser tab is a device; None: the server has none.
+        watch: what an operator sees; None: nothing.
     """
 
-    def __init__(self, rounds: LiveRounds, bundles: dict[int, Path], clock=time.time, page: LivePage | None = None):
-        self.rounds, self.bundles, self._clock, self._page = rounds, bundles, clock, page
+    def __init__(
+        self,
+        rounds: LiveRounds,
+        bundles: dict[int, Path],
+        clock=time.time,
+        page: LivePage | None = None,
+        watch: Watch | None = None,
+    ):
+        self.rounds, self.bundles, self._clock, self._page, self._watch = rounds, bundles, clock, page, watch
         self._gate = Gate(rounds.rules.joins, clock())
         self._changed = asyncio.Event()
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
@@ -163,6 +172,7 @@ class LiveServer:
                 web.get("/v1/bundle/{name:[A-Za-z0-9_.]{1,80}}", self._file),
                 web.put("/v1/update/{round:[0-9]{1,9}}", self._update),
                 web.put("/v1/score/{round:[0-9]{1,9}}", self._score),
+                *([web.get("/v1/watch", self._state), *WatchPage().routes()] if self._watch else ()),
                 *(self._page.routes() if self._page else ()),
             ]
         )
@@ -248,6 +258,13 @@ class LiveServer:
         view = self.rounds.view
         return web.json_response({"protocol": wire.PROTOCOL, "round": view.round_num, "doing": view.kind})
 
+    async def _state(self, request):
+        self._watch.check(request.headers.get("Authorization", ""))
+        since = request.query.get("since", "0")
+        if not (since.isascii() and since.isdigit() and len(since) < 10):
+            raise wire.WireError("since must be the number of a round")
+        return web.json_response(await self._written(self._watch.state, int(since), self._clock()))
+
     async def _metrics(self, _):
         return web.Response(body=generate_latest(self._registry), content_type="text/plain")
 
@@ -330,7 +347,8 @@ class LiveServer:
             if set(self.rounds.awake(self._clock()).tolist()) <= self.rounds.told:
                 break
             await asyncio.sleep(0.2)
-        await asyncio.sleep(0.5)  # the last answers are on their way
+        watched = self._watch is not None and self._watch.is_watched(self._clock())
+        await asyncio.sleep(3.0 if watched else 0.5)  # the last answers are on their way
 
     def _close_slow(self, server) -> None:
         """Closes the connections whose first request does not come."""

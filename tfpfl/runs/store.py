@@ -271,15 +271,18 @@ class RunStore:
                 f"{limit / 1e9:.3g} GB. Take fewer clients or a smaller network"
             )
 
-    def history(self) -> list[dict]:
+    def history(self, since: int = 0) -> list[dict]:
         """The history rows, in the order of the rounds.
+
+        Args:
+            since: only rounds after this one.
 
         Raises:
             StoreError: a row is damaged.
         """
         with self._errors(), self._file.reading():
-            rows = dict(self._db.execute("SELECT round, row FROM history ORDER BY round"))
-            sums = self._sums("history")
+            rows = dict(self._db.execute("SELECT round, row FROM history WHERE round > ? ORDER BY round", (since,)))
+            sums = {t: crc for t, crc in self._sums("history").items() if t > since}
         for t, crc in sums.items():
             content.check(rows.get(t), crc, self._of("history", t), f"{self._name}: the history of round {t}", str)
         return [content.history_row(text, t, f"{self._name}: the history of round {t}") for t, text in rows.items()]

@@ -7,7 +7,7 @@ self.addEventListener('fetch', (event) => {
   const { request } = event
   const url = new URL(request.url)
   if (url.origin !== self.location.origin) event.respondWith(Response.error())
-  else if (url.pathname.startsWith(new URL('v1/', self.registration.scope).pathname)) return // live rounds: straight to the server
+  else if (['v1/', 'watch'].some((name) => url.pathname.startsWith(new URL(name, self.registration.scope).pathname))) return // live rounds: straight to the server
   else if (request.method === 'GET') event.respondWith(LASTING.test(request.url) ? cachedFirst(request) : cachedLast(request))
 })
 
