@@ -96,13 +96,14 @@ def numbers(text) -> list:
     return [float(found.replace(",", "")) for found in NUMBER.findall(text)]
 
 
-def test_there_are_five():
+def test_there_are_six():
     assert [path.stem for path in NOTEBOOKS] == [
         "01_pflego_in_ten_minutes",
         "02_compare_methods",
         "03_write_your_own_algorithm",
         "04_to_the_phone",
         "05_tff_federated_computations",
+        "06_live_federation",
     ]
 
 

@@ -349,14 +349,16 @@ def test_what_another_server_answers_is_an_error_in_one_line():
 def test_a_server_that_was_away_is_read_on(monkeypatch):
     """Rows of the history come once, in parts; a proxy of the environment does not get the token."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    part = [{"saved": 3, "history": [{"round": t} for t in rows]} for rows in ((1, 2), (3,), ())]
+    part = [{"saved": n, "history": [{"round": t} for t in r]} for n, r in ((45, range(1, 31)), (45, range(11, 46)))]
+    part.append({"saved": 45, "history": [{"round": t, "scores": {}} for t in range(26, 46)]})
     good = [(200, {}, json.dumps(answer).encode()) for answer in part]
     told = []
     with answering(good[0], (503, {}, b"x"), good[1], good[2]) as (address, got):
         server = WatchedServer(address, "t", patience=60, waiting=lambda *about: told.append(about))
-        assert [row["round"] for row in server.state()["history"]] == [1, 2, 3]
-        assert server.state()["history"] == server.history
-    assert [path for path, _ in got] == [f"/v1/watch?since={n}" for n in (0, 2, 2, 3)]
+        assert [row["round"] for row in server.state()["history"]] == list(range(1, 46))
+        history = server.state()["history"]  # the scores of some came later
+        assert [row["round"] for row in history if "scores" in row] == list(range(26, 46)) and len(history) == 45
+    assert [path for path, _ in got] == [f"/v1/watch?since={n}" for n in (0, 10, 10, 25)]
     assert {token for _, token in got} == {"Bearer t"} and told[0][0] == "status 503" and 0 < told[0][1] <= 60
 
 
@@ -397,6 +399,8 @@ def test_the_table_shows_what_fits_and_never_breaks():
     assert "\x1b" not in text and "[red]x" in text and text.count("1 of 3") == 31 and "5 clients are not shown" in text
     small = shown(state, lines=24)
     assert small.count("late ") == 2 and small.count("1 of 3") == 6 and "30 clients are not shown" in small
+    alone = {"number": 7, "began": None, "deadline": None, "moved": False, "came": [], "invited": [], "waiting": []}
+    assert "Round 7: devices send updates at their own speed" in shown(state | {"round": alone})
     for other in (state | {"doing": "done", "round": None}, state | {"doing": "none", "round": None, "history": []}):
         assert shown(other, width=40, encoding="ascii") and shown(other, width=200)
 

@@ -20,7 +20,7 @@ from tflite_export.device.live import wire
 from tfpfl.checks import InvalidArgument
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused
-from tfpfl.live.watching import OPERATOR, STATES
+from tfpfl.live.watching import AGAIN, OPERATOR, STATES
 from tfpfl.runs import protocols
 from tfpfl.runs.results import plain
 
@@ -69,7 +69,6 @@ class Watch:
         self.rounds, self._token = rounds, hashlib.sha256(token.encode()).digest()
         self._history: list[dict] = []  # of each saved round
         self._scores: dict[int, float] = {}  # {client: its score in the last evaluated round}
-        self._bytes = Counter(up=0, down=0)
         self._kept: dict[str, Any] = {}
         self._seen: tuple | None = None  # of which part of which round the kept answer is
         self._asked = -np.inf  # seconds since 1970
@@ -131,7 +130,7 @@ class Watch:
             "counts": counts,
             "members": members[:MOST_MEMBERS],
             "left_off": max(len(members) - MOST_MEMBERS, 0),
-            "bytes": dict(self._bytes),
+            "bytes": {way: sum(row[f"bytes_{way}"] for row in self._history) for way in ("up", "down")},
             "events": [dict(zip(names, event[1:5], strict=True)) for event in self.rounds.book.events(MOST_EVENTS)],
         }
 
@@ -141,16 +140,18 @@ class Watch:
         if view.kind not in (wire.VISIT, wire.SCORE):
             return None
         opened = book.open_now()
-        invited = list(opened.arrival) if opened else []
-        came = [i for i in invited if book.counted(view.round_num, i) is not None]
-        began = opened.opened if opened and view.kind == wire.VISIT else view.deadline - rules.deadline
+        if opened is None:  # nobody is invited: devices work at their own speed
+            nobody: dict = {name: [] for name in ("invited", "came", "waiting")}
+            return {"number": self.rounds.saved + 1, "began": None, "deadline": None, "moved": False} | nobody
+        invited = list(opened.arrival)
+        began = opened.opened if view.kind == wire.VISIT else view.deadline - rules.deadline
         return {
             "number": view.round_num,
             "began": began,
             "deadline": view.deadline,
             "moved": view.deadline - began > 1.5 * rules.deadline,
             "invited": invited,
-            "came": came,
+            "came": [i for i in invited if book.counted(view.round_num, i) is not None],
             "waiting": sorted(view.waiting),
         }
 
@@ -160,7 +161,9 @@ class Watch:
         done = set(opened["came"]) if opened else set()
         if self.rounds.view.kind == wire.SCORE:
             done = set(self.rounds.book.scores(self.rounds.view.round_num))
-        late = opened is not None and now - opened["began"] > LATE * (opened["deadline"] - opened["began"])
+        late = False
+        if opened is not None and opened["deadline"] is not None:
+            late = now - opened["began"] > LATE * (opened["deadline"] - opened["began"])
         names, rows = self.rounds.run.federation.client_names, []
         for i, member in self.rounds.book.members().items():
             if member.revoked or member.key is None:
@@ -178,12 +181,12 @@ class Watch:
         return rows, {state: counts[state] for state in STATES}
 
     def _read_rounds(self) -> None:
-        """Reads the rounds that were saved since the last time."""
+        """Reads the rounds that were saved since the last time, and the last ones again."""
         store, split, score = self.rounds.run.store, self._about["split"], self._about["score"]["name"]
-        if self.rounds.saved == len(self._history):
-            return
-        evaluated = None
-        for row in store.history(since=len(self._history)):
+        since, evaluated = max(len(self._history) - AGAIN, 0), None
+        rows = store.history(since=since)
+        del self._history[since:]
+        for row in rows:
             told = {name: row.get(name) for name in ("round", "clients", "dropped", "loss", "seconds")}
             told |= {"bytes_up": row.get("bytes_up", 0), "bytes_down": row.get("bytes_down", 0), "scores": {}}
             for name, key in ((score, "score"), ("loss", "loss")):
@@ -193,7 +196,6 @@ class Watch:
                     evaluated = row["round"]
             told["scores"] = {model: plain(found) for model, found in told["scores"].items()}
             self._history.append(plain(told))
-            self._bytes.update(up=told["bytes_up"], down=told["bytes_down"])
         if evaluated is not None:
             rows = [e for e in store.evaluations(evaluated) if e.split == split]
             own = protocols.predicts(rows)

@@ -24,6 +24,7 @@ _EVENTS = {
     "closed": "has what it waited for",
     "scored": "sent its scores",
     "ended": "is saved",
+    "stepped": "is saved",
 }
 _BARS = "▁▂▃▄▅▆▇█"
 _OTHER_LINES = 19  # of a screen, besides the rows of clients
@@ -73,6 +74,8 @@ class WatchTable:
             joined = about["clients"] - state["counts"].get("not joined", 0) - state["counts"].get("revoked", 0)
             few = f": {joined} of the {about['wait_for']} clients that it needs have joined"
             return Text(f"Round {state['saved'] + 1} waits for clients" + (few if joined < about["wait_for"] else ""))
+        if opened["deadline"] is None:
+            return Text(f"Round {opened['number']}: devices send updates at their own speed")
         left = max(opened["deadline"] - state["at"], 0)
         what = f"{len(opened['came'])} of {len(opened['invited'])} updates have come"
         if state["doing"] == "score":

@@ -20,6 +20,7 @@ OPERATOR = "operator.token"  # the file of the run folder with the token that wa
 # What a client does, those first that need a look: it is waited for and half of the time is over; it is waited for; the
 # round has what it wants of it; nothing is to do; not heard of lately; it never joined; its token was revoked.
 STATES = ("late", "working", "sent", "here", "away", "not joined", "revoked")
+AGAIN = 20  # rounds that are asked for again each time: scores may come after a round is saved
 _TIMEOUT = 20.0  # seconds until an answer must have come
 _LONGEST_PAUSE = 5.0  # seconds between attempts while the server is away
 _MOST_BYTES = 50_000_000  # of an answer
@@ -83,11 +84,11 @@ class WatchedServer:
                 live rounds.
         """
         while True:
-            found = self._asked(f"/v1/watch?since={len(self.history)}")
+            before, since = len(self.history), max(len(self.history) - AGAIN, 0)
+            found = self._asked(f"/v1/watch?since={since}")
             try:
-                rows = found["history"]
-                self.history += rows
-                full = not rows or len(self.history) >= found["saved"]
+                self.history[since:] = found["history"]
+                full = len(self.history) <= before or len(self.history) >= found["saved"]
             except (KeyError, TypeError) as error:
                 raise Unavailable(f"{self.url} answers, but not as a server of live rounds does") from error
             if full:

@@ -39,13 +39,13 @@ const member = (client: number, state: string, heard: number | null = 3, score: 
   ...{ client, name: client === 1 ? HOSTILE : String(client), state, invited: 4, came: 3, heard, score },
 })
 
-/** A state of ten rounds of which `saved` are saved, and the third of four clients is late. */
+/** A state of 60 rounds of which `saved` are saved, and the third of four clients is late. */
 function stateOf(saved: number) {
   const at = Date.now() / 1000 + 5000 // the server's clock is another one
   return {
     ...{ protocol: 1, at, doing: 'visit', saved, left_off: 2, bytes: { up: 1500 * saved, down: 2_500_000 } },
     run: {
-      ...{ name: 'ward 7', id: 'abcdef0123456789', algorithm: 'pflego', clients: 6, rounds: 10, split: 'test', deadline: 60, quorum: 0.6, wait_for: 4 },
+      ...{ name: 'ward 7', id: 'abcdef0123456789', algorithm: 'pflego', clients: 6, rounds: 60, split: 'test', deadline: 60, quorum: 0.6, wait_for: 4 },
       score: { name: 'accuracy', fraction: true, larger_is_better: true },
     },
     round: { number: saved + 1, began: at - 40, deadline: at + 20, moved: false, invited: [0, 1, 2], came: [0, 1], waiting: [2] },
@@ -81,7 +81,7 @@ describe.skipIf(noBrowser)('The page for operators', () => {
       const right = request.headers.authorization === `Bearer ${TOKEN}`
       response.writeHead(right ? 200 : 401, { 'Content-Type': 'application/json' })
       const since = Number(new URL(request.url!, 'http://host').searchParams.get('since'))
-      const rows = Array.from({ length: present.saved }, (_, i) => row(i + 1)).slice(since, since + 3) // in parts
+      const rows = Array.from({ length: present.saved }, (_, i) => row(i + 1)).slice(since, since + 30) // in parts
       return response.end(JSON.stringify(right ? { ...present, history: rows } : { error: 'no' }))
     })
     await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
@@ -94,7 +94,7 @@ describe.skipIf(noBrowser)('The page for operators', () => {
   })
   beforeEach(async () => {
     asked = []
-    present = stateOf(8)
+    present = stateOf(58)
     problems.length = 0
     context = await browser.newContext()
   })
@@ -113,21 +113,21 @@ describe.skipIf(noBrowser)('The page for operators', () => {
     const page = await open()
     await expect.poll(() => text(page, '#now-text')).toBe('2 of 3 updates have come')
     expect(page.url()).toBe(url) // the token is not in the address any more
-    expect(await text(page, '#now-number')).toBe('9 of 10')
+    expect(await text(page, '#now-number')).toBe('59 of 60')
     expect(await text(page, '#now-left')).toMatch(/^(20|19|18|17) s until the deadline/)
     expect(await page.locator('#now-cells li').evaluateAll((all) => all.map((li) => (li as HTMLElement).dataset.state))).toEqual(['sent', 'sent', 'late'])
     const tiles = await page.locator('#tiles > div').allInnerTexts()
     expect(tiles.map((tile) => tile.replace(/\n+/g, ': '))).toEqual([
       'here: 3 of 6: 1 away',
       'late: 1: the round waits for it',
-      'accuracy: 87.5 %: all clients, round 8',
-      'sent in all: 2.5 MB: 2.5 MB to devices, 12 kB from them',
+      'accuracy: 98.3 %: all clients, round 58',
+      'sent in all: 2.6 MB: 2.5 MB to devices, 87 kB from them',
     ])
-    expect(asked.map(({ path }) => path).slice(0, 3)).toEqual([0, 3, 6].map((since) => `/v1/watch?since=${since}`))
+    expect(asked.map(({ path }) => path).slice(0, 3)).toEqual([0, 10, 38].map((since) => `/v1/watch?since=${since}`))
     expect(await page.locator('#score-chart svg').getAttribute('aria-label')).toBe(
-      'all clients: from 50.0 % in round 2 to 87.5 % in round 8; after own work: from 50.0 % in round 4 to 50.0 % in round 8',
+      'all clients: from 50.0 % in round 2 to 98.3 % in round 58; after own work: from 50.0 % in round 4 to 50.0 % in round 58',
     )
-    expect(await page.locator('#came-chart rect').count()).toBe(8 + 2) // in two rounds one was missing
+    expect(await page.locator('#came-chart rect').count()).toBe(58 + 14) // in every fourth round one was missing
     expect((await page.locator('#clients tr').allInnerTexts()).map((line) => line.replace(/\s+/g, ' '))).toEqual([
       '2 late 45 s ago 3 of 4 –',
       '0 sent now 3 of 4 87.5 %',
@@ -135,28 +135,28 @@ describe.skipIf(noBrowser)('The page for operators', () => {
       '3 away 2 h ago 3 of 4 –',
     ])
     expect(await text(page, '#left-off')).toBe('2 more clients are not shown.')
-    expect(await text(page, '#events li:first-child')).toContain('Client 1 sent its update of round 9')
+    expect(await text(page, '#events li:first-child')).toContain('Client 1 sent its update of round 59')
 
     const kept = await page.locator('#clients tr').first().elementHandle()
     const filter = page.locator('#filter button', { hasText: 'sent' })
     await filter.focus()
     await page.keyboard.press('Enter')
     expect(await page.locator('#clients tr').count()).toBe(2)
-    present = stateOf(9)
-    await expect.poll(() => text(page, '#now-number')).toBe('10 of 10')
+    present = stateOf(59)
+    await expect.poll(() => text(page, '#now-number')).toBe('60 of 60')
     expect(await filter.evaluate((button) => button === document.activeElement && button.getAttribute('aria-pressed'))).toBe('true')
     await page.locator('#filter button', { hasText: 'all' }).click()
     expect(await kept!.evaluate((line) => line.isConnected)).toBe(false)
     await page.locator('#numbers summary').click()
-    expect(await page.locator('#numbers-rows tr').count()).toBe(9)
+    expect(await page.locator('#numbers-rows tr').count()).toBe(59)
 
     const box = (await page.locator('#loss-chart svg').boundingBox())!
     await page.mouse.move(box.x + 41, box.y + 60)
     expect(await text(page, '#loss-chart .key')).toBe('of the round’s clients 1.000round 1')
     await page.mouse.move(box.x, box.y + 400)
-    await expect.poll(() => text(page, '#loss-chart .key')).toBe('of the round’s clients 0.111round 9')
+    await expect.poll(() => text(page, '#loss-chart .key')).toBe('of the round’s clients 0.111round 59')
 
-    present = { ...stateOf(10), doing: 'done', round: null as never }
+    present = { ...stateOf(60), doing: 'done', round: null as never }
     await expect.poll(() => text(page, '#link-text')).toBe('the run is over')
     const before = asked.length
     await page.waitForTimeout(2500)
@@ -190,7 +190,7 @@ describe.skipIf(noBrowser)('The page for operators', () => {
     present = 'away'
     await expect.poll(() => text(page, '#banner')).toMatch(/^The server does not answer.*What you see is of/)
     expect(await text(page, '#link-text')).toBe('no answer')
-    present = stateOf(10)
+    present = stateOf(60)
     await expect.poll(() => text(page, '#link-text')).toBe('live')
     expect(await page.locator('#banner').isVisible()).toBe(false)
     present = 'away'

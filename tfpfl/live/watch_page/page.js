@@ -4,6 +4,7 @@
 const KEPT = 'tfpfl-operator' // the token, in the storage of this tab
 const EVERY = 1000 // milliseconds between two questions
 const PAUSES = [1, 2, 4, 8, 15] // seconds between attempts while the server is away; the last one again and again
+const AGAIN = 20 // rounds that are asked for again each time: scores may come after a round is saved
 const PATIENCE = 300 // seconds for which it is asked
 const STATES = ['late', 'working', 'sent', 'here', 'away', 'not joined', 'revoked']
 const HERE = ['late', 'working', 'sent', 'here']
@@ -17,6 +18,7 @@ const WORDS = {
   closed: 'has what it waited for',
   scored: 'sent its scores',
   ended: 'is saved',
+  stepped: 'is saved',
 }
 
 const $ = (id) => document.getElementById(id)
@@ -67,7 +69,8 @@ const named = (text) => text.charAt(0).toUpperCase() + text.slice(1)
 class Refused extends Error {}
 
 async function ask() {
-  const answer = await fetch(`v1/watch?since=${rounds.length}`, {
+  const [before, since] = [rounds.length, Math.max(rounds.length - AGAIN, 0)]
+  const answer = await fetch(`v1/watch?since=${since}`, {
     headers: { Authorization: `Bearer ${token}` },
     cache: 'no-store',
     redirect: 'error',
@@ -76,11 +79,10 @@ async function ask() {
   if (answer.status === 401) throw new Refused('The server refuses this token. The run’s folder has the right one.')
   if (!answer.ok) throw new Error(`the server answered with status ${answer.status}`)
   const found = await answer.json()
-  if (state && found.run.id !== state.run.id) rounds = []
-  else rounds = rounds.concat(found.history)
+  rounds = state && found.run.id !== state.run.id ? [] : rounds.slice(0, since).concat(found.history)
   state = found
   ahead = found.at - Date.now() / 1000
-  return rounds.length < found.saved && found.history.length > 0 // there are more rows
+  return rounds.length < found.saved && rounds.length > before // there are more rows
 }
 
 async function step() {
@@ -197,6 +199,7 @@ function showRound() {
   }
   let text
   if (doing === 'done') text = 'The run is over: all rounds are saved.'
+  else if (round && round.deadline === null) text = 'Devices send updates at their own speed'
   else if (round && doing === 'visit') text = `${round.came.length} of ${count(round.invited.length, 'update')} ${round.came.length === 1 ? 'has' : 'have'} come`
   else if (round) text = `All that came is counted. ${count(round.waiting.length, 'client')} still ${round.waiting.length === 1 ? 'scores' : 'score'} the new model`
   else {
@@ -213,7 +216,7 @@ function showRound() {
     item.title = `client ${client}: ${what}`
     write(item, `${client}${what === 'sent' ? ' ✓' : what === 'late' ? ' !' : ''}`)
   })
-  $('now-time').hidden = !round
+  $('now-time').hidden = !round || round.deadline === null
   $('all-fill').style.width = `${(100 * saved) / run.rounds}%`
   const seconds = rounds.slice(-10).map((r) => r.seconds).filter((s) => s !== null)
   const mean = seconds.reduce((sum, s) => sum + s, 0) / seconds.length
@@ -223,7 +226,7 @@ function showRound() {
 
 /** What runs on between two answers: the time that is left. */
 function tick() {
-  if (!state?.round || over) return
+  if (!state?.round?.deadline || over) return
   const { began, deadline } = state.round
   const now = Date.now() / 1000 + ahead
   const part = Math.min(Math.max((now - began) / (deadline - began), 0), 1)
@@ -367,7 +370,7 @@ function steps(low, high, most) {
 function chart(id, unit, digits, series, stacked = false) {
   const place = $(id)
   const drawn = series.filter((s) => s.points.length)
-  const key = JSON.stringify([place.clientWidth, rounds.length, picked[id] ?? null])
+  const key = JSON.stringify([place.clientWidth, series, picked[id] ?? null])
   if (place.dataset.key === key || !place.clientWidth) return
   place.dataset.key = key
   if (!drawn.length) return place.replaceChildren(make('p', { class: 'empty' }, 'Nothing yet'))
