@@ -259,6 +259,7 @@ class LiveServer:
         return web.json_response({"protocol": wire.PROTOCOL, "round": view.round_num, "doing": view.kind})
 
     async def _state(self, request):
+        assert self._watch is not None  # otherwise there is no such route
         self._watch.check(request.headers.get("Authorization", ""))
         since = request.query.get("since", "0")
         if not (since.isascii() and since.isdigit() and len(since) < 10):
