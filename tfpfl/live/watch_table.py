@@ -152,7 +152,7 @@ def _curve(values: Sequence[float], unit: str, plain: bool) -> tuple[str, str]:
     """A row of small bars, each the mean of some rounds, and the first and the last value."""
     if not values:
         return "", "none yet"
-    parts = min(len(values), 40)
+    parts = min(len(values), 24)  # so that a row has room in 80 columns
     means = [_mean(values[k * len(values) // parts : (k + 1) * len(values) // parts]) for k in range(parts)]
     low, high = min(means), max(means)
     step = (high - low) / (len(_BARS) - 1) or 1.0

@@ -118,7 +118,7 @@ describe.skipIf(noBrowser)('The page for operators', () => {
     expect(await page.locator('#now-cells li').evaluateAll((all) => all.map((li) => (li as HTMLElement).dataset.state))).toEqual(['sent', 'sent', 'late'])
     const tiles = await page.locator('#tiles > div').allInnerTexts()
     expect(tiles.map((tile) => tile.replace(/\n+/g, ': '))).toEqual([
-      'here: 3 of 6: 1 away',
+      'here: 3 of 6: 1 away, 2 not joined',
       'late: 1: the round waits for it',
       'accuracy: 98.3 %: all clients, round 58',
       'sent in all: 2.6 MB: 2.5 MB to devices, 87 kB from them',

@@ -61,7 +61,7 @@ function duration(seconds) {
 
 const clock = (at) => new Date(at * 1000).toLocaleTimeString(undefined, { hour12: false })
 const percent = () => state.run.score.fraction
-const score = (value) => (value === null || value === undefined ? '–' : percent() ? `${(100 * value).toFixed(1)} %` : value.toPrecision(4))
+const score = (value) => (typeof value !== 'number' ? '–' : percent() ? `${(100 * value).toFixed(1)} %` : value.toPrecision(4))
 const named = (text) => text.charAt(0).toUpperCase() + text.slice(1)
 
 // ---- asking
@@ -200,9 +200,13 @@ function showRound() {
   let text
   if (doing === 'done') text = 'The run is over: all rounds are saved.'
   else if (round && round.deadline === null) text = 'Devices send updates at their own speed'
-  else if (round && doing === 'visit') text = `${round.came.length} of ${count(round.invited.length, 'update')} ${round.came.length === 1 ? 'has' : 'have'} come`
-  else if (round) text = `All that came is counted. ${count(round.waiting.length, 'client')} still ${round.waiting.length === 1 ? 'scores' : 'score'} the new model`
-  else {
+  else if (round && doing === 'visit') {
+    const have = round.came.length === 1 ? 'has' : 'have'
+    text = `${round.came.length} of ${count(round.invited.length, 'update')} ${have} come`
+  } else if (round) {
+    const score = round.waiting.length === 1 ? 'scores' : 'score'
+    text = `All that came is counted. ${count(round.waiting.length, 'client')} still ${score} the new model`
+  } else {
     const joined = run.clients - counts['not joined'] - counts.revoked
     text = joined < run.wait_for ? `Waits until ${run.wait_for} clients have joined; ${joined} have` : 'Waits for clients that are awake'
   }
@@ -220,7 +224,8 @@ function showRound() {
   $('all-fill').style.width = `${(100 * saved) / run.rounds}%`
   const seconds = rounds.slice(-10).map((r) => r.seconds).filter((s) => s !== null)
   const mean = seconds.reduce((sum, s) => sum + s, 0) / seconds.length
-  const left = doing !== 'done' && seconds.length && saved < run.rounds ? `; the others take about ${duration(mean * (run.rounds - saved))}` : ''
+  const goesOn = doing !== 'done' && seconds.length && saved < run.rounds
+  const left = goesOn ? `; the others take about ${duration(mean * (run.rounds - saved))}` : ''
   write($('all-text'), `${saved} of ${run.rounds} rounds are saved${left}`)
 }
 
@@ -238,19 +243,19 @@ setInterval(tick, 1000)
 
 function showTiles(counts) {
   const here = HERE.reduce((n, name) => n + counts[name], 0)
+  const missing = ['away', 'not joined'].filter((name) => counts[name])
   const scored = rounds.findLast((row) => main(row))
+  const figure = scored ? score(main(scored).score) : '–'
   const tiles = [
-    ['here', `${here} of ${state.run.clients}`, counts.away ? `${counts.away} away` : counts['not joined'] ? `${counts['not joined']} not joined` : ''],
+    ['here', `${here} of ${state.run.clients}`, missing.map((name) => `${counts[name]} ${name}`).join(', ')],
     ['late', String(counts.late), counts.late ? `the round waits for ${counts.late === 1 ? 'it' : 'them'}` : 'nobody'],
-    [state.run.score.name, scored ? score(main(scored).score) : '–', scored ? `all clients, round ${scored.round}` : 'no round was scored yet'],
+    [state.run.score.name, figure, scored ? `all clients, round ${scored.round}` : 'no round was scored yet'],
     ['sent in all', bytes(state.bytes.down + state.bytes.up), `${bytes(state.bytes.down)} to devices, ${bytes(state.bytes.up)} from them`],
   ]
-  keep($('tiles'), tiles, (tile) => tile[0], () => make('div', {}, make('dt'), make('dd'), make('dd', { class: 'note' })), (item, [name, value, note]) => {
+  const create = () => make('div', {}, make('dt'), make('dd'), make('dd', { class: 'note' }))
+  keep($('tiles'), tiles, ([name]) => name, create, (item, [name, ...texts]) => {
     item.dataset.tone = name === 'late' && counts.late ? 'late' : ''
-    const [head, figure, below] = item.children
-    write(head, name)
-    write(figure, value)
-    write(below, note)
+    for (const [i, text] of [name, ...texts].entries()) write(item.children[i], text)
   })
 }
 
@@ -305,7 +310,8 @@ function showEvents() {
 function showNumbers() {
   if (!$('numbers').open) return
   const what = state.run.score.name
-  const heads = ['round', `${what}, all clients`, `${what}, after own work`, 'loss', 'updates', 'missing', 'to devices', 'from devices', 'seconds']
+  const heads = ['round', `${what}, all clients`, `${what}, after own work`, 'loss', 'updates', 'missing']
+  heads.push('to devices', 'from devices', 'seconds')
   keep($('numbers-head'), heads, (head) => head, (head) => make('th', { scope: 'col' }, head))
   keep($('numbers-rows'), rounds.slice(-500).reverse(), (row) => row.round, (row) => {
     const cells = [score(main(row)?.score), score(row.scores[OWN]?.score), row.loss === null ? '–' : row.loss.toPrecision(4)]
@@ -376,7 +382,8 @@ function chart(id, unit, digits, series, stacked = false) {
   if (!drawn.length) return place.replaceChildren(make('p', { class: 'empty' }, 'Nothing yet'))
 
   const [width, height, left, right, top, bottom] = [place.clientWidth, 190, 40, 8, 8, 22]
-  const ys = stacked ? series[0].points.map(([, n], i) => n + series[1].points[i][1]) : drawn.flatMap((s) => s.points.map(([, value]) => value))
+  const values = (s) => s.points.map(([, value]) => value)
+  const ys = stacked ? values(series[0]).map((n, i) => n + values(series[1])[i]) : drawn.flatMap(values)
   const [low, high] = [stacked ? 0 : Math.min(...ys), Math.max(...ys)]
   const scale = steps(low, high > low ? high : high + (stacked ? 1 : Math.abs(high) / 10 || 1), 4)
   if (stacked) scale.step = Math.max(scale.step, 1)
