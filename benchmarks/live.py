@@ -32,10 +32,15 @@ import psutil
 
 from tflite_export.device.live import wire
 from tfpfl import Federation, Run, RunConfig
-from tfpfl.live.book import Book
-from tfpfl.live.demo import away_from_simulation, processes, start_device, start_server
-from tfpfl.live.serve import TOKENS, write_data
-from tfpfl.runs.folders import LIVE
+from tfpfl.live.demo import (
+    away_from_simulation,
+    events_of,
+    processes,
+    start_device,
+    start_server,
+    write_all_data,
+)
+from tfpfl.live.serve import TOKENS
 
 EXACT = {"rho": 0.01, "beta": 0.05, "rule": "exact", "server_opt": "sgd"}
 
@@ -46,11 +51,9 @@ def new_run(folder: Path, clients: int, rounds: int, participation: float, seed:
         hyperparameters=EXACT, dataset="digits", partition_args={"K": 3}, clients=clients, network="mlp200",
         participation=participation, rounds=rounds, seed=seed, evaluate_every=0,
     )  # fmt: skip
-    with Run.create(config, folder) as run:
-        ids = run.population.client_ids.tolist()
-        for client in ids:
-            write_data(run.examples, run.population, client, folder / "data" / str(client))
-    return ids
+    with Run.create(config, folder):
+        pass
+    return write_all_data(folder)
 
 
 def free_port() -> int:
@@ -107,10 +110,8 @@ def kills(python, clients, rounds, server_kills, seed):
         for process in devices.values():
             process.wait(60)
     with Run.open(folder) as run:
-        book = Book(folder / LIVE, run.config.run_id)
-        arrived = [(t, i) for _, _, what, t, i in book.events() if what == "arrived"]
-        book.close()
         done = [row["clients"] for row in run.store.history()]
+    arrived = [(t, i) for _, _, what, t, i in events_of(folder) if what == "arrived"]
     away = away_from_simulation(folder)
     print(f"killed: the server {killed['server']} times, devices {killed['devices']} times; in {folder}")
     print(

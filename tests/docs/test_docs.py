@@ -41,6 +41,9 @@ ROOMS = next(  # what the API reference describes
     if isinstance(node, ast.Assign) and node.targets[0].id == "ROOMS"
 )
 MODULES_TO_IMPORT = {  # whole modules that users may import besides the names of a room
+    "tfpfl.live.demo",
+    "tfpfl.live.watch_table",
+    "tfpfl.live.watching",
     "tfpfl.models.tree",
     "tfpfl.studies.battery",
     "tfpfl.studies.cite",

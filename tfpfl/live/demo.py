@@ -16,7 +16,9 @@ import numpy as np
 from tflite_export.convert.program import flatten
 from tflite_export.device.head_file import load_head
 from tfpfl.checks import Unavailable
+from tfpfl.live.book import Book
 from tfpfl.live.serve import TOKENS, write_data
+from tfpfl.runs.folders import LIVE
 from tfpfl.runs.run import Run
 from tfpfl.runs.training import Training
 
@@ -93,6 +95,25 @@ def _last_line(log: Path) -> str:
     return lines[-1] if lines else "it printed nothing"
 
 
+def write_all_data(folder: Path) -> list[int]:
+    """Writes all clients' examples of a run to folder/data/CLIENT, for `start_device`. Returns the clients' ids."""
+    with Run.open(folder) as run:
+        ids = run.population.client_ids.tolist()
+        for client in ids:
+            write_data(run.examples, run.population, client, folder / "data" / str(client))
+    return ids
+
+
+def events_of(folder: Path) -> list[tuple]:
+    """All that happened in a live run that nobody serves now, as `Book.events` gives it."""
+    with Run.open(folder) as run:
+        book = Book(folder / LIVE, run.config.run_id)
+    try:
+        return book.events()
+    finally:
+        book.close()
+
+
 def run_live(folder: Path, *options: str, port: int = 0) -> None:
     """Runs a run's rounds with a server and one process for each client, until the last round is saved.
 
@@ -104,10 +125,7 @@ def run_live(folder: Path, *options: str, port: int = 0) -> None:
     Raises:
         Unavailable: the server or a device ended with an error; the message names its log.
     """
-    with Run.open(folder) as run:
-        ids = run.population.client_ids.tolist()
-        for client in ids:
-            write_data(run.examples, run.population, client, folder / "data" / str(client))
+    ids = write_all_data(folder)
     with processes() as started:
         server, address = start_server(folder, folder / "server.log", *options, port=port)
         started.append(server)

@@ -283,7 +283,7 @@ function showClients(counts) {
   write($('score-head'), state.run.score.name)
   const rows = state.members.filter((member) => !chosen || member.state === chosen)
   keep($('clients'), rows, (member) => member.client, () => {
-    const label = make('th', { scope: 'row' }, make('span'), make('small'))
+    const label = make('th', { scope: 'row' }, make('span'), ' ', make('small'))
     return make('tr', {}, label, make('td', {}, make('span', { class: 'state' })), make('td'), make('td', { class: 'updates' }), make('td'))
   }, (row, member) => {
     const [label, what, heard, updates, scored] = row.children
