@@ -108,7 +108,7 @@ class WatchTable:
             state = f"[{style}]{row['state']}[/]" if style else row["state"]
             score = "-" if row["score"] is None else _number(times * row["score"], unit)
             heard = "-" if row["heard"] is None else f"{ago(row['heard'])} ago"
-            came = f"{row['came']} of {row['invited']}"
+            came = f"{row['came']} of {row['invited']}" if row["invited"] else "-"
             table.add_row(_name(row), state, heard, came, score)
         left_off = self.state["left_off"] + max(len(members) - room, 0)
         counts = ", ".join(f"{n} {s}" for s in STATES if (n := self.state["counts"].get(s, 0)))
