@@ -195,6 +195,22 @@ def test_what_cannot_be_saved_leaves_the_round_out():
 # Files that are not what they should be. Whatever was in them has to be there afterwards.
 
 
+def test_scores_are_added_to_a_round_that_is_saved(path):
+    with RunStore(path) as store:
+        for t in (1, 2, 3):
+            commit(store, t)
+        new = [Score(2, i, "personal", "test", 7, 0.25, 1.0, {"f1": 0.5}) for i in (4, 2)]
+        for _ in range(2):  # a second time changes nothing
+            store.add_scores(2, {"personal test accuracy": 1.0}, new)
+        for t, rows in ((4, []), (0, []), (1, new)):
+            with pytest.raises(StoreError, match="no round"):
+                store.add_scores(t, {}, rows)
+    with RunStore(path) as store:  # which checks all checksums
+        assert store.history() == [{"round": 1}, {"round": 2, "personal test accuracy": 1.0}, {"round": 3}]
+        assert store.evaluations(2) == new[::-1]
+        assert len(store.evaluations(1)) == len(store.evaluations(3)) == NUM_CLIENTS and store.round_num == 3
+
+
 def refused(path, match, run_id=None):
     before = path.read_bytes()
     with pytest.raises(StoreError, match=match) as error:

@@ -253,6 +253,35 @@ class RunStore:
             self._db.executemany("INSERT INTO matrix VALUES (?, ?, ?, ?)", named)
             self._db.execute("INSERT INTO checksum VALUES (?, ?, ?, ?, ?, ?)", sums)
 
+    def add_scores(self, round_num: int, entries: dict, evaluation_rows: Iterable[Score]) -> None:
+        """Adds what was measured after a saved round to it, completely or not at all; in place of what it had.
+
+        Args:
+            round_num: a committed round.
+            entries: {name: value}, for its row of the history.
+            evaluation_rows: all its scores.
+
+        Raises:
+            StoreError: there is no such round, a score is of another one, or the file could not be written.
+            InvalidArgument: a score has an impossible value.
+        """
+        evaluation_rows = [Score(*row) for row in evaluation_rows]
+        if not 1 <= round_num <= self.round_num or any(row.round_num != round_num for row in evaluation_rows):
+            raise StoreError(f"{self._name} has no round {round_num}, or a score is of another round")
+        history = json.dumps(self.history()[round_num - 1] | entries, default=content.plain)
+        scores = sorted((content.score_row(e, self.named) for e in evaluation_rows), key=lambda row: row[1:4])
+        metrics = sorted((row for e in evaluation_rows for row in content.metric_rows(e)), key=lambda row: row[1:5])
+        names = list(self.matrices(round_num))
+        with self._errors(f"the scores of round {round_num} were not saved"), self._file.transaction():
+            clients = json.loads(self._file.value(f"SELECT clients FROM checksum WHERE round = {int(round_num)}"))
+            sums = content.sums(self.run_id, round_num, clients, history, scores, names, metrics)
+            for table in ("evaluation", "metric"):
+                self._db.execute(f"DELETE FROM {table} WHERE round = ?", (round_num,))
+            self._db.execute("UPDATE history SET row = ? WHERE round = ?", (history, round_num))
+            self._db.executemany("INSERT INTO evaluation VALUES (?, ?, ?, ?, ?, ?, ?)", scores)
+            self._db.executemany("INSERT INTO metric VALUES (?, ?, ?, ?, ?, ?)", metrics)
+            self._db.execute("INSERT OR REPLACE INTO checksum VALUES (?, ?, ?, ?, ?, ?)", sums)
+
     def _packed(self, state: Any, kind: str, *which: Any) -> tuple[bytes, int]:
         data = content.pack(state)
         return data, content.checksum(data, *self._of(kind, *which))
