@@ -15,7 +15,6 @@ import numpy as np
 from tflite_export.convert.program import flatten
 from tflite_export.device.live import wire
 from tfpfl.live import serve
-from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Rules
 from tfpfl.live.server import LiveServer
 from tfpfl.live.watch import Watch
@@ -71,7 +70,7 @@ def serving(run, rules=None, clock=time.time, page=None, watch=None):
     Of a server with a page, `page` is {number of classes: bundle} -> the page. `watch` is the operator's token.
     """
     bundles = serve.bundles_of(run)
-    rounds = LiveRounds(run, rules or Rules(), clock())
+    rounds = serve.rounds_of(run, rules or Rules(), clock())
     tokens = serve.write_tokens(run, rounds.book)
     rounds.refresh()
     rounds.programs = serve.programs_of(bundles)

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from tfpfl.checks import Unavailable, check_address_space
 from tfpfl.cli.ending import Ended, resumable
@@ -17,9 +18,22 @@ _seconds = click.FloatRange(0, 1e6, min_open=True)
 
 SERVE = {  # heading of the help -> options
     "Where": ("host", "port", "tls", "web"),
-    "Rounds": ("rounds", "cohort", "deadline", "quorum", "wait_for", "payload"),
+    "Rounds": ("rounds", "cohort", "deadline", "quorum", "wait_for", "payload", "buffer", "staleness"),
     "Who may take part": ("new_token", "revoke", "joins", "max_norm", "most_examples", "data_for_devices"),
 }
+
+
+class Buffer(click.ParamType):
+    """buffer=K."""
+
+    name = "buffer=K"
+
+    def convert(self, value, param, ctx):
+        """The number K of a text buffer=K."""
+        name, _, size = str(value).partition("=")
+        if name != "buffer" or not size.isascii() or not size.isdigit() or not 1 <= int(size[:9]) <= 10**6:
+            self.fail(f"it is written buffer=K, such as buffer=5: the server steps at every K updates; found {value!r}")
+        return int(size)
 
 
 @main.command(cls=SectionedCommand, headings=SERVE)
@@ -72,6 +86,18 @@ SERVE = {  # heading of the help -> options
     default="float32",
     show_default=True,
     help="How devices send gradients; int8 is smaller and less exact.",
+)
+@click.option(
+    "--async",
+    "buffer",
+    type=Buffer(),
+    metavar="buffer=K",
+    help="Asynchronous rounds: each device works at its own speed, and the server steps at every K updates.",
+)
+@click.option(
+    "--staleness",
+    type=click.IntRange(0),
+    help="With --async, refuse updates of a theta before the last so many steps.  [default: 1000]",
 )
 @click.option(
     "--joins",
@@ -136,6 +162,12 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
         )
     if both := sorted(set(new_token) & set(revoke)):
         raise click.UsageError(f"client {both[0]}: give --revoke or --new-token, not both")
+    context = click.get_current_context()
+    if rules["buffer"] is not None and context.get_parameter_source("quorum") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--quorum belongs to cohorts, and with --async there are none: the buffer ends a step")
+    if rules["buffer"] is None and rules["staleness"] is not None:
+        raise click.UsageError("--staleness belongs to --async buffer=K: elsewhere all updates are of one theta")
+    rules = {name: value for name, value in rules.items() if name != "staleness" or value is not None}
     how = Rules(**rules, awake=max(90.0, rules["deadline"]))
     if allow_code:
         allow_code_of(folder)
@@ -191,6 +223,33 @@ def places(out, clients, shape, classes, **how):
     names = int(classes) if number else [name.strip() for name in classes.split(",")]
     made = make_places(out, clients=clients, example_shape=[int(part) for part in parts], class_names=names, **how)
     click.echo(f"{made.num_clients} places for devices with examples {shape} of {made.num_labels} classes: {out}")
+
+
+@main.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@allow_code_option
+def replay(folder, allow_code):
+    """Compute the asynchronous rounds of RUN again from their log.
+
+    What the devices sent is computed by the programs of their bundles, in the order of the log and without a network.
+    It ends with an error if a bit of theta differs.
+    """
+    try:
+        from tfpfl.live.async_replay import replay
+    except ModuleNotFoundError as error:
+        raise Unavailable(f"live rounds need the package {error.name}: pip install 'tfpfl[live]'") from error
+    from tfpfl.runs.run import Run
+
+    if allow_code:
+        allow_code_of(folder)
+    with Run.open(folder) as run:
+        found = replay(run)
+    click.echo(
+        f"{found.same_updates} of {found.updates} updates are the ones that were sent, and theta has the same bits "
+        f"after {found.same_steps} of {found.steps} steps; at the end it differs by {found.away:.1e} at most."
+    )
+    if not found.exact:
+        raise click.ClickException("the replay differs from the live run: its devices computed other bits")
 
 
 @main.command()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from tflite_export.device.head_file import SavedHead, head_bytes
 from tflite_export.device.live import wire
 from tflite_export.device.live.asked import ABOUT, BODY, FILE, HEAD, JOIN, THETA, Record
+from tfpfl.live.plan import check_exported
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
 from tfpfl.live.serve import bundles_of, programs_of, write_tokens
@@ -43,6 +44,7 @@ class Asking:
     """
 
     def __init__(self, run, rules: Rules, *, patience: float = 120.0, log: Callable[[str], None] = lambda text: None):
+        check_exported(run, "rounds on Flower's nodes")
         self.bundles, self.patience, self.log = bundles_of(run), patience, log
         self.rounds = LiveRounds(run, rules, time.time())
         self.tokens = write_tokens(run, self.rounds.book)

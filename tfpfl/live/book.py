@@ -94,6 +94,13 @@ class Book:
         with closing(self._db.execute(query, arguments)) as found:
             return found.fetchall()
 
+    @property
+    def asynchronous(self) -> int | None:
+        """The size of the buffer, if the run's rounds are asynchronous; see `AsyncBook`."""
+        if not self._rows("SELECT 1 FROM sqlite_master WHERE name = 'buffer'"):
+            return None
+        return self._rows("SELECT size FROM buffer")[0][0]
+
     def set_tokens(self, tokens: Mapping[int, str]) -> None:
         """Keeps the hashes of these clients' enrolment tokens. A client with another token than before joins anew."""
         query = """INSERT INTO member (client, token) VALUES (?, ?) ON CONFLICT (client) DO UPDATE

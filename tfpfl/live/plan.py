@@ -18,6 +18,7 @@ from tfpfl.algorithms.transforms.schedule import Scheduled, at_round, counted_pa
 from tfpfl.checks import InvalidArgument, check_choice
 from tfpfl.data.kinds import CLASSIFICATION
 from tfpfl.data.layout import is_several
+from tfpfl.data.places import is_places
 from tfpfl.data.population import ClientInfo, Population
 from tfpfl.engines import aggregation
 from tfpfl.engines.graphs import relaxed
@@ -175,6 +176,24 @@ def refusal(run) -> str | None:
         return None if sizes.message_size and sizes.update_size else "nothing is sent"
     except InvalidArgument as error:
         return f"in {config.algorithm}, {error}"
+
+
+def check_exported(run, what: str) -> None:
+    """Checks that devices run the exported program in a run, and that its clients are known.
+
+    Args:
+        run: an open `tfpfl.runs.run.Run`.
+        what: what needs it, for the error.
+
+    Raises:
+        InvalidArgument: devices cannot take part in this run, or only with TensorFlow; or its clients are known when
+            they join.
+    """
+    why = device_training(run.config, run.population, int(run.population.client_ids[0]))
+    if isinstance(why, str):
+        raise InvalidArgument(f"{run.folder}: devices cannot take part: {what} need the exported program: {why}")
+    if is_places(run.federation):
+        raise InvalidArgument(f"{run.folder}: {what} need clients whose sizes are known before they join, not places")
 
 
 def plan_of(run) -> bytes:

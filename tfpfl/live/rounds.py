@@ -58,7 +58,7 @@ class LiveRounds(Clients):
                 f"{run.folder} has {run.store.round_num} rounds of a simulation, and its heads are there: a live run "
                 "begins with round 1. Make a new folder: tfpfl run --create-only"
             )
-        self.book = Book(run.folder / LIVE, run.config.run_id)
+        self.book: Any = self._open_book(run.folder / LIVE)
         self.saved = run.store.round_num  # the last round that is saved; any thread may read it
         self.failed: DivergedError | None = None
         self.told: set[int] = set()  # the clients that know that the run is over
@@ -74,6 +74,14 @@ class LiveRounds(Clients):
         opened = self.book.open_now()
         self._enrol(opened.number if opened else run.store.round_num + 1)
         self._recover(now)
+
+    def _open_book(self, path) -> Book:
+        """The file of members and of what arrived."""
+        book = Book(path, self.run.config.run_id)
+        if (buffer := book.asynchronous) is not None:
+            book.close()
+            raise InvalidArgument(f"{path} has asynchronous rounds: give --async buffer={buffer}")
+        return book
 
     # What devices ask and send
 
@@ -236,6 +244,12 @@ class LiveRounds(Clients):
         elif self.view.kind == wire.SCORE and (now >= self.view.deadline or not self.view.waiting):
             self._commit(now)
 
+    def _are_enough(self) -> bool:
+        """Whether as many have joined as the first round waits for, or all who may."""
+        members = [m for m in self._members.values() if not m.revoked]
+        joined = sum(m.key is not None for m in members)
+        return 0 < joined >= min(self.rules.wait_for, len(members))
+
     def awake(self, now: float) -> np.ndarray:
         """The clients that were heard of lately, ascending: int64 [n]."""
         there = [i for i, m in self._members.items() if m.key is not None and not m.revoked]
@@ -281,8 +295,7 @@ class LiveRounds(Clients):
         if number > self.run.config.rounds:
             self.view = View(wire.DONE, number - 1, "", frozenset(), np.inf)
             return
-        members = [m for m in self._members.values() if not m.revoked]
-        if sum(m.key is not None for m in members) < min(self.rules.wait_for, len(members)):
+        if not self._are_enough():
             return
         if self.enrolled is not None:
             if len(self.enrolled.ids) < self.population.sampling.high:  # of 'range' cohorts; 0 of others

@@ -42,6 +42,8 @@ class Rules:
         payload: 'float32' or 'int8'.
         joins: so many devices may join from one address in a minute.
         most_examples: in a run on places, a device that says that it has more training examples is refused.
+        buffer: K, the arrivals after which the server of asynchronous rounds steps; None: rounds have cohorts.
+        staleness: of asynchronous rounds: an update of a theta before the last so many steps is refused.
 
     Raises:
         InvalidArgument: a number is out of range.
@@ -55,6 +57,8 @@ class Rules:
     payload: str = "float32"
     joins: int = 30
     most_examples: int = 100_000
+    buffer: int | None = None
+    staleness: int = 1000
 
     def __post_init__(self):
         for name in ("deadline", "awake"):
@@ -67,5 +71,7 @@ class Rules:
         if self.wait_for < 1 or self.joins < 1 or (self.max_norm is not None and not self.max_norm > 0):
             found = f"{self.wait_for}, {self.joins} and {self.max_norm}"
             raise InvalidArgument(f"wait_for, joins and max_norm must be positive, found {found}")
+        if (self.buffer is not None and self.buffer < 1) or self.staleness < 0:
+            raise InvalidArgument(f"buffer is at least 1 and staleness 0, found {self.buffer} and {self.staleness}")
         if self.payload not in payloads.KINDS:
             raise InvalidArgument(f"unknown payload {self.payload!r}: one of {', '.join(payloads.KINDS)}")

@@ -22,6 +22,7 @@ from tflite_export.device.runtime import Bundle, write_manifest
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.places import is_places
 from tfpfl.data.population import ClientInfo
+from tfpfl.live.async_rounds import AsyncRounds
 from tfpfl.live.page import LivePage, require_page
 from tfpfl.live.plan import PLAN, plan_of, refusal
 from tfpfl.live.rounds import LiveRounds
@@ -48,12 +49,8 @@ def bundles_of(run, browser: bool = False) -> dict[int, Path]:
         browser: whether they need a program for browsers; those that have none get one.
 
     Raises:
-        InvalidArgument: devices cannot take part in this run.
         ExportError: browsers cannot compute this run's rounds.
     """
-    refused = device_training(run.config, run.population, int(run.population.client_ids[0]))
-    if isinstance(refused, str):
-        raise InvalidArgument(f"{run.folder}: devices cannot take part: {refused}")
     found: dict[int, Path] = {}
     root = run.folder / BUNDLES
     root.mkdir(exist_ok=True)
@@ -185,6 +182,11 @@ def write_tokens(run, book, new: Iterable[int] = ()) -> dict[int, str]:
     return wanted
 
 
+def rounds_of(run, rules: Rules, now: float) -> LiveRounds:
+    """The live rounds of a run, with cohorts or asynchronous, as the rules say; see `LiveRounds` and `AsyncRounds`."""
+    return (LiveRounds if rules.buffer is None else AsyncRounds)(run, rules, now)
+
+
 def serve(
     run,
     rules: Rules | None = None,
@@ -223,7 +225,7 @@ def serve(
     bundles = bundles_of(run, browser=page is not None)
     files = None if page is None else LivePage(page, bundles[min(bundles)])
     first = not (run.folder / LIVE).exists()
-    rounds = LiveRounds(run, rules or Rules(), time.time())
+    rounds = rounds_of(run, rules or Rules(), time.time())
     listens = False
 
     def started(address):

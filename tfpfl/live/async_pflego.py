@@ -1,0 +1,71 @@
+"""The server of PFLEGO's asynchronous rounds, and which runs can have them."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tflite_export.convert.personal import device_training
+from tflite_export.convert.program import unflatten
+from tfpfl.algorithms.contract import Algorithm
+from tfpfl.checks import InvalidArgument
+from tfpfl.engines import aggregation
+from tfpfl.engines.visit import server_step
+from tfpfl.live.arrivals import AsyncServer
+from tfpfl.live.plan import check_exported
+
+
+def server_of(algorithm: Algorithm, buffer: int, state: Any) -> AsyncServer:
+    """The server of PFLEGO's asynchronous rounds.
+
+    Args:
+        algorithm: PFLEGO, whose rounds have all clients.
+        buffer: K.
+        state: the algorithm's state after the last step.
+    """
+    update, population = server_step(algorithm), algorithm.population
+
+    def step(server, total):
+        gradient = tuple(map(tf.constant, unflatten(total, algorithm.model)))
+        found = aggregation.Contribution((gradient,), tf.ones([]), ())
+        server = tf.nest.map_structure(tf.convert_to_tensor, server)  # NumPy's int32 + 1 would be int64
+        return update(server, aggregation.finish(algorithm, found, []), found.weight)
+
+    alphas = {int(i): float(population.info(i).alpha) for i in population.client_ids}
+    return AsyncServer(alphas, buffer, state, step, np.zeros(algorithm.model.num_backbone_weights, np.float32))
+
+
+def check_asynchronous(run) -> None:
+    """Checks that the rounds of a run can be asynchronous.
+
+    Raises:
+        InvalidArgument: see `check_exported`; its rounds have cohorts, or its weights are relative to the others of a cohort.
+    """
+    check_exported(run, "asynchronous rounds")
+    population = run.population
+    if population.clients_per_round != population.num_clients:
+        raise InvalidArgument(
+            f"{run.folder}: asynchronous rounds have no cohorts: whoever is there works, and is weighted by how often "
+            f"it comes. Its participation is {population.clients_per_round / population.num_clients:g}: make the run "
+            "with --participation 1"
+        )
+    if run.algorithm.aggregate != "sum":
+        raise InvalidArgument(
+            f"{run.folder}: its weighting is 'sampled', N_i over the examples of a cohort, and asynchronous rounds "
+            "have no cohorts: make the run with --weighting alpha"
+        )
+
+
+def visit_settings(run, client: int, per_step: float) -> dict:
+    """tau and the rates of a visit. As theta's, the head's step is divided by how often it is made.
+
+    Args:
+        run: an open `tfpfl.runs.run.Run` that `check_asynchronous` has checked.
+        client: its number.
+        per_step: how often it arrives in a step of the server, see `Ticket`.
+    """
+    settings = device_training(run.config, run.population, client)
+    assert isinstance(settings, dict)  # the rounds have checked it
+    if run.config.hyperparameters["head_rate"] == "rho":
+        settings = {**settings, "head_rate": settings["head_rate"] / per_step}
+    return settings
