@@ -130,7 +130,7 @@ class Commands(Group):
         "Compare and search": ("compare", "sweep", "study", "reproduce", "report", "advise"),
         "Data and methods": ("partition", "datasets", "algorithms", "cite"),
         "Several machines": ("worker",),
-        "Live rounds on devices": ("places", "serve", "watch", "device", "demo-live", "flower"),
+        "Live rounds on devices": ("places", "serve", "watch", "device", "demo-live", "replay", "flower"),
     }
 
 

@@ -39,7 +39,7 @@ def check_asynchronous(run) -> None:
     """Checks that the rounds of a run can be asynchronous.
 
     Raises:
-        InvalidArgument: see `check_exported`; its rounds have cohorts, or its weights are relative to the others of a cohort.
+        InvalidArgument: see `check_exported`; or its rounds have cohorts, or weights relative to the others of one.
     """
     check_exported(run, "asynchronous rounds")
     population = run.population
