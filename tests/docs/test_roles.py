@@ -25,7 +25,7 @@ def test_every_reader_has_a_file_that_a_test_runs():
     """Notebooks are run by test_notebooks.py, the scripts below; a new script must be named on the page."""
     rows = [line for line in PAGE.splitlines() if line.startswith("| ")][1:]
     named = re.findall(r"`([\w/]+\.(?:ipynb|py|sh))`", "".join(rows))
-    assert len(rows) == 6 and all(re.search(r"`[\w/]+\.\w+`", row) for row in rows)
+    assert len(rows) == 7 and all(re.search(r"`[\w/]+\.\w+`", row) for row in rows)
     files = {name if "/" in name else f"notebooks/{name}" for name in named}
     there = {path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("notebooks/*.ipynb"), *EXAMPLES.iterdir())}
     assert files == there

@@ -313,7 +313,7 @@ def device(runtime, **given):
 )
 @click.option("--ca", type=click.Path(path_type=Path), help="The certificate that the server's must be signed by.")
 def watch(url, run, token, once, patience, ca):
-    """Show how live rounds go: who is here, who is late, bytes and curves.
+    """Show how live rounds go: who is here, and who is late.
 
     URL is the server's address. The state is read again every second, until the run is over or Ctrl-C. It is for the
     operator: tfpfl serve writes the token that it needs to RUN/operator.token.
