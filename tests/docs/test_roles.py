@@ -1,4 +1,4 @@
-"""For each of six readers there is a script or a notebook that runs from nothing to the result."""
+"""For each of seven readers there is a script or a notebook that runs from nothing to the result."""
 
 import os
 import re
