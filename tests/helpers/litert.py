@@ -32,33 +32,34 @@ def with_library(last: bool = False) -> list:
     return found[-1:] if found and last else found or [pytest.param("none", marks=pytest.mark.skip(why))]
 
 
-def _folder(version):
-    return CACHE / f"litert-{version}-py{sys.version_info.major}.{sys.version_info.minor}"
+def _folder(version, *others):
+    return CACHE / "-".join(("litert", version, *others, f"py{sys.version_info.major}.{sys.version_info.minor}"))
 
 
-def environment(version: str) -> Path:
-    """The Python of an environment with this version of ai-edge-litert."""
-    folder = _folder(version)
+def environment(version: str, *others: str) -> Path:
+    """The Python of an environment with this version of ai-edge-litert, and `others`, names of packages."""
+    folder = _folder(version, *others)
     python, done = folder / "bin" / "python", folder / "installed"
     CACHE.mkdir(parents=True, exist_ok=True)
     with open(f"{folder}.lock", "w") as lock:  # tests run in several processes
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            for command in _commands(folder, python, version):
+            for command in _commands(folder, python, version, others):
                 subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
             done.touch()  # last: an installation that broke off is made again
     return python
 
 
-def _commands(folder, python, version):
+def _commands(folder, python, version, others):
     package = "ai-edge-litert" if version == "newest" else f"ai-edge-litert=={version}"
     if shutil.which("uv"):
         yield ["uv", "venv", "--quiet", "--no-project", "--python", sys.executable, str(folder)]
-        yield ["uv", "pip", "install", "--quiet", "--python", str(python), package, "numpy"]
+        yield ["uv", "pip", "install", "--quiet", "--python", str(python), package, "numpy", *others]
     else:
         yield [sys.executable, "-m", "venv", str(folder)]
-        yield [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", package, "numpy"]
+        command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        yield [*command, package, "numpy", *others]
 
 
 def shared_library(version: str) -> Path | None:

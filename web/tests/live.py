@@ -5,6 +5,7 @@ python web/tests/live.py verify < requests.json          which of the signatures
 """
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -15,7 +16,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-ROUNDS = 4
+from helpers import litert  # noqa: E402
+
+ROUNDS = 10
 
 
 def simulate(folder: Path) -> None:
@@ -82,11 +85,8 @@ def _scores(store) -> dict:
 
 def serve(fixtures: Path, out: Path, browsers: list[int]) -> None:
     """Serves a copy of the run until it is over; prints the address and tokens, and writes what came of it."""
-    import tensorflow as tf
-
-    from helpers.live import examples_of, in_threads, serving
+    from helpers.live import serving
     from tflite_export.convert.program import flatten
-    from tflite_export.device.live.client import LiveDevice
     from tflite_export.web import PAGE
     from tfpfl.live.page import LivePage
     from tfpfl.live.rules import Rules
@@ -94,7 +94,7 @@ def serve(fixtures: Path, out: Path, browsers: list[int]) -> None:
 
     shutil.copytree(fixtures / "run", out / "run")
     with Run.open(out / "run") as run:
-        ids, devices = run.population.client_ids.tolist(), {}
+        ids = run.population.client_ids.tolist()
         rules = Rules(wait_for=len(ids), deadline=1000, awake=1e6)
         with serving(run, rules, page=lambda bundles: LivePage(PAGE, bundles[min(bundles)])) as (
             address,
@@ -103,18 +103,49 @@ def serve(fixtures: Path, out: Path, browsers: list[int]) -> None:
         ):
             print(json.dumps({"address": address, "tokens": tokens}), flush=True)
 
-            def work(client):
-                folder, examples = out / f"device{client}", examples_of(run, client)
-                interpreter = tf.lite.Interpreter
-                devices[client] = LiveDevice(address, folder, examples, tokens[client], interpreter=interpreter)
-                devices[client].run()
-
-            in_threads([lambda i=i: work(i) for i in ids if i not in browsers])
+            others = [i for i in ids if i not in browsers]
+            heads = (_processes if litert.VERSIONS else _threads)(run, address, fixtures, tokens, others)
             events = [(what, number, client) for _, _, what, number, client in rounds.book.events()]
             time.sleep(3)  # the browsers hear that it is over
-        heads = {client: device.client.head for client, device in devices.items()}
         theta = flatten(run.algorithm.message(run.training().server_state()))
         write_result(out / "live", theta, heads, {"events": events, "scores": _scores(run.store)})
+
+
+def _processes(run, address: str, fixtures: Path, tokens: dict, clients: list[int]) -> dict:
+    """{client: head} of devices that are processes with LiteRT, without TensorFlow; returns when the run is over."""
+    from tflite_export.device.head_file import load_head
+    from tfpfl.live.demo import processes, start_device
+
+    python = str(litert.environment(litert.VERSIONS[-1], "cryptography"))
+    os.environ["PYTHONPATH"] = str(ROOT)
+    shutil.copytree(fixtures / "data", run.folder / "data")
+    heads = {}
+    with processes() as started:
+        started += [start_device(address, i, run.folder, python) for i in clients]
+        for i, process in zip(clients, started, strict=True):
+            if process.wait(600) != 0:
+                raise SystemExit((run.folder / "devices" / f"{i}.log").read_text())
+            shape = run.model.num_features, int(run.population.info(i).num_classes)
+            heads[i] = load_head(run.folder / "devices" / str(i) / "head.bin", *shape)[:2]
+    return heads
+
+
+def _threads(run, address: str, fixtures: Path, tokens: dict, clients: list[int]) -> dict:
+    """The same where there is no LiteRT: the devices are threads of this process, with TensorFlow's interpreter."""
+    import tensorflow as tf
+
+    from helpers.live import examples_of, in_threads
+    from tflite_export.device.live.client import LiveDevice
+
+    devices = {}
+
+    def work(i):
+        folder, how = run.folder / "devices" / str(i), {"interpreter": tf.lite.Interpreter}
+        devices[i] = LiveDevice(address, folder, examples_of(run, i), tokens[i], **how)
+        devices[i].run()
+
+    in_threads([lambda i=i: work(i) for i in clients], seconds=600)
+    return {i: device.client.head for i, device in devices.items()}
 
 
 def verify() -> None:

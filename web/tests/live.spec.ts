@@ -118,10 +118,10 @@ describe.skipIf(noBrowser)('Join a live run', () => {
 
   it('computes what a simulation does, with tabs that are closed in the middle of a round', async () => {
     const expected = read(fixture('live', 'simulated.json')) as { cohorts: number[][]; scores: Scores }
-    // A client that is invited to every round, and one whose examples fit into a single call of the program.
+    // A client that is invited to most rounds, and one whose examples fit into a single call of the program.
     const invited = (client: number) => expected.cohorts.filter((ids) => ids.includes(client)).length
     const tabs = [9, 0]
-    expect(tabs.map(invited)).toEqual([4, 2])
+    expect(tabs.map(invited)).toEqual([8, 6])
     const { address, tokens, ended } = await start(tabs)
     const contexts = await Promise.all(tabs.map(() => browser.newContext()))
     const pages: Page[] = []
@@ -145,7 +145,7 @@ describe.skipIf(noBrowser)('Join a live run', () => {
     // Each tab is closed at its first update. One is opened again; for the other, a tab beside it goes on by itself.
     const second = await Promise.all(
       pages.map(async (page, i) => {
-        await page.waitForFunction(() => globalThis.cut, null, { timeout: 120_000 })
+        await page.waitForFunction(() => globalThis.cut, null, { timeout: 300_000 })
         if (i === 1) {
           await page.close()
           return openPage(contexts[i]!, address)
@@ -157,7 +157,7 @@ describe.skipIf(noBrowser)('Join a live run', () => {
         return beside
       }),
     )
-    for (const page of second) await expect.poll(() => state(page), { timeout: 120_000 }).toBe('done')
+    for (const page of second) await expect.poll(() => state(page), { timeout: 300_000 }).toBe('done')
     expect(await ended).toBe(0)
 
     const theta = (path: string) => arrays(path).get('theta')!.data as Float32Array
@@ -211,5 +211,5 @@ describe.skipIf(noBrowser)('Join a live run', () => {
     })
     expect(left).toEqual([])
     await Promise.all(contexts.map((context) => context.close()))
-  }, 300_000)
+  }, 900_000)
 })

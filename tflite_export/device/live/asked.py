@@ -85,9 +85,9 @@ class AskedDevice:
         return about
 
     def _take_bundle(self, question: Record) -> None:
-        files = {name.removeprefix(FILE): part for name, part in question.items() if name.startswith(FILE)}
         if not (self.state.bundle / MANIFEST).exists():
-            keep_bundle(self.state, files)
+            names = [name for name in question if name.startswith(FILE)]
+            keep_bundle(self.state, {name.removeprefix(FILE): _part(question, name) for name in names})
         if not self.state.head.exists():
             keep_first_head(self.state, _part(question, HEAD))
 

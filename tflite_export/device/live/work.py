@@ -103,7 +103,7 @@ def keep_bundle(state: State, files: Mapping[str, str | bytes]) -> None:
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
     for name, content in files.items():
-        if Path(name).name != name or name.startswith(".") or not isinstance(content, bytes):
+        if Path(name).name != name or name.startswith("."):
             raise InvalidInput(f"the server names a file {name!r}, which is no file of a bundle")
         write_whole(new / name, content)
     Bundle(new)  # checks every hash
