@@ -1,12 +1,14 @@
 """Live rounds under kills, the server's share of a round, and thousands of devices that wait.
 
-    python benchmarks/live.py kills --python PATH [--clients 20] [--rounds 40] [--server-kills 10] [--seed 0]
+    python benchmarks/live.py kills --python PATH [--clients 20] [--tabs 0] [--rounds 40] [--server-kills 10] [--seed 0]
     python benchmarks/live.py share --python PATH [--clients 20] [--rounds 40]
     python benchmarks/live.py idle [--devices 2000] [--invited 20]
 
 PATH is a Python with NumPy, ai-edge-litert and cryptography; the server runs in this one. `kills`: the server is ended
 by SIGKILL again and again while rounds are computed, and so are 30 % of the devices; all start again. Theta and all
-heads are compared with the simulation, and every update is counted in the server's log. `share`: CPU seconds of the
+heads are compared with the simulation, and every update is counted in the server's log. `--tabs 3`: three tabs of
+Chromium take part, too, one of which is closed and opened again (after `make web`; TFPFL_CHROMIUM names another than
+/usr/bin/chromium). `share`: CPU seconds of the
 server's process for each round in which all clients take part. `idle`: devices that wait in long polls, from one load
 generator on the loopback; the server's memory, and the seconds from the end of one round to the invitation of all
 members of the next.
@@ -18,6 +20,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -43,6 +46,9 @@ from tfpfl.live.demo import (
 from tfpfl.live.serve import TOKENS
 
 EXACT = {"rho": 0.01, "beta": 0.05, "rule": "exact", "server_opt": "sgd"}
+
+
+WEB = Path(__file__).resolve().parents[1] / "web"
 
 
 def new_run(folder: Path, clients: int, rounds: int, participation: float, seed: int) -> list[int]:
@@ -76,20 +82,31 @@ def main():
 @main.command()
 @click.option("--python", required=True)
 @click.option("--clients", default=20)
+@click.option("--tabs", default=0)
 @click.option("--rounds", default=40)
 @click.option("--server-kills", default=10)
 @click.option("--seed", default=0)
-def kills(python, clients, rounds, server_kills, seed):
+def kills(python, clients, tabs, rounds, server_kills, seed):
     """SIGKILL for the server and for 30 % of the devices, while rounds are computed."""
     draw, folder = random.Random(seed), Path(tempfile.mkdtemp()) / "run"
-    ids, port = new_run(folder, clients, rounds, 0.5, seed), free_port()
-    options = ("--wait-for", str(clients), "--deadline", "600", "--joins", "1000")
+    everyone, port = new_run(folder, clients + tabs, rounds, 0.5, seed), free_port()
+    ids, in_tabs = everyone[:clients], everyone[clients:]
+    options = ("--wait-for", str(len(everyone)), "--deadline", "600", "--joins", "1000")
+    options += ("--web", str(WEB / "dist")) if tabs else ()
     dying = draw.sample(ids, round(0.3 * clients))
     killed = {"server": 0, "devices": 0}
     with processes() as started:
         server, address = start_server(folder, folder / "server.log", *options, port=port)
         devices = {i: start_device(address, i, folder, python) for i in ids}
         started += [server, *devices.values()]
+        browser = None
+        if tabs:
+            command = ["node", WEB / "tests" / "tabs.mjs", address, folder, *in_tabs]
+            with open(folder / "tabs.log", "wb") as log:
+                browser = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log)
+            started.append(browser)
+            while server.poll() is None and not any(map(last_round, (folder / "devices").glob("*.log"))):
+                time.sleep(0.2)  # until all have joined, and round 1 is under way
         while server.poll() is None:
             time.sleep(draw.uniform(0.3, 2.0))
             if dying:
@@ -109,11 +126,15 @@ def kills(python, clients, rounds, server_kills, seed):
                 started.append(server)
         for process in devices.values():
             process.wait(60)
+        if browser is not None and browser.wait(120) != 0:
+            raise click.ClickException((folder / "tabs.log").read_text())
     with Run.open(folder) as run:
         done = [row["clients"] for row in run.store.history()]
     arrived = [(t, i) for _, _, what, t, i in events_of(folder) if what == "arrived"]
     away = away_from_simulation(folder)
     print(f"killed: the server {killed['server']} times, devices {killed['devices']} times; in {folder}")
+    if tabs:
+        print((folder / "tabs.log").read_text().strip())
     print(
         f"{len(done)} rounds, {sum(done)} visits; in the log {len(arrived)}, of which {len(set(arrived))} are different"
     )
