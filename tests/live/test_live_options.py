@@ -86,37 +86,34 @@ def test_the_joined_devices_stay_where_the_run_has_not_begun(federation, tmp_pat
         again.close()
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("0", "at least 1 client"),
-        ("6-2", "the smaller number first"),
-        ("11", "more than the 10 clients"),
-        ("many", "such as 20, or a range"),
-        ("-3", "such as 20, or a range"),
-        ("3-", "such as 20, or a range"),
-        ("9" * 20, "such as 20, or a range"),
-    ],
-)
-def test_cohorts_that_cannot_be(run, text, why):
-    with pytest.raises(InvalidArgument, match=why):
-        with_cohort(run, text)
-    assert run.store.round_num == 0  # it is still open
-
-
-def test_the_command_refuses_another_cohort_in_one_line(run):
-    joined(run, range(10)).close()
-    folder = run.folder
-    run.close()
-    found = CliRunner().invoke(main, ["serve", str(folder), "--cohort", "3"])
+def test_cohorts_that_cannot_be(federation, tmp_path):
+    wrong = {
+        "0": "at least 1 client",
+        "6-2": "the smaller number first",
+        "11": "more than the 10 clients",
+        "many": "such as 20, or a range",
+        "-3": "such as 20, or a range",
+        "3-": "such as 20, or a range",
+        "9" * 20: "such as 20, or a range",
+    }
+    with new_run(federation, tmp_path / "run", participation=0.5) as run:
+        for text, why in wrong.items():
+            with pytest.raises(InvalidArgument, match=why):
+                with_cohort(run, text)
+        joined(run, range(10)).close()  # it is still open, and begins now
+    found = CliRunner().invoke(main, ["serve", str(tmp_path / "run"), "--cohort", "3"])
     assert found.exit_code == 1 and "draws 5 of 10 clients in a round, and has begun" in found.output
     assert "Traceback" not in found.output
 
 
-def test_theta_in_half_precision(run):
-    with serving(run, Rules(wait_for=1)) as (address, rounds, tokens):
+def test_theta_in_half_precision(federation, tmp_path):
+    fedper = {"algorithm": "fedper", "hyperparameters": {"steps": 1}}  # its bundles are made in no time
+    with (
+        new_run(federation, tmp_path / "run", **fedper) as run,
+        serving(run, Rules(wait_for=1)) as (address, rounds, tokens),
+    ):
         talker = Talker(address)
-        talker.join(run, 0, tokens[0])
+        assert talker.join(run, 0, tokens[0], runtime="tf")[0] == 200
         (name, whole), *_ = rounds.thetas.items()
         status, content = talker.send("GET", f"/v1/theta/{name}?half=1")
         assert status == 200 and content == np.frombuffer(whole, "<f4").astype("<f2").tobytes()

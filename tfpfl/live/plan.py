@@ -33,7 +33,7 @@ PLAN = "visit.json"  # the name of the plan's file in the bundle of such a run
 FORMAT = 1
 _ENTRIES = (  # of the configuration: what decides a visit
     *("algorithm", "hyperparameters", "network", "init", "head_init", "kind", "labels", "schedule", "schedule_of"),
-    *("rounds", "seed", "adapters", "personal", "batch_norm"),
+    *("seed", "adapters", "personal", "batch_norm"),
 )
 
 
