@@ -269,6 +269,7 @@ def test_a_run_that_devices_cannot_compute_is_refused(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.table  # it waits for Flower's nodes, and makes an environment for them
 def test_two_nodes_of_flower_compute_what_a_simulation_does(tmp_path, capsys):
     """One node is killed when its update is on its way, and starts again on the same files."""
     try:
