@@ -25,9 +25,8 @@ ROUNDS = 4
 
 
 def new_run(federation, folder, **settings):
-    config = RunConfig(
-        hyperparameters=EXACT, federation=str(federation.path), network="mlp200", rounds=ROUNDS, **settings
-    )
+    given = {"hyperparameters": EXACT, "network": "mlp200", "rounds": ROUNDS} | settings
+    config = RunConfig(federation=str(federation.path), **given)
     return Run.create(config, folder, federation)
 
 
