@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import NormalDist
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -27,7 +28,7 @@ import click
 import numpy as np
 
 from helpers.clocked import Quadratics
-from tfpfl.live.arrivals import AsyncServer
+from tfpfl.live.arrivals import AsyncServer, clocked
 
 
 class Equal(AsyncServer):
@@ -64,9 +65,111 @@ def bias(arrivals, seeds):
             print(f"{seed:4} {jitter:6} | " + " ".join(f"{x:.1e}" for x in found), flush=True)
 
 
-RHOS = (3.0, 1.0, 0.3, 0.1, 0.03)
-DEADLINES = (0.5, 0.4, 0.6, 0.3, 0.75, 0.2, 0.9, 0.97, None)  # quantiles of visits; None: a round waits for all
-SPREAD, JITTER = 1.5, 1.0  # standard deviations of log seconds over clients, and over one client's visits
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, None)
+RATES = 2.0 ** np.arange(-10, 2)  # times 1 / L
+TAILS = {"lognormal": lambda p: np.exp(1.5 * NormalDist().inv_cdf(p)), "pareto": lambda p: (1 - p) ** (-1 / 1.2)}
+
+
+class Held:
+    """Since when something is true, if it stays so for half of that time again."""
+
+    def __init__(self):
+        self.since = np.inf
+
+    def __call__(self, now, true):
+        self.since = min(self.since, now) if true else np.inf
+        return now >= 1.5 * self.since
+
+
+def deadline_time(clients, slow, jitter, deadline, rho, near, most, rng):
+    """Virtual seconds of rounds of all clients with a deadline, in which rare clients count more, as in PFLEGO."""
+    theta, spent, n, held = clients.start, 0.0, len(slow), Held()
+    edge = np.inf if deadline is None else deadline
+    come = np.array([NormalDist(np.log(s), jitter).cdf(np.log(edge)) if np.isfinite(edge) else 1.0 for s in slow])
+    while spent < 1.5 * most:
+        seconds = slow * np.exp(jitter * rng.normal(size=n))
+        spent += min(seconds.max(), edge)
+        weights = np.where(seconds <= edge, clients.alpha / np.maximum(come, 1e-300), 0.0)
+        gradients = np.einsum("ijk,ik->ij", clients.curvature, theta - clients.center)
+        theta = theta - rho * (weights @ gradients)
+        if not np.abs(theta).max() < 1e6:
+            break
+        if held(spent, near(theta)):
+            return held.since
+    return np.inf
+
+
+def buffer_time(clients, slow, jitter, buffer, rho, near, most, rng):
+    """Virtual seconds of asynchronous rounds."""
+    held, reached = Held(), [np.inf]
+
+    def until(now):
+        if held(now, near(server.state)):
+            reached[0] = held.since
+        return np.isfinite(reached[0]) or now > 1.5 * most or not np.abs(server.state).max() < 1e6
+
+    server = AsyncServer(
+        dict(enumerate(clients.alpha)), buffer, clients.start, lambda theta, total: theta - rho * total,
+        np.zeros_like(clients.start),
+    )  # fmt: skip
+    clocked(
+        server, lambda arrival, theta, per_step: clients.gradient(arrival.client, theta),
+        lambda client, visit: slow[client] * np.exp(jitter * rng.normal()), until,
+    )  # fmt: skip
+    return reached[0]
+
+
+@main.command()
+@click.option("--seeds", default=5)
+@click.option("--clients", default=20)
+@click.option("--buffer", default=5)
+@click.option("--jitter", default=0.5)
+@click.option("--gap", default=0.1)
+@click.option("--condition", default=100.0)
+@click.option("--apart", default=3.0, help="How far the clients' minima are apart.")
+@click.option("--tail", "which", type=click.Choice(list(TAILS)))
+def speed(seeds, clients, buffer, jitter, gap, condition, apart, which):
+    """Quadratic clients: virtual seconds until the objective's gap is a part of the first one, and stays so."""
+    for tail, seconds_of in TAILS.items():
+        for seed in range(seeds) if which in (None, tail) else ():
+            made, rng = Quadratics(clients, seed, 10, condition, apart), np.random.default_rng(seed)
+            slow = rng.permutation([seconds_of((i + 0.5) / clients) for i in range(clients)])  # quantiles
+            curvature, minimum = made.whole
+
+            def away(theta, curvature=curvature, minimum=minimum):
+                return (theta - minimum) @ curvature @ (theta - minimum)
+
+            first = away(made.start)
+
+            def near(theta, away=away, first=first):
+                return away(theta) <= gap * first
+
+            rates = RATES / np.linalg.eigvalsh(curvature)[-1]
+            visits = slow[:, None] * np.exp(jitter * rng.normal(size=(clients, 100)))
+            best, where, steps, at = np.inf, None, np.inf, None
+            for share in SHARES[::-1]:
+                deadline = None if share is None else float(np.quantile(visits, share))
+                for k, rho in enumerate(rates[::-1]):
+                    most = min(best, 3000 * float(slow.max()))  # a later one than the best is of no interest
+                    found = deadline_time(made, slow, jitter, deadline, rho, near, most, np.random.default_rng(seed))
+                    if found < best:
+                        best, where = found, (share, float(RATES[::-1][k]))
+            for k, rho in enumerate(rates[::-1]):
+                most = min(steps, 2 * best)
+                found = buffer_time(made, slow, jitter, buffer, rho, near, most, np.random.default_rng(seed))
+                if found < steps:
+                    steps, at = found, float(RATES[::-1][k])
+            span = slow.max() / slow.min()
+            print(
+                f"{tail:9} seed {seed}: slowest / fastest {span:5.0f}; best deadline {best:8.4g} s {where}; "
+                f"asynchronous {steps:8.4g} s (rate {at}): {best / steps:.2f} times",
+                flush=True,
+            )
+
+
+RHOS = (3.0, 1.0, 0.3, 0.1)
+DEADLINES = (0.9, 0.75, 0.97, 0.6, None, 0.5)  # quantiles of visits; None: a round waits for all
+SPREAD, JITTER = 1.5, 0.5  # standard deviations of log seconds over clients, and over one client's visits
 _OUT_OF_REACH = 20.0
 
 
@@ -165,11 +268,12 @@ def in_steps(found: Digits, buffer: int, target: float, most_seconds: float, mos
 @click.option("--seeds", default=3)
 @click.option("--clients", default=20)
 @click.option("--buffer", default=5)
-@click.option("--target", default=0.1)
-@click.option("--rounds", default=400)
-def speed(seeds, clients, buffer, target, rounds):
+@click.option("--target", default=0.02)
+@click.option("--rounds", default=250)
+@click.option("--first-seed", default=0)
+def digits(seeds, clients, buffer, target, rounds, first_seed):
     """Virtual time to a target: every deadline and rate in rounds, every rate in asynchronous rounds."""
-    for seed in range(seeds):
+    for seed in range(first_seed, first_seed + seeds):
         root = Path(tempfile.mkdtemp())
         made = Digits(clients, seed, 0.01, None, root / "times")
         visits = [made.seconds(i, t) for i in made.ids for t in range(1, 101)]

@@ -11,6 +11,7 @@ import numpy as np
 
 from tflite_export.convert.program import flatten
 from tflite_export.device import payload as payloads
+from tflite_export.device.bench import any_interpreter
 from tflite_export.device.client import DeviceClient, Update
 from tflite_export.device.head_file import SavedHead, theta_sha256
 from tfpfl.live.arrivals import Timed, clocked
@@ -24,11 +25,11 @@ class Phones:
 
     Args:
         run: an open `tfpfl.runs.run.Run`; its bundles are made if they are not there.
-        interpreter: class of the interpreter, see `DeviceClient`.
+        interpreter: class of the interpreter; default: that of devices on this machine, see `any_interpreter`.
     """
 
     def __init__(self, run, interpreter=None):
-        self.run, self._interpreter = run, interpreter
+        self.run, self._interpreter = run, interpreter or any_interpreter()
         self._bundles = bundles_of(run)
         self._clients: dict[int, DeviceClient] = {}
 
