@@ -1,7 +1,6 @@
 """The work of a device in live rounds, whoever brings the question: a visit, and scores. It knows no network."""
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +88,7 @@ class Work:
         return rows
 
 
-def keep_bundle(state: State, files: Mapping[str, str | bytes]) -> None:
+def keep_bundle(state: State, files: dict[str, bytes]) -> None:
     """Keeps a bundle that a server sent.
 
     Args:
