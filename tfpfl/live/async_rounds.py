@@ -122,6 +122,7 @@ class AsyncRounds(LiveRounds):
         arrival = server.arrival(client, version)
         kind = "float32" if len(payload) == payloads.num_bytes(self.model.num_backbone_weights) else "int8"
         self.book.put_arrival(server.count + 1, arrival, kind, hashlib.sha256(payload).hexdigest(), body, now)
+        self._begun.add(client)  # its next gap begins here, also if the server was started anew during this visit
         self._take(arrival, payload, now)
         return {"counted": True, "round": number}
 
