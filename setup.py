@@ -57,7 +57,7 @@ setup(
         "mlflow": ["mlflow>=2.9,<4"],  # --log mlflow
         "wandb": ["wandb>=0.17,<1"],  # --log wandb
         "optuna": ["optuna>=3.5,<5"],  # tfpfl study with search.kind = "optuna"
-        "live": ["aiohttp>=3.9,<4", "cryptography>=41", "prometheus-client>=0.19,<1"],  # tfpfl serve
+        "live": ["aiohttp>=3.9,<4", "cryptography>=41", "prometheus-client>=0.19,<1", "urllib3>=2,<3"],  # tfpfl serve
         "flower": ["flwr>=1.41,<2"],  # the ServerApp that tfpfl flower writes; not beside TensorFlow 2.14
         "yaml": ["pyyaml>=6,<7"],  # tfpfl study FILE.yaml
         "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100"],

@@ -4,14 +4,13 @@
     python benchmarks/live.py share --python PATH [--clients 20] [--rounds 40]
     python benchmarks/live.py idle [--devices 2000] [--invited 20]
 
-PATH is a Python with NumPy, ai-edge-litert and cryptography; the server runs in this one. `kills`: the server is ended
-by SIGKILL again and again while rounds are computed, and so are 30 % of the devices; all start again. Theta and all
-heads are compared with the simulation, and every update is counted in the server's log. `--tabs 3`: three tabs of
-Chromium take part, too, one of which is closed and opened again (after `make web`; TFPFL_CHROMIUM names another than
-/usr/bin/chromium). `share`: CPU seconds of the
-server's process for each round in which all clients take part. `idle`: devices that wait in long polls, from one load
-generator on the loopback; the server's memory, and the seconds from the end of one round to the invitation of all
-members of the next.
+PATH is a Python with NumPy, ai-edge-litert, cryptography and urllib3; the server runs in this one. `kills`: the
+server is ended by SIGKILL again and again while rounds are computed, and so are 30 % of the devices; all start again.
+Theta and all heads are compared with the simulation, and every update is counted in the server's log. `--tabs 3`:
+three tabs of Chromium take part, too, one of which is closed and opened again (after `make web`; TFPFL_CHROMIUM names
+another than /usr/bin/chromium). `share`: CPU seconds of the server's process for each round in which all clients take
+part. `idle`: devices that wait in long polls, from one load generator on the loopback; the server's memory, and the
+seconds from the end of one round to the invitation of all members of the next.
 """
 
 import asyncio
@@ -158,12 +157,12 @@ def share(python, clients, rounds):
             done = last_round(folder / "devices" / f"{ids[0]}.log")
             if done and (not marks or done > marks[-1][0]):
                 times = process.cpu_times()
-                marks.append((done, times.user + times.system, time.monotonic()))
+                marks.append((done, times.user, times.system, time.monotonic()))
             time.sleep(0.005)
     first = next(m for m in marks if m[0] >= 5)  # the first rounds build graphs
-    cpu = (marks[-1][1] - first[1]) / (marks[-1][0] - first[0])
-    wall = (marks[-1][2] - first[2]) / (marks[-1][0] - first[0])
-    print(f"{clients} clients: {1000 * cpu:.0f} ms of the server's CPU in a round of {1000 * wall:.0f} ms")
+    user, system, wall = (1000 * (marks[-1][k] - first[k]) / (marks[-1][0] - first[0]) for k in (1, 2, 3))
+    parts = f"{user:.0f} its own, {system:.0f} the kernel's"
+    print(f"{clients} clients: {user + system:.0f} ms of the server's CPU ({parts}) in a round of {wall:.0f} ms")
 
 
 @main.command()

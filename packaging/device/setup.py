@@ -30,6 +30,6 @@ setup(
     cmdclass={"build_py": DeviceFiles},
     python_requires=">=3.11,<3.14",
     install_requires=["numpy>=1.25,<3", "ai-edge-litert>=1.1,<3"],
-    extras_require={"live": ["cryptography>=41"]},  # rounds with a server
+    extras_require={"live": ["cryptography>=41", "urllib3>=2,<3"]},  # rounds with a server
     classifiers=metadata["CLASSIFIERS"],
 )

@@ -102,7 +102,7 @@ class Fuzzer:
         sent = payload.encode(gradient, self.draw.choice(payload.KINDS))
         if about["theta"] == self.rounds.view.theta:  # something else is wrong, so that no update is accepted
             about = strange(self.draw, about | {"examples": -5})
-        body = wire.pack_update(about if isinstance(about, dict) else {"x": about}, sent)
+        body = wire.pack(about if isinstance(about, dict) else {"x": about}, sent)
         return "PUT", f"/v1/update/{self.draw.choice([0, 1, 1, 2, 99999])}", self.maybe_damaged(body)
 
     def score(self, client):

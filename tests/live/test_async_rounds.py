@@ -41,7 +41,7 @@ def joined(run, clients=range(10), now=0.0, **rules):
 def body_of(rounds, client, theta, value=1e-3):
     gradient = np.broadcast_to(np.float32(value), rounds.model.num_backbone_weights)
     about = {"theta": theta, "examples": int(rounds.population.info(client).num_examples), "loss": 0.5, "scores": []}
-    return wire.pack_update(about, payload.encode(gradient))
+    return wire.pack(about, payload.encode(gradient))
 
 
 def send(rounds, client, value=1e-3, now=1.0, theta=None, number=None):

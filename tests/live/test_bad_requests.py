@@ -112,7 +112,7 @@ def test_an_update_that_cannot_be_used_is_refused_and_a_good_one_counts_once(liv
 
     def answer(about=about, sent=None, number=1, body=None):
         sent = payload.encode(gradient) if sent is None else sent
-        return talker.send("PUT", f"/v1/update/{number}", wire.pack_update(about, sent) if body is None else body)[0]
+        return talker.send("PUT", f"/v1/update/{number}", wire.pack(about, sent) if body is None else body)[0]
 
     score = {"split": "test", "examples": int(run.federation.num_examples("test")[4]), "loss": 0.5, "score": 0.5}
     assert answer(about | {"theta": "00" * 32}) == 409
@@ -132,7 +132,7 @@ def test_an_update_that_cannot_be_used_is_refused_and_a_good_one_counts_once(liv
     assert answer(sent=bytes(bad)) == 422  # the checksum
     bad[12:16] = struct.pack("<I", zlib.crc32(bytes(bad[16:])))
     assert answer(sent=bytes(bad)) == 422  # NaN
-    whole = wire.pack_update(about, payload.encode(gradient))
+    whole = wire.pack(about, payload.encode(gradient))
     for body in (b"\x00", whole[:3], whole[:20], whole[:-1], struct.pack("<I", 2**32 - 1) + whole[4:]):
         assert answer(body=body) in (400, 422), body[:20]
     assert answer(body=whole + bytes(40_000)) == 413

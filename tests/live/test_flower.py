@@ -192,7 +192,7 @@ def test_answers_that_cannot_be_used_are_left_aside(bare_run, tmp_path):
         work, client = json.loads(other.record[ABOUT]), other.node - 7
         about = {"theta": work["theta"], "examples": len(examples_of(run, client)["train"][1]), "loss": 0.5}
         zeros = payload.encode(np.zeros(run.model.num_backbone_weights, np.float32))
-        body = wire.pack_update({**about, "scores": []}, zeros)
+        body = wire.pack({**about, "scores": []}, zeros)
         asking.hear(other, {ABOUT: "{}", BODY: body[:-4]}, 21.0)
         assert "cut off" in heard[-1] and asking.rounds.book.last_counted(client) is None
         here = [i for i in (7, 8, 9) if i != visit.node]

@@ -1,11 +1,13 @@
-"""The size of a cohort from the command line, and theta in half precision."""
+"""The size of a cohort from the command line, and how theta is sent."""
 
+import gzip
 import hashlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from aiohttp.test_utils import make_mocked_request
 from click.testing import CliRunner
 
 from helpers.live import EXACT, Talker, examples_of, in_threads, live_theta, serving, simulated
@@ -17,7 +19,8 @@ from tfpfl.cli import main
 from tfpfl.data.cohorts import cohort
 from tfpfl.live.cohort import with_cohort
 from tfpfl.live.rounds import LiveRounds
-from tfpfl.live.rules import Rules
+from tfpfl.live.rules import Refused, Rules
+from tfpfl.live.thetas import Thetas
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.run import Run
 
@@ -123,6 +126,60 @@ def test_theta_in_half_precision(federation, tmp_path):
         rounds.thetas[hashlib.sha256(large).hexdigest()] = large
         status, said = talker.send("GET", f"/v1/theta/{hashlib.sha256(large).hexdigest()}?half=1")
         assert status == 400 and "too large for half precision" in said["error"]
+
+
+def test_work_comes_with_its_theta_where_the_device_has_another(federation, tmp_path):
+    """One request instead of two; and only for a device that says which theta it has."""
+    fedper = {"algorithm": "fedper", "hyperparameters": {"steps": 1}}
+    with (
+        new_run(federation, tmp_path / "run", **fedper) as run,
+        serving(run, Rules(wait_for=run.population.num_clients)) as (address, rounds, tokens),
+    ):
+        talkers = [Talker(address) for _ in tokens]
+        for client, talker in zip(tokens, talkers, strict=True):
+            assert talker.join(run, client, tokens[client], runtime="tf")[0] == 200
+        (name, whole), *_ = rounds.thetas.items()
+        invited = next(t for t in talkers if t.client in rounds.view.waiting)
+        plain = {"kind": "visit", "round": 1, "theta": name}
+
+        def work(query):
+            status, found = invited.send("GET", f"/v1/work?wait=0{query}")
+            return status, *(wire.unpack(found) if isinstance(found, bytes) else (found, None))
+
+        # too large for half precision: the device asks for it by itself, and is told
+        rounds.thetas[name] = np.float32([1.0, 70000.0]).tobytes()
+        assert work("&have=none&half=1")[2] is None
+        rounds.thetas[name] = whole
+        for query, theta in {
+            "": None,
+            f"&have={name}": None,
+            "&have=none": whole,
+            f"&have={'0' * 64}": whole,
+            "&have=none&half=1": np.frombuffer(whole, "<f4").astype("<f2").tobytes(),
+        }.items():
+            status, about, content = work(query)
+            assert status == 200 and about.items() >= plain.items() and content == theta, query
+        assert work("&have=none&half=maybe")[0] == 400
+        idle = next((t for t in talkers if t.client not in rounds.view.waiting), None)
+        assert idle is None or idle.send("GET", "/v1/work?wait=0&have=none") == (200, {"kind": "none"})
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_theta_is_compressed_once(half):
+    theta = np.tile(np.float32([0.5, -1.0, 2.0]), 1000).tobytes()
+    name = hashlib.sha256(theta).hexdigest()
+    held = {name: theta}
+    thetas = Thetas(lambda: held)
+    zipped = make_mocked_request("GET", "/", headers={"Accept-Encoding": "gzip, deflate, br"})
+    first, second = (thetas.response(zipped, name, half) for _ in range(2))
+    whole = thetas.response(make_mocked_request("GET", "/"), name, half)
+    assert first.body is second.body and first.headers["Content-Encoding"] == "gzip"
+    assert "Content-Encoding" not in whole.headers and gzip.decompress(first.body) == whole.body
+    assert len(first.body) < len(whole.body) / 10
+    assert whole.body == (np.frombuffer(theta, "<f4").astype("<f2").tobytes() if half else theta)
+    held.clear()
+    with pytest.raises(Refused, match="not needed any more"):
+        thetas.response(zipped, name, half)
 
 
 @pytest.mark.slow

@@ -186,7 +186,7 @@ def test_a_server_that_is_killed_goes_on_where_it_was(run, tmp_path, step):
             devices[i].settings = {**devices[i].settings, **work["settings"], "rounds": True}
             update = devices[i].round(theta_now, *run.examples.arrays(i, "train"))
             about = {"theta": work["theta"], "examples": update.num_examples, "loss": update.loss, "scores": []}
-            body = wire.pack_update(about, update.payload)
+            body = wire.pack(about, update.payload)
             answer = alive(lambda r, i=i, w=work, b=body: r.update(i, w["round"], b, next(clock)))
             assert answer == {"counted": True, "round": work["round"]}
             devices[i].commit(update)

@@ -50,7 +50,7 @@ def join(rounds, client, examples, classes=2, **other):
 def send(rounds, client, examples, value):
     gradient = np.full(rounds.model.num_backbone_weights, value, np.float32)
     about = {"theta": rounds.view.theta, "examples": examples, "loss": 0.5, "scores": []}
-    return rounds.update(client, rounds.view.round_num, wire.pack_update(about, payload.encode(gradient)), 1.0)
+    return rounds.update(client, rounds.view.round_num, wire.pack(about, payload.encode(gradient)), 1.0)
 
 
 def moved(run):

@@ -33,7 +33,7 @@ def send(rounds, client, value=1e-3, now=1.0, **other):
     gradient = np.full(rounds.model.num_backbone_weights, value, np.float32)
     info = rounds.population.info(client)
     about = {"theta": rounds.view.theta, "examples": int(info.num_examples), "loss": 0.5, "scores": []}
-    body = wire.pack_update(about | other, payload.encode(gradient))
+    body = wire.pack(about | other, payload.encode(gradient))
     return rounds.update(client, rounds.view.round_num, body, now)
 
 

@@ -163,11 +163,11 @@ def test_a_wrong_weight_a_wrong_device_and_int8_where_clients_remember(three, tm
         of_global = {"split": "test", "examples": 5, "loss": 0.5, "score": 0.5, "model": "global"}
         for wrong in ({"weight": 1e9}, {"weight": n + 1}, {"weight": None}, {"scores": [of_global]}):
             with pytest.raises((Refused, wire.WireError)):
-                rounds.update(0, 1, wire.pack_update(told | wrong, zeros), 1.0)
+                rounds.update(0, 1, wire.pack(told | wrong, zeros), 1.0)
         with pytest.raises(Refused, match="3 numbers came"):
-            rounds.update(0, 1, wire.pack_update(told, payload.encode(np.zeros(3, np.float32))), 1.0)
+            rounds.update(0, 1, wire.pack(told, payload.encode(np.zeros(3, np.float32))), 1.0)
         before, ones = rounds.algorithm.message(rounds._server), payload.encode(np.ones(rounds.update_size, np.float32))
-        assert rounds.update(0, 1, wire.pack_update(told, ones), 1.0)["counted"]
+        assert rounds.update(0, 1, wire.pack(told, ones), 1.0)["counted"]
         after = rounds.algorithm.message(rounds._stepped[1])  # the mean of the one update that came
         assert all(np.allclose(b - a, 1.0) for a, b in zip(before, after, strict=True))
         rounds.close()

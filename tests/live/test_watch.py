@@ -54,7 +54,7 @@ def send(rounds, client, now, loss=0.5):
     gradient = np.full(rounds.model.num_backbone_weights, 1e-3, np.float32)
     n = int(rounds.population.info(client).num_examples)
     about = {"theta": rounds.view.theta, "examples": n, "loss": loss, "scores": []}
-    rounds.update(client, rounds.view.round_num, wire.pack_update(about, payload.encode(gradient)), now)
+    rounds.update(client, rounds.view.round_num, wire.pack(about, payload.encode(gradient)), now)
 
 
 def score(rounds, client, now, value):

@@ -108,7 +108,7 @@ class AsyncRounds(LiveRounds):
         server = self.async_server
         if number != server.visits[client] + 1:
             raise Refused(409, f"the next visit of client {client} is {server.visits[client] + 1}, not {number}")
-        about, payload = wire.unpack_update(body)
+        about, payload = wire.unpack(body)
         theta = wire.entry(about, "theta", str)
         version = self._versions.get(theta)
         if version is None:
@@ -188,7 +188,7 @@ class AsyncRounds(LiveRounds):
             if logged.body is None:
                 self.async_server.remember(logged.arrival)
             else:
-                self._take(logged.arrival, wire.unpack_update(logged.body)[1], now)
+                self._take(logged.arrival, wire.unpack(logged.body)[1], now)
         if self.saved >= self.run.config.rounds:
             self._finish(now)
         for number in self.book.scored():
@@ -239,7 +239,7 @@ class AsyncRounds(LiveRounds):
 
     def _row(self, number: int, logged: list[Logged]) -> dict[str, Any]:
         """The row of the history of a step."""
-        bodies = [wire.unpack_update(one.body or b"") for one in logged]
+        bodies = [wire.unpack(one.body or b"") for one in logged]
         came = sorted({one.arrival.client for one in logged})
         sizes = np.array([about["examples"] for about, _ in bodies], np.float64)
         return {

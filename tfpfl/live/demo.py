@@ -73,7 +73,7 @@ def start_device(address: str, client: int, folder: Path, python: str = sys.exec
         address: the server's.
         client: the client's id; its examples are in folder/data/CLIENT, and its state in folder/devices/CLIENT.
         folder: the run folder.
-        python: the interpreter; it needs NumPy, cryptography and ai-edge-litert or TensorFlow.
+        python: the interpreter; it needs NumPy, cryptography, urllib3 and ai-edge-litert or TensorFlow.
     """
     token = json.loads((folder / TOKENS).read_text(encoding="utf-8"))[str(client)]
     log, state = folder / "devices" / f"{client}.log", folder / "devices" / str(client)

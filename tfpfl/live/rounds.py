@@ -65,7 +65,8 @@ class LiveRounds(Clients):
         self.programs: dict[int, str] = {}  # {K: sha256 of the program that devices with K classes must have}
         self._training = run.training()
         self._server = self._training.server_state()
-        self._stepped: tuple[int, Any] | None = None  # (round, the server's state after it), before it is committed
+        # (round, the server's state after it, {client: (what it said, bytes of its payload)}), before it is committed
+        self._stepped: tuple[int, Any, dict] | None = None
         self.thetas: dict[str, bytes] = {}
         self._members = self.book.members()
         # {client: when it was last heard of}; a new start of the server is not the devices' fault
@@ -187,7 +188,7 @@ class LiveRounds(Clients):
             )
         if client not in view.waiting:
             raise Refused(409, f"client {client} is not invited to round {number}")
-        about, payload = wire.unpack_update(body)
+        about, payload = wire.unpack(body)
         self._check_update(client, about, payload, view)
         self.book.put(number, client, body, now)
         self.view = view._replace(waiting=view.waiting - {client})
@@ -337,7 +338,9 @@ class LiveRounds(Clients):
         number = self._open_round.number
         if not self._open_round.closed:
             self.book.close_round(number, now)
-        self._stepped = (number, self._after(self.book.bodies(number)))
+        updates = {i: wire.unpack(body) for i, body in self.book.bodies(number).items()}
+        told = {i: (about, len(payload)) for i, (about, payload) in updates.items()}
+        self._stepped = (number, self._after({i: payload for i, (_, payload) in updates.items()}), told)
         theta = self._theta(self._stepped[1])
         if not np.isfinite(theta).all():
             self.failed = DivergedError(
@@ -353,32 +356,30 @@ class LiveRounds(Clients):
                 return
         self._commit(now)
 
-    def _after(self, bodies: dict[int, bytes]):
+    def _after(self, sent: dict[int, bytes]):
         """The server's state after a step with these updates, added in the order of the clients."""
         if self.vectors:
-            updates = {i: payloads.decode(wire.unpack_update(body)[1]) for i, body in bodies.items()}
+            updates = {i: payloads.decode(payload) for i, payload in sent.items()}
             return self.vectors.step(self._step, self._server, updates, self._open_round.number)
-        if not bodies:
+        if not sent:
             return self._server
         total, weights = np.zeros(self.model.num_backbone_weights, np.float32), 0.0
-        for client, body in bodies.items():
+        for client, payload in sent.items():
             info = self.population.info(client)
             weight = float(info.alpha) / self._open_round.arrival[client]
             if self.algorithm.aggregate == "mean":
                 weight = float(info.num_examples)
-            total += np.float32(weight) * payloads.decode(wire.unpack_update(body)[1], len(total))
+            total += np.float32(weight) * payloads.decode(payload, len(total))
             weights += weight
         gradient = tuple(map(tf.constant, unflatten(total, self.model)))
         found = aggregation.Contribution((gradient,), tf.constant(weights, tf.float32), ())
         server = tf.nest.map_structure(tf.convert_to_tensor, self._server)  # NumPy's int32 + 1 would be int64
-        return self._step(server, aggregation.finish(self.algorithm, found, list(bodies)), found.weight)
+        return self._step(server, aggregation.finish(self.algorithm, found, list(sent)), found.weight)
 
     def _commit(self, now: float) -> None:
         """Saves the round in the run's store, and opens the next one."""
         assert self._stepped is not None
-        number, server = self._stepped
-        bodies, invited = self.book.bodies(number), self._open_round.arrival
-        told = {i: wire.unpack_update(body) for i, body in bodies.items()}
+        (number, server, told), invited = self._stepped, self._open_round.arrival
         row: dict[str, Any] = {"round": number, "clients": len(told), "dropped": len(invited) - len(told)}
         row["came"] = " ".join(map(str, told))
         if told:
@@ -386,7 +387,7 @@ class LiveRounds(Clients):
             row["loss"] = float(sizes @ [float(about["loss"]) for about, _ in told.values()] / sizes.sum())
         down = self.vectors.message_size if self.vectors else self.model.num_backbone_weights
         row["bytes_down"] = 4 * down * len(invited)
-        row["bytes_up"] = sum(len(payload) for _, payload in told.values())
+        row["bytes_up"] = sum(size for _, size in told.values())
         personal, local = self._training.model_name, protocols.LOCAL_COPY
         rows = [r for i, (about, _) in told.items() for r in score_rows(about["scores"], number, i, local)]
         rows += [r for i, found in self.book.scores(number).items() for r in score_rows(found, number, i, personal)]

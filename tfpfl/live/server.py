@@ -29,6 +29,7 @@ from tfpfl.live.book import Member
 from tfpfl.live.page import LivePage
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused
+from tfpfl.live.thetas import Thetas
 from tfpfl.live.watch import Watch, WatchPage
 
 LONGEST_WAIT = 30.0  # seconds of a poll; proxies cut longer ones
@@ -115,6 +116,13 @@ class Gate:
         times.append(now)
 
 
+def _is_half(request: web.Request) -> bool:
+    """Whether a device asks for theta in half precision."""
+    if (half := request.query.get("half", "0")) not in ("0", "1"):
+        raise wire.WireError("half must be 0 or 1")
+    return half == "1"
+
+
 class LiveServer:
     """Answers devices.
 
@@ -135,6 +143,7 @@ class LiveServer:
         watch: Watch | None = None,
     ):
         self.rounds, self.bundles, self._clock, self._page, self._watch = rounds, bundles, clock, page, watch
+        self._thetas = Thetas(lambda: rounds.thetas)
         self._gate = Gate(rounds.rules.joins, clock())
         self._changed = asyncio.Event()
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
@@ -227,10 +236,12 @@ class LiveServer:
         return b"".join(parts)
 
     async def _signed(self, request, most: int = _SMALL) -> tuple[int, bytes]:
+        """(client, body) of a request that a client has signed."""
         member, stamp = self._gate.who(self.rounds, request, self._clock())
         if most == _SMALL:
             body = await self._body(request, most)
-            self._gate.check(member, stamp, request, hashlib.sha256(body).hexdigest(), self._clock())
+            digest = hashlib.sha256(body).hexdigest()
+            self._gate.check(member, stamp, request, digest, self._clock())
             return member.client, body
         # A large body is read only from one who has signed its hash: nobody else can keep others from sending.
         digest = request.headers.get(wire.BODY, "")
@@ -287,27 +298,28 @@ class LiveServer:
         while True:
             changed = self._changed
             if (found := self.rounds.work(client, self._clock())) is not None:
-                return web.json_response(found)
+                return self._with_theta(request, found)
             left = until - asyncio.get_running_loop().time()
             if left <= 0:
                 return web.json_response({"kind": wire.NOTHING})
             with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), left)
 
+    def _with_theta(self, request, work: dict) -> web.Response:
+        """Work as a device asked for it: with its theta, if the device says that it has another one or none."""
+        have, name, half = request.query.get("have"), work.get("theta"), _is_half(request)
+        if have is None or name is None or have == name:
+            return web.json_response(work)
+        try:
+            theta = self._thetas.get(name, half)
+        except (Refused, wire.WireError):  # it asks for the theta by itself, and is told
+            return web.json_response(work)
+        body, headers = wire.pack(work, theta.content), {wire.BODY: theta.digest}
+        return web.Response(body=body, content_type="application/octet-stream", headers=headers)
+
     async def _theta(self, request):
         await self._signed(request)
-        content = self.rounds.thetas.get(request.match_info["name"])
-        if content is None:
-            raise Refused(410, "this theta is not needed any more: ask for work again")
-        headers = {"Cache-Control": "private, max-age=31536000, immutable"}
-        if (half := request.query.get("half", "0")) not in ("0", "1"):
-            raise wire.WireError("half must be 0 or 1")
-        if half == "1":
-            content = wire.to_half(content)
-            headers[wire.BODY] = hashlib.sha256(content).hexdigest()  # the name is the hash of the float32 numbers
-        response = web.Response(body=content, content_type="application/octet-stream", headers=headers)
-        response.enable_compression()  # if the device says that it takes it
-        return response
+        return self._thetas.response(request, request.match_info["name"], _is_half(request))
 
     async def _head(self, request):
         client, _ = await self._signed(request)

@@ -168,7 +168,7 @@ class TfDevice(LiveDevice):
         about = {"theta": work["theta"], "examples": int(self.info.num_examples)}
         about |= {"loss": float(output.metrics["loss"]), "weight": float(output.weight)}
         about["scores"] = self._rows(work["splits"], self._of_copy, message, output, train)
-        body = wire.pack_update(about, payloads.encode(flat(output.update), work["payload"]))
+        body = wire.pack(about, payloads.encode(flat(output.update), work["payload"]))
         self.state.keep_sent(Pending(int(work["round"]), body, pack(tree.arrays(output.state))))
         self._settle()
 

@@ -116,7 +116,7 @@ def _processes(run, address: str, fixtures: Path, tokens: dict, clients: list[in
     from tflite_export.device.head_file import load_head
     from tfpfl.live.demo import processes, start_device
 
-    python = str(litert.environment(litert.VERSIONS[-1], "cryptography"))
+    python = str(litert.environment(litert.VERSIONS[-1], "cryptography", "urllib3"))
     os.environ["PYTHONPATH"] = str(ROOT)
     shutil.copytree(fixtures / "data", run.folder / "data")
     heads = {}

@@ -103,7 +103,7 @@ class AskedDevice:
 
 def _is_for(pending: Pending, work: dict) -> bool:
     """Whether an update is what a visit asks for."""
-    about, _ = wire.unpack_update(pending.body)
+    about, _ = wire.unpack(pending.body)
     return pending.round_num == work["round"] and about["theta"] == work["theta"]
 
 

@@ -8,14 +8,11 @@ becomes current exactly if the server has counted it. The head, examples and lab
 """
 
 import hashlib
-import http.client
 import json
 import random
 import shutil
 import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +23,12 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.files import write_whole
 from tflite_export.device.layout import MANIFEST, PROGRAM
 from tflite_export.device.live import wire
+from tflite_export.device.live.connection import Connection
 from tflite_export.device.live.state import State
 from tflite_export.device.live.work import Work, about_device, check_examples, keep_first_head
 from tflite_export.device.runtime import Bundle
 
 _WAIT = 25.0  # seconds of a poll
-_TIMEOUT = 60.0  # seconds until an answer must have come
 _LONGEST_PAUSE = 15.0  # seconds between attempts while the server is away
 
 
@@ -100,9 +97,7 @@ class LiveDevice:
             raise InvalidInput(f"the server's address begins with http:// or https://, found {url!r}")
         check_examples(examples)
         self.url, self.state, self.patience, self.log = url.rstrip("/"), self._state(folder), patience, log
-        self._open = urllib.request.build_opener(
-            urllib.request.ProxyHandler(), *([urllib.request.HTTPSHandler(context=context)] if context else [])
-        ).open
+        self._connection = Connection(self.url, context)
         self._signer = self.state.signer()
         self._half, self._last = half, ("", np.zeros(0, np.float32))  # the last theta, and the name it came by
         self._token, self._ahead = token, 0.0  # by how many seconds the server's clock is ahead
@@ -175,6 +170,7 @@ class LiveDevice:
 
     def close(self) -> None:
         """Lets another process use the folder."""
+        self._connection.close()
         self.state.close()
 
     def run(self, most: int | None = None) -> int:
@@ -194,7 +190,13 @@ class LiveDevice:
         Args:
             wait: seconds for which the server may hold the question.
         """
-        work = self._json(self._ask("GET", f"/v1/work?wait={wait:g}"))
+        have = f"&have={self._last[0] or 'none'}{'&half=1' if self._half else ''}"  # so that a new theta comes with it
+        answer = self._good(self._ask("GET", f"/v1/work?wait={wait:g}{have}"))
+        if answer.digest:
+            work, content = wire.unpack(answer.body)
+            self._keep_theta(wire.entry(work, "theta", str), content, answer.digest)
+        else:
+            work = wire.read_json(answer.body)
         if work["kind"] == wire.VISIT:
             self._visit(work)
         elif work["kind"] == wire.SCORE:
@@ -209,11 +211,14 @@ class LiveDevice:
             answer = self._ask("GET", f"/v1/theta/{name}")
         if answer.status == 410:
             return None  # the round ended meanwhile
-        content = self._good(answer).body
-        if hashlib.sha256(content).hexdigest() != (answer.digest or name):
-            raise ServerError("the server's theta does not have the hash that it was announced with")
-        self._last = name, np.frombuffer(content, "<f2" if answer.digest else "<f4").astype(np.float32)
+        self._keep_theta(name, self._good(answer).body, answer.digest or name)
         return self._last[1]
+
+    def _keep_theta(self, name: str, content: bytes, digest: str) -> None:
+        """Keeps a theta that came; its name is the sha256 of its float32 numbers, `digest` that of what was sent."""
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise ServerError("the server's theta does not have the hash that it was announced with")
+        self._last = name, np.frombuffer(content, "<f4" if digest == name else "<f2").astype(np.float32)
 
     def _visit(self, work: dict) -> None:
         theta = self._theta(work["theta"])
@@ -275,7 +280,7 @@ class LiveDevice:
         while True:
             try:
                 return self._once(method, target, body, client)
-            except (OSError, http.client.HTTPException) as error:
+            except OSError as error:
                 if time.monotonic() + pause > until:
                     raise ServerError(f"{self.url} does not answer: {error}") from error
             time.sleep(pause * random.uniform(0.5, 1.0))  # not all devices at once
@@ -286,13 +291,8 @@ class LiveDevice:
         if client is not None:
             stamp = self._signer.stamp(client, method, target, body, time.time() + self._ahead)
             headers = {**stamp.headers(), wire.BODY: hashlib.sha256(body).hexdigest()}
-        request = urllib.request.Request(self.url + target, body or None, headers, method=method)
-        try:
-            with self._open(request, timeout=_TIMEOUT) as found:
-                answer = Answer(found.status, found.read(), found.headers.get(wire.BODY, ""))
-        except urllib.error.HTTPError as error:
-            with error:
-                answer = Answer(error.code, error.read())
+        status, content, told = self._connection.send(method, target, body, headers)
+        answer = Answer(status, content, told.get(wire.BODY, ""))
         if answer.status >= 500 or answer.status in (408, 429):
             raise ConnectionError(f"status {answer.status}: {answer.error}")
         return answer

@@ -10,6 +10,7 @@ Every request after `join` is signed: ECDSA on the curve P-256 with SHA-256 over
     9f86d08...         sha256 of the body
 
 An update is one body: a uint32 (little-endian) with the length of the JSON that follows, the JSON, and the payload.
+Work that comes with its theta is written in the same way.
 
 The signature is r and s, 32 bytes each, as browsers write it; keys are uncompressed points of 65 bytes. In headers and
 JSON, bytes are written in base64.
@@ -30,7 +31,8 @@ from tflite_export.device.errors import InvalidInput
 
 PROTOCOL = 1
 CLIENT, TIME, NONCE, SIGNATURE = "Tfpfl-Client", "Tfpfl-Time", "Tfpfl-Nonce", "Tfpfl-Signature"
-BODY = "Tfpfl-Body"  # sha256 of an update in hexadecimal, so that it can be checked before the body is read
+# sha256 in hexadecimal: of an update, so that it can be checked before the body is read; of a theta as it is sent
+BODY = "Tfpfl-Body"
 NAME = f"tfpfl-{PROTOCOL}"
 VISIT, SCORE, NOTHING, DONE = "visit", "score", "none", "done"  # the kinds of work
 SPLITS = ("train", "validation", "test")  # of a device's examples
@@ -176,21 +178,21 @@ class PublicKey:
             raise WireError("the signature is not this client's, or the request was changed on its way") from None
 
 
-def pack_update(about: dict, payload: bytes) -> bytes:
-    """The body of an update: what the device says of it, and the payload."""
+def pack(about: dict, content: bytes) -> bytes:
+    """A body of JSON and bytes, such as what a device says of its update, and the payload."""
     told = json.dumps(about).encode()
-    return struct.pack("<I", len(told)) + told + payload
+    return struct.pack("<I", len(told)) + told + content
 
 
-def unpack_update(body: bytes) -> tuple[dict, bytes]:
-    """(what the device says of its update, the payload).
+def unpack(body: bytes) -> tuple[dict, bytes]:
+    """(the JSON, the bytes) of a body.
 
     Raises:
         WireError: the body is cut off, or its first part is no JSON object.
     """
     size = struct.unpack_from("<I", body)[0] if len(body) >= 4 else 0
     if not 0 < size <= len(body) - 4:
-        raise WireError("an update begins with the length of its JSON, and this body is shorter")
+        raise WireError("the body begins with the length of its JSON, and is shorter than that")
     return read_json(body[4 : 4 + size]), body[4 + size :]
 
 

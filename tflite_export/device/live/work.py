@@ -73,7 +73,7 @@ class Work:
         update = self.client.round(theta, *self.examples["train"], payload=work["payload"])
         about = {"theta": work["theta"], "examples": update.num_examples, "loss": update.loss}
         about["scores"] = self.scores(work["splits"], update.head)
-        return Pending(work["round"], wire.pack_update(about, update.payload), update.head)
+        return Pending(work["round"], wire.pack(about, update.payload), update.head)
 
     def scores(self, splits, head=None) -> list[dict]:
         """Loss and score on the splits that the device has, with its head or another one."""

@@ -1,0 +1,64 @@
+"""A device's connection to the server. It stays open between requests, since a new one costs both sides time."""
+
+import ssl
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from tflite_export.device.live.wire import WireError
+
+_TIMEOUT = 60.0  # seconds until an answer must have come
+_NO_URLLIB3 = "live rounds need the package urllib3: pip install 'tfpfl-device[live]' or 'tfpfl[live]'"
+
+
+class Connection:
+    """Sends requests to one server, through the proxy that the environment names for it (https_proxy, no_proxy).
+
+    Args:
+        url: the server's address, such as 'https://example.org', without a slash at the end.
+        context: for https, with the server's certificate; None: those that Python trusts.
+
+    Raises:
+        WireError: the package urllib3 is missing.
+    """
+
+    def __init__(self, url: str, context: ssl.SSLContext | None):
+        try:
+            import urllib3
+        except ImportError as error:
+            raise WireError(_NO_URLLIB3) from error
+        self._url, self._errors = url, urllib3.exceptions.HTTPError
+        parts = urlsplit(url)
+        proxy = urllib.request.getproxies().get(parts.scheme)
+        how: dict[str, Any] = {"retries": False, "timeout": _TIMEOUT}
+        if parts.scheme == "https":
+            how["ssl_context"] = context or ssl.create_default_context()
+        if proxy is None or urllib.request.proxy_bypass(parts.hostname or ""):
+            self._http = urllib3.PoolManager(**how)
+        else:
+            self._http = urllib3.ProxyManager(proxy, **how)
+
+    def send(self, method: str, target: str, body: bytes, headers: dict) -> tuple[int, bytes, Mapping[str, str]]:
+        """Sends a request. No redirect is followed.
+
+        Args:
+            method, target: such as 'PUT' and '/v1/update/3', with the query.
+            body: empty if there is none.
+            headers: {name: text}.
+
+        Returns:
+            (status, body, headers) of the answer.
+
+        Raises:
+            OSError: there is no answer.
+        """
+        try:
+            found = self._http.request(method, self._url + target, body=body or None, headers=headers, redirect=False)
+        except self._errors as error:
+            raise ConnectionError(str(error)) from error
+        return found.status, found.data, found.headers
+
+    def close(self) -> None:
+        """Closes what is open."""
+        self._http.clear()
