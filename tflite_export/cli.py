@@ -7,16 +7,19 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import webbrowser
 from pathlib import Path
 
 import click
 from absl import logging
+from click.core import ParameterSource
 
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.layout import MODEL_CARD
 from tfpfl.checks import TfpflError, one_line
 from tfpfl.cli.group import Group
-from tfpfl.cli.layout import OneOf
+from tfpfl.cli.layout import OneOf, SectionedCommand
 from tfpfl.cli.options import allow_code_of, allow_code_option
 
 _folder = click.Path(path_type=Path)
@@ -234,22 +237,63 @@ def simulate_round(run, rounds, engine, payload, chunk, static, tolerance, allow
         click.echo(f"devices and engine agree: no weight differs by more than {tolerance:g}")
 
 
-@main.command()
+WEB = {  # heading of the help -> options
+    "Site": ("out", "client", "page"),
+    "Members": ("members", "member_classes", "start"),
+    "Serve": ("serve", "port", "browser"),
+}
+
+
+@main.command(cls=SectionedCommand, headings=WEB)
 @click.argument("source", metavar="RUN_OR_BUNDLE", type=_folder)
 @click.option(
     "--out",
     type=_folder,
     default=Path("site"),
     show_default=True,
-    help="The site's folder to make; a site that is there already is renewed.",
+    help="The site's folder to make; a site that is there already is renewed. With --serve the default is a temporary "
+    "folder.",
 )
 @click.option(
     "--client",
     help="If the source is a run: the client that the page shows: its number or its name. Default: its first client.",
 )
 @click.option("--page", type=_folder, help="Folder of the built page. Default: web/dist, which `make web` builds.")
+@click.option(
+    "--members",
+    type=click.IntRange(2),
+    help="If the source is a run of PFLEGO: its first so many clients are the members of a federation that the page "
+    "plays. Whoever can open the site can see up to 32 training and 32 test examples of each. Default: no members.",
+)
+@click.option(
+    "--member-classes",
+    type=click.IntRange(2),
+    help="Take only the examples of each member's first so many classes. Default: all of its classes.",
+)
+@click.option(
+    "--start",
+    type=OneOf(["initial", "trained"]),
+    default="initial",
+    show_default=True,
+    help="The backbone that the members start with: the run's before its first round, or its newest one.",
+)
+@click.option("--serve", is_flag=True, help="Serve the site on 127.0.0.1 and open it in a browser, until Ctrl-C.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="With --serve: the TCP port to listen on; 0 takes any that is free.",
+)
+@click.option(
+    "--browser/--no-browser",
+    default=True,
+    show_default=True,
+    help="With --serve: whether to open the site in the browser of this machine.",
+)
 @allow_code_option
-def web(source, out, client, page, allow_code):
+@click.pass_context
+def web(context, source, out, client, page, members, member_classes, start, serve, port, browser, allow_code):
     """Write a static site in which a browser is the device. It learns from drawings and takes part in a round.
 
     RUN_OR_BUNDLE is the folder of a run, or of a bundle that was exported with --browser. Any web server for files
@@ -257,11 +301,39 @@ def web(source, out, client, page, allow_code):
     """
     from tflite_export.web import write_site
 
+    given = {name for name in ("member_classes", "start", "out", "port", "browser") if _is_given(context, name)}
+    if members is None and (without := given & {"member_classes", "start"}):
+        raise click.UsageError(f"--{min(without).replace('_', '-')} is for the members of a page: give --members too")
+    if not serve and (without := given & {"port", "browser"}):
+        raise click.UsageError(f"--{min(without)} is for serving the site: give --serve too")
     if allow_code:
         allow_code_of(source)
-    site = write_site(source, out, client=client, page=page)
-    click.echo(f"Written to {out}: {site.files} files, {site.bytes:,} bytes; a visitor loads {site.visit:,} of them")
-    click.echo(f"python -m http.server --directory {out}")
+    what = {"client": client, "page": page, "members": members, "member_classes": member_classes, "start": start}
+    if not serve:
+        site = write_site(source, out, **what)
+        click.echo(_size(site))
+        click.echo(f"python -m http.server --directory {out}")
+        return
+    from tflite_export.serving import SiteServer
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = out if "out" in given else Path(temporary) / "site"
+        # The port is taken first: what is made in a minute should not be lost to a port that is not free.
+        with SiteServer(folder, port) as server:
+            click.echo(_size(write_site(source, folder, **what)))
+            click.echo(f"Serving {server.url} until Ctrl-C")
+            if browser:
+                webbrowser.open(server.url)
+            server.wait()
+    click.echo("Ended")
+
+
+def _is_given(context, name):
+    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def _size(site):
+    return f"Written to {site.folder}: {site.files} files, {site.bytes:,} bytes; a visitor loads {site.visit:,} of them"
 
 
 @main.command()

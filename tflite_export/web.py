@@ -1,7 +1,8 @@
 """A static site in which a browser is the device: the built page of web/ with a bundle in it.
 
 site.json       every file's size and sha256, which the page checks; by it, a folder is known to be a site
-bundle/         what the page loads: manifest.json, program_browser.tflite, theta.bin, head.bin, client.safetensors
+bundle/         what the page loads: manifest.json, program_browser.tflite, theta.bin, head.bin, client.safetensors;
+                with members, members.json and members.safetensors, too
 index.html ...  the page, as `make web` built it; LiteRT.js and its WebAssembly are part of it
 """
 
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tflite_export.device.files import describe
-from tflite_export.device.layout import BROWSER_PROGRAM, CLIENT, HEAD, MANIFEST, THETA
+from tflite_export.device.layout import BROWSER_PROGRAM, CLIENT, HEAD, MANIFEST, MEMBERS, MEMBERS_ABOUT, THETA
 from tflite_export.device.runtime import Bundle, BundleError
 from tfpfl.checks import one_line
 
@@ -34,7 +35,16 @@ class Site(NamedTuple):
     visit: int  # bytes that a first visit loads, uncompressed
 
 
-def write_site(source, out: str | os.PathLike, *, client: int | str | None = None, page=None) -> Site:
+def write_site(
+    source,
+    out: str | os.PathLike,
+    *,
+    client: int | str | None = None,
+    page=None,
+    members: int | None = None,
+    member_classes: int | None = None,
+    start: str = "initial",
+) -> Site:
     """Writes a static site to the folder `out`. If it fails, `out` stays as it was.
 
     Args:
@@ -43,10 +53,15 @@ def write_site(source, out: str | os.PathLike, *, client: int | str | None = Non
         client: of a run: the number or the name of the client whose head and examples the page shows; default its
             first.
         page: the built page; default web/dist of this checkout.
+        members: of a run of PFLEGO: its first so many clients become members of a federation that the page plays.
+            Everyone who can open the site can see up to 32 training and 32 test examples of each. None: no members.
+        member_classes: of each member only the examples of its first so many classes; None: all.
+        start: the theta that the page's federation starts with: 'initial' (the run's, before its first round) or
+            'trained' (the run's newest).
 
     Raises:
         BundleError: the page is not built, the bundle has no program for browsers, or `out` is something else.
-        ExportError: a run that cannot be exported.
+        ExportError: a run that cannot be exported, or whose clients cannot be members.
     """
     out, source, page = Path(out), Path(source), PAGE if page is None else Path(page)
     if not (page / "index.html").is_file():
@@ -56,7 +71,7 @@ def write_site(source, out: str | os.PathLike, *, client: int | str | None = Non
     if not out.absolute().parent.is_dir():
         raise BundleError(f"{out.parent} is not a folder")
     with tempfile.TemporaryDirectory() as folder:
-        bundle = _bundle(source, client, Path(folder) / "bundle")
+        bundle, shown = _bundle(source, client, Path(folder) / "bundle", members, member_classes, start)
         temporary = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}.new")
         try:
             shutil.copytree(page, temporary)
@@ -64,6 +79,8 @@ def write_site(source, out: str | os.PathLike, *, client: int | str | None = Non
             for name in (*_BUNDLE_FILES, CLIENT):
                 if name in _BUNDLE_FILES or name in bundle.manifest["files"]:
                     shutil.copyfile(bundle.folder / name, temporary / "bundle" / name)
+            for name, content in shown.items():
+                (temporary / "bundle" / name).write_bytes(content)
             listed = {p.relative_to(temporary).as_posix(): p for p in sorted(temporary.rglob("*")) if p.is_file()}
             files = {name: describe(path) for name, path in listed.items()}
             site = {"format": SITE_FORMAT, "made_by": f"tfpfl {_version()}", "files": files}
@@ -76,24 +93,35 @@ def write_site(source, out: str | os.PathLike, *, client: int | str | None = Non
     return Site(out, len(files) + 1, sum(sizes.values()), visit)
 
 
-def _bundle(source, client, temporary) -> Bundle:
-    """The bundle to show; of a run, made for it."""
+def _bundle(source, client, temporary, members, member_classes, start) -> tuple[Bundle, dict[str, bytes]]:
+    """The bundle to show; of a run, made for it. And the members' files, {name: content}."""
+    shown: dict[str, bytes] = {}
     if (source / MANIFEST).is_file():
         bundle = Bundle(source)
         number, name = (bundle.manifest.get(entry) for entry in ("client", "client_name"))
         if client is not None and str(client) not in (f"{number}", f"number:{number}", f"{name}", f"name:{name}"):
-            shown = f"{number}" + ("" if name in (None, str(number)) else f" ({one_line(name, 40)})")
-            raise BundleError(f"{source} is a bundle of client {shown}; only a run has others")
+            found = f"{number}" + ("" if name in (None, str(number)) else f" ({one_line(name, 40)})")
+            raise BundleError(f"{source} is a bundle of client {found}; only a run has others")
+        if members is not None:
+            raise BundleError(
+                f"{source} is a bundle, which has examples of one client only; members need the run's folder"
+            )
     else:
-        from tflite_export.convert.bundle import export  # needs TensorFlow
+        from tflite_export.convert.browser import ROOM  # needs TensorFlow
+        from tflite_export.convert.bundle import export
+        from tflite_export.convert.members import members_of
         from tfpfl.runs.run import Run
 
         with Run.open(source, engine="local") as run:
-            client = int(run.population.client_ids[0]) if client is None else client
-            bundle = export(run, client, temporary, inference=False, browser=True)
+            client, room = int(run.population.client_ids[0]) if client is None else client, ROOM
+            if members is not None:
+                playing = members_of(run, members, classes=member_classes, start=start)
+                room = max(room, playing.room)
+                shown = dict(zip((MEMBERS_ABOUT, MEMBERS), playing.files(), strict=True))
+            bundle = export(run, client, temporary, inference=False, browser=True, room=room)
     if BROWSER_PROGRAM not in bundle.manifest["files"]:
         raise BundleError(f"{source} was exported without a program for browsers: export it again with --browser")
-    return bundle
+    return bundle, shown
 
 
 def _is_site(folder):

@@ -2,7 +2,14 @@
 
 import hashlib
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,9 +20,13 @@ from safetensors.numpy import load_file
 from helpers.truth import relative
 from tflite_export import Bundle, BundleError, DeviceClient, ExportError, Runtime, export, verify, write_site
 from tflite_export.cli import main
+from tflite_export.convert.members import members_of
 from tflite_export.device.drawing import drawing_settings, example_of_drawing
 from tflite_export.device.payload import decode
 from tflite_export.device.wide_head import CLOSED, widened
+from tflite_export.serving import SiteServer
+from tfpfl.checks import Unavailable
+from tfpfl.runs.run import Run
 
 INTERPRETER = tf.lite.Interpreter
 
@@ -213,3 +224,160 @@ def test_the_command_makes_a_site_of_a_run_or_a_bundle(run_folder, page, tmp_pat
     assert json.loads((tmp_path / "site" / "bundle" / "manifest.json").read_text())["client"] == 3
     done = call("web", tmp_path, "--page", page, "--out", tmp_path / "site2")
     assert done.exit_code == 1 and "is not a run folder" in done.output and "Traceback" not in done.output
+
+
+@pytest.mark.slow
+def test_members_have_their_examples_first_heads_and_theta(run_folder, federation, page, tmp_path):
+    site = write_site(run_folder, tmp_path / "site", page=page, members=8)
+    listed = json.loads((site.folder / "site.json").read_text())["files"]
+    for name in ("bundle/members.json", "bundle/members.safetensors"):
+        content = (site.folder / name).read_bytes()
+        assert listed[name] == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    about = json.loads((site.folder / "bundle" / "members.json").read_text())
+    stored = load_file(site.folder / "bundle" / "members.safetensors")
+    assert [m["name"] for m in about["members"]] == [f"phone {i}" for i in range(8)]
+    assert about["server"] == {"name": "adam", "rate": 0.01, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8}
+    assert about["training"]["tau"] == 50 and about["training"]["beta"] == 0.05
+    key = lambda x, y: {(a.tobytes(), int(label)) for a, label in zip(np.ascontiguousarray(x), y, strict=True)}  # noqa: E731
+    at = 0
+    with Run.open(run_folder, engine="local") as run:
+        for i, member in enumerate(about["members"]):
+            assert member["class_ids"] == federation.classes(i).tolist()
+            for split in ("train", "test"):
+                raw, labels = federation.raw(i, split)
+                n = member[split]
+                assert n == min(32, len(labels))
+                assert key(stored["x"][at : at + n], stored["labels"][at : at + n]) <= key(raw, labels)
+                at += n
+            kernel, bias = run.algorithm.init_client(run.population.info(i))
+            assert np.array_equal(stored[f"kernel_{i}"], kernel) and np.array_equal(stored[f"bias_{i}"], bias)
+        theta = np.concatenate([np.ravel(w) for w in run.model.initial_theta])
+    assert at == len(stored["x"]) == len(stored["labels"]) and stored["x"].dtype == np.uint8
+    assert np.array_equal(stored["theta"], theta)
+    assert stored["kernel"].shape == (200, len(about["classes"]))
+    union = sorted({c for i in range(8) for c in federation.classes(i).tolist()})
+    assert about["class_ids"] == union and about["classes"] == [str(c) for c in union]
+    manifest = json.loads((site.folder / "bundle" / "manifest.json").read_text())
+    assert manifest["browser"]["room"] >= len(union) + 2
+
+
+@pytest.mark.slow
+def test_members_of_a_trained_theta_and_of_fewer_classes(run_folder, page, tmp_path):
+    site = write_site(run_folder, tmp_path / "site", page=page, members=3, member_classes=2, start="trained")
+    about = json.loads((site.folder / "bundle" / "members.json").read_text())
+    stored = load_file(site.folder / "bundle" / "members.safetensors")
+    assert about["start"] == "trained" and "theta" not in stored
+    assert all(len(m["classes"]) == 2 for m in about["members"]) and set(stored["labels"]) == {0, 1}
+    assert stored["kernel_2"].shape == (200, 2)
+
+
+@pytest.mark.slow
+def test_who_cannot_be_members_is_refused(make_run, run_folder, browser_bundle, page, tmp_path):
+    def refused(source, match, **how):
+        with pytest.raises((BundleError, ExportError), match=match):
+            write_site(source, tmp_path / "site", page=page, **{"members": 8, **how})
+
+    refused(run_folder, "has 10 clients, and 11 members were asked for: give --members 10", members=11)
+    refused(run_folder, "at least 2 members", members=1)
+    refused(run_folder, "at least 2 classes", member_classes=1)
+    refused(run_folder, "one of initial, trained, found 'first'", start="first")
+    refused(make_run("fedavg", rounds=1), "cannot play rounds of .*fedavg has no program")
+    refused(
+        make_run(rounds=1, server_opt="yogi"), "server_opt is 'yogi', and the page's server knows sgd, momentum, adam"
+    )
+    refused(browser_bundle.folder, "examples of one client only; members need the run's folder")
+    assert not (tmp_path / "site").exists()
+
+
+@pytest.mark.slow
+def test_members_with_too_many_classes_are_told_what_to_do(run_folder, monkeypatch):
+    monkeypatch.setattr("tflite_export.convert.members.ROOM", 3)
+    with Run.open(run_folder, engine="local") as run:
+        with pytest.raises(ExportError, match="up to 4 classes and together .* --member-classes 5"):
+            members_of(run, 8)
+        assert members_of(run, 8, classes=3).room >= 3
+
+
+@contextmanager
+def serving(*arguments):
+    """(address, what the command printed) of `web --serve` as a process, which is ended by Ctrl-C."""
+    command = [
+        sys.executable,
+        "-m",
+        "tflite_export",
+        "web",
+        *map(str, arguments),
+        "--serve",
+        "--port",
+        "0",
+        "--no-browser",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ})
+    try:
+        printed = []
+        for line in process.stdout:
+            printed.append(line)
+            if line.startswith("Serving "):
+                break
+        else:
+            raise AssertionError(f"it ended: {''.join(printed)}")
+        yield printed[-1].split()[1], printed
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.stdout.close()
+
+
+@pytest.mark.slow
+def test_web_serve_serves_the_site_until_ctrl_c(browser_bundle, page, tmp_path):
+    (page / "a.wasm").write_bytes(b"\0asm")
+    with serving(browser_bundle.folder, "--page", page, "--out", tmp_path / "site") as (address, _):
+        kinds = {
+            "": "text/html",
+            "site.json": "application/json",
+            "a.wasm": "application/wasm",
+            "assets/index-1.js": "text/javascript",
+        }
+        for name, kind in kinds.items():
+            with urllib.request.urlopen(address + name, timeout=30) as answer:
+                assert answer.headers["Content-Type"].split(";")[0] == kind
+                assert answer.headers["Cross-Origin-Opener-Policy"] == "same-origin"
+                assert answer.headers["Cross-Origin-Embedder-Policy"] == "require-corp"
+                assert answer.read() == (tmp_path / "site" / (name or "index.html")).read_bytes()
+        for name, host, code in (
+            ("assets/", None, 404),
+            ("no", None, 404),
+            ("../../x", None, 404),
+            ("", "other.example", 403),
+        ):
+            request = urllib.request.Request(address + name, headers={"Host": host} if host else {})
+            with pytest.raises(urllib.error.HTTPError) as error:
+                urllib.request.urlopen(request, timeout=30)
+            assert error.value.code == code
+    assert (tmp_path / "site" / "site.json").is_file()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(address, timeout=5)
+
+
+@pytest.mark.slow
+def test_web_serve_without_a_folder_leaves_none(browser_bundle, page):
+    with serving(browser_bundle.folder, "--page", page) as (_, printed):
+        folder = printed[0].removeprefix("Written to ").split(": ")[0]
+        assert os.path.isdir(folder)
+    assert not os.path.exists(folder)
+
+
+def test_a_port_that_is_taken_is_told(tmp_path):
+    with SiteServer(tmp_path) as server, pytest.raises(Unavailable, match="cannot be used .* --port 0"):
+        SiteServer(tmp_path, int(server.url.rsplit(":", 1)[1].strip("/")))
+
+
+def test_options_that_need_another_one(tmp_path):
+    for option, other in (
+        ("--start=trained", "--members"),
+        ("--member-classes=2", "--members"),
+        ("--port=1", "--serve"),
+    ):
+        done = CliRunner().invoke(main, ["web", str(tmp_path), option])
+        assert done.exit_code == 2 and f"give {other} too" in done.output

@@ -45,11 +45,11 @@ def convert_browser_program(model, room: int, *, safeguard=True, signatures=SIGN
     return convert({**functions, "features_one": of_batch[1]["features"]})
 
 
-def browser_files(model, weights, personal) -> tuple[dict, dict]:
-    """The files for a browser: ({file name: content}, their entry in the manifest)."""
+def browser_files(model, weights, personal, room: int = ROOM) -> tuple[dict, dict]:
+    """The files for a browser: ({file name: content}, their entry in the manifest). The head has `room` columns."""
     k = weights.head.bias.shape[0]
     signatures = [s for s in SIGNATURES if personal.rounds or s not in ("joint_gradient", "round")]
-    room = max(ROOM, k)
+    room = max(room, k)
     options = {"safeguard": personal.training["safeguard"], "signatures": signatures}
     files = {BROWSER_PROGRAM: convert_browser_program(model, room, **options)}
     about = {
@@ -67,7 +67,8 @@ def browser_files(model, weights, personal) -> tuple[dict, dict]:
 
 
 def _client(model, weights, personal):
-    x, y = _in_turn(*personal.train, EXAMPLES)
+    rows = in_turn(personal.train[1], EXAMPLES)
+    x, y = np.ascontiguousarray(personal.train[0][rows], np.float32), np.asarray(personal.train[1])[rows]
     tensors = {"x": _stored(x, personal.preprocessing), "labels": y.astype(np.int32)}
     sizes = sorted({min(STATIC_BATCH, len(x)), len(x)}) if personal.rounds else []
     for n in sizes:
@@ -96,14 +97,13 @@ def reference_round(model, weights, x, y, training) -> dict:
     return {"dtheta": dtheta, "kernel": kernel, "bias": bias, "loss": loss, "losses": [*losses, loss]}
 
 
-def _in_turn(x, y, count):
-    """At most `count` examples: the first of each class, then the second of each, and so on."""
+def in_turn(y, count: int) -> np.ndarray:
+    """The rows of at most `count` examples with labels y: the first of each class, then the second of each, ..."""
     turn = np.zeros(len(y), int)  # an example's rank within its class
     for label in np.unique(y):
         rows = np.flatnonzero(y == label)
         turn[rows] = np.arange(len(rows))
-    rows = np.lexsort((y, turn))[:count]
-    return np.ascontiguousarray(x[rows], np.float32), np.asarray(y)[rows]
+    return np.lexsort((y, turn))[:count]
 
 
 def _stored(x, preprocessing):

@@ -22,7 +22,7 @@ from tflite_export.convert.backbone import (
     convert_trunk,
     quality,
 )
-from tflite_export.convert.browser import browser_files
+from tflite_export.convert.browser import ROOM, browser_files
 from tflite_export.convert.check import drawn_examples, write_check
 from tflite_export.convert.personal import ExportError, personal_model
 from tflite_export.convert.program import (
@@ -57,6 +57,7 @@ def export(
     rounds: bool | None = None,
     inference: bool = True,
     browser: bool = False,
+    room: int = ROOM,
     **given,
 ):
     """Writes a client's bundle to the new folder `out`. If it fails, there is no folder.
@@ -70,6 +71,7 @@ def export(
         inference: whether to write the files that only predict, backbone*.tflite and predict.tflite.
         browser: whether to write what `write_site` needs: the program in fixed shapes, and up to 128 of the client's
             training examples, which everyone who has the bundle can see.
+        room: with `browser`, the program has room for at least so many classes.
         **given: for (SplitModel, theta, head): `training` (tau, beta, rho, head_rate, safeguard), `labels` (K names),
             `train` and `test` (x, y), to calibrate int8 with and to measure with, `preprocessing` (scale, shift,
             stored_dtype) and the name of the `dataset`, which say how a drawing becomes an example.
@@ -114,7 +116,7 @@ def export(
     temporary = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}.new")
     temporary.mkdir()
     try:
-        manifest = _write_files(temporary, personal, inference, browser)
+        manifest = _write_files(temporary, personal, inference, room if browser else 0)
         write_manifest(temporary, manifest)
         _check_numbers(temporary)
         os.rename(temporary, out)
@@ -123,7 +125,7 @@ def export(
     return Bundle(out)
 
 
-def _write_files(folder, personal, inference, browser):
+def _write_files(folder, personal, inference, room):
     model, (theta, head) = personal.model, personal.weights
     k, flat = head.bias.shape[0], flatten(theta)
     names = [s for s in SIGNATURES if personal.rounds or s not in NEED_GRADIENT]
@@ -165,8 +167,8 @@ def _write_files(folder, personal, inference, browser):
         "memory": [],  # `python -m tflite_export bench BUNDLE --record` writes it
         "made_with": _versions(),
     }
-    if browser:
-        files, manifest["browser"] = browser_files(model, personal.weights, personal)
+    if room:
+        files, manifest["browser"] = browser_files(model, personal.weights, personal, room)
         for name, content in files.items():
             _save(folder, name, content)
     manifest["check"] = write_check(folder, theta, head, personal)

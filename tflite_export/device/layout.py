@@ -27,3 +27,7 @@ TRUNK_INT8 = "trunk_int8.tflite"
 # These exist only if exported with `browser`: for a page in a browser; see browser.py.
 BROWSER_PROGRAM = "program_browser.tflite"
 CLIENT = "client.safetensors"
+
+# A site has these beside its bundle's files, if it was written with members: a federation that the page plays.
+MEMBERS_ABOUT = "members.json"
+MEMBERS = "members.safetensors"
