@@ -3,6 +3,7 @@ import { openBundle, openClient, type Bundle } from './bundle'
 import { ClientPage } from './client_page'
 import { Device } from './device'
 import { byId, bytesText, make, messageOf } from './elements'
+import { FederationPage } from './federation_page'
 import { LearnPage } from './learn_page'
 import { LivePage } from './live_page'
 import { cacheName, keepForOffline } from './offline'
@@ -31,6 +32,7 @@ async function main(): Promise<void> {
   if (drawing) await LearnPage.open(device, bundle, client, drawing)
   new ClientPage(device, bundle, client)
   await LivePage.open(site, bundle.manifest, client, start)
+  FederationPage.open(site, bundle, start)
   showFacts(site, bundle, runtime, 'no')
   status.textContent = `Ready: ${bundle.manifest.network ?? 'a backbone'}${trainedOn(bundle)}.`
   document.documentElement.dataset.ready = 'yes'

@@ -4,7 +4,8 @@
 
 Two bundles with a site each, the MLP of a short run on digits and an Omniglot CNN on drawn strokes; for each, features,
 personalization and a round by the TFF engine; pixels, pictures, heads and payloads as Python makes them. A round of
-small networks such as phones run. And what `tfpfl report` makes of some short runs, and a run whose clients are devices
+small networks such as phones run. Federations of digits for the page to play, and what the local engine computes in their
+rounds. And what `tfpfl report` makes of some short runs, and a run whose clients are devices
 (live.py).
 """
 
@@ -25,7 +26,7 @@ from tflite_export.device.payload import encode
 from tfpfl import Population, SplitModel, build_algorithm, federate
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.parts import linear_head as heads
-from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.parts.optimizers import adam, sgd
 from tfpfl.data import Federation, load_source
 from tfpfl.data.population import ClientInfo
 from tfpfl.engines.tff.worker import require_tff
@@ -203,6 +204,91 @@ def files_of_python(folder, bundle):
         (folder / f"{name}.png").write_bytes(picture.numpy())
 
 
+ROUNDS = 10
+FEDERATIONS = {  # name -> hyperparameters; all members take part in every round
+    "members": {},  # the preset paper: Adam, alpha in theta's step only
+    "members-exact": {"rule": "exact", "server_opt": "momentum", "rho": 0.05, "head_rate": "rho"},
+}
+
+
+def played_federations(folder):
+    """Eight clients with at most 32 training and 32 test examples of three digits: a site, and ten rounds of the engine."""
+    source, rng = load_source("digits"), np.random.default_rng(5)
+    clients = {}
+    for i in range(8):
+        classes, parts = np.sort(rng.permutation(10)[:3]), {}
+        for split, x, y in (("train", source.x_train, source.y_train), ("test", source.x_test, source.y_test)):
+            rows = rng.permutation(np.flatnonzero(np.isin(y, classes)))[: 32 - (i if split == "train" else 0)]
+            parts[split] = (x[rows], y[rows])
+        clients[f"school {i}"] = parts
+    where = {"out": folder / "members-federation", "name": "digits", "scale": 1 / 16, "validation": 0.0}
+    federation = Federation.from_clients(clients, **where)
+    for name, hyper in FEDERATIONS.items():
+        config = RunConfig(
+            hyperparameters=hyper,
+            federation=str(federation.path),
+            network="mlp200",
+            participation=1.0,
+            rounds=ROUNDS,
+            engine="local",
+            evaluate_every=0,
+        )
+        with Run.create(config, folder / f"{name}-run", federation) as run:
+            run.train()
+            training, ids = run.training(), run.population.client_ids.tolist()
+            theta = run.algorithm.message(training.server_state())
+            found = {"theta": flatten(theta)}
+            right = []
+            for i, head in enumerate(training.client_states(ids)):
+                found |= {f"kernel_{i}": np.asarray(head.kernel), f"bias_{i}": np.asarray(head.bias)}
+                x, y = federation.arrays(ids[i], "test")
+                z = run.model.features(theta, x).numpy() @ np.asarray(head.kernel) + np.asarray(head.bias)
+                right.append((z.argmax(1) == y).sum())
+            found["right"] = np.int32(right)
+            found |= averaged_heads(run, federation) if name == "members" else {}
+        save_file({n: np.ascontiguousarray(a) for n, a in found.items()}, folder / f"{name}.safetensors")
+        write_site(folder / f"{name}-run", folder / f"site-{name}", members=8)
+
+
+def averaged_heads(run, federation):
+    """One head for all: after every round, the heads are averaged like the gradients. By GradientTape."""
+    hyper, population, model = run.config.hyperparameters, run.population, run.model
+    classes = sorted({int(c) for i in population.client_ids for c in federation.classes(int(i))})
+    theta, optimizer = tuple(map(tf.constant, model.initial_theta)), adam(hyper["rho"])
+    slots, shared = optimizer.init(theta), Head(*map(tf.constant, model.shared_head(len(classes))))
+
+    def loss(theta, head, x, y):
+        logits = tf.matmul(model.features(theta, x), head.kernel) + head.bias
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+
+    @tf.function(reduce_retracing=True)
+    def visit(theta, head, x, y):
+        start, before = head, loss(theta, head, x, y)
+        for _ in tf.range(hyper["tau"] - 1):
+            with tf.GradientTape() as tape:
+                tape.watch(head)
+                now = loss(theta, head, x, y)
+            head = Head(*(w - hyper["beta"] * g for w, g in zip(head, tape.gradient(now, head), strict=True)))
+        head = Head(*(tf.where(loss(theta, head, x, y) <= before, a, b) for a, b in zip(head, start, strict=True)))
+        with tf.GradientTape() as tape:
+            tape.watch((theta, head))
+            now = loss(theta, head, x, y)
+        for_theta, for_head = tape.gradient(now, (theta, head))
+        return for_theta, Head(*(w - hyper["rho"] * g for w, g in zip(head, for_head, strict=True)))
+
+    for _ in range(ROUNDS):
+        gradients, heads = [], []
+        for i in population.client_ids.tolist():
+            x, y = federation.arrays(i, "train", "global")
+            alpha = population.info(i).alpha
+            for_theta, head = visit(theta, shared, x, np.searchsorted(classes, y).astype(np.int32))
+            gradients.append([alpha * g for g in for_theta])
+            heads.append([alpha * w for w in head])
+        shared = Head(*map(tf.add_n, zip(*heads, strict=True)))
+        slots, theta = optimizer.step(slots, theta, tuple(map(tf.add_n, zip(*gradients, strict=True))))
+    return {"one.theta": flatten(theta), "one.kernel": shared.kernel.numpy(), "one.bias": shared.bias.numpy()}
+
+
 def reports(folder):
     """Four algorithms, two seeds each, one of them with an attention between the clients; and one run alone."""
     federation = Federation.build("digits", clients=10, seed=0, out=folder / "report-federation")
@@ -236,6 +322,7 @@ def main(folder: Path):
     (folder / "live").mkdir()
     live.simulate(folder / "live")
     phone_networks(folder)
+    played_federations(folder)
     for name, make in (("mlp", digits_bundle), ("cnn", omniglot_bundle)):
         model, bundle = make(folder)
         save_file(by_the_tff_engine(model, bundle), folder / f"{name}.safetensors")

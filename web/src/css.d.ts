@@ -1,0 +1,2 @@
+/** Vite bundles the styles that a module imports. */
+declare module '*.css'
