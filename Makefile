@@ -1,5 +1,5 @@
-# make demo | demo-live | test | test-docs | test-all | test-newest | lint | docs | wheels | notebooks | web | web-test |
-# lock | clean.
+# make demo | demo-live | demo-web | test | test-docs | test-all | test-newest | lint | docs | wheels | notebooks | web |
+# web-test | lock | clean.
 # make native | native-test | native-fuzz | native-arm64 | native-swift: the client in C (docs/native.md), and in Swift;
 # native-arm64-test: C and Kotlin for aarch64 under qemu, with a JVM for it that it fetches from Debian (46 MB);
 # native-live: the one for live rounds, which also needs libcurl and OpenSSL 3.
@@ -20,7 +20,7 @@ NEWEST := .venv-newest/installed
 PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo demo-live test test-docs test-all test-newest lint docs wheels notebooks web web-test lock clean
+.PHONY: demo demo-live demo-web test test-docs test-all test-newest lint docs wheels notebooks web web-test lock clean
 .PHONY: native native-live native-test native-fuzz native-arm64 native-arm64-test native-swift
 
 demo: $(INSTALLED)
@@ -30,6 +30,9 @@ demo: $(INSTALLED)
 
 demo-live: $(INSTALLED)
 	@$(VENV_PYTHON) -m tfpfl demo-live
+
+demo-web: $(INSTALLED) web
+	@$(VENV_PYTHON) -m tflite_export demo-web
 
 # A file's tests share what was made for them, so that a file stays in one process; those that take longest start first
 # (tests/durations.json, which PYTEST_ARGS=--store-durations writes anew).

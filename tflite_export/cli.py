@@ -1,4 +1,4 @@
-"""The command line: the commands export, verify, inspect, bench, simulate-round, web and demo.
+"""The command line: the commands export, verify, inspect, bench, simulate-round, web, demo and demo-web.
 
 Only the commands that need TensorFlow import it.
 """
@@ -37,13 +37,28 @@ _chunk = click.option(
 )
 
 
+_port = click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="The TCP port on which the site is served; 0 takes any that is free.",
+)
+_browser = click.option(
+    "--browser/--no-browser",
+    default=True,
+    show_default=True,
+    help="Whether to open the site that is served in the browser of this machine.",
+)
+
+
 class ExportGroup(Group):
     """A group of commands that also shows the errors of the modules for devices in one line."""
 
     ours = (TfpflError, InvalidInput)
-    heavy = ("export", "simulate-round", "web", "demo")
+    heavy = ("export", "simulate-round", "web", "demo", "demo-web")
     headings = {
-        "From a run to a device": ("export", "simulate-round", "web", "demo"),
+        "From a run to a device": ("export", "simulate-round", "web", "demo", "demo-web"),
         "With a bundle, also without TensorFlow": ("verify", "inspect", "bench"),
     }
 
@@ -278,19 +293,8 @@ WEB = {  # heading of the help -> options
     help="The backbone that the members start with: the run's before its first round, or its newest one.",
 )
 @click.option("--serve", is_flag=True, help="Serve the site on 127.0.0.1 and open it in a browser, until Ctrl-C.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8000,
-    show_default=True,
-    help="With --serve: the TCP port to listen on; 0 takes any that is free.",
-)
-@click.option(
-    "--browser/--no-browser",
-    default=True,
-    show_default=True,
-    help="With --serve: whether to open the site in the browser of this machine.",
-)
+@_port
+@_browser
 @allow_code_option
 @click.pass_context
 def web(context, source, out, client, page, members, member_classes, start, serve, port, browser, allow_code):
@@ -309,18 +313,21 @@ def web(context, source, out, client, page, members, member_classes, start, serv
     if allow_code:
         allow_code_of(source)
     what = {"client": client, "page": page, "members": members, "member_classes": member_classes, "start": start}
-    if not serve:
-        site = write_site(source, out, **what)
-        click.echo(_size(site))
-        click.echo(f"python -m http.server --directory {out}")
-        return
+    if serve:
+        return _serve(lambda folder: write_site(source, folder, **what), out if "out" in given else None, port, browser)
+    click.echo(_size(write_site(source, out, **what)))
+    click.echo(f"python -m http.server --directory {out}")
+
+
+def _serve(write, out, port, browser):
+    """Serves a site until Ctrl-C. `write` makes it in the folder that it is given: `out`, or a temporary one."""
     from tflite_export.serving import SiteServer
 
     with tempfile.TemporaryDirectory() as temporary:
-        folder = out if "out" in given else Path(temporary) / "site"
+        folder = out or Path(temporary) / "site"
         # The port is taken first: what is made in a minute should not be lost to a port that is not free.
         with SiteServer(folder, port) as server:
-            click.echo(_size(write_site(source, folder, **what)))
+            click.echo(_size(write(folder)))
             click.echo(f"Serving {server.url} until Ctrl-C")
             if browser:
                 webbrowser.open(server.url)
@@ -356,6 +363,37 @@ def demo(run, client, out, steps, allow_code):
         allow_code_of(run)
     for line in demonstrate(run, client, out, steps).lines():
         click.echo(line)
+
+
+@main.command("demo-web")
+@click.option(
+    "--dataset",
+    type=OneOf(["omniglot", "digits"]),
+    help="The data set that is learned. Default: omniglot if it is prepared on this machine, otherwise digits.",
+)
+@click.option("--rounds", type=click.IntRange(1), help="Number of rounds to train. Default: 250, and 100 for digits.")
+@click.option(
+    "--out",
+    type=_folder,
+    default=Path("runs/demo-web"),
+    show_default=True,
+    help="The folder for the run; one that is there already is gone on with.",
+)
+@click.option("--page", type=_folder, help="Folder of the built page. Default: web/dist, which `make web` builds.")
+@_port
+@_browser
+def demo_web(dataset, rounds, out, page, port, browser):
+    """Train PFLEGO and serve the page with what it learned. Eight clients of the run are members on the page."""
+    from rich.console import Console
+
+    from tflite_export.demo_web import recipe, trained
+    from tflite_export.web import require_page, write_site
+    from tfpfl.runs.callbacks import Progress
+
+    require_page(page)
+    found = recipe(dataset, rounds)
+    run = trained(found.config, out, [Progress(f"PFLEGO on {found.config.dataset}", Console())])
+    _serve(lambda folder: write_site(run, folder, page=page, **found.site), None, port, browser)
 
 
 def _numbers(text):

@@ -63,9 +63,7 @@ def write_site(
         BundleError: the page is not built, the bundle has no program for browsers, or `out` is something else.
         ExportError: a run that cannot be exported, or whose clients cannot be members.
     """
-    out, source, page = Path(out), Path(source), PAGE if page is None else Path(page)
-    if not (page / "index.html").is_file():
-        raise BundleError(f"{page} holds no built page: `make web` in a checkout of tfpfl makes it (Node.js is needed)")
+    out, source, page = Path(out), Path(source), require_page(page)
     if out.exists() and not _is_site(out):
         raise BundleError(f"{out} exists and is not a site that tfpfl wrote: take another folder, or remove it")
     if not out.absolute().parent.is_dir():
@@ -91,6 +89,20 @@ def write_site(
     sizes = {name: file["bytes"] for name, file in files.items()}
     visit = sum(n for name, n in sizes.items() if not any(part in name for part in _OTHER_RUNTIMES))
     return Site(out, len(files) + 1, sum(sizes.values()), visit)
+
+
+def require_page(page: str | os.PathLike | None) -> Path:
+    """The folder of the built page; None: web/dist of this checkout.
+
+    Raises:
+        BundleError: it holds no page.
+    """
+    found = PAGE if page is None else Path(page)
+    if not (found / "index.html").is_file():
+        raise BundleError(
+            f"{found} holds no built page: `make web` in a checkout of tfpfl makes it (Node.js is needed)"
+        )
+    return found
 
 
 def _bundle(source, client, temporary, members, member_classes, start) -> tuple[Bundle, dict[str, bytes]]:

@@ -21,6 +21,7 @@ from helpers.truth import relative
 from tflite_export import Bundle, BundleError, DeviceClient, ExportError, Runtime, export, verify, write_site
 from tflite_export.cli import main
 from tflite_export.convert.members import members_of
+from tflite_export.demo_web import recipe
 from tflite_export.device.drawing import drawing_settings, example_of_drawing
 from tflite_export.device.payload import decode
 from tflite_export.device.wide_head import CLOSED, widened
@@ -300,18 +301,8 @@ def test_members_with_too_many_classes_are_told_what_to_do(run_folder, monkeypat
 
 @contextmanager
 def serving(*arguments):
-    """(address, what the command printed) of `web --serve` as a process, which is ended by Ctrl-C."""
-    command = [
-        sys.executable,
-        "-m",
-        "tflite_export",
-        "web",
-        *map(str, arguments),
-        "--serve",
-        "--port",
-        "0",
-        "--no-browser",
-    ]
+    """(address, what the command printed) of a command that serves, as a process which is ended by Ctrl-C."""
+    command = [sys.executable, "-m", "tflite_export", *map(str, arguments), "--port", "0", "--no-browser"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ})
     try:
         printed = []
@@ -332,7 +323,7 @@ def serving(*arguments):
 @pytest.mark.slow
 def test_web_serve_serves_the_site_until_ctrl_c(browser_bundle, page, tmp_path):
     (page / "a.wasm").write_bytes(b"\0asm")
-    with serving(browser_bundle.folder, "--page", page, "--out", tmp_path / "site") as (address, _):
+    with serving("web", browser_bundle.folder, "--serve", "--page", page, "--out", tmp_path / "site") as (address, _):
         kinds = {
             "": "text/html",
             "site.json": "application/json",
@@ -362,10 +353,37 @@ def test_web_serve_serves_the_site_until_ctrl_c(browser_bundle, page, tmp_path):
 
 @pytest.mark.slow
 def test_web_serve_without_a_folder_leaves_none(browser_bundle, page):
-    with serving(browser_bundle.folder, "--page", page) as (_, printed):
+    with serving("web", browser_bundle.folder, "--serve", "--page", page) as (_, printed):
         folder = printed[0].removeprefix("Written to ").split(": ")[0]
         assert os.path.isdir(folder)
     assert not os.path.exists(folder)
+
+
+@pytest.mark.slow
+def test_demo_web_trains_serves_members_and_goes_on_with_its_run(page, tmp_path):
+    how = ("--dataset", "digits", "--out", tmp_path, "--page", page)
+    for rounds in (2, 3):
+        with serving("demo-web", *how, "--rounds", rounds) as (address, _):
+            with urllib.request.urlopen(address + "bundle/members.json", timeout=30) as answer:
+                about = json.load(answer)
+            assert len(about["members"]) == 8 and about["start"] == "initial"
+            with urllib.request.urlopen(address + "bundle/manifest.json", timeout=30) as answer:
+                assert json.load(answer)["round"] == rounds
+    with Run.open(tmp_path / "digits", engine="local") as run:
+        assert run.store.round_num == 3
+
+
+def test_the_demo_takes_omniglot_where_it_is_prepared(monkeypatch):
+    for present, start in ((("digits", "omniglot"), "trained"), (("digits",), "initial")):
+        rows = [{"name": name, "present": name in present} for name in ("digits", "omniglot", "mnist")]
+        monkeypatch.setattr("tflite_export.demo_web.list_datasets", lambda rows=rows: rows)
+        found = recipe()
+        assert found.config.dataset == present[-1] and found.site["start"] == start and found.site["members"] == 8
+
+
+def test_a_demo_without_a_page_does_not_train(tmp_path):
+    done = CliRunner().invoke(main, ["demo-web", "--page", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1 and "no built page" in done.output and not (tmp_path / "out").exists()
 
 
 def test_a_port_that_is_taken_is_told(tmp_path):

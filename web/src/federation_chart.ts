@@ -5,7 +5,7 @@ import type { Mode } from './federation'
 const NAMES: Record<Mode, string> = { own: 'own heads', one: 'one head' }
 
 export function drawChart(svg: SVGSVGElement, history: Record<Mode, number[]>): void {
-  const [left, right, top, bottom] = [40, 282, 12, 140]
+  const [left, right, top, bottom] = [46, 272, 12, 140]
   const rounds = Math.max(10, ...Object.values(history).map((h) => h.length - 1))
   const x = (round: number) => left + ((right - left) * round) / rounds
   const y = (part: number) => bottom - (bottom - top) * part

@@ -35,8 +35,8 @@ export class FederationPage {
     const { members: all, about } = members
     const many = about.classes.length
     byId('federation-about', HTMLElement).textContent =
-      `${number(all.length)} members with drawings of their own. In every round they get θ, learn from their drawings, and send ` +
-      'back only how θ should change. Their drawings never travel. Press Play: these are real rounds, computed in this page.'
+      `${number(all.length)} members with pictures of their own. In every round they get θ, learn from their pictures, and send ` +
+      'back only how θ should change. Their pictures never travel. Press Play: these are real rounds, computed in this page.'
     this.stage = new Stage(all, bundle.manifest.model.example_shape)
     this.play.onclick = () => (this.playing ? this.pause() : void this.run(AT_A_TIME))
     byId('federation-step', HTMLButtonElement).onclick = () => void this.run(1)
@@ -52,6 +52,7 @@ export class FederationPage {
       ['a member’s round', `${training.tau - 1} steps on its head at rate ${training.beta}, then one joint gradient`],
       ['the server’s step', `the gradients’ sum, each times its part of the examples; then ${server.name} at rate ${server.rate}`],
     ])
+    byId('federation-details', HTMLDetailsElement).open = matchMedia('(min-width: 46rem)').matches // there is a place beside the curves
     this.showMode()
     this.show()
   }
@@ -181,7 +182,7 @@ export class FederationPage {
   private summary(): string {
     const { round, mode } = this.federation!
     const at = (m: Mode) => this.history[m][round]
-    const now = `Round ${round}: ${percent(at(mode)!)} of the held-out drawings are right`
+    const now = `Round ${round}: ${percent(at(mode)!)} of the held-out pictures are right`
     const other = at(mode === 'own' ? 'one' : 'own')
     if (other === undefined) return `${now}.`
     return mode === 'own' ? `${now}; with one head for all it was ${percent(other)}.` : `${now}; with a head of one’s own it was ${percent(other)}.`

@@ -58,7 +58,7 @@ export class Stage {
       const sent = federation?.sent[i] ?? 0
       const part = score ? score.correct / score.examples : 0
       card.bar.style.transform = `scaleX(${part})`
-      card.score.textContent = score ? `${percent(part)} right (${score.correct} of ${score.examples})` : 'not scored yet'
+      card.score.textContent = score ? `${percent(part)}: ${score.correct} of ${score.examples}` : 'not scored yet'
       card.sent.textContent = sent ? `sent ${(sent / 1000).toLocaleString('en', { maximumFractionDigits: 0 })} kB` : 'nothing sent'
     })
   }

@@ -123,9 +123,9 @@ describe.skipIf(noBrowser)('the federation of the page', () => {
     const expected = readSafetensors(new Uint8Array(readFileSync(fixture('members.safetensors'))))
     const right = [...(expected.get('right')!.data as Int32Array)]
     const shown = await scores()
-    expect(shown.map((line) => Number(/\((\d+) of 32\)/.exec(line)![1]))).toEqual(right)
+    expect(shown.map((line) => Number(/: (\d+) of 32$/.exec(line)![1]))).toEqual(right)
     const mean = right.reduce((a, b) => a + b, 0) / 256
-    expect(await text('#federation-status')).toBe(`Round ${ROUNDS}: ${(100 * mean).toFixed(0)} % of the held-out drawings are right.`)
+    expect(await text('#federation-status')).toBe(`Round ${ROUNDS}: ${(100 * mean).toFixed(0)} % of the held-out pictures are right.`)
     const messages = Number(JSON.parse(readFileSync(fixture('site-members', 'bundle', 'manifest.json'), 'utf8')).model.num_backbone_weights) * 4 + 16
     expect(await page.locator('#federation-cards .sent').first().textContent()).toBe(`sent ${((ROUNDS * messages) / 1000).toFixed(0)} kB`)
     const points = await page.locator('#federation-chart polyline.own').getAttribute('points')
@@ -217,17 +217,17 @@ describe.skipIf(noBrowser)('the federation of the page', () => {
     expect(await page.locator('#federation-cards .card').count()).toBe(9)
     const own = page.locator('#federation-cards .guest')
     expect(await own.locator('canvas').count()).toBe(3)
-    expect(await own.locator('.score').textContent()).toMatch(/right \([0-3] of 3\)$/)
-    for (let n = 1; n < 6; n++) {
+    expect(await own.locator('.score').textContent()).toMatch(/: [0-3] of 3$/)
+    for (let n = 1; n < 4; n++) {
       await page.locator('#federation-step').click()
       await reach(n + 1)
     }
-    expect(await own.locator('.score').textContent()).toBe('100 % right (3 of 3)') // three strokes are easy
+    expect(await own.locator('.score').textContent()).toBe('100 %: 3 of 3') // three strokes are easy
     await page.locator('input[value=one]').check()
     await expect.poll(round).toBe(0)
     await page.locator('#federation-step').click()
     await reach(1)
-    expect(await own.locator('.score').textContent()).toMatch(/of 3\)$/)
+    expect(await own.locator('.score').textContent()).toMatch(/of 3$/)
     await context.close()
   })
 

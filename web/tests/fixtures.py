@@ -4,8 +4,8 @@
 
 Two bundles with a site each, the MLP of a short run on digits and an Omniglot CNN on drawn strokes; for each, features,
 personalization and a round by the TFF engine; pixels, pictures, heads and payloads as Python makes them. A round of
-small networks such as phones run. Federations of digits for the page to play, and what the local engine computes in their
-rounds. And what `tfpfl report` makes of some short runs, and a run whose clients are devices
+small networks such as phones run. Federations of digits for the page to play, and what the local engine computes of
+them. And what `tfpfl report` makes of some short runs, and a run whose clients are devices
 (live.py).
 """
 
@@ -212,7 +212,7 @@ FEDERATIONS = {  # name -> hyperparameters; all members take part in every round
 
 
 def played_federations(folder):
-    """Eight clients with at most 32 training and 32 test examples of three digits: a site, and ten rounds of the engine."""
+    """Eight clients with at most 32 training and 32 test examples of three digits: sites, and the engine's rounds."""
     source, rng = load_source("digits"), np.random.default_rng(5)
     clients = {}
     for i in range(8):
