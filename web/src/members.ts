@@ -77,7 +77,7 @@ export function readMembers(text: Uint8Array, file: Uint8Array, { manifest, thet
   }
   const head = (end: string): Head => ({ kernel: get<Float32Array>(`kernel${end}`), bias: get<Float32Array>(`bias${end}`) })
   const members = about.members.map((own, i) => ({
-    name: own.name === String(own.client) ? `Client ${own.client}` : own.name,
+    name: own.name === String(own.client) ? `Client ${own.client}` : own.name.replaceAll('_', ' '),
     classes: own.classes,
     columns: own.class_ids.map((id) => about.class_ids.indexOf(id)),
     train: take(own.train),
