@@ -81,7 +81,9 @@ def members_of(run, count: int, *, classes: int | None = None, start: str = "ini
     if classes is not None and classes < 2:
         raise ExportError(f"a member needs at least 2 classes, found {classes}")
     _check_run(run, ids)
-    members, parts, tensors = [], [], {}
+    members: list[dict] = []
+    parts: list[tuple] = []
+    tensors: dict[str, np.ndarray] = {}
     for client in ids:
         own, found = _member(run, client, classes)
         kernel, bias = run.algorithm.init_client(_info(run, client, len(own["class_ids"])))
