@@ -146,6 +146,8 @@ function rows(id: string, pairs: [string, string][]): void {
 function chart(svg: SVGSVGElement, losses: number[]): void {
   const [left, right, top, bottom] = [44, 312, 10, 136]
   const [low, high] = [Math.min(...losses), Math.max(...losses)]
+  // As many digits as tell the ends of the axis apart.
+  const digits = Math.min(8, Math.max(2, Math.ceil(1 - Math.log10(high - low || 1))))
   const x = (i: number) => left + ((right - left) * i) / Math.max(1, losses.length - 1)
   const y = (loss: number) => bottom - ((bottom - top) * (loss - low)) / (high - low || 1)
   const element = (name: string, attributes: Record<string, string | number>, text = '') => {
@@ -159,8 +161,8 @@ function chart(svg: SVGSVGElement, losses: number[]): void {
     element('line', { x1: left, y1: bottom, x2: right, y2: bottom }),
     element('line', { x1: left, y1: top, x2: left, y2: bottom }),
     element('polyline', { points: losses.map((loss, i) => `${x(i).toFixed(1)},${y(loss).toFixed(1)}`).join(' ') }),
-    element('text', { x: left - 6, y: top + 4, 'text-anchor': 'end' }, high.toFixed(2)),
-    element('text', { x: left - 6, y: bottom, 'text-anchor': 'end' }, low.toFixed(2)),
+    element('text', { x: left - 6, y: top + 4, 'text-anchor': 'end' }, high.toFixed(digits)),
+    element('text', { x: left - 6, y: bottom, 'text-anchor': 'end' }, low.toFixed(digits)),
     element('text', { x: left, y: bottom + 16 }, '0'),
     element('text', { x: right, y: bottom + 16, 'text-anchor': 'end' }, `${losses.length - 1} steps`),
   )

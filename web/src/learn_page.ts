@@ -74,6 +74,7 @@ export class LearnPage {
     }
     const page = new LearnPage(device, bundle, client, settings, store, state)
     page.saved = page.headFile()
+    page.showPrediction(null, true)
     if (problem) page.say(problem, true)
     else if (page.learner.learnedClasses) page.say(`Your head of ${page.learner.learnedClasses} classes is back.`)
     return page
@@ -118,7 +119,7 @@ export class LearnPage {
         byId('scores', HTMLTableElement).hidden = true
       })
     }
-    button('export').onclick = () => this.attempt(() => download('head.bin', learner.exportHead()))
+    button('export').onclick = () => this.attempt(() => download('head.zip', learner.exportNamed()))
     const file = byId('import-file', HTMLInputElement)
     button('import').onclick = () => file.click()
     file.onchange = () =>
@@ -126,7 +127,7 @@ export class LearnPage {
         const chosen = file.files?.[0]
         file.value = ''
         if (!chosen) return
-        learner.importHead(new Uint8Array(await chosen.arrayBuffer()))
+        await learner.importFile(new Uint8Array(await chosen.arrayBuffer()))
         this.changed(`A head of ${learner.learnedClasses} classes is in use.`)
       })
     button('import-bundle').onclick = () =>

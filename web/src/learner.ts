@@ -2,6 +2,7 @@
 import type { Device } from './device'
 import { readHead, resized, withoutColumn, zeroHead, headBytes, type Head } from './head'
 import { isBetter, probabilities, score, type Score } from './scores'
+import { unzipped, zipped } from './zip'
 
 export interface Example {
   /** The example as the federation would store it. */
@@ -144,6 +145,24 @@ export class Learner {
     return { kept, before, after, lossBefore: fitted.lossBefore, loss: fitted.loss, milliseconds }
   }
 
+  /** A zip file of the present head (head.bin, as in a bundle) and of the classes' names (names.json). */
+  exportNamed(): Uint8Array {
+    const names = new TextEncoder().encode(JSON.stringify(this.now.names.slice(0, this.learnedClasses)))
+    return zipped(new Map([['head.bin', this.exportHead()], ['names.json', names]])) // prettier-ignore
+  }
+
+  /**
+   * Takes a head and its names from what `exportNamed` wrote, or a head alone from a head.bin.
+   *
+   * @throws HeadError, LearnError: nothing was changed.
+   */
+  async importFile(file: Uint8Array): Promise<void> {
+    const entries = await unzipped(file)
+    const head = entries ? entries.get('head.bin') : file
+    if (!head) throw new LearnError('The zip file holds no head.bin.')
+    this.importHead(head, namesOf(entries?.get('names.json')))
+  }
+
   /** The content of a file with the present head. */
   exportHead(): Uint8Array {
     if (!this.now.head) throw new LearnError('Nothing was learned yet: there is no head to export.')
@@ -163,7 +182,7 @@ export class Learner {
       throw new LearnError(`The head has ${k} classes and you have drawn ${this.now.names.length}: reset first, then import.`)
     }
     const given = names.length === k ? names : this.now.names
-    this.change({ names: Array.from({ length: k }, (_, i) => given[i] ?? `class ${i + 1}`), head })
+    this.change({ names: Array.from({ length: k }, (_, i) => given[i]?.slice(0, MOST_NAMES) || `class ${i + 1}`), head })
   }
 
   private change(part: Partial<State>): void {
@@ -184,4 +203,16 @@ export class Learner {
  */
 export function safeRate(phi: Float32Array, examples: number): number {
   return 2 / (phi.reduce((sum, value) => sum + value * value, 0) / examples + 1)
+}
+
+/** The names in names.json; none if it holds anything else. */
+function namesOf(file: Uint8Array | undefined): string[] {
+  if (!file) return []
+  try {
+    const names: unknown = JSON.parse(new TextDecoder().decode(file))
+    if (Array.isArray(names) && names.every((name) => typeof name === 'string')) return names
+  } catch {
+    // refused below
+  }
+  throw new LearnError('names.json is damaged: it must be a list of names.')
 }

@@ -1,4 +1,5 @@
 /** Reads a client's examples: train.npz, validation.npz and test.npz, as `tfpfl serve --data-for-devices` writes them. */
+import { unzipped } from './zip'
 
 export interface Split {
   /** [N, ...], row by row, preprocessed. */
@@ -50,7 +51,8 @@ export async function readExamples(files: Map<string, Uint8Array>): Promise<Exam
 }
 
 async function readSplit(name: string, bytes: Uint8Array): Promise<Split> {
-  const arrays = await unzip(name, bytes)
+  const arrays = await unzipped(bytes)
+  if (!arrays) throw new ExamplesError(`${name} is no .npz file, or is damaged.`)
   const [x, y] = ['x.npy', 'y.npy'].map((entry) => {
     const found = arrays.get(entry)
     if (!found) throw new ExamplesError(`${name} has no array ${entry.slice(0, 1)}.`)
@@ -63,38 +65,6 @@ async function readSplit(name: string, bytes: Uint8Array): Promise<Split> {
   if (!split.x.every(Number.isFinite)) throw new ExamplesError(`${name}: x holds NaN or infinity.`)
   if (!split.y.every((label, i) => label >= 0 && label === y.values[i])) throw new ExamplesError(`${name}: y must be labels from 0.`)
   return split
-}
-
-/** The entries of a zip file, {name: content}, by its directory at the end. */
-async function unzip(file: string, bytes: Uint8Array): Promise<Map<string, Uint8Array>> {
-  const bad = () => new ExamplesError(`${file} is no .npz file, or is damaged.`)
-  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength)
-  const found = new Map<string, Uint8Array>()
-  try {
-    let end = bytes.length - 22
-    while (end >= 0 && view.getUint32(end, true) !== 0x06054b50) end--
-    if (end < 0) throw bad()
-    let at = view.getUint32(end + 16, true)
-    for (let entries = view.getUint16(end + 10, true); entries > 0; entries--) {
-      if (view.getUint32(at, true) !== 0x02014b50) throw bad()
-      const [method, size, local] = [view.getUint16(at + 10, true), view.getUint32(at + 20, true), view.getUint32(at + 42, true)]
-      const length = view.getUint16(at + 28, true)
-      const name = new TextDecoder().decode(bytes.subarray(at + 46, at + 46 + length))
-      at += 46 + length + view.getUint16(at + 30, true) + view.getUint16(at + 32, true)
-      const start = local + 30 + view.getUint16(local + 26, true) + view.getUint16(local + 28, true)
-      if (start + size > bytes.length || (method !== 0 && method !== 8)) throw bad()
-      const content = bytes.slice(start, start + size)
-      found.set(name, method === 0 ? content : await inflated(content))
-    }
-  } catch (error) {
-    throw error instanceof ExamplesError ? error : bad()
-  }
-  return found
-}
-
-async function inflated(content: Uint8Array<ArrayBuffer>): Promise<Uint8Array> {
-  const stream = new Blob([content]).stream().pipeThrough(new DecompressionStream('deflate-raw'))
-  return new Uint8Array(await new Response(stream).arrayBuffer())
 }
 
 /** An array of numbers that are little-endian, as NumPy writes them on every usual machine. */

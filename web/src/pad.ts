@@ -7,7 +7,8 @@ const SHARPNESS = 4 // each pixel of the drawing is shown with this many pixels 
 export class Pad {
   private strokes: Point[][] = []
   private picture: Uint8Array | null = null
-  private drawing = false
+  /** The finger, pen or mouse that draws; a second one does nothing meanwhile. */
+  private pointer: number | null = null
   private readonly small: CanvasRenderingContext2D
   private readonly shown: CanvasRenderingContext2D
 
@@ -32,26 +33,26 @@ export class Pad {
       return [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height]
     }
     canvas.addEventListener('pointerdown', (event) => {
-      if (event.button !== 0) return
+      if (event.button !== 0 || this.pointer !== null) return
       event.preventDefault()
       canvas.setPointerCapture(event.pointerId)
       if (this.picture) this.clear()
-      this.drawing = true
+      this.pointer = event.pointerId
       this.strokes.push([at(event)])
       this.paint()
       changed()
     })
     canvas.addEventListener('pointermove', (event) => {
-      if (!this.drawing) return
+      if (event.pointerId !== this.pointer) return
       const events = event.getCoalescedEvents?.() ?? []
       this.strokes.at(-1)?.push(...(events.length ? events : [event]).map(at))
       this.paint()
       changed()
     })
     for (const end of ['pointerup', 'pointercancel'] as const) {
-      canvas.addEventListener(end, () => {
-        if (!this.drawing) return
-        this.drawing = false
+      canvas.addEventListener(end, (event) => {
+        if (event.pointerId !== this.pointer) return
+        this.pointer = null
         finished()
       })
     }

@@ -1,10 +1,15 @@
 /** Runs the exported program by LiteRT.js in a worker, so that the page stays responsive. */
-import { getGlobalLiteRt, loadAndCompile, loadLiteRt, supportsFeature, Tensor, type CompiledModel } from '@litertjs/core'
+import { Environment, getGlobalLiteRt, loadAndCompile, loadLiteRt, supportsFeature, Tensor, type CompiledModel } from '@litertjs/core'
 import { sha256 } from './sha256'
 import type { Arrays, Numbers, Reply, Request, Signature, Started } from './runtime'
 
 interface Scope {
-  Module?: { mainScriptUrlOrBlob: string; locateFile: (file: string) => string; wasmBinary: Uint8Array }
+  Module?: {
+    mainScriptUrlOrBlob: string
+    locateFile: (file: string) => string
+    wasmBinary: Uint8Array
+    printErr: (line: string) => void
+  }
   onmessage: ((event: MessageEvent<Request>) => void) | null
   postMessage(message: Reply, transfer: Transferable[]): void
 }
@@ -12,6 +17,10 @@ interface Scope {
 const scope = self as unknown as Scope
 const kept = new Map<string, Numbers>()
 let model: CompiledModel | undefined
+
+// Without this, LiteRT.js asks for a GPU that it does not need here, and complains where there is none.
+const create = Environment.create.bind(Environment)
+Environment.create = (options) => create({ webGpuDevice: null, ...options })
 
 /** WebAssembly memory grows and never shrinks: its size is the largest that was needed so far. */
 function memory(): number {
@@ -46,6 +55,10 @@ async function start(request: Request & { kind: 'start' }): Promise<Started> {
     mainScriptUrlOrBlob: new URL(files[0], request.folder).href,
     locateFile: (file) => new URL(file, request.folder).href,
     wasmBinary: await webAssembly(files[1], request),
+    // LiteRT writes news of its start as if they were errors; and a browser has no NPU.
+    printErr: (line) => {
+      if (!/^INFO:|npu_registry/.test(line)) console.warn(line)
+    },
   }
   await loadLiteRt(request.folder, { threads: request.threads })
   model = await loadAndCompile(request.program, { accelerator: 'wasm' })

@@ -25,6 +25,8 @@ describe.skipIf(noBrowser)('Be a client', () => {
         const rows = await page.locator(`#${id} tr`).evaluateAll((all) => all.map((row) => [...row.children].map((cell) => cell.textContent!)))
         return Object.fromEntries(rows) as Record<string, string>
       }
+      expect(await page.locator('#round-result').isVisible()).toBe(false) // nothing is shown of a round that was not run
+      expect(await page.locator('#save-float32').isVisible()).toBe(false)
       for (const n of sizes) {
         await page.locator('#client-size').selectOption(String(n))
         await page.locator('#round').click()
@@ -40,6 +42,10 @@ describe.skipIf(noBrowser)('Be a client', () => {
         near(before, losses[0]!)
         near(joint, numbers(`round_${n}.loss`)[0]!)
         expect((await page.locator('#loss-chart polyline').getAttribute('points'))!.split(' ')).toHaveLength(50)
+        const [high, low] = (await page.locator('#loss-chart text').allTextContents()).slice(0, 2).map(Number) as [number, number]
+        expect(high).toBeGreaterThan(low)
+        const range = Math.max(...losses) - Math.min(...losses)
+        expect(Math.abs(high - low - range)).toBeLessThan(0.2 * range)
 
         const p = numbers(`round_${n}.dtheta`).length
         const leaves = await table('leaves')

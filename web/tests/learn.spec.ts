@@ -1,9 +1,11 @@
 /** A person draws, names, learns, comes back: all of it with the mouse, in the built site. */
+import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
 import type { Browser, BrowserContext, Page } from 'playwright-core'
+import { zipped } from '../src/zip'
 import { fixture, launch, noBrowser } from './browser'
-import { draw, editKept, learn, openPage, predicted, result, shown, teach, type Stroke } from './page'
+import { draw, editKept, exported, learn, openPage, predicted, result, shown, teach, type Stroke } from './page'
 import { serve, type Host } from './server'
 
 const STROKES: Stroke[] = ['line', 'bar', 'ring']
@@ -37,10 +39,7 @@ describe.skipIf(noBrowser)('Learn me', () => {
   const upload = (path: string) => page.locator('#import-file').setInputFiles(path)
   const uploadBytes = (bytes: Uint8Array) =>
     page.locator('#import-file').setInputFiles({ name: 'head.bin', mimeType: 'application/octet-stream', buffer: Buffer.from(bytes) })
-  const exported = async (): Promise<Uint8Array> => {
-    const [file] = await Promise.all([page.waitForEvent('download'), page.locator('#export').click()])
-    return new Uint8Array(readFileSync(await file.path()))
-  }
+  const exportedHead = async () => (await exported(page)).head
   const kept = async () => {
     // The page writes after it says what changed.
     await page.waitForTimeout(300)
@@ -77,6 +76,7 @@ describe.skipIf(noBrowser)('Learn me', () => {
     await page.reload()
     await page.waitForFunction(() => document.documentElement.dataset.ready)
     expect(await result(page)).toBe('Your head of 3 classes is back.')
+    expect(await page.locator('#guess').textContent()).toBe('Draw something.')
     expect(await page.locator('#class-list canvas').count()).toBe(9)
     expect(await shown(page, 'line')).toBe(exactly)
     for (const stroke of STROKES) expect((await predicted(page, stroke, 3))[0]).toBe(seen[stroke]![0])
@@ -112,11 +112,11 @@ describe.skipIf(noBrowser)('Learn me', () => {
   it('refuses a kept head whose checksum is wrong: the one before it is in use', async () => {
     await teachAll(3)
     expect(await learn(page)).toMatch(/kept/)
-    const first = await exported()
+    const first = await exportedHead()
     const before = await shown(page, 'ring')
     await teachAll(1, 3)
     expect(await learn(page)).toMatch(/kept/)
-    expect(await exported()).not.toEqual(first)
+    expect(await exportedHead()).not.toEqual(first)
     expect(await shown(page, 'ring')).not.toBe(before)
     await kept()
 
@@ -125,7 +125,7 @@ describe.skipIf(noBrowser)('Learn me', () => {
     await page.waitForFunction(() => document.documentElement.dataset.ready)
     expect(await result(page)).toMatch(/refused\. The head is damaged.*checksum.*The one before it is in use/)
     expect(await page.locator('#result').getAttribute('class')).toBe('error')
-    expect(await exported()).toEqual(first)
+    expect(await exportedHead()).toEqual(first)
     expect(await shown(page, 'ring')).toBe(before)
 
     await editKept(page, (record) => {
@@ -143,7 +143,7 @@ describe.skipIf(noBrowser)('Learn me', () => {
   it('keeps the old head where the new one is not better on held-out drawings', async () => {
     await teachAll(3)
     expect(await learn(page)).toMatch(/The new head is kept/)
-    const head = await exported()
+    const head = await exportedHead()
     // From now on, rings are kept as lines and lines as rings, except for those that are held out.
     for (const i of [3, 4]) {
       await teach(page, 0, 'ring', i)
@@ -157,7 +157,7 @@ describe.skipIf(noBrowser)('Learn me', () => {
     }
     const [, after, before] = /Not better: (\d) of 5 held-out drawings right, before (\d)\. The old head stays/.exec(await learn(page)) ?? []
     expect(Number(after)).toBeLessThan(Number(before))
-    expect(await exported()).toEqual(head)
+    expect(await exportedHead()).toEqual(head)
   })
 
   it('exports the head as a file of the bundle, and takes it back; of another backbone, never', async () => {
@@ -169,10 +169,10 @@ describe.skipIf(noBrowser)('Learn me', () => {
 
     await upload(fixture('same.head')) // four classes
     await expect.poll(() => result(page)).toBe('A head of 4 classes is in use.')
-    expect(Buffer.from(await exported())).toEqual(readFileSync(fixture('same.head')))
+    expect(Buffer.from(await exportedHead())).toEqual(readFileSync(fixture('same.head')))
     const before = await shown(page, 'line')
 
-    const damaged = await exported()
+    const damaged = await exportedHead()
     damaged[99]! ^= 1
     await uploadBytes(damaged)
     await expect.poll(() => result(page)).toMatch(/damaged or cut off/)
@@ -189,7 +189,63 @@ describe.skipIf(noBrowser)('Learn me', () => {
     await page.locator('#import-bundle').click()
     await expect.poll(() => result(page)).toMatch(/The head of client/)
     expect(await page.locator('#name-4').inputValue()).toBe('ring')
-    expect(Buffer.from(await exported())).toEqual(readFileSync(fixture('cnn', 'head.bin')))
+    expect(Buffer.from(await exportedHead())).toEqual(readFileSync(fixture('cnn', 'head.bin')))
+  })
+
+  it('exports the names of the classes with the head, and another browser takes both', async () => {
+    for (const [label, name] of ['upright', 'flat “–”', '輪'].entries()) await page.locator(`#name-${label}`).fill(name)
+    await teachAll(3)
+    expect(await learn(page)).toMatch(/kept/)
+    const before = await shown(page, 'ring')
+    const { head, names } = await exported(page)
+    expect(names).toEqual(['upright', 'flat “–”', '輪'])
+    const [file] = await Promise.all([page.waitForEvent('download'), page.locator('#export').click()])
+    expect(file.suggestedFilename()).toBe('head.zip')
+    // Python's zipfile reads it, and checks the sums.
+    const script = 'import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); assert z.testzip() is None; sys.stdout.buffer.write(z.read("head.bin"))'
+    expect(new Uint8Array(execFileSync(process.env.TFPFL_WEB_PYTHON!, ['-c', script, await file.path()]))).toEqual(head)
+
+    const other = await openPage(await browser.newContext({ bypassCSP: true }), host.url)
+    await other.locator('#import-file').setInputFiles({ name: 'head.zip', mimeType: 'application/zip', buffer: readFileSync(await file.path()) })
+    await expect.poll(() => result(other)).toBe('A head of 3 classes is in use.')
+    for (const [label, name] of names.entries()) expect(await other.locator(`#name-${label}`).inputValue()).toBe(name)
+    expect(await shown(other, 'ring')).toBe(before)
+    const bad = zipped(new Map([['head.bin', head], ['names.json', new TextEncoder().encode('{}')]])) // prettier-ignore
+    for (const [bytes, why] of [[bad, /names.json is damaged/], [zipped(new Map([['other', head]])), /holds no head.bin/]] as const) {
+      await other.locator('#import-file').setInputFiles({ name: 'head.zip', mimeType: 'application/zip', buffer: Buffer.from(bytes) })
+      await expect.poll(() => result(other)).toMatch(why)
+    }
+    expect(await shown(other, 'ring')).toBe(before)
+    await other.context().close()
+  })
+
+  it('draws with one finger: a second one on the pad does nothing', async () => {
+    const touch = await browser.newContext({ hasTouch: true, viewport: { width: 390, height: 844 } })
+    const page = await openPage(touch, host.url)
+    await page.locator('#pad').scrollIntoViewIfNeeded()
+    const box = (await page.locator('#pad').boundingBox())!
+    const at = (id: number, x: number, y: number) => ({ id, x: box.x + x * box.width, y: box.y + y * box.height })
+    const session = await touch.newCDPSession(page)
+    const send = (type: 'touchStart' | 'touchMove' | 'touchEnd', ...touchPoints: ReturnType<typeof at>[]) => session.send('Input.dispatchTouchEvent', { type, touchPoints }) // prettier-ignore
+    await send('touchStart', at(1, 0.2, 0.2))
+    await send('touchStart', at(1, 0.2, 0.2), at(2, 0.8, 0.8))
+    for (let i = 1; i <= 5; i++) await send('touchMove', at(1, 0.2 + 0.1 * i, 0.2), at(2, 0.8 - 0.1 * i, 0.8))
+    await send('touchEnd')
+    const ink = await page.locator('#pad').evaluate((pad: HTMLCanvasElement) => {
+      const { data } = pad.getContext('2d')!.getImageData(0, 0, pad.width, pad.height)
+      const [columns, rows] = [new Set<number>(), new Set<number>()]
+      for (let i = 0; i < pad.width * pad.height; i++) {
+        if (data[4 * i]! > 128) continue
+        columns.add((i % pad.width) / pad.width)
+        rows.add(Math.floor(i / pad.width) / pad.height)
+      }
+      return [Math.min(...columns), Math.max(...columns), Math.min(...rows), Math.max(...rows)]
+    })
+    const half = 3 / 105 / 2 // of the pen's width
+    for (const [i, edge] of [0.2 - half, 0.7 + half, 0.2 - half, 0.2 + half].entries()) expect(Math.abs(ink[i]! - edge)).toBeLessThan(0.01)
+    await page.locator('#undo').click() // the one stroke that there is
+    expect(await page.locator('#undo').isDisabled()).toBe(true)
+    await touch.close()
   })
 
   it('takes 2 to 16 classes, and no more than the program has room for', async () => {

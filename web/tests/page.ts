@@ -1,5 +1,7 @@
 /** What a person does with the page. */
+import { readFileSync } from 'node:fs'
 import { expect } from 'vitest'
+import { unzipped } from '../src/zip'
 import { fixture } from './browser'
 import type { BrowserContext, Page } from 'playwright-core'
 
@@ -73,6 +75,13 @@ export async function predicted(page: Page, stroke: Stroke, variant = 0): Promis
   const text = (await page.locator('#guess').textContent())!
   const [, name = text, percent = '0'] = /^“(.*)”, (\d+) %$/.exec(text) ?? []
   return [name, Number(percent)]
+}
+
+/** The entries of the zip file that Export writes. */
+export async function exported(page: Page): Promise<{ head: Uint8Array; names: string[] }> {
+  const [file] = await Promise.all([page.waitForEvent('download'), page.locator('#export').click()])
+  const entries = (await unzipped(new Uint8Array(readFileSync(await file.path()))))!
+  return { head: entries.get('head.bin')!, names: JSON.parse(new TextDecoder().decode(entries.get('names.json'))) as string[] }
 }
 
 /** What the page says of a picture, always the same one of its kind: all of its probabilities. */

@@ -117,6 +117,28 @@ describe.skipIf(noBrowser)('the site', () => {
     await host.close()
   })
 
+  it('writes nothing to the console on a clean visit', async () => {
+    const host = await serve(fixture('site-cnn'), { isolated: true })
+    for (const isolated of [false, true]) {
+      const own = isolated ? host : await serve(fixture('site-cnn'))
+      const page = await (await browser.newContext()).newPage()
+      const lines: string[] = []
+      page.on('console', (message) => lines.push(`${message.type()}: ${message.text()}`))
+      page.on('pageerror', (error) => lines.push(String(error)))
+      await page.goto(own.url)
+      await expect.poll(() => page.evaluate(() => document.documentElement.dataset.offline)).toBe('true')
+      await draw(page, 'ring')
+      await page.locator('#keep').click()
+      await expect.poll(() => page.locator('#class-list canvas').count()).toBe(1)
+      await page.locator('#round').click()
+      await expect.poll(() => page.locator('#round-status').textContent()).toMatch(/A round on/)
+      expect(lines).toEqual([])
+      await page.context().close()
+      if (!isolated) await own.close()
+    }
+    await host.close()
+  })
+
   for (const width of [390, 1280]) {
     for (const colorScheme of ['light', 'dark'] as const) {
       it(`fits ${width} pixels, ${colorScheme}, in readable contrast`, async () => {
@@ -140,6 +162,7 @@ describe.skipIf(noBrowser)('the site', () => {
         expect(await page.locator('#pad').evaluate((pad) => getComputedStyle(pad).touchAction)).toBe('none')
         expect(await page.evaluate(lowestContrast)).toBeGreaterThan(4.5)
         expect(await page.evaluate(unnamed)).toEqual([])
+        expect(await page.evaluate(small, 44)).toEqual([])
         await context.close()
         await host.close()
       })
@@ -167,6 +190,14 @@ function lowestContrast(): number {
     lowest = Math.min(lowest, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05))
   }
   return lowest
+}
+
+/** In the browser: controls that are smaller than so many pixels. Links in a text may be (WCAG 2.5.8). */
+function small(pixels: number): string[] {
+  return [...document.querySelectorAll<HTMLElement>('button, input, select, summary, nav a')]
+    .filter((element) => element.checkVisibility())
+    .filter((element) => [element.getBoundingClientRect()].some(({ width, height }) => Math.min(width, height) < pixels - 0.1))
+    .map((element) => element.outerHTML.slice(0, 100))
 }
 
 /** In the browser: controls and pictures that a screen reader has no name for. */
