@@ -1,11 +1,14 @@
 """A static site in which a browser is the device: the built page of web/ with a bundle in it.
 
-site.json       every file's size and sha256, which the page checks; by it, a folder is known to be a site
+site.json       every file's size and sha256, which the page checks, and the size of its compressed copy, if it has one;
+                by it, a folder is known to be a site
 bundle/         what the page loads: manifest.json, program_browser.tflite, theta.bin, head.bin, client.safetensors;
                 with members, members.json and members.safetensors, too
+NAME.gz         a compressed copy of what the page loads itself (the bundle and WebAssembly), for hosts that compress nothing
 index.html ...  the page, as `make web` built it; LiteRT.js and its WebAssembly are part of it
 """
 
+import gzip
 import json
 import os
 import shutil
@@ -24,6 +27,7 @@ SITE_FORMAT = 1
 PAGE = Path(__file__).resolve().parents[1] / "web" / "dist"
 _BUNDLE_FILES = (MANIFEST, BROWSER_PROGRAM, THETA, HEAD)
 _OTHER_RUNTIMES = ("_compat_", "_threaded_")  # a visitor's browser takes one of them instead of the plain one
+_WORTHWHILE = 0.95  # weights hardly become smaller: then no copy is written
 
 
 class Site(NamedTuple):
@@ -32,7 +36,7 @@ class Site(NamedTuple):
     folder: Path
     files: int
     bytes: int
-    visit: int  # bytes that a first visit loads, uncompressed
+    visit: int  # bytes that a first visit loads, with the compressed copies
 
 
 def write_site(
@@ -80,15 +84,29 @@ def write_site(
             for name, content in shown.items():
                 (temporary / "bundle" / name).write_bytes(content)
             listed = {p.relative_to(temporary).as_posix(): p for p in sorted(temporary.rglob("*")) if p.is_file()}
-            files = {name: describe(path) for name, path in listed.items()}
+            files = {name: describe(path) | _compressed(name, path) for name, path in listed.items()}
             site = {"format": SITE_FORMAT, "made_by": f"tfpfl {_version()}", "files": files}
             (temporary / "site.json").write_text(json.dumps(site, indent=1) + "\n", encoding="utf-8")
             _put(temporary, out)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    sizes = {name: file["bytes"] for name, file in files.items()}
-    visit = sum(n for name, n in sizes.items() if not any(part in name for part in _OTHER_RUNTIMES))
-    return Site(out, len(files) + 1, sum(sizes.values()), visit)
+    copies = [file["gzip"] for file in files.values() if "gzip" in file]
+    every = sum(file["bytes"] for file in files.values()) + sum(copies)
+    needed = [file for name, file in files.items() if not any(part in name for part in _OTHER_RUNTIMES)]
+    visit = sum(file.get("gzip", file["bytes"]) for file in needed)
+    return Site(out, len(files) + len(copies) + 1, every, visit)
+
+
+def _compressed(name, path) -> dict:
+    """Writes a file's copy NAME.gz, if the page can unpack it and it is smaller: {'gzip': its size}."""
+    if not (name.startswith("bundle/") or name.endswith(".wasm")):
+        return {}  # the browser itself loads these, and knows nothing of a copy
+    content = path.read_bytes()
+    copy = gzip.compress(content, 9, mtime=0)
+    if len(copy) > _WORTHWHILE * len(content):
+        return {}
+    path.with_name(f"{path.name}.gz").write_bytes(copy)
+    return {"gzip": len(copy)}
 
 
 def require_page(page: str | os.PathLike | None) -> Path:

@@ -1,5 +1,6 @@
 """What a bundle has for a browser, and the site that is made of it. The page itself is tested in web/tests."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -153,15 +154,23 @@ def test_the_site_names_every_file_by_its_hash(browser_bundle, page, tmp_path):
     site = write_site(browser_bundle.folder, tmp_path / "site", page=page)
     listed = json.loads((tmp_path / "site" / "site.json").read_text())["files"]
     there = {p.relative_to(site.folder).as_posix(): p for p in site.folder.rglob("*") if p.is_file()}
-    assert set(there) == {*listed, "site.json"} and site.files == len(there)
+    copies = {f"{name}.gz" for name, row in listed.items() if "gzip" in row}
+    assert set(there) == {*listed, *copies, "site.json"} and site.files == len(there)
+    assert {"bundle/manifest.json.gz", "litert_wasm_internal.wasm.gz"} <= copies and "index.html.gz" not in copies
     assert {n for n in listed if n.startswith("bundle/")} == {
         f"bundle/{n}"
         for n in ("manifest.json", "program_browser.tflite", "theta.bin", "head.bin", "client.safetensors")
     }
     for name, row in listed.items():
         content = there[name].read_bytes()
-        assert row == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    assert site.bytes - site.visit == 2000  # one WebAssembly of three
+        assert row | {"gzip": 0} == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "gzip": 0}
+        if "gzip" in row:
+            copy = there[f"{name}.gz"].read_bytes()
+            assert gzip.decompress(copy) == content and row["gzip"] == len(copy) < len(content)
+    assert site.bytes == sum(path.stat().st_size for name, path in there.items() if name != "site.json")
+    # One WebAssembly of three, and of what has a copy, the copy.
+    others = ("litert_wasm_compat_internal.wasm", "litert_wasm_threaded_internal.wasm")
+    assert site.visit == sum(row.get("gzip", row["bytes"]) for name, row in listed.items() if name not in others)
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@ import { floatsOf } from './bytes'
 import { readHead, type Head } from './head'
 import { decoded, type DrawingSettings, type Preprocessing } from './preprocess'
 import { readSafetensors } from './safetensors'
-import { sha256 } from './sha256'
-import { fetchFile, type Site } from './site'
+import { fetchFile, listed, type Site } from './site'
+import type { Progress } from './transfer'
 
 /** The part of manifest.json that the page reads. */
 export interface Manifest {
@@ -53,19 +53,30 @@ export interface Reference {
   losses: Float32Array
 }
 
+const MANIFEST = 'bundle/manifest.json'
+const THETA = 'bundle/theta.bin'
 const PROGRAM = 'bundle/program_browser.tflite'
 const CLIENT = 'bundle/client.safetensors'
+/** What the program needs before it computes anything. */
+export const NEEDED = [PROGRAM, THETA, 'bundle/head.bin']
 
-export async function openBundle(site: Site): Promise<Bundle> {
-  const names = ['bundle/manifest.json', PROGRAM, 'bundle/theta.bin', 'bundle/head.bin']
-  const [text, program, theta, head] = (await Promise.all(names.map((name) => fetchFile(site, name)))) as [
-    Uint8Array, Uint8Array, Uint8Array, Uint8Array,
-  ] // prettier-ignore
-  const manifest = JSON.parse(new TextDecoder().decode(text)) as Manifest
-  const thetaSha256 = sha256(theta)
+/** The manifest, and the hash that identifies its backbone: what the page needs for drawing. */
+export async function openManifest(site: Site): Promise<{ manifest: Manifest; thetaSha256: string }> {
+  const manifest = JSON.parse(new TextDecoder().decode(await fetchFile(site, MANIFEST))) as Manifest
+  return { manifest, thetaSha256: listed(site, THETA).sha256 }
+}
+
+export function openProgram(site: Site, progress?: Progress): Promise<Uint8Array> {
+  return fetchFile(site, PROGRAM, progress)
+}
+
+export async function openBundle(site: Site, manifest: Manifest, program: Promise<Uint8Array>, progress?: Progress): Promise<Bundle> {
+  const load = (name: string) => fetchFile(site, name, progress)
+  const [theta, head, code] = await Promise.all([load(THETA), load('bundle/head.bin'), program])
+  const thetaSha256 = listed(site, THETA).sha256
   return {
     manifest,
-    program,
+    program: code,
     theta: floatsOf(theta),
     thetaSha256,
     head: readHead(head, manifest.model.num_features, thetaSha256),

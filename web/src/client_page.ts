@@ -13,7 +13,18 @@ export class ClientPage {
   private readonly runButton = byId('round', HTMLButtonElement)
   private last: RoundResult | null = null
 
-  constructor(
+  /** Opens this part when it comes near the screen. */
+  static async open(device: Device, bundle: Promise<Bundle>, client: () => Promise<ClientFile | null>): Promise<void> {
+    try {
+      new ClientPage(device, await bundle, await client())
+    } catch (error) {
+      const status = byId('round-status', HTMLElement)
+      status.textContent = messageOf(error)
+      status.classList.add('error')
+    }
+  }
+
+  private constructor(
     private readonly device: Device,
     private readonly bundle: Bundle,
     private readonly client: ClientFile | null,
@@ -32,15 +43,17 @@ export class ClientPage {
     const { tau, beta } = manifest.training
     const name = manifest.client_name && manifest.client_name !== String(manifest.client) ? ` (${manifest.client_name})` : ''
     about.textContent =
-      `Client ${manifest.client ?? ''}${name} of ${manifest.dataset ?? 'a federation'}: ${client.examples} of its ${of} examples, ` +
-      `${manifest.model.num_classes} classes. A round is ${tau - 1} steps on its own head at rate ${beta}, and one joint gradient ` +
-      'for the backbone that all clients share.'
+      `Here are the drawings of one of the others, client ${manifest.client ?? ''}${name} of ${manifest.dataset ?? 'a federation'}: ` +
+      `${client.examples} of its ${of}, in ${manifest.model.num_classes} classes. In a round, its device first improves its own layer. Then it ` +
+      'computes in which direction the shared part should change, and would send that direction alone.'
+    byId('round-terms', HTMLElement).textContent = `${tau - 1} steps on the head at beta ${beta}, then one joint gradient for the backbone (tau ${tau}).`
     for (const n of sizes) {
       const how = n <= device.batch ? 'one call of “round”' : `chunks of ${device.batch}`
       this.size.append(make('option', { value: String(n) }, `${n}, ${how}`))
     }
     this.showExamples()
     this.runButton.onclick = () => void this.run()
+    this.runButton.disabled = false
     for (const kind of ['float32', 'int8'] as const) {
       byId(`save-${kind}`, HTMLButtonElement).onclick = () => {
         if (this.last) download(`update.${kind}`, encodeGradient(this.last.dtheta, kind))
@@ -81,16 +94,16 @@ export class ClientPage {
     const { client, bundle, device } = this
     const { x, labels, raw, rounds } = client!
     const { tau, beta, head_rate: rate, safeguard } = bundle.manifest.training
-    const own = { x: x.subarray(0, (x.length / labels.length) * n), labels: labels.subarray(0, n) }
+    const used = { x: x.subarray(0, (x.length / labels.length) * n), labels: labels.subarray(0, n) }
     const begin = performance.now()
-    const result = await device.round(own.x, own.labels, bundle.head, { steps: tau - 1, beta, rate, safeguard })
+    const result = await device.round(used.x, used.labels, bundle.head, { steps: tau - 1, beta, rate, safeguard })
     const milliseconds = performance.now() - begin
     const { memory } = device
     this.last = result
-    const { losses } = await device.stepByStep(await device.phi(own.x), own.labels, bundle.head, tau - 1, beta)
+    const { losses } = await device.stepByStep(await device.phi(used.x), used.labels, bundle.head, tau - 1, beta)
 
     this.status.textContent = `A round on ${n} examples in ${millisecondsText(milliseconds)}: loss ${losses[0]!.toFixed(4)} before, ${result.loss.toFixed(4)} at the joint gradient.`
-    byId('loss-text', HTMLElement).textContent = `${losses[0]!.toFixed(4)} before the first of ${tau - 1} steps on the head, ${losses.at(-1)!.toFixed(4)} after the last.`
+    byId('loss-text', HTMLElement).textContent = `Loss ${losses[0]!.toFixed(4)} before the first of ${tau - 1} steps, ${losses.at(-1)!.toFixed(4)} after the last.`
     chart(byId('loss-chart', SVGSVGElement), losses)
     rows('cost', [
       ...Object.entries(result.parts).map(([part, time]): [string, string] => [part, millisecondsText(time)]),
@@ -104,12 +117,13 @@ export class ClientPage {
       ['number of examples, N', String(n)],
       ['training loss, for logs', result.loss.toFixed(4)],
     ])
-    const perExample = raw.byteLength / labels.length
+    const own = n * (raw.byteLength / labels.length)
     rows('stays', [
-      [`${n} examples`, bytesText(n * perExample)],
+      [`${n} examples`, bytesText(own)],
       [`${n} labels`, bytesText(4 * n)],
       ['the head', `${(result.head.kernel.length + result.head.bias.length).toLocaleString('en')} numbers`],
     ])
+    this.showBytes(n, own, encodeGradient(result.dtheta, 'float32').length, encodeGradient(result.dtheta, 'int8').length)
     const reference = rounds.get(n)!
     rows('difference', [
       ['gradient of θ', relative(result.dtheta, reference.dtheta)],
@@ -119,6 +133,27 @@ export class ClientPage {
       ['loss by step', relative(losses, reference.losses)],
     ])
     byId('round-result', HTMLElement).hidden = false
+  }
+
+  /** What leaves and what stays, as bars of one scale. */
+  private showBytes(n: number, examples: number, float32: number, int8: number): void {
+    const largest = Math.max(examples, float32)
+    const bar = (kind: string, name: string, bytes: number) => {
+      const found = make('div', { className: `bytes ${kind}` }, make('span', {}, name), make('span', { className: 'track' }, make('i')), make('span', {}, bytesText(bytes)))
+      found.style.setProperty('--part', String(bytes / largest))
+      return found
+    }
+    byId('byte-bars', HTMLElement).replaceChildren(
+      bar('stays', `stays: ${n} drawings`, examples),
+      bar('leaves', 'leaves: the direction', float32),
+      bar('leaves', 'or rounded to int8', int8),
+    )
+    const times = (bytes: number) => (bytes / examples).toFixed(bytes < 10 * examples ? 1 : 0)
+    byId('byte-text', HTMLElement).textContent =
+      (float32 > examples
+        ? `The direction is ${times(float32)} times as large as the drawings, rounded still ${times(int8)} times. It is sent all the same, because `
+        : 'The direction is sent, because ') +
+      'then nobody else ever holds the drawings: the server adds up the directions of many devices, and needs no drawing for that.'
   }
 }
 

@@ -1,43 +1,56 @@
 /** The part of the page that learns to read its user's drawings. */
-import type { Bundle, ClientFile } from './bundle'
-import type { Device } from './device'
+import type { Bundle, ClientFile, Manifest } from './bundle'
+import { classColor } from './colors'
 import { byId, download, make, messageOf, millisecondsText, percent } from './elements'
-import { readHead, type Head } from './head'
-import { Learner, MOST_NAMES, STEPS, type Example, type Learned, type State } from './learner'
+import { headBytes } from './head'
+import type { LateDevice } from './late_device'
+import { EVERY, Learner, MOST_NAMES, STEPS, type Example, type Learned, type State } from './learner'
+import { showMeaning, tested } from './meaning'
 import { Pad, thumbnail } from './pad'
+import { cropped, levelled } from './photo'
 import { decoded, exampleOfDrawing, type DrawingSettings, type Preprocessing } from './preprocess'
+import { restored } from './restore'
 import type { Score } from './scores'
 import { Store, type Kept } from './store'
 
-const NOTHING_LEARNED = 'Nothing learned yet.'
+/** What the page has: the manifest at once, the rest when it has come. */
+export interface Parts {
+  manifest: Manifest
+  thetaSha256: string
+  device: LateDevice
+  bundle: Promise<Bundle>
+  client: () => Promise<ClientFile | null>
+}
 
 export class LearnPage {
   private readonly pad: Pad
   private readonly learner: Learner
+  private readonly manifest: Manifest
   /** One of the client's examples, if it is on the pad instead of a drawing. */
   private given: Uint8Array | null = null
   private readonly taken: number[] = []
   private picked = 0
   private predicting = false
   private predictAgain = false
+  private filling: Promise<void> = Promise.resolve()
   private saved: Uint8Array | null = null
   private saving: Promise<void> = Promise.resolve()
 
   private readonly guess = byId('guess', HTMLElement)
   private readonly bars = byId('bars', HTMLUListElement)
   private readonly result = byId('result', HTMLElement)
+  private readonly answer = byId('answer', HTMLElement)
   private readonly keep = button('keep')
   private readonly learnButton = button('learn-button')
 
   private constructor(
-    private readonly device: Device,
-    private readonly bundle: Bundle,
-    private readonly client: ClientFile | null,
+    private readonly parts: Parts,
     private readonly settings: DrawingSettings,
     private readonly store: Store | null,
     state: State,
   ) {
-    this.learner = new Learner(device, bundle.thetaSha256, state)
+    this.manifest = parts.manifest
+    this.learner = new Learner(parts.device, parts.thetaSha256, state)
     this.pad = new Pad(
       byId('pad', HTMLCanvasElement),
       settings,
@@ -51,10 +64,13 @@ export class LearnPage {
       },
     )
     this.connect()
+    this.picked = this.learner.next(-1)
+    byId('features', HTMLElement).textContent = String(parts.device.features)
     this.refresh()
   }
 
-  static async open(device: Device, bundle: Bundle, client: ClientFile | null, settings: DrawingSettings): Promise<LearnPage> {
+  static async open(parts: Parts, settings: DrawingSettings): Promise<LearnPage> {
+    const { manifest, thetaSha256, device } = parts
     let store: Store | null = null
     let problem = ''
     try {
@@ -62,17 +78,17 @@ export class LearnPage {
     } catch (error) {
       problem = `This browser keeps nothing (${messageOf(error)}): what is learned lasts until the page is closed.`
     }
-    const kept = await store?.load(bundle.thetaSha256)
-    const others = (await store?.backbones())?.filter((name) => name !== bundle.thetaSha256) ?? []
+    const kept = await store?.load(thetaSha256)
+    const others = (await store?.backbones())?.filter((name) => name !== thetaSha256) ?? []
     let state = Learner.empty()
     if (kept) {
-      const restored = await restore(kept, device, bundle)
-      state = restored.state
-      problem ||= restored.problem
+      const back = restored(kept, device, manifest, thetaSha256)
+      state = back.state
+      problem ||= back.problem
     } else if (others.length > 0) {
       problem ||= `A head is kept here for another backbone (${others[0]!.slice(0, 8)}…); it is not used with this one.`
     }
-    const page = new LearnPage(device, bundle, client, settings, store, state)
+    const page = new LearnPage(parts, settings, store, state)
     page.saved = page.headFile()
     page.showPrediction(null, true)
     if (problem) page.say(problem, true)
@@ -80,20 +96,36 @@ export class LearnPage {
     return page
   }
 
+  /** The drawings of the user, as the federation would store them, with their labels. */
+  get drawings(): { raw: Uint8Array; label: number; heldOut: boolean }[] {
+    return this.learner.state.examples.map(({ raw, label, heldOut }) => ({ raw, label, heldOut }))
+  }
+
+  /** The program runs now: what waited for it is done. */
+  async started(): Promise<void> {
+    await this.fill()
+    this.showTests()
+    void this.predict(true)
+  }
+
   private connect(): void {
     const { learner } = this
     this.keep.onclick = () => this.attempt(() => this.keepDrawing())
     button('clear').onclick = () => this.clear()
     button('example').onclick = () => this.attempt(() => this.takeExample())
-    button('example').hidden = !this.client || !(this.client.raw instanceof Uint8Array)
-    const picture = byId('picture-file', HTMLInputElement)
-    button('picture').onclick = () => picture.click()
-    picture.onchange = () => this.attempt(() => this.takePicture(picture))
+    button('example').hidden = !this.manifest.browser.client
+    // Without a camera that the browser would open, this button would be the same as the next.
+    button('camera').hidden = !matchMedia('(pointer: coarse)').matches
+    for (const name of ['camera', 'picture']) {
+      const file = byId(`${name}-file`, HTMLInputElement)
+      button(name).onclick = () => file.click()
+      file.onchange = () => this.attempt(() => this.takePicture(file))
+    }
     button('add-class').onclick = () =>
       this.attempt(() => {
         learner.addClass()
         this.picked = learner.state.names.length - 1
-        this.changed(`Class “${learner.state.names.at(-1)}” added.`)
+        this.changed(`Class “${learner.state.names.at(-1)}” added. Its name is in the list of your classes.`)
         byId(`name-${this.picked}`, HTMLInputElement).select()
       })
     this.learnButton.onclick = () => this.attempt(() => this.learn())
@@ -131,15 +163,11 @@ export class LearnPage {
         this.changed(`A head of ${learner.learnedClasses} classes is in use.`)
       })
     button('import-bundle').onclick = () =>
-      this.attempt(() => {
-        const { names } = this.bundle.manifest.labels
-        learner.importHead(this.headBytesOf(this.bundle.head), names)
-        this.changed(`The head of client ${this.bundle.manifest.client ?? ''} is in use.`)
+      this.attempt(async () => {
+        const { head } = await this.parts.bundle
+        learner.importHead(headBytes(head, this.parts.thetaSha256), this.manifest.labels.names)
+        this.changed(`The head of client ${this.manifest.client ?? ''} is in use.`)
       })
-  }
-
-  private headBytesOf(head: Head): Uint8Array {
-    return new Learner(this.device, this.bundle.thetaSha256, { names: [], examples: [], head }).exportHead()
   }
 
   /** Runs the action of a button. An error is shown, and nothing has changed then. */
@@ -162,6 +190,7 @@ export class LearnPage {
     this.picked = label
     byId(`pick-${label}`, HTMLInputElement).checked = true
     this.showButtons()
+    void this.predict(true)
   }
 
   private clear(): void {
@@ -177,26 +206,47 @@ export class LearnPage {
   }
 
   private get pixels(): number {
-    return this.bundle.manifest.model.example_shape[0]!
+    return this.manifest.model.example_shape[0]!
   }
 
-  private phi(raw: Uint8Array): Promise<Float32Array> {
-    return this.device.phi(decoded(raw, this.bundle.manifest.preprocessing as Preprocessing))
+  private decode(raw: Uint8Array): Float32Array {
+    return decoded(raw, this.manifest.preprocessing as Preprocessing)
   }
 
-  private async keepDrawing(): Promise<void> {
+  private phi(...all: Uint8Array[]): Promise<Float32Array> {
+    const size = this.pixels * this.pixels
+    const x = new Float32Array(all.length * size)
+    all.forEach((raw, i) => x.set(this.decode(raw), i * size))
+    return this.parts.device.phi(x)
+  }
+
+  /** Computes the features of drawings that have none yet; waits for the program. */
+  private fill(): Promise<void> {
+    this.filling = this.filling.catch(() => undefined).then(() => this.learner.fill((raw) => this.phi(...raw)))
+    return this.filling
+  }
+
+  /** Keeps what is on the pad for a class. The next class to draw for comes up by itself. */
+  private keepDrawing(label = this.picked): void {
     const raw = this.raw()
     if (!raw) throw new Error('The pad is empty: draw something first.')
-    const label = this.picked
-    const example = this.learner.add(raw, await this.phi(raw), label)
+    const example = this.learner.add(raw, label)
+    if (this.parts.device.ready) void this.fill().catch(() => undefined) // or else Learn says what is wrong
+    this.picked = this.learner.next(label)
     this.clear()
     const name = this.learner.state.names[label]!
-    this.changed(`Example ${this.learner.count(label)} of “${name}”${example.heldOut ? ', held out' : ''}.`)
+    this.changed(`Example ${this.learner.count(label)} of “${name}”${example.heldOut ? ', set aside as a test' : ''}.`)
   }
 
-  private takeExample(): void {
-    const { raw, labels } = this.client!
-    const classes = this.bundle.manifest.model.num_classes
+  /** One tap on what the drawing is: it is kept, and learned from at once. */
+  private async teach(label: number): Promise<void> {
+    this.keepDrawing(label)
+    if (!this.learner.missing()) await this.learn()
+  }
+
+  private async takeExample(): Promise<void> {
+    const { raw, labels } = (await this.parts.client())!
+    const classes = this.manifest.model.num_classes
     const wanted = this.picked % classes
     const rows = [...labels.keys()].filter((i) => labels[i] === wanted)
     if (rows.length === 0) throw new Error('The file has no example of this class.')
@@ -206,9 +256,9 @@ export class LearnPage {
     const given = (raw as Uint8Array).slice(row * size, (row + 1) * size)
     const picture = document.createElement('canvas')
     thumbnail(picture, given, this.pixels, this.settings.levels)
-    this.pad.show(picture)
+    this.pad.show(cropped(picture, this.settings.size))
     this.given = given
-    this.say(`An example of the client’s class “${this.bundle.manifest.labels.names[wanted]}” is on the pad.`)
+    this.say(`An example of the client’s class “${this.manifest.labels.names[wanted]}” is on the pad.`)
     void this.predict(true)
     this.showButtons()
   }
@@ -217,30 +267,48 @@ export class LearnPage {
     const file = input.files?.[0]
     input.value = ''
     if (!file) return
-    const image = await createImageBitmap(file)
+    const image = await createImageBitmap(file).catch(() => {
+      throw new Error(`${file.name} is no picture that this browser can read.`)
+    })
+    const { size } = this.settings
+    const drawing = levelled(cropped(image, size), size)
     this.given = null
-    this.pad.show(image)
-    this.say('The picture is on the pad; dark counts as ink.')
+    this.pad.show(drawing)
+    this.say('The picture is on the pad as it will be kept: its middle square, paper white and ink black.')
     void this.predict(true)
     this.showButtons()
   }
 
   private async learn(): Promise<void> {
     this.learnButton.disabled = true
-    this.say('Learning …')
+    this.say(this.parts.device.ready ? 'Learning …' : 'Learning begins when the rest has been loaded …')
     try {
+      const missing = this.learner.missing()
+      if (missing) throw new Error(missing)
+      await this.fill()
       const learned = await this.learner.learn()
       this.showScores(learned)
       const { kept, before, after, milliseconds } = learned
+      const right = `${after.correct} of ${after.examples} drawings that were set aside are right, before ${before.correct}`
       const how = `${STEPS} steps in ${millisecondsText(milliseconds)}`
-      const right = `${after.correct} of ${after.examples} held-out drawings right, before ${before.correct}`
-      this.changed(
-        kept ? `Learned: ${right}. The new head is kept. (${how})` : `Not better: ${right}. The old head stays. (${how})`,
-      )
+      this.changed(kept ? `Learned: ${right}. (${how})` : `Not better: ${right}. It keeps what it knew. (${how})`)
+      this.showTests()
       void this.predict(true)
     } finally {
       this.learnButton.disabled = false
     }
+  }
+
+  /** The drawings that were set aside, guessed from pixels and with the backbone, once their features are there. */
+  private showTests(): void {
+    const { head, examples } = this.learner.state
+    const whole = head && examples.every((e) => e.phi) && this.learner.missing() === null
+    const found = whole ? tested(this.learner, (raw) => this.decode(raw)) : []
+    showMeaning(this.learner, found, (raw) => {
+      const canvas = make('canvas', { role: 'img' })
+      thumbnail(canvas, raw, this.pixels, this.settings.levels)
+      return canvas
+    })
   }
 
   private showScores({ before, after }: Learned): void {
@@ -262,7 +330,8 @@ export class LearnPage {
       while (this.predictAgain) {
         this.predictAgain = false
         const raw = this.raw()
-        const found = raw && this.learner.predict(await this.phi(raw))
+        const known = raw && this.learner.state.head && this.parts.device.ready
+        const found = known ? this.learner.predict(await this.phi(raw)) : null
         this.showPrediction(found, announce || !this.predictAgain)
       }
     } catch (error) {
@@ -276,21 +345,64 @@ export class LearnPage {
     const { names } = this.learner.state
     const top = found ? found.indexOf(Math.max(...found)) : -1
     if (announce) {
-      const text = found ? `“${names[top]}”, ${percent(found[top]!)}` : this.learner.learnedClasses ? 'Draw something.' : NOTHING_LEARNED
+      const text = found ? `“${names[top]}”, ${percent(found[top]!)}` : this.prompt()
       if (this.guess.textContent !== text) this.guess.textContent = text
       this.guess.dataset.label = found ? String(top) : ''
+      this.guess.style.setProperty('--c', classColor(found ? top : this.picked))
+      this.showAnswer(found ? top : null)
     }
+    byId('prediction', HTMLElement).hidden = !found
     this.bars.replaceChildren(
       ...(found ?? []).map((value, label) => {
         const meter = make('meter', { min: 0, max: 1, value, ariaLabel: names[label]! })
-        return make('li', {}, make('span', {}, names[label]!), meter, make('output', {}, percent(value)))
+        meter.style.setProperty('--part', String(value))
+        const item = make('li', {}, make('span', {}, names[label]!), meter, make('output', {}, percent(value)))
+        item.style.setProperty('--c', classColor(label))
+        return item
       }),
     )
+  }
+
+  /** What to do next. */
+  private prompt(): string {
+    const { state, learnedClasses } = this.learner
+    const empty = this.pad.empty && !this.given
+    if (learnedClasses) {
+      if (empty) return 'Draw something.'
+      return this.parts.device.ready ? '…' : 'It guesses when the rest has been loaded.'
+    }
+    const name = state.names[this.picked]!
+    if (!empty) return `Keep it as “${name}”.`
+    return this.learner.missing() ? `Draw “${name}”, ${this.learner.count(this.picked) + 1} of ${EVERY}.` : 'Press Learn.'
+  }
+
+  /** Buttons for the guess: right, or which class it is. Each teaches with one tap. */
+  private showAnswer(top: number | null): void {
+    this.answer.hidden = top === null
+    if (top === null || this.answer.dataset.shown === this.answerKey(top)) return
+    this.answer.dataset.shown = this.answerKey(top)
+    const { names } = this.learner.state
+    const teacher = (label: number, text: string, id: string) => {
+      const found = make('button', { type: 'button', id, className: label === top ? 'primary' : 'chip' }, text)
+      found.style.setProperty('--c', classColor(label))
+      found.onclick = () => this.attempt(() => this.teach(label))
+      return found
+    }
+    const others = names.map((name, label) => teacher(label, name, `is-${label}`)).filter((_, label) => label !== top)
+    this.answer.replaceChildren(
+      teacher(top, 'Right', 'right'),
+      make('div', { className: 'others', role: 'group', ariaLabel: 'No, it is' }, make('span', {}, 'No, it is'), ...others),
+    )
+  }
+
+  private answerKey(top: number): string {
+    return JSON.stringify([top, this.learner.state.names])
   }
 
   /** Shows the present state and stores it, after each change. */
   private changed(text: string): void {
     this.picked = Math.min(this.picked, this.learner.state.names.length - 1)
+    if (!this.learner.state.head) byId('meaning', HTMLElement).hidden = true
     this.refresh()
     this.say(text)
     void this.predict(true)
@@ -302,7 +414,8 @@ export class LearnPage {
   }
 
   private save(): void {
-    const { store, bundle } = this
+    const { store } = this
+    const { thetaSha256 } = this.parts
     if (!store) return
     const head = this.headFile()
     const { names, examples } = this.learner.state
@@ -316,10 +429,10 @@ export class LearnPage {
     this.saving = this.saving.then(async () => {
       try {
         if (forget) {
-          await store.forget(bundle.thetaSha256)
+          await store.forget(thetaSha256)
         } else {
-          const before = this.saved && head && same(this.saved, head) ? (await store.load(bundle.thetaSha256))?.previous : this.saved
-          await store.save(bundle.thetaSha256, { ...kept, previous: before ?? null })
+          const before = this.saved && head && same(this.saved, head) ? (await store.load(thetaSha256))?.previous : this.saved
+          await store.save(thetaSha256, { ...kept, previous: before ?? null })
         }
         this.saved = head
       } catch (error) {
@@ -331,18 +444,26 @@ export class LearnPage {
   private refresh(): void {
     const { state, learnedClasses } = this.learner
     const focused = document.activeElement?.id
+    byId('class-chips', HTMLElement).replaceChildren(
+      ...state.names.map((name, label) => {
+        const pick = make('input', { type: 'radio', name: 'class', id: `pick-${label}`, checked: label === this.picked })
+        pick.onchange = () => this.pick(label)
+        const count = make('span', { className: 'count' }, String(this.learner.count(label)))
+        const chip = make('label', { className: 'chip' }, pick, make('span', { className: 'name' }, name), count)
+        chip.style.setProperty('--c', classColor(label))
+        return chip
+      }),
+    )
     byId('class-list', HTMLOListElement).replaceChildren(
       ...state.names.map((name, label) => {
         const own = state.examples.filter((e) => e.label === label)
         const held = own.filter((e) => e.heldOut).length
-        const pick = make('input', { type: 'radio', name: 'class', id: `pick-${label}`, checked: label === this.picked })
         const remove = make('button', { type: 'button', id: `remove-${label}` }, '×')
         const named = (name: string) => {
-          pick.ariaLabel = `Draw for “${name}”`
+          byId('class-chips', HTMLElement).children[label]!.querySelector('.name')!.textContent = name
           remove.ariaLabel = `Remove class “${name}”`
         }
         named(name)
-        pick.onchange = () => this.pick(label)
         const input = make('input', { type: 'text', id: `name-${label}`, value: name, maxLength: MOST_NAMES, autocomplete: 'off' })
         input.ariaLabel = `Name of class ${label + 1}`
         input.onfocus = () => {
@@ -353,6 +474,7 @@ export class LearnPage {
           this.learner.rename(label, input.value.trim() || name)
           named(this.learner.state.names[label]!)
           this.showButtons()
+          void this.predict(true)
         }
         input.onchange = () => {
           input.value = this.learner.state.names[label]!
@@ -365,13 +487,15 @@ export class LearnPage {
             this.changed(`Class “${removed}” removed.`)
           })
         const unlearned = learnedClasses > 0 && label >= learnedClasses ? ', not learned yet' : ''
-        const count = `${own.length} drawn, ${held} held out${unlearned}`
-        return make(
+        const count = own.length ? `${own.length} drawn, ${held} set aside${unlearned}` : `nothing drawn yet${unlearned}`
+        const item = make(
           'li',
           {},
-          make('div', { className: 'class-line' }, pick, input, make('span', { className: 'count' }, count), remove),
+          make('div', { className: 'class-line' }, input, make('span', { className: 'count' }, count), remove),
           make('div', { className: 'strip' }, ...own.map((e, i) => this.thumbnail(e, i, name))),
         )
+        item.style.setProperty('--c', classColor(label))
+        return item
       }),
     )
     if (focused) document.getElementById(focused)?.focus()
@@ -380,49 +504,23 @@ export class LearnPage {
 
   private showButtons(): void {
     const { state, canUndo, learnedClasses } = this.learner
+    const missing = this.learner.missing()
+    const empty = this.pad.empty && !this.given
     this.keep.textContent = `Keep as “${state.names[this.picked]}”`
+    // One button is the next thing to do.
+    this.keep.classList.toggle('primary', !learnedClasses && (missing !== null || !empty))
+    this.learnButton.classList.toggle('primary', missing === null && empty)
+    this.learnButton.title = missing ?? ''
     button('undo').disabled = this.pad.empty && !canUndo
     button('export').disabled = learnedClasses === 0
-    this.learnButton.title = this.learner.missing() ?? ''
   }
 
   private thumbnail(example: Example, index: number, name: string): HTMLCanvasElement {
     const canvas = make('canvas', { className: example.heldOut ? 'held' : '', role: 'img' })
-    canvas.ariaLabel = `Example ${index + 1} of “${name}”${example.heldOut ? ', held out' : ''}`
+    canvas.ariaLabel = `Example ${index + 1} of “${name}”${example.heldOut ? ', set aside as a test' : ''}`
     canvas.title = canvas.ariaLabel
     thumbnail(canvas, example.raw, this.pixels, this.settings.levels)
     return canvas
-  }
-}
-
-/** Reads the stored state and checks it. If the head is damaged, the one before it is used, if that is whole. */
-async function restore(kept: Kept, device: Device, bundle: Bundle): Promise<{ state: State; problem: string }> {
-  const { manifest, thetaSha256 } = bundle
-  const pixels = manifest.model.example_shape.reduce((a, b) => a * b, 1)
-  const names = kept.names.map(String).slice(0, device.room)
-  if (names.length < 2) return { state: Learner.empty(), problem: 'What was kept here is damaged and was refused.' }
-  const whole = kept.examples.filter(({ raw, label }) => raw.length === pixels && label >= 0 && label < names.length)
-  const x = new Float32Array(whole.length * pixels)
-  whole.forEach(({ raw }, i) => x.set(decoded(raw, manifest.preprocessing as Preprocessing), i * pixels))
-  const phi = whole.length ? await device.phi(x) : new Float32Array(0)
-  const examples = whole.map((e, i) => ({ ...e, phi: phi.slice(i * device.features, (i + 1) * device.features) }))
-  const read = (file: Uint8Array): Head => {
-    const head = readHead(file, device.features, thetaSha256)
-    if (head.bias.length > names.length) throw new Error('The head has more classes than there are names.')
-    return head
-  }
-  if (!kept.head) return { state: { names, examples, head: null }, problem: '' }
-  try {
-    return { state: { names, examples, head: read(kept.head) }, problem: '' }
-  } catch (error) {
-    const why = `The head that was kept here is refused. ${messageOf(error)}`
-    try {
-      const head = kept.previous && read(kept.previous)
-      const instead = head ? 'The one before it is in use.' : 'There was none before it.'
-      return { state: { names, examples, head }, problem: `${why} ${instead}` }
-    } catch {
-      return { state: { names, examples, head: null }, problem: `${why} The one before it is damaged, too.` }
-    }
   }
 }
 

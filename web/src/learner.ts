@@ -1,13 +1,14 @@
 /** The state of what the page has learned, and its changes: classes, drawings, head. Uses no storage and no elements. */
-import type { Device } from './device'
 import { readHead, resized, withoutColumn, zeroHead, headBytes, type Head } from './head'
+import type { Computer } from './late_device'
 import { isBetter, probabilities, score, type Score } from './scores'
 import { unzipped, zipped } from './zip'
 
 export interface Example {
   /** The example as the federation would store it. */
   raw: Uint8Array
-  phi: Float32Array
+  /** Its features; null until the program has computed them. */
+  phi: Float32Array | null
   label: number
   /** Held out: learning does not use it, and the old and the new head are compared on it. */
   heldOut: boolean
@@ -36,13 +37,15 @@ export const STEPS = 300
 export const EVERY = 3
 export const MOST_NAMES = 24
 const MOST_UNDO = 50
+/** What a visitor is asked to draw first. */
+const NAMES = ['star', 'house', 'wave']
 
 export class Learner {
   private past: State[] = []
   private now: State
 
   constructor(
-    private readonly device: Device,
+    private readonly device: Computer,
     private readonly thetaSha256: string,
     state: State,
   ) {
@@ -50,7 +53,7 @@ export class Learner {
   }
 
   static empty(): State {
-    return { names: ['A', 'B', 'C'], examples: [], head: null }
+    return { names: NAMES, examples: [], head: null }
   }
 
   get state(): State {
@@ -95,7 +98,7 @@ export class Learner {
     })
   }
 
-  add(raw: Uint8Array, phi: Float32Array, label: number): Example {
+  add(raw: Uint8Array, label: number, phi: Float32Array | null = null): Example {
     const heldOut = (this.count(label) + 1) % EVERY === 0
     const example = { raw, phi, label, heldOut }
     this.change({ examples: [...this.now.examples, example] })
@@ -108,6 +111,23 @@ export class Learner {
 
   count(label: number): number {
     return this.now.examples.filter((e) => e.label === label).length
+  }
+
+  /** The class to draw next: one with the fewest drawings, the next one after `label` among those. */
+  next(label: number): number {
+    const k = this.now.names.length
+    const order = Array.from({ length: k }, (_, i) => (label + 1 + i) % k)
+    return order.reduce((best, other) => (this.count(other) < this.count(best) ? other : best))
+  }
+
+  /** Computes the features that are missing. @param features of some examples, one after the other. */
+  async fill(features: (raw: Uint8Array[]) => Promise<Float32Array>): Promise<void> {
+    for (;;) {
+      const missing = this.now.examples.filter((e) => !e.phi)
+      if (missing.length === 0) return
+      const phi = await features(missing.map((e) => e.raw))
+      missing.forEach((e, i) => (e.phi = phi.slice(i * this.device.features, (i + 1) * this.device.features)))
+    }
   }
 
   /** A text on what is still missing before learning; null if nothing is. */
@@ -125,7 +145,7 @@ export class Learner {
   /**
    * Fits the head, and keeps the new one only if it is better on the held-out examples.
    *
-   * Learning starts at the old head; the columns of new classes start at 0.
+   * Learning starts at the old head; the columns of new classes start at 0. `fill` must have computed the features.
    */
   async learn(): Promise<Learned> {
     const missing = this.missing()
@@ -134,12 +154,12 @@ export class Learner {
     const [fit, out] = [examples.filter((e) => !e.heldOut), examples.filter((e) => e.heldOut)]
     const start = head ? resized(head, names.length) : zeroHead(this.device.features, names.length)
     const phi = new Float32Array(fit.length * this.device.features)
-    fit.forEach((e, i) => phi.set(e.phi, i * this.device.features))
+    fit.forEach((e, i) => phi.set(e.phi!, i * this.device.features))
     const labels = Int32Array.from(fit, (e) => e.label)
     const begin = performance.now()
     const fitted = await this.device.fitHead(phi, labels, start, STEPS, safeRate(phi, fit.length))
     const milliseconds = performance.now() - begin
-    const [before, after] = [head ?? start, fitted.head].map((h) => score(h, out.map((e) => e.phi), out.map((e) => e.label))) as [Score, Score] // prettier-ignore
+    const [before, after] = [head ?? start, fitted.head].map((h) => score(h, out.map((e) => e.phi!), out.map((e) => e.label))) as [Score, Score] // prettier-ignore
     const kept = isBetter(after, before)
     if (kept) this.change({ head: fitted.head })
     return { kept, before, after, lossBefore: fitted.lossBefore, loss: fitted.loss, milliseconds }

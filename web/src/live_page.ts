@@ -29,7 +29,8 @@ export class LivePage {
   private constructor(
     private readonly store: BrowserStore,
     private readonly start: (program: Uint8Array) => Promise<Runtime>,
-    private readonly own: Examples | null,
+    private readonly own: () => Promise<Examples | null>,
+    examples: number | undefined,
   ) {
     this.form.onsubmit = (event) => {
       event.preventDefault()
@@ -38,11 +39,16 @@ export class LivePage {
     this.pauseButton.onclick = () => (this.client ? this.client.stop() : this.run())
     byId('live-head', HTMLButtonElement).onclick = () => void this.saveHead()
     byId('live-leave', HTMLButtonElement).onclick = () => void this.leave()
-    if (own) byId('live-own', HTMLElement).textContent = `Without files, the ${own.splits.train!.y.length} examples of this page’s client are taken.`
+    if (examples) byId('live-own', HTMLElement).textContent = `Without files, the ${examples} examples of this page’s client are taken.`
   }
 
   /** Shows the section if the site's host runs live rounds. If this browser has joined, it goes on. */
-  static async open(site: Site, manifest: Manifest, client: ClientFile | null, start: (program: Uint8Array) => Promise<Runtime>): Promise<void> {
+  static async open(
+    site: Site,
+    manifest: Manifest,
+    client: () => Promise<ClientFile | null>,
+    start: (program: Uint8Array) => Promise<Runtime>,
+  ): Promise<void> {
     if (!site.live) return
     for (const id of ['live', 'live-link']) byId(id, HTMLElement).hidden = false
     if (!globalThis.isSecureContext || !('locks' in navigator)) {
@@ -50,8 +56,11 @@ export class LivePage {
       byId('live-status', HTMLElement).textContent = 'A browser can join by https or on localhost only: it has no keys elsewhere.'
       return
     }
-    const own = client && { classes: manifest.model.num_classes, splits: { train: { x: client.x, y: client.labels } } }
-    const page = new LivePage(await BrowserStore.open(), start, own)
+    const own = async () => {
+      const file = await client()
+      return file && { classes: manifest.model.num_classes, splits: { train: { x: file.x, y: file.labels } } }
+    }
+    const page = new LivePage(await BrowserStore.open(), start, own, manifest.browser.client?.examples)
     if (await page.store.identity()) page.run()
     else page.show('new', '')
   }
@@ -63,7 +72,7 @@ export class LivePage {
       const token = this.token.value.trim()
       if (!token) throw new Error('Joining needs the token that the server’s operator gave you.')
       const files = await Promise.all([...(this.files.files ?? [])].map(async (f) => [f.name, new Uint8Array(await f.arrayBuffer())] as const))
-      const examples = files.length ? await readExamples(new Map(files)) : this.own
+      const examples = files.length ? await readExamples(new Map(files)) : await this.own()
       if (!examples) throw new Error('Choose the files with your examples.')
       if (!(await alone(() => begin(this.store, token, examples)))) throw new Error('Another tab of this browser has joined.')
       void navigator.storage?.persist?.() // the browser is asked to keep the head when its disk gets full

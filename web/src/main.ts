@@ -1,14 +1,18 @@
-/** Loads the site's bundle, starts the program, and then the parts of the page. */
-import { openBundle, openClient, type Bundle } from './bundle'
+/** Opens the page: the pad at once, and behind it what the others learned, the program, and then the other parts. */
+import { NEEDED, openBundle, openClient, openManifest, openProgram, type Bundle, type Manifest } from './bundle'
 import { ClientPage } from './client_page'
 import { Device } from './device'
 import { byId, bytesText, make, messageOf } from './elements'
 import { FederationPage } from './federation_page'
+import { LateDevice } from './late_device'
 import { LearnPage } from './learn_page'
 import { LivePage } from './live_page'
+import { Loading } from './loading'
+import { whenNear } from './near'
 import { cacheName, keepForOffline } from './offline'
 import { Runtime } from './runtime'
 import { openSite, type Site } from './site'
+import { travels } from './transfer'
 
 declare const __LITERT_FOLDER__: string
 declare const __LITERT_VERSION__: string
@@ -17,30 +21,54 @@ const status = byId('status', HTMLElement)
 
 async function main(): Promise<void> {
   const site = await openSite()
-  const bundle = await openBundle(site)
-  const client = await openClient(site, bundle.manifest)
-  const litert = Object.entries(site.files).filter(([name]) => name.startsWith(`${__LITERT_FOLDER__}/`))
-  const hashes = Object.fromEntries(litert.map(([name, { sha256 }]) => [name.slice(__LITERT_FOLDER__.length + 1), sha256]))
-  const folder = new URL(`${__LITERT_FOLDER__}/`, document.baseURI).href
-  const start = (program: Uint8Array) => Runtime.start(folder, program, { hashes, cache: cacheName(site) })
-  const runtime = await start(bundle.program)
-  const device = await Device.open(runtime, bundle.theta)
-  const { drawing } = bundle.manifest.browser
+  const { manifest, thetaSha256 } = await openManifest(site)
+  const { drawing, room } = manifest.browser
   for (const id of ['learn', 'client', 'about']) byId(id, HTMLElement).hidden = false
   byId('no-drawing', HTMLElement).hidden = drawing !== null
   byId('learner', HTMLElement).hidden = drawing === null
-  if (drawing) await LearnPage.open(device, bundle, client, drawing)
-  new ClientPage(device, bundle, client)
-  await LivePage.open(site, bundle.manifest, client, start)
-  FederationPage.open(site, bundle, start)
-  showFacts(site, bundle, runtime, 'no')
-  status.textContent = `Ready: ${bundle.manifest.network ?? 'a backbone'}${trainedOn(bundle)}.`
+
+  const loading = new Loading(site, NEEDED, `${__LITERT_FOLDER__}/litert_wasm_internal.wasm`)
+  const litert = Object.entries(site.files).filter(([name]) => name.startsWith(`${__LITERT_FOLDER__}/`))
+  const files = Object.fromEntries(litert.map(([name, file]) => [name.slice(__LITERT_FOLDER__.length + 1), file]))
+  const folder = new URL(`${__LITERT_FOLDER__}/`, document.baseURI).href
+  const start = (program: Uint8Array | Promise<Uint8Array>, progress?: (bytes: number) => void) =>
+    Runtime.start(folder, program, { files, cache: cacheName(site) }, globalThis.crossOriginIsolated, progress)
+  const once = <T>(load: () => Promise<T>) => {
+    let found: Promise<T> | undefined
+    return () => (found ??= load())
+  }
+  const client = once(() => openClient(site, manifest))
+
+  const program = openProgram(site, loading.came)
+  const bundle = openBundle(site, manifest, program, loading.came)
+  const runtime = start(program, loading.came)
+  const opened = Promise.all([bundle, runtime]).then(([{ theta }, runtime]) => Device.open(runtime, theta))
+  // `opened` is awaited below; what fails first ends the progress, or else it would cover the error.
+  for (const promise of [program, bundle, runtime, opened]) promise.catch(loading.done)
+  const late = new LateDevice(manifest.model.num_features, room, opened)
+  const page = drawing && (await LearnPage.open({ manifest, thetaSha256, device: late, bundle, client }, drawing))
+  document.documentElement.dataset.pad = 'yes'
+
+  const device = await opened
+  await page?.started()
+  loading.done()
+  whenNear(byId('client', HTMLElement), () => ClientPage.open(device, bundle, client))
+  await LivePage.open(site, manifest, client, start)
+  FederationPage.open(site, await bundle, start)
+  showFacts(site, await bundle, await runtime, 'no')
+  status.textContent = `Ready${trainedBy(manifest)}.`
   document.documentElement.dataset.ready = 'yes'
 
-  const offline = await keepForOffline(site, runtime.files).catch((error: unknown) => `no: ${messageOf(error)}`)
+  const offline = await keepForOffline(site, (await runtime).files).catch((error: unknown) => `no: ${messageOf(error)}`)
   const text = offline === true ? 'yes: kept in this browser' : offline || 'no: that needs https or localhost'
-  showFacts(site, bundle, runtime, text)
+  showFacts(site, await bundle, await runtime, text)
   document.documentElement.dataset.offline = String(offline === true)
+}
+
+/** What the visitor starts from, in words without terms. */
+function trainedBy({ dataset, round }: Manifest): string {
+  if (!dataset || round === undefined) return ''
+  return `: the others practised on ${dataset} for ${round} rounds`
 }
 
 function trainedOn({ manifest }: Bundle): string {
@@ -52,8 +80,8 @@ function trainedOn({ manifest }: Bundle): string {
 function showFacts(site: Site, bundle: Bundle, runtime: Runtime, offline: string): void {
   const { model, training } = bundle.manifest
   const bytes = (wanted: (file: string) => boolean) =>
-    Object.entries(site.files).reduce((sum, [file, { bytes }]) => sum + (wanted(file) ? bytes : 0), 0)
-  const litert = bytes((file) => runtime.files.some((used) => file.endsWith(`/${used}`)))
+    Object.entries(site.files).reduce((sum, [name, file]) => sum + (wanted(name) ? travels(file) : 0), 0)
+  const litert = bytes((name) => runtime.files.some((used) => name.endsWith(`/${used}`)))
   const shape = model.example_shape.join(' × ')
   const facts: [string, string][] = [
     ['backbone', `${bundle.manifest.network ?? 'a Keras model'}${trainedOn(bundle)}`],
@@ -62,7 +90,7 @@ function showFacts(site: Site, bundle: Bundle, runtime: Runtime, offline: string
     ['program', `${bytesText(bundle.program.length)}, builtin operations only; room for ${bundle.manifest.browser.room} classes`],
     ['in a round', `tau ${training.tau}, beta ${training.beta}, rho ${training.rho}`],
     ['runtime', `LiteRT.js ${__LITERT_VERSION__}, WebAssembly, ${runtime.threads} ${runtime.threads === 1 ? 'thread' : 'threads'}`],
-    ['loaded', `${bytesText(bytes((file) => !file.startsWith('litert-')) + litert)} (LiteRT.js ${bytesText(litert)}), before compression`],
+    ['loaded', `${bytesText(bytes((name) => !name.startsWith('litert-')) + litert)} (LiteRT.js ${bytesText(litert)})`],
     ['works offline', offline],
     ['made by', site.made_by],
   ]
@@ -74,5 +102,6 @@ function showFacts(site: Site, bundle: Bundle, runtime: Runtime, offline: string
 main().catch((error: unknown) => {
   status.textContent = messageOf(error)
   status.classList.add('error')
+  for (const id of ['learn', 'client', 'loading']) byId(id, HTMLElement).hidden = true
   document.documentElement.dataset.ready = 'failed'
 })

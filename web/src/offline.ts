@@ -1,8 +1,11 @@
 /** Stores the site for use without a network: every file that a visit needs, checked against site.json. */
 import { sha256 } from './sha256'
 import { address, type Site } from './site'
+import { content, type Listed } from './transfer'
 
 const PREFIX = 'tfpfl-'
+/** The browser keeps the first itself; the second is for pages that link here. */
+const ELSEWHERE = ['sw.js', 'preview.png']
 
 /** The name of this site's cache. Another site, or a newer version, has another name. */
 export function cacheName(site: Site): string {
@@ -19,19 +22,17 @@ export async function keepForOffline(site: Site, runtime: readonly string[]): Pr
   await navigator.serviceWorker.ready
   const name = cacheName(site)
   const cache = await caches.open(name)
-  const keep = async (url: string, expected: string) => {
+  const keep = async (file: string, url: string, found: Listed) => {
     if (await cache.match(url)) return
     // The browser has just loaded it; the hash says whether its copy is still the right file.
     const response = await fetch(url, url === './' ? {} : { cache: 'force-cache' })
-    if (!response.ok) throw new Error(`${url} is missing`)
-    const found = sha256(new Uint8Array(await response.clone().arrayBuffer()))
-    if (found !== expected) throw new Error(`${url} is damaged`)
+    await content(file, response.clone(), found)
     await cache.put(url, response)
   }
   const wanted = (file: string) => !file.startsWith('litert-') || runtime.some((used) => file.endsWith(`/${used}`))
-  for (const [file, { sha256: expected }] of Object.entries(site.files).filter(([file]) => wanted(file))) {
-    if (file === 'sw.js') continue // the browser keeps it itself
-    await keep(file === 'index.html' ? './' : file.startsWith('bundle/') ? address(site, file) : file, expected)
+  for (const [file, found] of Object.entries(site.files)) {
+    if (ELSEWHERE.includes(file) || !wanted(file)) continue
+    await keep(file, file === 'index.html' ? './' : address(site, file), found)
   }
   await cache.put('site.json', await fetch('site.json'))
   for (const old of await caches.keys()) if (old.startsWith(PREFIX) && old !== name) await caches.delete(old)

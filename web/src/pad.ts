@@ -78,14 +78,10 @@ export class Pad {
     return true
   }
 
-  /** Shows a picture instead of strokes: dark on light, as one would draw. */
-  show(image: CanvasImageSource): void {
-    const { size } = this.settings
+  /** Shows a picture, grey [size, size], instead of strokes: dark on light, as one would draw. */
+  show(grey: Uint8Array): void {
     this.strokes = []
-    this.small.fillStyle = 'white'
-    this.small.fillRect(0, 0, size, size)
-    this.small.drawImage(image, 0, 0, size, size)
-    this.picture = greyOf(this.small, size)
+    this.picture = grey
     this.paint()
   }
 

@@ -1,4 +1,5 @@
 /** The exported program, run by LiteRT.js in a worker. */
+import type { Listed, Progress } from './transfer'
 
 export type Numbers = Float32Array | Int32Array
 export type Arrays = Record<string, Numbers>
@@ -7,12 +8,13 @@ export type Signature = Record<string, { dtype: string; shape: number[] }>
 
 /** What LiteRT.js's files must be, by their name, and the cache that keeps them for offline. */
 export interface Checks {
-  hashes: Record<string, string>
+  files: Record<string, Listed>
   cache: string | null
 }
 
 export type Request = { id: number } & (
-  | ({ kind: 'start'; folder: string; program: Uint8Array; threads: boolean } & Checks)
+  | ({ kind: 'load'; folder: string; threads: boolean } & Checks)
+  | { kind: 'start'; program: Uint8Array }
   | { kind: 'keep'; name: string; data: Numbers }
   | { kind: 'run'; signature: string; inputs: Arrays }
 )
@@ -29,7 +31,7 @@ export interface Ran {
   /** The largest memory of WebAssembly so far, in bytes. */
   memory: number
 }
-export type Reply = { id: number } & ({ value: Started | Ran | null } | { error: string })
+export type Reply = { id: number } & ({ value: Started | Ran | null } | { error: string } | { came: number })
 type Unnumbered<T> = T extends unknown ? Omit<T, 'id'> : never
 
 export class RuntimeError extends Error {}
@@ -42,8 +44,12 @@ export class Runtime {
   private readonly waiting = new Map<number, (reply: Reply) => void>()
   private next = 0
 
-  private constructor(private readonly worker: Worker) {
+  private constructor(
+    private readonly worker: Worker,
+    private readonly progress: Progress,
+  ) {
     worker.onmessage = ({ data }: MessageEvent<Reply>) => {
+      if ('came' in data) return this.progress(data.came)
       this.waiting.get(data.id)?.(data)
       this.waiting.delete(data.id)
     }
@@ -55,25 +61,27 @@ export class Runtime {
 
   /**
    * @param folder the address of LiteRT.js's WebAssembly files; ends with a slash.
-   * @param program a .tflite file.
+   * @param program a .tflite file, which may still be on its way.
    * @param checks the size and sha256 of the files in the folder.
    * @param threads whether to use the build with threads, if the page is cross-origin isolated.
+   * @param progress is told of WebAssembly's bytes as they come.
    */
   static async start(
     folder: string,
-    program: Uint8Array,
-    checks: Checks = { hashes: {}, cache: null },
+    program: Uint8Array | Promise<Uint8Array>,
+    checks: Checks = { files: {}, cache: null },
     threads = globalThis.crossOriginIsolated,
+    progress: Progress = () => {},
   ): Promise<Runtime> {
-    const runtime = new Runtime(new Worker(new URL('./runtime.worker.ts', import.meta.url)))
-    const begin = (threads: boolean) => runtime.ask({ kind: 'start', folder, program, threads, ...checks }) as Promise<Started>
+    const runtime = new Runtime(new Worker(new URL('./runtime.worker.ts', import.meta.url)), progress)
     let started: Started
     try {
-      started = await begin(threads)
+      await runtime.ask({ kind: 'load', folder, threads, ...checks })
+      started = (await runtime.ask({ kind: 'start', program: await program })) as Started
     } catch (error) {
       runtime.stop()
       if (!threads) throw error
-      return Runtime.start(folder, program, checks, false) // a browser without relaxed SIMD has no build with threads
+      return Runtime.start(folder, program, checks, false, progress) // a browser without relaxed SIMD has no build with threads
     }
     return Object.assign(runtime, started)
   }
@@ -109,7 +117,7 @@ export class Runtime {
     return new Promise((resolve, reject) => {
       this.waiting.set(id, (reply) => {
         if ('error' in reply) reject(new RuntimeError(reply.error))
-        else resolve(reply.value)
+        else if ('value' in reply) resolve(reply.value)
       })
       this.worker.postMessage({ ...request, id })
     })

@@ -1,7 +1,7 @@
 /** Runs the exported program by LiteRT.js in a worker, so that the page stays responsive. */
 import { Environment, getGlobalLiteRt, loadAndCompile, loadLiteRt, supportsFeature, Tensor, type CompiledModel } from '@litertjs/core'
-import { sha256 } from './sha256'
 import type { Arrays, Numbers, Reply, Request, Signature, Started } from './runtime'
+import { content, packed } from './transfer'
 
 interface Scope {
   Module?: {
@@ -27,27 +27,27 @@ function memory(): number {
   return (getGlobalLiteRt().liteRtWasm as unknown as { HEAPU8: Uint8Array }).HEAPU8.length
 }
 
+type Load = Request & { kind: 'load' }
+
 /** LiteRT.js's WebAssembly, from the cache that is for offline or from the host; checked, and put into the cache. */
-async function webAssembly(file: string, { folder, hashes, cache: name }: Request & { kind: 'start' }): Promise<Uint8Array> {
-  const url = new URL(file, folder).href
-  const expected = hashes[file]
-  const whole = (bytes: Uint8Array) => expected === undefined || sha256(bytes) === expected
+async function webAssembly(file: string, { id, folder, files, cache: name }: Load): Promise<Uint8Array> {
+  const found = files[file]
+  const url = new URL(found && packed(found) ? `${file}.gz` : file, folder).href
+  const tell = (came: number) => scope.postMessage({ id, came }, [])
   const cache = name !== null && 'caches' in globalThis ? await caches.open(name) : null
   const kept = await cache?.match(url)
-  if (kept) {
-    const bytes = new Uint8Array(await kept.arrayBuffer())
-    if (whole(bytes)) return bytes
-  }
+  const whole = kept && (await content(file, kept, found, tell).catch(() => null))
+  if (whole) return whole
   const response = await fetch(url)
-  if (!response.ok) throw new Error(`${file} is missing.`)
   const copy = response.clone()
-  const bytes = new Uint8Array(await response.arrayBuffer())
-  if (!whole(bytes)) throw new Error(`${file} is damaged: its sha256 is not the one in site.json.`)
+  const bytes = await content(file, response, found, tell)
   await cache?.put(url, copy).catch(() => undefined) // no room: it works, but not offline
   return bytes
 }
 
-async function start(request: Request & { kind: 'start' }): Promise<Started> {
+let used: string[] = []
+
+async function load(request: Load): Promise<void> {
   const kind = request.threads ? '_threaded' : (await supportsFeature('relaxedSimd')) ? '' : '_compat'
   const files = [`litert_wasm${kind}_internal.js`, `litert_wasm${kind}_internal.wasm`] as const
   scope.Module = {
@@ -61,14 +61,18 @@ async function start(request: Request & { kind: 'start' }): Promise<Started> {
     },
   }
   await loadLiteRt(request.folder, { threads: request.threads })
-  model = await loadAndCompile(request.program, { accelerator: 'wasm' })
+  used = [...files]
+}
+
+async function start(program: Uint8Array): Promise<Started> {
+  model = await loadAndCompile(program, { accelerator: 'wasm' })
   const signatures: Record<string, Signature> = {}
   for (const [name, signature] of Object.entries(model.signatures)) {
     signatures[name] = Object.fromEntries(
       signature.getInputDetails().map((d) => [d.name, { dtype: d.dtype, shape: [...d.shape] }]),
     )
   }
-  return { signatures, threads: model.options.cpuOptions.numThreads ?? 1, memory: memory(), files: [...files] }
+  return { signatures, threads: model.options.cpuOptions.numThreads ?? 1, memory: memory(), files: used }
 }
 
 async function run(signature: string, inputs: Arrays): Promise<{ outputs: Arrays; milliseconds: number }> {
@@ -93,7 +97,11 @@ async function run(signature: string, inputs: Arrays): Promise<{ outputs: Arrays
 }
 
 async function answer(request: Request): Promise<Reply> {
-  if (request.kind === 'start') return { id: request.id, value: await start(request) }
+  if (request.kind === 'load') {
+    await load(request)
+    return { id: request.id, value: null }
+  }
+  if (request.kind === 'start') return { id: request.id, value: await start(request.program) }
   if (request.kind === 'keep') {
     kept.set(request.name, request.data)
     return { id: request.id, value: null }

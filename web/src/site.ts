@@ -1,10 +1,10 @@
 /** The files of the site, checked: site.json names each with its size and sha256 (tflite_export/web.py). */
-import { sha256 } from './sha256'
+import { content, packed, type Listed, type Progress } from './transfer'
 
 export interface Site {
   format: number
   made_by: string
-  files: Record<string, { bytes: number; sha256: string }>
+  files: Record<string, Listed>
   /** Whether the host of the site runs live rounds, which the page can join. */
   live?: boolean
 }
@@ -19,20 +19,20 @@ export async function openSite(): Promise<Site> {
   return site
 }
 
-/** The hash is part of the address, so that a cache never mixes two sites. */
-export function address(site: Site, name: string): string {
+export function listed(site: Site, name: string): Listed {
   const file = site.files[name]
   if (!file) throw new SiteError(`The site has no ${name}.`)
-  return `${name}?sha256=${file.sha256.slice(0, 16)}`
+  return file
 }
 
-/** Loads a file of the site. @throws SiteError: it is missing, or is not the file that site.json describes. */
-export async function fetchFile(site: Site, name: string): Promise<Uint8Array> {
-  const response = await fetch(address(site, name))
-  if (!response.ok) throw new SiteError(`${name} is missing.`)
-  const bytes = new Uint8Array(await response.arrayBuffer())
-  if (bytes.length !== site.files[name]?.bytes || sha256(bytes) !== site.files[name].sha256) {
-    throw new SiteError(`${name} is damaged: its sha256 is not the one in site.json.`)
-  }
-  return bytes
+/** Where the page finds a file. The hash is part of the address, so that a cache never mixes two sites. */
+export function address(site: Site, name: string): string {
+  const file = listed(site, name)
+  const found = packed(file) ? `${name}.gz` : name
+  return name.startsWith('bundle/') ? `${found}?sha256=${file.sha256.slice(0, 16)}` : found
+}
+
+/** Loads a file of the site. @throws TransferError: it is missing, or is not the file that site.json describes. */
+export async function fetchFile(site: Site, name: string, progress?: Progress): Promise<Uint8Array> {
+  return content(name, await fetch(address(site, name)), listed(site, name), progress)
 }

@@ -81,7 +81,7 @@ describe.skipIf(noBrowser)('Be a client', () => {
     file.writeFloatLE(7, 8 + header + entries['round_32.dtheta']!.data_offsets[0])
     const whole = sha256(new Uint8Array(readFileSync(`${site}/bundle/client.safetensors`)))
     const renamed = (bytes: Buffer) => Buffer.from(bytes.toString().replace(whole, sha256(new Uint8Array(file))))
-    const host = await serve(site, { damage: { 'bundle/client.safetensors': () => file, 'site.json': renamed } })
+    const host = await serve(site, { damage: { 'bundle/client.safetensors.gz': () => file, 'site.json': renamed } })
     const page = await openPage(await browser.newContext(), host.url)
     await page.locator('#round').click()
     await expect.poll(() => page.locator('#round-status').textContent()).toMatch(/A round on/)

@@ -24,7 +24,7 @@ describe('a learner', () => {
     learner = new Learner({ features: 2, room: 5, fitHead } as unknown as Device, THETA, { names: ['a', 'b'], examples: [], head: null })
   })
 
-  const add = (label: number, ...values: [number, number]) => learner.add(Uint8Array.of(1), Float32Array.from(values), label)
+  const add = (label: number, ...values: [number, number]) => learner.add(Uint8Array.of(1), label, Float32Array.from(values))
   const addAll = () => {
     for (let i = 1; i <= 3; i++) {
       add(0, i, 0)

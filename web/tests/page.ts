@@ -58,7 +58,7 @@ export async function teach(page: Page, label: number, stroke: Stroke, variant: 
 /** Presses Learn, and returns what the page says of it. */
 export async function learn(page: Page): Promise<string> {
   await page.locator('#learn-button').click()
-  await expect.poll(() => result(page)).toMatch(/^(Learned|Not better|Learning needs)/)
+  await expect.poll(() => result(page)).toMatch(/^(Learned:|Not better|Learning needs)/)
   return result(page)
 }
 
@@ -69,17 +69,24 @@ export async function result(page: Page): Promise<string> {
 /** Clears the pad, draws, and waits for the prediction: [name of the class, percent]. */
 export async function predicted(page: Page, stroke: Stroke, variant = 0): Promise<[string, number]> {
   await page.locator('#clear').click()
-  await expect.poll(() => page.locator('#guess').textContent()).toMatch(/^(Draw something|Nothing learned)/)
+  await expect.poll(() => page.locator('#guess').textContent()).toMatch(/^(Draw|Press)/)
   await draw(page, stroke, variant)
-  await expect.poll(() => page.locator('#guess').textContent()).toMatch(/^“|^Nothing/)
+  await expect.poll(() => page.locator('#guess').textContent()).toMatch(/^“|^Keep/)
   const text = (await page.locator('#guess').textContent())!
   const [, name = text, percent = '0'] = /^“(.*)”, (\d+) %$/.exec(text) ?? []
   return [name, Number(percent)]
 }
 
+/** Presses a button that is in a part of the page which may be folded up. */
+export async function press(page: Page, id: string): Promise<void> {
+  const folded = page.locator('details:not([open])', { has: page.locator(id) }).locator('> summary')
+  if (await folded.count()) await folded.click()
+  await page.locator(id).click()
+}
+
 /** The entries of the zip file that Export writes. */
 export async function exported(page: Page): Promise<{ head: Uint8Array; names: string[] }> {
-  const [file] = await Promise.all([page.waitForEvent('download'), page.locator('#export').click()])
+  const [file] = await Promise.all([page.waitForEvent('download'), press(page, '#export')])
   const entries = (await unzipped(new Uint8Array(readFileSync(await file.path()))))!
   return { head: entries.get('head.bin')!, names: JSON.parse(new TextDecoder().decode(entries.get('names.json'))) as string[] }
 }
@@ -89,7 +96,7 @@ export async function shown(page: Page, stroke: Stroke): Promise<string> {
   await page.locator('#clear').click()
   await expect.poll(() => page.locator('#bars li').count()).toBe(0)
   await page.locator('#picture-file').setInputFiles(fixture(`${stroke}.png`))
-  await expect.poll(() => page.locator('#guess').textContent()).toMatch(/^“|^Nothing/)
+  await expect.poll(() => page.locator('#guess').textContent()).toMatch(/^“|^Keep/)
   const bars = await page.locator('#bars meter').evaluateAll((all) => (all as HTMLMeterElement[]).map(({ value }) => value))
   await page.locator('#clear').click()
   return JSON.stringify(bars)

@@ -2,12 +2,15 @@
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { gunzipSync } from 'node:zlib'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import type { Browser } from 'playwright-core'
 import litert from '../node_modules/@litertjs/core/package.json' with { type: 'json' }
 import { fixture, launch, noBrowser } from './browser'
 import { draw, learn, openPage, shown, teach } from './page'
 import { serve } from './server'
+
+const wasm = `litert-${litert.version}/litert_wasm_internal.wasm`
 
 describe.skipIf(noBrowser)('the site', () => {
   let browser: Browser
@@ -40,8 +43,8 @@ describe.skipIf(noBrowser)('the site', () => {
     // The browser itself looks for updates and the like; what a page asks for has the page's origin as its initiator.
     const asked = started.flatMap(({ params }) => (params?.url && params.initiator?.startsWith('http') ? [new URL(params.url)] : []))
     const { origin } = new URL(host.url)
-    expect(asked.map(({ pathname }) => pathname)).toEqual(expect.arrayContaining(['/site.json', '/bundle/theta.bin', '/sw.js']))
-    expect(asked.some(({ pathname }) => pathname.endsWith('.wasm'))).toBe(true)
+    expect(asked.map(({ pathname }) => pathname)).toEqual(expect.arrayContaining(['/site.json', '/bundle/theta.bin.gz', '/sw.js']))
+    expect(asked.some(({ pathname }) => pathname.endsWith('.wasm.gz'))).toBe(true)
     expect([...new Set(asked.map((url) => url.origin))]).toEqual([origin])
     rmSync(folder, { recursive: true })
   })
@@ -79,7 +82,7 @@ describe.skipIf(noBrowser)('the site', () => {
     expect(await learn(page)).toMatch(/Learned/)
     const before = await shown(page, 'ring')
     await expect.poll(() => page.evaluate(() => document.documentElement.dataset.offline)).toBe('true')
-    expect(host.asked.filter((path) => path.endsWith('.wasm'))).toHaveLength(1) // 9 MB, once
+    expect(host.asked.filter((path) => path.includes('.wasm'))).toEqual([`/${wasm}.gz`]) // megabytes, once
     await page.close()
     await host.close() // nobody is there any more
 
@@ -90,23 +93,81 @@ describe.skipIf(noBrowser)('the site', () => {
     await context.close()
   })
 
-  const wasm = `litert-${litert.version}/litert_wasm_internal.wasm`
   for (const name of ['bundle/theta.bin', 'bundle/program_browser.tflite', 'bundle/manifest.json', 'bundle/client.safetensors', wasm]) {
     it(`refuses a changed ${name}`, async () => {
       const flip = (bytes: Buffer) => {
         bytes[Math.floor(bytes.length / 2)]! ^= 1
         return bytes
       }
-      const host = await serve(fixture('site-mlp'), { damage: { [name]: flip } })
+      const host = await serve(fixture('site-mlp'), { damage: { [name]: flip, [`${name}.gz`]: flip } })
       const page = await browser.newPage()
       await page.goto(host.url)
       await page.waitForFunction(() => document.documentElement.dataset.ready)
-      expect(await page.locator('#status').textContent()).toMatch(`${name.split('/')[1]} is damaged: its sha256 is not the one in site.json.`)
-      expect(await page.locator('#learn').isVisible()).toBe(false)
+      const late = name.includes('client')
+      if (late) await page.locator('#client').scrollIntoViewIfNeeded()
+      const said = page.locator(late ? '#round-status' : '#status')
+      await expect.poll(() => said.textContent()).toMatch(`${name.split('/')[1]} is damaged: its sha256 is not the one in site.json.`)
+      if (late) expect(await page.locator('#round').isDisabled()).toBe(true)
+      else expect(await page.locator('#learn').isVisible()).toBe(false)
       await page.close()
       await host.close()
     })
   }
+
+  it('works where the host unpacks the copies itself, and where the browser cannot', async () => {
+    for (const plain of [true, false]) {
+      const copies = Object.keys((JSON.parse(readFileSync(fixture('site-cnn', 'site.json'), 'utf8')) as { files: object }).files).map((name) => `${name}.gz`)
+      const damage = Object.fromEntries(copies.map((name) => [name, (bytes: Buffer) => gunzipSync(bytes)])) // as with Content-Encoding: gzip
+      const host = await serve(fixture('site-cnn'), { damage: plain ? {} : damage })
+      const context = await browser.newContext()
+      if (plain) {
+        await context.addInitScript(() => Reflect.deleteProperty(globalThis, 'DecompressionStream'))
+        await context.route('**/runtime.worker-*.js', async (route) => {
+          const response = await route.fetch()
+          await route.fulfill({ response, body: `delete self.DecompressionStream;${await response.text()}` })
+        })
+      }
+      const page = await openPage(context, host.url)
+      expect(host.asked.filter((path) => path.includes('.wasm'))).toEqual([plain ? `/${wasm}` : `/${wasm}.gz`])
+      await page.locator('#round').click()
+      await expect.poll(() => page.locator('#round-status').textContent()).toMatch(/A round on/)
+      await context.close()
+      await host.close()
+    }
+  })
+
+  it('takes drawings before the program has come; they are learned from when it is there, and the client is loaded last', async () => {
+    let release = () => {}
+    const held = new Promise<void>((done) => (release = done))
+    const host = await serve(fixture('site-cnn'))
+    const context = await browser.newContext({ serviceWorkers: 'block', viewport: { width: 390, height: 844 } })
+    await context.route('**/*.wasm.gz', async (route) => {
+      await held
+      await route.continue()
+    })
+    const page = await context.newPage()
+    await page.goto(host.url)
+    await page.waitForFunction(() => document.documentElement.dataset.pad)
+    for (const [label, stroke] of (['line', 'bar', 'ring'] as const).entries()) {
+      for (let i = 0; i < 3; i++) await teach(page, label, stroke, i)
+    }
+    expect(await page.locator('#status').textContent()).toMatch(/You can draw already.*of \d\.\d MB/)
+    const [have, all] = await page.locator('#loading').evaluate((bar: HTMLProgressElement) => [bar.value, bar.max])
+    expect(have).toBeGreaterThan(0.1 * all!) // theta and the program have come
+    expect(have).toBeLessThan(0.5 * all!) // most is WebAssembly
+    await page.locator('#learn-button').click()
+    await expect.poll(() => page.locator('#result').textContent()).toMatch(/Learning begins when/)
+    expect(await page.evaluate(() => document.documentElement.dataset.ready)).toBeUndefined()
+    expect(host.asked.some((path) => path.includes('client.safetensors'))).toBe(false)
+    release()
+    await expect.poll(() => page.locator('#result').textContent()).toMatch(/^Learned: 3 of 3/)
+    expect(await page.locator('#loading').isVisible()).toBe(false)
+    await page.locator('#client').scrollIntoViewIfNeeded()
+    await expect.poll(() => page.locator('#round').isEnabled()).toBe(true)
+    expect(host.asked.some((path) => path.includes('client.safetensors'))).toBe(true)
+    await context.close()
+    await host.close()
+  })
 
   it('keeps nothing for offline where a file of the page was changed', async () => {
     const comment = (bytes: Buffer) => Buffer.concat([bytes, Buffer.from('<!-- -->')])
@@ -160,6 +221,8 @@ describe.skipIf(noBrowser)('the site', () => {
         await expect.poll(() => page.locator('#round-status').textContent()).toMatch(/A round on/)
         expect(await overflow()).toBeLessThanOrEqual(0)
         expect(await page.locator('#pad').evaluate((pad) => getComputedStyle(pad).touchAction)).toBe('none')
+        await page.locator('details').evaluateAll((all) => (all as HTMLDetailsElement[]).forEach((details) => (details.open = true)))
+        expect(await overflow()).toBeLessThanOrEqual(0)
         expect(await page.evaluate(lowestContrast)).toBeGreaterThan(4.5)
         expect(await page.evaluate(unnamed)).toEqual([])
         expect(await page.evaluate(small, 44)).toEqual([])
@@ -172,7 +235,8 @@ describe.skipIf(noBrowser)('the site', () => {
 
 /** In the browser: the lowest contrast of a text with what is behind it (WCAG's ratio). */
 function lowestContrast(): number {
-  const channels = (color: string) => (color.match(/[\d.]+/g) ?? []).map(Number)
+  // Mixed colours are given as color(srgb 0.5 0.5 0.5).
+  const channels = (color: string) => (color.match(/[\d.]+/g) ?? []).map((part, i) => Number(part) * (color.startsWith('color(') && i < 3 ? 255 : 1))
   const luminance = (color: string) => {
     const [r, g, b] = channels(color).slice(0, 3).map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4)) // prettier-ignore
     return 0.2126 * r! + 0.7152 * g! + 0.0722 * b!

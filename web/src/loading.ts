@@ -1,0 +1,38 @@
+/** Shows how much of what the program needs has come. */
+import { byId } from './elements'
+import type { Site } from './site'
+import { travels } from './transfer'
+
+const MEGA = 1e6
+
+export class Loading {
+  private readonly bar = byId('loading', HTMLProgressElement)
+  private readonly status = byId('status', HTMLElement)
+  private have = 0
+  private ended = false
+  private readonly all: number
+
+  /** @param wasm WebAssembly's file: browsers load one of three, which are about as large. */
+  constructor(site: Site, needed: readonly string[], wasm: string) {
+    this.all = [...needed, wasm].reduce((sum, name) => sum + (site.files[name] ? travels(site.files[name]) : 0), 0)
+    this.bar.hidden = false
+    this.bar.max = this.all
+    this.came(0)
+  }
+
+  readonly came = (bytes: number): void => {
+    if (this.ended) return // what still comes must not cover an error
+    this.have += bytes
+    this.bar.value = Math.min(this.have, this.all)
+    const text = (n: number) => (n / MEGA).toFixed(1)
+    const begun = this.have >= this.all
+    const line = begun ? 'You can draw already. The program starts …' : `You can draw already. Loading what the others learned: ${text(this.have)} of ${text(this.all)} MB`
+    if (this.status.textContent !== line) this.status.textContent = line
+  }
+
+  /** Everything is there, or something has failed. */
+  readonly done = (): void => {
+    this.ended = true
+    this.bar.hidden = true
+  }
+}
