@@ -47,11 +47,13 @@ describe.skipIf(noBrowser)('ten rounds in the page are those of the local engine
 
 /** In the browser: the largest differences after so many rounds. */
 async function playRounds({ name, mode, litert, rounds }: { name: string; mode: 'own' | 'one'; litert: string; rounds: number }) {
-  const { Device, Federation, Runtime, openBundle, openMembers, openSite, readSafetensors } = globalThis.harness
+  const { Device, Federation, Runtime, openBundle, openManifest, openMembers, openProgram, openSite, readSafetensors } =
+    globalThis.harness
   // The harness lies in a folder of the site.
   document.head.append(Object.assign(document.createElement('base'), { href: '/' }))
   const site = await openSite()
-  const bundle = await openBundle(site)
+  const { manifest } = await openManifest(site)
+  const bundle = await openBundle(site, manifest, openProgram(site))
   const members = await openMembers(site, bundle)
   const file = readSafetensors(new Uint8Array(await (await fetch(`/fixtures/${name}.safetensors`)).arrayBuffer()))
   const get = (name: string) => file.get(name)!.data as Float32Array
