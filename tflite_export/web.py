@@ -4,7 +4,7 @@ site.json       every file's size and sha256, which the page checks, and the siz
                 by it, a folder is known to be a site
 bundle/         what the page loads: manifest.json, program_browser.tflite, theta.bin, head.bin, client.safetensors;
                 with members, members.json and members.safetensors, too
-NAME.gz         a compressed copy of what the page loads itself (the bundle and WebAssembly), for hosts that compress nothing
+NAME.gz         a compressed copy of what the page loads itself: files of the bundle, and WebAssembly
 index.html ...  the page, as `make web` built it; LiteRT.js and its WebAssembly are part of it
 """
 

@@ -1,6 +1,6 @@
 /** A static host on this machine, such as anyone would put the site on; with the faults that a test asks for. */
 import { createReadStream, existsSync, readFileSync, statSync } from 'node:fs'
-import { createServer, type Server } from 'node:http'
+import { createServer, type Server, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { extname, join, normalize } from 'node:path'
 
@@ -9,9 +9,13 @@ const TYPES: Record<string, string> = {
   '.js': 'text/javascript',
   '.css': 'text/css',
   '.svg': 'image/svg+xml',
+  '.png': 'image/png',
   '.json': 'application/json',
+  '.webmanifest': 'application/manifest+json',
   '.wasm': 'application/wasm',
 }
+
+const PACKET = 14_000
 
 export interface Options {
   /** Send the headers of cross-origin isolation, which threads need. */
@@ -20,6 +24,8 @@ export interface Options {
   damage?: Record<string, (bytes: Buffer) => Buffer>
   /** More folders, by the path that they appear under. */
   folders?: Record<string, string>
+  /** A slow line, which all answers share. */
+  line?: { bitsPerSecond: number; /** Milliseconds to the host and back. */ latency: number }
 }
 
 export interface Host {
@@ -29,8 +35,9 @@ export interface Host {
   close(): Promise<void>
 }
 
-export async function serve(folder: string, { isolated = false, damage = {}, folders = {} }: Options = {}): Promise<Host> {
+export async function serve(folder: string, { isolated = false, damage = {}, folders = {}, line }: Options = {}): Promise<Host> {
   const asked: string[] = []
+  let free = 0 // when the line has sent what was given to it
   const server: Server = createServer((request, response) => {
     const path = normalize(decodeURIComponent(new URL(request.url ?? '/', 'http://host').pathname))
     asked.push(path)
@@ -48,8 +55,20 @@ export async function serve(folder: string, { isolated = false, damage = {}, fol
     response.setHeader('Content-Type', TYPES[extname(file)] ?? 'application/octet-stream')
     const change = damage[path.slice(1)]
     if (change) response.end(change(readFileSync(file)))
+    else if (line) void slowly(response, readFileSync(file), line)
     else createReadStream(file).pipe(response)
   })
+  async function slowly(response: ServerResponse, bytes: Buffer, { bitsPerSecond, latency }: NonNullable<Options['line']>) {
+    const pause = (ms: number) => new Promise((done) => setTimeout(done, ms))
+    await pause(latency)
+    for (let at = 0; at < bytes.length; at += PACKET) {
+      const part = bytes.subarray(at, at + PACKET)
+      free = Math.max(free, performance.now()) + (8000 * part.length) / bitsPerSecond
+      await pause(free - performance.now())
+      response.write(part)
+    }
+    response.end()
+  }
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
   return {
     url: `http://localhost:${(server.address() as AddressInfo).port}/`,
