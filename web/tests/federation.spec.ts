@@ -247,7 +247,8 @@ describe.skipIf(noBrowser)('the federation of the page', () => {
       bytes[bytes.length - 9]! ^= 1
       return bytes
     }
-    const other = await serve(fixture('site-members'), { damage: { 'bundle/members.safetensors': flip } })
+    const damaged = 'bundle/members.safetensors'
+    const other = await serve(fixture('site-members'), { damage: { [damaged]: flip, [`${damaged}.gz`]: flip } })
     const context = await browser.newContext()
     const page = await openPage(context, other.url)
     await page.locator('#federation').scrollIntoViewIfNeeded()

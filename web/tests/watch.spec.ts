@@ -148,7 +148,7 @@ describe.skipIf(noBrowser)('The page for operators', () => {
     await page.locator('#filter button', { hasText: 'all' }).click()
     expect(await kept!.evaluate((line) => line.isConnected)).toBe(false)
     await page.locator('#numbers summary').click()
-    expect(await page.locator('#numbers-rows tr').count()).toBe(59)
+    await expect.poll(() => page.locator('#numbers-rows tr').count()).toBe(59)
 
     const box = (await page.locator('#loss-chart svg').boundingBox())!
     await page.mouse.move(box.x + 41, box.y + 60)
