@@ -51,7 +51,7 @@ def test_a_bundle_has_the_files_that_its_layout_names(bundle):
     named = {name for key, value in vars(layout).items() if key.isupper() for name in np.atleast_1d(value)}
     # Only with browser=True, see test_web.py; or with train_from, see test_trunk_bundle.py.
     others = {layout.BROWSER_PROGRAM, layout.CLIENT, layout.TRUNK, layout.TRUNK_FLOAT16, layout.TRUNK_INT8}
-    others |= {layout.TRUNK_STATIC}
+    others |= {layout.TRUNK_STATIC, layout.MEMBERS_ABOUT, layout.MEMBERS}  # the last two are a site's
     assert {path.name for path in bundle.folder.iterdir()} == named - others
 
 

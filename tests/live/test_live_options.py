@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tensorflow as tf
-from aiohttp.test_utils import make_mocked_request
+from aiohttp import test_utils
 from click.testing import CliRunner
 
 from helpers.live import EXACT, Talker, examples_of, in_threads, live_theta, serving, simulated
@@ -170,9 +170,9 @@ def test_theta_is_compressed_once(half):
     name = hashlib.sha256(theta).hexdigest()
     held = {name: theta}
     thetas = Thetas(lambda: held)
-    zipped = make_mocked_request("GET", "/", headers={"Accept-Encoding": "gzip, deflate, br"})
+    zipped = test_utils.make_mocked_request("GET", "/", headers={"Accept-Encoding": "gzip, deflate, br"})
     first, second = (thetas.response(zipped, name, half) for _ in range(2))
-    whole = thetas.response(make_mocked_request("GET", "/"), name, half)
+    whole = thetas.response(test_utils.make_mocked_request("GET", "/"), name, half)
     assert first.body is second.body and first.headers["Content-Encoding"] == "gzip"
     assert "Content-Encoding" not in whole.headers and gzip.decompress(first.body) == whole.body
     assert len(first.body) < len(whole.body) / 10
