@@ -2,11 +2,12 @@
 
 from tfpfl.algorithms.apfl import apfl
 from tfpfl.algorithms.catalog import ALGORITHMS, build_algorithm, check_names, get_method
-from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData, ClientOutput, OnePass, Rows
+from tfpfl.algorithms.contract import Adaptation, Algorithm, Between, ClientData, ClientOutput, Exchange, OnePass, Rows
 from tfpfl.algorithms.ditto import ditto
 from tfpfl.algorithms.fedamp import fedamp, heurfedamp
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedbabu import fedbabu
+from tfpfl.algorithms.feddane import feddane
 from tfpfl.algorithms.feddyn import feddyn
 from tfpfl.algorithms.fedfomo import fedfomo
 from tfpfl.algorithms.fedper import fedper
@@ -31,8 +32,10 @@ __all__ = [
     "ALGORITHMS",
     "Adaptation",
     "Algorithm",
+    "Between",
     "ClientData",
     "ClientOutput",
+    "Exchange",
     "Method",
     "OnePass",
     "Rows",
@@ -44,6 +47,7 @@ __all__ = [
     "fedavg",
     "fedavg_ft",
     "fedbabu",
+    "feddane",
     "feddyn",
     "fedfomo",
     "fedper",

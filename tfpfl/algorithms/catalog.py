@@ -10,6 +10,7 @@ from tfpfl.algorithms.fedamp import FEDAMP, HEURFEDAMP
 from tfpfl.algorithms.fedavg import FEDAVG
 from tfpfl.algorithms.fedbabu import FEDBABU
 from tfpfl.algorithms.fedbn import FEDBN
+from tfpfl.algorithms.feddane import FEDDANE
 from tfpfl.algorithms.feddyn import FEDDYN
 from tfpfl.algorithms.fedfomo import FEDFOMO
 from tfpfl.algorithms.fedper import FEDPER
@@ -41,6 +42,7 @@ _METHODS = (
     FEDPROX,
     SCAFFOLD,
     FEDDYN,
+    FEDDANE,
     FEDAVG_FT,
     FEDPROX_FT,
     FEDPER,

@@ -221,10 +221,13 @@ def no_graph_is_traced_again_for_other_clients(subject):
     """Clients of all sizes, in cohorts of several sizes, share one graph of a client's work, or two."""
     engine = subject.engine
     Trained(subject.algorithm, engine).rounds(5, cohorts=lambda t: [[0, 1, 2], [2, 4], [3, 4, 5], EVERYONE, [6]][t - 1])
-    work = getattr(engine._clients, "_work", None) or engine._clients._visit
-    parts = {"a client's work": work, "the message": engine._messages._message, "the server's update": engine._finish}
-    traces = {what: function.experimental_get_tracing_count() for what, function in parts.items()}
-    much = [f"{what} {count} times" for what, count in traces.items() if count > 2]  # 2: any number of classes
+    much = []
+    for rounds in filter(None, (engine, engine.first)):
+        work = getattr(rounds._clients, "_work", None) or rounds._clients._visit
+        parts = [("a client's work", work), ("the message", rounds._messages._message)]
+        parts.append(("the server's update", rounds._finish))
+        traces = [(what, function.experimental_get_tracing_count()) for what, function in parts]
+        much += [f"{what} {count} times" for what, count in traces if count > 2]  # 2: any number of classes
     require(not much, f"in rounds of other clients, graphs were traced again: {', '.join(much)}")
 
 
@@ -241,7 +244,10 @@ def no_personal_weights_leave(subject):
     require(not wide, f"weight and metrics are scalars, and {', '.join(wide)} is none")
     if subject.algorithm.message_per_client:
         return
-    sent = [np.asarray(u) for u in tf.nest.flatten(output.update)]
+    updates = [output.update]
+    if subject.algorithm.first is not None:
+        updates.append(subject.first_visit(WIDEST)[3].update)
+    sent = [np.asarray(u) for u in tf.nest.flatten(updates)]
     if subject.head_width(0) == CLASSES[0]:
         heads = [u.shape for u in sent if CLASSES[WIDEST] in u.shape]
         require(not heads, f"heads are personal, and an update of a client of {CLASSES[WIDEST]} classes has {heads}")
@@ -359,6 +365,34 @@ def a_sum_of_what_clients_keep_is_declared(subject):
     require(not broken, f"where updates are clipped, the server's tensors {broken} are not what all clients keep")
 
 
+def a_first_exchange_keeps_what_it_declares(subject):
+    """A round with two exchanges has no `one_pass` and no `balance`, and a client keeps between them what `keeps` says.
+
+    A client that leaves between them keeps its state, and one that stays does not: only the first aggregate has both.
+    """
+    algorithm, trained = subject.algorithm, subject.trained
+    if algorithm.first is None:
+        return
+    for name in ("one_pass", "balance"):
+        require(getattr(algorithm, name) is None, f"it has a `first` and a `{name}`: leave one of them out")
+    for client in (0, WIDEST):
+        _, _, data, output = subject.first_visit(client)
+        declared = algorithm.first.keeps(data.info)
+        try:
+            tf.nest.assert_same_structure(declared, output.state)
+        except (TypeError, ValueError) as error:
+            raise Broken(f"after the first exchange a client does not keep what `keeps` declares: {error}") from error
+        same = kinds(declared) == kinds(output.state)
+        require(same, f"`keeps` declares {kinds(declared)}, and client {client} keeps {kinds(output.state)}")
+    visits, states = subject.visits(EVERYONE, 5), trained.states(EVERYONE)
+    some = subject.engine.next(trained.server, states, visits, gone=[1, 4])
+    _keep(some.client_states, states, (1, 4))
+    everyone = subject.engine.next(trained.server, states, visits)
+    fewer = subject.engine.next(trained.server, states[2:], visits[2:])
+    away = [distance(some.server, other.server) for other in (everyone, fewer)]
+    require(min(away) > 1e-12, "a client that leaves between the exchanges counts in both of them, or in neither")
+
+
 def a_new_client_adapts(subject):
     """If new clients can adapt, adapting starts at the personal or global model and lowers the loss in nine epochs."""
     algorithm = subject.algorithm
@@ -406,6 +440,7 @@ CHECKS = (
     what_is_shared_is_declared,
     one_pass_is_the_work_of_a_client,
     a_sum_of_what_clients_keep_is_declared,
+    a_first_exchange_keeps_what_it_declares,
     a_new_client_adapts,
     functions_take_no_tensor_from_the_builder,
     no_graph_is_traced_again_for_other_clients,
