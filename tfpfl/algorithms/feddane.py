@@ -90,6 +90,7 @@ def feddane(
     solve = local_solver(**work, prox=mu)
     check_penalty(eta, False, mu=mu)
     base, weight, objective = fedavg(model, population, **work), example_weight(model, weighting), client_loss(model)
+    adapt: Any = base.adapt
 
     def gradient(w, state, data):
         loss, g_i = whole_gradient(objective, w, data)
@@ -107,7 +108,7 @@ def feddane(
         server_update=lambda server, change: server._replace(w=tree.add(server.w, change)),
         personal_model=lambda message, state, data: message.w,
         local_model=lambda message, output: tree.add(message.w, output.update),
-        adapt=base.adapt and base.adapt._replace(start=lambda m, state, data: base.adapt.start(m.w, state, data)),
+        adapt=adapt and adapt._replace(start=lambda message, state, data: adapt.start(message.w, state, data)),
         first=Exchange(
             message=lambda server: server.w,
             client_update=gradient,

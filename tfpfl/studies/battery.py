@@ -26,6 +26,7 @@ from tfpfl.models import SplitModel
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 from tfpfl.runs.store import RunStore
+from tfpfl.studies.battery_exchanges import a_first_exchange_keeps_what_it_declares
 from tfpfl.studies.battery_subject import (
     CLASSES,
     EVERYONE,
@@ -39,6 +40,8 @@ from tfpfl.studies.battery_subject import (
     backbone,
     distance,
     identical,
+    keep,
+    kinds,
     require,
     small_federation,
     small_population,
@@ -186,9 +189,9 @@ def absent_clients_keep_their_state(subject):
     """The state of a client does not change by a single bit in rounds that it does not take part in."""
     run = Trained(subject.algorithm, subject.engine).rounds(3, cohorts=lambda t: [1, 4])
     before = run.states(EVERYONE)
-    _keep(before, [run.initial[i] for i in EVERYONE], (0, 2, 3, 5, 6))
+    keep(before, [run.initial[i] for i in EVERYONE], (0, 2, 3, 5, 6))
     run.rounds(6, cohorts=lambda t: [0, 5])
-    _keep(run.states(EVERYONE), before, (1, 2, 3, 4, 6))
+    keep(run.states(EVERYONE), before, (1, 2, 3, 4, 6))
 
 
 def a_round_is_a_function_of_what_it_is_given(subject):
@@ -365,34 +368,6 @@ def a_sum_of_what_clients_keep_is_declared(subject):
     require(not broken, f"where updates are clipped, the server's tensors {broken} are not what all clients keep")
 
 
-def a_first_exchange_keeps_what_it_declares(subject):
-    """A round with two exchanges has no `one_pass` and no `balance`, and a client keeps between them what `keeps` says.
-
-    A client that leaves between them keeps its state, and one that stays does not: only the first aggregate has both.
-    """
-    algorithm, trained = subject.algorithm, subject.trained
-    if algorithm.first is None:
-        return
-    for name in ("one_pass", "balance"):
-        require(getattr(algorithm, name) is None, f"it has a `first` and a `{name}`: leave one of them out")
-    for client in (0, WIDEST):
-        _, _, data, output = subject.first_visit(client)
-        declared = algorithm.first.keeps(data.info)
-        try:
-            tf.nest.assert_same_structure(declared, output.state)
-        except (TypeError, ValueError) as error:
-            raise Broken(f"after the first exchange a client does not keep what `keeps` declares: {error}") from error
-        same = kinds(declared) == kinds(output.state)
-        require(same, f"`keeps` declares {kinds(declared)}, and client {client} keeps {kinds(output.state)}")
-    visits, states = subject.visits(EVERYONE, 5), trained.states(EVERYONE)
-    some = subject.engine.next(trained.server, states, visits, gone=[1, 4])
-    _keep(some.client_states, states, (1, 4))
-    everyone = subject.engine.next(trained.server, states, visits)
-    fewer = subject.engine.next(trained.server, states[2:], visits[2:])
-    away = [distance(some.server, other.server) for other in (everyone, fewer)]
-    require(min(away) > 1e-12, "a client that leaves between the exchanges counts in both of them, or in neither")
-
-
 def a_new_client_adapts(subject):
     """If new clients can adapt, adapting starts at the personal or global model and lowers the loss in nine epochs."""
     algorithm = subject.algorithm
@@ -449,11 +424,6 @@ CHECKS = (
 NEED_TFF = (both_engines_agree,)
 
 
-def kinds(structure) -> list:
-    """(dtype, shape) of every leaf."""
-    return [(np.asarray(x).dtype.name, np.shape(x)) for x in tf.nest.flatten(structure)]
-
-
 def _same(a, b) -> bool:
     """Whether two structures have the same dtypes, shapes and bits."""
     return kinds(a) == kinds(b) and identical(a, b)
@@ -471,11 +441,6 @@ def _balanced(trained: Trained, rounding: float) -> list[int]:
         if same and distance(before, now) > 10 * rounding:
             found.append(place)
     return found
-
-
-def _keep(now, before, clients):
-    changed = [i for i in clients if not identical(now[i], before[i])]
-    require(not changed, f"clients {changed} were absent, and their states changed")
 
 
 def _near(theirs, ours, what, allowed):

@@ -215,6 +215,7 @@ class Subject:
         """(message, state, data, output) of one more visit of a client in the first of two exchanges."""
         _, state, data, _ = self.visit(client)
         first = self.algorithm.first
+        assert first is not None
         message = message_for(first_of(self.algorithm), self.trained.server, data.info)
         return message, state, data, first.client_update(message, tf.nest.map_structure(tf.constant, state), data)
 
@@ -223,3 +224,14 @@ def require(holds, why: str) -> None:
     """Raises `Broken` with the message `why` unless `holds` is true."""
     if not holds:
         raise Broken(why)
+
+
+def kinds(structure) -> list:
+    """(dtype, shape) of every leaf."""
+    return [(np.asarray(x).dtype.name, np.shape(x)) for x in tf.nest.flatten(structure)]
+
+
+def keep(now, before, clients) -> None:
+    """Requires that the states of these clients have the bits that they had before."""
+    changed = [i for i in clients if not identical(now[i], before[i])]
+    require(not changed, f"clients {changed} were absent, and their states changed")
