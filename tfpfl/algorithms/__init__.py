@@ -10,6 +10,7 @@ from tfpfl.algorithms.fedbabu import fedbabu
 from tfpfl.algorithms.feddane import feddane
 from tfpfl.algorithms.feddyn import feddyn
 from tfpfl.algorithms.fedfomo import fedfomo
+from tfpfl.algorithms.fedpac import fedpac
 from tfpfl.algorithms.fedper import fedper
 from tfpfl.algorithms.fedprox import fedprox
 from tfpfl.algorithms.fedrecon import fedrecon
@@ -50,6 +51,7 @@ __all__ = [
     "feddane",
     "feddyn",
     "fedfomo",
+    "fedpac",
     "fedper",
     "fedprox",
     "fedprox_ft",

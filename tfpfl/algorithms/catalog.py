@@ -13,6 +13,7 @@ from tfpfl.algorithms.fedbn import FEDBN
 from tfpfl.algorithms.feddane import FEDDANE
 from tfpfl.algorithms.feddyn import FEDDYN
 from tfpfl.algorithms.fedfomo import FEDFOMO
+from tfpfl.algorithms.fedpac import FEDPAC
 from tfpfl.algorithms.fedper import FEDPER
 from tfpfl.algorithms.fedprox import FEDPROX
 from tfpfl.algorithms.fedrecon import FEDRECON
@@ -47,6 +48,7 @@ _METHODS = (
     FEDPROX_FT,
     FEDPER,
     FEDREP,
+    FEDPAC,
     FEDBABU,
     FEDRECON,
     LG_FEDAVG,
