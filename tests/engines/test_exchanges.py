@@ -1,5 +1,7 @@
 """Rounds with two exchanges: every engine computes what NumPy computes, with transforms, and when clients leave."""
 
+import re
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -400,3 +402,22 @@ def test_late_clients_may_have_finished_the_first_exchange():
     availability = Availability(seconds=1.0, deadline=10.0)
     found = availability.round(0, 1, [0, 1, 2], np.array([9.0, 15.0, 25.0]))
     assert found.came.tolist() == [0] and found.late.tolist() == [1, 2] and found.between.tolist() == [1]
+
+
+def test_the_example_of_the_documentation():
+    """docs/extending.md: no change is longer than the mean of the cohort's; what was kept is in no state."""
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    code = re.search(r'```python title="mean_length.py"\n(.*?)```', page, re.DOTALL)[1]
+    found = {"__name__": "mean_length"}
+    exec(code, found)
+    data = toy()
+    output = toy_round(found["mean_length"](data.model, data.population, eta=0.2, steps=4), data)
+    average = build_algorithm("fedavg", data.model, data.population, eta=0.2, steps=4)
+    w, n = average.init_server(), data.population.num_examples
+    changes = [average.client_update(w, (), data.visit(i)).update for i in data.ids]
+    lengths = np.array([np.sqrt(sum(np.sum(np.square(leaf)) for leaf in tf.nest.flatten(c))) for c in changes])
+    length = np.average(lengths, weights=n)
+    parts = n / n.sum() * np.minimum(1, length / lengths)
+    expected = tf.nest.map_structure(lambda x, *c: x + np.tensordot(parts, c, 1), w, *changes)
+    assert distance(output.server.w, expected) < 1e-13 and abs(float(output.server.length) - length) < 1e-13
+    assert set(output.client_states) == {()} and (lengths > length).any()
