@@ -8,6 +8,7 @@ SPECIAL = {  # algorithm -> hyperparameters
     "pfedme": {"lam": 5.0, "eta_p": 0.15, "beta": 1.0},
     "fedfomo": {"candidates": 2},
     "fedamp": {"alpha": 0.5, "sigma": 4.0},
+    "fedpac": {"tau_g": 2, "tau_f": 3, "unit": "steps", "eta_g": 0.3, "eta_f": 0.2, "momentum": 0.0},
     "heurfedamp": {"alpha": 0.5},
 }
 

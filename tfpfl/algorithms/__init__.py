@@ -2,13 +2,15 @@
 
 from tfpfl.algorithms.apfl import apfl
 from tfpfl.algorithms.catalog import ALGORITHMS, build_algorithm, check_names, get_method
-from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData, ClientOutput, OnePass, Rows
+from tfpfl.algorithms.contract import Adaptation, Algorithm, Between, ClientData, ClientOutput, Exchange, OnePass, Rows
 from tfpfl.algorithms.ditto import ditto
 from tfpfl.algorithms.fedamp import fedamp, heurfedamp
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedbabu import fedbabu
+from tfpfl.algorithms.feddane import feddane
 from tfpfl.algorithms.feddyn import feddyn
 from tfpfl.algorithms.fedfomo import fedfomo
+from tfpfl.algorithms.fedpac import fedpac
 from tfpfl.algorithms.fedper import fedper
 from tfpfl.algorithms.fedprox import fedprox
 from tfpfl.algorithms.fedrecon import fedrecon
@@ -31,8 +33,10 @@ __all__ = [
     "ALGORITHMS",
     "Adaptation",
     "Algorithm",
+    "Between",
     "ClientData",
     "ClientOutput",
+    "Exchange",
     "Method",
     "OnePass",
     "Rows",
@@ -44,8 +48,10 @@ __all__ = [
     "fedavg",
     "fedavg_ft",
     "fedbabu",
+    "feddane",
     "feddyn",
     "fedfomo",
+    "fedpac",
     "fedper",
     "fedprox",
     "fedprox_ft",

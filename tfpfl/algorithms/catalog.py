@@ -10,8 +10,10 @@ from tfpfl.algorithms.fedamp import FEDAMP, HEURFEDAMP
 from tfpfl.algorithms.fedavg import FEDAVG
 from tfpfl.algorithms.fedbabu import FEDBABU
 from tfpfl.algorithms.fedbn import FEDBN
+from tfpfl.algorithms.feddane import FEDDANE
 from tfpfl.algorithms.feddyn import FEDDYN
 from tfpfl.algorithms.fedfomo import FEDFOMO
+from tfpfl.algorithms.fedpac import FEDPAC
 from tfpfl.algorithms.fedper import FEDPER
 from tfpfl.algorithms.fedprox import FEDPROX
 from tfpfl.algorithms.fedrecon import FEDRECON
@@ -41,10 +43,12 @@ _METHODS = (
     FEDPROX,
     SCAFFOLD,
     FEDDYN,
+    FEDDANE,
     FEDAVG_FT,
     FEDPROX_FT,
     FEDPER,
     FEDREP,
+    FEDPAC,
     FEDBABU,
     FEDRECON,
     LG_FEDAVG,

@@ -26,6 +26,7 @@ from tfpfl.models import SplitModel
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 from tfpfl.runs.store import RunStore
+from tfpfl.studies.battery_exchanges import a_first_exchange_keeps_what_it_declares
 from tfpfl.studies.battery_subject import (
     CLASSES,
     EVERYONE,
@@ -39,6 +40,8 @@ from tfpfl.studies.battery_subject import (
     backbone,
     distance,
     identical,
+    keep,
+    kinds,
     require,
     small_federation,
     small_population,
@@ -186,9 +189,9 @@ def absent_clients_keep_their_state(subject):
     """The state of a client does not change by a single bit in rounds that it does not take part in."""
     run = Trained(subject.algorithm, subject.engine).rounds(3, cohorts=lambda t: [1, 4])
     before = run.states(EVERYONE)
-    _keep(before, [run.initial[i] for i in EVERYONE], (0, 2, 3, 5, 6))
+    keep(before, [run.initial[i] for i in EVERYONE], (0, 2, 3, 5, 6))
     run.rounds(6, cohorts=lambda t: [0, 5])
-    _keep(run.states(EVERYONE), before, (1, 2, 3, 4, 6))
+    keep(run.states(EVERYONE), before, (1, 2, 3, 4, 6))
 
 
 def a_round_is_a_function_of_what_it_is_given(subject):
@@ -221,10 +224,13 @@ def no_graph_is_traced_again_for_other_clients(subject):
     """Clients of all sizes, in cohorts of several sizes, share one graph of a client's work, or two."""
     engine = subject.engine
     Trained(subject.algorithm, engine).rounds(5, cohorts=lambda t: [[0, 1, 2], [2, 4], [3, 4, 5], EVERYONE, [6]][t - 1])
-    work = getattr(engine._clients, "_work", None) or engine._clients._visit
-    parts = {"a client's work": work, "the message": engine._messages._message, "the server's update": engine._finish}
-    traces = {what: function.experimental_get_tracing_count() for what, function in parts.items()}
-    much = [f"{what} {count} times" for what, count in traces.items() if count > 2]  # 2: any number of classes
+    much = []
+    for rounds in filter(None, (engine, engine.first)):
+        work = getattr(rounds._clients, "_work", None) or rounds._clients._visit
+        parts = [("a client's work", work), ("the message", rounds._messages._message)]
+        parts.append(("the server's update", rounds._finish))
+        traces = [(what, function.experimental_get_tracing_count()) for what, function in parts]
+        much += [f"{what} {count} times" for what, count in traces if count > 2]  # 2: any number of classes
     require(not much, f"in rounds of other clients, graphs were traced again: {', '.join(much)}")
 
 
@@ -241,7 +247,10 @@ def no_personal_weights_leave(subject):
     require(not wide, f"weight and metrics are scalars, and {', '.join(wide)} is none")
     if subject.algorithm.message_per_client:
         return
-    sent = [np.asarray(u) for u in tf.nest.flatten(output.update)]
+    updates = [output.update]
+    if subject.algorithm.first is not None:
+        updates.append(subject.first_visit(WIDEST)[3].update)
+    sent = [np.asarray(u) for u in tf.nest.flatten(updates)]
     if subject.head_width(0) == CLASSES[0]:
         heads = [u.shape for u in sent if CLASSES[WIDEST] in u.shape]
         require(not heads, f"heads are personal, and an update of a client of {CLASSES[WIDEST]} classes has {heads}")
@@ -406,17 +415,13 @@ CHECKS = (
     what_is_shared_is_declared,
     one_pass_is_the_work_of_a_client,
     a_sum_of_what_clients_keep_is_declared,
+    a_first_exchange_keeps_what_it_declares,
     a_new_client_adapts,
     functions_take_no_tensor_from_the_builder,
     no_graph_is_traced_again_for_other_clients,
     both_engines_agree,
 )
 NEED_TFF = (both_engines_agree,)
-
-
-def kinds(structure) -> list:
-    """(dtype, shape) of every leaf."""
-    return [(np.asarray(x).dtype.name, np.shape(x)) for x in tf.nest.flatten(structure)]
 
 
 def _same(a, b) -> bool:
@@ -436,11 +441,6 @@ def _balanced(trained: Trained, rounding: float) -> list[int]:
         if same and distance(before, now) > 10 * rounding:
             found.append(place)
     return found
-
-
-def _keep(now, before, clients):
-    changed = [i for i in clients if not identical(now[i], before[i])]
-    require(not changed, f"clients {changed} were absent, and their states changed")
 
 
 def _near(theirs, ours, what, allowed):

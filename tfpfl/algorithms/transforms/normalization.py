@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData
+from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData, check_one_exchange
 from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.algorithms.transforms.own_part import own_part
 from tfpfl.checks import InvalidArgument
@@ -179,6 +179,7 @@ def _local(algorithm: Algorithm) -> Algorithm:
 
 
 def _shared(algorithm: Algorithm) -> Algorithm:
+    check_one_exchange(algorithm, "batch_norm='shared'")
     model, balance = algorithm.model, algorithm.balance
     adapt: Any = algorithm.adapt
     along = AlongWith(algorithm.aggregate, "statistics")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, kinds
+from tfpfl.algorithms.contract import Algorithm, check_one_exchange, kinds
 from tfpfl.algorithms.parts.objectives import parsed_objective, weighing
 from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.checks import InvalidArgument
@@ -86,6 +86,7 @@ def check_takes_objective(algorithm: Algorithm, sends: str) -> None:
     """
     if sends not in SENDS:
         raise InvalidArgument(f"sends must be one of {', '.join(SENDS)}, found {sends!r}")
+    check_one_exchange(algorithm, "an objective other than the mean")
     if "rows" in kinds(algorithm):
         why = "its server gets the updates of single clients, not their sum"
     elif algorithm.balance is not None:

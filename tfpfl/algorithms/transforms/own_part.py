@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, kinds
+from tfpfl.algorithms.contract import Algorithm, check_one_exchange, kinds
 from tfpfl.algorithms.transforms.server_optimizer import adds_mean
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import tree
@@ -107,6 +107,7 @@ def own_part(
 
 
 def _check(algorithm: Algorithm, before: Algorithm, found: int, name: str) -> None:
+    check_one_exchange(algorithm, "a part of theta that stays with the client (personal, or batch_norm='local')")
     if algorithm.message_per_client or "rows" in kinds(algorithm):
         why = "its server makes a message of its own for each client, or needs each client's own update"
     elif found > 1:

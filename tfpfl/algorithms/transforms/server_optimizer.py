@@ -113,7 +113,8 @@ def _optimizer(server_opt: Any, eta: float, beta_1: float | None, beta_2: float 
 
 def adds_mean(algorithm: Algorithm) -> bool:
     """Whether the server adds the mean of its clients' updates to its state, and does nothing else."""
-    return algorithm.aggregate == "mean" and algorithm.server_update is tree.add and algorithm.balance is None
+    plain = algorithm.balance is None and algorithm.first is None
+    return plain and algorithm.aggregate == "mean" and algorithm.server_update is tree.add
 
 
 def check_adds_mean(algorithm: Algorithm) -> None:
@@ -128,6 +129,8 @@ def check_adds_mean(algorithm: Algorithm) -> None:
         why = "the server receives every client's own update, not their mean"
     elif algorithm.balance is not None:
         why = "the server keeps a sum of what its clients keep, which another step would break"
+    elif algorithm.first is not None:
+        why = "a round has two exchanges, and the server's state is more than what the second one adds to"
     elif algorithm.aggregate != "mean":
         why = f"the server gets {algorithm.aggregate!r} of the updates, not one mean"
     else:
