@@ -81,6 +81,7 @@ def test_bytes_are_those_of_the_list(name, algorithm, subject):
             h = (model.num_features + 1) * width
             for formula, found in ((row.down, metrics["bytes_down"]), (row.up, metrics["bytes_up"])):
                 known = SPECIAL.get(name, {}) | {"I": population.num_clients, "n": model_n(model)}
+                known |= {"m": model.num_features + 1}
                 extra = int(found) - 4 * scalars(formula, model.num_backbone_weights, h, **known)
                 assert 0 <= extra <= 8, f"client {i}: {found} bytes, the list says {formula}"
 

@@ -6,6 +6,7 @@ from typing import Any
 from tfpfl.algorithms.apfl import APFL
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.ditto import DITTO
+from tfpfl.algorithms.fed3r import FED3R
 from tfpfl.algorithms.fedamp import FEDAMP, HEURFEDAMP
 from tfpfl.algorithms.fedavg import FEDAVG
 from tfpfl.algorithms.fedbabu import FEDBABU
@@ -62,6 +63,7 @@ _METHODS = (
     PGFEDMO,
     FEDBN,
     KNN_PER,
+    FED3R,
 )
 ALGORITHMS = {method.name: method for method in _METHODS}
 
