@@ -11,6 +11,7 @@ from tfpfl.algorithms.fedbabu import fedbabu
 from tfpfl.algorithms.feddyn import feddyn
 from tfpfl.algorithms.fedfomo import fedfomo
 from tfpfl.algorithms.fedper import fedper
+from tfpfl.algorithms.fedproto import fedproto
 from tfpfl.algorithms.fedprox import fedprox
 from tfpfl.algorithms.fedrecon import fedrecon
 from tfpfl.algorithms.fedrep import fedrep
@@ -50,6 +51,7 @@ __all__ = [
     "feddyn",
     "fedfomo",
     "fedper",
+    "fedproto",
     "fedprox",
     "fedprox_ft",
     "fedrecon",

@@ -14,6 +14,7 @@ from tfpfl.algorithms.fedbn import FEDBN
 from tfpfl.algorithms.feddyn import FEDDYN
 from tfpfl.algorithms.fedfomo import FEDFOMO
 from tfpfl.algorithms.fedper import FEDPER
+from tfpfl.algorithms.fedproto import FEDPROTO
 from tfpfl.algorithms.fedprox import FEDPROX
 from tfpfl.algorithms.fedrecon import FEDRECON
 from tfpfl.algorithms.fedrep import FEDREP
@@ -64,6 +65,7 @@ _METHODS = (
     FEDBN,
     KNN_PER,
     FED3R,
+    FEDPROTO,
 )
 ALGORITHMS = {method.name: method for method in _METHODS}
 
