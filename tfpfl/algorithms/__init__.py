@@ -24,6 +24,7 @@ from tfpfl.algorithms.lg_fedavg import lg_fedavg
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.own import method_named
 from tfpfl.algorithms.per_fedavg import per_fedavg
+from tfpfl.algorithms.pfedhn import pfedhn
 from tfpfl.algorithms.pfedme import pfedme
 from tfpfl.algorithms.pflego import pflego, pflego_code, pflego_exact, pflego_paper
 from tfpfl.algorithms.pgfed import pgfed, pgfedmo
@@ -68,6 +69,7 @@ __all__ = [
     "memorized",
     "method_named",
     "per_fedavg",
+    "pfedhn",
     "pfedme",
     "pflego",
     "pflego_code",

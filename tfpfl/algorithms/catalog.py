@@ -26,6 +26,7 @@ from tfpfl.algorithms.layerwise import LAYERWISE
 from tfpfl.algorithms.lg_fedavg import LG_FEDAVG
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.per_fedavg import PER_FEDAVG
+from tfpfl.algorithms.pfedhn import PFEDHN
 from tfpfl.algorithms.pfedme import PFEDME
 from tfpfl.algorithms.pflego import PFLEGO
 from tfpfl.algorithms.pgfed import PGFED, PGFEDMO
@@ -66,6 +67,7 @@ _METHODS = (
     KNN_PER,
     FED3R,
     FEDPROTO,
+    PFEDHN,
 )
 ALGORITHMS = {method.name: method for method in _METHODS}
 

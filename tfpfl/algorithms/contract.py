@@ -68,6 +68,7 @@ class Adaptation(NamedTuple):
     epoch: Callable  # (carry, ClientData, n) -> carry: epoch n = 0, 1, ...
     model: Callable  # (carry) -> Weights with which the client would predict now
     predictor: Callable | None = None  # (carry, ClientData) -> its `Algorithm.predictor`; None: the head predicts
+    message: Callable | None = None  # (server state) -> what `start` takes in place of the message; None: the message
 
 
 class Algorithm(NamedTuple):

@@ -17,14 +17,18 @@ def a_new_client_adapts(subject: Subject) -> None:
         return
     message, _, data, _ = subject.visit(WIDEST)
     state = algorithm.init_client(data.info)
-    start, epoch, model, predictor = algorithm.adapt
-    carry, losses = start(message, state, data), []
+    start, epoch, model, predictor, message_of = algorithm.adapt
+    sent = message
+    if message_of is not None:
+        server, new = subject.trained.server, tf.constant(int(algorithm.population.client_ids[-1]) + 1)
+        sent, message = message_of(server), algorithm.message(server, *([new] if algorithm.message_per_client else []))
+    carry, losses = start(sent, state, data), []
     for n in range(9):
         losses.append(float(client_loss(algorithm.model)(model(carry), data.x, data.y)))
         carry = epoch(carry, data, tf.constant(n))
     falls = np.isfinite(losses).all() and (losses[-1] < losses[0] - 1e-3 or predictor is not None)
     require(falls, f"its loss over nine epochs is {', '.join(f'{loss:.4g}' for loss in losses)}")
-    first = model(start(message, state, data))
+    first = model(start(sent, state, data))
     require(
         (predictor is None) == (algorithm.predictor is None),
         "either both the algorithm and its `adapt` have a predictor, or none",
@@ -32,7 +36,7 @@ def a_new_client_adapts(subject: Subject) -> None:
     if predictor is not None:
         phi = algorithm.model.features(first.theta, data.x)
         away = distance(
-            *(z(phi) for z in (predictor(start(message, state, data), data), algorithm.predictor(message, state, data)))
+            *(z(phi) for z in (predictor(start(sent, state, data), data), algorithm.predictor(message, state, data)))
         )
         require(away < 1e-6, f"its outputs start {away:.1e} away from those of `Algorithm.predictor`")
     origins = [algorithm.personal_model(message, state, data)]

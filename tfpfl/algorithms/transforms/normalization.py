@@ -249,7 +249,10 @@ def _shared(algorithm: Algorithm) -> Algorithm:
         aggregate=along.put_on(algorithm.aggregate, "mean"),
         matrices=matrices and (lambda server: matrices(server.own)),
         global_model=global_model and (lambda sent: _with(global_model(sent.own), sent.statistics)),
-        adapt=adapt and _adaptation(adapt, start, epoch),
+        adapt=adapt
+        and _adaptation(adapt, start, epoch)._replace(
+            message=adapt.message and (lambda server: SharedStatistics(adapt.message(server.own), server.statistics))
+        ),
         one_pass=None,
         balance=balance and (lambda state, output: balance(state, inner(output))),
         own_step=None,
