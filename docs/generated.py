@@ -106,6 +106,7 @@ def algorithm_page(name: str) -> str:
     network = " --network conv_bn" if row.batch_norm else ""
     command = f"tfpfl run --algorithm {name} --dataset digits{network} --participation 0.5 --rounds 60"
     of_n = "n is the number of scales and offsets of normalization layers; " if row.batch_norm else ""
+    of_n += "m is the number of features and one more; " if "m*m" in row.up else ""
     parts = [
         f"# {row.title}",
         f"{row.reference}. `--algorithm {name}`, `tfpfl.build_algorithm({name!r}, ...)`.",
@@ -219,7 +220,8 @@ def shared(name: str) -> str:
     model, population = small(ALGORITHMS[name].batch_norm is not None)
     algorithm = built(name, population, model)
     if algorithm.message_per_client:
-        return "models, client to client"
+        made = algorithm.adapt is not None and algorithm.adapt.message is not None
+        return "a network that makes the models" if made else "models, client to client"
     if ALGORITHMS[name].batch_norm:
         return "all but the normalization"
     return SHARED["model" if algorithm.global_model is not None else algorithm.shares]

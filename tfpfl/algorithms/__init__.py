@@ -4,6 +4,7 @@ from tfpfl.algorithms.apfl import apfl
 from tfpfl.algorithms.catalog import ALGORITHMS, build_algorithm, check_names, get_method
 from tfpfl.algorithms.contract import Adaptation, Algorithm, Between, ClientData, ClientOutput, Exchange, OnePass, Rows
 from tfpfl.algorithms.ditto import ditto
+from tfpfl.algorithms.fed3r import fed3r
 from tfpfl.algorithms.fedamp import fedamp, heurfedamp
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedbabu import fedbabu
@@ -12,17 +13,20 @@ from tfpfl.algorithms.feddyn import feddyn
 from tfpfl.algorithms.fedfomo import fedfomo
 from tfpfl.algorithms.fedpac import fedpac
 from tfpfl.algorithms.fedper import fedper
+from tfpfl.algorithms.fedproto import fedproto
 from tfpfl.algorithms.fedprox import fedprox
 from tfpfl.algorithms.fedrecon import fedrecon
 from tfpfl.algorithms.fedrep import fedrep
 from tfpfl.algorithms.fedrod import fedrod
 from tfpfl.algorithms.fedsgd import fedsgd
 from tfpfl.algorithms.finetune import fedavg_ft, fedprox_ft, finetuned
+from tfpfl.algorithms.knn_per import knn_per, memorized
 from tfpfl.algorithms.layerwise import layerwise
 from tfpfl.algorithms.lg_fedavg import lg_fedavg
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.own import method_named
 from tfpfl.algorithms.per_fedavg import per_fedavg
+from tfpfl.algorithms.pfedhn import pfedhn
 from tfpfl.algorithms.pfedme import pfedme
 from tfpfl.algorithms.pflego import pflego, pflego_code, pflego_exact, pflego_paper
 from tfpfl.algorithms.pgfed import pgfed, pgfedmo
@@ -44,6 +48,7 @@ __all__ = [
     "build_algorithm",
     "check_names",
     "ditto",
+    "fed3r",
     "fedamp",
     "fedavg",
     "fedavg_ft",
@@ -53,6 +58,7 @@ __all__ = [
     "fedfomo",
     "fedpac",
     "fedper",
+    "fedproto",
     "fedprox",
     "fedprox_ft",
     "fedrecon",
@@ -62,11 +68,14 @@ __all__ = [
     "finetuned",
     "get_method",
     "heurfedamp",
+    "knn_per",
     "layerwise",
     "lg_fedavg",
     "local",
+    "memorized",
     "method_named",
     "per_fedavg",
+    "pfedhn",
     "pfedme",
     "pflego",
     "pflego_code",

@@ -6,6 +6,7 @@ from typing import Any
 from tfpfl.algorithms.apfl import APFL
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.ditto import DITTO
+from tfpfl.algorithms.fed3r import FED3R
 from tfpfl.algorithms.fedamp import FEDAMP, HEURFEDAMP
 from tfpfl.algorithms.fedavg import FEDAVG
 from tfpfl.algorithms.fedbabu import FEDBABU
@@ -15,16 +16,19 @@ from tfpfl.algorithms.feddyn import FEDDYN
 from tfpfl.algorithms.fedfomo import FEDFOMO
 from tfpfl.algorithms.fedpac import FEDPAC
 from tfpfl.algorithms.fedper import FEDPER
+from tfpfl.algorithms.fedproto import FEDPROTO
 from tfpfl.algorithms.fedprox import FEDPROX
 from tfpfl.algorithms.fedrecon import FEDRECON
 from tfpfl.algorithms.fedrep import FEDREP
 from tfpfl.algorithms.fedrod import FEDROD
 from tfpfl.algorithms.fedsgd import FEDSGD
 from tfpfl.algorithms.finetune import FEDAVG_FT, FEDPROX_FT
+from tfpfl.algorithms.knn_per import KNN_PER
 from tfpfl.algorithms.layerwise import LAYERWISE
 from tfpfl.algorithms.lg_fedavg import LG_FEDAVG
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.per_fedavg import PER_FEDAVG
+from tfpfl.algorithms.pfedhn import PFEDHN
 from tfpfl.algorithms.pfedme import PFEDME
 from tfpfl.algorithms.pflego import PFLEGO
 from tfpfl.algorithms.pgfed import PGFED, PGFEDMO
@@ -64,6 +68,10 @@ _METHODS = (
     PGFED,
     PGFEDMO,
     FEDBN,
+    KNN_PER,
+    FED3R,
+    FEDPROTO,
+    PFEDHN,
 )
 ALGORITHMS = {method.name: method for method in _METHODS}
 

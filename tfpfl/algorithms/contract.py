@@ -91,6 +91,8 @@ class Adaptation(NamedTuple):
     start: Callable  # (message, client state from `init_client`, ClientData) -> carry
     epoch: Callable  # (carry, ClientData, n) -> carry: epoch n = 0, 1, ...
     model: Callable  # (carry) -> Weights with which the client would predict now
+    predictor: Callable | None = None  # (carry, ClientData) -> its `Algorithm.predictor`; None: the head predicts
+    message: Callable | None = None  # (server state) -> what `start` takes in place of the message; None: the message
 
 
 class Algorithm(NamedTuple):
@@ -116,6 +118,13 @@ class Algorithm(NamedTuple):
     the backbone is shared, a `global_model` has the same backbone. With a shared backbone, engines evaluate many
     clients in one forward pass, and a new client can start from this backbone.
 
+    `predictor` is for methods whose clients predict with more than a linear head, such as kNN-Per with its neighbours.
+    It is a function of the arguments of `personal_model`, and returns a function (features phi [n, M] of new examples)
+    -> outputs z [n, K], from which the model's kind computes loss and score as from a head's. The features are those of
+    `personal_model`'s backbone, and the head of `personal_model` is then only a part of the prediction: `shares` is at
+    most 'backbone'. What can store weights only, such as a Keras file or a bundle for a device, refuses such a method.
+    None: z = phi @ kernel + bias.
+
     `one_pass` does the work of `client_update` in another form, which an engine can run for a whole cohort at once.
     Both must give the same result: code that replaces `client_update` must replace `one_pass` too, or set it to None.
 
@@ -134,7 +143,7 @@ class Algorithm(NamedTuple):
     key of the first exchange is another one than `ClientData.key` of the second. A method with a `first` has no
     `one_pass` and no `balance`. None: a round has one exchange.
 
-    The battery (`tfpfl.studies.battery`) checks `shares`, `one_pass`, `balance` and `first`.
+    The battery (`tfpfl.studies.battery`) checks `shares`, `one_pass`, `balance`, `predictor` and `first`.
     """
 
     model: Any  # the `SplitModel`
@@ -155,6 +164,7 @@ class Algorithm(NamedTuple):
     balance: Callable | None = None  # (client state before the visit, ClientOutput as it is sent) -> client state
     own_step: Callable | None = None  # (ClientInfo, loss) -> minus the rate: times the gradient, it is the step
     first: Exchange | None = None  # what comes before `message` in a round with two exchanges
+    predictor: Callable | None = None  # (message, client state, ClientData) -> function (phi [n, M]) -> z [n, K]
 
     @property
     def shares_backbone(self) -> bool:

@@ -25,8 +25,8 @@ class Method:
     """The facts about a personalized federated method: name, builder, costs, reference and presets.
 
     `down` and `up` are the numbers that a client receives and sends in a round, in terms of b (weights of the
-    backbone), h (weights of the head), d = b + h, n (scales and offsets of normalization layers) and I (clients). In
-    float32 each number has 4 bytes.
+    backbone), h (weights of the head), d = b + h, n (scales and offsets of normalization layers), m (features, and one
+    for the bias) and I (clients). In float32 each number has 4 bytes.
 
     A method has more hyperparameters than its builder has arguments. If the builder takes a `client_opt`, the options
     of this optimizer (`client_optimizer`); and the server's optimizer (`server_optimized`), unless `no_server_opt`
@@ -87,6 +87,8 @@ class Method:
         """
         if self.only_classes:
             check_classes(model.kind, self.title, self.only_classes)
+        if model.initial_head is not None:
+            self._check_initial_head(model.initial_head.bias.shape[0], population)
         builder, *others = self.takers
         parts = {
             taker: {n: hyperparameters.pop(n) for n in _keywords(taker) if n in hyperparameters} for taker in others
@@ -108,6 +110,16 @@ class Method:
         if self.batch_norm or not isinstance(made, Algorithm):  # a wrong result is told of elsewhere
             return made
         return normalized(made, before=algorithm, name=self.name)
+
+    def _check_initial_head(self, outputs: int, population: Any) -> None:
+        """Checks that the model's `initial_head` fits to the clients' numbers of outputs."""
+        widths = {population.shared_labels()} if self.head == "shared" else set(map(int, population.num_classes))
+        if other := widths - {outputs}:
+            raise InvalidArgument(
+                f"the model's initial head has {outputs} outputs, and heads of {self.name} have "
+                f"{', '.join(map(str, sorted(other)))} for this population. It fits only where all clients have the "
+                "same outputs: take a population with labels='global'"
+            )
 
     def why_not(self, hyperparameter: str) -> str:
         """Why this method does not have a hyperparameter of a server's or a client's optimizer; '' for any other."""

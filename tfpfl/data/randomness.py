@@ -62,6 +62,7 @@ class ModelKey(IntEnum):
     BACKBONE = 0  # folded with the position of the weight
     HEAD = 1  # folded with the client
     ADAPTER = 2  # folded with the position of the layer among those with adapters
+    HYPERNETWORK = 3  # of pFedHN, folded with the position of the layer; 0 are the embeddings
 
 
 @unique

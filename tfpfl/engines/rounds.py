@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientData
+from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData
 from tfpfl.checks import InvalidArgument, traced_by_design
 from tfpfl.engines import aggregation
 from tfpfl.engines.exchanges import TwoExchanges
@@ -132,6 +132,12 @@ class Messages:
             return lambda i: self._message(server, visits[i].info.client_id)
         message = self._message(server)
         return lambda i: message
+
+
+def for_new_clients(algorithm: Algorithm, adapt: Adaptation) -> Algorithm:
+    """The algorithm whose messages are those from which `adapt` starts."""
+    message = adapt.message
+    return algorithm if message is None else algorithm._replace(message=lambda server: message(server))
 
 
 class Sum:

@@ -182,10 +182,15 @@ class _Weighted:
             client_update=client_update,
             server_update=server_update,
             personal_model=of_own(algorithm.personal_model),
+            predictor=of_own(algorithm.predictor),
             global_model=of_own(algorithm.global_model),
             local_model=local_model,
             matrices=None if matrices is None else lambda server: matrices(server.own),
-            adapt=adapt and adapt._replace(start=of_own(adapt.start)),
+            adapt=adapt
+            and adapt._replace(
+                start=of_own(adapt.start),
+                message=adapt.message and (lambda s: s._replace(own=adapt.message(s.own))),
+            ),
             aggregate=reported.put_on(algorithm.aggregate, "rows"),
             one_pass=None,
         )

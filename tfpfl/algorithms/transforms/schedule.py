@@ -108,10 +108,15 @@ def scheduled(
         client_update=client_update,
         server_update=server_update,
         personal_model=of_message(algorithm.personal_model),
+        predictor=of_message(algorithm.predictor),
         local_model=of_message(algorithm.local_model),
         global_model=of_message(algorithm.global_model),
         matrices=None if matrices is None else lambda server: matrices(server.own),
-        adapt=adapt and adapt._replace(start=of_message(adapt.start)),
+        adapt=adapt
+        and adapt._replace(
+            start=of_message(adapt.start),
+            message=adapt.message and (lambda s: Scheduled(adapt.message(s.own), s.round_num)),
+        ),
         one_pass=one_pass(),
         first=first(),
     )

@@ -88,13 +88,14 @@ def server_optimized(
         slots, own = optimizer.step(server.slots, server.own, tree.scale(-1, mean))
         return Optimized(own, slots)
 
-    message, matrices = algorithm.message, algorithm.matrices
+    message, matrices, adapt = algorithm.message, algorithm.matrices, algorithm.adapt
     own_messages = algorithm.message_per_client
     return algorithm._replace(
         init_server=init_server,
         server_update=server_update,
         message=(lambda s, client_id: message(s.own, client_id)) if own_messages else (lambda s: message(s.own)),
         matrices=None if matrices is None else lambda s: matrices(s.own),
+        adapt=adapt and adapt._replace(message=adapt.message and (lambda s: adapt.message(s.own))),
     )
 
 
