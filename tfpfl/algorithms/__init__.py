@@ -4,6 +4,7 @@ from tfpfl.algorithms.apfl import apfl
 from tfpfl.algorithms.catalog import ALGORITHMS, build_algorithm, check_names, get_method
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData, ClientOutput, OnePass, Rows
 from tfpfl.algorithms.ditto import ditto
+from tfpfl.algorithms.fedala import fedala
 from tfpfl.algorithms.fedamp import fedamp, heurfedamp
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedbabu import fedbabu
@@ -40,6 +41,7 @@ __all__ = [
     "build_algorithm",
     "check_names",
     "ditto",
+    "fedala",
     "fedamp",
     "fedavg",
     "fedavg_ft",

@@ -6,6 +6,7 @@ from typing import Any
 from tfpfl.algorithms.apfl import APFL
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.ditto import DITTO
+from tfpfl.algorithms.fedala import FEDALA
 from tfpfl.algorithms.fedamp import FEDAMP, HEURFEDAMP
 from tfpfl.algorithms.fedavg import FEDAVG
 from tfpfl.algorithms.fedbabu import FEDBABU
@@ -60,6 +61,7 @@ _METHODS = (
     PGFED,
     PGFEDMO,
     FEDBN,
+    FEDALA,
 )
 ALGORITHMS = {method.name: method for method in _METHODS}
 
