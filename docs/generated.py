@@ -106,6 +106,7 @@ def algorithm_page(name: str) -> str:
     network = " --network conv_bn" if row.batch_norm else ""
     command = f"tfpfl run --algorithm {name} --dataset digits{network} --participation 0.5 --rounds 60"
     of_n = "n is the number of scales and offsets of normalization layers; " if row.batch_norm else ""
+    of_n += "M is the number of features; " if "M" in row.down + row.up else ""
     parts = [
         f"# {row.title}",
         f"{row.reference}. `--algorithm {name}`, `tfpfl.build_algorithm({name!r}, ...)`.",

@@ -8,6 +8,7 @@ from tfpfl.algorithms.fedala import fedala
 from tfpfl.algorithms.fedamp import fedamp, heurfedamp
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedbabu import fedbabu
+from tfpfl.algorithms.feddbe import feddbe
 from tfpfl.algorithms.feddyn import feddyn
 from tfpfl.algorithms.fedfomo import fedfomo
 from tfpfl.algorithms.fedper import fedper
@@ -46,6 +47,7 @@ __all__ = [
     "fedavg",
     "fedavg_ft",
     "fedbabu",
+    "feddbe",
     "feddyn",
     "fedfomo",
     "fedper",

@@ -11,6 +11,7 @@ from tfpfl.algorithms.fedamp import FEDAMP, HEURFEDAMP
 from tfpfl.algorithms.fedavg import FEDAVG
 from tfpfl.algorithms.fedbabu import FEDBABU
 from tfpfl.algorithms.fedbn import FEDBN
+from tfpfl.algorithms.feddbe import FEDDBE
 from tfpfl.algorithms.feddyn import FEDDYN
 from tfpfl.algorithms.fedfomo import FEDFOMO
 from tfpfl.algorithms.fedper import FEDPER
@@ -62,6 +63,7 @@ _METHODS = (
     PGFEDMO,
     FEDBN,
     FEDALA,
+    FEDDBE,
 )
 ALGORITHMS = {method.name: method for method in _METHODS}
 

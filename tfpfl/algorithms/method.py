@@ -25,8 +25,8 @@ class Method:
     """The facts about a personalized federated method: name, builder, costs, reference and presets.
 
     `down` and `up` are the numbers that a client receives and sends in a round, in terms of b (weights of the
-    backbone), h (weights of the head), d = b + h, n (scales and offsets of normalization layers) and I (clients). In
-    float32 each number has 4 bytes.
+    backbone), h (weights of the head), d = b + h, n (scales and offsets of normalization layers), M (features) and I
+    (clients). In float32 each number has 4 bytes.
 
     A method has more hyperparameters than its builder has arguments. If the builder takes a `client_opt`, the options
     of this optimizer (`client_optimizer`); and the server's optimizer (`server_optimized`), unless `no_server_opt`
