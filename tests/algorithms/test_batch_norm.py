@@ -317,7 +317,19 @@ def test_what_cannot_be_is_refused_with_the_reason():
         build_algorithm("fedbn", plain, toy.population)
     with pytest.raises(ValueError, match="FedBN is FedAvg with batch_norm='local', found 'shared'"):
         build_algorithm("fedbn", normed("shared").model, toy.population)
-    for name in ("ditto", "apfl", "pfedme", "per_fedavg", "layerwise", "fedfomo", "fedamp", "heurfedamp", "pgfed"):
+    for name in (
+        "ditto",
+        "apfl",
+        "pfedme",
+        "per_fedavg",
+        "layerwise",
+        "fedfomo",
+        "fedamp",
+        "heurfedamp",
+        "pgfed",
+        "fedala",
+        "fedas",
+    ):
         for mode in ("local", "shared"):
             with pytest.raises(ValueError, match=f"{name} cannot have batch_norm='{mode}': a client computes"):
                 build_algorithm(name, normed(mode).model, toy.population)

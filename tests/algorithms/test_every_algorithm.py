@@ -63,12 +63,12 @@ def test_both_engines_agree(name, subject, tff):
 
 def scalars(formula: str, b: int, h: int, **known) -> int:
     """'2d + h' in numbers."""
-    python = re.sub(r"(\d)\s*([bhdnIK])", r"\1*\2", formula)
+    python = re.sub(r"(\d)\s*([bhdnIKM])", r"\1*\2", formula)
     return eval(python, {"__builtins__": {}}, {"b": b, "h": h, "d": b + h, **known})
 
 
 def model_n(model) -> int:
-    """n, the number of scales and offsets that stay with the client."""
+    """n, the number of weights of theta that stay with the client."""
     return sum(int(w.size) for w, own in zip(model.initial_theta, model.own, strict=True) if own)
 
 
@@ -80,9 +80,8 @@ def test_bytes_are_those_of_the_list(name, algorithm, subject):
             width = int(population.num_classes[i]) if row.head == "personal" else population.shared_labels()
             h = (model.num_features + 1) * width
             for formula, found in ((row.down, metrics["bytes_down"]), (row.up, metrics["bytes_up"])):
-                known = SPECIAL.get(name, {}) | {"I": population.num_clients, "n": model_n(model)}
-                known |= {"K": width}
-                known |= {"m": model.num_features + 1}
+                known = {"I": population.num_clients, "n": model_n(model), "M": model.num_features, "K": width}
+                known |= SPECIAL.get(name, {})
                 extra = int(found) - 4 * scalars(formula, model.num_backbone_weights, h, **known)
                 assert 0 <= extra <= 8, f"client {i}: {found} bytes, the list says {formula}"
 

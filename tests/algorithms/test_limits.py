@@ -48,6 +48,7 @@ LIMITS = [
         SOME,
         "all",
     ),
+    (("fedala", {"eta_w": 0.0, "eta": 0.3, **BATCHES}), ("fedavg", {"eta": 0.3, **BATCHES}), SOME, "all"),
     (("lg_fedavg", {"pretrain_rounds": 9, "eta": 0.3, **BATCHES}), ("fedavg", {"eta": 0.3, **BATCHES}), SOME, "all"),
     # private bodies and a shared head
     (("lg_fedavg", {"eta": 0.3, **BATCHES}), ("local", {"eta": 0.3, **BATCHES}), "one client", "all"),

@@ -28,6 +28,9 @@ OPTIONS = {
     "fedrod": BATCHES | {"init": "zeros", "eta_p": 0.02},
     "pfedme": {"epochs": 1, "batch_size": 4, "implicit_prox": True, "weight_decay": 0.1},
     "apfl": BATCHES | {"eta_a": 0.5, "init": "first_broadcast"},
+    "feddbe": BATCHES | {"mu": 0.3, "kappa": 5.0, "agreement_rounds": 2},
+    "fedas": BATCHES | {"batch_size_align": 3, "fisher": "examples", "init": "first_broadcast"},
+    "fedala": BATCHES | {"p": 2, "s": 0.5, "max_epochs": 12},
     "per_fedavg": {"epochs": 2, "batch_size": 2, "variant": "hf", "adapt_batch_size": 3},
 }
 COHORTS = [[0, 2, 3], [1, 2], [0, 1, 2, 3, 4]]

@@ -11,6 +11,7 @@ SPECIAL = {  # algorithm -> hyperparameters
     "fedamp": {"alpha": 0.5, "sigma": 4.0},
     "fedpac": {"tau_g": 2, "tau_f": 3, "unit": "steps", "eta_g": 0.3, "eta_f": 0.2, "momentum": 0.0},
     "heurfedamp": {"alpha": 0.5},
+    "feddbe": {"kappa": 1.0},
 }
 
 

@@ -1,14 +1,18 @@
 """The methods, each in a file of its own, and what they share: the contract and `parts`. `ALGORITHMS` lists them."""
 
+from tfpfl.algorithms.adapters import adapters
 from tfpfl.algorithms.apfl import apfl
 from tfpfl.algorithms.catalog import ALGORITHMS, build_algorithm, check_names, get_method
 from tfpfl.algorithms.contract import Adaptation, Algorithm, Between, ClientData, ClientOutput, Exchange, OnePass, Rows
 from tfpfl.algorithms.ditto import ditto
 from tfpfl.algorithms.fed3r import fed3r
+from tfpfl.algorithms.fedala import fedala
 from tfpfl.algorithms.fedamp import fedamp, heurfedamp
+from tfpfl.algorithms.fedas import fedas
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedbabu import fedbabu
 from tfpfl.algorithms.feddane import feddane
+from tfpfl.algorithms.feddbe import feddbe
 from tfpfl.algorithms.feddyn import feddyn
 from tfpfl.algorithms.fedfomo import fedfomo
 from tfpfl.algorithms.fedpac import fedpac
@@ -44,16 +48,20 @@ __all__ = [
     "Method",
     "OnePass",
     "Rows",
+    "adapters",
     "apfl",
     "build_algorithm",
     "check_names",
     "ditto",
     "fed3r",
+    "fedala",
     "fedamp",
+    "fedas",
     "fedavg",
     "fedavg_ft",
     "fedbabu",
     "feddane",
+    "feddbe",
     "feddyn",
     "fedfomo",
     "fedpac",

@@ -3,15 +3,19 @@
 from collections.abc import Iterable
 from typing import Any
 
+from tfpfl.algorithms.adapters import ADAPTERS
 from tfpfl.algorithms.apfl import APFL
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.ditto import DITTO
 from tfpfl.algorithms.fed3r import FED3R
+from tfpfl.algorithms.fedala import FEDALA
 from tfpfl.algorithms.fedamp import FEDAMP, HEURFEDAMP
+from tfpfl.algorithms.fedas import FEDAS
 from tfpfl.algorithms.fedavg import FEDAVG
 from tfpfl.algorithms.fedbabu import FEDBABU
 from tfpfl.algorithms.fedbn import FEDBN
 from tfpfl.algorithms.feddane import FEDDANE
+from tfpfl.algorithms.feddbe import FEDDBE
 from tfpfl.algorithms.feddyn import FEDDYN
 from tfpfl.algorithms.fedfomo import FEDFOMO
 from tfpfl.algorithms.fedpac import FEDPAC
@@ -72,6 +76,10 @@ _METHODS = (
     FED3R,
     FEDPROTO,
     PFEDHN,
+    FEDALA,
+    FEDDBE,
+    FEDAS,
+    ADAPTERS,
 )
 ALGORITHMS = {method.name: method for method in _METHODS}
 

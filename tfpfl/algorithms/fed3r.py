@@ -194,7 +194,7 @@ FED3R = Method(
     state="one bit",
     evaluates="fine-tuned",
     down="h",
-    up="h + m*m",
+    up="h + (M+1)*(M+1)",
     reference="Fani, Camoriano, Caputo, Ciccone: Accelerating Heterogeneous Federated Learning with Closed-Form "
     "Classifiers, ICML 2024",
     only_classes="its outputs are logits of classes. For numbers, use pflego with inner_opt='exact', which solves for "
