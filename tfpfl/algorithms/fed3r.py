@@ -1,4 +1,4 @@
-"""Fed3R: one ridge regression for all clients in closed form, which each client then refines (Fani, Camoriano, Caputo,
+"""Fed3R: one ridge regression for all clients in closed form, which each client then refines (Fanì, Camoriano, Caputo,
 Ciccone: Accelerating Heterogeneous Federated Learning with Closed-Form Classifiers, ICML 2024).
 
 Objective: min_W sum_i sum_n |W^T a_n - y_n|^2 + lambda |W|^2 over all examples of all clients, a = (phi(x; theta^0), 1)
@@ -132,7 +132,7 @@ def fed3r(
             `num_labels`; the labels are no classes.
 
     Source:
-        Fani, Camoriano, Caputo, Ciccone, ICML 2024, algorithm 1; the refinement is that of their paper in IEEE Access,
+        Fanì, Camoriano, Caputo, Ciccone, ICML 2024, algorithm 1; the refinement is that of their paper in IEEE Access,
         2025.
     """
     check_rates(lam=lam, temperature=temperature)
@@ -195,12 +195,12 @@ FED3R = Method(
     evaluates="fine-tuned",
     down="h",
     up="h + (M+1)*(M+1)",
-    reference="Fani, Camoriano, Caputo, Ciccone: Accelerating Heterogeneous Federated Learning with Closed-Form "
+    reference="Fanì, Camoriano, Caputo, Ciccone: Accelerating Heterogeneous Federated Learning with Closed-Form "
     "Classifiers, ICML 2024",
     only_classes="its outputs are logits of classes. For numbers, use pflego with inner_opt='exact', which solves for "
     "each client's head",
-    no_server_opt="its server solves a linear system, and takes no steps",
-    no_client_opt="its clients take no steps in training",
+    no_server_opt="its server solves a linear system, and takes no steps. Use fedavg for steps",
+    no_client_opt="its clients take no steps in training. Use eta_ft and momentum for their refinement",
     no_objective="its server solves for the head on the examples of all clients, each counted once. Use fedavg",
     no_batch_norm=dict.fromkeys(("local", "shared"), "its backbone is never trained. Use 'frozen'"),
 )

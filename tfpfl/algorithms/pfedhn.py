@@ -116,8 +116,8 @@ def pfedhn(
 
     w_i = (theta_i, W_i) is client i's whole model as one vector: the backbone's weights in their order, then the head's
     kernel and bias. l_i is its mean cross-entropy, S the cohort of r clients. Layers 1 to L have hidden_dim outputs,
-    with relu after each but the L-th; the last has d. Initial v_i are normal with variance 1; kernels and biases are uniform
-    in +-1 / sqrt(number of inputs), but for the last bias, which is w^0. All u start at 0.
+    with relu after each but the L-th; the last has d. Initial v_i are normal with variance 1; kernels and biases are
+    uniform in +-1 / sqrt(number of inputs), but for the last bias, which is w^0. All u start at 0.
 
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
@@ -259,7 +259,7 @@ PFEDHN = Method(
     up="d",
     reference="Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernetworks, ICML 2021",
     no_objective="its server trains a hypernetwork by every client's own change, and adds up no model. Use fedavg",
-    no_server_opt="its server has an optimizer of its own: alpha, hyper_momentum and wd. The clients have client_opt",
+    no_server_opt="its server has an optimizer of its own. Use alpha, hyper_momentum and wd",
     no_batch_norm=dict.fromkeys(
         ("local", "shared"), "the server makes all weights of a client, and has no statistics of layers. Use 'frozen'"
     ),
