@@ -112,5 +112,5 @@ def test_what_a_kind_cannot_have_is_refused():
 
 def test_what_needs_classes():
     assert [name for name, method in ALGORITHMS.items() if method.only_classes] == [
-        *("fedpac", "fedrod", "knn_per", "fed3r", "fedproto", "fedas")
+        *("fedpac", "fedrod", "knn_per", "fed3r", "fedproto", "fedas", "gpfl")
     ]

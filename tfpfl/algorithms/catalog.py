@@ -28,6 +28,7 @@ from tfpfl.algorithms.fedrod import FEDROD
 from tfpfl.algorithms.fedsgd import FEDSGD
 from tfpfl.algorithms.finetune import FEDAVG_FT, FEDPROX_FT
 from tfpfl.algorithms.knn_per import KNN_PER
+from tfpfl.algorithms.gpfl import GPFL
 from tfpfl.algorithms.layerwise import LAYERWISE
 from tfpfl.algorithms.lg_fedavg import LG_FEDAVG
 from tfpfl.algorithms.method import Method
@@ -79,6 +80,7 @@ _METHODS = (
     FEDALA,
     FEDDBE,
     FEDAS,
+    GPFL,
     ADAPTERS,
 )
 ALGORITHMS = {method.name: method for method in _METHODS}
