@@ -27,8 +27,8 @@ from tfpfl.algorithms.fedrep import FEDREP
 from tfpfl.algorithms.fedrod import FEDROD
 from tfpfl.algorithms.fedsgd import FEDSGD
 from tfpfl.algorithms.finetune import FEDAVG_FT, FEDPROX_FT
-from tfpfl.algorithms.knn_per import KNN_PER
 from tfpfl.algorithms.gpfl import GPFL
+from tfpfl.algorithms.knn_per import KNN_PER
 from tfpfl.algorithms.layerwise import LAYERWISE
 from tfpfl.algorithms.lg_fedavg import LG_FEDAVG
 from tfpfl.algorithms.method import Method
