@@ -141,6 +141,8 @@ def test_a_round_without_clients_changes_nothing(name, a_federation):
         if not sizes[-1]:
             assert identical(training.client_states(range(6)), states)
     assert 0 in sizes[1:-1] and max(sizes) > 1
+    if algorithm.matrices is None:
+        return
     assert training.store.matrix_rounds() == list(range(1, 9))
     [(_, matrix)] = algorithm.matrices(server).items()
     assert identical(next(iter(training.store.matrices(8).values())), matrix)

@@ -1,4 +1,4 @@
-"""Fed3R: one ridge regression for all clients in closed form, which each client then refines (Fanì, Camoriano, Caputo,
+"""Fed3R: one ridge regression for all clients in closed form, which each client then refines (Fani, Camoriano, Caputo,
 Ciccone: Accelerating Heterogeneous Federated Learning with Closed-Form Classifiers, ICML 2024).
 
 Objective: min_W sum_i sum_n |W^T a_n - y_n|^2 + lambda |W|^2 over all examples of all clients, a = (phi(x; theta^0), 1)
@@ -132,7 +132,7 @@ def fed3r(
             `num_labels`; the labels are no classes.
 
     Source:
-        Fanì, Camoriano, Caputo, Ciccone, ICML 2024, algorithm 1; the refinement is that of their paper in IEEE Access,
+        Fani, Camoriano, Caputo, Ciccone, ICML 2024, algorithm 1; the refinement is that of their paper in IEEE Access,
         2025.
     """
     check_rates(lam=lam, temperature=temperature)
@@ -195,7 +195,7 @@ FED3R = Method(
     evaluates="fine-tuned",
     down="h",
     up="h + (M+1)*(M+1)",
-    reference="Fanì, Camoriano, Caputo, Ciccone: Accelerating Heterogeneous Federated Learning with Closed-Form "
+    reference="Fani, Camoriano, Caputo, Ciccone: Accelerating Heterogeneous Federated Learning with Closed-Form "
     "Classifiers, ICML 2024",
     only_classes="its outputs are logits of classes. For numbers, use pflego with inner_opt='exact', which solves for "
     "each client's head",

@@ -33,11 +33,10 @@ def a_new_client_adapts(subject: Subject) -> None:
         (predictor is None) == (algorithm.predictor is None),
         "either both the algorithm and its `adapt` have a predictor, or none",
     )
-    if predictor is not None:
+    if predictor is not None and algorithm.predictor is not None:
         phi = algorithm.model.features(first.theta, data.x)
-        away = distance(
-            *(z(phi) for z in (predictor(start(sent, state, data), data), algorithm.predictor(message, state, data)))
-        )
+        of_both = predictor(start(sent, state, data), data), algorithm.predictor(message, state, data)
+        away = distance(*(outputs(phi) for outputs in of_both))
         require(away < 1e-6, f"its outputs start {away:.1e} away from those of `Algorithm.predictor`")
     origins = [algorithm.personal_model(message, state, data)]
     if algorithm.global_model is not None:

@@ -138,6 +138,7 @@ def _adaptation(adapt: Adaptation, start: Callable, epoch: Callable) -> Adaptati
 def _local(algorithm: Algorithm) -> Algorithm:
     model = algorithm.model
     adapt: Any = algorithm.adapt
+    outputs: Any = algorithm.predictor
 
     def theta_of(message, state, data):
         if adapt is None:
@@ -166,7 +167,7 @@ def _local(algorithm: Algorithm) -> Algorithm:
 
     def predictor(message, state, data):
         with passes.evaluating(statistics_of(message, state, data)):
-            return algorithm.predictor(message, state.state, data)
+            return outputs(message, state.state, data)
 
     def local_model(message, output):
         inner = output._replace(state=output.state.state)
@@ -186,7 +187,7 @@ def _local(algorithm: Algorithm) -> Algorithm:
         init_client=lambda info: OwnStatistics(model.statistics(), tf.constant(False), algorithm.init_client(info)),
         client_update=client_update,
         personal_model=personal_model,
-        predictor=algorithm.predictor and predictor,
+        predictor=outputs and predictor,
         local_model=local_model,
         global_model=None,
         adapt=adapt and _adaptation(adapt, start, epoch),
@@ -199,6 +200,7 @@ def _shared(algorithm: Algorithm) -> Algorithm:
     check_one_exchange(algorithm, "batch_norm='shared'")
     model, balance = algorithm.model, algorithm.balance
     adapt: Any = algorithm.adapt
+    outputs: Any = algorithm.predictor
     along = AlongWith(algorithm.aggregate, "statistics")
     message, global_model, matrices = algorithm.message, algorithm.global_model, algorithm.matrices
 
@@ -220,7 +222,7 @@ def _shared(algorithm: Algorithm) -> Algorithm:
 
     def predictor(sent, state, data):
         with passes.evaluating(sent.statistics):
-            return algorithm.predictor(sent.own, state, data)
+            return outputs(sent.own, state, data)
 
     def local_model(sent, output):
         moved = tree.add(sent.statistics, output.update.statistics)
@@ -245,7 +247,7 @@ def _shared(algorithm: Algorithm) -> Algorithm:
         client_update=client_update,
         server_update=server_update,
         personal_model=personal_model,
-        predictor=algorithm.predictor and predictor,
+        predictor=outputs and predictor,
         local_model=local_model,
         aggregate=along.put_on(algorithm.aggregate, "mean"),
         matrices=matrices and (lambda server: matrices(server.own)),

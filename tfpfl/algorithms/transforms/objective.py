@@ -176,6 +176,7 @@ class _Weighted:
             return algorithm.local_model(message.own, output._replace(update=reported.take_off(output.update)))
 
         matrices, adapt = algorithm.matrices, algorithm.adapt
+        to_new: Any = adapt and adapt.message
         return algorithm._replace(
             init_server=lambda: WithTail(algorithm.init_server(), tf.zeros([], dtype), tf.constant(False)),
             message=(lambda s, i: message(s, i)) if algorithm.message_per_client else lambda s: message(s),
@@ -189,7 +190,7 @@ class _Weighted:
             adapt=adapt
             and adapt._replace(
                 start=of_own(adapt.start),
-                message=adapt.message and (lambda s: s._replace(own=adapt.message(s.own))),
+                message=to_new and (lambda s: s._replace(own=to_new(s.own))),
             ),
             aggregate=reported.put_on(algorithm.aggregate, "rows"),
             one_pass=None,

@@ -85,7 +85,7 @@ def own_part(
         inner = output._replace(update=whole(output.update, no_change()), state=output.state.state)
         return algorithm.local_model(whole(message, output.state.own), inner)
 
-    adapt = algorithm.adapt
+    adapt, predictor = algorithm.adapt, algorithm.predictor
     return algorithm._replace(
         init_client=lambda info: OwnPart(tuple(model.theta()[i] for i in places), algorithm.init_client(info)),
         message=lambda server: shared(algorithm.message(server)),
@@ -94,8 +94,7 @@ def own_part(
         personal_model=lambda message, state, data: algorithm.personal_model(
             whole(message, state.own), state.state, data
         ),
-        predictor=algorithm.predictor
-        and (lambda message, state, data: algorithm.predictor(whole(message, state.own), state.state, data)),
+        predictor=predictor and (lambda message, state, data: predictor(whole(message, state.own), state.state, data)),
         local_model=local_model,
         global_model=None,
         adapt=adapt

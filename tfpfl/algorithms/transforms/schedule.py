@@ -102,6 +102,7 @@ def scheduled(
         return own._replace(message=message, client_update=work, server_update=finish)
 
     matrices, adapt = algorithm.matrices, algorithm.adapt
+    to_new: Any = adapt and adapt.message
     return algorithm._replace(
         init_server=lambda: Scheduled(algorithm.init_server(), tf.constant(1)),
         message=(lambda s, client_id: message(s, client_id)) if algorithm.message_per_client else lambda s: message(s),
@@ -115,7 +116,7 @@ def scheduled(
         adapt=adapt
         and adapt._replace(
             start=of_message(adapt.start),
-            message=adapt.message and (lambda s: Scheduled(adapt.message(s.own), s.round_num)),
+            message=to_new and (lambda s: Scheduled(to_new(s.own), s.round_num)),
         ),
         one_pass=one_pass(),
         first=first(),

@@ -89,13 +89,14 @@ def server_optimized(
         return Optimized(own, slots)
 
     message, matrices, adapt = algorithm.message, algorithm.matrices, algorithm.adapt
+    to_new: Any = adapt and adapt.message
     own_messages = algorithm.message_per_client
     return algorithm._replace(
         init_server=init_server,
         server_update=server_update,
         message=(lambda s, client_id: message(s.own, client_id)) if own_messages else (lambda s: message(s.own)),
         matrices=None if matrices is None else lambda s: matrices(s.own),
-        adapt=adapt and adapt._replace(message=adapt.message and (lambda s: adapt.message(s.own))),
+        adapt=adapt and adapt._replace(message=to_new and (lambda s: to_new(s.own))),
     )
 
 
