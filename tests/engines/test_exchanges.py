@@ -23,6 +23,7 @@ from tfpfl.data.randomness import client_key
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import SplitModel
 from tfpfl.models.weights import Weights
+from tfpfl.runs.aggregators import check_method
 from tfpfl.runs.availability import Availability
 from tfpfl.runs.cost import count_passes
 from tfpfl.runs.training import Training
@@ -360,6 +361,10 @@ def test_what_cannot_have_two_exchanges_says_why(small):
     ):
         with pytest.raises(InvalidArgument, match="cannot be used with a method of two exchanges a round"):
             make()
+    for name in ("dp", "clip", "compress"):
+        with pytest.raises(InvalidArgument, match=f"aggregator '{name}' cannot be used with a method of two exchanges"):
+            check_method(name, algorithm)
+    check_method("median", algorithm)
     adding = algorithm._replace(server_update=build_algorithm("fedavg", data.model, data.population).server_update)
     with pytest.raises(InvalidArgument, match="two exchanges"):
         server_optimized(adding, server_opt="adam")

@@ -129,9 +129,9 @@ FEDDANE = Method(
     down="3d",
     up="2d",
     reference="Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: FedDANE: A Federated Newton-Type Method, Asilomar 2019",
-    no_server_opt="the server's state is a model and a gradient, and not what a step of an optimizer moves; use eta, "
-    "or fedprox",
-    no_objective="a client sends two updates, a gradient and a change, and both means would have to change; use "
+    no_server_opt="the server's state is a model and a gradient, and not what a step of an optimizer moves. Use "
+    "client_opt, or fedprox",
+    no_objective="a client sends two updates, a gradient and a change, and both means would have to change. Use "
     "fedprox or fedavg",
     no_batch_norm=SEVERAL_MODELS,
 )

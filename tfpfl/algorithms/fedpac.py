@@ -91,7 +91,7 @@ class Update(NamedTuple):
     theta: Any  # theta_i - theta
     shares: Any  # p_i [K], n_ik / N_i
     centroids: Any  # [K, M]: p_ik times the mean of phi over class k, at theta_i
-    own: Own
+    own: Any  # an `Own`
 
 
 def class_means(phi, y, num_classes: int):

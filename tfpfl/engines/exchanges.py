@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from typing import Any
 
+import numpy as np
+
 from tfpfl.algorithms.contract import Algorithm, Between
 from tfpfl.algorithms.exchanges import first_key, merged_metrics
 from tfpfl.engines.graphs import relaxed, total
@@ -58,7 +60,9 @@ class TwoExchanges:
         """
         kept = self._kept(side_by_side([visit.info for visit in visits])).each(self._spec)
         states = [Between(*both) for both in zip(client_states, kept, strict=True)]
-        begun = self._first(server, states, [visit._replace(key=self._key(visit.key)) for visit in visits])
+        keys = [np.asarray(self._key(visit.key)) for visit in visits]  # arrays, which Ray can send
+        at_first = [visit._replace(key=key) for visit, key in zip(visits, keys, strict=True)]
+        begun = self._first(server, states, at_first)
         stay = [i for i, visit in enumerate(visits) if int(visit.info.client_id) not in gone]
         if not stay:
             return begun._replace(client_states=client_states, metrics=OrderedDict())
