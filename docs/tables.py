@@ -28,8 +28,9 @@ def algorithms() -> str:
         title = f"[{row.title}](docs/algorithms/{name}.md)"
         cells = (f"`{name}`", title, row.head, row.message, row.state, row.down, row.up, short(row.reference))
         lines.append("| " + " | ".join(cells) + " |")
-    classes = ", ".join(row.title for row in ALGORITHMS.values() if row.only_classes)
-    needs = f"All train heads of every [kind of labels](docs/labels.md), except for {classes}, which needs classes."
+    *most, last = [row.title for row in ALGORITHMS.values() if row.only_classes]
+    classes = f"{', '.join(most)} and {last}, which need" if most else f"{last}, which needs"
+    needs = f"All train heads of every [kind of labels](docs/labels.md), except for {classes} classes."
     lines += ["", LEGEND, "", needs]
     return "\n".join(lines)
 

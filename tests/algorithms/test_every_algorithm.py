@@ -103,7 +103,7 @@ def test_where_a_new_client_starts(name, algorithm, subject):
         return
     row, (message, _, data, _) = ALGORITHMS[name], subject.visit(battery.WIDEST)
     state = algorithm.init_client(data.info)
-    start, epoch, model = algorithm.adapt
+    start, epoch, model, _ = algorithm.adapt
     first = model(start(message, state, data))
     from_global = row.evaluates == "fine-tuned" or name in ("pgfed", "pgfedmo")
     predicts = algorithm.global_model(message) if from_global else algorithm.personal_model(message, state, data)

@@ -16,6 +16,7 @@ from tfpfl.algorithms.fedrep import fedrep
 from tfpfl.algorithms.fedrod import fedrod
 from tfpfl.algorithms.fedsgd import fedsgd
 from tfpfl.algorithms.finetune import fedavg_ft, fedprox_ft, finetuned
+from tfpfl.algorithms.knn_per import knn_per, memorized
 from tfpfl.algorithms.layerwise import layerwise
 from tfpfl.algorithms.lg_fedavg import lg_fedavg
 from tfpfl.algorithms.method import Method
@@ -56,9 +57,11 @@ __all__ = [
     "finetuned",
     "get_method",
     "heurfedamp",
+    "knn_per",
     "layerwise",
     "lg_fedavg",
     "local",
+    "memorized",
     "method_named",
     "per_fedavg",
     "pfedme",

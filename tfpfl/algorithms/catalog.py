@@ -19,6 +19,7 @@ from tfpfl.algorithms.fedrep import FEDREP
 from tfpfl.algorithms.fedrod import FEDROD
 from tfpfl.algorithms.fedsgd import FEDSGD
 from tfpfl.algorithms.finetune import FEDAVG_FT, FEDPROX_FT
+from tfpfl.algorithms.knn_per import KNN_PER
 from tfpfl.algorithms.layerwise import LAYERWISE
 from tfpfl.algorithms.lg_fedavg import LG_FEDAVG
 from tfpfl.algorithms.method import Method
@@ -60,6 +61,7 @@ _METHODS = (
     PGFED,
     PGFEDMO,
     FEDBN,
+    KNN_PER,
 )
 ALGORITHMS = {method.name: method for method in _METHODS}
 

@@ -67,6 +67,7 @@ class Adaptation(NamedTuple):
     start: Callable  # (message, client state from `init_client`, ClientData) -> carry
     epoch: Callable  # (carry, ClientData, n) -> carry: epoch n = 0, 1, ...
     model: Callable  # (carry) -> Weights with which the client would predict now
+    predictor: Callable | None = None  # (carry, ClientData) -> its `Algorithm.predictor`; None: the head predicts
 
 
 class Algorithm(NamedTuple):
@@ -92,6 +93,13 @@ class Algorithm(NamedTuple):
     the backbone is shared, a `global_model` has the same backbone. With a shared backbone, engines evaluate many
     clients in one forward pass, and a new client can start from this backbone.
 
+    `predictor` is for methods whose clients predict with more than a linear head, such as kNN-Per with its neighbours.
+    It is a function of the arguments of `personal_model`, and returns a function (features phi [n, M] of new examples)
+    -> outputs z [n, K], from which the model's kind computes loss and score as from a head's. The features are those of
+    `personal_model`'s backbone, and the head of `personal_model` is then only a part of the prediction: `shares` is at
+    most 'backbone'. What can store weights only, such as a Keras file or a bundle for a device, refuses such a method.
+    None: z = phi @ kernel + bias.
+
     `one_pass` does the work of `client_update` in another form, which an engine can run for a whole cohort at once.
     Both must give the same result: code that replaces `client_update` must replace `one_pass` too, or set it to None.
 
@@ -105,7 +113,7 @@ class Algorithm(NamedTuple):
     which step a part of theta takes that stays with the client (`transforms.own_part`). None: the method has no such
     step, or it sends differences, which are steps already.
 
-    The battery (`tfpfl.studies.battery`) checks `shares`, `one_pass` and `balance`.
+    The battery (`tfpfl.studies.battery`) checks `shares`, `one_pass`, `balance` and `predictor`.
     """
 
     model: Any  # the `SplitModel`
@@ -125,6 +133,7 @@ class Algorithm(NamedTuple):
     one_pass: OnePass | None = None  # the same work as `client_update`, for a whole cohort at once
     balance: Callable | None = None  # (client state before the visit, ClientOutput as it is sent) -> client state
     own_step: Callable | None = None  # (ClientInfo, loss) -> minus the rate: times the gradient, it is the step
+    predictor: Callable | None = None  # (message, client state, ClientData) -> function (phi [n, M]) -> z [n, K]
 
     @property
     def shares_backbone(self) -> bool:

@@ -108,9 +108,16 @@ class ClientModels:
                 f"{run.folder} has no rounds yet, so no client has a model: train it with `tfpfl resume {run.folder}`"
             )
         check_heads_are_here(run.folder)
+        algorithm = run.algorithm
+        if algorithm.predictor is not None:
+            raise InvalidArgument(
+                f"{run.config.algorithm} predicts with more than the weights of a backbone and a head (`predictor` in "
+                "tfpfl/algorithms/contract.py), and a model's file has no place for the rest, such as the nearest "
+                "examples. `tfpfl evaluate` scores it. For a device, export a run of the method that trains the shared "
+                "model, such as fedavg: tflite_export.device.neighbours adds the nearest examples"
+            )
         self._run, self._loop = run, _any(run.training())
         self._server = self._loop.server_state()
-        algorithm = run.algorithm
         self._readers = federation_readers(algorithm, run.examples)
         self._message_for = Messages(algorithm)
         self._ids = {int(i) for i in run.population.client_ids}

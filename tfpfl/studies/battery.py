@@ -23,9 +23,9 @@ from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.scoring import shared_theta
 from tfpfl.models import SplitModel
-from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 from tfpfl.runs.store import RunStore
+from tfpfl.studies.battery_new_clients import a_new_client_adapts
 from tfpfl.studies.battery_subject import (
     CLASSES,
     EVERYONE,
@@ -39,6 +39,7 @@ from tfpfl.studies.battery_subject import (
     backbone,
     distance,
     identical,
+    kinds,
     require,
     small_federation,
     small_population,
@@ -267,6 +268,15 @@ def models_are_whole(subject):
             why = f"logits of client {client}'s {name} are {found}, expected {' or '.join(map(str, expected))}"
             require(any(found == shape for shape in expected), why)
             widths = {int(found[1])}  # the second model is as wide as the first
+        if algorithm.predictor is None:
+            continue
+        phi = algorithm.model.features(models["personal_model"].theta, data.x)
+        outputs = algorithm.predictor(message, output.state, data)(phi)
+        require(
+            outputs.shape == (EXAMPLES[client], *widths) and outputs.dtype == phi.dtype,
+            f"the outputs of client {client}'s predictor are {outputs.dtype.name} {outputs.shape}, expected "
+            f"{phi.dtype.name} [{EXAMPLES[client]}, {widths}]",
+        )
 
 
 def the_global_model_is_everyones(subject):
@@ -302,6 +312,7 @@ def what_is_shared_is_declared(subject):
         for each in (algorithm.init_client(data.info), state, output.state):
             models.append(algorithm.personal_model(message, each, data))
     backbone, head = (all(_same(part, parts[0]) for part in parts) for parts in zip(*models, strict=True))
+    head = head and algorithm.predictor is None  # which is then a part of what predicts
     found = "model" if backbone and head else "backbone" if backbone else "head" if head else None
     common = {"model": "all weights", "backbone": "the backbone", "head": "the head", None: "no part"}[found]
     require(
@@ -359,30 +370,6 @@ def a_sum_of_what_clients_keep_is_declared(subject):
     require(not broken, f"where updates are clipped, the server's tensors {broken} are not what all clients keep")
 
 
-def a_new_client_adapts(subject):
-    """If new clients can adapt, adapting starts at the personal or global model and lowers the loss in nine epochs."""
-    algorithm = subject.algorithm
-    if algorithm.adapt is None:
-        return
-    message, _, data, _ = subject.visit(WIDEST)
-    state = algorithm.init_client(data.info)
-    start, epoch, model = algorithm.adapt
-    carry, losses = start(message, state, data), []
-    for n in range(9):
-        losses.append(float(client_loss(algorithm.model)(model(carry), data.x, data.y)))
-        carry = epoch(carry, data, tf.constant(n))
-    falls = np.isfinite(losses).all() and losses[-1] < losses[0] - 1e-3
-    require(falls, f"its loss over nine epochs is {', '.join(f'{loss:.4g}' for loss in losses)}")
-    first = model(start(message, state, data))
-    origins = [algorithm.personal_model(message, state, data)]
-    if algorithm.global_model is not None:
-        origins.append(algorithm.global_model(message))
-    fits = [o for o in origins if kinds(o) == kinds(first)]
-    away = min((distance(first, o) for o in fits), default=np.inf)
-    require(away < 1e-6, f"it starts {away:.1e} away from what it would predict with, and from the global model")
-    require(kinds(model(carry)) == kinds(first), "its model has other shapes after nine epochs")
-
-
 def functions_take_no_tensor_from_the_builder(subject):
     """Constants are NumPy arrays, or made inside the function: TFF refuses a function with an eager tensor in it."""
     found = tensors_from_outside(subject, WIDEST)
@@ -412,11 +399,6 @@ CHECKS = (
     both_engines_agree,
 )
 NEED_TFF = (both_engines_agree,)
-
-
-def kinds(structure) -> list:
-    """(dtype, shape) of every leaf."""
-    return [(np.asarray(x).dtype.name, np.shape(x)) for x in tf.nest.flatten(structure)]
 
 
 def _same(a, b) -> bool:

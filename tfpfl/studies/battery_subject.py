@@ -123,6 +123,11 @@ def distance(a, b) -> float:
     )
 
 
+def kinds(structure) -> list:
+    """(dtype, shape) of every leaf."""
+    return [(np.asarray(x).dtype.name, np.shape(x)) for x in tf.nest.flatten(structure)]
+
+
 def identical(a, b) -> bool:
     """Whether all tensors of two structures have the same bits."""
     pairs = zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True)

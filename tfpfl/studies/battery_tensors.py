@@ -37,6 +37,12 @@ def tensors_from_outside(subject: Subject, client: int) -> list[str]:
         return algorithm.step(server, finish(algorithm, total, ids), total.weight)
 
     server_update.__wrapped__ = algorithm.server_update  # type: ignore[attr-defined]
+
+    def outputs(message: Any, state: Any, data: Any) -> Any:
+        theta = algorithm.personal_model(message, state, data).theta
+        return algorithm.predictor(message, state, data)(algorithm.model.features(theta, data.x))  # type: ignore
+
+    outputs.__wrapped__ = algorithm.predictor  # type: ignore[attr-defined]
     calls: dict[str, tuple] = {
         "init_server": (algorithm.init_server,),
         "init_client": (algorithm.init_client, data.info),
@@ -45,6 +51,7 @@ def tensors_from_outside(subject: Subject, client: int) -> list[str]:
         "server_update": (server_update, server, output, np.array([client], np.int32)),
         "personal_model": (algorithm.personal_model, message, state, data),
         "local_model": (algorithm.local_model, message, output),
+        "predictor": (algorithm.predictor and outputs, message, state, data),
         "global_model": (algorithm.global_model, message),
         "matrices": (algorithm.matrices, server),
     }

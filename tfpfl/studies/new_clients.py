@@ -184,7 +184,8 @@ def adapt_clients(
         held_out = readers.held_out[split](visit)
 
         def write(arrays, n, carry):
-            scores = evaluate(algorithm.model, adapt.model(carry), *held_out)
+            outputs = None if adapt.predictor is None else adapt.predictor(carry, data)
+            scores = evaluate(algorithm.model, adapt.model(carry), *held_out, outputs=outputs)
             return tuple(array.write(n, scores[name]) for array, name in zip(arrays, wanted, strict=True))
 
         def one_epoch(n, carry, arrays):

@@ -181,6 +181,7 @@ class _Weighted:
             client_update=client_update,
             server_update=server_update,
             personal_model=of_own(algorithm.personal_model),
+            predictor=of_own(algorithm.predictor),
             global_model=of_own(algorithm.global_model),
             local_model=local_model,
             matrices=None if matrices is None else lambda server: matrices(server.own),

@@ -94,6 +94,8 @@ def own_part(
         personal_model=lambda message, state, data: algorithm.personal_model(
             whole(message, state.own), state.state, data
         ),
+        predictor=algorithm.predictor
+        and (lambda message, state, data: algorithm.predictor(whole(message, state.own), state.state, data)),
         local_model=local_model,
         global_model=None,
         adapt=adapt

@@ -86,6 +86,7 @@ def scheduled(
         client_update=client_update,
         server_update=server_update,
         personal_model=of_message(algorithm.personal_model),
+        predictor=of_message(algorithm.predictor),
         local_model=of_message(algorithm.local_model),
         global_model=of_message(algorithm.global_model),
         matrices=None if matrices is None else lambda server: matrices(server.own),
