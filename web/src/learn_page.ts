@@ -329,9 +329,8 @@ export class LearnPage {
     try {
       while (this.predictAgain) {
         this.predictAgain = false
-        const raw = this.raw()
-        const known = raw && this.learner.state.head && this.parts.device.ready
-        const found = known ? this.learner.predict(await this.phi(raw)) : null
+        const raw = this.learner.state.head && this.parts.device.ready ? this.raw() : null
+        const found = raw && this.learner.predict(await this.phi(raw))
         this.showPrediction(found, announce || !this.predictAgain)
       }
     } catch (error) {

@@ -1,13 +1,11 @@
 /** Opens the page: the pad at once, and behind it what the others learned, the program, and then the other parts. */
 import { NEEDED, openBundle, openClient, openManifest, openProgram, type Bundle, type Manifest } from './bundle'
-import { ClientPage } from './client_page'
 import { Device } from './device'
 import { byId, bytesText, make, messageOf } from './elements'
-import { FederationPage } from './federation_page'
 import { LateDevice } from './late_device'
 import { LearnPage } from './learn_page'
-import { LivePage } from './live_page'
 import { Loading } from './loading'
+import { hasMembers } from './members'
 import { whenNear } from './near'
 import { cacheName, keepForOffline } from './offline'
 import { Runtime } from './runtime'
@@ -52,9 +50,10 @@ async function main(): Promise<void> {
   const device = await opened
   await page?.started()
   loading.done()
-  whenNear(byId('client', HTMLElement), () => ClientPage.open(device, bundle, client))
-  await LivePage.open(site, manifest, client, start)
-  FederationPage.open(site, await bundle, start)
+  // The other parts come after what the first drawing and the first guess need.
+  whenNear(byId('client', HTMLElement), async () => (await import('./client_page')).ClientPage.open(device, bundle, client))
+  if (site.live) await (await import('./live_page')).LivePage.open(site, manifest, client, start)
+  if (hasMembers(site)) (await import('./federation_page')).FederationPage.open(site, await bundle, start)
   showFacts(site, await bundle, await runtime, 'no')
   status.textContent = `Ready${trainedBy(manifest)}.`
   document.documentElement.dataset.ready = 'yes'

@@ -248,6 +248,22 @@ describe.skipIf(noBrowser)('Learn me', () => {
     await touch.close()
   })
 
+  it('shows and keeps a dot: a tap without a move, as on an i', async () => {
+    await page.locator('#pad').click({ position: { x: 60, y: 60 } })
+    const side = (await page.locator('#pad').boundingBox())!.width
+    const ink = await page.locator('#pad').evaluate((pad: HTMLCanvasElement, at) => {
+      const context = pad.getContext('2d')!
+      const grey = (part: number) => context.getImageData(part * pad.width, part * pad.width, 1, 1).data[0]!
+      return [grey(at), grey(at + 0.05)]
+    }, 60 / side)
+    expect(ink).toEqual([0, 255])
+    await page.locator('#keep').click()
+    const kept = page.locator('#class-list canvas')
+    await expect.poll(() => kept.count()).toBe(1)
+    const darkest = await kept.evaluate((c: HTMLCanvasElement) => Math.min(...c.getContext('2d')!.getImageData(0, 0, c.width, c.height).data.filter((_, i) => i % 4 === 0)))
+    expect(darkest).toBeLessThan(150)
+  })
+
   it('takes 2 to 16 classes, and no more than the program has room for', async () => {
     for (let i = 3; i < 16; i++) await page.locator('#add-class').click()
     expect(await page.locator('#class-list > li').count()).toBe(16)
