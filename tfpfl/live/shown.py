@@ -52,6 +52,7 @@ class Shown:
             "saved": found["saved"],
             "rounds": about["rounds"],
             "clients": about["clients"],
+            "wait_for": about["wait_for"],
             "counts": {state: counts[state] for state in STATES},
             "round": opened and {"number": opened["number"], **{k: len(opened[k]) for k in ("invited", "came")}},
             "bytes": found["bytes"],

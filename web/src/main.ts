@@ -2,10 +2,10 @@
 import { NEEDED, openBundle, openClient, openManifest, openProgram, type Bundle, type Manifest } from './bundle'
 import { Device } from './device'
 import { byId, bytesText, make, messageOf } from './elements'
+import { openFederation, showFederation } from './federation_source'
 import { LateDevice } from './late_device'
 import { LearnPage } from './learn_page'
 import { Loading } from './loading'
-import { hasMembers } from './members'
 import { whenNear } from './near'
 import { cacheName, keepForOffline } from './offline'
 import { Runtime } from './runtime'
@@ -22,6 +22,8 @@ async function main(): Promise<void> {
   const { manifest, thetaSha256 } = await openManifest(site)
   const { drawing, room } = manifest.browser
   for (const id of ['learn', 'client', 'about']) byId(id, HTMLElement).hidden = false
+  for (const id of ['live', 'live-link']) byId(id, HTMLElement).hidden = !site.live // before the pad, which must not move later
+  showFederation(site)
   byId('no-drawing', HTMLElement).hidden = drawing !== null
   byId('learner', HTMLElement).hidden = drawing === null
 
@@ -52,8 +54,8 @@ async function main(): Promise<void> {
   loading.done()
   // The other parts come after what the first drawing and the first guess need.
   whenNear(byId('client', HTMLElement), async () => (await import('./client_page')).ClientPage.open(device, bundle, client))
-  if (site.live) await (await import('./live_page')).LivePage.open(site, manifest, client, start)
-  if (hasMembers(site)) (await import('./federation_page')).FederationPage.open(site, await bundle, start)
+  const view = await openFederation(site, await bundle, start, () => byId('live-token', HTMLInputElement).focus())
+  if (view) await (await import('./live_page')).LivePage.open(manifest, client, start, view)
   showFacts(site, await bundle, await runtime, 'no')
   status.textContent = `Ready${trainedBy(manifest)}.`
   document.documentElement.dataset.ready = 'yes'
