@@ -154,15 +154,17 @@ export class FederationLive {
     this.phones.dataset.here = String(here.length)
   }
 
-  /** What has happened since the last answer moves. */
+  /** What has happened since the last answer moves: answers go to θ, θ makes its step, and goes to the members again. */
   private move(before: Shown | null, now: Shown): void {
     if (!before) return
-    const of = (...states: State[]) => [...this.phones.querySelectorAll<HTMLElement>(states.map((state) => `.phone.${state}`).join(', '))]
+    const closed = now.saved > before.saved
     const same = before.round?.number === now.round?.number
-    const came = same ? (now.round?.came ?? 0) - (before.round?.came ?? 0) : (now.round?.came ?? 0)
-    of('sent').slice(0, Math.max(0, came)).forEach((phone) => void this.packets.travel(phone, 'up')) // prettier-ignore
-    if (!same && now.doing === 'visit') of('working', 'late').forEach((phone) => void this.packets.travel(phone, 'down'))
-    if (now.saved > before.saved) void this.packets.arrived()
+    const came = closed ? this.rows.get(now.saved)?.clients : same ? now.round && now.round.came - before.round!.came : now.round?.came
+    const phones = [...this.phones.querySelectorAll<HTMLElement>('.phone')] // those that have sent come first
+    phones.slice(0, Math.max(0, came ?? 0)).forEach((phone) => void this.packets.travel(phone, 'up'))
+    if (closed) void this.packets.arrived()
+    const busy = phones.filter((phone) => phone.matches('.working, .late'))
+    if (!same && now.doing === 'visit') busy.forEach((phone) => void this.packets.travel(phone, 'down'))
   }
 }
 

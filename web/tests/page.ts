@@ -1,11 +1,26 @@
 /** What a person does with the page. */
 import { readFileSync } from 'node:fs'
-import { expect } from 'vitest'
+import { afterAll, beforeAll, expect } from 'vitest'
 import { unzipped } from '../src/zip'
-import { fixture } from './browser'
-import type { BrowserContext, Page } from 'playwright-core'
+import { fixture, launch } from './browser'
+import { serve, type Host } from './server'
+import type { Browser, BrowserContext, Page } from 'playwright-core'
 
 export type Stroke = 'line' | 'bar' | 'ring' | 'cross'
+
+/** A browser and a host of one of the fixtures' sites, for all tests of a `describe`. */
+export function hosted(site: string): { browser: Browser; host: Host } {
+  const found = {} as { browser: Browser; host: Host }
+  beforeAll(async () => {
+    found.browser = await launch()
+    found.host = await serve(fixture(site))
+  })
+  afterAll(async () => {
+    await found.browser?.close()
+    await found.host?.close()
+  })
+  return found
+}
 
 /** Opens the site and waits until the program runs. */
 export async function openPage(context: BrowserContext, url: string): Promise<Page> {
