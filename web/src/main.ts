@@ -57,7 +57,11 @@ async function main(): Promise<void> {
   const view = await openFederation(site, await bundle, start, () => byId('live-token', HTMLInputElement).focus())
   if (view) await (await import('./live_page')).LivePage.open(manifest, client, start, view)
   showFacts(site, await bundle, await runtime, 'no')
-  status.textContent = `Ready${trainedBy(manifest)}.`
+  const ready = () => {
+    status.textContent = navigator.onLine ? `Ready${trainedBy(manifest)}.` : 'Ready, without a network: all of this works in your browser.'
+  }
+  ready()
+  for (const change of ['online', 'offline']) addEventListener(change, ready)
   document.documentElement.dataset.ready = 'yes'
 
   const offline = await keepForOffline(site, (await runtime).files).catch((error: unknown) => `no: ${messageOf(error)}`)
@@ -103,6 +107,6 @@ function showFacts(site: Site, bundle: Bundle, runtime: Runtime, offline: string
 main().catch((error: unknown) => {
   status.textContent = messageOf(error)
   status.classList.add('error')
-  for (const id of ['learn', 'client', 'loading']) byId(id, HTMLElement).hidden = true
+  for (const id of ['learn', 'client', 'federation', 'live', 'loading']) byId(id, HTMLElement).hidden = true
   document.documentElement.dataset.ready = 'failed'
 })

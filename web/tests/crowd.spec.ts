@@ -1,17 +1,16 @@
 /** A live run of `tfpfl serve` as the federation's part shows it: two tabs join it by the page, and a visitor watches. */
-import { execFileSync, spawn, type ChildProcess } from 'node:child_process'
+import { execFileSync } from 'node:child_process'
 import { cpSync, mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { createInterface } from 'node:readline'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import type { Browser, BrowserContext, Page } from 'playwright-core'
 import { status, type Shown } from '../src/federation_live'
 import { complaints } from './axe'
 import { fixture, launch, noBrowser } from './browser'
 import { openPage } from './page'
+import { joinRun, python, serveRun, type Served } from './server_of_rounds'
 
-const python = process.env.TFPFL_WEB_PYTHON ?? join(import.meta.dirname, '../../.venv/bin/python')
 const ROUNDS = 10
 const CLIENTS = [9, 0]
 
@@ -28,26 +27,15 @@ print(json.dumps([[r["round"], r["clients"], r["bytes_up"], r["bytes_down"], r.g
 describe.skipIf(noBrowser)('a live run of tfpfl serve on the page', () => {
   let browser: Browser
   let folder: string
-  let server: ChildProcess
-  let address: string
-  let ended: Promise<number | null>
+  let server: Served
   beforeAll(async () => {
     browser = await launch()
     folder = mkdtempSync(join(tmpdir(), 'tfpfl-crowd-'))
     cpSync(fixture('live', 'run'), join(folder, 'run'), { recursive: true })
-    const options = ['--port', '0', '--wait-for', '2', '--web', join(import.meta.dirname, '../dist')]
-    server = spawn(python, ['-m', 'tfpfl', 'serve', join(folder, 'run'), ...options], { stdio: ['ignore', 'pipe', 'inherit'] })
-    ended = new Promise((resolve) => server.on('exit', (code) => resolve(code)))
-    address = await new Promise<string>((resolve, reject) => {
-      createInterface({ input: server.stdout! }).on('line', (line) => {
-        const found = /Listening on (\S+);/.exec(line)
-        if (found) resolve(found[1]!)
-      })
-      void ended.then((code) => reject(new Error(`the server ended with ${code}`)))
-    })
+    server = await serveRun(join(folder, 'run'), '--wait-for', '2', '--web', join(import.meta.dirname, '../dist'))
   })
   afterAll(async () => {
-    server?.kill('SIGKILL')
+    server?.stop()
     await browser?.close()
     rmSync(folder, { recursive: true, force: true })
   })
@@ -56,13 +44,10 @@ describe.skipIf(noBrowser)('a live run of tfpfl serve on the page', () => {
 
   /** Opens the page and joins by the button in the federation's part. */
   async function member(context: BrowserContext, client: number, token: string): Promise<Page> {
-    const page = await openPage(context, address)
+    const page = await openPage(context, server.address)
     await page.locator('#crowd-join').click()
     expect(await page.evaluate(() => document.activeElement!.id)).toBe('live-token')
-    await page.keyboard.type(token)
-    const files = ['train.npz', 'test.npz', 'about.json'].map((name) => fixture('live', 'data', String(client), name))
-    await page.locator('#live-files').setInputFiles(files)
-    await page.locator('#join').click()
+    await joinRun(page, client, token)
     await expect.poll(() => page.locator('#crowd-join').isVisible()).toBe(false)
     await expect.poll(() => text(page, '#crowd-self')).toMatch(/client|Round|Joined/)
     return page
@@ -71,7 +56,7 @@ describe.skipIf(noBrowser)('a live run of tfpfl serve on the page', () => {
   it('shows who is here, rounds as they close and bytes; two tabs join; the numbers are those of the run', async () => {
     const tokens = JSON.parse(readFileSync(join(folder, 'run', 'tokens.json'), 'utf8')) as Record<string, string>
     const contexts = await Promise.all([0, 1, 2].map((i) => browser.newContext({ viewport: i ? { width: 390, height: 844 } : { width: 1280, height: 844 }, bypassCSP: true })))
-    const visitor = await openPage(contexts[0]!, address)
+    const visitor = await openPage(contexts[0]!, server.address)
     const asked: string[] = []
     visitor.on('request', (request) => asked.push(new URL(request.url()).pathname))
     await visitor.evaluate(() => {
@@ -96,7 +81,7 @@ describe.skipIf(noBrowser)('a live run of tfpfl serve on the page', () => {
     await expect.poll(() => text(visitor, '#crowd-status'), { timeout: 120_000 }).toBe(`The run is over: all ${ROUNDS} rounds are done.`)
     await expect.poll(() => visitor.locator('#federation').getAttribute('data-live')).toBe('done')
     for (const page of [first, second]) await expect.poll(() => text(page, '#crowd-self')).toBe('The run is over. Your head stays here.')
-    expect(await ended).toBe(0)
+    expect(await server.ended).toBe(0)
 
     // What it shows is what the run's folder has.
     const rows = JSON.parse(execFileSync(python, ['-c', STORED, join(folder, 'run')], { encoding: 'utf8' })) as [number, number, number, number, number | null][]
