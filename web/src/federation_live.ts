@@ -31,6 +31,7 @@ const EVERY = 1000 // milliseconds between two questions
 const PATIENT = 5000 // the same while the server is away
 const AGAIN = 20 // rounds that are asked for again: scores may come later
 const PHONES = 60 // that are drawn
+const PLACES = 20 // that are drawn for members, whether they are here or not
 const ROWS = 6 // of the table
 const STATES: State[] = ['sent', 'working', 'late', 'here']
 
@@ -138,7 +139,8 @@ export class FederationLive {
   /** A phone for each member that is here, in the order of what they do: nobody can tell which is whose. */
   private showPhones({ counts, clients }: Shown): void {
     const here = STATES.flatMap((state) => Array<State>(counts[state]).fill(state))
-    const shown = here.slice(0, PHONES)
+    const places = Math.max(0, Math.min(clients, PLACES) - here.length)
+    const shown = [...here.slice(0, PHONES), ...Array<'away'>(places).fill('away')]
     const now = [...this.phones.querySelectorAll<HTMLElement>('.phone')]
     shown.forEach((state, i) => {
       const phone = now[i] ?? make('span', {})
@@ -147,7 +149,7 @@ export class FederationLive {
     })
     for (const left of now.slice(shown.length)) left.remove()
     this.phones.querySelector('.more')?.remove()
-    if (here.length > shown.length) this.phones.append(make('span', { className: 'more' }, `+ ${here.length - shown.length}`))
+    if (here.length > PHONES) this.phones.append(make('span', { className: 'more' }, `+ ${here.length - PHONES}`))
     const words = { sent: 'have sent', working: 'compute', late: 'are late', here: 'wait' }
     const told = STATES.filter((state) => counts[state]).map((state) => `${counts[state]} ${words[state]}`)
     this.phones.ariaLabel = here.length ? `${here.length} of ${clients} members are here: ${told.join(', ')}` : 'No member is here yet'
@@ -160,7 +162,7 @@ export class FederationLive {
     const closed = now.saved > before.saved
     const same = before.round?.number === now.round?.number
     const came = closed ? this.rows.get(now.saved)?.clients : same ? now.round && now.round.came - before.round!.came : now.round?.came
-    const phones = [...this.phones.querySelectorAll<HTMLElement>('.phone')] // those that have sent come first
+    const phones = [...this.phones.querySelectorAll<HTMLElement>('.phone:not(.away)')] // those that have sent come first
     phones.slice(0, Math.max(0, came ?? 0)).forEach((phone) => void this.packets.travel(phone, 'up'))
     if (closed) void this.packets.arrived()
     const busy = phones.filter((phone) => phone.matches('.working, .late'))

@@ -76,7 +76,8 @@ describe.skipIf(noBrowser)('a live run of tfpfl serve on the page', () => {
     expect(await text(visitor, '#crowd-status')).toMatch(/begins when 2 members are here\. 1 of 10/)
     expect(await complaints(visitor)).toEqual([])
     const second = await member(contexts[2]!, CLIENTS[1]!, tokens[CLIENTS[1]!]!)
-    await expect.poll(() => visitor.locator('#crowd-members .phone').count()).toBe(2)
+    await expect.poll(() => visitor.locator('#crowd-members .phone:not(.away)').count()).toBe(2)
+    expect(await visitor.locator('#crowd-members .phone').count()).toBe(10) // a place for each
     await expect.poll(() => visitor.locator('#crowd-rounds tbody tr').count(), { timeout: 120_000 }).toBeGreaterThan(1)
     await expect.poll(() => text(visitor, '#crowd-status'), { timeout: 120_000 }).toBe(`The run is over: all ${ROUNDS} rounds are done.`)
     await expect.poll(() => visitor.locator('#federation').getAttribute('data-live')).toBe('done')

@@ -86,7 +86,9 @@ describe.skipIf(noBrowser)('the site', () => {
     await page.close()
     await host.close() // nobody is there any more
 
+    await context.setOffline(true)
     const again = await openPage(context, host.url)
+    expect(await again.locator('#status').textContent()).toMatch(/^Ready, without a network/)
     expect(await shown(again, 'ring')).toBe(before)
     await again.locator('#round').click()
     await expect.poll(() => again.locator('#round-status').textContent()).toMatch(/A round on 32 examples/)
@@ -148,6 +150,8 @@ describe.skipIf(noBrowser)('the site', () => {
     const page = await context.newPage()
     await page.goto(host.url)
     await page.waitForFunction(() => document.documentElement.dataset.pad)
+    const place = () => page.locator('#pad').evaluate((pad) => pad.getBoundingClientRect().top + scrollY)
+    const before = await place()
     for (const [label, stroke] of (['line', 'bar', 'ring'] as const).entries()) {
       for (let i = 0; i < 3; i++) await teach(page, label, stroke, i)
     }
@@ -161,7 +165,8 @@ describe.skipIf(noBrowser)('the site', () => {
     expect(host.asked.some((path) => path.includes('client.safetensors'))).toBe(false)
     release()
     await expect.poll(() => page.locator('#result').textContent()).toMatch(/^Learned: 3 of 3/)
-    expect(await page.locator('#loading').isVisible()).toBe(false)
+    await expect.poll(() => page.locator('#loading').isVisible()).toBe(false)
+    expect(Math.abs((await place()) - before)).toBeLessThan(1) // it did not move under the finger
     await page.locator('#client').scrollIntoViewIfNeeded()
     await expect.poll(() => page.locator('#round').isEnabled()).toBe(true)
     expect(host.asked.some((path) => path.includes('client.safetensors'))).toBe(true)
