@@ -8,7 +8,7 @@ import type { Browser, BrowserContext, Page } from 'playwright-core'
 import { status, type Shown } from '../src/federation_live'
 import { complaints } from './axe'
 import { fixture, launch, noBrowser } from './browser'
-import { openPage } from './page'
+import { openPage, small } from './page'
 import { joinRun, python, serveRun, type Served } from './server_of_rounds'
 
 const ROUNDS = 10
@@ -104,6 +104,7 @@ describe.skipIf(noBrowser)('a live run of tfpfl serve on the page', () => {
 
     expect(await complaints(visitor)).toEqual([])
     expect(await complaints(first)).toEqual([])
+    expect(await first.evaluate(small, 44)).toEqual([])
     expect(await first.evaluate(() => document.scrollingElement!.scrollWidth - innerWidth)).toBeLessThanOrEqual(0)
     // A visitor asks for nothing but the picture of all, and for no more of it when the run is over.
     expect([...new Set(asked.filter((path) => path.startsWith('/v1')))]).toEqual(['/v1/shown'])

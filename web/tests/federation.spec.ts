@@ -9,7 +9,7 @@ import { readSafetensors } from '../src/safetensors'
 import { ServerStep } from '../src/server_step'
 import { complaints } from './axe'
 import { fixture, harness, launch, noBrowser } from './browser'
-import { hosted, openPage, teach } from './page'
+import { hosted, openPage, small, teach } from './page'
 import { serve } from './server'
 
 const BOUND = 1e-5
@@ -260,6 +260,7 @@ describe.skipIf(noBrowser)('the federation of the page', () => {
         await ready()
         expect(await complaints(page)).toEqual([])
         expect(await page.locator('#federation-facts').isVisible()).toBe(true) // it was looked at, too
+        expect(await page.evaluate(small, 44)).toEqual([])
         await context.close()
       })
     }

@@ -4,9 +4,9 @@
 
 Two bundles with a site each, the MLP of a short run on digits and an Omniglot CNN on drawn strokes; for each, features,
 personalization and a round by the TFF engine; pixels, pictures, heads and payloads as Python makes them. A round of
-small networks such as phones run. A backbone that was taught by many signs (signs.py). Federations of digits for the page to play, and what the local engine computes of
-them. And what `tfpfl report` makes of some short runs, and a run whose clients are devices
-(live.py).
+small networks such as phones run. A backbone that was taught by many signs (signs.py). Federations of digits for the
+page to play, and what the local engine computes of them. And what `tfpfl report` makes of some short runs, and a run
+whose clients are devices (live.py).
 """
 
 import json
@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 from safetensors.numpy import save_file
+from signs import signs_bundle
 
 import live
-from signs import signs_bundle
 from tflite_export import export, write_site
 from tflite_export.convert.program import flatten
 from tflite_export.device.drawing import drawing_settings, example_of_drawing

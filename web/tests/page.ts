@@ -131,3 +131,11 @@ export async function editKept(page: Page, edit: (kept: { head: Uint8Array | nul
     database.close()
   }, edit.toString())
 }
+
+/** In the browser: controls that are smaller than so many pixels. Links in a text may be (WCAG 2.5.8). */
+export function small(pixels: number): string[] {
+  return [...document.querySelectorAll<HTMLElement>('button, input, select, summary, nav a')]
+    .filter((element) => element.checkVisibility())
+    .filter((element) => [element.getBoundingClientRect()].some(({ width, height }) => Math.min(width, height) < pixels - 0.1))
+    .map((element) => element.outerHTML.slice(0, 100))
+}

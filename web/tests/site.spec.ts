@@ -7,7 +7,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import type { Browser } from 'playwright-core'
 import litert from '../node_modules/@litertjs/core/package.json' with { type: 'json' }
 import { fixture, launch, noBrowser } from './browser'
-import { draw, learn, openPage, shown, teach } from './page'
+import { draw, learn, openPage, shown, small, teach } from './page'
 import { serve } from './server'
 
 const wasm = `litert-${litert.version}/litert_wasm_internal.wasm`
@@ -259,14 +259,6 @@ function lowestContrast(): number {
     lowest = Math.min(lowest, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05))
   }
   return lowest
-}
-
-/** In the browser: controls that are smaller than so many pixels. Links in a text may be (WCAG 2.5.8). */
-function small(pixels: number): string[] {
-  return [...document.querySelectorAll<HTMLElement>('button, input, select, summary, nav a')]
-    .filter((element) => element.checkVisibility())
-    .filter((element) => [element.getBoundingClientRect()].some(({ width, height }) => Math.min(width, height) < pixels - 0.1))
-    .map((element) => element.outerHTML.slice(0, 100))
 }
 
 /** In the browser: controls and pictures that a screen reader has no name for. */
