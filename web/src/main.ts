@@ -41,13 +41,16 @@ async function main(): Promise<void> {
 
   const program = openProgram(site, loading.came)
   const bundle = openBundle(site, manifest, program, loading.came)
-  const runtime = start(program, loading.came)
+  let begin!: () => void
+  const drawable = new Promise<void>((done) => (begin = done))
+  const runtime = drawable.then(() => start(program, loading.came)) // what it needs of the processor, the pad needs first
   const opened = Promise.all([bundle, runtime]).then(([{ theta }, runtime]) => Device.open(runtime, theta))
   // `opened` is awaited below; what fails first ends the progress, or else it would cover the error.
   for (const promise of [program, bundle, runtime, opened]) promise.catch(loading.done)
   const late = new LateDevice(manifest.model.num_features, room, opened)
   const page = drawing && (await LearnPage.open({ manifest, thetaSha256, device: late, bundle, client }, drawing))
   document.documentElement.dataset.pad = 'yes'
+  setTimeout(begin)
 
   const device = await opened
   await page?.started()
