@@ -29,6 +29,7 @@ from tfpfl.live.book import Member
 from tfpfl.live.page import LivePage
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused
+from tfpfl.live.shown import Shown
 from tfpfl.live.thetas import Thetas
 from tfpfl.live.watch import Watch, WatchPage
 
@@ -123,6 +124,14 @@ def _is_half(request: web.Request) -> bool:
     return half == "1"
 
 
+def _since(request: web.Request) -> int:
+    """The round after which a history begins."""
+    since = request.query.get("since", "0")
+    if not (since.isascii() and since.isdigit() and len(since) < 10):
+        raise wire.WireError("since must be the number of a round")
+    return int(since)
+
+
 class LiveServer:
     """Answers devices.
 
@@ -131,7 +140,7 @@ class LiveServer:
         bundles: {K: the folder with the bundle for heads of K classes}.
         clock: () -> seconds since 1970.
         page: the page with which a browser tab is a device; None: the server has none.
-        watch: what an operator sees; None: nothing.
+        watch: what an operator sees; None: nothing. With a page and this, the page shows how the rounds go.
     """
 
     def __init__(
@@ -150,6 +159,7 @@ class LiveServer:
         self._in_time: set = set()  # connections that have sent the whole head of a request
         self._since: dict = {}  # {connection: when it was first seen}
         self._writer = ThreadPoolExecutor(1, "tfpfl-rounds")
+        self._shown = Shown(watch, clock, self._written) if page and watch else None
         self.done = asyncio.Event()
         registry = CollectorRegistry()
         self._registry = registry
@@ -182,6 +192,7 @@ class LiveServer:
                 web.put("/v1/update/{round:[0-9]{1,9}}", self._update),
                 web.put("/v1/score/{round:[0-9]{1,9}}", self._score),
                 *([web.get("/v1/watch", self._state), *WatchPage().routes()] if self._watch else ()),
+                *([web.get("/v1/shown", self._show)] if self._shown else ()),
                 *(self._page.routes() if self._page else ()),
             ]
         )
@@ -272,10 +283,11 @@ class LiveServer:
     async def _state(self, request):
         assert self._watch is not None  # otherwise there is no such route
         self._watch.check(request.headers.get("Authorization", ""))
-        since = request.query.get("since", "0")
-        if not (since.isascii() and since.isdigit() and len(since) < 10):
-            raise wire.WireError("since must be the number of a round")
-        return web.json_response(await self._written(self._watch.state, int(since), self._clock()))
+        return web.json_response(await self._written(self._watch.state, _since(request), self._clock()))
+
+    async def _show(self, request):
+        assert self._shown is not None  # otherwise there is no such route
+        return web.json_response(await self._shown.state(_since(request)))
 
     async def _metrics(self, _):
         return web.Response(body=generate_latest(self._registry), content_type="text/plain")

@@ -102,6 +102,11 @@ class Watch:
         """Whether somebody asked lately."""
         return now - self._asked < WATCHED
 
+    @property
+    def history(self) -> list[dict]:
+        """All saved rounds, as `state` has found them."""
+        return self._history
+
     def state(self, since: int, now: float) -> dict:
         """All that is shown.
 
