@@ -71,6 +71,8 @@ class Fold(IntEnum):
     SPLIT = -2  # which of its examples are the support set, and which the query set
     FAULT = -3  # whether an injected fault breaks the client, and which one
     MASKS = -4  # the masks of Dropout and of other random layers
+    ROUNDING = -5  # how the numbers of an update are rounded under secure aggregation
+    NOISE = -6  # the noise that is added to them
 
 
 def entropy(seed: int, stream: int, index: int = 0) -> np.random.SeedSequence:
