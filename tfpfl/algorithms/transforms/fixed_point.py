@@ -130,7 +130,7 @@ def _exponent(bound: float, clients: int) -> int:
     """The largest exponent with which a number of at most `bound` can be summed over so many clients."""
     room = (2**31 - 1) // clients - 1
     if room < 1 or not 0 < bound < math.inf:
-        raise InvalidArgument(f"{clients} numbers of at most {bound:g} cannot be summed in 32 bits: take a smaller clip")
+        raise InvalidArgument(f"{clients} numbers of at most {bound:g} cannot be summed in 32 bits: take a smaller one")
     found = math.floor(math.log2(room / bound)) + 1
     while bound * 2.0**found > room:  # the logarithm is rounded
         found -= 1
