@@ -106,8 +106,10 @@ def of_rounds(
         delta: the delta.
     """
     spent = {i: math.fsum(noise.multiplier(shares[t]) ** -2 for t in some) for i, some in (visits or {}).items()}
-    worst = max(spent, key=lambda i: (spent[i], -i), default=None)
-    own = [n for n in shares if n] if visits is None else [shares[t] for t in visits.get(worst, ())]
+    if visits is None:
+        own = [n for n in shares if n]
+    else:
+        own = [shares[t] for t in visits[max(spent, key=lambda i: (spent[i], -i))]] if spent else []
     text = f"against the server and all others, for the client that took part most often, in {len(own)} rounds"
     more = None
     if sampling.kind == "binomial":

@@ -239,7 +239,7 @@ class Run:
         return {name: (then[name], now[name]) for name in now if name in then and then[name] != now[name]}
 
     def train(self, callbacks: Sequence[Callback] = ()) -> "Run":
-        """Trains until the configured number of rounds is done, then evaluates and writes tables and summary. Returns this run.
+        """Trains until all rounds are done, then evaluates and writes tables and summary. Returns this run.
 
         Args:
             callbacks: see `tfpfl.runs.callbacks`. TensorBoard events are always written.
