@@ -31,7 +31,7 @@ def discrete_gaussian(sigma: float, number: int, seed: Any) -> Any:
     t, draw = float(int(sigma) + 1), max(int(_SPARE * number), number + _LEAST)
     scale, centre = tf.constant(2.0 * sigma**2, tf.float64), tf.constant(sigma**2 / t, tf.float64)
 
-    def more(found, i):
+    def more(found, accepted, i):
         u = tf.random.stateless_uniform(
             [3, draw], tf.random.experimental.stateless_fold_in(seed, i), dtype=tf.float64, alg="philox"
         )
@@ -40,12 +40,11 @@ def discrete_gaussian(sigma: float, number: int, seed: Any) -> Any:
         good = u[2] < tf.exp(-tf.square(size - centre) / scale)
         good &= ~(negative & tf.equal(size, 0))  # 0 would count twice
         y = tf.cast(tf.where(negative, -size, size), tf.int64)
-        return tf.concat([found, tf.boolean_mask(y, good)], 0), i + 1
+        place = accepted + tf.cumsum(tf.cast(good, tf.int32)) - 1
+        place = tf.where(good & (place < number), place, number)  # the last place is for those that are not needed
+        found = tf.tensor_scatter_nd_update(found, place[:, None], y)
+        return found, accepted + tf.reduce_sum(tf.cast(good, tf.int32)), i + 1
 
-    found, _ = tf.while_loop(
-        lambda found, i: tf.size(found) < number,
-        more,
-        (tf.zeros([0], tf.int64), tf.constant(0)),
-        shape_invariants=(tf.TensorShape([None]), tf.TensorShape([])),
-    )
-    return tf.ensure_shape(found[:number], [number])
+    # Shapes are fixed, so that the clients of a stack can be computed as one (`engines.local.grouping.Stacked`).
+    first = tf.zeros([number + 1], tf.int64), tf.constant(0), tf.constant(0)
+    return tf.while_loop(lambda found, accepted, i: accepted < number, more, first)[0][:number]
