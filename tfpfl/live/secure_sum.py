@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tflite_export.device.live.secure import masks, shamir
-from tflite_export.device.live.secure.exchange import Peer
+from tflite_export.device.live.secure.exchange import LEAST, Peer
 from tflite_export.device.live.secure.masks import Attempt, PrivateKey, SecureError
 
 
@@ -69,9 +69,11 @@ def open_sum(
         shares: {client: its fourth message}, of enough of them.
 
     Raises:
-        SecureError: the shares of a client's mask key do not give the key that it advertised.
-        ShareError: there are too few.
+        SecureError: fewer than three clients are in the sum, too few have answered, or the shares of a client's mask key do
+            not give the key that it advertised.
     """
+    if len(masked) < LEAST:
+        raise SecureError(f"{len(masked)} clients are in the sum, and {LEAST} must be: less would be a client's own")
     if short := circle.short_of(shares):
         raise SecureError(f"too few neighbours of client {short[0]} are left")
     total = np.zeros(len(next(iter(masked.values()))), np.uint32)
