@@ -128,5 +128,3 @@ def joined(run, rules, folder, gradients, now=0.0):
 def random_words(draw, size):
     """uint32 [size]."""
     return draw.integers(0, 2**32, size, dtype=np.uint32)
-
-
