@@ -251,7 +251,7 @@ def test_the_server_never_gets_a_gradient(secure_run, tmp_path):
 
 
 def test_a_device_answers_once(secure_run, tmp_path):
-    """A server that asks for other survivors, or for an attempt again, gets nothing, also after a kill of the device."""
+    """A server that asks for other survivors, or for an attempt again, gets nothing, nor after a kill."""
     rounds, phones = joined(secure_run, Rules(**RULES), tmp_path, gradients(secure_run))
     works = {}
     for phase in wire.PHASES:

@@ -380,7 +380,8 @@ class LiveRounds(Clients):
     def _step_of(self, number: int) -> Stepped:
         """The server's step with all that came."""
         updates = {i: wire.unpack(body) for i, body in self.book.bodies(number).items()}
-        told, payload = ({i: both[part] for i, both in updates.items()} for part in (0, 1))
+        told = {i: about for i, (about, _) in updates.items()}
+        payload = {i: content for i, (_, content) in updates.items()}
         loss = None
         if told:
             sizes = np.array([about["examples"] for about in told.values()], np.float64)

@@ -112,6 +112,8 @@ class SecureBook(Book):
             self._db.executemany("INSERT INTO arrived VALUES (?, ?, ?, ?)", rows)
             self._db.execute("DELETE FROM message WHERE round = ?", (number,))
             self._db.execute("UPDATE opened SET closed = 1 WHERE round = ?", (number,))
+            for client in sent:
+                self._log(at, "arrived", number, client)
             self._log(at, "closed", number, None)
 
     def opened_sum(self, number: int) -> tuple[np.ndarray, list[int], int] | None:

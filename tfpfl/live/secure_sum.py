@@ -73,7 +73,7 @@ def open_sum(
             not give the key that it advertised.
     """
     if len(masked) < LEAST:
-        raise SecureError(f"{len(masked)} clients are in the sum, and {LEAST} must be: less would be a client's own")
+        raise SecureError(f"{len(masked)} clients are in the sum, and {LEAST} must be")
     if short := circle.short_of(shares):
         raise SecureError(f"too few neighbours of client {short[0]} are left")
     total = np.zeros(len(next(iter(masked.values()))), np.uint32)
