@@ -17,6 +17,8 @@ from tfpfl.live import secure_graph as graph
 from tfpfl.live.secure_rounds import SecureRounds
 from tfpfl.live.secure_sum import Circle, Shares, open_sum, without_few
 
+FIRST = Attempt("run", 1, 1)
+
 
 class Told(NamedTuple):
     """What the server holds of an attempt."""
@@ -32,7 +34,7 @@ class Told(NamedTuple):
         return open_sum(self.attempt, self.circle, self.keys, self.masked, self.shares)
 
 
-def aggregated(words, gone=(), part=0.5, attempt=Attempt("run", 1, 1)) -> Told:
+def aggregated(words, gone=(), part=0.5, attempt=FIRST) -> Told:
     """An attempt in memory.
 
     Args:

@@ -69,8 +69,8 @@ def open_sum(
         shares: {client: its fourth message}, of enough of them.
 
     Raises:
-        SecureError: fewer than three clients are in the sum, too few have answered, or the shares of a client's mask key do
-            not give the key that it advertised.
+        SecureError: fewer than three clients are in the sum, too few have answered, or the shares of a mask key do
+            not give the key that its client advertised.
     """
     if len(masked) < LEAST:
         raise SecureError(f"{len(masked)} clients are in the sum, and {LEAST} must be")
