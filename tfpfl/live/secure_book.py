@@ -94,13 +94,14 @@ class SecureBook(Book):
             self._db.execute("UPDATE attempt SET phase = ? WHERE round = ?", (FAILED, number))
             self._log(at, f"failed: {why}", number, None)
 
-    def put_sum(self, number: int, total: np.ndarray, sent: Mapping[int, bytes], at: float) -> None:
+    def put_sum(self, number: int, total: np.ndarray, sent: Mapping[int, bytes], clipped: int, at: float) -> None:
         """Keeps the sum and who is in it, and deletes masked words and shares, in one step. The round is then closed.
 
         Args:
             number: the round.
             total: uint32 [size].
             sent: {client: its masked words}, of those who are in the sum.
+            clipped: of how many of them the gradient was clipped.
             at: seconds since 1970.
         """
         with self._transaction():
@@ -114,6 +115,8 @@ class SecureBook(Book):
             self._db.execute("UPDATE opened SET closed = 1 WHERE round = ?", (number,))
             for client in sent:
                 self._log(at, "arrived", number, client)
+            if clipped:
+                self._log(at, f"had {clipped} of {len(sent)} gradients clipped", number, None)
             self._log(at, "closed", number, None)
 
     def opened_sum(self, number: int) -> tuple[np.ndarray, list[int], int] | None:

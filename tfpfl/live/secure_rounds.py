@@ -9,7 +9,6 @@ again with new keys and the same members.
 import hashlib
 import logging
 import time
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,10 +108,11 @@ class SecureRounds(LiveRounds):
             plain(path)
         return SecureBook(path, self.run.config.run_id)
 
-    @cached_property
+    @property
     def message_size(self) -> int:
         """The most bytes of a message but for the masked words."""
-        return 1024 + 200 * max(graph.COMPLETE, graph.degree(len(self.ids), self.rules.threshold))
+        neighbours = graph.degree(self.run.population.num_clients, self.rules.threshold)
+        return 1024 + 200 * max(graph.COMPLETE, neighbours)
 
     _fewest = LEAST
 
@@ -371,10 +371,12 @@ class SecureRounds(LiveRounds):
             self._fail(str(error), now)
             return
         expected = sum(int(self.population.info(i).num_examples) for i in sent)
-        if (found := known.codec.decode(total).examples) != expected:
-            self._fail(f"the sum has {found} examples, and its clients {expected}: one of them sent other words", now)
+        sums = known.codec.decode(total)
+        if sums.examples != expected:
+            why = f"the sum has {sums.examples} examples, and its clients {expected}: one of them sent other words"
+            self._fail(why, now)
             return
-        self.book.put_sum(number, total, sent, now)
+        self.book.put_sum(number, total, sent, sums.clipped, now)
         self._open_round = self.book.open_now()
         self._close(now)
 

@@ -84,6 +84,8 @@ class SecureVisits:
         secrets = {name: value.hex() for name, value in Secrets.drawn()._asdict().items()}
         told = {name: work["codec"][name] for name in (*_CODEC, "clip", "max_weight")}
         run = wire.entry(work, "run", str, 1, 200)
+        if not run.isprintable():  # a line feed would make two names of one
+            raise wire.WireError("run must be the id of a run")
         return {"key": key, "run": run, "secrets": secrets, "codec": told, "weight": weight}
 
     def _keys(self, attempt: Attempt, kept: dict, work: dict, visit) -> bytes:
