@@ -2,8 +2,8 @@
 
 NumPy, TensorFlow (float32), TypeScript and C produce the same integers bit for bit. These rules make it easy:
 
-* The norm of the gradient g comes from integers, so the order of the sum is of no account. With m = max |g_j| and e such
-  that 2^(e-1) <= m < 2^e:
+* The norm of the gradient g comes from integers, so the order of the sum is of no account. With m = max |g_j| and e
+  such that 2^(e-1) <= m < 2^e:
 
       a_j  = ceil(|g_j| 2^(18-e))                float64; an integer of at most 2^18
       norm = sqrt(sum a_j^2) 2^(e-18)            the sum in int64, then float64; never below the true norm
@@ -25,8 +25,8 @@ NumPy, TensorFlow (float32), TypeScript and C produce the same integers bit for 
   whatever the numbers are. The word is q_j with the sign of v_j, modulo 2^32.
 * Numbers below 2^-126 count as 0: some processors take them for it.
 
-Behind the P numbers of the gradient there are three more: N_i; 1 if the gradient was clipped, otherwise 0; and N_i times
-the loss, so that the server learns the mean loss and not a client's.
+Behind the P numbers of the gradient there are three more: N_i; 1 if the gradient was clipped, otherwise 0; and N_i
+times the loss, so that the server learns the mean loss and not a client's.
 """
 
 import math

@@ -1,9 +1,9 @@
 """What a client computes for its four messages. It knows no network and no disk; `secure.device` has these.
 
-    keys      advertise   the two public keys, signed
-    shares    close       one box for each neighbour: its shares of the seed and of the mask key
-    masked    mask        the words of the gradient, with the masks of all neighbours whose boxes came, and its own
-    unmask    answer      shares of the seeds of those who are in the sum, and of the mask keys of those who dropped out
+keys      advertise   the two public keys, signed
+shares    close       one box for each neighbour: its shares of the seed and of the mask key
+masked    mask        the words of the gradient, with the masks of all neighbours whose boxes came, and its own
+unmask    answer      shares of the seeds of those who are in the sum, and of the mask keys of those who dropped out
 """
 
 import secrets as _random
@@ -16,8 +16,6 @@ from tflite_export.device.live import wire
 from tflite_export.device.live.secure import masks, shamir
 from tflite_export.device.live.secure.masks import Attempt, PrivateKey, SecureError
 
-KEYS, SHARES, MASKED, UNMASK = "keys", "shares", "masked", "unmask"  # the phases, in their order
-PHASES = (KEYS, SHARES, MASKED, UNMASK)
 NONCE = 12
 LEAST = 3  # clients in a sum; the sum over two says to each of them what the other one sent
 
@@ -54,7 +52,7 @@ class Held(NamedTuple):
 
 def keys_text(attempt: Attempt, client: int, mask: bytes, share: bytes) -> bytes:
     """What a client signs, so that its neighbours know whose keys they have."""
-    return attempt.info(KEYS, client) + f"{wire.to_text(mask)}\n{wire.to_text(share)}\n".encode()
+    return attempt.info(wire.KEYS, client) + f"{wire.to_text(mask)}\n{wire.to_text(share)}\n".encode()
 
 
 def advertise(attempt: Attempt, client: int, secrets: Secrets, signer: wire.Signer) -> dict:

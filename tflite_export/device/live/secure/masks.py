@@ -1,7 +1,7 @@
 """Keys, key agreement, and masks. All primitives are those of the package cryptography; docs/secure.md says which.
 
-Every key that is derived has a purpose of its own, and belongs to one attempt of one round of one run, and to the clients
-who use it: HKDF's `info` are these, one a line.
+Every key that is derived has a purpose of its own, and belongs to one attempt of one round of one run, and to the
+clients who use it: HKDF's `info` are these, one a line.
 """
 
 from typing import NamedTuple
