@@ -1,5 +1,8 @@
 """Secure aggregation in the simulation: the same integers as the NumPy codec, exact sums, and what is refused."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,6 +14,7 @@ from helpers.one_broken import only
 from helpers.quick import quick
 from helpers.toys import distance, initial_states, on_disk, visits_by_id
 from tflite_export.device.live.secure.codec import Codec, CodecError
+from tflite_export.device.live.secure.exchange import LEAST
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.transforms import faults
 from tfpfl.algorithms.transforms.discrete_gaussian import discrete_gaussian
@@ -23,6 +27,7 @@ from tfpfl.data.randomness import Fold
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.tff.process import federate
 from tfpfl.engines.visit import client_work, federation_readers
+from tfpfl.live.secure_graph import threshold_of
 from tfpfl.models import tree
 from tfpfl.studies.battery_subject import CLASSES, EXAMPLES
 
@@ -90,6 +95,19 @@ def test_tensorflow_makes_the_integers_of_numpy(cases):
         assert bool(clipped) == expected.is_clipped
         assert np.linalg.norm(words.numpy()[: ours.size].astype(float)) <= ours.sensitivity
         found += 1
+
+
+def test_tensorflow_makes_the_integers_of_the_test_vectors():
+    """Those that clients in C and in browsers check, too."""
+    cases = json.loads((Path(__file__).parents[1] / "device" / "secure_vectors.json").read_text())["codec_cases"]
+    for case in cases:
+        ours = fixed_point(*(case[k] for k in ("size", "clients", "clip", "max_weight", "max_examples")))
+        assert (ours.exponent, ours.loss_exponent) == (case["exponent"], case["loss_exponent"])
+        numbers, random = (np.array(case[k], np.uint32) for k in ("gradient", "random"))
+        weight, facts = tf.constant(case["weight"], tf.float64), (case["examples"], case["loss"])
+        words, _ = ours.encode(tf.constant(numbers.view(np.float32)), weight, *map(tf.constant, facts), random)
+        np.testing.assert_array_equal(words.numpy() % 2**32, case["words"])
+    assert len(cases) > 2
 
 
 def test_a_sum_of_words_is_the_one_modulo_2_32():
@@ -189,8 +207,8 @@ def test_a_weight_that_is_larger_than_it_was_said_stops_the_round(federation):
 def test_the_quorum_is_what_the_shares_need():
     """Each client that stays must find t of its neighbours there, so t + 1 must stay; any two such sets overlap."""
     for members in range(3, 200):
-        t = int(np.floor(0.5 * (members - 1))) + 1
-        assert quorum(members) == max(3, t + 1) <= members < 2 * quorum(members)
+        t = threshold_of(members - 1, 0.5)
+        assert quorum(members) == max(LEAST, t + 1) <= members < 2 * quorum(members)
         assert quorum(members, 0.9) >= quorum(members)
 
 

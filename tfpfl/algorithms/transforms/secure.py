@@ -147,8 +147,9 @@ def check_method(algorithm: Algorithm) -> None:
 def quorum(members: int, threshold: float = 0.5) -> int:
     """How many clients of a round must send their integers, so that the sum can be opened.
 
-    Every client needs t = floor(F k) + 1 of its k neighbours, and all members of a round are neighbours. (In the live
-    protocol, the k of a round with more than 64 members is smaller, but the part F is the same.)
+    Every client needs t = floor(F k) + 1 of its k neighbours, and all members of a round are neighbours. It is as if
+    all who drop out had sent their keys before. (In a live round, k are the neighbours of those who sent keys, and
+    above 64 members fewer than all, but the part F is the same.)
 
     Args:
         members: how many clients the round began with.
