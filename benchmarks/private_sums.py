@@ -83,6 +83,7 @@ def main(clients, noise, seeds, rounds, clip, eta, out):
                         rounds=rounds,
                         seed=seed,
                         evaluate_every=0,
+                        grouping="stacked",
                         secure=True,
                         secure_clip=clip,
                         secure_noise=z or None,

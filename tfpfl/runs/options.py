@@ -339,8 +339,8 @@ SECTIONS = {
         ),
         RunOption(
             "secure",
-            "Clients send integers, as under secure aggregation, and the server has nothing but their sum. It costs "
-            "what rounding costs. (`tfpfl serve --secure` also masks them.)",
+            "Clients send integers, as under secure aggregation, and the server has nothing but their sum. Live rounds "
+            "(`tfpfl serve --secure`) also mask them.",
             bool,
         ),
         RunOption(
