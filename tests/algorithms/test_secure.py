@@ -237,7 +237,7 @@ def test_the_servers_sum_stays_that_of_what_clients_keep(name, arguments, federa
 @pytest.mark.slow
 def test_a_client_whose_work_was_rejected_sends_zeros_and_keeps_its_state(federation):
     algorithm = method("scaffold", federation)
-    broken = screened(faults.broken_work(algorithm, only("not_finite")))
+    broken = screened(faults.broken_work(algorithm, only("not finite")))
     made = secured(broken, weights=weights_of(algorithm))
     expected = one_round(Simulation(broken, federation), broken)[1]
     found = one_round(Simulation(made, federation), made)[1]
