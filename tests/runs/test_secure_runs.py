@@ -123,7 +123,7 @@ def test_a_noisy_run_says_its_epsilon(six_clients, tmp_path):
     came = [cohort(0, t, run.population) for t in range(1, 9)]
     shares = [len(ids) if len(ids) >= quorum(len(ids)) else 0 for ids in came]
     visits = {i: [t for t in range(8) if shares[t] and i in came[t]] for i in range(6)}
-    size = sum(int(np.size(w)) for part in run.training().server_state() for w in part)
+    size = sum(int(np.size(w)) for part in run.algorithm.init_server() for w in part)
     room = (2**31 - 1) // 6 - 1
     exponent = int(np.floor(np.log2(room / (0.5 * (1 + 12 * 1.5 / np.sqrt(5))))))
     sensitivity = 0.5 * 2.0**exponent + np.sqrt(size)
