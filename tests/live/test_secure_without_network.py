@@ -1,11 +1,13 @@
 """`SecureRounds` alone, with a clock of the test: dropouts, attempts that fail, kills, and what is refused."""
 
 import json
+import random
 
 import numpy as np
 import pytest
 
 from helpers.live import live_theta
+from helpers.live_fuzzer import damaged, strange
 from helpers.marks import slow_but
 from helpers.secure import Phone, joined
 from tflite_export.convert.program import flatten
@@ -341,3 +343,41 @@ def check_step_of_part(run, given, clients):
     moved = live_theta(run) - flatten(run.model.initial_theta)
     scale = -float(moved @ expected) / float(expected @ expected)
     assert np.abs(moved + scale * expected).max() < 1e-7 * max(scale, 1) and scale > 0
+
+
+def _read(body):
+    """A body of JSON; or why it is none."""
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        return str(error) + body[:40].hex()
+
+
+@pytest.mark.slow
+def test_damaged_messages_are_refused_and_the_round_goes_on(secure_run, tmp_path):
+    given, draw = gradients(secure_run), random.Random(27)
+    rounds, phones = joined(secure_run, Rules(**RULES), tmp_path, given)
+    for phase in wire.PHASES:
+        taken = 0
+        for _ in range(150):
+            client = draw.randrange(10)
+            work = rounds.work(client, 1.0)
+            if work is None:
+                continue
+            body = phones[client].body(json.loads(json.dumps(work)))
+            if phase in (wire.SHARES, wire.UNMASK) or (phase == wire.KEYS and draw.random() < 0.6):
+                bad = json.dumps(strange(draw, json.loads(body))).encode()
+            else:  # of boxes and shares nobody but their receiver can see that a bit is wrong
+                bad = damaged(draw, body)
+            if len(bad) == len(body) if phase == wire.MASKED else _read(bad) == _read(body):
+                continue  # other words are words, too; and spaces in JSON are of no account
+            before = rounds.book.message(1, 1, phase, client)
+            with pytest.raises((Refused, wire.WireError)):
+                rounds.message(client, 1, phase, bad, 1.0)
+            taken += 1
+            assert rounds.book.message(1, 1, phase, client) == before
+        assert taken > 50
+        answer_once(rounds, phones)
+    rounds.tick(99.0)
+    check_step(secure_run, given, range(10))
+    rounds.close()

@@ -22,6 +22,11 @@ SERVE = {  # heading of the help -> options
     "Secure aggregation": ("secure", "threshold", "clip", "phase"),
     "Who may take part": ("new_token", "revoke", "joins", "max_norm", "most_examples", "data_for_devices"),
 }
+DEVICE = {
+    "The device": ("data", "state", "token", "runtime"),
+    "The server": ("patience", "ca"),
+    "Updates": ("most", "half", "secure"),
+}
 
 
 class Buffer(click.ParamType):
@@ -275,7 +280,7 @@ def replay(folder, allow_code):
         raise click.ClickException("the replay differs from the live run: its devices computed other bits")
 
 
-@main.command()
+@main.command(cls=SectionedCommand, headings=DEVICE)
 @click.argument("url")
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="The folder with train.npz and test.npz.")
 @click.option(

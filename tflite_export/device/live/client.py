@@ -217,6 +217,8 @@ class LiveDevice:
             return True
         self._settle_secure()
         if work["kind"] == wire.VISIT:
+            if self._only_secure:
+                raise ServerError("the server asks for an update that is not masked, and this device sends none")
             self._visit(work)
         elif work["kind"] == wire.SCORE:
             self._score(work)
@@ -240,8 +242,6 @@ class LiveDevice:
         self._last = name, np.frombuffer(content, "<f4" if digest == name else "<f2").astype(np.float32)
 
     def _visit(self, work: dict) -> None:
-        if self._only_secure:
-            raise ServerError("the server asks for an update that is not masked, and this device sends none")
         theta = self._theta(work["theta"])
         if theta is None:
             return
