@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, kinds
+from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, check_one_exchange, kinds
 from tfpfl.algorithms.transforms.discrete_gaussian import discrete_gaussian
 from tfpfl.algorithms.transforms.fixed_point import FixedPoint, fixed_point, wrapped
 from tfpfl.algorithms.transforms.normalization import check_not_shared
@@ -69,7 +69,7 @@ def secured(
 
     Raises:
         InvalidArgument: the server needs every client's own update, makes a message for each client, or averages
-            moving statistics; rounds have fewer than three clients; clip or noise is not positive; or the numbers do
+            moving statistics; a round has two exchanges; rounds have fewer than three clients; clip or noise is not positive; or the numbers do
             not fit into 32 bits.
     """
     check_method(algorithm)
@@ -135,6 +135,7 @@ def check_method(algorithm: Algorithm) -> None:
             "every client's own update, or makes a message for each client from what this client sent. Take another "
             "method, or leave out --secure"
         )
+    check_one_exchange(algorithm, "--secure")
     check_not_shared(algorithm, "--secure, which clips updates,")
     r = algorithm.population.sampling.most(algorithm.population.num_clients)
     if r < LEAST:
