@@ -69,8 +69,8 @@ def secured(
 
     Raises:
         InvalidArgument: the server needs every client's own update, makes a message for each client, or averages
-            moving statistics; a round has two exchanges; rounds have fewer than three clients; clip or noise is not positive; or the numbers do
-            not fit into 32 bits.
+            moving statistics; a round has two exchanges, or fewer than three clients; clip or noise is not positive; or
+            the numbers do not fit into 32 bits.
     """
     check_method(algorithm)
     for name, value in (("clip", clip), ("noise", noise)):
