@@ -23,8 +23,12 @@ def test_names_of_files_are_unique():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(HERE).as_posix())
 def test_helpers_are_in_their_folder(path):
-    """Beside tests stand only tests and conftest.py; and no test imports from another, so that files can be moved."""
-    helps = HERE / "helpers" in path.parents
+    """Beside tests stand only tests and conftest.py; and no test imports from another, so that files can be moved.
+
+    tests/independent has what tests compare with: methods written by somebody who had not read tfpfl's files.
+    """
+    independent = path.parent == HERE / "independent" and not path.name.startswith("test_")
+    helps = HERE / "helpers" in path.parents or independent
     assert helps != (path.name == "conftest.py" or path.name.startswith("test_")), "a helper belongs into tests/helpers"
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     imported = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]

@@ -36,14 +36,14 @@ TICKS = 8.5  # font size of the numbers on an axis, in points
 
 
 # These colours were searched by computer. They are far apart for usual sight and for colour-blind readers (no red, no
-# green), and have a contrast of at least 3 to white, for thin lines. With 4 kinds of line there are 32 looks.
+# green), and have a contrast of at least 3 to white, for thin lines. With 6 kinds of line there are 48 looks.
 PALETTE = ("#000000", "#f76617", "#2a60ff", "#3fa66c", "#000095", "#910008", "#7d55b2", "#7398a9")
 
 
 # Each further eight algorithms start at another colour of the palette. So eight algorithms that are often compared have
 # eight colours: PFLEGO, FedAvg, Local, FedAvg-FT, FedPer, FedRep, Ditto and FedAMP.
-TURNS = (0, 4, 7, 3)
-LINES = ("solid", "dashed", "dotted", "dashdot")
+TURNS = (0, 4, 7, 3, 5, 2)
+LINES = ("solid", "dashed", "dotted", "dashdot", (0, (8, 1.5)), (0, (4, 1.5, 1, 1.5, 1, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 
@@ -51,7 +51,7 @@ class Style(NamedTuple):
     """How an algorithm is drawn: colour, kind of line and marker, as matplotlib names them."""
 
     color: str
-    linestyle: str
+    linestyle: str | tuple
     marker: str
 
 
