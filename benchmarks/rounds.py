@@ -3,10 +3,13 @@
     python benchmarks/rounds.py methods [--network mlp200] [--rounds 15] [--slow-rounds 15] [--json FILE]
     python benchmarks/rounds.py tau [--network omniglot_4conv] [--plot FILE.png] [--json FILE]
     python benchmarks/rounds.py memory [--network mlp200] [--json FILE]
+    python benchmarks/rounds.py bare [--rounds 5] [--methods fedavg,ditto,...] [--json FILE]
 
 Synthetic images, everyone in every round, tau = 50; `mlp200`: 20 clients of 540 examples and 2 classes (MNIST,
 High-Pers); `omniglot_4conv` and `cifar_2conv`: 5 clients of 120 examples. What is compared runs in turn, in one
-process; a ratio is the median of the ratios of neighbouring rounds. `memory` runs each in a process of its own.
+process; a ratio is the median of the ratios of neighbouring rounds. `memory` runs each in a process of its own. `bare`
+compares a round of every method with a loop over the clients that does the same passes of the whole model and steps of
+the head (`tfpfl.runs.cost` counts them), in one graph, and nothing else: no messages, no states, no sum of updates.
 """
 
 import json
@@ -25,8 +28,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl import Federation, Simulation, SplitModel, Visit, build_algorithm
+from tfpfl.algorithms import ALGORITHMS, ClientData, get_method
 from tfpfl.data.randomness import client_key
-from tfpfl.models import build_network
+from tfpfl.models import build_network, tree
+from tfpfl.models.losses import client_loss
+from tfpfl.models.weights import Weights
+from tfpfl.runs.cost import Work, count_work
 
 CASES = {  # network: (clients, examples, classes, shape)
     "mlp200": (20, 540, 2, (28, 28, 1)),
@@ -74,6 +81,46 @@ class Case:
 
         theta = self.model.theta()
         return lambda: [g.numpy() for g in passes(theta)]
+
+    def work(self, name: str, options: dict) -> Work:
+        """The passes and head steps of a client's first visit."""
+        client = self.ids[0]
+        x, y = self.federation.arrays(client)
+        data = ClientData(tf.constant(x), tf.constant(y), self.population.info(client), client_key(0, 1, self.ids)[0])
+        return count_work(lambda model: build_algorithm(name, model, self.population, **options), self.model, data)
+
+    def bare(self, work: Work):
+        """A function that does a cohort's passes and head steps by plain SGD, client by client, and nothing else."""
+        objective, rate = client_loss(self.model), 0.007
+        steps, head_steps = round(work.passes.backward), round(work.head_steps)
+        looks = round(work.passes.forward - work.passes.backward)
+        shared = bool(head_steps and not looks)  # the head is fitted to the features of a pass that goes back afterwards
+
+        def step(loss, weights):
+            with tf.GradientTape() as tape:
+                tape.watch(weights)
+                value = loss(weights)
+            return tree.add_scaled(weights, -rate, tape.gradient(value, weights))
+
+        @tf.function
+        def client(weights, x, y):
+            for _ in tf.range(steps - shared):
+                weights = step(lambda w: objective(w, x, y), weights)
+            phi = tf.zeros([len(x), self.model.num_features])
+            for _ in tf.range(looks):
+                phi = self.model.features(weights.theta, x)
+            if shared:
+                phi, pull_back = self.model.record(weights.theta, x)
+            head = weights.head
+            for _ in tf.range(head_steps):
+                head = step(lambda h: self.model.kind.loss(tf.matmul(phi, h.kernel) + h.bias, y), head)
+            theta = tree.add_scaled(weights.theta, -rate, pull_back(phi)) if shared else weights.theta
+            return Weights(theta, head), tf.reduce_sum(phi)
+
+        info = self.population.info
+        parts = [tuple(map(tf.constant, self.federation.arrays(i))) for i in self.ids]
+        starts = [Weights(self.model.theta(), self.model.head(info(i))) for i in self.ids]
+        return lambda: [tf.nest.map_structure(np.asarray, client(w, *p)) for w, p in zip(starts, parts, strict=True)]
 
     def round(self, name: str, options: dict, how: dict):
         """A function that runs a round, again and again from the same state."""
@@ -169,6 +216,29 @@ def tau(network, rounds, plot, json_path):
         axes.set_ylim(0, 4 * result["seconds"][100])
         axes.legend(frameon=False)
         fig.savefig(plot, dpi=120)
+
+
+@main.command()
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--steps", default=10, show_default=True, help="Local steps, on all examples of a client.")
+@click.option("--methods", "names", default=",".join(ALGORITHMS), show_default="all")
+@json_option
+def bare(rounds, steps, names, json_path):
+    """Every method against a bare loop of the same arithmetic."""
+    result = {"rounds": rounds, "steps": steps, "methods": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        case = Case("mlp200", folder)
+        for name in names.split(","):
+            known = get_method(name).hyperparameters
+            options = {"steps": steps} if "steps" in known else {"tau": steps} if "tau" in known else {}
+            work = case.work(name, options)
+            seconds = in_turn({"method": case.round(name, options, {}), "bare": case.bare(work)}, rounds, first=1)
+            ratio = float(np.median(seconds["method"] / seconds["bare"]))
+            row = {which: float(np.median(s)) for which, s in seconds.items()} | {"ratio": ratio, "work": work}
+            result["methods"][name] = row
+            told = f"{work.passes.forward:.4g} + {work.passes.backward:.4g} passes, {work.head_steps:.4g} head steps"
+            click.echo(f"{name:12} {row['method']:7.3f} s   / bare loop {ratio:5.2f}   ({told})")
+    written(result, json_path)
 
 
 @main.command()
