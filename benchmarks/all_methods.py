@@ -1,11 +1,12 @@
 """All methods on two federations, searched with the same budget: one table, clients that took part and newcomers apart.
 
-    python benchmarks/all_methods.py --out runs/all_methods [--processes 2] [--methods pflego,fedavg,...] [--no-run]
+    python benchmarks/all_methods.py --out runs/all_methods [--processes 2] [--methods pflego,fedavg,...]
+        [--data fashion,cifar]
 
 * fashion: 6,000 images of Fashion-MNIST, round robin among 60 clients with 5 classes each; `mlp200`.
-* cifar: 4,000 images of CIFAR-10, Dirichlet 0.1 among 40 clients; the CNN in small_cnn.py.
+* cifar: 6,000 images of CIFAR-10, Dirichlet 0.1 among 40 clients; the CNN in small_cnn.py.
 
-In both a sixth of the clients is kept out of training; afterwards they adapt as their method does (`tfpfl new-clients`).
+In both, a sixth of the clients is kept out of training; afterwards they adapt as in `tfpfl new-clients`.
 A fifth of the others takes part in a round. Local work is two epochs in batches of 20 for methods that run SGD, 20 head
 steps for those that cache features. Each method is searched over four settings on validation examples with seed 0, then
 trained with three seeds. OUT is a study (docs/studies.md): the same command continues where it stopped.
@@ -32,8 +33,7 @@ RATES = {"eta": [0.01, 0.03, 0.1, 0.3]}
 TWO_RATES = {"eta": [0.03, 0.1]}
 HEADS = {"tau": 20}
 
-# Each method: what is fixed, and the four settings that are tried. The first values are the defaults of the papers or of
-# their code where these fit to data of this size.
+# Each method: what is fixed, and the four settings that are tried.
 METHODS: dict[str, tuple[dict, dict]] = {
     "pflego": (HEADS, {"beta": [0.03, 0.1], "rho": [0.001, 0.003]}),
     "fedrecon": (HEADS, {"beta": [0.03, 0.1], "rho": [0.001, 0.003]}),
@@ -62,8 +62,20 @@ METHODS: dict[str, tuple[dict, dict]] = {
     "pgfed": (SGD, TWO_RATES | {"mu": [0.1, 1.0]}),
     "pgfedmo": (SGD, TWO_RATES | {"mu": [0.1, 1.0]}),
     "fedbn": (SGD, RATES),
+    "feddane": (SGD, TWO_RATES | {"mu": [0.001, 0.1]}),
+    "fedpac": ({"tau_g": 1, "tau_f": 2, "unit": "epochs", "batch_size": 20},
+               {"eta_g": [0.03, 0.1], "eta_f": [0.03, 0.1]}),
+    "knn_per": (SGD, RATES),
+    "fed3r": ({"epochs_ft": 2, "batch_size": 20}, {"lam": [0.01, 1.0], "eta_ft": [0.01, 0.1]}),
+    "fedproto": (SGD, TWO_RATES | {"lam": [0.1, 1.0]}),
+    "pfedhn": (SGD, {"eta": [0.01, 0.1], "alpha": [0.01, 0.1]}),
+    "fedala": (SGD, RATES),
+    "feddbe": (SGD, TWO_RATES | {"kappa": [1.0, 50.0]}),
+    "fedas": (SGD, RATES),
+    "gpfl": (SGD, TWO_RATES | {"mu": [0.01, 0.1]}),
+    "adapters": (SGD, RATES),
 }  # fmt: skip
-EXTRA = {"fedbn": {"network": "conv_bn"}}  # it needs a network with BatchNormalization
+EXTRA = {"fedbn": {"network": "conv_bn"}, "adapters": {"adapters": "lora:4"}}  # what these two are about
 
 
 def part(name: str, train: int, test: int) -> Source:
@@ -93,6 +105,9 @@ def federations(out: Path) -> dict:
     return {name: out / name for name in made}
 
 
+NEW = {"fashion": 10, "cifar": 6}  # clients that are kept out of training
+
+
 def study(places: dict, methods: list[str]) -> dict:
     """The study as docs/studies.md describes it."""
     network = {"fashion": "mlp200", "cifar": f"{Path(__file__).resolve().with_name('small_cnn.py')}:small_cnn"}
@@ -102,8 +117,8 @@ def study(places: dict, methods: list[str]) -> dict:
         "run": {"rounds": ROUNDS, "participation": 0.2},
         "search": {"kind": "grid", "rounds": 20},
         "data": {
-            name: {"title": name, "federation": str(place), "new_clients": new, "network": network[name]}
-            for (name, place), new in zip(places.items(), (10, 6), strict=True)
+            name: {"title": name, "federation": str(place), "new_clients": NEW[name], "network": network[name]}
+            for name, place in places.items()
         },
         "methods": {
             name: {"hyperparameters": METHODS[name][0], "search": METHODS[name][1], **EXTRA.get(name, {})}
@@ -113,7 +128,7 @@ def study(places: dict, methods: list[str]) -> dict:
 
 
 def newcomers(folders: list[Path], out: Path) -> dict:
-    """{run folder: test accuracy of the clients that never trained, after 0 and after 20 epochs}; kept in newcomers.csv."""
+    """{run folder: test accuracy of clients that never trained, before and after 20 epochs}; kept in newcomers.csv."""
     known, file = {}, out / "newcomers.csv"
     if file.exists():
         with file.open() as lines:
@@ -160,11 +175,13 @@ def table(results, added: dict) -> str:
 @click.command(help=__doc__)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--processes", default=2, show_default=True)
-@click.option("--methods", default=",".join(METHODS), show_default=True)
-def main(out, processes, methods):
+@click.option("--methods", default=",".join(METHODS), show_default="all")
+@click.option("--data", default="fashion,cifar", show_default=True)
+def main(out, processes, methods, data):
     """Runs what is missing, prints the table."""
     out.mkdir(parents=True, exist_ok=True)
-    results = run_study(study(federations(out), methods.split(",")), out / "study", processes=processes)
+    places = {name: place for name, place in federations(out).items() if name in data.split(",")}
+    results = run_study(study(places, methods.split(",")), out / "study", processes=processes)
     folders = [folder for cell in results.cells for folder in cell.folders.values()]
     text = table(results, newcomers(folders, out))
     (out / "table.md").write_text(text + "\n")

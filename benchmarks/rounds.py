@@ -94,7 +94,7 @@ class Case:
         objective, rate = client_loss(self.model), 0.007
         steps, head_steps = round(work.passes.backward), round(work.head_steps)
         looks = round(work.passes.forward - work.passes.backward)
-        shared = bool(head_steps and not looks)  # the head is fitted to the features of a pass that goes back afterwards
+        shared = bool(head_steps and not looks)  # the head is fitted to features of a pass that goes back afterwards
 
         def step(loss, weights):
             with tf.GradientTape() as tape:
