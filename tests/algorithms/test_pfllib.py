@@ -16,6 +16,7 @@ from helpers.pfllib import CASES, ROUNDING, Recorded, examples, rounds
 from helpers.rounds import play
 from helpers.toys import distance, initial_states
 from tfpfl.algorithms import build_algorithm
+from tfpfl.algorithms.fedcp import Policy, Shared
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models.weights import Head, Weights
 
@@ -147,6 +148,27 @@ def test_gpfl(data, case):
             theta, head = algorithm.personal_model(message, before[i], data.toy.visit(i))
             x, times, plus = data.features(data.start._replace(theta=theta[:2]), i), *theta[2:]
             same_predictions(recorded, data, t, i, np.maximum(x * times + plus, 0) @ head.kernel + head.bias)
+
+
+@pytest.mark.parametrize("case", slow_but(CASES, "full", ci=["batches"]))
+def test_fedcp(data, case):
+    """PFLlib's with the softmax of the paper, and the context of the first head."""
+    recorded = Recorded("fedcp", case)
+    algorithm = build("fedcp", data, lam=0.5, **LOCAL, **CASES[case])
+    names = [f"cs.fc.{layer}.{part}" for layer in (0, 1) for part in ("weight", "bias")]
+
+    def policy(where, at=()):
+        return Policy(*(tf.constant(recorded[f"{where}{name}"][at]) for name in names))
+
+    start = Shared(*data.start, policy("start/server/"))
+    for t, _, message, before, server, after in rounds(
+        algorithm, data, start, dict.fromkeys(data.toy.ids, data.start.head)
+    ):
+        assert distance(server, Shared(*recorded.model("server/", t), policy("server/", t))) < ROUNDING
+        for i in data.toy.ids:
+            assert distance(after[i], recorded.head("client/", (t, i))) < ROUNDING
+            phi = tf.constant(data.features(Weights(message.theta, message.head), i))
+            same_predictions(recorded, data, t, i, algorithm.predictor(message, before[i], None)(phi).numpy())
 
 
 def test_the_list_of_differences_names_functions_that_exist():

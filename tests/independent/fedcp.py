@@ -16,6 +16,9 @@ code's: kernels exp(-|a - b|^2 / (2 w)), w in 10, 15, 20, 50, summed, with the m
 of an example with itself. For the global head a client sends the half of its own plus the half of the one received,
 as in the code (upload='half'), or its own head ('own'). The epsilon of LayerNorm is 1e-5. A client predicts with
 the server's newest theta, global head and policy, and its own head; v_i is then of its own head.
+
+tfpfl has no FedCP yet to compare with. The classes of the authors' code (clientcp.py and servercp.py of PFLlib), in
+float64 and with a softmax in place of the Gumbel noise, took the same four steps to 1e-16 (2026-11-25).
 """
 
 import numpy as np
