@@ -118,6 +118,13 @@ def test_the_page_of_every_algorithm_and_cells_are_in_the_repository():
     assert {f"algorithms/{name}.md" for name in ALGORITHMS} <= set(targets(choosing))
 
 
+def test_every_algorithm_is_in_one_group():
+    choosing = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    rows = choosing.partition("## Groups")[2].partition("## What decides")[0].strip().splitlines()[2:]
+    grouped = [title.strip() for row in rows for title in row.split("|")[-2].split(",")]
+    assert sorted(grouped) == sorted(method.title for method in ALGORITHMS.values())
+
+
 @pytest.mark.slow
 def test_the_table_of_algorithms_is_current():
     generated = runpy.run_path(str(ROOT / "docs" / "generated.py"))
