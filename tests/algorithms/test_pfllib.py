@@ -1,4 +1,4 @@
-"""Seven methods against PFLlib's own code: on the same examples, first weights, cohorts and mini-batches, all the same.
+"""Eight methods against PFLlib's own code: on the same examples, first weights, cohorts and mini-batches, all the same.
 
 tests/pfllib/README.md says how its numbers were made, and which faults of PFLlib were removed before.
 """
