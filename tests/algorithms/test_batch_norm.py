@@ -328,6 +328,7 @@ def test_what_cannot_be_is_refused_with_the_reason():
         "heurfedamp",
         "pgfed",
         "fedala",
+        "fedas",
     ):
         for mode in ("local", "shared"):
             with pytest.raises(ValueError, match=f"{name} cannot have batch_norm='{mode}': a client computes"):

@@ -137,7 +137,7 @@ def test_a_part_that_there_is_not_is_refused(adapters, personal, message):
 
 
 SEVERAL = ("ditto", "apfl", "pfedme", "per_fedavg", "layerwise", "fedfomo", "fedamp", "heurfedamp", "pgfed", "pgfedmo")
-SEVERAL += ("fedala",)
+SEVERAL += ("fedala", "fedas")
 
 
 def test_methods_that_cannot_are_refused_with_the_reason():

@@ -164,6 +164,7 @@ NOT_STILL = {
     "fedala": "its clients start from a mixture of their model and w, and send what this moves",
     "fedfomo": "theta_i is mixed with the models of others",
     "heurfedamp": "u_i is mixed with the models of others, whose weights have no rate",
+    "fedas": "a client's model is where its work from theta ends: at theta",
     "pgfed": "a client's model is where its work from w ends: at w",
     "pgfedmo": "a client's model is where its work from w ends: at w",
 }

@@ -9,6 +9,7 @@ SPECIAL = {  # algorithm -> hyperparameters
     "fedfomo": {"candidates": 2},
     "fedamp": {"alpha": 0.5, "sigma": 4.0},
     "heurfedamp": {"alpha": 0.5},
+    "feddbe": {"kappa": 1.0},
 }
 
 

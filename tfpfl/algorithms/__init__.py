@@ -6,6 +6,7 @@ from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData, ClientO
 from tfpfl.algorithms.ditto import ditto
 from tfpfl.algorithms.fedala import fedala
 from tfpfl.algorithms.fedamp import fedamp, heurfedamp
+from tfpfl.algorithms.fedas import fedas
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedbabu import fedbabu
 from tfpfl.algorithms.feddbe import feddbe
@@ -44,6 +45,7 @@ __all__ = [
     "ditto",
     "fedala",
     "fedamp",
+    "fedas",
     "fedavg",
     "fedavg_ft",
     "fedbabu",

@@ -8,6 +8,7 @@ from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.ditto import DITTO
 from tfpfl.algorithms.fedala import FEDALA
 from tfpfl.algorithms.fedamp import FEDAMP, HEURFEDAMP
+from tfpfl.algorithms.fedas import FEDAS
 from tfpfl.algorithms.fedavg import FEDAVG
 from tfpfl.algorithms.fedbabu import FEDBABU
 from tfpfl.algorithms.fedbn import FEDBN
@@ -64,6 +65,7 @@ _METHODS = (
     FEDBN,
     FEDALA,
     FEDDBE,
+    FEDAS,
 )
 ALGORITHMS = {method.name: method for method in _METHODS}
 
