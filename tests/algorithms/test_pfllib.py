@@ -10,7 +10,7 @@ from helpers.marks import slow_but
 from helpers.pfllib import CASES, ROUNDING, Recorded, examples, rounds
 from helpers.rounds import play
 from helpers.toys import distance, initial_states
-from tfpfl.algorithms import fedala, feddbe
+from tfpfl.algorithms import fedala, fedas, feddbe
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models.weights import Weights
 
@@ -38,13 +38,13 @@ def test_fedala(data, case):
     options = {"full": {"s": 1.0}, "batches": {"s": 0.8, "max_epochs": 1000}, "layers": {"s": 1.0, "p": None}}[case]
     recorded, options = Recorded("fedala", case), options | CASES.get(case, {})
     algorithm = fedala(data.toy.model, data.toy.population, **LOCAL, **options)
-    still = Simulation(fedala(data.toy.model, data.toy.population, **LOCAL | {"eta": 0.0}, **options))  # learns A_i only
+    only_a = Simulation(fedala(data.toy.model, data.toy.population, **LOCAL | {"eta": 0.0}, **options))
     states = initial_states(algorithm, data.toy.population)
     states = {i: s._replace(top=Weights(s.top.theta, data.start.head)) for i, s in states.items()}
     for t, cohort, w, before, server, after in rounds(algorithm, data, data.start, states):
         assert distance(server, recorded.model("server/", t)) < ROUNDING
         visits = [data.toy.visit(i, t + 1) for i in cohort]
-        mixed = still.next(w, [before[i] for i in cohort], visits).client_states  # PFLlib predicts after this step
+        mixed = only_a.next(w, [before[i] for i in cohort], visits).client_states  # PFLlib predicts after this step
         for i, state in zip(cohort, mixed, strict=True):
             assert distance(after[i].top.head, recorded.head("trained/", (t, i))) < ROUNDING
             same_predictions(recorded, data, t, i, data.logits(Weights(state.top.theta or w.theta, state.top.head), i))
@@ -55,11 +55,26 @@ def test_feddbe(data, case):
     """The agreement is PFLlib's training of all clients before the first round."""
     recorded = Recorded("feddbe", case)
     algorithm = feddbe(data.toy.model, data.toy.population, kappa=0.5, mu=0.1, **LOCAL, **CASES[case])
-    server = algorithm.init_server()._replace(w=data.start)
-    (server,), states = play(algorithm, data.toy, [data.toy.ids], server, first=0)
-    assert distance(server.z, recorded["global_mean"]) < ROUNDING
-    for t, _, message, before, server, after in rounds(algorithm, data, server, states):
+    start = algorithm.init_server()._replace(w=data.start)
+    (agreed,), states = play(algorithm, data.toy, [data.toy.ids], start, first=0)
+    assert distance(agreed.z, recorded["global_mean"]) < ROUNDING
+    for t, _, message, before, server, after in rounds(algorithm, data, agreed, states):
         assert distance(server.w, recorded.model("server/", t)) < ROUNDING
         for i in data.toy.ids:
             assert distance(after[i], recorded["client/mean"][t, i]) < ROUNDING
             same_predictions(recorded, data, t, i, data.logits(algorithm.personal_model(message, before[i], None), i))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fedas(data, case):
+    """Its alignment takes mini-batches of 16 examples in 'batches', all in 'full'."""
+    recorded, align = Recorded("fedas", case), {"batch_size_align": None if case == "full" else 16}
+    algorithm = fedas(data.toy.model, data.toy.population, **LOCAL, **CASES[case], **align)
+    states = initial_states(algorithm, data.toy.population)
+    states = {i: s._replace(head=data.start.head) for i, s in states.items()}
+    for t, _, theta, before, server, after in rounds(algorithm, data, data.start.theta, states):
+        assert distance(server, recorded.theta("server/", t)) < ROUNDING
+        for i in data.toy.ids:
+            assert distance(after[i][:2], recorded.model("client/", (t, i))) < ROUNDING
+            if before[i].started:  # before its first visit, PFLlib's client predicts with the backbone of round 0
+                same_predictions(recorded, data, t, i, data.logits(algorithm.personal_model(theta, before[i], None), i))
