@@ -103,9 +103,10 @@ def algorithm_page(name: str) -> str:
     ]
     for (option, value), label in row.evaluates_if.items():
         facts.append(f"| with `{option} = {value!r}` | {PREDICTS[label]} |")
-    network = " --network conv_bn" if row.batch_norm else ""
+    network = " --network conv_bn" if row.batch_norm else " --adapters lora:4" if row.personal else ""
     command = f"tfpfl run --algorithm {name} --dataset digits{network} --participation 0.5 --rounds 60"
     of_n = "n is the number of scales and offsets of normalization layers; " if row.batch_norm else ""
+    of_n = f"n is the number of weights of {row.personal} in all adapters; " if row.personal else of_n
     of_n += "M is the number of features; " if "M" in row.down + row.up else ""
     parts = [
         f"# {row.title}",
@@ -173,7 +174,7 @@ def argument_text(name: str, option: str) -> str:
 @cache
 def work(name: str):
     """Of a first visit to a small network, with the default hyperparameters."""
-    model, population = small(ALGORITHMS[name].batch_norm is not None)
+    model, population = small(name)
     rng = np.random.default_rng(0)
     x, y = rng.random((8, 3), np.float32), np.arange(8, dtype=np.int32) % 2
     data = ClientData(x, y, population.info(0), np.array([0, 1], np.int32))
@@ -185,13 +186,15 @@ def built(name, population, model):
 
 
 @cache
-def small(batch_norm: bool):
-    """A network with one hidden layer, if wanted with BatchNormalization, and six clients."""
+def small(name: str):
+    """A network with one hidden layer, with what this method needs, and six clients."""
     import keras
 
+    row = ALGORITHMS[name]
     layers = [keras.Input((3,)), keras.layers.Dense(4, activation="tanh")]
-    backbone = keras.Sequential(layers + [keras.layers.BatchNormalization()] * batch_norm)
-    return tfpfl.SplitModel(backbone), Population([8] * 6, [2] * 6, num_labels=2)
+    backbone = keras.Sequential(layers + [keras.layers.BatchNormalization()] * (row.batch_norm is not None))
+    model = tfpfl.SplitModel(backbone, adapters="lora:2" if row.personal else None)
+    return model, Population([8] * 6, [2] * 6, num_labels=2)
 
 
 def choosing_table() -> str:
@@ -217,12 +220,14 @@ def choosing_table() -> str:
 
 def shared(name: str) -> str:
     """What all clients have in common: a global model, or else the part that all personal models share."""
-    model, population = small(ALGORITHMS[name].batch_norm is not None)
+    model, population = small(name)
     algorithm = built(name, population, model)
     if algorithm.message_per_client:
         return "models, client to client"
     if ALGORITHMS[name].batch_norm:
         return "all but the normalization"
+    if part := ALGORITHMS[name].personal:
+        return f"all but {part} of the adapters"
     return SHARED["model" if algorithm.global_model is not None else algorithm.shares]
 
 

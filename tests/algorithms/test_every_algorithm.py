@@ -68,7 +68,7 @@ def scalars(formula: str, b: int, h: int, **known) -> int:
 
 
 def model_n(model) -> int:
-    """n, the number of scales and offsets that stay with the client."""
+    """n, the number of weights of theta that stay with the client."""
     return sum(int(w.size) for w, own in zip(model.initial_theta, model.own, strict=True) if own)
 
 

@@ -9,6 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from helpers.normalized import adapters_of
 from tflite_export.cli import main as export
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.parts.schedules import SCHEDULES
@@ -188,7 +189,8 @@ def test_a_wrong_name_is_answered_with_the_nearest_one(words, said, elsewhere):
 def test_the_help_of_a_hyperparameter_lists_its_values(name):
     """Those that the builder names when it refuses another one."""
     network = "conv_bn" if ALGORITHMS[name].batch_norm else "mlp200"
-    model, population = SplitModel(build_network(network, (4, 4, 1))), Population([8] * 4, [2] * 4, num_labels=2)
+    model = SplitModel(build_network(network, (4, 4, 1)), adapters=adapters_of(name))
+    population = Population([8] * 4, [2] * 4, num_labels=2)
     texts = hyperparameter_texts(name)
     for option, parameter in ALGORITHMS[name].hyperparameters.items():
         if scalar_type(parameter) is str:

@@ -8,7 +8,7 @@ from keras import layers
 
 import tfpfl
 from helpers.marks import slow_but
-from helpers.normalized import normed
+from helpers.normalized import adapters_of, normed
 from tfpfl.algorithms import ALGORITHMS, pflego_exact
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.transforms.objective import with_objective
@@ -150,7 +150,7 @@ def of_one_array(normed=False):
 
 def trained(federation, network, name, **how):
     grouping = how.pop("grouping", "auto")
-    model = SplitModel(network, head_init="glorot")
+    model = SplitModel(network, head_init="glorot", adapters=adapters_of(name))
     row = ALGORITHMS[name]
     labels = "local" if row.head == "personal" else "global"
     built = tfpfl.build_algorithm(name, model, federation.population(labels=labels), **how)

@@ -1,4 +1,4 @@
-"""Networks with BatchNormalization, for methods that need one."""
+"""Networks with BatchNormalization or adapters, for methods that need them."""
 
 from helpers.toys import backbone
 from tfpfl.algorithms import ALGORITHMS
@@ -10,6 +10,11 @@ def normed(name: str) -> bool:
     return ALGORITHMS[name].batch_norm is not None
 
 
+def adapters_of(name: str) -> str | None:
+    """The adapters that the method of this name needs; None for none."""
+    return "lora:2" if ALGORITHMS[name].personal else None
+
+
 def model_for(name: str, dtype="float32", kind="classification") -> SplitModel:
-    """`backbone` as a model, with BatchNormalization if the method of this name needs it."""
-    return SplitModel(backbone(dtype, batch_norm=normed(name)), kind=kind)
+    """`backbone` as a model, with BatchNormalization or adapters if the method of this name needs them."""
+    return SplitModel(backbone(dtype, batch_norm=normed(name)), kind=kind, adapters=adapters_of(name))

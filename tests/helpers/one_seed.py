@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfpfl
+from helpers.normalized import adapters_of
 from helpers.quick import quick
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.models import build_network
@@ -25,7 +26,7 @@ def ends(folder: str) -> dict:
     found = {}
     for name in ALGORITHMS:
         network = "conv_bn" if ALGORITHMS[name].batch_norm else "mlp200"
-        model = tfpfl.SplitModel(build_network(network, federation.example_shape))
+        model = tfpfl.SplitModel(build_network(network, federation.example_shape), adapters=adapters_of(name))
         training = tfpfl.Training(build_algorithm(name, model, population, **quick(name)), federation, evaluate_every=0)
         training.run(ROUNDS)
         clients = training.client_states(population.client_ids.tolist())

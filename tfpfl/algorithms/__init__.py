@@ -1,5 +1,6 @@
 """The methods, each in a file of its own, and what they share: the contract and `parts`. `ALGORITHMS` lists them."""
 
+from tfpfl.algorithms.adapters import adapters
 from tfpfl.algorithms.apfl import apfl
 from tfpfl.algorithms.catalog import ALGORITHMS, build_algorithm, check_names, get_method
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData, ClientOutput, OnePass, Rows
@@ -39,6 +40,7 @@ __all__ = [
     "Method",
     "OnePass",
     "Rows",
+    "adapters",
     "apfl",
     "build_algorithm",
     "check_names",

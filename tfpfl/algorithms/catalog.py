@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from tfpfl.algorithms.adapters import ADAPTERS
 from tfpfl.algorithms.apfl import APFL
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.ditto import DITTO
@@ -66,6 +67,7 @@ _METHODS = (
     FEDALA,
     FEDDBE,
     FEDAS,
+    ADAPTERS,
 )
 ALGORITHMS = {method.name: method for method in _METHODS}
 

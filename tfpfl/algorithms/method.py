@@ -25,7 +25,7 @@ class Method:
     """The facts about a personalized federated method: name, builder, costs, reference and presets.
 
     `down` and `up` are the numbers that a client receives and sends in a round, in terms of b (weights of the
-    backbone), h (weights of the head), d = b + h, n (scales and offsets of normalization layers), M (features) and I
+    backbone), h (weights of the head), d = b + h, n (weights of theta that stay with the client), M (features) and I
     (clients). In float32 each number has 4 bytes.
 
     A method has more hyperparameters than its builder has arguments. If the builder takes a `client_opt`, the options
@@ -55,6 +55,7 @@ class Method:
     no_objective: str = ""  # why there is no other objective than the mean, and what to use instead
     no_batch_norm: dict = field(default_factory=dict)  # 'local' or 'shared' -> why the method cannot have it
     warning: Callable | None = None  # (history rows) -> what a user should know of a run of these rounds, or None
+    personal: str | None = None  # the part of adapters that the method is about; its builder calls `own_part` itself
     batch_norm: str | None = None  # the one that the method is about; its builder calls `transforms.normalized` itself
 
     @property
@@ -105,7 +106,7 @@ class Method:
         algorithm = made = builder(model, population, **hyperparameters)
         if parts.get(server_optimized):
             made = server_optimized(algorithm, **parts[server_optimized])
-        if self.batch_norm or not isinstance(made, Algorithm):  # a wrong result is told of elsewhere
+        if self.batch_norm or self.personal or not isinstance(made, Algorithm):  # a wrong result is told of elsewhere
             return made
         return normalized(made, before=algorithm, name=self.name)
 

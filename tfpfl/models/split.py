@@ -1,5 +1,6 @@
 """A model in two parts: a Keras backbone, and a linear head that may have another width for every client."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -173,6 +174,23 @@ class SplitModel(Normalized):
         It is the size of all floating-point numbers that the forward pass computes.
         """
         return self._activation_bytes
+
+    def with_personal(self, part: str) -> "SplitModel":
+        """The same model, of whose adapters another part stays with the client.
+
+        Args:
+            part: the name of the part, such as 'B' of lora.
+
+        Raises:
+            InvalidArgument: the model has no adapters with such a part.
+        """
+        own = () if self.adapters is None else self.adapters.personal(part)
+        if not any(own):
+            raise InvalidArgument(f"the model has no adapters with a part {part!r}, such as 'B' of adapters='lora:4'")
+        other = copy.copy(self)
+        other.own = own
+        other.above = None if self.above is None else self.above.with_personal(part)
+        return other
 
     def backbone_weights(self, theta: tuple) -> tuple:
         """The weights of `backbone`, in the order of its trainable weights, that give the features of theta.
