@@ -108,6 +108,7 @@ def algorithm_page(name: str) -> str:
     of_n = "n is the number of scales and offsets of normalization layers; " if row.batch_norm else ""
     of_n = f"n is the number of weights of {row.personal} in all adapters; " if row.personal else of_n
     of_n += "M is the number of features; " if "M" in row.down + row.up else ""
+    of_n += "C is the number of classes; " if "C" in row.down + row.up else ""
     parts = [
         f"# {row.title}",
         f"{row.reference}. `--algorithm {name}`, `tfpfl.build_algorithm({name!r}, ...)`.",

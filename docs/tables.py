@@ -13,8 +13,8 @@ DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
 LEGEND = (
     "down, up: numbers a client receives and sends in a round; b the backbone, h the head, d = b + h, n those "
-    "weights of the backbone that stay with the client, M features, I the clients of the population, candidates a "
-    "hyperparameter. Where the message is per client, the server keeps d numbers or more for every client."
+    "weights of the backbone that stay with the client, M features, C classes, I the clients of the population, "
+    "candidates a hyperparameter. Where the message is per client, the server keeps d numbers or more for every client."
 )
 
 

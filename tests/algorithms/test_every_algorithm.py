@@ -81,6 +81,7 @@ def test_bytes_are_those_of_the_list(name, algorithm, subject):
             h = (model.num_features + 1) * width
             for formula, found in ((row.down, metrics["bytes_down"]), (row.up, metrics["bytes_up"])):
                 known = {"I": population.num_clients, "n": model_n(model), "M": model.num_features}
+                known["C"] = population.num_labels
                 known |= SPECIAL.get(name, {})
                 extra = int(found) - 4 * scalars(formula, model.num_backbone_weights, h, **known)
                 assert 0 <= extra <= 8, f"client {i}: {found} bytes, the list says {formula}"

@@ -111,4 +111,4 @@ def test_what_a_kind_cannot_have_is_refused():
 
 
 def test_only_fedrod_needs_classes():
-    assert [name for name, method in ALGORITHMS.items() if method.only_classes] == ["fedrod", "fedas"]
+    assert [name for name, method in ALGORITHMS.items() if method.only_classes] == ["fedrod", "fedas", "gpfl"]

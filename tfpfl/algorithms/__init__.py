@@ -20,6 +20,7 @@ from tfpfl.algorithms.fedrep import fedrep
 from tfpfl.algorithms.fedrod import fedrod
 from tfpfl.algorithms.fedsgd import fedsgd
 from tfpfl.algorithms.finetune import fedavg_ft, fedprox_ft, finetuned
+from tfpfl.algorithms.gpfl import gpfl
 from tfpfl.algorithms.layerwise import layerwise
 from tfpfl.algorithms.lg_fedavg import lg_fedavg
 from tfpfl.algorithms.method import Method
@@ -63,6 +64,7 @@ __all__ = [
     "fedsgd",
     "finetuned",
     "get_method",
+    "gpfl",
     "heurfedamp",
     "layerwise",
     "lg_fedavg",

@@ -23,6 +23,7 @@ from tfpfl.algorithms.fedrep import FEDREP
 from tfpfl.algorithms.fedrod import FEDROD
 from tfpfl.algorithms.fedsgd import FEDSGD
 from tfpfl.algorithms.finetune import FEDAVG_FT, FEDPROX_FT
+from tfpfl.algorithms.gpfl import GPFL
 from tfpfl.algorithms.layerwise import LAYERWISE
 from tfpfl.algorithms.lg_fedavg import LG_FEDAVG
 from tfpfl.algorithms.method import Method
@@ -67,6 +68,7 @@ _METHODS = (
     FEDALA,
     FEDDBE,
     FEDAS,
+    GPFL,
     ADAPTERS,
 )
 ALGORITHMS = {method.name: method for method in _METHODS}

@@ -25,8 +25,8 @@ class Method:
     """The facts about a personalized federated method: name, builder, costs, reference and presets.
 
     `down` and `up` are the numbers that a client receives and sends in a round, in terms of b (weights of the
-    backbone), h (weights of the head), d = b + h, n (weights of theta that stay with the client), M (features) and I
-    (clients). In float32 each number has 4 bytes.
+    backbone), h (weights of the head), d = b + h, n (weights of theta that stay with the client), M (features), C
+    (classes) and I (clients). In float32 each number has 4 bytes.
 
     A method has more hyperparameters than its builder has arguments. If the builder takes a `client_opt`, the options
     of this optimizer (`client_optimizer`); and the server's optimizer (`server_optimized`), unless `no_server_opt`
@@ -55,6 +55,7 @@ class Method:
     no_objective: str = ""  # why there is no other objective than the mean, and what to use instead
     no_batch_norm: dict = field(default_factory=dict)  # 'local' or 'shared' -> why the method cannot have it
     warning: Callable | None = None  # (history rows) -> what a user should know of a run of these rounds, or None
+    model: Callable | None = None  # (SplitModel) -> the one of the algorithm, if that has layers of the method's own
     personal: str | None = None  # the part of adapters that the method is about; its builder calls `own_part` itself
     batch_norm: str | None = None  # the one that the method is about; its builder calls `transforms.normalized` itself
 

@@ -194,7 +194,7 @@ def algorithms(name):
         console.print(
             "down, up: how many numbers a client receives and sends in a round. b: weights of the backbone, h: weights "
             "of a head, d = b + h: of a whole model, n: those of the backbone that stay with the client, M: features, "
-            "I: clients."
+            "C: classes, I: clients."
         )
         for key, package in offered().items():
             console.print(f"{text(key)}: offered by the installed package {text(package)}", soft_wrap=True)

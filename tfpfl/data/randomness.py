@@ -61,6 +61,7 @@ class ModelKey(IntEnum):
     BACKBONE = 0  # folded with the position of the weight
     HEAD = 1  # folded with the client
     ADAPTER = 2  # folded with the position of the layer among those with adapters
+    CATEGORIES = 3  # GPFL: its table of classes, and folded with 1, ..., 4 its valve
 
 
 @unique

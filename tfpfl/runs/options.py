@@ -56,7 +56,7 @@ def _defaults() -> dict:
 METHODS = (
     *("pflego", "fedavg", "local", "fedsgd", "fedprox", "scaffold", "feddyn", "fedavg_ft", "fedprox_ft", "fedper"),
     *("fedrep", "fedbabu", "fedrecon", "lg_fedavg", "fedrod", "ditto", "pfedme", "apfl", "per_fedavg", "layerwise"),
-    *("fedfomo", "fedamp", "heurfedamp", "pgfed", "pgfedmo", "fedbn", "fedala", "feddbe", "fedas", "adapters"),
+    *("fedfomo", "fedamp", "heurfedamp", "pgfed", "pgfedmo", "fedbn", "fedala", "feddbe", "fedas", "gpfl", "adapters"),
 )
 TFDS_NAMES = (
     *("mnist", "fashion_mnist", "kmnist", "emnist/byclass", "emnist/balanced", "cifar10", "cifar100"),

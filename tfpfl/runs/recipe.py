@@ -98,7 +98,7 @@ class Recipe:
         model = SplitModel(backbone, kind=kind, **given)
         if self.row.batch_norm and model.batch_norm and config.batch_norm is None:
             model = model.with_batch_norm(self.row.batch_norm)
-        return model
+        return model if self.row.model is None else self.row.model(model)
 
     def method(self, model: SplitModel, population: Population) -> Algorithm:
         """Builds the algorithm as its method has it, without the wrappers of `algorithm`."""
