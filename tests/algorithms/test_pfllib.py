@@ -5,14 +5,15 @@ tests/pfllib/README.md says how its numbers were made, and which faults of PFLli
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.pfllib import CASES, ROUNDING, Recorded, examples, rounds
 from helpers.rounds import play
 from helpers.toys import distance, initial_states
-from tfpfl.algorithms import fedala, fedas, feddbe
+from tfpfl.algorithms import build_algorithm
 from tfpfl.engines.local.simulation import Simulation
-from tfpfl.models.weights import Weights
+from tfpfl.models.weights import Head, Weights
 
 LOCAL = {"eta": 0.1, "epochs": 3}
 
@@ -20,6 +21,10 @@ LOCAL = {"eta": 0.1, "epochs": 3}
 @pytest.fixture(scope="module")
 def data():
     return examples()
+
+
+def build(name, data, **options):
+    return build_algorithm(name, data.toy.model, data.toy.population, **options)
 
 
 def right(logits, y):
@@ -37,8 +42,8 @@ def test_fedala(data, case):
     """With s = 0.8 in 'batches', where its start phase takes up to 313 epochs; 'layers' mixes all layers."""
     options = {"full": {"s": 1.0}, "batches": {"s": 0.8, "max_epochs": 1000}, "layers": {"s": 1.0, "p": None}}[case]
     recorded, options = Recorded("fedala", case), options | CASES.get(case, {})
-    algorithm = fedala(data.toy.model, data.toy.population, **LOCAL, **options)
-    only_a = Simulation(fedala(data.toy.model, data.toy.population, **LOCAL | {"eta": 0.0}, **options))
+    algorithm = build("fedala", data, **LOCAL, **options)
+    only_a = Simulation(build("fedala", data, **LOCAL | {"eta": 0.0}, **options))
     states = initial_states(algorithm, data.toy.population)
     states = {i: s._replace(top=Weights(s.top.theta, data.start.head)) for i, s in states.items()}
     for t, cohort, w, before, server, after in rounds(algorithm, data, data.start, states):
@@ -54,7 +59,7 @@ def test_fedala(data, case):
 def test_feddbe(data, case):
     """The agreement is PFLlib's training of all clients before the first round."""
     recorded = Recorded("feddbe", case)
-    algorithm = feddbe(data.toy.model, data.toy.population, kappa=0.5, mu=0.1, **LOCAL, **CASES[case])
+    algorithm = build("feddbe", data, kappa=0.5, mu=0.1, **LOCAL, **CASES[case])
     start = algorithm.init_server()._replace(w=data.start)
     (agreed,), states = play(algorithm, data.toy, [data.toy.ids], start, first=0)
     assert distance(agreed.z, recorded["global_mean"]) < ROUNDING
@@ -69,7 +74,7 @@ def test_feddbe(data, case):
 def test_fedas(data, case):
     """Its alignment takes mini-batches of 16 examples in 'batches', all in 'full'."""
     recorded, align = Recorded("fedas", case), {"batch_size_align": None if case == "full" else 16}
-    algorithm = fedas(data.toy.model, data.toy.population, **LOCAL, **CASES[case], **align)
+    algorithm = build("fedas", data, **LOCAL, **CASES[case], **align)
     states = initial_states(algorithm, data.toy.population)
     states = {i: s._replace(head=data.start.head) for i, s in states.items()}
     for t, _, theta, before, server, after in rounds(algorithm, data, data.start.theta, states):
@@ -78,3 +83,60 @@ def test_fedas(data, case):
             assert distance(after[i][:2], recorded.model("client/", (t, i))) < ROUNDING
             if before[i].started:  # before its first visit, PFLlib's client predicts with the backbone of round 0
                 same_predictions(recorded, data, t, i, data.logits(algorithm.personal_model(theta, before[i], None), i))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fedproto(data, case):
+    """Its squared distances to the prototypes are our outputs, up to |phi|^2; it has infinity for unknown classes."""
+    recorded = Recorded("fedproto", case)
+    algorithm = build("fedproto", data, lam=1.0, **LOCAL, **CASES[case])
+    for t, _, message, before, server, after in rounds(
+        algorithm, data, algorithm.init_server(), dict.fromkeys(data.toy.ids, data.start)
+    ):
+        known = ~np.isnan(recorded["server/protos"][t])
+        assert distance(np.where(known, server.values, np.nan)[known], recorded["server/protos"][t][known]) < ROUNDING
+        for i in data.toy.ids:
+            assert distance(after[i], recorded.model("client/", (t, i))) < ROUNDING
+            if t:
+                w = algorithm.personal_model(message, before[i], None)
+                phi = data.features(w, i)
+                outputs = ((phi**2).sum(1, keepdims=True) - data.logits(w, i)) / phi.shape[1]
+                theirs, finite = recorded["logits"][t, i], np.isfinite(recorded["logits"][t, i])
+                assert distance(outputs[finite], theirs[finite]) < ROUNDING
+                assert right(-outputs, data.test[i][1]) == recorded["right"][t, i]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fedpac(data, case):
+    recorded, rates = Recorded("fedpac", case), {"eta_g": 0.1, "eta_f": 0.1, "momentum": 0.0}
+    algorithm = build("fedpac", data, lam=1.0, tau_f=3, **rates, **CASES[case])
+    start = algorithm.init_server()
+    start = start._replace(heads=Head(*(np.stack([w] * 5) for w in data.start.head)))
+    for t, _, message, _, server, _ in rounds(algorithm, data, start, dict.fromkeys(data.toy.ids, ())):
+        assert distance(server.theta, recorded.theta("server/", t)) < ROUNDING
+        assert distance(server.heads, recorded.head("client/", t)) < ROUNDING
+        for i in data.toy.ids:
+            same_predictions(recorded, data, t, i, data.logits(algorithm.personal_model(message(i), (), None), i))
+
+
+@pytest.mark.parametrize("case", [*CASES, "trained"])
+def test_gpfl(data, case):
+    """'trained' is PFLlib as it stands, with everyone in every round: its conditions are of the old table."""
+    recorded, options = Recorded("gpfl", case), {"conditions": "trained"} if case == "trained" else CASES[case]
+    algorithm = build("gpfl", data, lam=0.3, mu=0.05, **LOCAL, **options)
+
+    def shared(where, at=()):
+        """The table of embeddings, then the valve's layers, as our server has them."""
+        layers = [f"{where}CoV.Conditional_{name}.{layer}" for name in ("gamma", "beta") for layer in (0, 2)]
+        return [recorded[f"{where}GCE.embedding.weight"][at], *(w for x in layers for w in recorded.layer(x, at))]
+
+    states = initial_states(algorithm, data.toy.population)
+    states = {i: s._replace(head=data.start.head) for i, s in states.items()}
+    start = tf.nest.pack_sequence_as(algorithm.init_server(), [*data.start.theta, *shared("start/server/")])
+    for t, _, message, before, server, after in rounds(algorithm, data, start, states):
+        assert distance(server, [*recorded.theta("server/", t), *shared("server/", t)]) < ROUNDING
+        for i in data.toy.ids:
+            assert distance(after[i].head, recorded.head("client/", (t, i))) < ROUNDING
+            theta, head = algorithm.personal_model(message, before[i], data.toy.visit(i))
+            x, times, plus = data.features(data.start._replace(theta=theta[:2]), i), *theta[2:]
+            same_predictions(recorded, data, t, i, np.maximum(x * times + plus, 0) @ head.kernel + head.bias)
