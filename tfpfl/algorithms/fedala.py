@@ -15,6 +15,10 @@ standard deviation below the threshold; but at most `max_epochs`, where the code
 a window of the examples, in their order; here they are drawn at random. In the code, all clients learn A_i before every
 evaluation, also those that are not in the cohort. Here, as in algorithm 1 of the paper, only a visit changes A_i.
 
+In PFLlib (commit d832e76, system/), that all learn is in flcore/servers/serverala.py line 73, the window in
+utils/ALA.py lines 71 to 74, the start phase without an end in its lines 119 to 153, and the test for equal layers, of
+the first array's sum alone, in its line 82. All else computes the same (tests/algorithms/test_pfllib.py).
+
 Without learning (eta_w = 0) every w^_i is w, and FedALA is FedAvg.
 """
 

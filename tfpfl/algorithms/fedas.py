@@ -17,6 +17,11 @@ examples cancel. The code's mini-batches leave out the last examples, which fill
 heads have part in the trace. In the code all clients compute their trace in every round, but it uses only those of the
 cohort.
 
+In PFLlib (commit d832e76, system/flcore/) examples are left out in clients/clientas.py line 140 with clientbase.py line
+59: a client with fewer than 16 examples is not aligned. The trace is of shuffled mini-batches (clientas.py line 62),
+here of those in the order of the examples (`fisher_trace`). After the last round it calls a method that does not exist
+(servers/serveras.py line 114), so that nothing is saved. All else computes the same (tests/algorithms/test_pfllib.py).
+
 Without alignment (eta_align = 0) and with weighting='examples', the server's theta and the heads are those of FedPer.
 """
 

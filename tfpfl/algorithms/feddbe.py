@@ -15,6 +15,10 @@ which is the rule here. Our defaults of kappa and mu are those of the paper's ex
 the bare code has kappa = 0 and mu = 0.1. In the code the running mean starts at 0 in every visit, so that mu < 1 makes
 it too small at first; so it is here. c_i has the rate of w (`eta_p` is another one).
 
+In PFLlib (commit d832e76, system/) the training before round 1 is in flcore/servers/serverdbe.py lines 15 to 35, here
+in `server_update`; the defaults are in main.py lines 493 and 494. All else computes the same
+(tests/algorithms/test_pfllib.py).
+
 With kappa = 0 and eta_p = 0 this is FedAvg after the agreement.
 """
 

@@ -16,6 +16,11 @@ computed from the table that the client receives (conditions='received'), so tha
 the code gives the table of every round to them, too. lam and mu are those of the authors' command line for a CNN; the
 bare code has lam = 1, mu = 0. The code's weight decay mu is in the steps of table and valve only, as here. It has no
 momentum, and the magnitude is that of the whole mini-batch: it grows with the root of its size.
+
+In PFLlib (commit d832e76, system/flcore/) the old table is read in clients/clientgpfl.py lines 105 to 108, and the new
+one taken in line 111; the zeros are in lines 31 and 32. For a client that was away the old table is that of the round
+before, and with conditions='trained' here that of its last visit; in rounds with everyone they are the same. All else
+computes the same (tests/algorithms/test_pfllib.py).
 """
 
 from typing import Any, NamedTuple
