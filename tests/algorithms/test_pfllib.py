@@ -3,6 +3,10 @@
 tests/pfllib/README.md says how its numbers were made, and which faults of PFLlib were removed before.
 """
 
+import ast
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,6 +19,7 @@ from tfpfl.algorithms import build_algorithm
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models.weights import Head, Weights
 
+ROOT = Path(__file__).resolve().parents[2]
 LOCAL = {"eta": 0.1, "epochs": 3}
 
 
@@ -140,3 +145,17 @@ def test_gpfl(data, case):
             theta, head = algorithm.personal_model(message, before[i], data.toy.visit(i))
             x, times, plus = data.features(data.start._replace(theta=theta[:2]), i), *theta[2:]
             same_predictions(recorded, data, t, i, np.maximum(x * times + plus, 0) @ head.kernel + head.bias)
+
+
+def test_the_list_of_differences_names_functions_that_exist():
+    """The last column of the table in docs/protocols.md."""
+    section = (ROOT / "docs" / "protocols.md").read_text(encoding="utf-8").split("## Coming from PFLlib")[1]
+    cells = [line.split("|")[-2] for line in section.split("\n## ")[0].splitlines() if line.startswith("| ")][1:]
+    assert len(cells) > 15
+    for cell in cells:
+        for name in re.findall(r"`([\w.]+)`", cell):
+            if name.endswith(".py"):
+                tree = ast.parse((ROOT / "tfpfl" / "algorithms" / name).read_text(encoding="utf-8"))
+                functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+            else:
+                assert name in functions
