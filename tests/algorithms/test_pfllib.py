@@ -128,6 +128,8 @@ def test_fedpac(data, case):
 def test_gpfl(data, case):
     """'trained' is PFLlib as it stands, with everyone in every round: its conditions are of the old table."""
     recorded, options = Recorded("gpfl", case), {"conditions": "trained"} if case == "trained" else CASES[case]
+    if case == "trained":
+        data = data._replace(cohorts=4 * [data.toy.ids])
     algorithm = build("gpfl", data, lam=0.3, mu=0.05, **LOCAL, **options)
 
     def shared(where, at=()):
