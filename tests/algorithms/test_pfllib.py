@@ -42,7 +42,7 @@ def same_predictions(recorded, data, round_num, client_id, logits):
     assert right(logits, data.test[client_id][1]) == recorded["right"][round_num, client_id]
 
 
-@pytest.mark.parametrize("case", slow_but(["full", "batches", "layers"], "full"))
+@pytest.mark.parametrize("case", slow_but(["full", "batches", "layers"], "full", ci=["batches"]))
 def test_fedala(data, case):
     """With s = 0.8 in 'batches', where its start phase takes up to 313 epochs; 'layers' mixes all layers."""
     options = {"full": {"s": 1.0}, "batches": {"s": 0.8, "max_epochs": 1000}, "layers": {"s": 1.0, "p": None}}[case]
@@ -75,7 +75,7 @@ def test_feddbe(data, case):
             same_predictions(recorded, data, t, i, data.logits(algorithm.personal_model(message, before[i], None), i))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, "full", ci=["batches"]))
 def test_fedas(data, case):
     """Its alignment takes mini-batches of 16 examples in 'batches', all in 'full'."""
     recorded, align = Recorded("fedas", case), {"batch_size_align": None if case == "full" else 16}
@@ -90,7 +90,7 @@ def test_fedas(data, case):
                 same_predictions(recorded, data, t, i, data.logits(algorithm.personal_model(theta, before[i], None), i))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, "full", ci=["batches"]))
 def test_fedproto(data, case):
     """Its squared distances to the prototypes are our outputs, up to |phi|^2; it has infinity for unknown classes."""
     recorded = Recorded("fedproto", case)
@@ -111,7 +111,7 @@ def test_fedproto(data, case):
                 assert right(-outputs, data.test[i][1]) == recorded["right"][t, i]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, "full", ci=["batches"]))
 def test_fedpac(data, case):
     recorded, rates = Recorded("fedpac", case), {"eta_g": 0.1, "eta_f": 0.1, "momentum": 0.0}
     algorithm = build("fedpac", data, lam=1.0, tau_f=3, **rates, **CASES[case])
@@ -124,7 +124,7 @@ def test_fedpac(data, case):
             same_predictions(recorded, data, t, i, data.logits(algorithm.personal_model(message(i), (), None), i))
 
 
-@pytest.mark.parametrize("case", [*CASES, "trained"])
+@pytest.mark.parametrize("case", slow_but([*CASES, "trained"], "full", ci=["batches"]))
 def test_gpfl(data, case):
     """'trained' is PFLlib as it stands, with everyone in every round: its conditions are of the old table."""
     recorded, options = Recorded("gpfl", case), {"conditions": "trained"} if case == "trained" else CASES[case]
