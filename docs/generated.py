@@ -224,7 +224,8 @@ def shared(name: str) -> str:
     model, population = small(name)
     algorithm = built(name, population, model)
     if algorithm.message_per_client:
-        return "models, client to client"
+        made = algorithm.adapt is not None and algorithm.adapt.message is not None
+        return "a network that makes the models" if made else "models, client to client"
     if ALGORITHMS[name].batch_norm:
         return "all but the normalization"
     if part := ALGORITHMS[name].personal:

@@ -12,8 +12,8 @@ from tfpfl.algorithms import ALGORITHMS
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
 LEGEND = (
-    "down, up: numbers a client receives and sends in a round; b the backbone, h the head, d = b + h, n those "
-    "weights of the backbone that stay with the client, M features, C classes, I the clients of the population, "
+    "down, up: numbers a client receives and sends in a round; b the backbone, h the head, d = b + h, n those weights "
+    "of the backbone that stay with the client, M features, I the clients of the population, K and C the classes, "
     "candidates a hyperparameter. Where the message is per client, the server keeps d numbers or more for every client."
 )
 
@@ -28,8 +28,9 @@ def algorithms() -> str:
         title = f"[{row.title}](docs/algorithms/{name}.md)"
         cells = (f"`{name}`", title, row.head, row.message, row.state, row.down, row.up, short(row.reference))
         lines.append("| " + " | ".join(cells) + " |")
-    classes = ", ".join(row.title for row in ALGORITHMS.values() if row.only_classes)
-    needs = f"All train heads of every [kind of labels](docs/labels.md), except for {classes}, which needs classes."
+    *most, last = [row.title for row in ALGORITHMS.values() if row.only_classes]
+    classes = f"{', '.join(most)} and {last}, which need" if most else f"{last}, which needs"
+    needs = f"All train heads of every [kind of labels](docs/labels.md), except for {classes} classes."
     lines += ["", LEGEND, "", needs]
     return "\n".join(lines)
 

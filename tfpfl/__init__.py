@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from tfpfl.algorithms import ALGORITHMS as ALGORITHMS
     from tfpfl.algorithms import Adaptation as Adaptation
     from tfpfl.algorithms import Algorithm as Algorithm
+    from tfpfl.algorithms import Between as Between
     from tfpfl.algorithms import ClientData as ClientData
     from tfpfl.algorithms import ClientOutput as ClientOutput
+    from tfpfl.algorithms import Exchange as Exchange
     from tfpfl.algorithms import Method as Method
     from tfpfl.algorithms import OnePass as OnePass
     from tfpfl.algorithms import Rows as Rows
@@ -70,8 +72,10 @@ _HOME = {
     "ALGORITHMS": "algorithms",
     "Adaptation": "algorithms",
     "Algorithm": "algorithms",
+    "Between": "algorithms",
     "ClientData": "algorithms",
     "ClientOutput": "algorithms",
+    "Exchange": "algorithms",
     "Method": "algorithms",
     "OnePass": "algorithms",
     "Rows": "algorithms",

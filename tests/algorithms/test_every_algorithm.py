@@ -63,7 +63,7 @@ def test_both_engines_agree(name, subject, tff):
 
 def scalars(formula: str, b: int, h: int, **known) -> int:
     """'2d + h' in numbers."""
-    python = re.sub(r"(\d)\s*([bhdnIM])", r"\1*\2", formula)
+    python = re.sub(r"(\d)\s*([bhdnIKM])", r"\1*\2", formula)
     return eval(python, {"__builtins__": {}}, {"b": b, "h": h, "d": b + h, **known})
 
 
@@ -80,7 +80,7 @@ def test_bytes_are_those_of_the_list(name, algorithm, subject):
             width = int(population.num_classes[i]) if row.head == "personal" else population.shared_labels()
             h = (model.num_features + 1) * width
             for formula, found in ((row.down, metrics["bytes_down"]), (row.up, metrics["bytes_up"])):
-                known = {"I": population.num_clients, "n": model_n(model), "M": model.num_features}
+                known = {"I": population.num_clients, "n": model_n(model), "M": model.num_features, "K": width}
                 known["C"] = population.num_labels
                 known |= SPECIAL.get(name, {})
                 extra = int(found) - 4 * scalars(formula, model.num_backbone_weights, h, **known)
@@ -105,13 +105,17 @@ def test_where_a_new_client_starts(name, algorithm, subject):
         return
     row, (message, _, data, _) = ALGORITHMS[name], subject.visit(battery.WIDEST)
     state = algorithm.init_client(data.info)
-    start, epoch, model = algorithm.adapt
-    first = model(start(message, state, data))
+    start, epoch, model, _, message_of = algorithm.adapt
+    sent = message
+    if message_of is not None:  # what a client outside of the population is sent
+        server = subject.trained.server
+        sent, message = message_of(server), algorithm.message(server, tf.constant(len(battery.CLASSES)))
+    first = model(start(sent, state, data))
     from_global = row.evaluates == "fine-tuned" or name in ("pgfed", "pgfedmo")
     predicts = algorithm.global_model(message) if from_global else algorithm.personal_model(message, state, data)
     assert battery.distance(first, predicts) < 1e-6
     if algorithm.shares == "backbone":
-        later = model(epoch(start(message, state, data), data, tf.constant(0)))
+        later = model(epoch(start(sent, state, data), data, tf.constant(0)))
         assert battery.identical(later.theta, first.theta)  # what all share is not the new client's to move
 
 

@@ -110,5 +110,7 @@ def test_what_a_kind_cannot_have_is_refused():
         pflego(quantile.model, quantile.population, inner_opt="newton")
 
 
-def test_only_fedrod_needs_classes():
-    assert [name for name, method in ALGORITHMS.items() if method.only_classes] == ["fedrod", "fedas", "gpfl"]
+def test_what_needs_classes():
+    assert [name for name, method in ALGORITHMS.items() if method.only_classes] == [
+        *("fedpac", "fedrod", "knn_per", "fed3r", "fedproto", "fedas", "gpfl")
+    ]

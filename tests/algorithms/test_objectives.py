@@ -27,7 +27,7 @@ EVERYONE = (0, 1, 2, 3, 4)
 TAKE_IT = {  # method -> what its clients send
     **dict.fromkeys(("pflego", "fedsgd", "fedrecon"), "gradient"),
     **dict.fromkeys(("fedavg", "fedprox", "fedavg_ft", "fedprox_ft", "fedper", "fedrep", "fedbabu"), "update"),
-    **dict.fromkeys(("lg_fedavg", "ditto", "apfl", "layerwise", "fedala"), "update"),
+    **dict.fromkeys(("lg_fedavg", "ditto", "apfl", "layerwise", "fedala", "knn_per"), "update"),
 }
 
 

@@ -219,6 +219,17 @@ def test_messages_of_their_own_and_rows(nodes, federation, name, hyperparameters
 
 
 @pytest.mark.slow
+def test_two_exchanges_a_round(nodes, federation):
+    recipe = partial(build, name="feddane", eta=0.1, steps=3)
+    algorithm, ids = recipe(federation), [3, 0, 2]
+    ours, expected = on_ray(nodes, federation, recipe), Simulation(algorithm, federation)
+    assert toys.distance(some_rounds(ours), some_rounds(expected)) < 1e-6
+    given = [algorithm.init_client(None) for _ in ids], toys.visits(algorithm, ids, 1)
+    found = [e.next(e.initialize(), *given, gone=[0]) for e in (ours, expected)]  # leaves between the exchanges
+    assert toys.distance(found[0].server, found[1].server) < 1e-6
+
+
+@pytest.mark.slow
 def test_everyone_has_its_own_head_back(nodes, federation):
     """Heads that say whose they are, and rates that are too small to move them."""
     recipe = partial(build, tau=1, rho=1e-30)

@@ -156,6 +156,7 @@ ROUNDS = {
     "ditto": (20, {"eta": 0.02}),
     "fedfomo": (2, {}),  # a message for each client, and rows
     "fedamp": (2, {}),
+    "feddane": (3, {"eta": 0.05, "steps": 3}),  # two exchanges a round
 }
 
 

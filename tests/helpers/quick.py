@@ -7,7 +7,9 @@ SPECIAL = {  # algorithm -> hyperparameters
     "per_fedavg": {"eta_inner": 0.1},
     "pfedme": {"lam": 5.0, "eta_p": 0.15, "beta": 1.0},
     "fedfomo": {"candidates": 2},
+    "pfedhn": {"momentum": 0.0, "eta_new": 0.5, "alpha": 0.05, "hidden_dim": 10, "n_hidden": 1},
     "fedamp": {"alpha": 0.5, "sigma": 4.0},
+    "fedpac": {"tau_g": 2, "tau_f": 3, "unit": "steps", "eta_g": 0.3, "eta_f": 0.2, "momentum": 0.0},
     "heurfedamp": {"alpha": 0.5},
     "feddbe": {"kappa": 1.0},
 }

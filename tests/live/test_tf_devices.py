@@ -133,6 +133,7 @@ def test_an_update_that_cannot_be_read_was_never_sent_and_a_damaged_state_is_tol
 def test_runs_whose_visits_no_device_computes_say_why(three, tmp_path):
     cases = {
         "fedamp": ({"labels": "global"}, "sends each client a message of its own"),
+        "feddane": ({"labels": "global"}, "a round of feddane has two exchanges"),
         "local": ({}, "what the server sends is empty"),
         "fedavg": ({"objective": "fair:1"}, "its objective is 'fair:1'"),
         "pflego": ({"schedule": "cosine"}, "its rates follow the schedule"),

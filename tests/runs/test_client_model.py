@@ -116,6 +116,10 @@ def test_every_method_gives_the_model_that_its_clients_predict_with(
         hyperparameters=quick(name), labels="global", network=network,
     )  # fmt: skip
     with Run.open(run.folder) as run:
+        if run.algorithm.predictor is not None:
+            with pytest.raises(InvalidArgument, match="predicts with more than the weights.*no place for the rest"):
+                ClientModels(run)
+            return
         models, ids = ClientModels(run), [int(i) for i in run.population.client_ids]
         for i in ids:
             made = models.keras_model(i, inputs="decoded", outputs="logits")

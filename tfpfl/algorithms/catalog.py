@@ -7,16 +7,20 @@ from tfpfl.algorithms.adapters import ADAPTERS
 from tfpfl.algorithms.apfl import APFL
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.ditto import DITTO
+from tfpfl.algorithms.fed3r import FED3R
 from tfpfl.algorithms.fedala import FEDALA
 from tfpfl.algorithms.fedamp import FEDAMP, HEURFEDAMP
 from tfpfl.algorithms.fedas import FEDAS
 from tfpfl.algorithms.fedavg import FEDAVG
 from tfpfl.algorithms.fedbabu import FEDBABU
 from tfpfl.algorithms.fedbn import FEDBN
+from tfpfl.algorithms.feddane import FEDDANE
 from tfpfl.algorithms.feddbe import FEDDBE
 from tfpfl.algorithms.feddyn import FEDDYN
 from tfpfl.algorithms.fedfomo import FEDFOMO
+from tfpfl.algorithms.fedpac import FEDPAC
 from tfpfl.algorithms.fedper import FEDPER
+from tfpfl.algorithms.fedproto import FEDPROTO
 from tfpfl.algorithms.fedprox import FEDPROX
 from tfpfl.algorithms.fedrecon import FEDRECON
 from tfpfl.algorithms.fedrep import FEDREP
@@ -24,10 +28,12 @@ from tfpfl.algorithms.fedrod import FEDROD
 from tfpfl.algorithms.fedsgd import FEDSGD
 from tfpfl.algorithms.finetune import FEDAVG_FT, FEDPROX_FT
 from tfpfl.algorithms.gpfl import GPFL
+from tfpfl.algorithms.knn_per import KNN_PER
 from tfpfl.algorithms.layerwise import LAYERWISE
 from tfpfl.algorithms.lg_fedavg import LG_FEDAVG
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.per_fedavg import PER_FEDAVG
+from tfpfl.algorithms.pfedhn import PFEDHN
 from tfpfl.algorithms.pfedme import PFEDME
 from tfpfl.algorithms.pflego import PFLEGO
 from tfpfl.algorithms.pgfed import PGFED, PGFEDMO
@@ -46,10 +52,12 @@ _METHODS = (
     FEDPROX,
     SCAFFOLD,
     FEDDYN,
+    FEDDANE,
     FEDAVG_FT,
     FEDPROX_FT,
     FEDPER,
     FEDREP,
+    FEDPAC,
     FEDBABU,
     FEDRECON,
     LG_FEDAVG,
@@ -65,6 +73,10 @@ _METHODS = (
     PGFED,
     PGFEDMO,
     FEDBN,
+    KNN_PER,
+    FED3R,
+    FEDPROTO,
+    PFEDHN,
     FEDALA,
     FEDDBE,
     FEDAS,

@@ -57,6 +57,30 @@ class OnePass(NamedTuple):
     join: Callable  # (gradient of theta, `update` of that ClientOutput) -> the whole update
 
 
+class Between(NamedTuple):
+    """What a client has between the two exchanges of a round; `Algorithm.client_update` gets it as the client state."""
+
+    state: Tree  # the client's state from before the round; it is still its state if the client leaves now
+    kept: Tree  # what the first exchange left on the device; it is forgotten at the end of the round
+
+
+class Exchange(NamedTuple):
+    """A first exchange of messages, before the one that every round has: same round, same clients, two messages down.
+
+        message -> client_update -> aggregate -> server_update        the first exchange, with the functions here
+        message -> client_update -> aggregate -> server_update        the second, with those of the `Algorithm`
+
+    The second message is made of the server's state that this `server_update` returns. A client that leaves between the
+    two has contributed to the first aggregate only, and keeps its state. An update of weight 0 counts as in a round.
+    """
+
+    message: Callable  # (server state[, client id]) -> the first message, in the form of `Algorithm.message`
+    client_update: Callable  # (first message, client state, ClientData) -> ClientOutput; its state: `Between.kept`
+    server_update: Callable  # (server state, aggregate[, total weight]) -> server state, of the same structure
+    keeps: Callable  # (ClientInfo) -> any values in the structure, shapes and dtypes of `Between.kept`
+    aggregate: Any = "mean"  # as `Algorithm.aggregate`, for the updates of this exchange
+
+
 class Adaptation(NamedTuple):
     """How a client that never took part in training adapts its model, on its own examples, before it predicts.
 
@@ -67,6 +91,8 @@ class Adaptation(NamedTuple):
     start: Callable  # (message, client state from `init_client`, ClientData) -> carry
     epoch: Callable  # (carry, ClientData, n) -> carry: epoch n = 0, 1, ...
     model: Callable  # (carry) -> Weights with which the client would predict now
+    predictor: Callable | None = None  # (carry, ClientData) -> its `Algorithm.predictor`; None: the head predicts
+    message: Callable | None = None  # (server state) -> what `start` takes in place of the message; None: the message
 
 
 class Algorithm(NamedTuple):
@@ -92,6 +118,13 @@ class Algorithm(NamedTuple):
     the backbone is shared, a `global_model` has the same backbone. With a shared backbone, engines evaluate many
     clients in one forward pass, and a new client can start from this backbone.
 
+    `predictor` is for methods whose clients predict with more than a linear head, such as kNN-Per with its neighbours.
+    It is a function of the arguments of `personal_model`, and returns a function (features phi [n, M] of new examples)
+    -> outputs z [n, K], from which the model's kind computes loss and score as from a head's. The features are those of
+    `personal_model`'s backbone, and the head of `personal_model` is then only a part of the prediction: `shares` is at
+    most 'backbone'. What can store weights only, such as a Keras file or a bundle for a device, refuses such a method.
+    None: z = phi @ kernel + bias.
+
     `one_pass` does the work of `client_update` in another form, which an engine can run for a whole cohort at once.
     Both must give the same result: code that replaces `client_update` must replace `one_pass` too, or set it to None.
 
@@ -105,7 +138,12 @@ class Algorithm(NamedTuple):
     which step a part of theta takes that stays with the client (`transforms.own_part`). None: the method has no such
     step, or it sends differences, which are steps already.
 
-    The battery (`tfpfl.studies.battery`) checks `shares`, `one_pass` and `balance`.
+    `first` is for methods with two messages down and two updates up in a round. The fields above then describe the
+    second exchange; `client_update` gets a `Between` in place of the client's state, and returns a state as ever. The
+    key of the first exchange is another one than `ClientData.key` of the second. A method with a `first` has no
+    `one_pass` and no `balance`. None: a round has one exchange.
+
+    The battery (`tfpfl.studies.battery`) checks `shares`, `one_pass`, `balance`, `predictor` and `first`.
     """
 
     model: Any  # the `SplitModel`
@@ -125,6 +163,8 @@ class Algorithm(NamedTuple):
     one_pass: OnePass | None = None  # the same work as `client_update`, for a whole cohort at once
     balance: Callable | None = None  # (client state before the visit, ClientOutput as it is sent) -> client state
     own_step: Callable | None = None  # (ClientInfo, loss) -> minus the rate: times the gradient, it is the step
+    first: Exchange | None = None  # what comes before `message` in a round with two exchanges
+    predictor: Callable | None = None  # (message, client state, ClientData) -> function (phi [n, M]) -> z [n, K]
 
     @property
     def shares_backbone(self) -> bool:
@@ -187,4 +227,22 @@ def check_no_balance(algorithm: Algorithm, what: str) -> None:
             "the server's sum would drift away from what the clients keep, and nothing corrects it (`balance` in "
             "tfpfl/algorithms/contract.py). Use --on-broken reject with --clip-norm or --max-norm, which a client "
             "applies to its own update, or another method"
+        )
+
+
+def check_one_exchange(algorithm: Algorithm, what: str) -> None:
+    """Checks that a round of an algorithm has one exchange.
+
+    Args:
+        algorithm: the algorithm.
+        what: what needs it, for the message.
+
+    Raises:
+        InvalidArgument: the algorithm has a first exchange, `Algorithm.first`.
+    """
+    if algorithm.first is not None:
+        raise InvalidArgument(
+            f"{what} cannot be used with a method of two exchanges a round: its clients send two updates of different "
+            "meaning, and the second depends on the mean of the first (`first` in tfpfl/algorithms/contract.py). Use a "
+            "method with one exchange, such as fedprox or fedavg"
         )

@@ -88,7 +88,9 @@ def finetuned(
     shared = global_model or algorithm.global_model
     left = {"full": None, "head": "backbone", "body": "head"}[part]  # the part that fine-tuning does not change
     shares = left if algorithm.shares in ("model", left) else None
-    return algorithm._replace(personal_model=personal_model, global_model=shared, adapt=adapt, shares=shares)
+    return algorithm._replace(
+        personal_model=personal_model, global_model=shared, adapt=adapt, shares=shares, predictor=None
+    )
 
 
 def tuning_work(steps, epochs, steps_ft, epochs_ft) -> dict:

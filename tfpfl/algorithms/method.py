@@ -89,6 +89,8 @@ class Method:
         """
         if self.only_classes:
             check_classes(model.kind, self.title, self.only_classes)
+        if model.initial_head is not None:
+            self._check_initial_head(model.initial_head.bias.shape[0], population)
         builder, *others = self.takers
         parts = {
             taker: {n: hyperparameters.pop(n) for n in _keywords(taker) if n in hyperparameters} for taker in others
@@ -110,6 +112,16 @@ class Method:
         if self.batch_norm or self.personal or not isinstance(made, Algorithm):  # a wrong result is told of elsewhere
             return made
         return normalized(made, before=algorithm, name=self.name)
+
+    def _check_initial_head(self, outputs: int, population: Any) -> None:
+        """Checks that the model's `initial_head` fits to the clients' numbers of outputs."""
+        widths = {population.shared_labels()} if self.head == "shared" else set(map(int, population.num_classes))
+        if other := widths - {outputs}:
+            raise InvalidArgument(
+                f"the model's initial head has {outputs} outputs, and heads of {self.name} have "
+                f"{', '.join(map(str, sorted(other)))} for this population. It fits only where all clients have the "
+                "same outputs: take a population with labels='global'"
+            )
 
     def why_not(self, hyperparameter: str) -> str:
         """Why this method does not have a hyperparameter of a server's or a client's optimizer; '' for any other."""

@@ -43,6 +43,7 @@ class Stream(IntEnum):
     COHORT_SIZE = 8  # run: the size of a cohort under 'range' sampling; index: the round
     COHORT_SHARE = 10  # run: whether a cohort is rounded up while some clients are away; index: the round
     CLIENT_TEST = 9  # data: a client's test examples, in `Federation.from_clients`; index: the client
+    BETWEEN = 12  # run: which of the clients that drop out do so between two exchanges; index: the round
     SHOTS = 11  # run: which examples a new client is given first; index: the client, + 2^32 for each further draw
     POOL_TEST = 1_000  # data: a client's test examples, in partitioners that split off a test part; index: the client
 
@@ -61,7 +62,8 @@ class ModelKey(IntEnum):
     BACKBONE = 0  # folded with the position of the weight
     HEAD = 1  # folded with the client
     ADAPTER = 2  # folded with the position of the layer among those with adapters
-    CATEGORIES = 3  # GPFL: its table of classes, and folded with 1, ..., 4 its valve
+    HYPERNETWORK = 3  # of pFedHN, folded with the position of the layer; 0 are the embeddings
+    CATEGORIES = 4  # GPFL: its table of classes, and folded with 1, ..., 4 its valve
 
 
 @unique
@@ -72,6 +74,7 @@ class Fold(IntEnum):
     SPLIT = -2  # which of its examples are the support set, and which the query set
     FAULT = -3  # whether an injected fault breaks the client, and which one
     MASKS = -4  # the masks of Dropout and of other random layers
+    FIRST_EXCHANGE = -5  # everything in the first exchange of a round that has two
 
 
 def entropy(seed: int, stream: int, index: int = 0) -> np.random.SeedSequence:

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfpfl.algorithms.contract import Algorithm
+from tfpfl.algorithms.exchanges import first_of, second_of
 from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.engines.exchanges import TwoExchanges
 from tfpfl.engines.local.simulation import GROUPINGS, Simulation
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.ray.engine import RayEngine, require_ray
@@ -52,6 +54,10 @@ def make_engine(
         from tfpfl.engines.tff.process import federate
 
         use_local_worker(isolate=machines.isolate)
+        if algorithm.first is not None and aggregator is None:  # two processes: clients may leave between them
+            first = federate(first_of(algorithm), federation)
+            second = federate(second_of(algorithm), federation, held_out=held_out)
+            return TwoExchanges(algorithm, first.next, second.next, second.initialize)
         process = federate(algorithm, federation, held_out=held_out, aggregator=aggregator)
         return process if aggregator is None else WithState(process)
     if name == "ray":

@@ -252,12 +252,15 @@ def features_of_splits(model, federation, splits: Sequence[str], labels: str):
     return features
 
 
-def scores_of_parts(kind, head, held_out: dict, i, room: dict) -> dict:
-    """{split: scores} of client i's head of a kind on its features in {split: `Batch`}; `room` as in `Readers`."""
+def scores_of_parts(kind, head, held_out: dict, i, room: dict, predict: Callable | None = None) -> dict:
+    """{split: scores} of client i's head of a kind, or of `predict`, on its features in {split: `Batch`}.
+
+    `room` is that of `Readers`.
+    """
     found = {}
     for split, part in held_out.items():
         phi, y = part.of(i)
-        found[split] = scores(kind, head, phi, y, room.get(split))
+        found[split] = scores(kind, head, phi, y, room.get(split), predict)
     return found
 
 

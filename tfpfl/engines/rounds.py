@@ -4,15 +4,16 @@
 either. What differs between the engines is how the clients of a round are computed; they pass that to `Rounds`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientData
+from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData
 from tfpfl.checks import InvalidArgument, traced_by_design
 from tfpfl.engines import aggregation
+from tfpfl.engines.exchanges import TwoExchanges
 from tfpfl.engines.graphs import any_number, relaxed, total
 from tfpfl.engines.inputs import check_inputs, check_targets, check_whole
 from tfpfl.engines.visit import RoundOutput, Visit, finish_metrics, server_step
@@ -36,10 +37,19 @@ class Rounds:
         clients: (message_for, client states, visits) -> iterable of `Part`, which together hold every client once.
             `message_for(position in the cohort)` is a client's message. See `tfpfl.engines.local.grouping`.
         kinds: what a visit may be; `ClientData` alone where examples cannot be read by client id.
+        first: if the algorithm has two exchanges in a round, the rounds of `exchanges.first_of` it; `clients` are then
+            those of `exchanges.second_of` it.
     """
 
-    def __init__(self, algorithm: Algorithm, clients: Callable, kinds: tuple[type, ...] = (Visit, ClientData)):
-        self.algorithm, self._clients, self._kinds = algorithm, clients, kinds
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        clients: Callable,
+        kinds: tuple[type, ...] = (Visit, ClientData),
+        first: "Rounds | None" = None,
+    ):
+        self.algorithm, self._clients, self._kinds, self.first = algorithm, clients, kinds, first
+        self._two = first and TwoExchanges(algorithm, first._exchange, self._exchange, self.initialize)
         step = server_step(algorithm)
 
         def finish(server, total, client_ids):
@@ -53,13 +63,20 @@ class Rounds:
         """The server's state before round 1."""
         return self._initialize()
 
-    def next(self, server, client_states: list, visits: list = None) -> RoundOutput:  # type: ignore[assignment]
+    def next(
+        self,
+        server,
+        client_states: list,
+        visits: list = None,  # type: ignore[assignment]
+        gone: Collection[int] = (),
+    ) -> RoundOutput:
         """Executes one round.
 
         Args:
             server: the server's state.
             client_states: the state of every client of the round.
             visits: one `Visit` (or `ClientData`) for every client, in the same order.
+            gone: ids of clients that leave between the two exchanges of a round, see `TwoExchanges.next`.
 
         Raises:
             InvalidArgument: there are no visits; the lists differ in length; something else was given as a visit; or a
@@ -70,6 +87,13 @@ class Rounds:
             if isinstance(visit, ClientData):  # the examples of a Federation were checked when it was built
                 check_examples(visit)
                 check_whole(self.algorithm.model, visit.x, int(visit.info.client_id))
+        if self._two is not None:
+            return self._two.next(server, client_states, visits, gone)
+        if len(gone):
+            raise InvalidArgument(f"clients {list(gone)} cannot leave between two exchanges: a round has one")
+        return self._exchange(server, client_states, visits)
+
+    def _exchange(self, server, client_states: list, visits: list) -> RoundOutput:
         done = joined(self._clients(self._messages(server, visits), client_states, visits))
         states, metrics = [None] * len(visits), [None] * len(visits)
         for i, state, its_metrics in zip(done.positions, done.states, done.metrics, strict=True):
@@ -108,6 +132,12 @@ class Messages:
             return lambda i: self._message(server, visits[i].info.client_id)
         message = self._message(server)
         return lambda i: message
+
+
+def for_new_clients(algorithm: Algorithm, adapt: Adaptation) -> Algorithm:
+    """The algorithm whose messages are those from which `adapt` starts."""
+    message = adapt.message
+    return algorithm if message is None else algorithm._replace(message=lambda server: message(server))
 
 
 class Sum:

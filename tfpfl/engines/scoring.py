@@ -28,6 +28,7 @@ from tfpfl.engines.visit import (
     client_state_spec,
     evaluation_work,
     federation_readers,
+    outputs_of,
 )
 
 
@@ -122,16 +123,18 @@ class FusedEvaluation:
                 state, visit = packed.of(i, self._spec), tf.nest.map_structure(lambda leaf: leaf[i], visits)
                 x, y = readers.train(visit)
                 data = ClientData(x, y, visit.info, visit.key)
-                found[""] = algorithm.personal_model(message, state, data).head
+                head = algorithm.personal_model(message, state, data).head
+                found[""] = head, outputs_of(algorithm, message, state, data)
             if globally:
-                found[f"{GLOBAL}_"] = algorithm.global_model(message).head
+                found[f"{GLOBAL}_"] = algorithm.global_model(message).head, None
             return found
 
         def score(message, packed, visits):
             def one(i, message, packed, visits, held_out):
                 found: dict[str, Any] = {}
-                for prefix, head in heads(i, message, packed, visits).items():
-                    found |= by_split(scores_of_parts(algorithm.model.kind, head, held_out, i, readers.room), prefix)
+                for prefix, (head, outputs) in heads(i, message, packed, visits).items():
+                    scored = scores_of_parts(algorithm.model.kind, head, held_out, i, readers.room, outputs)
+                    found |= by_split(scored, prefix)
                 return found
 
             held_out = features_of(theta_of(message), visits.info.client_id)

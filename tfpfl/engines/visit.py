@@ -189,27 +189,33 @@ def evaluation_work(algorithm: Algorithm, readers: Readers) -> Callable:
 
     def work(message, state, visit) -> OrderedDict:
         x, y = readers.train(visit)
-        models = {"": algorithm.personal_model(message, state, ClientData(x, y, visit.info, visit.key))}
+        data = ClientData(x, y, visit.info, visit.key)
+        models = {"": (algorithm.personal_model(message, state, data), outputs_of(algorithm, message, state, data))}
         if algorithm.global_model is not None:
-            models[f"{GLOBAL}_"] = algorithm.global_model(message)
+            models[f"{GLOBAL}_"] = algorithm.global_model(message), None
         found: OrderedDict = OrderedDict()
-        for prefix, weights in models.items():
-            found |= by_split(scores_by_split(algorithm.model, weights, readers, visit), prefix)
+        for prefix, (weights, outputs) in models.items():
+            found |= by_split(scores_by_split(algorithm.model, weights, readers, visit, outputs), prefix)
         return found
 
     return work
 
 
-def scores_by_split(model, weights: Weights, readers: Readers, visit) -> dict:
+def outputs_of(algorithm: Algorithm, message, state, data: ClientData) -> Callable | None:
+    """The function (phi [n, M]) -> outputs z [n, K] with which a client predicts; None: its head does it alone."""
+    return None if algorithm.predictor is None else algorithm.predictor(message, state, data)
+
+
+def scores_by_split(model, weights: Weights, readers: Readers, visit, outputs: Callable | None = None) -> dict:
     """{split: scores} of a model on a client's held-out examples; see `evaluate`."""
     found = {}
     for split, read in readers.held_out.items():
         x, y = read(visit)
-        found[split] = evaluate(model, weights, x, y, readers.room.get(split))
+        found[split] = evaluate(model, weights, x, y, readers.room.get(split), outputs)
     return found
 
 
-def evaluate(model, weights: Weights, x, y, room: tuple | None = None) -> OrderedDict:
+def evaluate(model, weights: Weights, x, y, room: tuple | None = None, outputs: Callable | None = None) -> OrderedDict:
     """Scores a model: {'loss': mean loss, 'correct': int32, 'examples': int32}; all 0 without examples.
 
     A kind whose score is no fraction of right examples, such as regression, has 'score': float [], not 'correct'.
@@ -221,13 +227,17 @@ def evaluate(model, weights: Weights, x, y, room: tuple | None = None) -> Ordere
         y: int32 [n], the labels; or numbers [n, K].
         room: (rows, columns); then there are also 'logits' [rows, columns], those of the n examples and K outputs
             padded with zeros, and 'outputs': int32, K. None: not.
+        outputs: what predicts from the features in place of the head; see `Algorithm.predictor`.
     """
-    return scores(model.kind, weights.head, model.features_in_chunks(weights.theta, x, EVALUATION_CHUNK), y, room)
+    phi = model.features_in_chunks(weights.theta, x, EVALUATION_CHUNK)
+    return scores(model.kind, weights.head, phi, y, room, outputs)
 
 
-def scores(kind: HeadKind, head: Head, phi, y, room: tuple | None = None) -> OrderedDict:
-    """Scores a head of a kind as `evaluate` does, but on the features phi [n, M] of the examples."""
-    z = logits(head, phi)
+def scores(
+    kind: HeadKind, head: Head, phi, y, room: tuple | None = None, predict: Callable | None = None
+) -> OrderedDict:
+    """Scores a head of a kind, or `predict`, as `evaluate` does, but on the features phi [n, M] of the examples."""
+    z = logits(head, phi) if predict is None else predict(phi)
     examples = tf.shape(y)[0]
 
     def if_any(value):

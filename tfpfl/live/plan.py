@@ -159,6 +159,11 @@ def refusal(run) -> str | None:
         return f"its {what} is your own, and a device runs no code that a server sends it"
     if config.algorithm == "pflego":
         return str(device_training(config, run.population, int(run.population.client_ids[0])))
+    if algorithm.first is not None:
+        return (
+            f"a round of {config.algorithm} has two exchanges, and a device that polls a server makes one visit in a "
+            "round"
+        )
     if algorithm.message_per_client or "rows" in kinds(algorithm):
         return (
             f"{config.algorithm} sends each client a message of its own, made of what the server keeps of the others: "

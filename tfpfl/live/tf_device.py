@@ -28,7 +28,7 @@ from tfpfl.engines.graphs import relaxed
 from tfpfl.engines.inputs import check_whole
 from tfpfl.engines.packed import any_examples
 from tfpfl.engines.rounds import check_examples
-from tfpfl.engines.visit import ARRAYS, GLOBAL, client_work, evaluate
+from tfpfl.engines.visit import ARRAYS, GLOBAL, client_work, evaluate, outputs_of
 from tfpfl.live.plan import PLAN, Plan, Vectors, flat
 from tfpfl.models import tree
 from tfpfl.runs.store import StoreError
@@ -114,21 +114,22 @@ class TfDevice(LiveDevice):
         self.current = self.state.current(first)
         self._work = relaxed(client_work(algorithm, ARRAYS), None, None, any_examples)
 
-        def score(weights, data):
-            return evaluate(algorithm.model, weights, data.x, data.y)
+        def score(weights, data, outputs=None):
+            return evaluate(algorithm.model, weights, data.x, data.y, outputs=outputs)
 
         def scores(models):
             """Makes (message, state or output, training data, data) -> [scores] of what `models` gives."""
             return relaxed(
-                lambda message, own, train, data: [score(m, data) for m in models(message, own, train)],
+                lambda message, own, train, data: [score(m, data, z) for m, z in models(message, own, train)],
                 *(None, None, any_examples, any_examples),
             )
 
         def personal(message, state, train):
-            found = [algorithm.personal_model(message, state, train)]
-            return found if algorithm.global_model is None else [*found, algorithm.global_model(message)]
+            outputs = outputs_of(algorithm, message, state, train)
+            found = [(algorithm.personal_model(message, state, train), outputs)]
+            return found if algorithm.global_model is None else [*found, (algorithm.global_model(message), None)]
 
-        self._of_copy = scores(lambda message, output, train: [algorithm.local_model(message, output)])
+        self._of_copy = scores(lambda message, output, train: [(algorithm.local_model(message, output), None)])
         self._of_all = scores(personal)
 
     def _data(self, x, y) -> ClientData:

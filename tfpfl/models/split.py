@@ -2,9 +2,10 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfpfl.checks import InvalidArgument, warn_user
@@ -65,6 +66,7 @@ class SplitModel(Normalized):
         trunk: with `train_from`, the `Trunk`; else None. `backbone` is then what lies above it.
         above: with `train_from`, the `SplitModel` whose examples are the trunk's features; else None.
         adapters: with `adapters`, the `Adapters`; else None.
+        initial_head: the head that `with_initial_head` was given, as arrays; else None.
         reads: what the backbone takes: 'numbers'; 'whole' if the whole input is cast to integers, as before an
             Embedding; 'mixed' if only a part of it is. Integers are given to a backbone that takes whole numbers.
         vocabulary: the rows of the Embedding, if the backbone takes whole numbers and has exactly one; else None.
@@ -89,6 +91,7 @@ class SplitModel(Normalized):
     trunk: Trunk | None = None
     above: "SplitModel | None" = None
     adapters: Adapters | None = None
+    initial_head: Head | None = None
 
     def __init__(
         self,
@@ -209,8 +212,10 @@ class SplitModel(Normalized):
 
         Args:
             info: the client's `ClientInfo`.
-            init: one of 'glorot', 'uniform01' and 'zeros'; None for the model's `head_init`.
+            init: one of 'glorot', 'uniform01' and 'zeros'; None for the model's `initial_head`, or its `head_init`.
         """
+        if init is None and self.initial_head is not None:
+            return self._given_head()
         return self._draw_head(info.client_id, info.num_classes, init or self.head_init)
 
     def shared_head(self, num_labels: int, init: str | None = None) -> Head:
@@ -218,9 +223,39 @@ class SplitModel(Normalized):
 
         Args:
             num_labels: C.
-            init: one of 'glorot', 'uniform01' and 'zeros'; None for the model's `head_init`.
+            init: one of 'glorot', 'uniform01' and 'zeros'; None for the model's `initial_head`, or its `head_init`.
         """
+        if init is None and self.initial_head is not None:
+            return self._given_head()
         return self._draw_head(_SHARED_HEAD, num_labels, init or self.head_init)
+
+    def with_initial_head(self, head: Head) -> "SplitModel":
+        """The same model, in which every client's first head, and that which clients share, is the given one.
+
+        For example the head of Fed3R for PFLEGO. A method's `head_init` still comes first. All clients must have the
+        head's number of outputs; `build_algorithm` checks it.
+
+        Args:
+            head: kernel [M, K] and bias [K].
+
+        Raises:
+            InvalidArgument: the shapes are others, or a number is not finite.
+        """
+        kernel, bias = (np.asarray(w, np.dtype(self.dtype)) for w in head)
+        if kernel.ndim != 2 or kernel.shape[0] != self.num_features or bias.shape != kernel.shape[1:]:
+            raise InvalidArgument(
+                f"a head on {self.num_features} features has a kernel [{self.num_features}, K] and a bias [K], found "
+                f"{list(kernel.shape)} and {list(bias.shape)}"
+            )
+        if not (np.isfinite(kernel).all() and np.isfinite(bias).all()):
+            raise InvalidArgument("the initial head holds NaN or infinity")
+        made = copy.copy(self)
+        made.initial_head = Head(kernel, bias)
+        return made
+
+    def _given_head(self) -> Head:
+        kernel, bias = (tf.constant(w) for w in cast(Head, self.initial_head))
+        return Head(tf.ensure_shape(kernel, [self.num_features, None]), tf.ensure_shape(bias, [None]))
 
     def _draw_head(self, client_id: Tensor, num_classes: Tensor, init: str) -> Head:
         m, k = self.num_features, num_classes

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpfl.algorithms.contract import Algorithm, check_no_balance, kinds
+from tfpfl.algorithms.contract import Algorithm, check_no_balance, check_one_exchange, kinds
 from tfpfl.algorithms.transforms.compression import compressed
 from tfpfl.algorithms.transforms.normalization import check_not_shared
 from tfpfl.algorithms.transforms.robust import median, trimmed_mean
@@ -74,13 +74,16 @@ def check_method(name: str, algorithm: Algorithm) -> None:
 
     Raises:
         InvalidArgument: the algorithm's server receives the updates of single clients (rows), not a mean or sum; or it
-            keeps a sum of what its clients keep (`Algorithm.balance`); or the model has batch_norm='shared'.
+            keeps a sum of what its clients keep (`Algorithm.balance`); or the aggregator is of TFF and a round has two
+            exchanges (`Algorithm.first`); or the model has batch_norm='shared'.
     """
     if "rows" in kinds(algorithm):
         raise InvalidArgument(
             f"aggregator {name!r} needs a method whose updates are averaged or added; the server of this method "
             "receives every client's own update. Leave out the aggregator"
         )
+    if name in OF_TFF:
+        check_one_exchange(algorithm, f"aggregator {name!r}")
     check_no_balance(algorithm, f"aggregator {name!r}")
     check_not_shared(algorithm, f"aggregator {name!r}")
 

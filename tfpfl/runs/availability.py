@@ -5,6 +5,9 @@
     where s_i = seconds * exp(seconds_spread * z_i) are its seconds per example and pass through the backbone;
     after `deadline` seconds the server goes on without it.
 
+If a round has two exchanges, each takes half of T_i(t); a client that drops out does so before the end of the first or
+after it, with probability 1/2 each.
+
 The work of a client that does not come back is lost: it sends nothing, and its state does not change. The clock is
 virtual. The server waits for the last client that comes back; if a client does not, it waits until the deadline, if
 there is one. Everything is a function of (seed, round, client), and does not depend on the algorithm.
@@ -178,7 +181,9 @@ class Availability:
         waited = float(seconds[came].max(initial=0.0))
         if self.deadline is not None and not came.all():
             waited = self.deadline
-        return Arrivals(ids[came], ids[drops], ids[late], waited)
+        half = drops & (uniform(seed, Stream.BETWEEN, round_num, ids) < 0.5)
+        half |= late & (seconds / 2 <= (np.inf if self.deadline is None else self.deadline))
+        return Arrivals(ids[came], ids[drops], ids[late], waited, ids[half])
 
 
 @dataclass(frozen=True)
@@ -189,6 +194,7 @@ class Arrivals:
     dropped: np.ndarray  # int64, ids of those that dropped out
     late: np.ndarray  # int64, ids of those that missed the deadline
     seconds: float  # virtual seconds of the round
+    between: np.ndarray  # int64, ids of those dropped or late that had finished the first of two exchanges
 
 
 def _normal(values) -> np.ndarray:

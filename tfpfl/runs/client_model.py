@@ -24,7 +24,7 @@ from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.graphs import relaxed
 from tfpfl.engines.packed import any_examples, any_state_spec
-from tfpfl.engines.rounds import Messages
+from tfpfl.engines.rounds import Messages, for_new_clients
 from tfpfl.engines.visit import Visit, federation_readers
 from tfpfl.models import Head, Weights
 from tfpfl.runs.files import write_whole
@@ -108,11 +108,20 @@ class ClientModels:
                 f"{run.folder} has no rounds yet, so no client has a model: train it with `tfpfl resume {run.folder}`"
             )
         check_heads_are_here(run.folder)
+        algorithm = run.algorithm
+        if algorithm.predictor is not None:
+            raise InvalidArgument(
+                f"{run.config.algorithm} predicts with more than the weights of a backbone and a head (`predictor` in "
+                "tfpfl/algorithms/contract.py), and a model's file has no place for the rest, such as the nearest "
+                "examples. `tfpfl evaluate` scores it. For a device, export a run of the method that trains the shared "
+                "model, such as fedavg: tflite_export.device.neighbours adds the nearest examples"
+            )
         self._run, self._loop = run, _any(run.training())
         self._server = self._loop.server_state()
-        algorithm = run.algorithm
         self._readers = federation_readers(algorithm, run.examples)
-        self._message_for = Messages(algorithm)
+        self._message_for = self._new_message_for = Messages(algorithm)
+        if algorithm.adapt is not None and algorithm.adapt.message is not None:
+            self._new_message_for = Messages(for_new_clients(algorithm, algorithm.adapt))
         self._ids = {int(i) for i in run.population.client_ids}
         states, examples = any_state_spec(algorithm), any_examples
         self._own = _any(relaxed)(algorithm.personal_model, None, states, examples)
@@ -149,7 +158,8 @@ class ClientModels:
             method = self._run.recipe.row
             fine_tunes = method.evaluated(self._run.config.hyperparameters) == "fine-tuned"
             make = self._own if fine_tunes else self._new
-        message = _any(self._message_for)(self._server, [visit])(0)
+        messages = self._new_message_for if make is self._new else self._message_for
+        message = _any(messages)(self._server, [visit])(0)
         x, y = self._readers.train(visit)
         theta, head = make(message, state, ClientData(x, y, visit.info, visit.key))
         return Weights(tuple(map(np.asarray, theta)), Head(*map(np.asarray, head)))

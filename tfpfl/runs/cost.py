@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData
+from tfpfl.algorithms.exchanges import before_work
 from tfpfl.algorithms.parts import linear_head
 from tfpfl.checks import Unavailable, traced_by_design, verbose
 
@@ -88,6 +89,8 @@ class Counter:
 def count_work(build: Callable[..., Algorithm], model, data: ClientData) -> Work:
     """Runs the first visit of a client, and counts its passes through the backbone and its steps on the head alone.
 
+    If a round has two exchanges, a visit is the work of both.
+
     Args:
         build: (model) -> the algorithm.
         model: the SplitModel.
@@ -96,11 +99,13 @@ def count_work(build: Callable[..., Algorithm], model, data: ClientData) -> Work
     counter = Counter(model)
     algorithm = build(counter.model)
     server = algorithm.init_server()
-    per_client = algorithm.message_per_client
-    message = algorithm.message(server, data.info.client_id) if per_client else algorithm.message(server)
     state = algorithm.init_client(data.info)
+
+    def work(server, state, data):
+        return algorithm.client_update(*before_work(algorithm, server, state, data), data)
+
     with linear_head.counting(counter.add_head_steps):
-        traced_by_design(tf.function(algorithm.client_update, autograph=False))(message, state, data)
+        traced_by_design(tf.function(work, autograph=False))(server, state, data)
     examples = int(data.info.num_examples)
     return Work(Passes(counter.forward / examples, counter.backward / examples), counter.head_steps / examples)
 

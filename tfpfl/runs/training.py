@@ -220,13 +220,19 @@ class Training:
 
     def _round(self, t: int, rounds: int, server):
         started = time.perf_counter()
-        ids, row = self._arrived(t)
+        ids, gone, row = self._arrived(t)
         states, evaluations = {}, []
         evaluated = self.is_evaluated(t, rounds)
         if len(ids):
             engine = self._engine(tuple(self.splits) if evaluated else ())
             server = at_round(server, t)  # where rates follow a schedule; rounds without clients count, too
-            out = engine.next(server, self.client_states(ids), self.visits(t, ids))
+            if len(gone):
+                everyone = np.concatenate([ids, gone])
+                out = engine.next(server, self.client_states(everyone), self.visits(t, everyone), gone=gone.tolist())
+                came = slice(len(ids))
+                out = out._replace(client_states=out.client_states[came], client_metrics=out.client_metrics[came])
+            else:
+                out = engine.next(server, self.client_states(ids), self.visits(t, ids))
             server = out.server
             self._check(t, ids, out._replace(server=self._own(server)))
             states = dict(zip(ids.tolist(), out.client_states, strict=True))
@@ -253,16 +259,21 @@ class Training:
         return server
 
     def _arrived(self, t):
-        """The ids of the clients whose work reaches the server in round t, and the first entries of its history row."""
+        """The clients whose work reaches the server in round t, and the first entries of its history row.
+
+        Returns:
+            The ids of the clients that come back; of those that leave between the two exchanges of a round; the row.
+        """
         population, availability = self.algorithm.population, self.availability
         if availability.is_perfect:
             ids = cohort(self.seed, t, population)
-            return ids, {"round": t, "clients": len(ids)}
+            return ids, ids[:0], {"round": t, "clients": len(ids)}
         sampled = cohort(self.seed, t, population, availability.present(t, population.client_ids))
         examples = population.num_examples[np.searchsorted(population.client_ids, sampled)]
         found = availability.round(self.seed, t, sampled, examples * self.passes)
         row = {"round": t, "clients": len(found.came), "dropped": len(found.dropped), "late": len(found.late)}
-        return found.came, row | ({"virtual_seconds": found.seconds} if availability.seconds else {})
+        gone = found.between if self.algorithm.first is not None else found.between[:0]
+        return found.came, gone, row | ({"virtual_seconds": found.seconds} if availability.seconds else {})
 
     def _check(self, t, ids, out) -> None:
         bad = [int(i) for i, m in zip(ids, out.client_metrics, strict=True) if not int(m["finite"])]

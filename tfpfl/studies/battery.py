@@ -23,9 +23,10 @@ from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.scoring import shared_theta
 from tfpfl.models import SplitModel
-from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 from tfpfl.runs.store import RunStore
+from tfpfl.studies.battery_exchanges import a_first_exchange_keeps_what_it_declares
+from tfpfl.studies.battery_new_clients import a_new_client_adapts
 from tfpfl.studies.battery_subject import (
     CLASSES,
     EVERYONE,
@@ -39,6 +40,8 @@ from tfpfl.studies.battery_subject import (
     backbone,
     distance,
     identical,
+    keep,
+    kinds,
     require,
     small_federation,
     small_population,
@@ -186,9 +189,9 @@ def absent_clients_keep_their_state(subject):
     """The state of a client does not change by a single bit in rounds that it does not take part in."""
     run = Trained(subject.algorithm, subject.engine).rounds(3, cohorts=lambda t: [1, 4])
     before = run.states(EVERYONE)
-    _keep(before, [run.initial[i] for i in EVERYONE], (0, 2, 3, 5, 6))
+    keep(before, [run.initial[i] for i in EVERYONE], (0, 2, 3, 5, 6))
     run.rounds(6, cohorts=lambda t: [0, 5])
-    _keep(run.states(EVERYONE), before, (1, 2, 3, 4, 6))
+    keep(run.states(EVERYONE), before, (1, 2, 3, 4, 6))
 
 
 def a_round_is_a_function_of_what_it_is_given(subject):
@@ -221,10 +224,13 @@ def no_graph_is_traced_again_for_other_clients(subject):
     """Clients of all sizes, in cohorts of several sizes, share one graph of a client's work, or two."""
     engine = subject.engine
     Trained(subject.algorithm, engine).rounds(5, cohorts=lambda t: [[0, 1, 2], [2, 4], [3, 4, 5], EVERYONE, [6]][t - 1])
-    work = getattr(engine._clients, "_work", None) or engine._clients._visit
-    parts = {"a client's work": work, "the message": engine._messages._message, "the server's update": engine._finish}
-    traces = {what: function.experimental_get_tracing_count() for what, function in parts.items()}
-    much = [f"{what} {count} times" for what, count in traces.items() if count > 2]  # 2: any number of classes
+    much = []
+    for rounds in filter(None, (engine, engine.first)):
+        work = getattr(rounds._clients, "_work", None) or rounds._clients._visit
+        parts = [("a client's work", work), ("the message", rounds._messages._message)]
+        parts.append(("the server's update", rounds._finish))
+        traces = [(what, function.experimental_get_tracing_count()) for what, function in parts]
+        much += [f"{what} {count} times" for what, count in traces if count > 2]  # 2: any number of classes
     require(not much, f"in rounds of other clients, graphs were traced again: {', '.join(much)}")
 
 
@@ -241,7 +247,10 @@ def no_personal_weights_leave(subject):
     require(not wide, f"weight and metrics are scalars, and {', '.join(wide)} is none")
     if subject.algorithm.message_per_client:
         return
-    sent = [np.asarray(u) for u in tf.nest.flatten(output.update)]
+    updates = [output.update]
+    if subject.algorithm.first is not None:
+        updates.append(subject.first_visit(WIDEST)[3].update)
+    sent = [np.asarray(u) for u in tf.nest.flatten(updates)]
     if subject.head_width(0) == CLASSES[0]:
         heads = [u.shape for u in sent if CLASSES[WIDEST] in u.shape]
         require(not heads, f"heads are personal, and an update of a client of {CLASSES[WIDEST]} classes has {heads}")
@@ -267,6 +276,15 @@ def models_are_whole(subject):
             why = f"logits of client {client}'s {name} are {found}, expected {' or '.join(map(str, expected))}"
             require(any(found == shape for shape in expected), why)
             widths = {int(found[1])}  # the second model is as wide as the first
+        if algorithm.predictor is None:
+            continue
+        phi = algorithm.model.features(models["personal_model"].theta, data.x)
+        outputs = algorithm.predictor(message, output.state, data)(phi)
+        require(
+            outputs.shape == (EXAMPLES[client], *widths) and outputs.dtype == phi.dtype,
+            f"the outputs of client {client}'s predictor are {outputs.dtype.name} {outputs.shape}, expected "
+            f"{phi.dtype.name} [{EXAMPLES[client]}, {widths}]",
+        )
 
 
 def the_global_model_is_everyones(subject):
@@ -302,6 +320,7 @@ def what_is_shared_is_declared(subject):
         for each in (algorithm.init_client(data.info), state, output.state):
             models.append(algorithm.personal_model(message, each, data))
     backbone, head = (all(_same(part, parts[0]) for part in parts) for parts in zip(*models, strict=True))
+    head = head and algorithm.predictor is None  # which is then a part of what predicts
     found = "model" if backbone and head else "backbone" if backbone else "head" if head else None
     common = {"model": "all weights", "backbone": "the backbone", "head": "the head", None: "no part"}[found]
     require(
@@ -359,30 +378,6 @@ def a_sum_of_what_clients_keep_is_declared(subject):
     require(not broken, f"where updates are clipped, the server's tensors {broken} are not what all clients keep")
 
 
-def a_new_client_adapts(subject):
-    """If new clients can adapt, adapting starts at the personal or global model and lowers the loss in nine epochs."""
-    algorithm = subject.algorithm
-    if algorithm.adapt is None:
-        return
-    message, _, data, _ = subject.visit(WIDEST)
-    state = algorithm.init_client(data.info)
-    start, epoch, model = algorithm.adapt
-    carry, losses = start(message, state, data), []
-    for n in range(9):
-        losses.append(float(client_loss(algorithm.model)(model(carry), data.x, data.y)))
-        carry = epoch(carry, data, tf.constant(n))
-    falls = np.isfinite(losses).all() and losses[-1] < losses[0] - 1e-3
-    require(falls, f"its loss over nine epochs is {', '.join(f'{loss:.4g}' for loss in losses)}")
-    first = model(start(message, state, data))
-    origins = [algorithm.personal_model(message, state, data)]
-    if algorithm.global_model is not None:
-        origins.append(algorithm.global_model(message))
-    fits = [o for o in origins if kinds(o) == kinds(first)]
-    away = min((distance(first, o) for o in fits), default=np.inf)
-    require(away < 1e-6, f"it starts {away:.1e} away from what it would predict with, and from the global model")
-    require(kinds(model(carry)) == kinds(first), "its model has other shapes after nine epochs")
-
-
 def functions_take_no_tensor_from_the_builder(subject):
     """Constants are NumPy arrays, or made inside the function: TFF refuses a function with an eager tensor in it."""
     found = tensors_from_outside(subject, WIDEST)
@@ -406,17 +401,13 @@ CHECKS = (
     what_is_shared_is_declared,
     one_pass_is_the_work_of_a_client,
     a_sum_of_what_clients_keep_is_declared,
+    a_first_exchange_keeps_what_it_declares,
     a_new_client_adapts,
     functions_take_no_tensor_from_the_builder,
     no_graph_is_traced_again_for_other_clients,
     both_engines_agree,
 )
 NEED_TFF = (both_engines_agree,)
-
-
-def kinds(structure) -> list:
-    """(dtype, shape) of every leaf."""
-    return [(np.asarray(x).dtype.name, np.shape(x)) for x in tf.nest.flatten(structure)]
 
 
 def _same(a, b) -> bool:
@@ -436,11 +427,6 @@ def _balanced(trained: Trained, rounding: float) -> list[int]:
         if same and distance(before, now) > 10 * rounding:
             found.append(place)
     return found
-
-
-def _keep(now, before, clients):
-    changed = [i for i in clients if not identical(now[i], before[i])]
-    require(not changed, f"clients {changed} were absent, and their states changed")
 
 
 def _near(theirs, ours, what, allowed):

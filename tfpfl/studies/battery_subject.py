@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData
+from tfpfl.algorithms.exchanges import before_work, first_of, message_for
 from tfpfl.data import Federation
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.kinds import CLASSIFICATION, label_kind
@@ -201,16 +202,36 @@ class Subject:
         return visits_by_id(self.algorithm.population, ids, round_num, dtype=self.algorithm.model.dtype)
 
     def visit(self, client: int):
-        """(message, state, data, output) of one more visit of a client."""
+        """(message, state, data, output) of one more visit of a client; of a round's second exchange if it has two."""
         algorithm, trained = self.algorithm, self.trained
         x, y = self.federation.reader("train")(client)
         [visit], [state] = self.visits([client], 11), trained.states([client])
-        message = algorithm.message(trained.server, *([tf.constant(client)] if algorithm.message_per_client else []))
         data = ClientData(x, y, visit.info, tf.constant(visit.key))
-        return message, state, data, algorithm.client_update(message, tf.nest.map_structure(tf.constant, state), data)
+        server = tf.nest.map_structure(tf.convert_to_tensor, trained.server)
+        message, given = before_work(algorithm, server, tf.nest.map_structure(tf.constant, state), data)
+        return message, state, data, algorithm.client_update(message, given, data)
+
+    def first_visit(self, client: int):
+        """(message, state, data, output) of one more visit of a client in the first of two exchanges."""
+        _, state, data, _ = self.visit(client)
+        first = self.algorithm.first
+        assert first is not None
+        message = message_for(first_of(self.algorithm), self.trained.server, data.info)
+        return message, state, data, first.client_update(message, tf.nest.map_structure(tf.constant, state), data)
 
 
 def require(holds, why: str) -> None:
     """Raises `Broken` with the message `why` unless `holds` is true."""
     if not holds:
         raise Broken(why)
+
+
+def kinds(structure) -> list:
+    """(dtype, shape) of every leaf."""
+    return [(np.asarray(x).dtype.name, np.shape(x)) for x in tf.nest.flatten(structure)]
+
+
+def keep(now, before, clients) -> None:
+    """Requires that the states of these clients have the bits that they had before."""
+    changed = [i for i in clients if not identical(now[i], before[i])]
+    require(not changed, f"clients {changed} were absent, and their states changed")

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfpfl.algorithms.contract import Algorithm, Between
+from tfpfl.algorithms.exchanges import first_of
 from tfpfl.engines.aggregation import contribution, finish
 from tfpfl.studies.battery_subject import Subject
 
@@ -31,23 +33,44 @@ def tensors_from_outside(subject: Subject, client: int) -> list[str]:
     algorithm, server = subject.algorithm, subject.trained.server
     message, state, data, output = subject.visit(client)
 
-    def server_update(server: Any, output: Any, ids: Any) -> Any:
-        total = contribution(algorithm, output)
-        total = total._replace(rows=tf.nest.map_structure(lambda row: row[None], total.rows))
-        return algorithm.step(server, finish(algorithm, total, ids), total.weight)
+    def step_of(algorithm: Algorithm) -> Callable:
+        def server_update(server: Any, output: Any, ids: Any) -> Any:
+            total = contribution(algorithm, output)
+            total = total._replace(rows=tf.nest.map_structure(lambda row: row[None], total.rows))
+            return algorithm.step(server, finish(algorithm, total, ids), total.weight)
 
-    server_update.__wrapped__ = algorithm.server_update  # type: ignore[attr-defined]
+        server_update.__wrapped__ = algorithm.server_update  # type: ignore[attr-defined]
+        return server_update
+
+    more, ids = [np.int32(client)], np.array([client], np.int32)
+
+    def outputs(message: Any, state: Any, data: Any) -> Any:
+        theta = algorithm.personal_model(message, state, data).theta
+        return algorithm.predictor(message, state, data)(algorithm.model.features(theta, data.x))  # type: ignore
+
+    outputs.__wrapped__ = algorithm.predictor  # type: ignore[attr-defined]
     calls: dict[str, tuple] = {
         "init_server": (algorithm.init_server,),
         "init_client": (algorithm.init_client, data.info),
-        "message": (algorithm.message, server, *([np.int32(client)] if algorithm.message_per_client else [])),
+        "message": (algorithm.message, server, *(more if algorithm.message_per_client else [])),
         "client_update": (algorithm.client_update, message, state, data),
-        "server_update": (server_update, server, output, np.array([client], np.int32)),
+        "server_update": (step_of(algorithm), server, output, ids),
         "personal_model": (algorithm.personal_model, message, state, data),
         "local_model": (algorithm.local_model, message, output),
+        "predictor": (algorithm.predictor and outputs, message, state, data),
         "global_model": (algorithm.global_model, message),
         "matrices": (algorithm.matrices, server),
     }
+    if algorithm.first is not None:
+        first, alone = algorithm.first, first_of(algorithm)
+        sent, before, _, began = subject.first_visit(client)
+        calls["client_update"] = (algorithm.client_update, message, Between(before, began.state), data)
+        calls |= {
+            "first.message": (first.message, server, *(more if alone.message_per_client else [])),
+            "first.client_update": (first.client_update, sent, before, data),
+            "first.server_update": (step_of(alone), server, began, ids),
+            "first.keeps": (first.keeps, data.info),
+        }
     found = {name: from_outside(*call) for name, call in calls.items() if call[0] is not None}
     return [f"{name} uses {what}" for name, what in found.items() if what]
 

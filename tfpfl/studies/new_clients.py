@@ -30,7 +30,7 @@ from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.graphs import check_threads, in_order, relaxed
-from tfpfl.engines.rounds import Messages
+from tfpfl.engines.rounds import Messages, for_new_clients
 from tfpfl.engines.visit import Visit, evaluate, federation_readers
 from tfpfl.models import tree
 from tfpfl.runs import files, statistics
@@ -171,7 +171,7 @@ def adapt_clients(
     ids, threads = _new_ids(algorithm.population, federation, client_ids), check_threads(threads)
     readers = federation_readers(algorithm, federation, [split])
     visits = _visits(algorithm, federation, ids, seed, round_num)
-    message_for = Messages(algorithm)(server, visits)
+    message_for = Messages(for_new_clients(algorithm, adapt))(server, visits)
 
     dtype, kind = algorithm.model.dtype, algorithm.model.kind
     wanted = ("correct" if kind.counts else "score", "loss")
@@ -184,7 +184,8 @@ def adapt_clients(
         held_out = readers.held_out[split](visit)
 
         def write(arrays, n, carry):
-            scores = evaluate(algorithm.model, adapt.model(carry), *held_out)
+            outputs = None if adapt.predictor is None else adapt.predictor(carry, data)
+            scores = evaluate(algorithm.model, adapt.model(carry), *held_out, outputs=outputs)
             return tuple(array.write(n, scores[name]) for array, name in zip(arrays, wanted, strict=True))
 
         def one_epoch(n, carry, arrays):

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm
+from tfpfl.algorithms.exchanges import on_both
 
 QUANTIZED_ABOVE = 1000  # tensors with more numbers than this are sent with 8 bits per number
 
@@ -10,7 +11,7 @@ QUANTIZED_ABOVE = 1000  # tensors with more numbers than this are sent with 8 bi
 def compressed(algorithm: Algorithm, *, bits: int = 8, threshold: int = QUANTIZED_ABOVE) -> Algorithm:
     """The algorithm with a client metric 'bytes_up': the bytes of a quantized update. The update itself is not changed.
 
-    A quantized tensor takes `bits` per number and 8 bytes for its range.
+    A quantized tensor takes `bits` per number and 8 bytes for its range. Of a round with two exchanges, both count.
 
     Args:
         algorithm: any `Algorithm`.
@@ -21,6 +22,9 @@ def compressed(algorithm: Algorithm, *, bits: int = 8, threshold: int = QUANTIZE
     def size(x):
         small, large = x.dtype.size * tf.size(x, tf.int64), (tf.size(x, tf.int64) * bits + 7) // 8 + 8
         return tf.where(tf.size(x) > threshold, large, small)
+
+    if algorithm.first is not None:
+        return on_both(algorithm, lambda exchange: compressed(exchange, bits=bits, threshold=threshold))
 
     def client_update(message, state, data):
         output = algorithm.client_update(message, state, data)

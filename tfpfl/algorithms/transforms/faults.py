@@ -1,6 +1,7 @@
 """Injected faults, to test how a run handles broken clients: `broken_work` and `broken_data`.
 
-Whether a client is broken in a round depends only on the key of its visit, and so on (seed, round, client).
+Whether a client is broken in a round depends only on the key of its visit, and so on (seed, round, client). If a round
+has two exchanges, each has a draw of its own.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData
+from tfpfl.algorithms.exchanges import on_both
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import Fold
 
@@ -55,6 +57,9 @@ def broken_work(algorithm: Algorithm, which: Callable) -> Algorithm:
         which: from `drawn`.
     """
 
+    if algorithm.first is not None:
+        return on_both(algorithm, lambda exchange: broken_work(exchange, which))
+
     def client_update(message, state, data):
         output, kind = algorithm.client_update(message, state, data), which(data)
 
@@ -81,6 +86,9 @@ def broken_data(algorithm: Algorithm, which: Callable) -> Algorithm:
         algorithm: any `Algorithm`.
         which: from `drawn`.
     """
+
+    if algorithm.first is not None:
+        return on_both(algorithm, lambda exchange: broken_data(exchange, which))
 
     def client_update(message, state, data: ClientData):
         kind = which(data)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData
+from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData, check_one_exchange
 from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.algorithms.transforms.own_part import own_part
 from tfpfl.checks import InvalidArgument
@@ -123,9 +123,22 @@ def _with(weights: Weights, statistics: tuple) -> Weights:
     return weights._replace(theta=(*weights.theta, *statistics))
 
 
+def _adaptation(adapt: Adaptation, start: Callable, epoch: Callable) -> Adaptation:
+    """The adaptation `adapt` of a model with statistics, whose carry is a `Fit`."""
+    predictor: Any = adapt.predictor
+
+    def predicting(fit, data):
+        with passes.evaluating(fit.statistics):
+            return predictor(fit.own, data)
+
+    model = lambda fit: _with(adapt.model(fit.own), fit.statistics)  # noqa: E731
+    return Adaptation(start, epoch, model, predictor and predicting)
+
+
 def _local(algorithm: Algorithm) -> Algorithm:
     model = algorithm.model
     adapt: Any = algorithm.adapt
+    outputs: Any = algorithm.predictor
 
     def theta_of(message, state, data):
         if adapt is None:
@@ -152,6 +165,10 @@ def _local(algorithm: Algorithm) -> Algorithm:
         with passes.evaluating(statistics):
             return _with(algorithm.personal_model(message, state.state, data), statistics)
 
+    def predictor(message, state, data):
+        with passes.evaluating(statistics_of(message, state, data)):
+            return outputs(message, state.state, data)
+
     def local_model(message, output):
         inner = output._replace(state=output.state.state)
         return _with(algorithm.local_model(message, inner), output.state.statistics)
@@ -170,17 +187,20 @@ def _local(algorithm: Algorithm) -> Algorithm:
         init_client=lambda info: OwnStatistics(model.statistics(), tf.constant(False), algorithm.init_client(info)),
         client_update=client_update,
         personal_model=personal_model,
+        predictor=outputs and predictor,
         local_model=local_model,
         global_model=None,
-        adapt=adapt and Adaptation(start, epoch, lambda fit: _with(adapt.model(fit.own), fit.statistics)),
+        adapt=adapt and _adaptation(adapt, start, epoch),
         shares="head" if algorithm.shares in ("model", "head") else None,
         one_pass=None,
     )
 
 
 def _shared(algorithm: Algorithm) -> Algorithm:
+    check_one_exchange(algorithm, "batch_norm='shared'")
     model, balance = algorithm.model, algorithm.balance
     adapt: Any = algorithm.adapt
+    outputs: Any = algorithm.predictor
     along = AlongWith(algorithm.aggregate, "statistics")
     message, global_model, matrices = algorithm.message, algorithm.global_model, algorithm.matrices
 
@@ -199,6 +219,10 @@ def _shared(algorithm: Algorithm) -> Algorithm:
     def personal_model(sent, state, data):
         with passes.evaluating(sent.statistics):
             return _with(algorithm.personal_model(sent.own, state, data), sent.statistics)
+
+    def predictor(sent, state, data):
+        with passes.evaluating(sent.statistics):
+            return outputs(sent.own, state, data)
 
     def local_model(sent, output):
         moved = tree.add(sent.statistics, output.update.statistics)
@@ -223,11 +247,15 @@ def _shared(algorithm: Algorithm) -> Algorithm:
         client_update=client_update,
         server_update=server_update,
         personal_model=personal_model,
+        predictor=outputs and predictor,
         local_model=local_model,
         aggregate=along.put_on(algorithm.aggregate, "mean"),
         matrices=matrices and (lambda server: matrices(server.own)),
         global_model=global_model and (lambda sent: _with(global_model(sent.own), sent.statistics)),
-        adapt=adapt and Adaptation(start, epoch, lambda fit: _with(adapt.model(fit.own), fit.statistics)),
+        adapt=adapt
+        and _adaptation(adapt, start, epoch)._replace(
+            message=adapt.message and (lambda server: SharedStatistics(adapt.message(server.own), server.statistics))
+        ),
         one_pass=None,
         balance=balance and (lambda state, output: balance(state, inner(output))),
         own_step=None,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, kinds
+from tfpfl.algorithms.contract import Algorithm, check_one_exchange, kinds
 from tfpfl.algorithms.parts.objectives import parsed_objective, weighing
 from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.checks import InvalidArgument
@@ -86,6 +86,7 @@ def check_takes_objective(algorithm: Algorithm, sends: str) -> None:
     """
     if sends not in SENDS:
         raise InvalidArgument(f"sends must be one of {', '.join(SENDS)}, found {sends!r}")
+    check_one_exchange(algorithm, "an objective other than the mean")
     if "rows" in kinds(algorithm):
         why = "its server gets the updates of single clients, not their sum"
     elif algorithm.balance is not None:
@@ -175,16 +176,22 @@ class _Weighted:
             return algorithm.local_model(message.own, output._replace(update=reported.take_off(output.update)))
 
         matrices, adapt = algorithm.matrices, algorithm.adapt
+        to_new: Any = adapt and adapt.message
         return algorithm._replace(
             init_server=lambda: WithTail(algorithm.init_server(), tf.zeros([], dtype), tf.constant(False)),
             message=(lambda s, i: message(s, i)) if algorithm.message_per_client else lambda s: message(s),
             client_update=client_update,
             server_update=server_update,
             personal_model=of_own(algorithm.personal_model),
+            predictor=of_own(algorithm.predictor),
             global_model=of_own(algorithm.global_model),
             local_model=local_model,
             matrices=None if matrices is None else lambda server: matrices(server.own),
-            adapt=adapt and adapt._replace(start=of_own(adapt.start)),
+            adapt=adapt
+            and adapt._replace(
+                start=of_own(adapt.start),
+                message=to_new and (lambda s: s._replace(own=to_new(s.own))),
+            ),
             aggregate=reported.put_on(algorithm.aggregate, "rows"),
             one_pass=None,
         )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, kinds
+from tfpfl.algorithms.contract import Algorithm, check_one_exchange, kinds
 from tfpfl.algorithms.transforms.server_optimizer import adds_mean
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import tree
@@ -85,7 +85,7 @@ def own_part(
         inner = output._replace(update=whole(output.update, no_change()), state=output.state.state)
         return algorithm.local_model(whole(message, output.state.own), inner)
 
-    adapt = algorithm.adapt
+    adapt, predictor = algorithm.adapt, algorithm.predictor
     return algorithm._replace(
         init_client=lambda info: OwnPart(tuple(model.theta()[i] for i in places), algorithm.init_client(info)),
         message=lambda server: shared(algorithm.message(server)),
@@ -94,6 +94,7 @@ def own_part(
         personal_model=lambda message, state, data: algorithm.personal_model(
             whole(message, state.own), state.state, data
         ),
+        predictor=predictor and (lambda message, state, data: predictor(whole(message, state.own), state.state, data)),
         local_model=local_model,
         global_model=None,
         adapt=adapt
@@ -107,6 +108,7 @@ def own_part(
 
 
 def _check(algorithm: Algorithm, before: Algorithm, found: int, name: str) -> None:
+    check_one_exchange(algorithm, "a part of theta that stays with the client (personal, or batch_norm='local')")
     if algorithm.message_per_client or "rows" in kinds(algorithm):
         why = "its server makes a message of its own for each client, or needs each client's own update"
     elif found > 1:

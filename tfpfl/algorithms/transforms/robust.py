@@ -5,6 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, check_no_balance, kinds
+from tfpfl.algorithms.exchanges import on_both
 from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.algorithms.transforms.normalization import check_not_shared
 from tfpfl.checks import InvalidArgument
@@ -14,7 +15,8 @@ from tfpfl.models import tree
 def median(algorithm: Algorithm) -> Algorithm:
     """The algorithm with the coordinate-wise median of the cohort's updates instead of their weighted mean.
 
-    All clients count alike. In place of a weighted sum, the server gets the sum of the weights times the median.
+    All clients count alike. In place of a weighted sum, the server gets the sum of the weights times the median. In a
+    round with two exchanges, this holds for both.
 
     Raises:
         InvalidArgument: the server needs every client's own update (aggregate 'rows'), or it keeps a sum of what the
@@ -47,6 +49,8 @@ def _trimmed(rows, trim: float):
 
 
 def _with_statistic(algorithm: Algorithm, statistic: Callable) -> Algorithm:
+    if algorithm.first is not None:
+        return on_both(algorithm, lambda exchange: _with_statistic(exchange, statistic))
     sent = kinds(algorithm)
     if "rows" in sent:
         raise InvalidArgument(

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientData, OnePass, Rows
+from tfpfl.algorithms.contract import Algorithm, ClientData, Exchange, OnePass
+from tfpfl.algorithms.exchanges import aggregate_of_one, before_work, first_of
 from tfpfl.algorithms.parts.schedules import Now, factor_of, factored
 from tfpfl.checks import InvalidArgument, traced_by_design, unknown
 from tfpfl.models import tree
@@ -79,18 +80,46 @@ def scheduled(
 
         return OnePass(of_message(theta), scheduled_on_features, join)
 
+    def first() -> Exchange | None:
+        if algorithm.first is None:
+            return None
+        own, step = algorithm.first, first_of(algorithm).step
+
+        def to_client(server: Scheduled, *client_id: Any) -> Scheduled:
+            with in_round(server.round_num):
+                return Scheduled(own.message(server.own, *client_id), server.round_num)
+
+        def work(message: Scheduled, state: Any, data: Any) -> Any:
+            with in_round(message.round_num):
+                return own.client_update(message.own, state, data)
+
+        def finish(server: Scheduled, aggregate: Any, total_weight: Any) -> Scheduled:
+            with in_round(server.round_num):  # the round goes on: its number stays
+                return server._replace(own=step(server.own, aggregate, total_weight))
+
+        each = first_of(algorithm).message_per_client
+        message = (lambda s, client_id: to_client(s, client_id)) if each else (lambda s: to_client(s))
+        return own._replace(message=message, client_update=work, server_update=finish)
+
     matrices, adapt = algorithm.matrices, algorithm.adapt
+    to_new: Any = adapt and adapt.message
     return algorithm._replace(
         init_server=lambda: Scheduled(algorithm.init_server(), tf.constant(1)),
         message=(lambda s, client_id: message(s, client_id)) if algorithm.message_per_client else lambda s: message(s),
         client_update=client_update,
         server_update=server_update,
         personal_model=of_message(algorithm.personal_model),
+        predictor=of_message(algorithm.predictor),
         local_model=of_message(algorithm.local_model),
         global_model=of_message(algorithm.global_model),
         matrices=None if matrices is None else lambda server: matrices(server.own),
-        adapt=adapt and adapt._replace(start=of_message(adapt.start)),
+        adapt=adapt
+        and adapt._replace(
+            start=of_message(adapt.start),
+            message=to_new and (lambda s: Scheduled(to_new(s.own), s.round_num)),
+        ),
         one_pass=one_pass(),
+        first=first(),
     )
 
 
@@ -132,13 +161,12 @@ def check_follows(algorithm: Algorithm, of: Sequence[str] = ()) -> None:
         with factored(Now(tf.ones([], dtype), (), asked)):
             info = population.info(int(population.client_ids[0]), dtype)
             server, examples = algorithm.init_server(), int(info.num_examples)
-            message = algorithm.message(server, *([info.client_id] if algorithm.message_per_client else []))
             x = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), model.example_spec(examples))
             classes = model.kind.label.is_classes
             y = tf.zeros([examples], tf.int32) if classes else tf.zeros([examples, int(info.num_classes)], dtype)
             data = ClientData(x, y, info, tf.zeros([2], tf.int32))
-            output = algorithm.client_update(message, algorithm.init_client(info), data)
-            return algorithm.step(server, _of_one(algorithm, output.update, info.client_id), tf.ones([], dtype))
+            output = algorithm.client_update(*before_work(algorithm, server, algorithm.init_client(info), data), data)
+            return algorithm.step(server, aggregate_of_one(algorithm, output, info), tf.ones([], dtype))
 
     traced_by_design(tf.function(one_round, autograph=False)).get_concrete_function()
     by_default = [name for name, is_default in asked.items() if is_default]
@@ -151,14 +179,3 @@ def check_follows(algorithm: Algorithm, of: Sequence[str] = ()) -> None:
     for name in of:
         if name not in asked:
             raise InvalidArgument(unknown("learning rate of this method that follows a schedule", name, sorted(asked)))
-
-
-def _of_one(algorithm: Algorithm, update: Any, client_id: Any) -> Any:
-    """The aggregate of one client's update."""
-
-    def of(kind: str, part: Any) -> Any:
-        return Rows(client_id[None], tf.nest.map_structure(lambda leaf: leaf[None], part)) if kind == "rows" else part
-
-    if isinstance(algorithm.aggregate, str):
-        return of(algorithm.aggregate, update)
-    return type(algorithm.aggregate)(*map(of, algorithm.aggregate, update))

@@ -5,13 +5,19 @@ if its result is not finite, or if the norm of its update is too large. The roun
 update has weight 0 (and no row), its state stays as it was, and its metrics say why. So the server receives finite
 numbers only.
 
+If a round has two exchanges, both updates are checked and clipped, each by itself. A client that is rejected in the
+first is left out of the second, too.
+
 Screening is a part of the client's work and of the server's step, so every engine has it. A cohort cannot be fused
 then, because a broken gradient cannot be removed from the sum of all gradients.
 """
 
+from typing import Any, NamedTuple
+
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, Rows, kinds
+from tfpfl.algorithms.contract import Algorithm, Between, ClientData, ClientOutput, Rows, kinds
+from tfpfl.algorithms.exchanges import first_of, of_both, second_of
 from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.algorithms.transforms.normalization import check_not_shared
 from tfpfl.checks import InvalidArgument
@@ -49,12 +55,46 @@ def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: 
     check_norms(max_norm, clip_norm)
     if (max_norm, clip_norm) != (None, None):
         check_not_shared(algorithm, "a limit of the updates' norm (max_norm or clip_norm)")
+    if algorithm.first is None:
+        return _screened(algorithm, max_norm, clip_norm)
+    exchanges = first_of(algorithm), second_of(algorithm)
+    first, second = (_screened(exchange, max_norm, clip_norm) for exchange in exchanges)
+    keeps = algorithm.first.keeps
+
+    def first_update(message, between: Between, data: ClientData) -> ClientOutput:
+        output = first.client_update(message, between._replace(kept=between.kept.own), data)
+        kept = Checked(output.state.kept, output.metrics["rejected"])
+        return output._replace(state=output.state._replace(kept=kept))
+
+    def second_update(message, between: Between, data: ClientData) -> ClientOutput:
+        own, rejected = between.kept
+        return second.client_update(message, between._replace(kept=own), data, rejected)
+
+    return of_both(
+        algorithm,
+        first._replace(client_update=first_update),
+        second._replace(client_update=second_update),
+        keeps=lambda info: Checked(keeps(info), tf.zeros([], tf.int32)),
+    )
+
+
+class Checked(NamedTuple):
+    """What a client keeps between two exchanges: one that was rejected in the first is left out of the second."""
+
+    own: Any  # what the method keeps
+    rejected: Any  # int32 [], the number in `REASONS`
+
+
+def _screened(algorithm: Algorithm, max_norm: float | None, clip_norm: float | None) -> Algorithm:
+    """`screened` for one exchange. Its `client_update` may be told why the client was rejected in an earlier one."""
     flag = AlongWith(algorithm.aggregate, "accepted") if "rows" in kinds(algorithm) else None
     if flag and clip_norm is not None:
         raise InvalidArgument("clip_norm is for updates that are added up; here the server sees every client's own")
 
-    def client_update(message, state, data: ClientData) -> ClientOutput:
+    def client_update(message, state, data: ClientData, earlier=None) -> ClientOutput:
         data, reason = _usable(data)
+        if earlier is not None:
+            reason = tf.where(tf.equal(earlier, 0), reason, earlier)
         output = algorithm.client_update(message, state, data)
         finite = tree.all_finite((output.update, output.state, output.metrics, output.weight))
         norm = tf.linalg.global_norm(

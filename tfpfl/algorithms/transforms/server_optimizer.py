@@ -88,13 +88,15 @@ def server_optimized(
         slots, own = optimizer.step(server.slots, server.own, tree.scale(-1, mean))
         return Optimized(own, slots)
 
-    message, matrices = algorithm.message, algorithm.matrices
+    message, matrices, adapt = algorithm.message, algorithm.matrices, algorithm.adapt
+    to_new: Any = adapt and adapt.message
     own_messages = algorithm.message_per_client
     return algorithm._replace(
         init_server=init_server,
         server_update=server_update,
         message=(lambda s, client_id: message(s.own, client_id)) if own_messages else (lambda s: message(s.own)),
         matrices=None if matrices is None else lambda s: matrices(s.own),
+        adapt=adapt and adapt._replace(message=to_new and (lambda s: to_new(s.own))),
     )
 
 
@@ -113,7 +115,8 @@ def _optimizer(server_opt: Any, eta: float, beta_1: float | None, beta_2: float 
 
 def adds_mean(algorithm: Algorithm) -> bool:
     """Whether the server adds the mean of its clients' updates to its state, and does nothing else."""
-    return algorithm.aggregate == "mean" and algorithm.server_update is tree.add and algorithm.balance is None
+    plain = algorithm.balance is None and algorithm.first is None
+    return plain and algorithm.aggregate == "mean" and algorithm.server_update is tree.add
 
 
 def check_adds_mean(algorithm: Algorithm) -> None:
@@ -128,6 +131,8 @@ def check_adds_mean(algorithm: Algorithm) -> None:
         why = "the server receives every client's own update, not their mean"
     elif algorithm.balance is not None:
         why = "the server keeps a sum of what its clients keep, which another step would break"
+    elif algorithm.first is not None:
+        why = "a round has two exchanges, and the server's state is more than what the second one adds to"
     elif algorithm.aggregate != "mean":
         why = f"the server gets {algorithm.aggregate!r} of the updates, not one mean"
     else:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from tfpfl.algorithms.contract import Algorithm, ClientData
+from tfpfl.algorithms.exchanges import first_of, second_of
 from tfpfl.checks import InvalidArgument, check_choice
 from tfpfl.engines.graphs import check_threads
 from tfpfl.engines.local.grouping import Fused, OneByOne, Stacked
@@ -43,7 +44,12 @@ class Simulation(Rounds):
         threads: int | None = None,
     ):
         kinds = (ClientData,) if federation is None else (Visit, ClientData)
-        super().__init__(algorithm, clients_of(algorithm, federation, held_out, grouping, threads), kinds)
+        if algorithm.first is None:
+            super().__init__(algorithm, clients_of(algorithm, federation, held_out, grouping, threads), kinds)
+            return
+        first = Simulation(first_of(algorithm), federation, grouping=grouping, threads=threads)
+        clients = clients_of(second_of(algorithm), federation, held_out, grouping, threads)
+        super().__init__(algorithm, clients, kinds, first)
 
 
 def clients_of(

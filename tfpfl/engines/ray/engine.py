@@ -31,6 +31,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm
+from tfpfl.algorithms.exchanges import first_of, second_of
 from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.data.federation import Federation
 from tfpfl.data.manifest import FederationError, files_of
@@ -75,10 +76,27 @@ class RayEngine(Rounds):
         machines: Machines | None = None,
     ):
         check_recipe(recipe)
-        clients_of(algorithm, federation, held_out, grouping)  # raises here what would be raised on every node
+        first, clients = None, algorithm
+        if algorithm.first is not None:
+            at_first = ExchangeOf(recipe, first_of)
+            first = RayEngine(first_of(algorithm), federation, at_first, grouping=grouping, machines=machines)
+            clients, recipe = second_of(algorithm), ExchangeOf(recipe, second_of)
+        clients_of(clients, federation, held_out, grouping)  # raises here what would be raised on every node
         path, held_out = str(federation.path), held_out if isinstance(held_out, WithLogits) else tuple(held_out)
         self.job = Job(uuid.uuid4().hex, recipe, path, federation.hash, held_out, grouping, versions())
-        super().__init__(algorithm, Tasks(self.job, federation, algorithm.message_per_client, machines or Machines()))
+        tasks = Tasks(self.job, federation, algorithm.message_per_client, machines or Machines())
+        super().__init__(algorithm, tasks, first=first)
+
+
+@dataclass(frozen=True)
+class ExchangeOf:
+    """The recipe of one of an algorithm's two exchanges: `exchange` is `first_of` or `second_of`."""
+
+    recipe: Callable
+    exchange: Callable
+
+    def __call__(self, federation: Federation) -> Algorithm:
+        return self.exchange(self.recipe(federation))
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientData, kinds
+from tfpfl.algorithms.contract import Algorithm, ClientData, check_one_exchange, kinds
+from tfpfl.algorithms.exchanges import first_of, second_of
 from tfpfl.checks import InvalidArgument
 from tfpfl.engines import aggregation
+from tfpfl.engines.exchanges import TwoExchanges
 from tfpfl.engines.packed import Packed, fused_work, looped_work, one_each, one_pass_of, side_by_side
 from tfpfl.engines.rounds import check_visits
 from tfpfl.engines.tff.aggregators import Aggregated, factory_of, make_adder
@@ -28,6 +30,7 @@ from tfpfl.engines.tff.computations import (
     visit_type_and_readers,
     work_of_one,
 )
+from tfpfl.engines.tff.exchanges import federate_both
 from tfpfl.engines.tff.worker import require_tff, use_local_worker
 from tfpfl.engines.visit import (
     ClientResult,
@@ -66,11 +69,13 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
         Unavailable: TFF is not installed.
         InvalidArgument: `data` is of another kind; `held_out` or `pack` is used without a Federation; `pack` is less
             than 1, does not work for this algorithm, or is combined with an aggregator; or there is an aggregator, and
-            the algorithm has a `balance` or the aggregator's result is a sum.
+            the algorithm has a `balance` or a `first`, or the aggregator's result is a sum.
     """
     tff = require_tff()
     use_local_worker()
     aggregator = factory_of(aggregator)
+    if algorithm.first is not None:
+        return _of_two_exchanges(algorithm, data, held_out, pack, aggregator)
     visit_type, readers = visit_type_and_readers(algorithm, data, held_out)
     visits_are = (Visit,) if hasattr(data, "reader") else (ClientData,)
     server_type, state_type = tff_type(server_state_spec(algorithm)), tff_type(client_state_spec(algorithm))
@@ -133,6 +138,19 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
 
     process = tff.templates.IterativeProcess(initialize, _checked(next_round, visits_are))
     return process if pack == 1 else PackedProcess(process, algorithm, pack)
+
+
+def _of_two_exchanges(algorithm, data, held_out, pack, aggregator):
+    """`federate` for an algorithm that has a `first`."""
+    if aggregator is not None:
+        check_one_exchange(algorithm, "an aggregator of TFF")
+    first = federate(first_of(algorithm), data, pack=pack)
+    second = federate(second_of(algorithm), data, held_out=held_out, pack=pack)
+    if pack > 1:
+        return TwoExchanges(algorithm, first.next, second.next, second.initialize)
+    process = federate_both(algorithm, first.next, second.next)
+    kinds = (Visit,) if hasattr(data, "reader") else (ClientData,)
+    return require_tff().templates.IterativeProcess(second.initialize, _checked(process, kinds))
 
 
 def _checked(next_round, kinds):

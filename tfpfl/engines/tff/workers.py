@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm
+from tfpfl.algorithms.exchanges import first_of, second_of
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.manifest import files_of
 from tfpfl.engines import aggregation
@@ -74,8 +75,11 @@ class ShardedProcess(Rounds):
         require_tff()
         self.workers = workers_of(machines)
         self.workers.require(federation)
-        self._federation, self._computation = federation, federated_shard(algorithm, federation, held_out)
-        super().__init__(algorithm, self._parts)
+        first, clients = None, algorithm
+        if algorithm.first is not None:
+            first, clients = ShardedProcess(first_of(algorithm), federation, machines), second_of(algorithm)
+        self._federation, self._computation = federation, federated_shard(clients, federation, held_out)
+        super().__init__(algorithm, self._parts, first=first)
 
     def _parts(self, message_for: Callable, states: list, visits: list):
         """Yields a `Part` for every shard, in order."""
