@@ -22,6 +22,7 @@ setup(
         "tfpfl.live": ["flower_app/*", "watch_page/*"],
         "tfpfl.studies": ["references.bib"],
         "tfpfl.studies.report": ["page.html"],
+        "tfpfl.studies.suite": ["suite.toml"],
         "tflite_export": ["py.typed"],
     },
     python_requires=">=3.11,<3.14",

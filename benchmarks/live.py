@@ -1,6 +1,7 @@
 """Live rounds under kills, the server's share of a round, and thousands of devices that wait.
 
     python benchmarks/live.py kills --python PATH [--clients 20] [--tabs 0] [--rounds 40] [--server-kills 10] [--seed 0]
+                                    [--secure]
     python benchmarks/live.py share --python PATH [--clients 20] [--rounds 40]
     python benchmarks/live.py idle [--devices 2000] [--invited 20]
 
@@ -8,9 +9,9 @@ PATH is a Python with NumPy, ai-edge-litert, cryptography and urllib3; the serve
 server is ended by SIGKILL again and again while rounds are computed, and so are 30 % of the devices; all start again.
 Theta and all heads are compared with the simulation, and every update is counted in the server's log. `--tabs 3`:
 three tabs of Chromium take part, too, one of which is closed and opened again (after `make web`; TFPFL_CHROMIUM names
-another than /usr/bin/chromium). `share`: CPU seconds of the server's process for each round in which all clients take
-part. `idle`: devices that wait in long polls, from one load generator on the loopback; the server's memory, and the
-seconds from the end of one round to the invitation of all members of the next.
+another than /usr/bin/chromium). `--secure`: the same with secure rounds. `share`: CPU seconds of the server's process
+for each round in which all clients take part. `idle`: devices that wait in long polls, from one load generator on the
+loopback; the server's memory, and the seconds from the end of one round to the invitation of all members of the next.
 """
 
 import asyncio
@@ -85,13 +86,15 @@ def main():
 @click.option("--rounds", default=40)
 @click.option("--server-kills", default=10)
 @click.option("--seed", default=0)
-def kills(python, clients, tabs, rounds, server_kills, seed):
+@click.option("--secure", is_flag=True)
+def kills(python, clients, tabs, rounds, server_kills, seed, secure):
     """SIGKILL for the server and for 30 % of the devices, while rounds are computed."""
     draw, folder = random.Random(seed), Path(tempfile.mkdtemp()) / "run"
     everyone, port = new_run(folder, clients + tabs, rounds, 0.5, seed), free_port()
     ids, in_tabs = everyone[:clients], everyone[clients:]
     options = ("--wait-for", str(len(everyone)), "--deadline", "600", "--joins", "1000")
     options += ("--web", str(WEB / "dist")) if tabs else ()
+    options += ("--secure", "--secure-phase", "600") if secure else ()
     dying = draw.sample(ids, round(0.3 * clients))
     killed = {"server": 0, "devices": 0}
     with processes() as started:
@@ -138,6 +141,9 @@ def kills(python, clients, tabs, rounds, server_kills, seed):
         f"{len(done)} rounds, {sum(done)} visits; in the log {len(arrived)}, of which {len(set(arrived))} are different"
     )
     print(f"away from the simulation: theta {away.theta:.1e}, heads {away.heads:.1e}")
+    if secure:
+        failed = sum(what.startswith("failed") for _, _, what, *_ in events_of(folder))
+        print(f"secure rounds, of which {failed} attempts failed")
 
 
 @main.command()

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from tflite_export.device.files import describe
+from tflite_export.device.files import describe_content
 from tflite_export.device.layout import BROWSER_PROGRAM, CLIENT, HEAD, MANIFEST, MEMBERS, MEMBERS_ABOUT, THETA
 from tflite_export.device.runtime import Bundle, BundleError
 from tfpfl.checks import one_line
@@ -84,7 +84,7 @@ def write_site(
             for name, content in shown.items():
                 (temporary / "bundle" / name).write_bytes(content)
             listed = {p.relative_to(temporary).as_posix(): p for p in sorted(temporary.rglob("*")) if p.is_file()}
-            files = {name: describe(path) | _compressed(name, path) for name, path in listed.items()}
+            files = {name: _described(name, path) for name, path in listed.items()}
             site = {"format": SITE_FORMAT, "made_by": f"tfpfl {_version()}", "files": files}
             (temporary / "site.json").write_text(json.dumps(site, indent=1) + "\n", encoding="utf-8")
             _put(temporary, out)
@@ -97,16 +97,17 @@ def write_site(
     return Site(out, len(files) + len(copies) + 1, every, visit)
 
 
-def _compressed(name, path) -> dict:
-    """Writes a file's copy NAME.gz, if the page can unpack it and it is smaller: {'gzip': its size}."""
-    if not (name.startswith("bundle/") or name.endswith(".wasm")):
-        return {}  # the browser itself loads these, and knows nothing of a copy
+def _described(name: str, path: Path) -> dict:
+    """A file's entry in site.json. Writes its copy NAME.gz, if the page can unpack it and it is smaller."""
     content = path.read_bytes()
+    entry = describe_content(content)
+    if not (name.startswith("bundle/") or name.endswith(".wasm")):
+        return entry  # the browser itself loads these, and knows nothing of a copy
     copy = gzip.compress(content, 9, mtime=0)
     if len(copy) > _WORTHWHILE * len(content):
-        return {}
+        return entry
     path.with_name(f"{path.name}.gz").write_bytes(copy)
-    return {"gzip": len(copy)}
+    return entry | {"gzip": len(copy)}
 
 
 def require_page(page: str | os.PathLike | None) -> Path:

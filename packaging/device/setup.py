@@ -24,7 +24,7 @@ setup(
     description="Runs and personalizes models of tfpfl on a device, with NumPy and LiteRT and without TensorFlow",
     long_description=metadata["long_description"](HERE / "README.md"),
     **metadata["COMMON"],
-    packages=["tflite_export", "tflite_export.device", "tflite_export.device.live"],
+    packages=["tflite_export", "tflite_export.device", "tflite_export.device.live", "tflite_export.device.live.secure"],
     package_dir={"": "../.."},  # the repository: there is no copy of the code
     package_data={"tflite_export": ["py.typed"]},
     cmdclass={"build_py": DeviceFiles},

@@ -236,6 +236,15 @@ def test_the_command_makes_a_site_of_a_run_or_a_bundle(run_folder, page, tmp_pat
     assert done.exit_code == 1 and "is not a run folder" in done.output and "Traceback" not in done.output
 
 
+def unpacked(stored, shape):
+    """The members' examples of the two arrays that the file has of them: bits and numbers, one by one."""
+    mask, ink, numbers = stored["mask"], iter(stored["ink"].tolist()), []
+    for i in range(int(np.prod(shape))):
+        numbers.append(next(ink) if mask[i // 8] & (128 >> i % 8) else 0)
+    assert not list(ink) and len(mask) == -(-len(numbers) // 8)
+    return np.array(numbers, np.uint8).reshape(shape)
+
+
 @pytest.mark.slow
 def test_members_have_their_examples_first_heads_and_theta(run_folder, federation, page, tmp_path):
     site = write_site(run_folder, tmp_path / "site", page=page, members=8)
@@ -246,6 +255,8 @@ def test_members_have_their_examples_first_heads_and_theta(run_folder, federatio
         assert listed[name].items() >= known.items()  # and the size of the compressed copy
     about = json.loads((site.folder / "bundle" / "members.json").read_text())
     stored = load_file(site.folder / "bundle" / "members.safetensors")
+    examples = sum(m["train"] + m["test"] for m in about["members"])
+    x = unpacked(stored, (examples, *federation.example_shape))
     assert [m["name"] for m in about["members"]] == [f"phone {i}" for i in range(8)]
     assert about["server"] == {"name": "adam", "rate": 0.01, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8}
     assert about["training"]["tau"] == 50 and about["training"]["beta"] == 0.05
@@ -258,12 +269,13 @@ def test_members_have_their_examples_first_heads_and_theta(run_folder, federatio
                 raw, labels = federation.raw(i, split)
                 n = member[split]
                 assert n == min(32, len(labels))
-                assert key(stored["x"][at : at + n], stored["labels"][at : at + n]) <= key(raw, labels)
+                assert key(x[at : at + n], stored["labels"][at : at + n]) <= key(raw, labels)
                 at += n
             kernel, bias = run.algorithm.init_client(run.population.info(i))
             assert np.array_equal(stored[f"kernel_{i}"], kernel) and np.array_equal(stored[f"bias_{i}"], bias)
         theta = np.concatenate([np.ravel(w) for w in run.model.initial_theta])
-    assert at == len(stored["x"]) == len(stored["labels"]) and stored["x"].dtype == np.uint8
+    assert at == examples == len(stored["labels"]) and stored["labels"].dtype == np.uint8
+    assert stored["mask"].size + stored["ink"].size < 0.75 * x.size  # of digits, about a half is paper
     assert np.array_equal(stored["theta"], theta)
     assert stored["kernel"].shape == (200, len(about["classes"]))
     union = sorted({c for i in range(8) for c in federation.classes(i).tolist()})

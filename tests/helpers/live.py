@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from tflite_export.convert.program import flatten
+from tflite_export.device import payload
 from tflite_export.device.live import wire
 from tfpfl.live import serve
 from tfpfl.live.rules import Rules
@@ -158,3 +159,28 @@ class Talker:
         if status == 200:
             self.client = found["client"]
         return status, found
+
+
+def join(rounds, clients, now=0.0):
+    """Tokens for all clients of rounds without a network, and devices for these."""
+    rounds.book.set_tokens({i: f"token {i}" for i in rounds.ids})
+    rounds.refresh()
+    for i in clients:
+        info = rounds.population.info(i)
+        about = {"protocol": 1, "examples": int(info.num_examples), "classes": int(info.num_classes)}
+        rounds.join(f"token {i}", about | {"key": wire.Signer().public}, now)
+
+
+def send(rounds, client, now, loss=0.5):
+    """An update of the round that is open."""
+    gradient = np.full(rounds.model.num_backbone_weights, 1e-3, np.float32)
+    n = int(rounds.population.info(client).num_examples)
+    about = {"theta": rounds.view.theta, "examples": n, "loss": loss, "scores": []}
+    rounds.update(client, rounds.view.round_num, wire.pack(about, payload.encode(gradient)), now)
+
+
+def score(rounds, client, now, value):
+    """Scores of the round that is open."""
+    examples = int(rounds.run.federation.num_examples("test")[client])
+    rows = [{"split": "test", "examples": examples, "loss": 0.25, "score": value}]
+    rounds.score(client, rounds.view.round_num, {"theta": rounds.view.theta, "scores": rows}, now)

@@ -32,9 +32,9 @@ def built(tmp_path):
 
 
 @contextmanager
-def asking(run, page):
+def asking(run, page, watch=None):
     """ask(target, method) -> (status, headers, body), of a server with this page, or without."""
-    with serving(run, page=page and (lambda bundles: page)) as (address, _, tokens):
+    with serving(run, page=page and (lambda bundles: page), watch=watch) as (address, _, tokens):
 
         def ask(target, method="GET"):
             with closing(http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)) as connection:

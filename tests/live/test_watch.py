@@ -16,15 +16,13 @@ from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.parse import urlsplit
 
-import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
 from click.testing import CliRunner
 from rich.console import Console
 
-from helpers.live import Talker, examples_of, serving
-from tflite_export.device import payload
+from helpers.live import Talker, examples_of, join, score, send, serving
 from tflite_export.device.live import wire
 from tflite_export.device.live.client import LiveDevice, ServerError
 from tfpfl.checks import InvalidArgument, Unavailable
@@ -38,29 +36,6 @@ from tfpfl.live.watch_table import WatchTable
 from tfpfl.live.watching import STATES, WatchedServer
 
 TOKEN = "an-operators-token-of-a-test"
-
-
-def join(rounds, clients, now=0.0):
-    """Tokens for all, and devices for these clients."""
-    rounds.book.set_tokens({i: f"token {i}" for i in rounds.ids})
-    rounds.refresh()
-    for i in clients:
-        info = rounds.population.info(i)
-        about = {"protocol": 1, "examples": int(info.num_examples), "classes": int(info.num_classes)}
-        rounds.join(f"token {i}", about | {"key": wire.Signer().public}, now)
-
-
-def send(rounds, client, now, loss=0.5):
-    gradient = np.full(rounds.model.num_backbone_weights, 1e-3, np.float32)
-    n = int(rounds.population.info(client).num_examples)
-    about = {"theta": rounds.view.theta, "examples": n, "loss": loss, "scores": []}
-    rounds.update(client, rounds.view.round_num, wire.pack(about, payload.encode(gradient)), now)
-
-
-def score(rounds, client, now, value):
-    examples = int(rounds.run.federation.num_examples("test")[client])
-    rows = [{"split": "test", "examples": examples, "loss": 0.25, "score": value}]
-    rounds.score(client, rounds.view.round_num, {"theta": rounds.view.theta, "scores": rows}, now)
 
 
 def states(found):

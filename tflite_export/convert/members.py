@@ -6,8 +6,12 @@ if `members` is asked for.
 
 `members.json` says who they are and how a round goes: see `Members.about`. `members.safetensors` holds
 
-    x uint8 [sum of the examples, ...]   as the federation stores them: member by member, train before test
-    labels int32 [the same]              0..K_i-1 in the member's own classes
+    mask uint8 [ceil(Z / 8)]             a bit for each of the Z numbers of all examples, the first one highest: whether
+                                         it is not 0. Examples as the federation stores them: member by member, train
+                                         before test
+    ink uint8 [number of such bits]      the numbers that are not 0. Drawings are mostly paper, so that both together
+                                         are a fraction of Z bytes, also where the browser cannot unpack gzip
+    labels uint8 [number of examples]    0..K_i-1 in the member's own classes
     kernel_<i> [M, K_i], bias_<i> [K_i]  the first head of member i, as the run gave it
     kernel [M, C], bias [C]              the first head of "one head for all": C classes, the union of the members'
     theta [P]                            with start 'initial': the run's theta before its first round
@@ -25,7 +29,7 @@ from tflite_export.convert.program import flatten
 from tfpfl.data.layout import is_several
 from tfpfl.data.population import ClientInfo
 
-FORMAT = 1
+FORMAT = 2
 EXAMPLES = 32  # at most so many training and so many test examples of a member: one call of the program
 MOST_CLASSES = 64  # of all members together
 OWN_CLASSES = 6  # columns that the head for all keeps free for the visitor's own classes
@@ -101,7 +105,8 @@ def members_of(run, count: int, *, classes: int | None = None, start: str = "ini
     names = {c: name for own in members for c, name in zip(own["class_ids"], own["classes"], strict=True)}
     kernel, bias = run.model.shared_head(len(union), run.config.hyperparameters.get("head_init"))
     tensors |= {"kernel": np.asarray(kernel), "bias": np.asarray(bias)}
-    tensors |= {"x": np.concatenate([x for x, _ in parts]), "labels": np.concatenate([y for _, y in parts])}
+    tensors |= _packed(np.concatenate([x for x, _ in parts]))
+    tensors["labels"] = np.concatenate([y for _, y in parts])
     if start == "initial":
         tensors["theta"] = flatten(tuple(np.asarray(w) for w in run.model.initial_theta)).astype(np.float32)
     hyper = run.config.hyperparameters
@@ -154,7 +159,7 @@ def _member(run, client: int, classes: int | None) -> tuple[dict, list]:
             raise ExportError(
                 f"client {client} ({federation.client_names[client]}) has no {split} examples to show on the page"
             )
-        parts.append((np.asarray(raw[rows], np.uint8), np.asarray(labels[rows], np.int32)))
+        parts.append((np.asarray(raw[rows], np.uint8), np.asarray(labels[rows], np.uint8)))
         counts[split] = len(rows)
     return {
         "client": client,
@@ -164,6 +169,12 @@ def _member(run, client: int, classes: int | None) -> tuple[dict, list]:
         **counts,
         "of": int(federation.num_examples("train")[client]),
     }, parts
+
+
+def _packed(x: np.ndarray) -> dict[str, np.ndarray]:
+    """The examples without the numbers that are 0: {'mask', 'ink'}, see above."""
+    flat = x.reshape(-1)
+    return {"mask": np.packbits(flat != 0), "ink": flat[flat != 0]}
 
 
 def _info(run, client: int, num_classes: int) -> Any:

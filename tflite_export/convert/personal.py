@@ -186,6 +186,11 @@ def device_training(config, population, client: int) -> dict | str:
         return "what its clients send is clipped (clip_norm), which the device's program does not do"
     if config.max_norm is not None:
         return "its server rejects what is longer than max_norm, and a rejected device would have to take its head back"
+    if config.secure:
+        return (
+            "its clients send the integers of secure aggregation (--secure), which only a simulation does in this way: "
+            "create it without, and give --secure to `tfpfl serve`"
+        )
     if config.aggregator is not None:
         return f"its server's aggregator is {config.aggregator}; rounds on devices are summed as PFLEGO sums them"
     c = float(population.info(client).alpha) if hyper["rule"] == "exact" else 1.0

@@ -62,6 +62,7 @@ def take_part(
     patience: float = 300.0,
     ca: Path | None = None,
     half: bool = False,
+    secure: bool = False,
     device: Callable = LiveDevice,
 ) -> int:
     """Takes part in live rounds until the run is over, and prints what happens. Returns how many updates counted.
@@ -75,6 +76,7 @@ def take_part(
         patience: seconds for which the server may be away.
         ca: the certificate that the server's must be signed by, as PEM; default: those that Python trusts.
         half: ask for theta in half precision.
+        secure: send no update that is not masked.
         device: the class of the device.
 
     Raises:
@@ -91,6 +93,7 @@ def take_part(
         context=None if ca is None else ssl.create_default_context(cafile=str(ca)),
         log=lambda text: print(text, flush=True),
         half=half,
+        secure=secure,
     )
     counted = opened.run(most)
     print(f"{counted} updates were counted", flush=True)
@@ -112,6 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for which the server may be away (300)")
     parser.add_argument("--ca", type=Path, help="the certificate that the server's must be signed by, as PEM")
     parser.add_argument("--half", action="store_true", help="ask for theta in half precision, for half of the bytes")
+    parser.add_argument("--secure", action="store_true", help="send no update that is not masked")
     try:
         take_part(**vars(parser.parse_args(arguments)))
     except (InvalidInput, OSError) as error:

@@ -7,7 +7,11 @@ from pathlib import Path
 
 def describe(path: Path) -> dict:
     """Size and hash of a file, as manifests and sites list them: {'bytes', 'sha256'}."""
-    content = path.read_bytes()
+    return describe_content(path.read_bytes())
+
+
+def describe_content(content: bytes) -> dict:
+    """The same of a file's content."""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 

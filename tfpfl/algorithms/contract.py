@@ -134,6 +134,10 @@ class Algorithm(NamedTuple):
     the server alone, such as a median or noise, is refused for such methods, see `check_no_balance`. None: the server
     keeps no such sum.
 
+    `sent` is the last part of a client's work, after its `local_model` was scored: what leaves the client instead of
+    the update. `aggregate`, `server_update` and `balance` then belong to what is sent; `local_model` and
+    `client_update` do not know of it. `transforms.secured` makes integers in it. None: the update itself is sent.
+
     `own_step` is for methods whose clients send a gradient of theta, at which they take no step themselves. It says
     which step a part of theta takes that stays with the client (`transforms.own_part`). None: the method has no such
     step, or it sends differences, which are steps already.
@@ -162,6 +166,7 @@ class Algorithm(NamedTuple):
     shares: str | None = None  # 'model', 'backbone', 'head' or None: the common part of all personal models
     one_pass: OnePass | None = None  # the same work as `client_update`, for a whole cohort at once
     balance: Callable | None = None  # (client state before the visit, ClientOutput as it is sent) -> client state
+    sent: Callable | None = None  # (client state before the visit, ClientOutput, visit: info and key) -> ClientOutput
     own_step: Callable | None = None  # (ClientInfo, loss) -> minus the rate: times the gradient, it is the step
     first: Exchange | None = None  # what comes before `message` in a round with two exchanges
     predictor: Callable | None = None  # (message, client state, ClientData) -> function (phi [n, M]) -> z [n, K]

@@ -122,12 +122,12 @@ class Commands(Group):
 
     heavy = (
         *("run", "resume", "evaluate", "new-clients", "demo", "partition"),
-        *("compare", "sweep", "reproduce", "report", "algorithms", "model", "predict", "study"),
+        *("compare", "sweep", "reproduce", "report", "algorithms", "model", "predict", "study", "suite"),
         *("advise", "serve", "demo-live", "flower"),
     )
     headings = {
         "Train and evaluate": ("run", "resume", "evaluate", "new-clients", "model", "predict", "demo"),
-        "Compare and search": ("compare", "sweep", "study", "reproduce", "report", "advise"),
+        "Compare and search": ("compare", "sweep", "study", "suite", "reproduce", "report", "advise"),
         "Data and methods": ("partition", "datasets", "algorithms", "cite"),
         "Several machines": ("worker",),
         "Live rounds on devices": ("places", "serve", "watch", "device", "demo-live", "replay", "flower"),

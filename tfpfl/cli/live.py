@@ -19,7 +19,13 @@ _seconds = click.FloatRange(0, 1e6, min_open=True)
 SERVE = {  # heading of the help -> options
     "Where": ("host", "port", "tls", "web"),
     "Rounds": ("rounds", "cohort", "deadline", "quorum", "wait_for", "payload", "buffer", "staleness"),
+    "Secure aggregation": ("secure", "threshold", "clip", "phase"),
     "Who may take part": ("new_token", "revoke", "joins", "max_norm", "most_examples", "data_for_devices"),
+}
+DEVICE = {
+    "The device": ("data", "state", "token", "runtime"),
+    "The server": ("patience", "ca"),
+    "Updates": ("most", "half", "secure"),
 }
 
 
@@ -99,6 +105,25 @@ class Buffer(click.ParamType):
     type=click.IntRange(0),
     help="With --async, refuse updates of a theta before the last so many steps.  [default: 1000]",
 )
+@click.option("--secure", is_flag=True, help="The server learns the sum of the updates alone: docs/secure.md.")
+@click.option(
+    "--secure-threshold",
+    "threshold",
+    type=click.FloatRange(0.5, 1, max_open=True),
+    help="With --secure, masks come off with more than this part of a client's neighbours.  [default: 0.5]",
+)
+@click.option(
+    "--secure-clip",
+    "clip",
+    type=_seconds,
+    help="With --secure, devices make a gradient with a larger L2 norm as long as this.  [default: 100]",
+)
+@click.option(
+    "--secure-phase",
+    "phase",
+    type=_seconds,
+    help="With --secure, seconds for each of the three messages after the visits.  [default: 20]",
+)
 @click.option(
     "--joins",
     type=click.IntRange(1),
@@ -167,7 +192,10 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
         raise click.UsageError("--quorum belongs to cohorts, and with --async there are none: the buffer ends a step")
     if rules["buffer"] is None and rules["staleness"] is not None:
         raise click.UsageError("--staleness belongs to --async buffer=K: elsewhere all updates are of one theta")
-    rules = {name: value for name, value in rules.items() if name != "staleness" or value is not None}
+    named = {"threshold": "--secure-threshold", "clip": "--secure-clip", "phase": "--secure-phase"}
+    if alone := [option for name, option in named.items() if rules[name] is not None and not rules["secure"]]:
+        raise click.UsageError(f"{alone[0]} belongs to --secure")
+    rules = {name: value for name, value in rules.items() if name not in ("staleness", *named) or value is not None}
     how = Rules(**rules, awake=max(90.0, rules["deadline"]))
     if allow_code:
         allow_code_of(folder)
@@ -252,7 +280,7 @@ def replay(folder, allow_code):
         raise click.ClickException("the replay differs from the live run: its devices computed other bits")
 
 
-@main.command()
+@main.command(cls=SectionedCommand, headings=DEVICE)
 @click.argument("url")
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="The folder with train.npz and test.npz.")
 @click.option(
@@ -268,6 +296,7 @@ def replay(folder, allow_code):
 )
 @click.option("--ca", type=click.Path(path_type=Path), help="The certificate that the server's must be signed by.")
 @click.option("--half", is_flag=True, help="Ask for theta in half precision: half of the bytes, and less exact.")
+@click.option("--secure", is_flag=True, help="Send no update that is not masked, whatever the server asks for.")
 @click.option(
     "--runtime",
     type=click.Choice(["litert", "tf"]),

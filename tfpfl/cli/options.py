@@ -96,18 +96,26 @@ class ConfigOption(SectionOption):
 def config_option(name: str):
     """A decorator that gives a command the option of the entry `name` in the table of `tfpfl.runs.options`."""
     option = OPTIONS[name]
+    if option.type is bool:
+        return click.option(
+            option.flag, option.name, is_flag=True, cls=ConfigOption, section=_section_of(option), help=option.help
+        )
     kind = OneOf(option.choices) if option.choices else Names(option.known) if option.known else option.type
     return click.option(
         option.flag,
         option.name,
         cls=ConfigOption,
-        section=next(heading for heading, options in SECTIONS.items() if option in options),
+        section=_section_of(option),
         type=click.Path(path_type=Path) if kind is Path else kind,
         metavar=option.metavar,
         multiple=option.multiple,
         help=with_names(option.help, option.known) if option.known else option.help,
         show_default=True,
     )
+
+
+def _section_of(option):
+    return next(heading for heading, options in SECTIONS.items() if option in options)
 
 
 def _given(args, name, default=...):

@@ -75,6 +75,8 @@ class Fold(IntEnum):
     FAULT = -3  # whether an injected fault breaks the client, and which one
     MASKS = -4  # the masks of Dropout and of other random layers
     FIRST_EXCHANGE = -5  # everything in the first exchange of a round that has two
+    ROUNDING = -6  # how the numbers of an update are rounded under secure aggregation
+    NOISE = -7  # the noise that is added to them
 
 
 def entropy(seed: int, stream: int, index: int = 0) -> np.random.SeedSequence:

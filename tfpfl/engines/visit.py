@@ -93,7 +93,7 @@ class Readers(NamedTuple):
 
 
 def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
-    """Makes (message, client state, visit) -> ClientOutput: `client_update`, held-out scores, and then `checked`."""
+    """Makes (message, client state, visit) -> ClientOutput: `client_update`, held-out scores, `checked`, `as_sent`."""
 
     def work(message, state, visit) -> ClientOutput:
         x, y = readers.train(visit)
@@ -103,7 +103,7 @@ def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
         if readers.held_out:
             model = algorithm.local_model(message, output)
             held_out = scores_by_split(algorithm.model, model, readers, visit)
-        return checked(algorithm, message, output, held_out)
+        return as_sent(algorithm, state, checked(algorithm, message, output, held_out), visit)
 
     return work
 
@@ -131,6 +131,11 @@ def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict,
     }
     metrics |= by_split(held_out)
     return output._replace(state=state, metrics=OrderedDict(sorted(metrics.items())))
+
+
+def as_sent(algorithm: Algorithm, state, output: ClientOutput, visit) -> ClientOutput:
+    """The output as it leaves the client, see `Algorithm.sent`; `state` is that before the visit."""
+    return output if algorithm.sent is None else algorithm.sent(state, output, visit)
 
 
 def client_result(algorithm: Algorithm, output: ClientOutput, visit) -> ClientResult:

@@ -101,6 +101,11 @@ class Book:
             return None
         return self._rows("SELECT size FROM buffer")[0][0]
 
+    @property
+    def is_secure(self) -> bool:
+        """Whether the run has secure rounds; see `SecureBook`."""
+        return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name = 'attempt'"))
+
     def set_tokens(self, tokens: Mapping[int, str]) -> None:
         """Keeps the hashes of these clients' enrolment tokens. A client with another token than before joins anew."""
         query = """INSERT INTO member (client, token) VALUES (?, ?) ON CONFLICT (client) DO UPDATE

@@ -173,7 +173,7 @@ def refusal(run) -> str | None:
         return "it has a frozen trunk (train_from), whose features a device with TensorFlow does not compute yet"
     if is_several(run.federation.example_shape):
         return "its examples are several arrays, and a device with TensorFlow reads one"
-    for name, usual in {"objective": "mean", "on_broken": "stop", "aggregator": None}.items():
+    for name, usual in {"objective": "mean", "on_broken": "stop", "aggregator": None, "secure": False}.items():
         if (found := getattr(config, name)) != usual:
             return f"its {name} is {found!r}, which only a simulation has (here it must be {usual!r})"
     try:

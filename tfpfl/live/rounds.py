@@ -11,7 +11,7 @@ store, as in a simulation.
 
 import hashlib
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -33,6 +33,16 @@ from tfpfl.runs import protocols
 from tfpfl.runs.folders import LIVE
 from tfpfl.runs.results import write_history
 from tfpfl.runs.training import DivergedError
+
+
+class Stepped(NamedTuple):
+    """A round after the server's step, before it is committed."""
+
+    number: int
+    server: Any  # the server's state after it
+    told: dict[int, dict]  # {client: what it said}, of those who are counted
+    loss: float | None  # the mean over their examples
+    received: int  # bytes
 
 
 class LiveRounds(Clients):
@@ -65,8 +75,7 @@ class LiveRounds(Clients):
         self.programs: dict[int, str] = {}  # {K: sha256 of the program that devices with K classes must have}
         self._training = run.training()
         self._server = self._training.server_state()
-        # (round, the server's state after it, {client: (what it said, bytes of its payload)}), before it is committed
-        self._stepped: tuple[int, Any, dict] | None = None
+        self._stepped: Stepped | None = None
         self.thetas: dict[str, bytes] = {}
         self._members = self.book.members()
         # {client: when it was last heard of}; a new start of the server is not the devices' fault
@@ -82,7 +91,15 @@ class LiveRounds(Clients):
         if (buffer := book.asynchronous) is not None:
             book.close()
             raise InvalidArgument(f"{path} has asynchronous rounds: give --async buffer={buffer}")
+        if book.is_secure:
+            book.close()
+            raise InvalidArgument(
+                f"{path} has secure rounds, and without them the devices would send what they have hidden so far: give "
+                "--secure, or make a new folder: tfpfl run --create-only"
+            )
         return book
+
+    _fewest = 0  # clients that are invited; a 'binomial' cohort may have nobody
 
     # What devices ask and send
 
@@ -272,13 +289,17 @@ class LiveRounds(Clients):
                 )
             if opened.number > self.run.config.rounds:
                 raise InvalidArgument(f"round {opened.number} is open: give --rounds {opened.number} or more")
-            here = set(self.book.bodies(opened.number))
-            waiting = frozenset() if opened.closed else frozenset(opened.arrival) - here
-            self._invite(opened, waiting, max(opened.deadline, now + self.rules.deadline))
-            if not waiting:
-                self._close(now)
+            self._go_on(opened, now)
         self.refresh()
         self.tick(now)
+
+    def _go_on(self, opened: OpenRound, now: float) -> None:
+        """Goes on with a round that an earlier server has opened."""
+        here = set(self.book.bodies(opened.number))
+        waiting = frozenset() if opened.closed else frozenset(opened.arrival) - here
+        self._invite(opened, waiting, max(opened.deadline, now + self.rules.deadline))
+        if not waiting:
+            self._close(now)
 
     def _theta(self, server) -> np.ndarray:
         """The message of a server state, flat: float32 [P]."""
@@ -308,6 +329,8 @@ class LiveRounds(Clients):
             return
         present = None if len(awake) == len(self.ids) else awake
         ids = [int(i) for i in cohort(self.run.config.seed, number, self.population, present)]
+        if len(ids) < self._fewest:
+            return
         theta = self._publish(self._theta(self._server))
         self.book.open_round(number, theta, ids, now, now + self.rules.deadline)
         self._open_round = self.book.open_now()
@@ -338,10 +361,8 @@ class LiveRounds(Clients):
         number = self._open_round.number
         if not self._open_round.closed:
             self.book.close_round(number, now)
-        updates = {i: wire.unpack(body) for i, body in self.book.bodies(number).items()}
-        told = {i: (about, len(payload)) for i, (about, payload) in updates.items()}
-        self._stepped = (number, self._after({i: payload for i, (_, payload) in updates.items()}), told)
-        theta = self._theta(self._stepped[1])
+        self._stepped = self._step_of(number)
+        theta = self._theta(self._stepped.server)
         if not np.isfinite(theta).all():
             self.failed = DivergedError(
                 f"round {number} diverged: theta is not finite after the server's step. All earlier rounds are saved. "
@@ -356,6 +377,17 @@ class LiveRounds(Clients):
                 return
         self._commit(now)
 
+    def _step_of(self, number: int) -> Stepped:
+        """The server's step with all that came."""
+        updates = {i: wire.unpack(body) for i, body in self.book.bodies(number).items()}
+        told = {i: about for i, (about, _) in updates.items()}
+        payload = {i: content for i, (_, content) in updates.items()}
+        loss = None
+        if told:
+            sizes = np.array([about["examples"] for about in told.values()], np.float64)
+            loss = float(sizes @ [float(about["loss"]) for about in told.values()] / sizes.sum())
+        return Stepped(number, self._after(payload), told, loss, sum(map(len, payload.values())))
+
     def _after(self, sent: dict[int, bytes]):
         """The server's state after a step with these updates, added in the order of the clients."""
         if self.vectors:
@@ -363,33 +395,39 @@ class LiveRounds(Clients):
             return self.vectors.step(self._step, self._server, updates, self._open_round.number)
         if not sent:
             return self._server
-        total, weights = np.zeros(self.model.num_backbone_weights, np.float32), 0.0
+        total = np.zeros(self.model.num_backbone_weights, np.float32)
         for client, payload in sent.items():
-            info = self.population.info(client)
-            weight = float(info.alpha) / self._open_round.arrival[client]
-            if self.algorithm.aggregate == "mean":
-                weight = float(info.num_examples)
-            total += np.float32(weight) * payloads.decode(payload, len(total))
-            weights += weight
+            total += np.float32(self._weight_of(client)) * payloads.decode(payload, len(total))
+        return self._after_sum(total, list(sent))
+
+    def _weight_of(self, client: int) -> float:
+        """What the gradient of a client of the open round counts in the sum."""
+        info = self.population.info(client)
+        if self.algorithm.aggregate == "mean":
+            return float(info.num_examples)
+        return float(info.alpha) / self._open_round.arrival[client]
+
+    def _after_sum(self, total: np.ndarray, clients: list[int]):
+        """The server's state after a step with the weighted sum of these clients' gradients, float32 [P]."""
+        weights = sum(map(self._weight_of, clients))
         gradient = tuple(map(tf.constant, unflatten(total, self.model)))
         found = aggregation.Contribution((gradient,), tf.constant(weights, tf.float32), ())
         server = tf.nest.map_structure(tf.convert_to_tensor, self._server)  # NumPy's int32 + 1 would be int64
-        return self._step(server, aggregation.finish(self.algorithm, found, list(sent)), found.weight)
+        return self._step(server, aggregation.finish(self.algorithm, found, clients), found.weight)
 
     def _commit(self, now: float) -> None:
         """Saves the round in the run's store, and opens the next one."""
         assert self._stepped is not None
-        (number, server, told), invited = self._stepped, self._open_round.arrival
+        (number, server, told, loss, received), invited = self._stepped, self._open_round.arrival
         row: dict[str, Any] = {"round": number, "clients": len(told), "dropped": len(invited) - len(told)}
         row["came"] = " ".join(map(str, told))
-        if told:
-            sizes = np.array([about["examples"] for about, _ in told.values()], np.float64)
-            row["loss"] = float(sizes @ [float(about["loss"]) for about, _ in told.values()] / sizes.sum())
+        if loss is not None:
+            row["loss"] = loss
         down = self.vectors.message_size if self.vectors else self.model.num_backbone_weights
         row["bytes_down"] = 4 * down * len(invited)
-        row["bytes_up"] = sum(size for _, size in told.values())
+        row["bytes_up"] = received
         personal, local = self._training.model_name, protocols.LOCAL_COPY
-        rows = [r for i, (about, _) in told.items() for r in score_rows(about["scores"], number, i, local)]
+        rows = [r for i, about in told.items() for r in score_rows(about["scores"], number, i, local)]
         rows += [r for i, found in self.book.scores(number).items() for r in score_rows(found, number, i, personal)]
         for (model, split), score in protocols.summarize(rows, self.run.config.score).items():
             row |= {f"{model} {split} {name}": value for name, value in score.items()}

@@ -44,6 +44,10 @@ class Rules:
         most_examples: in a run on places, a device that says that it has more training examples is refused.
         buffer: K, the arrivals after which the server of asynchronous rounds steps; None: rounds have cohorts.
         staleness: of asynchronous rounds: an update of a theta before the last so many steps is refused.
+        secure: whether the server learns the sum of the updates alone; see docs/secure.md.
+        threshold: of secure rounds: the part of a client's neighbours that can open its masks is larger, in [0.5, 1).
+        clip: of secure rounds: a device makes a longer gradient (L2) as long as this.
+        phase: of secure rounds: seconds for each message after the visits.
 
     Raises:
         InvalidArgument: a number is out of range.
@@ -59,9 +63,13 @@ class Rules:
     most_examples: int = 100_000
     buffer: int | None = None
     staleness: int = 1000
+    secure: bool = False
+    threshold: float = 0.5
+    clip: float = 100.0
+    phase: float = 20.0
 
     def __post_init__(self):
-        for name in ("deadline", "awake"):
+        for name in ("deadline", "awake", "phase"):
             if not 0 < getattr(self, name) < 1e9:
                 raise InvalidArgument(f"{name} must be a positive number of seconds, found {getattr(self, name)}")
         if not 0 < self.quorum <= 1:
@@ -73,5 +81,8 @@ class Rules:
             raise InvalidArgument(f"wait_for, joins and max_norm must be positive, found {found}")
         if (self.buffer is not None and self.buffer < 1) or self.staleness < 0:
             raise InvalidArgument(f"buffer is at least 1 and staleness 0, found {self.buffer} and {self.staleness}")
+        if not 0.5 <= self.threshold < 1 or not 0 < self.clip < 1e30:
+            found = f"{self.threshold} and {self.clip}"
+            raise InvalidArgument(f"threshold lies in [0.5, 1) and clip is positive, found {found}")
         if self.payload not in payloads.KINDS:
             raise InvalidArgument(f"unknown payload {self.payload!r}: one of {', '.join(payloads.KINDS)}")

@@ -27,6 +27,7 @@ from tfpfl.live.page import LivePage, require_page
 from tfpfl.live.plan import PLAN, plan_of, refusal
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
+from tfpfl.live.secure_rounds import SecureRounds
 from tfpfl.live.server import LiveServer
 from tfpfl.live.watch import Watch, operator_token
 from tfpfl.live.watching import OPERATOR
@@ -183,7 +184,9 @@ def write_tokens(run, book, new: Iterable[int] = ()) -> dict[int, str]:
 
 
 def rounds_of(run, rules: Rules, now: float) -> LiveRounds:
-    """The live rounds of a run, with cohorts or asynchronous, as the rules say; see `LiveRounds` and `AsyncRounds`."""
+    """The live rounds of a run, as the rules say; see `LiveRounds`, `AsyncRounds` and `SecureRounds`."""
+    if rules.secure:
+        return SecureRounds(run, rules, now)
     return (LiveRounds if rules.buffer is None else AsyncRounds)(run, rules, now)
 
 

@@ -24,11 +24,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from tflite_export.device import payload as payloads
 from tflite_export.device.head_file import SavedHead, head_bytes
 from tflite_export.device.live import wire
+from tflite_export.device.live.wire import MASKED
 from tfpfl.checks import InvalidArgument
 from tfpfl.live.book import Member
 from tfpfl.live.page import LivePage
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused
+from tfpfl.live.secure_rounds import SecureRounds
+from tfpfl.live.shown import Shown
 from tfpfl.live.thetas import Thetas
 from tfpfl.live.watch import Watch, WatchPage
 
@@ -123,6 +126,14 @@ def _is_half(request: web.Request) -> bool:
     return half == "1"
 
 
+def _since(request: web.Request) -> int:
+    """The round after which a history begins."""
+    since = request.query.get("since", "0")
+    if not (since.isascii() and since.isdigit() and len(since) < 10):
+        raise wire.WireError("since must be the number of a round")
+    return int(since)
+
+
 class LiveServer:
     """Answers devices.
 
@@ -131,7 +142,7 @@ class LiveServer:
         bundles: {K: the folder with the bundle for heads of K classes}.
         clock: () -> seconds since 1970.
         page: the page with which a browser tab is a device; None: the server has none.
-        watch: what an operator sees; None: nothing.
+        watch: what an operator sees; None: nothing. With a page and this, the page shows how the rounds go.
     """
 
     def __init__(
@@ -150,6 +161,7 @@ class LiveServer:
         self._in_time: set = set()  # connections that have sent the whole head of a request
         self._since: dict = {}  # {connection: when it was first seen}
         self._writer = ThreadPoolExecutor(1, "tfpfl-rounds")
+        self._shown = Shown(watch, clock, self._written) if page and watch else None
         self.done = asyncio.Event()
         registry = CollectorRegistry()
         self._registry = registry
@@ -165,6 +177,7 @@ class LiveServer:
             lambda: float(len(rounds.awake(self._clock())))
         )
         self._most = payloads.num_bytes(rounds.update_size) + _SMALL
+        self._secure = rounds if isinstance(rounds, SecureRounds) else None
 
     def app(self) -> web.Application:
         """The application, for aiohttp's runner."""
@@ -181,7 +194,16 @@ class LiveServer:
                 web.get("/v1/bundle/{name:[A-Za-z0-9_.]{1,80}}", self._file),
                 web.put("/v1/update/{round:[0-9]{1,9}}", self._update),
                 web.put("/v1/score/{round:[0-9]{1,9}}", self._score),
+                *(
+                    (
+                        web.get("/v1/secure/{round:[0-9]{1,9}}", self._state_of),
+                        web.put("/v1/secure/{round:[0-9]{1,9}}/{phase:keys|shares|masked|unmask}", self._message),
+                    )
+                    if self._secure
+                    else ()
+                ),
                 *([web.get("/v1/watch", self._state), *WatchPage().routes()] if self._watch else ()),
+                *([web.get("/v1/shown", self._show)] if self._shown else ()),
                 *(self._page.routes() if self._page else ()),
             ]
         )
@@ -272,10 +294,11 @@ class LiveServer:
     async def _state(self, request):
         assert self._watch is not None  # otherwise there is no such route
         self._watch.check(request.headers.get("Authorization", ""))
-        since = request.query.get("since", "0")
-        if not (since.isascii() and since.isdigit() and len(since) < 10):
-            raise wire.WireError("since must be the number of a round")
-        return web.json_response(await self._written(self._watch.state, int(since), self._clock()))
+        return web.json_response(await self._written(self._watch.state, _since(request), self._clock()))
+
+    async def _show(self, request):
+        assert self._shown is not None  # otherwise there is no such route
+        return web.json_response(await self._shown.state(_since(request)))
 
     async def _metrics(self, _):
         return web.Response(body=generate_latest(self._registry), content_type="text/plain")
@@ -290,6 +313,8 @@ class LiveServer:
 
     async def _work(self, request):
         client, _ = await self._signed(request)
+        if self._secure is not None:
+            self._secure.require(request.query.get("secure"))
         try:
             wait = min(max(float(request.query.get("wait", 0)), 0.0), LONGEST_WAIT)
         except ValueError:
@@ -352,6 +377,19 @@ class LiveServer:
         client, body = await self._signed(request)
         number, about = int(request.match_info["round"]), wire.read_json(body)
         return web.json_response(await self._written(self.rounds.score, client, number, about, self._clock()))
+
+    async def _message(self, request):
+        assert self._secure is not None  # otherwise there is no such route
+        phase, number = request.match_info["phase"], int(request.match_info["round"])
+        client, body = await self._signed(request, self._most if phase == MASKED else self._secure.message_size)
+        given = client, number, phase, body, self._clock()
+        return web.json_response(await self._written(self._secure.message, *given))
+
+    async def _state_of(self, request):
+        assert self._secure is not None
+        client, _ = await self._signed(request)
+        number = int(request.match_info["round"])
+        return web.json_response(await self._written(self._secure.state, client, number))
 
     async def _tell(self) -> None:
         """Answers for a while after the last round, so that whoever was heard of lately learns that it is over."""

@@ -93,6 +93,7 @@ class TfDevice(LiveDevice):
     """
 
     runtime = "tf"
+    can_mask = False
     _state = TfState
     _whole = PLAN
 

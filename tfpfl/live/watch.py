@@ -17,6 +17,7 @@ from aiohttp import web
 
 from tflite_export.device.files import write_whole
 from tflite_export.device.live import wire
+from tflite_export.device.live.wire import KEYS, PHASES
 from tfpfl.checks import InvalidArgument
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused
@@ -102,6 +103,11 @@ class Watch:
         """Whether somebody asked lately."""
         return now - self._asked < WATCHED
 
+    @property
+    def history(self) -> list[dict]:
+        """All saved rounds, as `state` has found them."""
+        return self._history
+
     def state(self, since: int, now: float) -> dict:
         """All that is shown.
 
@@ -124,7 +130,7 @@ class Watch:
             "protocol": wire.PROTOCOL,
             "at": round(now, 3),
             "run": self._about,
-            "doing": self.rounds.view.kind,
+            "doing": wire.VISIT if self.rounds.view.kind in PHASES else self.rounds.view.kind,
             "saved": self.rounds.saved,
             "round": opened,
             "counts": counts,
@@ -137,23 +143,27 @@ class Watch:
     def _round(self) -> dict | None:
         """The round that is under way; None if there is none."""
         view, book, rules = self.rounds.view, self.rounds.book, self.rounds.rules
-        if view.kind not in (wire.VISIT, wire.SCORE):
+        if view.kind not in (wire.VISIT, wire.SCORE, *PHASES):
             return None
         opened = book.open_now()
         if opened is None:  # nobody is invited: devices work at their own speed
             nobody: dict = {name: [] for name in ("invited", "came", "waiting")}
             return {"number": self.rounds.saved + 1, "began": None, "deadline": None, "moved": False} | nobody
         invited = list(opened.arrival)
-        began = opened.opened if view.kind == wire.VISIT else view.deadline - rules.deadline
+        began = opened.opened if view.kind in (wire.VISIT, KEYS) else view.deadline - rules.deadline
+        came = [i for i in invited if book.counted(view.round_num, i) is not None]
+        if view.kind in PHASES:  # whoever has sent the message of this phase
+            began = began if view.kind == KEYS else view.deadline - rules.phase
+            came = sorted(view.settings.keys() - view.waiting)
         return {
             "number": view.round_num,
             "began": began,
             "deadline": view.deadline,
             "moved": view.deadline - began > 1.5 * rules.deadline,
             "invited": invited,
-            "came": [i for i in invited if book.counted(view.round_num, i) is not None],
+            "came": came,
             "waiting": sorted(view.waiting),
-        }
+        } | ({"phase": view.kind} if view.kind in PHASES else {})
 
     def _members(self, opened: dict | None, now: float) -> tuple[list[dict], dict[str, int]]:
         """All clients, those that need a look first; and how many are in which state."""

@@ -78,6 +78,8 @@ class WatchTable:
             return Text(f"Round {opened['number']}: devices send updates at their own speed")
         left = max(opened["deadline"] - state["at"], 0)
         what = f"{len(opened['came'])} of {len(opened['invited'])} updates have come"
+        if phase := opened.get("phase"):
+            what = f"secure, phase {phase}: {len(opened['waiting'])} clients are missing"
         if state["doing"] == "score":
             what += f"; scores of {len(opened['waiting'])} clients are missing"
         moved = "; the deadline was moved, too few had come" if opened["moved"] else ""

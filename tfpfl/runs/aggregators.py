@@ -9,6 +9,8 @@ tfpfl's own and work on all engines; the server then sees the updates of single 
                     (sum_i clip(w_i u_i) + noise) for those that are added
 """
 
+import re
+from collections.abc import Sequence
 from inspect import signature
 from typing import Any
 
@@ -25,6 +27,26 @@ from tfpfl.runs.privacy import Privacy, privacy
 PRIVATE = ("dp", "dp_adaptive")  # those with differential privacy
 OF_OURS = {f.__name__: f for f in (median, trimmed_mean)}  # name -> (algorithm, arguments) -> algorithm; all engines
 AGGREGATORS = OF_TFF | OF_OURS  # all, by name
+
+
+def written(texts: Sequence[str]) -> dict:
+    """The keyword arguments of an aggregator from texts NAME=NUMBER: {name: number}.
+
+    Raises:
+        InvalidArgument: a text is written in another way.
+    """
+    found = {}
+    for text in texts:
+        match = re.fullmatch(r"(\w+)=(\S+)", str(text))
+        name, number = match.groups() if match else ("", "")
+        try:
+            value = float(number)
+        except ValueError as error:
+            raise InvalidArgument(
+                f"aggregator_args: an argument is written NAME=NUMBER, such as noise=1.0; found {text!r}"
+            ) from error
+        found[name] = int(value) if value.is_integer() and name in ("bits", "threshold") else value
+    return found
 
 
 def check_aggregator(name: str | None, arguments: dict, engine: str) -> None:

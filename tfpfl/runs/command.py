@@ -55,6 +55,9 @@ def command(config: RunConfig, folder: str | Path, out: str | Path | None = None
             value = "keras"  # the preset's would be another
         if value is None or (value == option.default and name not in ("algorithm", "dataset", "clients")):
             continue
+        if option.type is bool:
+            words.append(option.flag)
+            continue
         if option.multiple:
             words += [word for each in value for word in (option.flag, str(each))]
             continue

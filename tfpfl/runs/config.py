@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,14 @@ from tfpfl.engines.engine import check_grouping
 from tfpfl.models.adapters import check_adapters
 from tfpfl.models.networks import INITS, default_network
 from tfpfl.models.normalization import check_batch_norm
-from tfpfl.runs.aggregators import check_aggregator
+from tfpfl.runs.aggregators import check_aggregator, written
 from tfpfl.runs.availability import Availability, changes
 from tfpfl.runs.checked import file_hash as file_hash
 from tfpfl.runs.checked import typed as typed
 from tfpfl.runs.metrics import check_kind, kind_of
 from tfpfl.runs.own_metrics import REGISTERED
 from tfpfl.runs.own_metrics import resolved as resolved_metrics
+from tfpfl.runs.secure import THRESHOLD, check_secure
 from tfpfl.runs.versions import package_versions as package_versions
 
 # Older files are read: entries that a later format added have their defaults. Format 1 added up a cohort in another
@@ -54,7 +54,7 @@ _ADDED = {  # format -> entries that it added
 # Entries that came without a new format. With these values `run_id` is as it was, and config.json leaves them out.
 _NEWER: dict[str, Any] = {"objective": "mean", "schedule": None, "schedule_of": (), "kind": None}
 _NEWER |= {"network_weights": None, "train_from": None, "adapters": None, "personal": None, "batch_norm": None}
-_NEWER |= {"init": None}
+_NEWER |= {"init": None, "secure": False, "secure_clip": None, "secure_noise": None, "secure_threshold": THRESHOLD}
 _NOT_IDENTITY = ("rounds", "versions", "federation", "network_weights")  # not in `run_id`: may differ later
 
 
@@ -127,6 +127,10 @@ class RunConfig:
     clip_norm: float | None = None
     aggregator: str | None = None  # see `tfpfl.runs.aggregators`
     aggregator_args: tuple = ()  # texts 'NAME=NUMBER'
+    secure: bool = False  # see `tfpfl.algorithms.transforms.secure`; for the next three also `tfpfl.runs.secure`
+    secure_clip: float | None = None
+    secure_noise: float | None = None
+    secure_threshold: float = 0.5
     own_method: dict | None = None  # filled in if `algorithm` is the user's own: where it is from, and its sha256
     own_metrics: dict = field(default_factory=dict)  # filled in: {name: where a metric of the user's own is from}
     versions: dict = field(default_factory=dict)  # {package: version} with which the run was created
@@ -186,6 +190,7 @@ class RunConfig:
         check_batch_norm(self.batch_norm, **given)
         check_norms(self.max_norm, self.clip_norm)
         check_aggregator(self.aggregator, self.aggregator_arguments(), self.engine)
+        check_secure(self)
         if self.on_broken == "stop" and (self.max_norm or self.clip_norm) is not None:
             raise InvalidArgument("max_norm and clip_norm need on_broken='reject', found on_broken='stop'")
         check_grouping(self.grouping, self.engine)
@@ -327,23 +332,8 @@ class RunConfig:
         )
 
     def aggregator_arguments(self) -> dict:
-        """The keyword arguments of the aggregator, from `aggregator_args`: {name: number}.
-
-        Raises:
-            InvalidArgument: an argument is not written NAME=NUMBER.
-        """
-        found = {}
-        for text in self.aggregator_args:
-            match = re.fullmatch(r"(\w+)=(\S+)", str(text))
-            name, number = match.groups() if match else ("", "")
-            try:
-                value = float(number)
-            except ValueError as error:
-                raise InvalidArgument(
-                    f"aggregator_args: an argument is written NAME=NUMBER, such as noise=1.0; found {text!r}"
-                ) from error
-            found[name] = int(value) if value.is_integer() and name in ("bits", "threshold") else value
-        return found
+        """The keyword arguments of the aggregator, from `aggregator_args`: {name: number}; errors as `written`."""
+        return written(self.aggregator_args)
 
     def training_clients(self, federation: Federation) -> np.ndarray | None:
         """The ids of the clients that train, ascending, int [I]; None if all clients of the federation train.

@@ -11,11 +11,11 @@ def check_needs(config: RunConfig) -> None:
     """Checks what a run needs besides its data, before any work is done: packages, and metrics that are known.
 
     Raises:
-        Unavailable: the engine, or a private aggregator, needs a package that is not installed.
+        Unavailable: the engine, a private aggregator or noise needs a package that is not installed.
         InvalidArgument: this process knows no metric of one of the names.
     """
     check_engine(config.engine)
     for name in config.metrics:
         as_metric(name, config.kind)
-    if config.aggregator in PRIVATE:
+    if config.aggregator in PRIVATE or config.secure_noise is not None:
         require_accounting()  # the summary needs it, perhaps hours later

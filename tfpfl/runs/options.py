@@ -337,6 +337,30 @@ SECTIONS = {
             metavar="NAME=NUMBER",
             multiple=True,
         ),
+        RunOption(
+            "secure",
+            "Clients send integers, as under secure aggregation, and the server has nothing but their sum. Live rounds "
+            "(`tfpfl serve --secure`) also mask them.",
+            bool,
+        ),
+        RunOption(
+            "secure_clip",
+            "With --secure: updates with a larger L2 norm are scaled down to this norm, at the client. Default: 100, "
+            "which clips nothing.",
+            float,
+        ),
+        RunOption(
+            "secure_noise",
+            "With --secure: the noise multiplier of differential privacy. Every client adds its share of discrete "
+            "Gaussian noise to its integers. Default: no noise.",
+            float,
+        ),
+        RunOption(
+            "secure_threshold",
+            "With --secure: a client's masks can be opened if more than this part of the others stays. A round in "
+            "which fewer come back changes nothing.",
+            float,
+        ),
     ),
 }
 OPTIONS = {option.name: option for section in SECTIONS.values() for option in section}

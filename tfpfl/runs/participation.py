@@ -32,6 +32,20 @@ def took_part(
 ) -> dict[int, int] | None:
     """{client id: the first round in which the server used its work}, without clients that never took part.
 
+    Arguments and result are those of `visits`.
+    """
+    found = visits(config, history, evaluations, work)
+    return None if found is None else {i: history[some[0]]["round"] for i, some in found.items()}
+
+
+def visits(
+    config: RunConfig,
+    history: Sequence[Mapping[str, Any]],
+    evaluations: Iterable[Score],
+    work: np.ndarray | None = None,
+) -> dict[int, list[int]] | None:
+    """{client id: the places in `history` of the rounds in which the server used its work}, ascending.
+
     Args:
         config: the resolved configuration of the run.
         history: one row for each round.
@@ -52,17 +66,20 @@ def took_part(
         population = Population(np.ones(len(ids)), np.ones(len(ids)), sampling=config.sampling_plan(), client_ids=ids)
     except ValueError:  # a configuration that no run can have
         return None
-    first: dict[int, int] = {}
-    for row in history:
+    found: dict[int, list[int]] = {}
+    for place, row in enumerate(history):
         t = row["round"]
         rejected = {int(i) for i in _REJECTED.findall(str(row.get("rejected_clients") or ""))}
         came = _came(config, population, t, work) if row.get("came") is None else set(map(int, row["came"].split()))
+        if row.get("too_few") is not None:  # under secure aggregation: nothing could be used
+            came = set()
         if came is None:
             came = reported[t] | rejected if t in reported else None if row["clients"] else set()
         if came is None or len(came) != row["clients"] or (t in reported and reported[t] != came - rejected):
             return None
-        first = {i: t for i in came - rejected} | first
-    return first
+        for i in came - rejected:
+            found.setdefault(i, []).append(place)
+    return found
 
 
 def _came(config: RunConfig, population: Population, t: int, work: np.ndarray | None) -> set[int] | None:

@@ -14,6 +14,7 @@ class Privacy(NamedTuple):
     epsilon: float
     delta: float
     text: str  # the assumptions in words: rounds, noise multiplier, sampling
+    released: float | None = None  # under secure aggregation: epsilon against those who do not know who took part
 
 
 def privacy(

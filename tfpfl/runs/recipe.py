@@ -11,6 +11,7 @@ from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.transforms.objective import with_objective
 from tfpfl.algorithms.transforms.schedule import scheduled
 from tfpfl.algorithms.transforms.screening import screened
+from tfpfl.algorithms.transforms.secure import CLIP, secured, weights_of
 from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation
 from tfpfl.data.kinds import LabelKind
@@ -108,13 +109,20 @@ class Recipe:
         """Builds the algorithm, and wraps it as the configuration says.
 
         Wrappers are the objective, the schedule of the learning rates, the aggregators that work without TFF (see
-        `with_aggregator`), and the rejection of broken updates.
+        `with_aggregator`), the rejection of broken updates, and secure aggregation.
+
+        Raises:
+            InvalidArgument: the method cannot be used under secure aggregation, see `secured`.
         """
         config = self.config
         made = with_objective(self.method(model, population), config.objective, sends=self.row.sends)
         if config.schedule is not None:
             made = scheduled(made, config.schedule, of=config.schedule_of)
         made = with_aggregator(config.aggregator, config.aggregator_arguments(), made)
+        sends = made
         if config.on_broken == "reject":
-            return screened(made, max_norm=config.max_norm, clip_norm=config.clip_norm)
+            made = screened(made, max_norm=config.max_norm, clip_norm=config.clip_norm)
+        if config.secure:
+            weights = None if sends is made else weights_of(sends)  # with less work than from the screened ones
+            made = secured(made, clip=config.secure_clip or CLIP, noise=config.secure_noise, weights=weights)
         return made

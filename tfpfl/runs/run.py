@@ -28,6 +28,7 @@ import numpy as np
 
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.transforms.schedule import check_follows
+from tfpfl.algorithms.transforms.secure import quorum
 from tfpfl.checks import InvalidArgument, Unavailable, warn_user
 from tfpfl.data import Federation
 from tfpfl.data.randomness import client_key
@@ -36,7 +37,8 @@ from tfpfl.engines.machines import Machines
 from tfpfl.engines.rounds import check_fits
 from tfpfl.engines.tff.aggregators import OF_TFF
 from tfpfl.runs import own_methods, own_networks, participation, protocols
-from tfpfl.runs.aggregators import PRIVATE, check_method, factory
+from tfpfl.runs.accounting import privacy_of
+from tfpfl.runs.aggregators import check_method, factory
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
 from tfpfl.runs.client_model import ClientModel, ClientModels
 from tfpfl.runs.config import RunConfig, RunError, entries, package_versions, read_config
@@ -47,7 +49,7 @@ from tfpfl.runs.files import write_whole
 from tfpfl.runs.folders import STATE, check_heads_are_here, locked_folder, new_folder, read_kept
 from tfpfl.runs.metrics import known_metrics
 from tfpfl.runs.needs import check_needs as check_needs
-from tfpfl.runs.privacy import Privacy, privacy
+from tfpfl.runs.privacy import Privacy
 from tfpfl.runs.recipe import Recipe
 from tfpfl.runs.results import plain, stopped_earlier, totals, write_clients, write_history, write_summary
 from tfpfl.runs.store import OtherRun, RunStore, StoreError
@@ -64,8 +66,8 @@ class Run:
     def __init__(self, folder: Path, config: RunConfig, federation: Federation, network_file: Path | None, engine: str):
         self.folder, self.config, self.federation, self.engine = folder, config, federation, engine
         network = network_file and (network_file, read_kept(network_file, config.network_hash, "backbone"))
-        run_code = bool(network) and is_allowed(config.network_hash)
-        self.recipe = Recipe(config, network, run_code, own_methods.code_of(config))
+        allowed = bool(network) and is_allowed(config.network_hash)
+        self.recipe = Recipe(config, network, allowed, own_methods.code_of(config))
         self.whole, self.population = self.recipe.model_and_population(federation)
         self.model = self.whole.above or self.whole  # with `train_from`, the part above the trunk
         self.availability = config.availability()
@@ -100,13 +102,8 @@ class Run:
 
     @property
     def privacy(self) -> Privacy | None:
-        """The (epsilon, delta) of the rounds so far; None before round 1 and without a private aggregator."""
-        if self.config.aggregator not in PRIVATE or not self.store.round_num:
-            return None
-        noise, adaptive = self.config.aggregator_arguments()["noise"], self.config.aggregator == "dp_adaptive"
-        rounds, ids = self.store.round_num, self.population.client_ids
-        present = [len(self.availability.present(t, ids)) for t in range(1, rounds + 1)]
-        return privacy(noise, self.population, rounds, adaptive=adaptive, present=present)
+        """The (epsilon, delta) of the rounds so far; None before round 1 and without a private aggregator or noise."""
+        return privacy_of(self)
 
     @classmethod
     def create(
@@ -242,13 +239,10 @@ class Run:
         return {name: (then[name], now[name]) for name in now if name in then and then[name] != now[name]}
 
     def train(self, callbacks: Sequence[Callback] = ()) -> "Run":
-        """Trains until the configured number of rounds is done, then evaluates and writes the tables and the summary.
+        """Trains until all rounds are done, then evaluates and writes tables and summary. Returns this run.
 
         Args:
             callbacks: see `tfpfl.runs.callbacks`. TensorBoard events are always written.
-
-        Returns:
-            This run.
 
         Raises:
             DivergedError: a client's work or the server's state is not finite. All earlier rounds are saved, and the
@@ -301,6 +295,7 @@ class Run:
             machines=self.machines,
             availability=self.availability,
             passes=sum(self.passes) if self.availability.seconds else 1.0,
+            quorum=partial(quorum, threshold=self.config.secure_threshold) if self.config.secure else None,
             aggregator=self._aggregator(),
             recipe=self.recipe,
             model_name=self.recipe.model_name,
@@ -334,8 +329,13 @@ class Run:
     @property
     def took_part(self) -> dict[int, int] | None:
         """{client id: the first round in which the server used its work}; None if it cannot be known."""
-        work = self.population.num_examples * sum(self.passes) if self.availability.seconds else None
-        return participation.took_part(self.config, self.store.history(), self.store.evaluations(), work)
+        saved = self.store.history(), self.store.evaluations()
+        return participation.took_part(self.config, *saved, self.work_of_clients)
+
+    @property
+    def work_of_clients(self) -> np.ndarray | None:
+        """Every training client's examples times passes, float [I], for the virtual clock; None without it."""
+        return self.population.num_examples * sum(self.passes) if self.availability.seconds else None
 
     @property
     def seen_counts(self) -> tuple[int, int] | None:

@@ -52,6 +52,8 @@ class Training:
         grouping, threads: how the local engine computes the clients of a round; see `Simulation`.
         machines: the TFF workers or the Ray cluster that do the clients' work.
         availability: which clients come back from a round, and when.
+        quorum: (number of clients with which a round began) -> how many must come back; with fewer, the round changes
+            nothing. Default: one is enough. See `tfpfl.algorithms.transforms.secure.quorum`.
         passes: how often an example goes forward and backward through the backbone in a visit, for the virtual clock.
         aggregator: a TFF aggregator factory, or a function () -> one, for 'tff' on one worker; see
             `tfpfl.runs.aggregators`. Other engines can evaluate what was trained with one, but cannot continue it.
@@ -80,6 +82,7 @@ class Training:
     threads: int | None = None
     machines: Machines = Machines()
     availability: Availability = Availability()
+    quorum: Callable[[int], int] | None = None
     passes: float = 1.0
     aggregator: Any = None
     recipe: Callable | None = None
@@ -221,6 +224,7 @@ class Training:
     def _round(self, t: int, rounds: int, server):
         started = time.perf_counter()
         ids, gone, row = self._arrived(t)
+        ids, row = self._enough(ids, row)
         states, evaluations = {}, []
         evaluated = self.is_evaluated(t, rounds)
         if len(ids):
@@ -274,6 +278,13 @@ class Training:
         row = {"round": t, "clients": len(found.came), "dropped": len(found.dropped), "late": len(found.late)}
         gone = found.between if self.algorithm.first is not None else found.between[:0]
         return found.came, gone, row | ({"virtual_seconds": found.seconds} if availability.seconds else {})
+
+    def _enough(self, ids, row):
+        """The same, or no ids if too few clients came back; the row then says how many in `too_few`."""
+        began = len(ids) + row.get("dropped", 0) + row.get("late", 0)
+        if self.quorum is None or not began or len(ids) >= self.quorum(began):
+            return ids, row
+        return ids[:0], row | {"clients": 0, "too_few": len(ids)}
 
     def _check(self, t, ids, out) -> None:
         bad = [int(i) for i, m in zip(ids, out.client_metrics, strict=True) if not int(m["finite"])]

@@ -27,6 +27,10 @@ export function bytesText(bytes: number): string {
   return `${bytes.toLocaleString('en')} bytes`
 }
 
+export function kilobytes(bytes: number): string {
+  return bytes < 1e6 ? `${Math.round(bytes / 1000).toLocaleString('en')} kB` : `${(bytes / 1e6).toFixed(1)} MB`
+}
+
 export function percent(part: number): string {
   return `${(100 * part).toFixed(0)} %`
 }

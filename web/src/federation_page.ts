@@ -2,12 +2,12 @@
 import './federation.css'
 import type { Bundle } from './bundle'
 import { Device } from './device'
-import { byId, messageOf, percent } from './elements'
+import { byId, kilobytes, messageOf, percent } from './elements'
 import { drawChart } from './federation_chart'
 import { Federation, type Event, type Mode } from './federation'
 import { readGuest } from './federation_guest'
 import { Stage } from './federation_stage'
-import { hasMembers, openMembers, type Members } from './members'
+import { openMembers, type Members } from './members'
 import type { Runtime } from './runtime'
 import type { Site } from './site'
 
@@ -57,11 +57,9 @@ export class FederationPage {
     this.show()
   }
 
-  /** Shows the section if the site has members. Their examples are loaded when the section is near. */
+  /** For a site with members. Their examples are loaded when the section is near. */
   static open(site: Site, bundle: Bundle, start: (program: Uint8Array) => Promise<Runtime>): void {
-    if (!hasMembers(site)) return
     const section = byId('federation', HTMLElement)
-    section.hidden = false
     section.dataset.state = 'new'
     const near = new IntersectionObserver(
       (entries) => {
@@ -203,7 +201,8 @@ export class FederationPage {
     byId('federation-round', HTMLElement).textContent = `Round ${round}`
     const each = federation?.messageBytes ?? 16 + 4 * members.theta.length
     byId('federation-bytes', HTMLElement).textContent = `${kilobytes(each)} to each member and back, in every round`
-    drawChart(byId('federation-chart', SVGSVGElement), this.history)
+    const curve = (className: Mode, name: string) => ({ name, className, points: this.history[className].map((part, at) => [at, part] as const) })
+    drawChart(byId('federation-chart', SVGSVGElement), [curve('own', 'own heads'), curve('one', 'one head')])
     this.showPlaying()
   }
 
@@ -225,10 +224,6 @@ export class FederationPage {
     this.status.textContent = text
     this.status.classList.toggle('error', isError)
   }
-}
-
-export function kilobytes(bytes: number): string {
-  return bytes < 1e6 ? `${Math.round(bytes / 1000).toLocaleString('en')} kB` : `${(bytes / 1e6).toFixed(1)} MB`
 }
 
 function number(n: number): string {

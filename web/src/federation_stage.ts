@@ -2,12 +2,11 @@
 import { byId, make, percent } from './elements'
 import type { Federation } from './federation'
 import type { Member } from './members'
+import { Packets } from './packets'
 import { thumbnail } from './pad'
 
-const TRAVEL = 650 // milliseconds of a message from theta to a member, or back
 const REST = 500 // between two rounds
 const PICTURES = 6
-const CORNER = 20 // pixels from the corner of a card
 
 interface Card {
   element: HTMLLIElement
@@ -18,13 +17,11 @@ interface Card {
 
 export class Stage {
   private readonly stage = byId('federation-stage', HTMLElement)
-  private readonly hub = byId('federation-hub', HTMLElement)
+  private readonly packets = new Packets(this.stage, byId('federation-hub', HTMLElement), true)
   private readonly list = byId('federation-cards', HTMLUListElement)
   private readonly cards: Card[] = []
   private readonly guests: number
   private readonly most: number
-  private readonly travels = new Set<Animation>()
-  private readonly still = matchMedia('(prefers-reduced-motion: reduce)')
   private waiting: (() => void) | null = null
 
   constructor(
@@ -71,7 +68,7 @@ export class Stage {
 
   /** Theta goes to the members. */
   async down(count: number): Promise<void> {
-    await Promise.all(this.cards.slice(0, count).map(({ element }) => this.travel(this.hub, element, 'down')))
+    await Promise.all(this.cards.slice(0, count).map(({ element }) => this.packets.travel(element, 'down')))
   }
 
   computes(member: number): void {
@@ -83,14 +80,12 @@ export class Stage {
     const card = this.cards[member]
     if (!card) return
     card.element.classList.remove('computing')
-    void this.travel(card.element, this.hub, 'up')
+    void this.packets.travel(card.element, 'up')
   }
 
   /** All has arrived, and the server makes its step. */
-  async arrived(): Promise<void> {
-    await Promise.all([...this.travels].map(({ finished }) => finished.catch(() => {})))
-    if (this.still.matches) return
-    this.hub.animate([{ transform: 'scale(1)' }, { transform: 'scale(1.06)' }, { transform: 'scale(1)' }], { duration: 350, easing: 'ease-out' })
+  arrived(): Promise<void> {
+    return this.packets.arrived()
   }
 
   /** The pause between two rounds. */
@@ -107,7 +102,7 @@ export class Stage {
 
   /** Ends all that is moving. */
   hurry(): void {
-    for (const travel of [...this.travels]) travel.finish()
+    this.packets.hurry()
     this.cards.forEach(({ element }) => element.classList.remove('computing'))
     this.waiting?.()
   }
@@ -146,23 +141,5 @@ export class Stage {
     const more = member.classes.length - shown.length
     if (more > 0) strip.append(make('span', { className: 'note' }, `+ ${more}`))
     return strip
-  }
-
-  private async travel(from: HTMLElement, to: HTMLElement, way: 'down' | 'up'): Promise<void> {
-    if (this.still.matches) return
-    const box = this.stage.getBoundingClientRect()
-    const place = (element: HTMLElement) => {
-      const { left, right, top, width, height } = element.getBoundingClientRect()
-      // In the middle of theta, but in a corner of a card, where it hides nothing.
-      const [x, y] = element === this.hub ? [left + width / 2, top + height / 2] : [right - CORNER, top + CORNER]
-      return `translate(${x - box.left}px, ${y - box.top}px)`
-    }
-    const packet = make('span', { className: `packet ${way}`, ariaHidden: 'true' }, way === 'down' ? 'θ' : '∇')
-    this.stage.append(packet)
-    const travel = packet.animate([{ transform: place(from) }, { transform: place(to) }], { duration: TRAVEL, easing: 'ease-in-out', fill: 'both' })
-    this.travels.add(travel)
-    await travel.finished.catch(() => {})
-    this.travels.delete(travel)
-    packet.remove()
   }
 }

@@ -1,10 +1,12 @@
 /** The part of the page that learns to read its user's drawings. */
+import { showAnswer } from './answer'
 import type { Bundle, ClientFile, Manifest } from './bundle'
+import { showChips, showClasses } from './class_list'
 import { classColor } from './colors'
 import { byId, download, make, messageOf, millisecondsText, percent } from './elements'
 import { headBytes } from './head'
 import type { LateDevice } from './late_device'
-import { EVERY, Learner, MOST_NAMES, STEPS, type Example, type Learned, type State } from './learner'
+import { EVERY, Learner, STEPS, type Learned, type State } from './learner'
 import { showMeaning, tested } from './meaning'
 import { Pad, thumbnail } from './pad'
 import { cropped, levelled } from './photo'
@@ -39,7 +41,6 @@ export class LearnPage {
   private readonly guess = byId('guess', HTMLElement)
   private readonly bars = byId('bars', HTMLUListElement)
   private readonly result = byId('result', HTMLElement)
-  private readonly answer = byId('answer', HTMLElement)
   private readonly keep = button('keep')
   private readonly learnButton = button('learn-button')
 
@@ -94,11 +95,6 @@ export class LearnPage {
     if (problem) page.say(problem, true)
     else if (page.learner.learnedClasses) page.say(`Your head of ${page.learner.learnedClasses} classes is back.`)
     return page
-  }
-
-  /** The drawings of the user, as the federation would store them, with their labels. */
-  get drawings(): { raw: Uint8Array; label: number; heldOut: boolean }[] {
-    return this.learner.state.examples.map(({ raw, label, heldOut }) => ({ raw, label, heldOut }))
   }
 
   /** The program runs now: what waited for it is done. */
@@ -329,9 +325,8 @@ export class LearnPage {
     try {
       while (this.predictAgain) {
         this.predictAgain = false
-        const raw = this.raw()
-        const known = raw && this.learner.state.head && this.parts.device.ready
-        const found = known ? this.learner.predict(await this.phi(raw)) : null
+        const raw = this.learner.state.head && this.parts.device.ready ? this.raw() : null
+        const found = raw && this.learner.predict(await this.phi(raw))
         this.showPrediction(found, announce || !this.predictAgain)
       }
     } catch (error) {
@@ -349,7 +344,7 @@ export class LearnPage {
       if (this.guess.textContent !== text) this.guess.textContent = text
       this.guess.dataset.label = found ? String(top) : ''
       this.guess.style.setProperty('--c', classColor(found ? top : this.picked))
-      this.showAnswer(found ? top : null)
+      showAnswer(names, found ? top : null, (label) => this.attempt(() => this.teach(label)))
     }
     byId('prediction', HTMLElement).hidden = !found
     this.bars.replaceChildren(
@@ -374,29 +369,6 @@ export class LearnPage {
     const name = state.names[this.picked]!
     if (!empty) return `Keep it as “${name}”.`
     return this.learner.missing() ? `Draw “${name}”, ${this.learner.count(this.picked) + 1} of ${EVERY}.` : 'Press Learn.'
-  }
-
-  /** Buttons for the guess: right, or which class it is. Each teaches with one tap. */
-  private showAnswer(top: number | null): void {
-    this.answer.hidden = top === null
-    if (top === null || this.answer.dataset.shown === this.answerKey(top)) return
-    this.answer.dataset.shown = this.answerKey(top)
-    const { names } = this.learner.state
-    const teacher = (label: number, text: string, id: string) => {
-      const found = make('button', { type: 'button', id, className: label === top ? 'primary' : 'chip' }, text)
-      found.style.setProperty('--c', classColor(label))
-      found.onclick = () => this.attempt(() => this.teach(label))
-      return found
-    }
-    const others = names.map((name, label) => teacher(label, name, `is-${label}`)).filter((_, label) => label !== top)
-    this.answer.replaceChildren(
-      teacher(top, 'Right', 'right'),
-      make('div', { className: 'others', role: 'group', ariaLabel: 'No, it is' }, make('span', {}, 'No, it is'), ...others),
-    )
-  }
-
-  private answerKey(top: number): string {
-    return JSON.stringify([top, this.learner.state.names])
   }
 
   /** Shows the present state and stores it, after each change. */
@@ -442,63 +414,26 @@ export class LearnPage {
   }
 
   private refresh(): void {
-    const { state, learnedClasses } = this.learner
+    const { learner, picked } = this
     const focused = document.activeElement?.id
-    byId('class-chips', HTMLElement).replaceChildren(
-      ...state.names.map((name, label) => {
-        const pick = make('input', { type: 'radio', name: 'class', id: `pick-${label}`, checked: label === this.picked })
-        pick.onchange = () => this.pick(label)
-        const count = make('span', { className: 'count' }, String(this.learner.count(label)))
-        const chip = make('label', { className: 'chip' }, pick, make('span', { className: 'name' }, name), count)
-        chip.style.setProperty('--c', classColor(label))
-        return chip
-      }),
-    )
-    byId('class-list', HTMLOListElement).replaceChildren(
-      ...state.names.map((name, label) => {
-        const own = state.examples.filter((e) => e.label === label)
-        const held = own.filter((e) => e.heldOut).length
-        const remove = make('button', { type: 'button', id: `remove-${label}` }, '×')
-        const named = (name: string) => {
-          byId('class-chips', HTMLElement).children[label]!.querySelector('.name')!.textContent = name
-          remove.ariaLabel = `Remove class “${name}”`
-        }
-        named(name)
-        const input = make('input', { type: 'text', id: `name-${label}`, value: name, maxLength: MOST_NAMES, autocomplete: 'off' })
-        input.ariaLabel = `Name of class ${label + 1}`
-        input.onfocus = () => {
-          if (this.picked !== label) this.pick(label)
-        }
-        // While it is typed, and in place: at the end, another control may have been pressed already and must not move.
-        input.oninput = () => {
-          this.learner.rename(label, input.value.trim() || name)
-          named(this.learner.state.names[label]!)
-          this.showButtons()
-          void this.predict(true)
-        }
-        input.onchange = () => {
-          input.value = this.learner.state.names[label]!
-          this.save()
-        }
-        remove.onclick = () =>
-          this.attempt(() => {
-            const removed = this.learner.state.names[label]!
-            this.learner.removeClass(label)
-            this.changed(`Class “${removed}” removed.`)
-          })
-        const unlearned = learnedClasses > 0 && label >= learnedClasses ? ', not learned yet' : ''
-        const count = own.length ? `${own.length} drawn, ${held} set aside${unlearned}` : `nothing drawn yet${unlearned}`
-        const item = make(
-          'li',
-          {},
-          make('div', { className: 'class-line' }, input, make('span', { className: 'count' }, count), remove),
-          make('div', { className: 'strip' }, ...own.map((e, i) => this.thumbnail(e, i, name))),
-        )
-        item.style.setProperty('--c', classColor(label))
-        return item
-      }),
-    )
+    showChips(learner, picked, (label) => this.pick(label))
+    showClasses(learner, {
+      thumbnail: (canvas, raw) => thumbnail(canvas, raw, this.pixels, this.settings.levels),
+      focused: (label) => this.picked !== label && this.pick(label),
+      renamed: () => {
+        this.showButtons()
+        void this.predict(true)
+      },
+      named: () => this.save(),
+      remove: (label) =>
+        this.attempt(() => {
+          const name = learner.state.names[label]!
+          learner.removeClass(label)
+          this.changed(`Class “${name}” removed.`)
+        }),
+    })
     if (focused) document.getElementById(focused)?.focus()
+    byId('steps', HTMLElement).hidden = learner.learnedClasses > 0
     this.showButtons()
   }
 
@@ -513,14 +448,6 @@ export class LearnPage {
     this.learnButton.title = missing ?? ''
     button('undo').disabled = this.pad.empty && !canUndo
     button('export').disabled = learnedClasses === 0
-  }
-
-  private thumbnail(example: Example, index: number, name: string): HTMLCanvasElement {
-    const canvas = make('canvas', { className: example.heldOut ? 'held' : '', role: 'img' })
-    canvas.ariaLabel = `Example ${index + 1} of “${name}”${example.heldOut ? ', set aside as a test' : ''}`
-    canvas.title = canvas.ariaLabel
-    thumbnail(canvas, example.raw, this.pixels, this.settings.levels)
-    return canvas
   }
 }
 

@@ -2,11 +2,11 @@
 import type { ClientFile, Manifest } from './bundle'
 import { Device } from './device'
 import { byId, bytesText, download, make, messageOf } from './elements'
+import type { FederationLive } from './federation_live'
 import { begin, LiveClient, type LiveEvent } from './live_client'
 import { BrowserStore } from './live_store'
 import { readExamples, type Examples } from './npz'
 import type { Runtime } from './runtime'
-import type { Site } from './site'
 
 const LINES = 12
 const LOCK = 'tfpfl-live' // one tab of a browser is the device
@@ -31,6 +31,7 @@ export class LivePage {
     private readonly start: (program: Uint8Array) => Promise<Runtime>,
     private readonly own: () => Promise<Examples | null>,
     examples: number | undefined,
+    private readonly view: FederationLive,
   ) {
     this.form.onsubmit = (event) => {
       event.preventDefault()
@@ -42,15 +43,17 @@ export class LivePage {
     if (examples) byId('live-own', HTMLElement).textContent = `Without files, the ${examples} examples of this page’s client are taken.`
   }
 
-  /** Shows the section if the site's host runs live rounds. If this browser has joined, it goes on. */
+  /**
+   * For a site whose host runs live rounds. If this browser has joined, it goes on.
+   *
+   * @param view the picture of all members, which this browser is one of.
+   */
   static async open(
-    site: Site,
     manifest: Manifest,
     client: () => Promise<ClientFile | null>,
     start: (program: Uint8Array) => Promise<Runtime>,
+    view: FederationLive,
   ): Promise<void> {
-    if (!site.live) return
-    for (const id of ['live', 'live-link']) byId(id, HTMLElement).hidden = false
     if (!globalThis.isSecureContext || !('locks' in navigator)) {
       byId('join-form', HTMLElement).hidden = true
       byId('live-status', HTMLElement).textContent = 'A browser can join by https or on localhost only: it has no keys elsewhere.'
@@ -60,7 +63,7 @@ export class LivePage {
       const file = await client()
       return file && { classes: manifest.model.num_classes, splits: { train: { x: file.x, y: file.labels } } }
     }
-    const page = new LivePage(await BrowserStore.open(), start, own, manifest.browser.client?.examples)
+    const page = new LivePage(await BrowserStore.open(), start, own, manifest.browser.client?.examples, view)
     if (await page.store.identity()) page.run()
     else page.show('new', '')
   }
@@ -159,6 +162,7 @@ export class LivePage {
     this.running.hidden = state === 'new' || state === 'elsewhere'
     this.status.textContent = status
     this.status.classList.toggle('error', failed)
+    this.view.self(status, state !== 'new')
   }
 
   private async saveHead(): Promise<void> {

@@ -15,7 +15,7 @@ export class Loading {
   /** @param wasm WebAssembly's file: browsers load one of three, which are about as large. */
   constructor(site: Site, needed: readonly string[], wasm: string) {
     this.all = [...needed, wasm].reduce((sum, name) => sum + (site.files[name] ? travels(site.files[name]) : 0), 0)
-    this.bar.hidden = false
+    this.bar.classList.add('going')
     this.bar.max = this.all
     this.came(0)
   }
@@ -33,6 +33,6 @@ export class Loading {
   /** Everything is there, or something has failed. */
   readonly done = (): void => {
     this.ended = true
-    this.bar.hidden = true
+    this.bar.classList.remove('going')
   }
 }

@@ -1,12 +1,10 @@
 /** Opens the page: the pad at once, and behind it what the others learned, the program, and then the other parts. */
 import { NEEDED, openBundle, openClient, openManifest, openProgram, type Bundle, type Manifest } from './bundle'
-import { ClientPage } from './client_page'
 import { Device } from './device'
 import { byId, bytesText, make, messageOf } from './elements'
-import { FederationPage } from './federation_page'
+import { openFederation, showFederation } from './federation_source'
 import { LateDevice } from './late_device'
 import { LearnPage } from './learn_page'
-import { LivePage } from './live_page'
 import { Loading } from './loading'
 import { whenNear } from './near'
 import { cacheName, keepForOffline } from './offline'
@@ -24,6 +22,8 @@ async function main(): Promise<void> {
   const { manifest, thetaSha256 } = await openManifest(site)
   const { drawing, room } = manifest.browser
   for (const id of ['learn', 'client', 'about']) byId(id, HTMLElement).hidden = false
+  for (const id of ['live', 'live-link']) byId(id, HTMLElement).hidden = !site.live // before the pad, which must not move later
+  showFederation(site)
   byId('no-drawing', HTMLElement).hidden = drawing !== null
   byId('learner', HTMLElement).hidden = drawing === null
 
@@ -41,22 +41,30 @@ async function main(): Promise<void> {
 
   const program = openProgram(site, loading.came)
   const bundle = openBundle(site, manifest, program, loading.came)
-  const runtime = start(program, loading.came)
+  let begin!: () => void
+  const drawable = new Promise<void>((done) => (begin = done))
+  const runtime = drawable.then(() => start(program, loading.came)) // what it needs of the processor, the pad needs first
   const opened = Promise.all([bundle, runtime]).then(([{ theta }, runtime]) => Device.open(runtime, theta))
   // `opened` is awaited below; what fails first ends the progress, or else it would cover the error.
   for (const promise of [program, bundle, runtime, opened]) promise.catch(loading.done)
   const late = new LateDevice(manifest.model.num_features, room, opened)
   const page = drawing && (await LearnPage.open({ manifest, thetaSha256, device: late, bundle, client }, drawing))
   document.documentElement.dataset.pad = 'yes'
+  setTimeout(begin)
 
   const device = await opened
   await page?.started()
   loading.done()
-  whenNear(byId('client', HTMLElement), () => ClientPage.open(device, bundle, client))
-  await LivePage.open(site, manifest, client, start)
-  FederationPage.open(site, await bundle, start)
+  // The other parts come after what the first drawing and the first guess need.
+  whenNear(byId('client', HTMLElement), async () => (await import('./client_page')).ClientPage.open(device, bundle, client))
+  const view = await openFederation(site, await bundle, start, () => byId('live-token', HTMLInputElement).focus())
+  if (view) await (await import('./live_page')).LivePage.open(manifest, client, start, view)
   showFacts(site, await bundle, await runtime, 'no')
-  status.textContent = `Ready${trainedBy(manifest)}.`
+  const ready = () => {
+    status.textContent = navigator.onLine ? `Ready${trainedBy(manifest)}.` : 'Ready, without a network: all of this works in your browser.'
+  }
+  ready()
+  for (const change of ['online', 'offline']) addEventListener(change, ready)
   document.documentElement.dataset.ready = 'yes'
 
   const offline = await keepForOffline(site, (await runtime).files).catch((error: unknown) => `no: ${messageOf(error)}`)
@@ -102,6 +110,6 @@ function showFacts(site: Site, bundle: Bundle, runtime: Runtime, offline: string
 main().catch((error: unknown) => {
   status.textContent = messageOf(error)
   status.classList.add('error')
-  for (const id of ['learn', 'client', 'loading']) byId(id, HTMLElement).hidden = true
+  for (const id of ['learn', 'client', 'federation', 'live', 'loading']) byId(id, HTMLElement).hidden = true
   document.documentElement.dataset.ready = 'failed'
 })

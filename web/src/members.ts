@@ -61,15 +61,16 @@ export async function openMembers(site: Site, bundle: Bundle): Promise<Members> 
 
 export function readMembers(text: Uint8Array, file: Uint8Array, { manifest, theta }: Pick<Bundle, 'manifest' | 'theta'>): Members {
   const about = JSON.parse(new TextDecoder().decode(text)) as MembersAbout
-  if (about.format !== 1) throw new SiteError(`The members have format ${about.format}; the page reads format 1.`)
+  if (about.format !== 2) throw new SiteError(`The members have format ${about.format}; the page reads format 2.`)
   const stored = readSafetensors(file)
   const get = <T>(name: string) => {
     const found = stored.get(name)
     if (!found) throw new SiteError(`members.safetensors has no ${name}`)
     return found.data as T
   }
-  const [raw, labels] = [get<Uint8Array>('x'), get<Int32Array>('labels')]
-  const pixels = raw.length / labels.length
+  const labels = Int32Array.from(get<Uint8Array>('labels'))
+  const pixels = manifest.model.example_shape.reduce((a, b) => a * b, 1)
+  const raw = unpacked(get<Uint8Array>('mask'), get<Uint8Array>('ink'), labels.length * pixels)
   let at = 0
   const take = (n: number): Examples => {
     const part = raw.subarray(at * pixels, (at + n) * pixels)
@@ -85,4 +86,12 @@ export function readMembers(text: Uint8Array, file: Uint8Array, { manifest, thet
     head: head(`_${i}`),
   }))
   return { about, members, shared: head(''), theta: about.start === 'initial' ? get<Float32Array>('theta') : theta }
+}
+
+/** The numbers of which `mask` has a bit each, the first one highest: 0, or else the next of `ink`. */
+function unpacked(mask: Uint8Array, ink: Uint8Array, size: number): Uint8Array {
+  let at = 0
+  const found = Uint8Array.from({ length: size }, (_, i) => (mask[i >> 3]! & (0x80 >> (i & 7)) ? ink[at++]! : 0))
+  if (mask.length !== Math.ceil(size / 8) || at !== ink.length) throw new SiteError('members.safetensors does not fit to the program’s examples.')
+  return found
 }

@@ -122,13 +122,18 @@ export function thumbnail(canvas: HTMLCanvasElement, raw: Uint8Array | Float32Ar
 function draw(ctx: CanvasRenderingContext2D, strokes: Point[][], side: number, pen: number): void {
   ctx.fillStyle = 'white'
   ctx.fillRect(0, 0, side, side)
-  ctx.strokeStyle = 'black'
+  ctx.strokeStyle = ctx.fillStyle = 'black'
   ctx.lineWidth = pen
   ctx.lineCap = ctx.lineJoin = 'round'
   for (const points of strokes) {
     ctx.beginPath()
+    const [[left, top]] = points as [Point]
+    if (points.every(([x, y]) => x === left && y === top)) {
+      ctx.arc(left * side, top * side, pen / 2, 0, 2 * Math.PI) // a dot: browsers paint no line of length 0
+      ctx.fill()
+      continue
+    }
     points.forEach(([x, y], i) => (i === 0 ? ctx.moveTo(x * side, y * side) : ctx.lineTo(x * side, y * side)))
-    if (points.length === 1) ctx.lineTo(points[0]![0] * side, points[0]![1] * side) // a dot
     ctx.stroke()
   }
 }

@@ -7,9 +7,10 @@ import { guestOf } from '../src/federation_guest'
 import type { MembersAbout } from '../src/members'
 import { readSafetensors } from '../src/safetensors'
 import { ServerStep } from '../src/server_step'
+import { complaints } from './axe'
 import { fixture, harness, launch, noBrowser } from './browser'
-import { openPage, teach } from './page'
-import { serve, type Host } from './server'
+import { hosted, openPage, small, teach } from './page'
+import { serve } from './server'
 
 const BOUND = 1e-5
 const ROUNDS = 10
@@ -76,18 +77,9 @@ async function playRounds({ name, mode, litert, rounds }: { name: string; mode: 
 }
 
 describe.skipIf(noBrowser)('the federation of the page', () => {
-  let browser: Browser
-  let host: Host
+  const site = hosted('site-members')
   let context: BrowserContext
   let page: Page
-  beforeAll(async () => {
-    browser = await launch()
-    host = await serve(fixture('site-members'))
-  })
-  afterAll(async () => {
-    await browser?.close()
-    await host?.close()
-  })
 
   const text = (selector: string) => page.locator(selector).textContent()
   const round = async () => Number(/\d+/.exec((await text('#federation-round'))!)![0])
@@ -96,8 +88,8 @@ describe.skipIf(noBrowser)('the federation of the page', () => {
   const ready = () => expect.poll(() => page.locator('#federation').getAttribute('data-state')).toBe('ready')
 
   async function open(options: Parameters<Browser['newContext']>[0] = {}) {
-    context = await browser.newContext({ reducedMotion: 'reduce', ...options })
-    page = await openPage(context, host.url)
+    context = await site.browser.newContext({ reducedMotion: 'reduce', ...options })
+    page = await openPage(context, site.host.url)
     await page.locator('#federation').scrollIntoViewIfNeeded()
     await ready()
   }
@@ -235,9 +227,9 @@ describe.skipIf(noBrowser)('the federation of the page', () => {
 
   it('a site without members has no federation', async () => {
     const other = await serve(fixture('site-mlp'))
-    const context = await browser.newContext()
+    const context = await site.browser.newContext()
     const page = await openPage(context, other.url)
-    expect(await page.locator('#federation').isVisible()).toBe(false)
+    for (const part of ['#federation', '#federation-link']) expect(await page.locator(part).isVisible()).toBe(false)
     await context.close()
     await other.close()
   })
@@ -249,7 +241,7 @@ describe.skipIf(noBrowser)('the federation of the page', () => {
     }
     const damaged = 'bundle/members.safetensors'
     const other = await serve(fixture('site-members'), { damage: { [damaged]: flip, [`${damaged}.gz`]: flip } })
-    const context = await browser.newContext()
+    const context = await site.browser.newContext()
     const page = await openPage(context, other.url)
     await page.locator('#federation').scrollIntoViewIfNeeded()
     await expect.poll(() => page.locator('#federation-status').textContent()).toMatch(/members.safetensors is damaged/)
@@ -258,14 +250,30 @@ describe.skipIf(noBrowser)('the federation of the page', () => {
   })
 
   for (const width of [390, 1280]) {
-    it(`fits ${width} pixels while it plays`, async () => {
-      await open({ viewport: { width, height: 844 }, reducedMotion: 'no-preference' })
-      await page.locator('#federation-play').click()
-      await reach(1)
-      expect(await page.evaluate(() => document.scrollingElement!.scrollWidth - innerWidth)).toBeLessThanOrEqual(0)
-      await context.close()
-    })
+    for (const colorScheme of ['light', 'dark'] as const) {
+      it(`fits ${width} pixels while it plays, and passes WCAG 2.2 AA: ${colorScheme}`, async () => {
+        await open({ viewport: { width, height: 844 }, colorScheme, reducedMotion: 'no-preference', bypassCSP: true })
+        await page.locator('#federation-play').click()
+        await reach(1)
+        expect(await page.evaluate(() => document.scrollingElement!.scrollWidth - innerWidth)).toBeLessThanOrEqual(0)
+        await page.locator('#federation-play').click()
+        await ready()
+        expect(await complaints(page)).toEqual([])
+        expect(await page.locator('#federation-facts').isVisible()).toBe(true) // it was looked at, too
+        expect(await page.evaluate(small, 44)).toEqual([])
+        await context.close()
+      })
+    }
   }
+
+  it('is found by the link in the header, which is not there without a federation', async () => {
+    context = await site.browser.newContext({ reducedMotion: 'reduce' })
+    page = await openPage(context, site.host.url)
+    await page.locator('#federation-link').click()
+    await ready()
+    await expect.poll(() => page.locator('#federation').evaluate((part) => Math.abs(part.getBoundingClientRect().top))).toBeLessThan(40)
+    await context.close()
+  })
 })
 
 describe('the server’s step', () => {

@@ -4,9 +4,9 @@
 
 Two bundles with a site each, the MLP of a short run on digits and an Omniglot CNN on drawn strokes; for each, features,
 personalization and a round by the TFF engine; pixels, pictures, heads and payloads as Python makes them. A round of
-small networks such as phones run. Federations of digits for the page to play, and what the local engine computes of
-them. And what `tfpfl report` makes of some short runs, and a run whose clients are devices
-(live.py).
+small networks such as phones run. A backbone that was taught by many signs (signs.py). Federations of digits for the
+page to play, and what the local engine computes of them. And what `tfpfl report` makes of some short runs, and a run
+whose clients are devices (live.py).
 """
 
 import json
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 from safetensors.numpy import save_file
+from signs import signs_bundle
 
 import live
 from tflite_export import export, write_site
@@ -328,6 +329,7 @@ def main(folder: Path):
         save_file(by_the_tff_engine(model, bundle), folder / f"{name}.safetensors")
         write_site(bundle.folder, folder / f"site-{name}")
     files_of_python(folder, bundle)
+    write_site(signs_bundle(folder).folder, folder / "site-signs")
 
 
 if __name__ == "__main__":

@@ -1,32 +1,22 @@
 /** A person draws, names, learns, comes back: all of it with the mouse, in the built site. */
 import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
-import type { Browser, BrowserContext, Page } from 'playwright-core'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import type { BrowserContext, Page } from 'playwright-core'
 import { zipped } from '../src/zip'
-import { fixture, launch, noBrowser } from './browser'
-import { draw, editKept, exported, learn, openPage, predicted, press, result, shown, teach, type Stroke } from './page'
-import { serve, type Host } from './server'
+import { fixture, noBrowser } from './browser'
+import { draw, editKept, exported, hosted, learn, openPage, predicted, press, result, shown, teach, type Stroke } from './page'
 
 const STROKES: Stroke[] = ['line', 'bar', 'ring']
 
 describe.skipIf(noBrowser)('Learn me', () => {
-  let browser: Browser
-  let host: Host
+  const site = hosted('site-cnn')
   let context: BrowserContext
   let page: Page
 
-  beforeAll(async () => {
-    browser = await launch()
-    host = await serve(fixture('site-cnn'))
-  })
-  afterAll(async () => {
-    await browser?.close()
-    await host?.close()
-  })
   beforeEach(async () => {
-    context = await browser.newContext({ bypassCSP: true }) // so that tests may evaluate a function in the page
-    page = await openPage(context, host.url)
+    context = await site.browser.newContext({ bypassCSP: true }) // so that tests may evaluate a function in the page
+    page = await openPage(context, site.host.url)
   })
   afterEach(() => context?.close())
 
@@ -205,7 +195,7 @@ describe.skipIf(noBrowser)('Learn me', () => {
     const script = 'import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); assert z.testzip() is None; sys.stdout.buffer.write(z.read("head.bin"))'
     expect(new Uint8Array(execFileSync(process.env.TFPFL_WEB_PYTHON!, ['-c', script, await file.path()]))).toEqual(head)
 
-    const other = await openPage(await browser.newContext({ bypassCSP: true }), host.url)
+    const other = await openPage(await site.browser.newContext({ bypassCSP: true }), site.host.url)
     await other.locator('#import-file').setInputFiles({ name: 'head.zip', mimeType: 'application/zip', buffer: readFileSync(await file.path()) })
     await expect.poll(() => result(other)).toBe('A head of 3 classes is in use.')
     for (const [label, name] of names.entries()) expect(await other.locator(`#name-${label}`).inputValue()).toBe(name)
@@ -220,8 +210,8 @@ describe.skipIf(noBrowser)('Learn me', () => {
   })
 
   it('draws with one finger: a second one on the pad does nothing', async () => {
-    const touch = await browser.newContext({ hasTouch: true, viewport: { width: 390, height: 844 } })
-    const page = await openPage(touch, host.url)
+    const touch = await site.browser.newContext({ hasTouch: true, viewport: { width: 390, height: 844 } })
+    const page = await openPage(touch, site.host.url)
     await page.locator('#pad').scrollIntoViewIfNeeded()
     const box = (await page.locator('#pad').boundingBox())!
     const at = (id: number, x: number, y: number) => ({ id, x: box.x + x * box.width, y: box.y + y * box.height })
@@ -246,6 +236,22 @@ describe.skipIf(noBrowser)('Learn me', () => {
     await page.locator('#undo').click() // the one stroke that there is
     expect(await page.locator('#undo').isDisabled()).toBe(true)
     await touch.close()
+  })
+
+  it('shows and keeps a dot: a tap without a move, as on an i', async () => {
+    await page.locator('#pad').click({ position: { x: 60, y: 60 } })
+    const side = (await page.locator('#pad').boundingBox())!.width
+    const ink = await page.locator('#pad').evaluate((pad: HTMLCanvasElement, at) => {
+      const context = pad.getContext('2d')!
+      const grey = (part: number) => context.getImageData(part * pad.width, part * pad.width, 1, 1).data[0]!
+      return [grey(at), grey(at + 0.05)]
+    }, 60 / side)
+    expect(ink).toEqual([0, 255])
+    await page.locator('#keep').click()
+    const kept = page.locator('#class-list canvas')
+    await expect.poll(() => kept.count()).toBe(1)
+    const darkest = await kept.evaluate((c: HTMLCanvasElement) => Math.min(...c.getContext('2d')!.getImageData(0, 0, c.width, c.height).data.filter((_, i) => i % 4 === 0)))
+    expect(darkest).toBeLessThan(150)
   })
 
   it('takes 2 to 16 classes, and no more than the program has room for', async () => {

@@ -11,8 +11,8 @@ import { readSafetensors } from '../src/safetensors'
 import { fixture, launch, noBrowser } from './browser'
 import { openPage } from './page'
 import { serve } from './server'
+import { joinRun, python } from './server_of_rounds'
 
-const python = process.env.TFPFL_WEB_PYTHON ?? join(import.meta.dirname, '../../.venv/bin/python')
 const read = (path: string) => JSON.parse(readFileSync(path, 'utf8')) as unknown
 const arrays = (path: string) => readSafetensors(new Uint8Array(readFileSync(path)))
 
@@ -56,13 +56,6 @@ describe.skipIf(noBrowser)('Join a live run', () => {
   const status = (page: Page) => page.locator('#live-status').textContent()
   const state = (page: Page) => page.locator('#live').getAttribute('data-state')
   const fact = (page: Page, name: string) => page.locator('#live-facts tr', { hasText: name }).locator('td').textContent()
-
-  async function join_(page: Page, client: number, token: string): Promise<void> {
-    const files = ['train.npz', 'test.npz', 'about.json'].map((name) => fixture('live', 'data', String(client), name))
-    await page.locator('#live-token').fill(token)
-    await page.locator('#live-files').setInputFiles(files)
-    await page.locator('#join').click()
-  }
 
   /** Opens a tab that goes silent at its first update: before it is sent, or when the server has taken it. */
   async function silent(context: BrowserContext, url: string, when: 'before' | 'after'): Promise<Page> {
@@ -132,13 +125,13 @@ describe.skipIf(noBrowser)('Join a live run', () => {
       if (i === 0) {
         await page.locator('#join').click()
         await expect.poll(() => status(page)).toMatch(/needs the token/)
-        await join_(page, client, 'no-such-token')
+        await joinRun(page, client, 'no-such-token')
         await expect.poll(() => status(page)).toBe('The server refused (401): this token is unknown: ask for one')
-        await join_(page, client, tokens[tabs[1]!]!)
+        await joinRun(page, client, tokens[tabs[1]!]!)
         await expect.poll(() => status(page)).toMatch(/The server refused \(409\): client \d+ has \d+ examples/)
         expect(await page.locator('#join').isVisible()).toBe(true)
       }
-      await join_(page, client, tokens[client]!)
+      await joinRun(page, client, tokens[client]!)
       await expect.poll(() => fact(page, 'client')).toBe(String(client))
     }
 

@@ -1,40 +1,18 @@
 /** After learning: what the page says of it, and teaching with one tap; axe-core on the page as it is then. */
-import { readFileSync } from 'node:fs'
-import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import type { Browser } from 'playwright-core'
-import { fixture, launch, noBrowser } from './browser'
-import { draw, learn, openPage, teach } from './page'
-import { serve, type Host } from './server'
-
-const AXE = readFileSync(new URL('../node_modules/axe-core/axe.min.js', import.meta.url), 'utf8')
-const RULES = ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa']
-interface Axe {
-  run(options: object): Promise<{ violations: { id: string; nodes: { html: string; failureSummary: string }[] }[] }>
-}
+import { describe, expect, it } from 'vitest'
+import { complaints } from './axe'
+import { noBrowser } from './browser'
+import { draw, hosted, learn, openPage, teach } from './page'
 
 describe.skipIf(noBrowser)('after learning', () => {
-  let browser: Browser
-  let host: Host
-  beforeAll(async () => {
-    browser = await launch()
-    host = await serve(fixture('site-cnn'))
-  })
-  afterAll(async () => {
-    await browser?.close()
-    await host?.close()
-  })
+  const site = hosted('site-cnn')
 
   for (const width of [390, 1280]) {
     for (const colorScheme of ['light', 'dark'] as const) {
       it(`the page says what it means, teaches with one tap, and passes WCAG 2.2 AA: ${width} pixels, ${colorScheme}`, async () => {
-        const context = await browser.newContext({ viewport: { width, height: 844 }, colorScheme, hasTouch: width < 500, bypassCSP: true })
-        const page = await openPage(context, host.url)
-        const complaints = async () => {
-          await page.evaluate(AXE)
-          const found = await page.evaluate((values) => (globalThis as unknown as { axe: Axe }).axe.run({ runOnly: { type: 'tag', values } }), RULES)
-          return found.violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => `${node.html} ${node.failureSummary}`).join(' | ')}`)
-        }
-        expect(await complaints()).toEqual([])
+        const context = await site.browser.newContext({ viewport: { width, height: 844 }, colorScheme, hasTouch: width < 500, bypassCSP: true })
+        const page = await openPage(context, site.host.url)
+        expect(await complaints(page)).toEqual([])
         if (width < 500) {
           // Everything that the thumb needs is on the first screen.
           for (const id of ['#pad', '#class-chips label >> nth=2', '#keep', '#learn-button']) {
@@ -65,7 +43,7 @@ describe.skipIf(noBrowser)('after learning', () => {
         const drawn = (label: number) => page.locator('#class-list > li').nth(label).locator('.strip canvas').count()
         await draw(page, 'ring', 3)
         await expect.poll(() => page.locator('#guess').textContent()).toMatch(/^“wave”/)
-        expect(await complaints()).toEqual([])
+        expect(await complaints(page)).toEqual([])
         await page.locator('#right').click()
         await expect.poll(() => page.locator('#result').textContent()).toMatch(/^(Learned|Not better): .* of 3 /)
         expect(await drawn(2)).toBe(4)
@@ -75,14 +53,14 @@ describe.skipIf(noBrowser)('after learning', () => {
         await expect.poll(() => drawn(1)).toBe(4)
         expect(await drawn(0)).toBe(3)
         expect(await page.locator('#answer').isVisible()).toBe(false)
-        expect(await complaints()).toEqual([])
+        expect(await complaints(page)).toEqual([])
         await context.close()
       })
     }
   }
 
   it('refuses a file that is no picture, and shows a photo as it will be kept', async () => {
-    const page = await openPage(await browser.newContext({ bypassCSP: true }), host.url)
+    const page = await openPage(await site.browser.newContext({ bypassCSP: true }), site.host.url)
     await page.locator('#picture-file').setInputFiles({ name: 'notes.txt', mimeType: 'text/plain', buffer: Buffer.from('no') })
     await expect.poll(() => page.locator('#result').textContent()).toBe('notes.txt is no picture that this browser can read.')
     expect(await page.locator('#clear').isEnabled()).toBe(true)

@@ -1,11 +1,26 @@
 /** What a person does with the page. */
 import { readFileSync } from 'node:fs'
-import { expect } from 'vitest'
+import { afterAll, beforeAll, expect } from 'vitest'
 import { unzipped } from '../src/zip'
-import { fixture } from './browser'
-import type { BrowserContext, Page } from 'playwright-core'
+import { fixture, launch } from './browser'
+import { serve, type Host } from './server'
+import type { Browser, BrowserContext, Page } from 'playwright-core'
 
 export type Stroke = 'line' | 'bar' | 'ring' | 'cross'
+
+/** A browser and a host of one of the fixtures' sites, for all tests of a `describe`. */
+export function hosted(site: string): { browser: Browser; host: Host } {
+  const found = {} as { browser: Browser; host: Host }
+  beforeAll(async () => {
+    found.browser = await launch()
+    found.host = await serve(fixture(site))
+  })
+  afterAll(async () => {
+    await found.browser?.close()
+    await found.host?.close()
+  })
+  return found
+}
 
 /** Opens the site and waits until the program runs. */
 export async function openPage(context: BrowserContext, url: string): Promise<Page> {
@@ -115,4 +130,12 @@ export async function editKept(page: Page, edit: (kept: { head: Uint8Array | nul
     await request(store.put(kept, key!))
     database.close()
   }, edit.toString())
+}
+
+/** In the browser: controls that are smaller than so many pixels. Links in a text may be (WCAG 2.5.8). */
+export function small(pixels: number): string[] {
+  return [...document.querySelectorAll<HTMLElement>('button, input, select, summary, nav a')]
+    .filter((element) => element.checkVisibility())
+    .filter((element) => [element.getBoundingClientRect()].some(({ width, height }) => Math.min(width, height) < pixels - 0.1))
+    .map((element) => element.outerHTML.slice(0, 100))
 }

@@ -7,7 +7,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import type { Browser } from 'playwright-core'
 import litert from '../node_modules/@litertjs/core/package.json' with { type: 'json' }
 import { fixture, launch, noBrowser } from './browser'
-import { draw, learn, openPage, shown, teach } from './page'
+import { draw, learn, openPage, shown, small, teach } from './page'
 import { serve } from './server'
 
 const wasm = `litert-${litert.version}/litert_wasm_internal.wasm`
@@ -86,7 +86,9 @@ describe.skipIf(noBrowser)('the site', () => {
     await page.close()
     await host.close() // nobody is there any more
 
+    await context.setOffline(true)
     const again = await openPage(context, host.url)
+    expect(await again.locator('#status').textContent()).toMatch(/^Ready, without a network/)
     expect(await shown(again, 'ring')).toBe(before)
     await again.locator('#round').click()
     await expect.poll(() => again.locator('#round-status').textContent()).toMatch(/A round on 32 examples/)
@@ -148,6 +150,8 @@ describe.skipIf(noBrowser)('the site', () => {
     const page = await context.newPage()
     await page.goto(host.url)
     await page.waitForFunction(() => document.documentElement.dataset.pad)
+    const place = () => page.locator('#pad').evaluate((pad) => pad.getBoundingClientRect().top + scrollY)
+    const before = await place()
     for (const [label, stroke] of (['line', 'bar', 'ring'] as const).entries()) {
       for (let i = 0; i < 3; i++) await teach(page, label, stroke, i)
     }
@@ -161,7 +165,8 @@ describe.skipIf(noBrowser)('the site', () => {
     expect(host.asked.some((path) => path.includes('client.safetensors'))).toBe(false)
     release()
     await expect.poll(() => page.locator('#result').textContent()).toMatch(/^Learned: 3 of 3/)
-    expect(await page.locator('#loading').isVisible()).toBe(false)
+    await expect.poll(() => page.locator('#loading').isVisible()).toBe(false)
+    expect(Math.abs((await place()) - before)).toBeLessThan(1) // it did not move under the finger
     await page.locator('#client').scrollIntoViewIfNeeded()
     await expect.poll(() => page.locator('#round').isEnabled()).toBe(true)
     expect(host.asked.some((path) => path.includes('client.safetensors'))).toBe(true)
@@ -254,14 +259,6 @@ function lowestContrast(): number {
     lowest = Math.min(lowest, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05))
   }
   return lowest
-}
-
-/** In the browser: controls that are smaller than so many pixels. Links in a text may be (WCAG 2.5.8). */
-function small(pixels: number): string[] {
-  return [...document.querySelectorAll<HTMLElement>('button, input, select, summary, nav a')]
-    .filter((element) => element.checkVisibility())
-    .filter((element) => [element.getBoundingClientRect()].some(({ width, height }) => Math.min(width, height) < pixels - 0.1))
-    .map((element) => element.outerHTML.slice(0, 100))
 }
 
 /** In the browser: controls and pictures that a screen reader has no name for. */

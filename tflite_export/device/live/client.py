@@ -24,11 +24,14 @@ from tflite_export.device.files import write_whole
 from tflite_export.device.layout import MANIFEST, PROGRAM
 from tflite_export.device.live import wire
 from tflite_export.device.live.connection import Connection
+from tflite_export.device.live.secure.state import SecureState
 from tflite_export.device.live.state import State
+from tflite_export.device.live.wire import KEYS, MASKED, PHASES
 from tflite_export.device.live.work import Work, about_device, check_examples, keep_first_head
 from tflite_export.device.runtime import Bundle
 
 _WAIT = 25.0  # seconds of a poll
+_REST = 2.0  # seconds until a device that takes no part in a secure attempt asks again
 _LONGEST_PAUSE = 15.0  # seconds between attempts while the server is away
 
 
@@ -74,6 +77,8 @@ class LiveDevice:
         context: for https, with the server's certificate; default: those that Python trusts.
         log: (text) -> None, told what happens.
         half: ask for theta in half precision: half the bytes, and results that are a little different (docs/live.md).
+        secure: send no update that is not masked, whatever the server asks for (docs/secure.md). A device that has
+            joined a run with secure rounds never does.
 
     Raises:
         ServerError: the server refuses the device, or is away for longer than `patience`.
@@ -92,6 +97,7 @@ class LiveDevice:
         context: ssl.SSLContext | None = None,
         log: Callable[[str], None] = lambda text: None,
         half: bool = False,
+        secure: bool = False,
     ):
         if not url.startswith(("http://", "https://")):
             raise InvalidInput(f"the server's address begins with http:// or https://, found {url!r}")
@@ -105,6 +111,11 @@ class LiveDevice:
         self._about = about_device(examples, self._signer)
         member = self.state.member() or self._join()
         self.client_id = member["client"]
+        from tflite_export.device.live.secure.visits import SecureVisits  # needs cryptography, which is here by now
+
+        self._only_secure = secure or member["secure"]
+        self._kept = SecureState(self.state.folder)
+        self._secure = SecureVisits(self._kept, self.client_id, self._signer)
         self._get_bundle()
         self._begin(examples, interpreter)
         self._settle()
@@ -112,6 +123,7 @@ class LiveDevice:
     # What differs between devices that compute with LiteRT, as this one, and with TensorFlow (tfpfl/live/tf_device.py)
 
     runtime = "litert"
+    can_mask = True  # whether it can take part in secure rounds
     _state: Callable = State
     _whole = MANIFEST  # the file that a bundle has when all of it is here
 
@@ -144,8 +156,10 @@ class LiveDevice:
         about = {**self._about, "token": self._token, "runtime": self.runtime}
         if (self.state.bundle / self._whole).exists():
             about["program"] = self._program()
+        if self.can_mask:
+            about["secure"] = 1
         answer = self._send("POST", "/v1/join", json.dumps(about).encode(), None)
-        member = self._json(answer)
+        member = {"secure": False} | self._json(answer)
         self.state.keep_member(member)
         self.log(f"joined as client {member['client']}")
         return member
@@ -191,13 +205,20 @@ class LiveDevice:
             wait: seconds for which the server may hold the question.
         """
         have = f"&have={self._last[0] or 'none'}{'&half=1' if self._half else ''}"  # so that a new theta comes with it
-        answer = self._good(self._ask("GET", f"/v1/work?wait={wait:g}{have}"))
+        masks = "&secure=1" if self.can_mask else ""
+        answer = self._good(self._ask("GET", f"/v1/work?wait={wait:g}{have}{masks}"))
         if answer.digest:
             work, content = wire.unpack(answer.body)
             self._keep_theta(wire.entry(work, "theta", str), content, answer.digest)
         else:
             work = wire.read_json(answer.body)
+        if work["kind"] in PHASES:
+            self._take_part(work)
+            return True
+        self._settle_secure()
         if work["kind"] == wire.VISIT:
+            if self._only_secure:
+                raise ServerError("the server asks for an update that is not masked, and this device sends none")
             self._visit(work)
         elif work["kind"] == wire.SCORE:
             self._score(work)
@@ -229,8 +250,12 @@ class LiveDevice:
 
     def _settle(self) -> None:
         """Sends the update that is on its way, until the server has said whether it counts."""
+        self._settle_secure()
         pending = self._pending()
         if pending is None:
+            return
+        if self._only_secure:
+            self.state.drop()
             return
         answer = self._ask("PUT", f"/v1/update/{pending.round_num}", pending.body)
         if answer.status == 200:
@@ -242,6 +267,57 @@ class LiveDevice:
         else:
             self._good(answer)
         self.state.drop()
+
+    # Secure rounds
+
+    def _visited(self) -> Any:
+        """What was computed in the present secure round, if there is something."""
+        if not self.can_mask:
+            return None
+        return self._kept.visit(self.client.bundle.num_features, self.client.bundle.num_classes)
+
+    def _take_part(self, work: dict) -> None:
+        """Sends the message of a phase; or refuses, and waits for the next attempt."""
+        number, phase = wire.entry(work, "round", int, 1), work["kind"]
+        visited = self._visited() if phase in (KEYS, MASKED) else None
+        if visited is not None and visited.round_num != number:
+            self._settle_secure()
+            visited = None
+        if phase == KEYS and (visited is None or wire.unpack(visited.body)[0]["theta"] != work["theta"]):
+            if (theta := self._theta(wire.entry(work, "theta", str))) is None:
+                return
+            visited = self._work.visit(work | {"payload": "float32", "splits": []}, theta)
+            self._kept.keep_visit(visited)
+        try:
+            body = self._secure.message(work, visited)
+        except InvalidInput as error:
+            self._refuse(work, str(error))
+            return
+        answer = self._ask("PUT", f"/v1/secure/{number}/{phase}", body)
+        if answer.status in (400, 409, 413, 422):
+            self._refuse(work, f"the server did not take {phase}: {answer.error}")
+        elif answer.status != 410:  # too late does no harm: there may be another attempt
+            self._good(answer)
+
+    def _refuse(self, work: dict, why: str) -> None:
+        self.log(f"round {work['round']}, attempt {work['attempt']}: this device takes no part: {why}")
+        self._secure.refuse(why)
+        time.sleep(min(float(work["seconds"]), _REST))  # the server goes on asking until the phase is over
+
+    def _settle_secure(self) -> None:
+        """Asks what became of a secure round, and makes its head current if it counts."""
+        if (visited := self._visited()) is None:
+            return
+        number = visited.round_num
+        answer = self._good(self._ask("GET", f"/v1/secure/{number}"))
+        state = wire.entry(wire.read_json(answer.body), "state", str)
+        if state == "open":
+            return
+        if state == "counted":
+            self._counted(visited)
+            self.rounds += 1
+        self.log(f"round {number}: {'counted' if state == 'counted' else 'not counted: it ended without this device'}")
+        self._kept.drop()
 
     def _score(self, work: dict) -> None:
         theta = self._theta(work["theta"])

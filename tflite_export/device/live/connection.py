@@ -60,5 +60,5 @@ class Connection:
         return found.status, found.data, found.headers
 
     def close(self) -> None:
-        """Closes what is open."""
+        """Closes the connection to the server, and to the proxy. A later `send` works: it opens a new one."""
         self._http.clear()

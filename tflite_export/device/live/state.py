@@ -91,7 +91,8 @@ class State:
             return None
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            return {"client": int(found["client"]), "classes": int(found["classes"])}
+            numbers = {name: int(found[name]) for name in ("client", "classes")}
+            return numbers | {"secure": bool(found.get("secure", False))}
         except (ValueError, KeyError, TypeError):
             raise InvalidInput(f"{path} is damaged: delete it, and join again with the token") from None
 

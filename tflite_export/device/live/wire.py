@@ -35,6 +35,8 @@ CLIENT, TIME, NONCE, SIGNATURE = "Tfpfl-Client", "Tfpfl-Time", "Tfpfl-Nonce", "T
 BODY = "Tfpfl-Body"
 NAME = f"tfpfl-{PROTOCOL}"
 VISIT, SCORE, NOTHING, DONE = "visit", "score", "none", "done"  # the kinds of work
+KEYS, SHARES, MASKED, UNMASK = "keys", "shares", "masked", "unmask"  # and those of secure rounds, in their order
+PHASES = (KEYS, SHARES, MASKED, UNMASK)
 SPLITS = ("train", "validation", "test")  # of a device's examples
 _KEY_BYTES, _SIGNATURE_BYTES, _NONCE_BYTES = 65, 64, 12
 _NO_CRYPTOGRAPHY = "signed requests need the package cryptography: pip install 'tfpfl-device[live]' or 'tfpfl[live]'"
@@ -129,14 +131,18 @@ class Signer:
             body: the body; empty if there is none.
             time: seconds since 1970.
         """
+        when, nonce = str(int(time)), to_text(secrets.token_bytes(_NONCE_BYTES))
+        text = text_to_sign(method, target, when, nonce, hashlib.sha256(body).hexdigest())
+        return Stamp(str(client), when, nonce, self.sign(text))
+
+    def sign(self, text: bytes) -> str:
+        """The signature of a text, as headers and JSON have it."""
         from cryptography.hazmat.primitives.asymmetric import utils
         from cryptography.hazmat.primitives.hashes import SHA256
 
         ec, _ = _elliptic()
-        when, nonce = str(int(time)), to_text(secrets.token_bytes(_NONCE_BYTES))
-        text = text_to_sign(method, target, when, nonce, hashlib.sha256(body).hexdigest())
         r, s = utils.decode_dss_signature(self._key.sign(text, ec.ECDSA(SHA256())))
-        return Stamp(str(client), when, nonce, to_text(r.to_bytes(32, "big") + s.to_bytes(32, "big")))
+        return to_text(r.to_bytes(32, "big") + s.to_bytes(32, "big"))
 
 
 class PublicKey:
@@ -163,19 +169,26 @@ class PublicKey:
         Raises:
             WireError: the request was not signed with this key.
         """
+        to_bytes(stamp.nonce, NONCE, _NONCE_BYTES)
+        self.verify(text_to_sign(method, target, stamp.time, stamp.nonce, body_sha256), stamp.signature)
+
+    def verify(self, text: bytes, signature: str) -> None:
+        """Checks the signature of a text.
+
+        Raises:
+            WireError: it was not signed with this key.
+        """
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric import utils
         from cryptography.hazmat.primitives.hashes import SHA256
 
         ec, _ = _elliptic()
-        to_bytes(stamp.nonce, NONCE, _NONCE_BYTES)
-        both = to_bytes(stamp.signature, SIGNATURE, _SIGNATURE_BYTES)
+        both = to_bytes(signature, SIGNATURE, _SIGNATURE_BYTES)
         r, s = int.from_bytes(both[:32], "big"), int.from_bytes(both[32:], "big")
-        text = text_to_sign(method, target, stamp.time, stamp.nonce, body_sha256)
         try:
             self._key.verify(utils.encode_dss_signature(r, s), text, ec.ECDSA(SHA256()))
         except InvalidSignature:
-            raise WireError("the signature is not this client's, or the request was changed on its way") from None
+            raise WireError("the signature is not this client's, or what it signed was changed on its way") from None
 
 
 def pack(about: dict, content: bytes) -> bytes:

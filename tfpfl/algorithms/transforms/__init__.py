@@ -8,6 +8,7 @@ from tfpfl.algorithms.transforms.own_part import own_part
 from tfpfl.algorithms.transforms.robust import median, trimmed_mean
 from tfpfl.algorithms.transforms.schedule import at_round, scheduled
 from tfpfl.algorithms.transforms.screening import screened
+from tfpfl.algorithms.transforms.secure import secured
 from tfpfl.algorithms.transforms.server_optimizer import server_optimized
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "own_part",
     "scheduled",
     "screened",
+    "secured",
     "server_optimized",
     "trimmed_mean",
     "with_objective",

@@ -22,7 +22,7 @@ from tfpfl.engines.packed import (
     tree_sum,
 )
 from tfpfl.engines.rounds import Part
-from tfpfl.engines.visit import Readers, checked, client_result, client_state_spec, client_work
+from tfpfl.engines.visit import Readers, as_sent, checked, client_result, client_state_spec, client_work
 from tfpfl.models import passes
 
 STACK = 64  # the largest number of clients in one vectorized computation
@@ -117,7 +117,8 @@ class Stacked:
                 message = own if self._per_client else messages
                 with passes.drawing(visit.key):
                     output = algorithm.client_update(message, state, ClientData(x, y, visit.info, visit.key))
-                return client_result(algorithm, checked(algorithm, message, output, {}), visit)
+                output = as_sent(algorithm, state, checked(algorithm, message, output, {}), visit)
+                return client_result(algorithm, output, visit)
 
             own = messages if self._per_client else ()
             states, metrics, parts, sums = tf.vectorized_map(one, (own, states, visits, x, y))

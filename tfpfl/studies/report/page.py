@@ -2,7 +2,7 @@
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -67,6 +67,11 @@ def render(
         Section("matrices", "Who listens to whom", sections.matrices(pictures, rows)),
         Section("runs", "Configurations and commands", sections.runs(rows)),
     ]
+    return html(title or _title(records), _facts(records, rows), warnings + _warnings(records), parts)
+
+
+def html(title: str, facts: Mapping[str, str], warnings: Sequence[str], parts: Sequence[Section]) -> str:
+    """A complete page as HTML: heading, facts, warnings, and the sections that have blocks."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -76,9 +81,9 @@ def render(
         lstrip_blocks=True,
     )
     return environment.get_template("page.html").render(
-        title=title or _title(records),
-        facts=_facts(records, rows),
-        warnings=warnings + _warnings(records),
+        title=title,
+        facts=facts,
+        warnings=warnings,
         sections=[part for part in parts if part.blocks],
         made=f"tfpfl {version('tfpfl')}, {datetime.date.today().isoformat()}",
     )

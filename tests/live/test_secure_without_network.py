@@ -1,0 +1,383 @@
+"""`SecureRounds` alone, with a clock of the test: dropouts, attempts that fail, kills, and what is refused."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from helpers.live import live_theta
+from helpers.live_fuzzer import damaged, strange
+from helpers.marks import slow_but
+from helpers.secure import Phone, joined
+from tflite_export.convert.program import flatten
+from tflite_export.device.live import wire
+from tflite_export.device.live.secure.masks import SecureError
+from tfpfl.checks import InvalidArgument
+from tfpfl.live.rounds import LiveRounds
+from tfpfl.live.rules import Refused, Rules
+from tfpfl.live.secure_rounds import SecureRounds
+
+RULES = {"wait_for": 10, "deadline": 10, "phase": 5, "awake": 1e6, "secure": True, "clip": 1.0}
+
+
+@pytest.fixture
+def secure_run(make_run, tmp_path):
+    with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=0) as run:
+        yield run
+
+
+def gradients(run, clients=range(10)):
+    draw = np.random.default_rng(3)
+    return {i: draw.normal(0, 1e-3, run.model.num_backbone_weights).astype(np.float32) for i in clients}
+
+
+def answer(rounds, phones, now=1.0):
+    """All of these phones answer, until nothing is left to do for them."""
+    while any([(work := p.step(rounds, now)) and work["kind"] in wire.PHASES for p in phones.values()]):
+        pass
+
+
+def without(phones, *gone):
+    return {i: phone for i, phone in phones.items() if i not in gone}
+
+
+def check_step(run, given, clients):
+    """The step is rho times the sum of alpha_i g_i of these clients; all are in the cohort, so I = r."""
+    sizes = run.population.num_examples / run.population.num_examples.sum()
+    expected = sum(sizes[i] * given[i].astype(np.float64) for i in clients)
+    moved = live_theta(run) - flatten(run.model.initial_theta)
+    assert np.abs(moved + 0.01 * expected).max() < 1e-8 and np.abs(moved).max() > 1e-6
+
+
+def reasons(rounds):
+    return [event[2] for event in rounds.book.events() if event[2].startswith("failed")]
+
+
+@pytest.mark.parametrize("phase", slow_but(wire.PHASES, wire.MASKED, wire.UNMASK, ci=(wire.KEYS, wire.SHARES)))
+def test_thirty_percent_drop_out_in_a_phase(secure_run, tmp_path, phase):
+    given = gradients(secure_run)
+    rounds, phones = joined(secure_run, Rules(**RULES), tmp_path, given)
+    for name in wire.PHASES:
+        here = without(phones, 1, 4, 8) if wire.PHASES.index(name) >= wire.PHASES.index(phase) else phones
+        assert rounds.view.kind == name
+        for phone in here.values():
+            phone.step(rounds, 1.0)
+            if rounds.view.kind != name:
+                break  # enough shares have come
+        if rounds.view.kind == name:
+            rounds.tick(4.0)  # before the deadline it waits
+            assert rounds.view.kind == name and rounds.view.waiting <= {1, 4, 8}
+            rounds.tick(30.0)
+    assert rounds.view.kind == wire.SCORE and not reasons(rounds)
+    rounds.tick(99.0)
+    counted = range(10) if phase == wire.UNMASK else [0, 2, 3, 5, 6, 7, 9]
+    check_step(secure_run, given, counted)
+    (row,) = secure_run.store.history()
+    assert row["came"] == " ".join(map(str, counted)) and abs(row["loss"] - 0.5) < 1e-3
+    for i, phone in phones.items():
+        assert rounds.state(i, 1)["state"] == ("counted" if i in counted else "over"), phone
+    rounds.close()
+
+
+@pytest.mark.parametrize("phase", slow_but(wire.PHASES[1:], wire.MASKED, ci=(wire.SHARES, wire.UNMASK)))
+def test_with_fewer_than_the_threshold_the_round_fails_and_begins_again(secure_run, tmp_path, phase):
+    given = gradients(secure_run)
+    rounds, phones = joined(secure_run, Rules(**RULES), tmp_path, given)
+    while rounds.view.kind != phase:
+        answer_once(rounds, phones)
+    for i in (0, 1, 2, 3) if phase != wire.UNMASK else (0, 1, 2, 3, 4):
+        phones[i].step(rounds, 2.0)
+    held = tables(rounds)
+    rounds.tick(60.0)
+    (why,) = reasons(rounds)
+    assert "are needed" in why and rounds.view.kind == wire.NOTHING
+    assert secure_run.store.round_num == 0 and rounds.state(0, 1)["state"] == "open"
+    assert held["message"] and not any(tables(rounds).values())  # what came is deleted, and there is no sum
+    rounds.tick(60.5)
+    assert rounds.view.kind == wire.NOTHING  # it rests
+    rounds.tick(61.5)
+    assert rounds.view.kind == wire.KEYS and rounds.work(0, 61.5)["attempt"] == 2
+    secrets = {i: phones[i].state.attempt()["secrets"] for i in phones}
+    answer(rounds, phones, 62.0)
+    rounds.tick(99.0)
+    check_step(secure_run, given, range(10))
+    again = {i: phones[i].state.attempt()["secrets"] for i in phones}
+    assert all(secrets[i][name] != again[i][name] for i in phones for name in secrets[i])
+    rounds.close()
+
+
+def answer_once(rounds, phones, now=1.0):
+    """All of these phones send the message of the present phase."""
+    phase = rounds.view.kind
+    for phone in phones.values():
+        if rounds.view.kind == phase:
+            phone.step(rounds, now)
+
+
+def tables(rounds):
+    """{table: number of rows} of what is kept of clients' messages."""
+    return {t: rounds.book._rows(f"SELECT COUNT(*) FROM {t}")[0][0] for t in ("message", "opened_sum", "arrived")}
+
+
+def test_too_few_keys_only_move_the_deadline(secure_run, tmp_path):
+    rounds, phones = joined(secure_run, Rules(**RULES), tmp_path, gradients(secure_run))
+    answer_once(rounds, without(phones, *range(5, 10)))
+    rounds.tick(11.0)
+    assert rounds.view.kind == wire.KEYS and rounds.view.deadline == 21.0
+    answer_once(rounds, phones)
+    assert rounds.view.kind == wire.SHARES
+    rounds.close()
+
+
+class Killed(BaseException):
+    """The server's power is gone."""
+
+
+STEPS = ("begin_attempt", "begin_phase", "put_message", "put_sum", "open_round", "end_round", "fail")
+
+
+@pytest.mark.parametrize("step", slow_but(STEPS, "put_message", "put_sum", ci=("fail", "begin_phase")))
+def test_a_server_that_is_killed_goes_on(secure_run, tmp_path, step):
+    """It dies after each call of a function that writes, and is started again; phones are killed all the time, too."""
+    given, rules = gradients(secure_run), Rules(**RULES)
+    rounds, phones = joined(secure_run, rules, tmp_path, {i: given[i] for i in range(9)})
+    phones[9], dead, fails = Phone(rounds, 9, tmp_path / "phone9", given[9]), [0], step == "fail"
+
+    def killing(book):
+        real = getattr(book, step)
+
+        def killed(*arguments, **named):
+            real(*arguments, **named)
+            dead[0] += 1
+            raise Killed
+
+        if dead[0] < 12:
+            setattr(book, step, killed)
+
+    killing(rounds.book)
+    now = 1.0
+    for _ in range(200):
+        now += 0.5
+        try:
+            if rounds.view.kind == wire.DONE:
+                break
+            if rounds.book.members()[9].key is None:
+                rounds.join("token 9", phones[9].about, now)
+            if fails and rounds.view.kind == wire.MASKED:  # nobody sends words in the first attempt
+                now, fails = rounds.view.deadline, False
+            rounds.tick(now)
+            for phone in phones.values():
+                phone.restart()
+                phone.step(rounds, now)
+            if rounds.view.kind == wire.SCORE:
+                rounds.tick(now + 100)
+        except Killed:
+            rounds.close()
+            while True:
+                try:
+                    rounds = SecureRounds(secure_run, rules, now)
+                    killing(rounds.book)
+                    break
+                except Killed:
+                    continue
+        except Refused as refused:
+            assert refused.status in (409, 410), refused
+    assert rounds.view.kind == wire.DONE and secure_run.store.round_num == 1
+    assert dead[0] > 0
+    check_step(secure_run, given, range(10))
+    assert rounds.book.members()[0].arrived == 1
+    rounds.close()
+
+
+def test_messages_again_late_and_others(secure_run, tmp_path):
+    rounds, phones = joined(secure_run, Rules(**RULES), tmp_path, gradients(secure_run))
+    body = phones[0].body(json.loads(json.dumps(rounds.work(0, 1.0))))
+    for _ in range(2):
+        assert rounds.message(0, 1, wire.KEYS, body, 1.0) == {"kept": True, "round": 1, "attempt": 1}
+    assert rounds.work(0, 1.0) is None
+    refusals = [
+        (lambda: rounds.message(0, 1, wire.KEYS, body + b" ", 1.0), 409, "another message of client 0"),
+        (lambda: rounds.message(1, 1, wire.KEYS, body, 1.0), 400, "signature"),
+        (lambda: rounds.message(1, 1, wire.SHARES, b'{"attempt": 1, "boxes": {}}', 1.0), 409, "has not begun"),
+        (lambda: rounds.message(1, 1, wire.KEYS, b'{"attempt": 2}', 1.0), 410, "attempt 2 of round 1 is over"),
+        (lambda: rounds.message(1, 7, wire.KEYS, b'{"attempt": 1}', 1.0), 410, "round 7 is over"),
+        (lambda: rounds.message(1, 1, wire.KEYS, b"[]", 1.0), 400, "JSON object"),
+        (lambda: rounds.update(1, 1, b"", 1.0), 410, "updates are masked"),
+    ]
+    for call, status, words in refusals:
+        with pytest.raises((Refused, wire.WireError), match=words) as refused:
+            call()
+        assert getattr(refused.value, "status", 400) == status
+    answer_once(rounds, without(phones, 9))
+    late = phones[9].body(json.loads(json.dumps(rounds.work(9, 1.0))))
+    rounds.tick(99.0)
+    with pytest.raises(Refused, match="phase keys of round 1 is over") as refused:
+        rounds.message(9, 1, wire.KEYS, late, 99.0)
+    assert refused.value.status == 410
+    with pytest.raises(Refused, match="does not take part") as refused:
+        rounds.message(9, 1, wire.SHARES, b'{"attempt": 1, "boxes": {}}', 99.0)
+    assert refused.value.status == 409
+    for boxes in ({}, {"1": "AA=="}, {"01": ""}, {str(i): wire.to_text(bytes(92)) for i in range(2, 9)}, 3):
+        with pytest.raises((Refused, wire.WireError)):
+            rounds.message(0, 1, wire.SHARES, json.dumps({"attempt": 1, "boxes": boxes}).encode(), 1.0)
+    answer_once(rounds, phones)
+    work = rounds.work(0, 1.0)
+    for about, words in (({"theta": "00" * 32}, bytes(8)), ({"theta": rounds.view.theta}, bytes(8))):
+        with pytest.raises(Refused):
+            rounds.message(0, 1, wire.MASKED, wire.pack({"attempt": 1} | about, words), 1.0)
+    answer_once(rounds, phones)
+    assert work["kind"] == wire.MASKED and rounds.view.kind == wire.UNMASK
+    bad = {"attempt": 1, "self": {str(i): wire.to_text(b"\xff" * 32) for i in range(1, 9)}, "mask": {}}
+    with pytest.raises(Refused, match="must send the shares"):
+        rounds.message(0, 1, wire.UNMASK, json.dumps(bad).encode(), 1.0)
+    rounds.close()
+
+
+def test_the_server_never_gets_a_gradient(secure_run, tmp_path):
+    """What phones send does not depend on their gradients but through words with masks: no message has them."""
+    given = gradients(secure_run)
+    rounds, phones = joined(secure_run, Rules(**RULES), tmp_path, given)
+    sent = []
+    real = rounds.book.put_message
+    rounds.book.put_message = lambda *a: (sent.append(a), real(*a))
+    answer(rounds, phones)
+    masked = {a[3]: np.frombuffer(wire.unpack(a[4])[1], "<u4") for a in sent if a[2] == wire.MASKED}
+    assert len(masked) == 10 and len({a[3] for a in sent}) == 10
+    for i, words in masked.items():
+        signed = words[:-3].view(np.int32).astype(np.float64)
+        assert abs(np.corrcoef(signed, given[i])[0, 1]) < 5 / np.sqrt(len(signed))
+        assert 0.45 < (words > 2**31).mean() < 0.55
+    assert not [a for a in sent if b"loss" in a[4] or b"examples" in a[4]]
+    rounds.close()
+
+
+def test_a_device_answers_once(secure_run, tmp_path):
+    """A server that asks for other survivors, or for an attempt again, gets nothing, nor after a kill."""
+    rounds, phones = joined(secure_run, Rules(**RULES), tmp_path, gradients(secure_run))
+    works = {}
+    for phase in wire.PHASES:
+        works[phase] = json.loads(json.dumps(rounds.work(0, 1.0)))
+        if phase != wire.UNMASK:
+            answer_once(rounds, phones)
+    phone, visit = phones[0], phones[0].state.visit(2, 2)
+    masked = phone.state.message(wire.MASKED)
+    fewer = works[wire.MASKED] | {"boxes": dict(list(works[wire.MASKED]["boxes"].items())[:6])}
+    assert phone.visits.message(fewer, visit) == masked  # never another vector with these masks
+    with pytest.raises(SecureError, match="nothing is revealed"):
+        phone.visits.message(works[wire.UNMASK] | {"survivors": [1, 2]}, None)
+    first = phone.visits.message(works[wire.UNMASK], None)
+    phone.restart()
+    assert phone.visits.message(works[wire.UNMASK], None) == first
+    with pytest.raises(SecureError, match="does not answer twice"):
+        phone.visits.message(works[wire.UNMASK] | {"survivors": [1, 2, 3, 4, 5, 6]}, None)
+    other = phone.visits.message(works[wire.KEYS] | {"attempt": 2}, visit)
+    assert phone.visits.message(works[wire.KEYS] | {"attempt": 2}, visit) == other
+    with pytest.raises(SecureError, match="never come back"):
+        phone.visits.message(works[wire.KEYS], visit)
+    with pytest.raises(SecureError, match="no keys of this attempt"):
+        phone.visits.message(works[wire.UNMASK], None)
+    phone.visits.refuse("something was wrong")
+    with pytest.raises(SecureError, match="something was wrong"):
+        phone.visits.message(works[wire.KEYS] | {"attempt": 2}, visit)
+    late = Phone(rounds, 1, tmp_path / "another", np.zeros(3, np.float32))
+    with pytest.raises(SecureError, match="no keys of this attempt"):
+        late.visits.message(works[wire.SHARES], None)
+    rounds.close()
+
+
+def test_what_cannot_be_is_refused_at_the_start(make_run, secure_run, tmp_path):
+    for rules, words in (
+        ({"max_norm": 1.0}, "--secure-clip"),
+        ({"payload": "int8"}, "leave it out"),
+        ({"buffer": 3}, "--async"),
+    ):
+        with pytest.raises(InvalidArgument, match=words):
+            SecureRounds(secure_run, Rules(**RULES | rules), 0.0)
+    with make_run(tmp_path / "few", participation=0.2) as run:
+        with pytest.raises(InvalidArgument, match="may draw 2 clients"):
+            SecureRounds(run, Rules(**RULES), 0.0)
+    with make_run(tmp_path / "binomial", participation=0.9, sampling="binomial") as run:
+        with pytest.raises(InvalidArgument, match="may draw 0 clients"):
+            SecureRounds(run, Rules(**RULES), 0.0)
+    with make_run(tmp_path / "secure") as run:
+        rounds = SecureRounds(run, Rules(**RULES), 0.0)
+        about = {"protocol": 1, "examples": 1, "classes": 1, "key": wire.Signer().public}
+        with pytest.raises(Refused, match="this client cannot") as refused:
+            rounds.join("token", about, 0.0)
+        assert refused.value.status == 409
+        for version in (None, "0", "2"):
+            with pytest.raises(Refused, match="this client cannot"):
+                rounds.require(version)
+        rounds.close()
+        with pytest.raises(InvalidArgument, match="give --secure"):  # it has begun so
+            LiveRounds(run, Rules(), 0.0)
+    for bad in ({"threshold": 0.4}, {"threshold": 1.0}, {"clip": 0.0}, {"phase": 0.0}):
+        with pytest.raises(InvalidArgument):
+            Rules(**bad)
+
+
+def test_a_round_waits_for_three_clients(secure_run, tmp_path):
+    given = gradients(secure_run)
+    rounds, phones = joined(secure_run, Rules(**RULES | {"wait_for": 1}), tmp_path, dict(list(given.items())[:2]))
+    assert rounds.view.kind == wire.NOTHING
+    more, _ = joined_more(rounds, tmp_path, given, 2)
+    rounds.tick(2.0)
+    assert rounds.view.kind == wire.KEYS and rounds.view.waiting == {0, 1, 2}
+    answer(rounds, phones | more)
+    rounds.tick(99.0)
+    check_step_of_part(secure_run, given, [0, 1, 2])
+    rounds.close()
+
+
+def joined_more(rounds, folder, given, client):
+    phone = Phone(rounds, client, folder / f"phone{client}", given[client])
+    rounds.join(f"token {client}", phone.about, 1.0)
+    return {client: phone}, rounds
+
+
+def check_step_of_part(run, given, clients):
+    """Three of ten were awake: the step is that of the plain rounds with these three."""
+    sizes = run.population.num_examples / run.population.num_examples.sum()
+    expected = sum(sizes[i] * given[i].astype(np.float64) for i in clients)
+    moved = live_theta(run) - flatten(run.model.initial_theta)
+    scale = -float(moved @ expected) / float(expected @ expected)
+    assert np.abs(moved + scale * expected).max() < 1e-7 * max(scale, 1) and scale > 0
+
+
+def _read(body):
+    """A body of JSON; or why it is none."""
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        return str(error) + body[:40].hex()
+
+
+@pytest.mark.slow
+def test_damaged_messages_are_refused_and_the_round_goes_on(secure_run, tmp_path):
+    given, draw = gradients(secure_run), random.Random(27)
+    rounds, phones = joined(secure_run, Rules(**RULES), tmp_path, given)
+    for phase in wire.PHASES:
+        taken = 0
+        for _ in range(150):
+            client = draw.randrange(10)
+            work = rounds.work(client, 1.0)
+            if work is None:
+                continue
+            body = phones[client].body(json.loads(json.dumps(work)))
+            if phase in (wire.SHARES, wire.UNMASK) or (phase == wire.KEYS and draw.random() < 0.6):
+                bad = json.dumps(strange(draw, json.loads(body))).encode()
+            else:  # of boxes and shares nobody but their receiver can see that a bit is wrong
+                bad = damaged(draw, body)
+            if len(bad) == len(body) if phase == wire.MASKED else _read(bad) == _read(body):
+                continue  # other words are words, too; and spaces in JSON are of no account
+            before = rounds.book.message(1, 1, phase, client)
+            with pytest.raises((Refused, wire.WireError)):
+                rounds.message(client, 1, phase, bad, 1.0)
+            taken += 1
+            assert rounds.book.message(1, 1, phase, client) == before
+        assert taken > 50
+        answer_once(rounds, phones)
+    rounds.tick(99.0)
+    check_step(secure_run, given, range(10))
+    rounds.close()

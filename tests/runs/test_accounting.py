@@ -1,0 +1,130 @@
+"""Epsilon of discrete Gaussian noise in sums: against brute force, closed forms and another accountant."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import special, stats
+
+from tfpfl.algorithms.transforms.discrete_gaussian import discrete_gaussian
+from tfpfl.data.population import Sampling
+from tfpfl.runs.accounting import Noise, gap_of, of_member, of_rounds, released
+
+dp_accounting = pytest.importorskip("dp_accounting")
+
+
+def masses(sigma, reach):
+    x = np.arange(-reach, reach + 1)
+    p = np.exp(-(x**2) / (2 * sigma**2))
+    return p / p.sum()
+
+
+def divergence(p, q, order):
+    """The Renyi divergence of two distributions on the same integers, by brute force."""
+    seen = (p > 1e-300) & (q > 1e-300)
+    return special.logsumexp(order * np.log(p[seen]) + (1 - order) * np.log(q[seen])) / (order - 1)
+
+
+@pytest.mark.parametrize("sigma", [0.5, 0.7, 0.9])
+@pytest.mark.parametrize("shares", [2, 3, 6])
+def test_tau_bounds_how_far_a_sum_of_shares_is_from_one_discrete_gaussian(sigma, shares):
+    """The sum's probabilities by convolution, and the largest ratio of their logarithms: theorem 9."""
+    one = masses(sigma, 40)
+    total = one
+    for _ in range(shares - 1):
+        total = np.convolve(total, one)
+    whole = masses(math.sqrt(shares) * sigma, len(total) // 2)
+    seen = total > 1e-25  # beyond, float64 has too few digits of the sum
+    largest = np.abs(np.log(total[seen] / whole[seen])).max()
+    assert largest <= gap_of(sigma, shares) + 1e-9
+    assert sigma > 0.8 or largest > 1e-4  # there is something to bound
+
+
+def test_the_divergence_of_a_sum_is_within_the_bound():
+    """D_a(sum + 1 | sum) by brute force, for noise of which tau is not negligible."""
+    for sigma, shares in ((0.5, 4), (0.8, 3), (2.0, 10)):
+        total = one = masses(sigma, 60)
+        for _ in range(shares - 1):
+            total = np.convolve(total, one)
+        multiplier = Noise(sigma, 1.0, 1).multiplier(shares)
+        p, q = np.append(0.0, total), np.append(total, 0.0)
+        for order in (2, 5, 9):
+            found = divergence(p, q, order)
+            assert found <= order / (2 * multiplier**2) + 1e-9
+            assert sigma < 1 or found == pytest.approx(order / (2 * multiplier**2), rel=1e-6)
+
+
+def test_integer_moments_of_the_sampled_discrete_gaussian_are_those_of_the_gaussian():
+    """The formula behind `released`, by brute force over the integers, in both directions."""
+    sigma, shift, rate = 3.0, 2, 0.2
+    x = np.arange(-400, 401)
+    q = np.exp(-(x**2) / (2 * sigma**2))
+    p = np.exp(-((x - shift) ** 2) / (2 * sigma**2))
+    p, q = p / p.sum(), q / q.sum()
+    mixed = (1 - rate) * q + rate * p
+    accountant = dp_accounting.rdp.RdpAccountant([2, 3, 8, 16])
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma / shift)))
+    for order, expected in zip(accountant.orders, accountant.rdp, strict=True):
+        assert divergence(mixed, q, order) == pytest.approx(expected, rel=1e-6)
+        assert divergence(q, mixed, order) <= expected
+
+
+def test_epsilon_of_a_client_is_the_closed_form_of_its_rounds():
+    """rho = sum 1 / (2 z^2) of concentrated privacy: epsilon is at most rho + 2 sqrt(rho log(1 / delta))."""
+    noise = Noise(sigma=1000.0, sensitivity=20_000.0, size=500)
+    shares, delta = [400, 400, 100], 1e-5
+    rho = sum(1 / (2 * (math.sqrt(n) * 1000 / 20_000) ** 2) for n in shares)
+    simple = rho + 2 * math.sqrt(rho * math.log(1 / delta))
+    assert 0.8 * simple < of_member(noise, shares, delta) <= simple
+
+
+@pytest.mark.parametrize("multiplier", [1.0, 4.0])
+def test_epsilon_is_above_the_one_of_privacy_loss_distributions_and_near_it(multiplier):
+    """dp-accounting's other accountant, which convolves the discrete Gaussian's losses: tight, for one number."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    sigma, rounds, delta = 10.0 * multiplier, 8, 1e-5
+    loss = privacy_loss_distribution.from_discrete_gaussian_mechanism(sigma, 10, value_discretization_interval=1e-3)
+    tight = loss.self_compose(rounds).get_epsilon_for_delta(delta)
+    found = of_member(Noise(sigma / math.sqrt(25), 10.0, 1), [25] * rounds, delta)
+    assert tight <= found <= 1.2 * tight
+    sampled = privacy_loss_distribution.from_discrete_gaussian_mechanism(
+        sigma, 10, value_discretization_interval=1e-3, sampling_prob=0.1
+    )
+    tight = sampled.self_compose(rounds).get_epsilon_for_delta(delta)
+    found = released(Noise(sigma / math.sqrt(25), 10.0, 1), 0.1, [25] * rounds, delta)
+    assert tight <= found <= 1.6 * tight
+
+
+def test_the_client_that_spent_most_is_reported_and_empty_rounds_cost_nothing():
+    noise = Noise(1000.0, 20_000.0, 10)
+    visits = {3: [0, 2], 5: [2], 9: [0, 4]}  # round 2 had fewer shares, so client 3 spent most
+    found = of_rounds(noise, [100, 0, 50, 0, 100], visits, Sampling("fixed", 0.5), 1e-4)
+    assert found.epsilon == of_member(noise, [100, 50], 1e-4) and found.released is None
+    assert "2 rounds" in found.text
+    unknown = of_rounds(noise, [100, 0, 50], None, Sampling("binomial", 0.1), 1e-4)
+    assert unknown.epsilon == of_member(noise, [100, 50], 1e-4)
+    assert unknown.released == released(noise, 0.1, [100, 50], 1e-4) < unknown.epsilon
+
+
+def test_a_game_on_noisy_sums_is_won_as_often_as_the_noise_says():
+    """Was client 0's update in the sum, or zeros? The best guess looks along its direction.
+
+    Of one sum with the multiplier z it is right with probability Phi(1 / (2 z)), and never more often than epsilon and
+    delta allow: Pr[yes | in] <= e^epsilon Pr[yes | out] + delta.
+    """
+    games, shares, size, sigma = 20_000, 5, 4, 30
+    update = np.array([60, -20, 30, 10])
+    z = math.sqrt(shares) * sigma / np.linalg.norm(update)
+    drawn = discrete_gaussian(sigma, games * shares * size, tf.constant([27, 3])).numpy()
+    noise = drawn.reshape(games, shares, size).sum(1)
+    inside = np.arange(games) % 2 == 0
+    along = (noise + inside[:, None] * update) @ update / (update @ update)
+    yes = along > 0.5
+    assert np.mean(yes == inside) == pytest.approx(stats.norm.cdf(1 / (2 * z)), abs=4 * 0.5 / math.sqrt(games))
+    delta = 1e-3
+    epsilon = of_member(Noise(sigma, float(np.linalg.norm(update)), size), [shares], delta)
+    for limit in (0.0, 0.5, 1.0, 2.0, 3.0):
+        caught, wrong = np.mean(along[inside] > limit), np.mean(along[~inside] > limit)
+        assert caught <= math.exp(epsilon) * wrong + delta + 4 / math.sqrt(games)

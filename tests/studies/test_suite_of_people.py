@@ -1,0 +1,141 @@
+"""The suite: its study is valid and fair, its verdicts are those of planted gains, its page says what was found."""
+
+import math
+
+import numpy as np
+import pytest
+
+from helpers.made_records import made
+from tfpfl.data.people.catalog import PEOPLE
+from tfpfl.runs import statistics
+from tfpfl.studies.plots.forest import forest
+from tfpfl.studies.study.file import Study
+from tfpfl.studies.suite import SUITE, networks, run_suite
+from tfpfl.studies.suite.measures import FILE
+from tfpfl.studies.suite.page import DataResult, markdown, page
+from tfpfl.studies.suite.verdicts import Gain, chosen, gain, matrix
+
+SEEDS = (0, 1, 2)
+SHAPES = {name: people.shape for name, people in PEOPLE.items()} | {"omniglot_drawers": (28, 28, 1)}
+
+
+def of_method(name, good):
+    return [made(name, seed, good=good) for seed in SEEDS]
+
+
+def no_measures(records):
+    return {name: [{part: {"why": "not measured"} for part in ("shots", "people", "trust")}] * 3 for name in records}
+
+
+def test_every_method_of_the_suite_is_searched_with_the_same_budget():
+    study = Study.read(SUITE)
+    assert len(study.data) == 4 and len(study.methods) == 8 and len(study.seeds) == 3
+    assert {np.prod([len(values) for values in method.space.values()]) for method in study.methods} == {4}
+    assert all(data.entries["new_clients"] >= 2 for data in study.data)
+
+
+@pytest.mark.parametrize("data", ["fsdd", "watch", "vowels", "omniglot_drawers"])
+def test_the_networks_of_the_suite_fit_their_data_and_depend_on_the_seed_only(data):
+    (entries,) = [d.entries for d in Study.read(SUITE).data if d.entries["dataset"] == data]
+    kernels = []
+    for seed in (0, 0, 1):
+        network = getattr(networks, entries["network"].rpartition(":")[2])(SHAPES[data], seed)
+        assert network.output_shape == (None, 64)
+        kernels.append(np.concatenate([w.ravel() for w in network.get_weights()]))
+    assert np.array_equal(kernels[0], kernels[1]) and not np.array_equal(kernels[0], kernels[2])
+
+
+def test_a_gain_is_that_of_the_same_client_and_seed_with_both_as_samples():
+    mine, theirs = of_method("pflego", 0.5), of_method("fedavg", 0.3)
+    differences = 100 * np.array(
+        [
+            [record.per_client()[i] - other.per_client()[i] for i in range(8)]
+            for record, other in zip(mine, theirs, strict=True)
+        ]
+    )
+    found = gain(mine, theirs)
+    assert found == pytest.approx(statistics.crossed(differences))
+    assert found.mean == pytest.approx(matrix(mine).mean() - matrix(theirs).mean())
+    assert gain(mine[:1], theirs[:1]).half == math.inf  # one seed says nothing about seeds
+
+
+def test_planted_gains_get_the_right_verdict_and_no_gain_is_seldom_called_one():
+    """Clients differ by 10 points, seeds by 1: a gain of 8 points helps; none is called 'helps' or 'hurts' in 5 %."""
+    rng, wrong, right = np.random.default_rng(0), 0, 0
+    for _ in range(400):
+        of_client, of_seed = rng.normal(0, 10, (1, 12)), rng.normal(0, 1, (3, 1))
+        noise = rng.normal(0, 2, (3, 12))
+        wrong += Gain(*statistics.crossed(of_client + of_seed + noise)).verdict() in ("helps", "hurts")
+        right += Gain(*statistics.crossed(12 + of_client + of_seed + noise)).verdict() == "helps"
+    assert wrong <= 32 and right >= 340  # 8 % and 85 %; expected 5 % and 97 %
+
+
+def test_verdicts():
+    assert [Gain(m, h).verdict() for m, h in ((5, 2), (-5, 2), (0.1, 0.5), (2, 3), (2, math.inf))] == [
+        "helps",
+        "hurts",
+        "no difference",
+        "unclear",
+        "unclear",
+    ]
+    assert Gain(0.9, 0.05).verdict() == "no difference"  # beyond doubt above 0, but less than a point
+    assert chosen({"a": 0.4, "b": 0.5}) == "b" and chosen({"a": 0.4, "b": 0.5}, larger_is_better=False) == "a"
+
+
+def test_the_page_says_which_method_validation_chose_and_whether_it_helps():
+    records = {"local": of_method("local", 0.4), "fedavg": of_method("fedavg", 0.1), "pflego": of_method("pflego", 0.6)}
+    records["ditto"] = of_method("ditto", 0.5)
+    result = DataResult("people", records, no_measures(records))
+    assert result.best == "pflego" and set(result.personal) == {"pflego", "ditto"}
+    (sentence,) = result.sentences()
+    assert sentence.startswith("people: the personal method that validation chooses is PFLEGO; over one model for all")
+    found = result.gain("pflego", "fedavg")
+    assert f"it helps ({found.mean:+.1f} ± {found.half:.1f} points)" in sentence
+    html = page("Title", [result], {"seeds": "0, 1, 2"})
+    text = markdown("Title", [result], {"seeds": "0, 1, 2"}, "made")
+    for words in (sentence, "not measured", f"{found.mean:+.1f} ± {found.half:.1f}"):
+        assert words in html and words in text
+    assert html.count("<svg") == 2  # gains over each baseline
+
+
+def test_the_cost_is_that_of_the_first_evaluated_round_at_the_target():
+    records = {"local": of_method("local", 0.5), "pflego": of_method("pflego", 0.5)}
+    result = DataResult("people", records, no_measures(records))
+    text = markdown("Title", [result], {}, "")
+    target = 0.95 * np.mean([record.result().score for record in records["local"]])
+    reached = [next(r for r, v in sorted(record.curve().items()) if v >= target) for record in records["pflego"]]
+    row = next(line for line in text.splitlines() if line.startswith("| PFLEGO") and "kB" in line)
+    assert row.split("|")[2].strip() == f"{np.mean(reached):.0f}"
+
+
+def test_the_forest_plot_has_a_row_for_each_gain():
+    figure = forest({"one": [("PFLEGO", "pflego", 3.0, 1.0), ("Local", "local", -1.0, math.inf)]}, "points", 1.0)
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["PFLEGO", "Local"]
+    with pytest.raises(ValueError, match="there is no gain to draw"):
+        forest({"one": []}, "points")
+
+
+@pytest.mark.slow
+def test_a_small_suite_runs_measures_and_is_not_run_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    study = tmp_path / "small.toml"
+    study.write_text(
+        'title = "Small"\nseeds = [0, 1]\n'
+        '[run]\nrounds = 2\nparticipation = 1.0\n[search]\nkind = "grid"\nrounds = 1\n'
+        '[data.digits]\ntitle = "digits"\ndataset = "digits"\nclients = 6\npartition_args = {K = 3}\n'
+        "new_clients = 2\nvalidation = 0.2\n"
+        "[methods.fedavg]\nhyperparameters = {steps = 2}\nsearch = {eta = [0.05, 0.1]}\n"
+        "[methods.pflego]\nhyperparameters = {tau = 5}\nsearch = {beta = [0.05, 0.1]}\n"
+    )
+    told = []
+    (result,), html = run_suite(tmp_path / "out", study=study, tell=told.append)
+    assert "PFLEGO" in html.read_text() and result.best == "pflego"
+    shots = result.measures["pflego"][0]["shots"]
+    assert set(shots) == {"0", "1", "2", "5", "10", "20"} and len(shots["5"]) == 2
+    assert len(result.measures["pflego"][1]["people"]["others"]) == 4
+    assert sum("measured" in line for line in told) == 4
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob(FILE)}
+    told.clear()
+    run_suite(tmp_path / "out", study=study, tell=told.append)
+    assert not told and before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob(FILE)}

@@ -1,0 +1,89 @@
+"""What a device keeps of a secure round, before it sends anything of it. The files are in the folder `secure`.
+
+visit.npz      the gradient and the new head of the visit; never sent as it is
+attempt.json   the attempt's secrets, and what the server said in it
+keys, shares, masked, unmask   the messages; one that is there is sent again as it is, and never made anew
+
+All of them are for the owner of the folder alone.
+"""
+
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from tflite_export.device.files import write_whole
+from tflite_export.device.head_file import HeadError, head_bytes, load_head
+from tflite_export.device.live.state import Pending
+from tflite_export.device.live.wire import PHASES
+
+VISIT, ATTEMPT = "visit.npz", "attempt.json"
+
+
+class SecureState:
+    """The files.
+
+    Args:
+        folder: of the device; `secure` is made in it when something is kept.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder / "secure"
+
+    def keep_visit(self, visit: Pending) -> None:
+        """Keeps the result of a visit, in place of an older one."""
+        content = io.BytesIO()
+        arrays = {"body": visit.body, "head": head_bytes(visit.head)}
+        np.savez(content, round=visit.round_num, **{k: np.frombuffer(v, np.uint8) for k, v in arrays.items()})
+        self._write(VISIT, content.getvalue())
+
+    def visit(self, num_features: int, num_classes: int) -> Pending | None:
+        """The result of the last visit; None if there is none that can be read."""
+        path, head = self.folder / VISIT, self.folder / "visit.head"
+        if not path.exists():
+            return None
+        try:
+            with np.load(path) as found:
+                write_whole(head, found["head"].tobytes(), 0o600)
+                saved = load_head(head, num_features, num_classes)
+                return Pending(int(found["round"]), found["body"].tobytes(), saved)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, HeadError):
+            return None
+        finally:
+            head.unlink(missing_ok=True)
+
+    def attempt(self) -> dict | None:
+        """What is kept of the attempt; None if there is none that can be read: then nothing was sent in it."""
+        try:
+            return json.loads((self.folder / ATTEMPT).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def keep_attempt(self, about: dict) -> None:
+        """Keeps what is known of the attempt."""
+        self._write(ATTEMPT, json.dumps(about).encode())
+
+    def message(self, phase: str) -> bytes | None:
+        """The message of a phase, if it was made."""
+        path = self.folder / phase
+        return path.read_bytes() if path.exists() else None
+
+    def keep_message(self, phase: str, body: bytes) -> None:
+        """Keeps a message before it is sent."""
+        self._write(phase, body)
+
+    def drop_attempt(self) -> None:
+        """Forgets the attempt: first its secrets, so that no message can ever be made with them again."""
+        for name in (ATTEMPT, *PHASES):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def drop(self) -> None:
+        """Forgets all: the round is over."""
+        self.drop_attempt()
+        (self.folder / VISIT).unlink(missing_ok=True)
+
+    def _write(self, name: str, content: bytes) -> None:
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        write_whole(self.folder / name, content, 0o600)

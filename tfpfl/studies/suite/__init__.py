@@ -1,0 +1,73 @@
+"""The suite: does personalization help people, and whom? Eight methods, four data sets of people, three seeds.
+
+suite.toml   what is run, a study as in docs/studies.md; networks.py has its backbones
+measures.py  what is measured of every run beyond its scores
+verdicts.py  gains with intervals over seeds and people, and what follows from them
+page.py      the HTML page and the tables
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tfpfl.checks import InvalidArgument
+from tfpfl.studies.search import grid
+from tfpfl.studies.study.file import Study
+from tfpfl.studies.study.run import run_study
+from tfpfl.studies.suite.measures import measured
+from tfpfl.studies.suite.page import DataResult, markdown, page, write
+
+SUITE = Path(__file__).with_name("suite.toml")
+
+
+def run_suite(
+    out: Path, *, study: Path = SUITE, processes: int = 1, tell: Callable[[str], None] = print
+) -> tuple[list[DataResult], Path]:
+    """Runs the suite, or what is missing of it, and writes its page.
+
+    Args:
+        out: the folder of the study, with suite.html and suite.md when all is done.
+        study: the study; a changed copy of suite.toml can take its place.
+        processes: the number of runs at the same time.
+        tell: called with a line for each run that ends.
+
+    Returns:
+        (what was found on each data set, the page).
+
+    Raises:
+        InvalidArgument: the study is wrong, or runs of it failed; the same call tries these again.
+        Unavailable: the files of a data set are not on this machine; the message says how to get them.
+    """
+    results = run_study(study, out, processes=processes, tell=tell)
+    if results.failures:
+        raise InvalidArgument(
+            f"{len(results.failures)} runs of the suite failed, the first because of: {results.failures[0].why}. "
+            f"{out / 'study.log'} names them all; the same command tries them again"
+        )
+    whole = [cell for cell in results.cells if len(cell.folders) == len(results.study.seeds) and not cell.diverged]
+    measures = measured([f for cell in whole for f in cell.folders.values()], processes=processes, tell=tell)
+    found = []
+    for data in results.study.data:
+        cells = {cell.method.name: cell for cell in whole if cell.data.name == data.name}
+        records = {name: [results.records[f] for f in cell.folders.values()] for name, cell in cells.items()}
+        of_runs = {name: [measures[f] for f in cell.folders.values()] for name, cell in cells.items()}
+        if records:
+            found.append(DataResult(data.title, records, of_runs))
+    if not found:
+        raise InvalidArgument("every method of the suite diverged: take smaller learning rates")
+    about = _about(results.study)
+    write(out / "suite.html", page(results.study.title, found, about))
+    command = f"`tfpfl suite --out {out} --processes {processes}`, seeds {', '.join(map(str, results.study.seeds))}."
+    write(out / "suite.md", markdown(results.study.title, found, about, command))
+    return found, out / "suite.html"
+
+
+def _about(study: Study) -> dict[str, str]:
+    search = study.search
+    return {
+        "methods": ", ".join(method.title for method in study.methods),
+        "data": "; ".join(f"{data.title}, {data.entries.get('new_clients', 0)} people kept out" for data in study.data),
+        "seeds": ", ".join(map(str, study.seeds)),
+        "rounds": f"{study.run.get('rounds')}, {study.run.get('participation'):.0%} of the people in each",
+        "search": f"of every method the same: {len(grid(study.methods[0].space))} settings, {search.rounds} rounds, "
+        "validation examples",
+    }
