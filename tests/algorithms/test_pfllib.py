@@ -15,7 +15,6 @@ from helpers.marks import slow_but
 from helpers.pfllib import CASES, ROUNDING, Recorded, examples, rounds
 from helpers.rounds import play
 from helpers.toys import distance, initial_states
-from independent import fedcp
 from tfpfl.algorithms import build_algorithm
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models.weights import Head, Weights
@@ -148,22 +147,6 @@ def test_gpfl(data, case):
             theta, head = algorithm.personal_model(message, before[i], data.toy.visit(i))
             x, times, plus = data.features(data.start._replace(theta=theta[:2]), i), *theta[2:]
             same_predictions(recorded, data, t, i, np.maximum(x * times + plus, 0) @ head.kernel + head.bias)
-
-
-def test_fedcp_of_the_paper(data):
-    """The independent version of tests/independent, written from the paper: PFLlib without noise computes the same."""
-    recorded = Recorded("fedcp", "full")
-    layers = [f"cs.fc.{layer}.{part}" for layer in (0, 1) for part in ("weight", "bias")]
-    policy = tuple(recorded[f"start/server/{name}"] for name in layers)
-    start = tuple(tuple(np.asarray(w) for w in part) for part in data.start)
-    played = fedcp.fedcp(data.toy.data, start, policy, data.cohorts, eta=0.1, steps=3, lam=0.5)
-    for t, (server, models) in enumerate(played):
-        expected = [*recorded.theta("server/", t), *recorded.head("server/", t)]
-        assert distance(server, [*expected, *(recorded[f"server/{name}"][t] for name in layers)]) < ROUNDING
-        for i in data.toy.ids:
-            assert distance(models[i][3], recorded.head("client/", (t, i))) < ROUNDING
-            if t + 1 < len(played):  # PFLlib evaluates at the beginning of a round
-                same_predictions(recorded, data, t + 1, i, fedcp.predicted(models[i], data.test[i][0]))
 
 
 def test_the_list_of_differences_names_functions_that_exist():
