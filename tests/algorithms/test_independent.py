@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.toys import Toy, initial_states
-from independent import adapters, fed3r, fedala, fedas, feddane, feddbe, fedpac, fedproto, gpfl, knn_per, older, pfedhn
+from independent import adapters, fed3r, fedala, fedas, fedcp, feddane, feddbe, fedpac, fedproto, gpfl, knn_per, older
+from independent import pfedhn
 from independent.network import Round
 from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.parts.simplex import simplex_minimum
@@ -401,6 +402,31 @@ for kernel, lam in (("paper", None), ("code", None), ("paper", 0.4)):
         {"k": 3, "lam": lam, "scale": 0.7, "kernel": kernel, "eta": 0.3, "steps": 4},
         lambda s, _: knn_per.knn_per(s.clients, s.start, COHORTS, eta=0.3, steps=4),
         agrees=near(kernel, lam),
+    )
+
+
+def both_heads(model):
+    """FedCP's personal model: what its two heads say together if every gate is 1/2."""
+    theta, top, _, own = model
+    return theta, ((own[0] + top[0]) / 2, own[1] + top[1])
+
+
+def separated(given, algorithm, message, state, client, model):
+    """The client's own head, and the outputs of both with the gates of new examples."""
+    found = outputs(algorithm, message, state, given.data.visit(client), NEW)
+    return max(np.max(np.abs(found - fedcp.predicted(model, NEW))), difference(state, model[3]))
+
+
+for lam in (0.0, 3.0):
+    case(
+        f"fedcp, lam = {lam}",
+        "fedcp",
+        {"lam": lam, "eta": 0.2, "steps": 4},
+        lambda s, algorithm, lam=lam: fedcp.fedcp(
+            s.clients, s.start, arrays(algorithm.init_server().policy), COHORTS, eta=0.2, steps=4, lam=lam
+        ),
+        model=both_heads,
+        agrees=separated,
     )
 
 

@@ -11,6 +11,7 @@ from tfpfl.algorithms.fedamp import fedamp, heurfedamp
 from tfpfl.algorithms.fedas import fedas
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedbabu import fedbabu
+from tfpfl.algorithms.fedcp import fedcp
 from tfpfl.algorithms.feddane import feddane
 from tfpfl.algorithms.feddbe import feddbe
 from tfpfl.algorithms.feddyn import feddyn
@@ -61,6 +62,7 @@ __all__ = [
     "fedavg",
     "fedavg_ft",
     "fedbabu",
+    "fedcp",
     "feddane",
     "feddbe",
     "feddyn",

@@ -14,6 +14,7 @@ from tfpfl.algorithms.fedas import FEDAS
 from tfpfl.algorithms.fedavg import FEDAVG
 from tfpfl.algorithms.fedbabu import FEDBABU
 from tfpfl.algorithms.fedbn import FEDBN
+from tfpfl.algorithms.fedcp import FEDCP
 from tfpfl.algorithms.feddane import FEDDANE
 from tfpfl.algorithms.feddbe import FEDDBE
 from tfpfl.algorithms.feddyn import FEDDYN
@@ -80,6 +81,7 @@ _METHODS = (
     FEDALA,
     FEDDBE,
     FEDAS,
+    FEDCP,
     GPFL,
     ADAPTERS,
 )

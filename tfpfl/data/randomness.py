@@ -64,6 +64,7 @@ class ModelKey(IntEnum):
     ADAPTER = 2  # folded with the position of the layer among those with adapters
     HYPERNETWORK = 3  # of pFedHN, folded with the position of the layer; 0 are the embeddings
     CATEGORIES = 4  # GPFL: its table of classes, and folded with 1, ..., 4 its valve
+    POLICY = 5  # FedCP: its policy network
 
 
 @unique
