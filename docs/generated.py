@@ -142,11 +142,12 @@ def told(builder) -> str:
 
 
 def docstring_blocks(text: str) -> str:
-    """A docstring: what is indented there stays as it is, the rest becomes paragraphs."""
+    """A docstring: what is indented there stays as it is, "* " begins an item, the rest becomes paragraphs."""
     blocks = []
     for line in inspect.cleandoc(text).splitlines():
-        kind = "pre" if line.startswith(" ") else "p" if line else ""
-        if kind and blocks and blocks[-1][0] == kind:
+        of_item = blocks and blocks[-1][0] == "li" and line.startswith("  ")
+        kind = "li" if line.startswith("* ") or of_item else "pre" if line.startswith(" ") else "p" if line else ""
+        if kind and blocks and blocks[-1][0] == kind and not line.startswith("* "):
             blocks[-1][1].append(line)
         else:
             blocks.append((kind, [line]))
@@ -154,11 +155,17 @@ def docstring_blocks(text: str) -> str:
     for kind, lines in blocks:
         if kind == "pre":
             made.append("```text\n" + inspect.cleandoc("\n" + "\n".join(lines)) + "\n```")
-        elif kind == "p":
+        elif kind:
             # As HTML: w_i, <g, v> and |w| are no Markdown.
-            text = with_code(html.escape(" ".join(lines), quote=False))
-            made.append("<p>" + re.sub(r"(?<![\w*])\*(\w+)\*(?!\w)", r"<em>\1</em>", text) + "</p>")
-    return "\n\n".join(made)
+            text = with_code(html.escape(" ".join(line.strip() for line in lines).removeprefix("* "), quote=False))
+            text = re.sub(r"(?<![\w*])\*(\w+)\*(?!\w)", r"<em>\1</em>", text)
+            made.append(f"<{kind}>{text}</{kind}>")
+    return re.sub(r"<li>.*?</li>(\n\n<li>.*?</li>)*", in_list, "\n\n".join(made))
+
+
+def in_list(items: re.Match) -> str:
+    """Items that follow one another, as one list."""
+    return "<ul>\n" + items[0].replace("\n\n", "\n") + "\n</ul>"
 
 
 def with_code(text: str) -> str:

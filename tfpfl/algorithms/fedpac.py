@@ -25,11 +25,16 @@ system/flcore/servers/serverpac.py and clients/clientpac.py of commit d832e76):
 * PFLlib replaces the clients' heads one after the other, in place, while `uploaded_heads` still refers to them
   (serverpac.py lines 148 to 164). So later clients combine heads that are combined already. Here, as in the paper,
   all combinations are of the heads that were sent.
+* PFLlib takes the heads in a random order (serverpac.py line 129), and the statistics in the order of the cohort (line
+  42): the weight found for one client's head multiplies the head of another. Where its program has no solution, line
+  162 takes a client's id for a place in the cohort.
 * Both programs hand the program to a solver of convex programs and repair matrices with negative eigenvalues. P_i is a
   sum of a diagonal and a Gram matrix and has none but by rounding; here it is in float64 (parts/simplex.py).
 * The authors' program also has a weight decay of 0.0005, which the paper's update does not have, nor this one. PFLlib
   has one rate for both steps, no momentum, and mini-batches in both.
 * PFLlib's statistics are taken when the client gets the model, as here: theta is new, and the client has not trained.
+
+Without these differences PFLlib computes the same, to rounding (tests/algorithms/test_pfllib.py).
 
 lam = 0 with combine = False is FedRep, except that the server keeps the heads, and `tau_g` and `tau_f` count epochs.
 """

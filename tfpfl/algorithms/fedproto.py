@@ -25,6 +25,11 @@ Paper and code (yuetan031/FedProto; exps/federated_main.py, lib/update.py, lib/u
   there, and here that to the features' origin plus 100.
 * The client's prototypes: the code takes the features that the last epoch's steps have met, each under other weights.
   Here they are those of the trained w_i on all examples.
+
+PFLlib (commit d832e76, system/flcore/) takes the features that the steps of all epochs have met (clients/clientproto.py
+lines 54 to 56; its own `collect_protos`, as here, is not called, line 66), and forgets the prototypes of classes that
+the cohort does not have (servers/serverproto.py line 45; kept in `server_update` here). It has an infinite distance to
+a class without a prototype. All else computes the same (tests/algorithms/test_pfllib.py).
 """
 
 from typing import Any, NamedTuple
