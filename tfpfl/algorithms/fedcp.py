@@ -183,9 +183,11 @@ def fedcp(
             z = with_context(Shared(theta, message.head, policy), head, context)(phi)
             return model.kind.loss(z, y) + lam * mmd(phi, before)
 
-        trained, loss = solve(objective, Shared(message.theta, own, message.policy), data._replace(x=(data.x, received)))
+        start = Shared(message.theta, own, message.policy)
+        trained, loss = solve(objective, start, data._replace(x=(data.x, received)))
         moved = tree.subtract(trained, message)
-        return ClientOutput(moved._replace(head=tree.scale(0.5, moved.head)), weight(data), trained.head, {"loss": loss})
+        moved = moved._replace(head=tree.scale(0.5, moved.head))
+        return ClientOutput(moved, weight(data), trained.head, {"loss": loss})
 
     def both(theta, own, head):
         """The model with gates of 1/2."""
