@@ -14,8 +14,21 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.toys import Toy, initial_states
-from independent import adapters, fed3r, fedala, fedas, fedcp, feddane, feddbe, fedpac, fedproto, gpfl, knn_per, older
-from independent import pfedhn
+from independent import (
+    adapters,
+    fed3r,
+    fedala,
+    fedas,
+    fedcp,
+    feddane,
+    feddbe,
+    fedpac,
+    fedproto,
+    gpfl,
+    knn_per,
+    older,
+    pfedhn,
+)
 from independent.network import Round
 from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.parts.simplex import simplex_minimum
