@@ -30,6 +30,7 @@ OPTIONS = {
     "apfl": BATCHES | {"eta_a": 0.5, "init": "first_broadcast"},
     "feddbe": BATCHES | {"mu": 0.3, "kappa": 5.0, "agreement_rounds": 2},
     "fedas": BATCHES | {"batch_size_align": 3, "fisher": "examples", "init": "first_broadcast"},
+    "fedcp": BATCHES | {"lam": 0.3, "weighting": "uniform"},
     "gpfl": BATCHES | {"lam": 0.3, "conditions": "trained", "head_init": "zeros"},
     "fedala": BATCHES | {"p": 2, "s": 0.5, "max_epochs": 12},
     "per_fedavg": {"epochs": 2, "batch_size": 2, "variant": "hf", "adapt_batch_size": 3},

@@ -45,7 +45,8 @@ def test_who_takes_it_and_who_says_why_not(data):
     """What the list says is what the algorithm is: with its defaults, its server adds a mean and does nothing else."""
     assert set(TAKE_IT) == {
         *("fedavg", "fedprox", "fedavg_ft", "fedprox_ft", "fedper", "fedrep", "fedbabu", "lg_fedavg", "fedrod"),
-        *("ditto", "pfedme", "apfl", "per_fedavg", "layerwise", "fedala", "fedas", "gpfl", "knn_per"),
+        *("ditto", "pfedme", "apfl", "per_fedavg", "layerwise", "fedala", "fedas", "fedcp", "gpfl"),
+        "knn_per",
     }
     for name, row in ALGORITHMS.items():
         assert adds_mean(build_algorithm(name, model_for(name), data.population)) == (name in TAKE_IT), name

@@ -5,9 +5,10 @@ Objective: client i minimizes the loss l_i of what both heads say together, plus
 features from those of the backbone that it received. The global head is frozen; it learns from what clients send.
 
 Messages: 4 (d + 2 M^2 + 6 M) bytes down and up, with M features. On the device: the head W_i. A client predicts with
-the newest theta, W and P, and its own head. A new client fits its own head to gates that stay as they are. Another
-client's gates have no linear form: `Algorithm.predictor` makes the outputs, and a Keras file or a bundle is refused.
-The head of `personal_model` and of the local model is what the two heads say together where every gate is 1/2.
+the newest theta, W and P, and its own head. A new client trains its own head only; its gates stay those of its first
+head. Every example has gates of its own, so no linear head predicts the same: `Algorithm.predictor` makes the outputs,
+and a Keras file or a bundle is refused. The head of `personal_model` and of the local model is what the two heads say
+together where every gate is 1/2.
 
 "Conditional policy network" (CPN) is P in the paper, "context" is v_i. Paper and the authors' code agree but for this:
 the code draws Gumbel noise for every gate, also to predict, where the paper has a softmax, as here; and the context of
@@ -114,8 +115,7 @@ def fedcp(
     client_opt: str | Optimizer = "sgd",
     weighting: str = "examples",
 ) -> Algorithm:
-    """FedCP: a shared policy network splits every example's features between a head of the client's own and a global
-    one.
+    """FedCP: a shared policy network splits the features of every example between a personal and the global head.
 
     Update rule:
 
@@ -183,11 +183,11 @@ def fedcp(
             z = with_context(Shared(theta, message.head, policy), head, context)(phi)
             return model.kind.loss(z, y) + lam * mmd(phi, before)
 
-        start = Shared(message.theta, own, message.policy)
-        trained, loss = solve(objective, start, data._replace(x=(data.x, received)))
+        examples = data._replace(x=(data.x, received))
+        trained, loss = solve(objective, Shared(message.theta, own, message.policy), examples)
         moved = tree.subtract(trained, message)
-        moved = moved._replace(head=tree.scale(0.5, moved.head))
-        return ClientOutput(moved, weight(data), trained.head, {"loss": loss})
+        sent = moved._replace(head=tree.scale(0.5, moved.head))
+        return ClientOutput(sent, weight(data), trained.head, {"loss": loss})
 
     def both(theta, own, head):
         """The model with gates of 1/2."""
