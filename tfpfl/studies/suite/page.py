@@ -145,7 +145,7 @@ def _cost(result: DataResult) -> Table:
     reference = result.records.get("local")
     if reference is None:
         return Table("The cost of a score is told against Local, which was not run.", ["method"], [])
-    target = TARGET * float(np.mean([result.score for record in reference if (result := record.result())]))
+    target = TARGET * float(np.mean([found.score for record in reference if (found := record.result())]))
     lines = []
     for name, records in result.records.items():
         reached = [r for record in records if (r := _first_round(record, target)) is not None]
