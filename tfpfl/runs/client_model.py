@@ -113,8 +113,9 @@ class ClientModels:
             raise InvalidArgument(
                 f"{run.config.algorithm} predicts with more than the weights of a backbone and a head (`predictor` in "
                 "tfpfl/algorithms/contract.py), and a model's file has no place for the rest, such as the nearest "
-                "examples. `tfpfl evaluate` scores it. For a device, export a run of the method that trains the shared "
-                "model, such as fedavg: tflite_export.device.neighbours adds the nearest examples"
+                "examples or the gates of every example. `tfpfl evaluate` scores it. For a file or a device, take a "
+                "method whose clients predict with weights alone, such as fedper or fedavg; to a bundle of fedavg, "
+                "tflite_export.device.neighbours adds the nearest examples"
             )
         self._run, self._loop = run, _any(run.training())
         self._server = self._loop.server_state()
