@@ -72,6 +72,7 @@ METHODS: dict[str, tuple[dict, dict]] = {
     "fedala": (SGD, RATES),
     "feddbe": (SGD, TWO_RATES | {"kappa": [1.0, 50.0]}),
     "fedas": (SGD, RATES),
+    "fedcp": (SGD, TWO_RATES | {"lam": [1.0, 5.0]}),
     "gpfl": (SGD, TWO_RATES | {"mu": [0.01, 0.1]}),
     "adapters": (SGD, RATES),
 }  # fmt: skip
