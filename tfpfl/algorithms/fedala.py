@@ -141,7 +141,7 @@ def fedala(
             shares one head) and the population has no `num_labels`.
 
     Source:
-        Zhang, Hua, Wang, Song, Xue, Ma, Guan, AAAI 2023, arXiv 2212.01197, equations 3 to 6 and algorithm 1.
+        Zhang, Hua, Wang, Song, Xue, Ma, Guan, AAAI 2023, arXiv 2212.01197, algorithm 1.
     """
     check_fractions(s=s)
     check_rates(eta_w=eta_w, threshold=threshold)

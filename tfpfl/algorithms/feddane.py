@@ -83,7 +83,7 @@ def feddane(
             steps diverge.
 
     Source:
-        Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, Asilomar 2019, algorithm 2.
+        Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, Asilomar 2019, and the optimizer in the authors' code.
     """
     work: dict[str, Any] = dict(eta=eta, steps=steps, epochs=epochs, batch_size=batch_size, momentum=momentum)
     work |= {"client_opt": client_opt}

@@ -165,7 +165,8 @@ def fedpac(
                                W_i <- sum_j a_ij W_j, of the heads that were sent
 
     theta is the shared backbone, phi its M features, W_i client i's head for all K classes, l_i the mean cross-entropy
-    on its N_i training examples. S is the cohort of the round. W_i of a client that is not in S stays.
+    on its N_i training examples. S is the cohort of the round. W_i of a client that is not in S stays. All W_i
+    begin as one common head.
 
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.
@@ -190,7 +191,7 @@ def fedpac(
             `num_labels`; the server's table of I heads does not fit into memory.
 
     Source:
-        Xu, Tong, Huang, ICLR 2023, algorithm 1, equations 5 to 12.
+        Xu, Tong, Huang, ICLR 2023, and the authors' code.
     """
     check_classes(model.kind, "FedPAC", ONLY_CLASSES)
     check_choice(unit=(unit, ("steps", "epochs")))

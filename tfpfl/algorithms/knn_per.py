@@ -216,7 +216,7 @@ def knn_per(
             one head) and the population has no `num_labels`; the labels are no classes.
 
     Source:
-        Marfoq, Neglia, Kameni, Vidal, ICML 2022, algorithm 1 and equations 7 to 9.
+        Marfoq, Neglia, Kameni, Vidal, ICML 2022, algorithm 1.
     """
     base = fedavg(
         model,
