@@ -132,8 +132,8 @@ def fed3r(
             `num_labels`; the labels are no classes.
 
     Source:
-        Fani, Camoriano, Caputo, Ciccone, ICML 2024, and their code; the refinement is that of their paper in IEEE Access,
-        2025.
+        Fani, Camoriano, Caputo, Ciccone, ICML 2024, and their code; the refinement is that of their paper in IEEE
+        Access, 2025.
     """
     check_rates(lam=lam, temperature=temperature)
     for name, value in (("lam", lam), ("temperature", temperature)):
