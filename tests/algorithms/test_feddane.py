@@ -52,7 +52,7 @@ def test_rounds_are_the_papers(data, weighting):
 def test_one_step_is_fedsgd(data):
     """Every client of the cohort takes the step -eta g, whatever mu is."""
     found, _ = play(feddane(data.model, data.population, mu=5.0, eta=0.2, steps=1), data)
-    uniform = fedsgd(data.model, data.population, rho=0.2)
+    uniform = fedsgd(data.model, data.population, eta=0.2)
     server, expected = found[0]._replace(), []
     w = feddane(data.model, data.population).init_server().w
     for cohort in COHORTS:

@@ -42,6 +42,10 @@ REFUSED = {  # entry: (what is changed, the reason)
     "aggregator": ({"aggregator": "median"}, "its server's aggregator is median"),
     "aggregator_args": ({"aggregator": "trimmed_mean", "aggregator_args": ("trim=0.2",)}, "aggregator is trimmed_mean"),
     "batch_norm": ({"network": "conv_bn", "batch_norm": "local"}, "its batch_norm is 'local'"),
+    "secure": ({"secure": True}, "its clients send the integers"),
+    "secure_clip": ({"secure": True, "secure_clip": 1.0}, "its clients send the integers"),
+    "secure_noise": ({"secure": True, "secure_clip": 1.0, "secure_noise": 1.0}, "its clients send the integers"),
+    "secure_threshold": ({"secure": True, "secure_threshold": 0.75}, "its clients send the integers"),
     "personal": ({"adapters": "lora:2", "personal": "B"}, "the part B of its adapters stays with the client"),
 }
 ELSEWHERE = {

@@ -43,6 +43,10 @@ OTHERWISE = {  # entry -> another value than `made` has, and what the label says
     "clip_norm": (0.001, "clip_norm=0.001"),
     "aggregator": ("median", "aggregator=median"),
     "aggregator_args": (("trim=0.1",), "aggregator_args=trim=0.1"),
+    "secure": (True, "secure=True"),
+    "secure_clip": (2.0, "secure_clip=2"),
+    "secure_noise": (0.5, "secure_noise=0.5"),
+    "secure_threshold": (0.75, "secure_threshold=0.75"),
 }
 WITH = {  # what some entries need
     "personal": {"adapters": "lora:2"},
@@ -56,6 +60,9 @@ WITH = {  # what some entries need
     "max_norm": {"on_broken": "reject"},
     "clip_norm": {"on_broken": "reject"},
     "aggregator_args": {"aggregator": "trimmed_mean", "aggregator_args": ("trim=0.2",)},
+    "secure_clip": {"secure": True},
+    "secure_noise": {"secure": True, "secure_clip": 1.0},
+    "secure_threshold": {"secure": True},
 }
 OTHERWISE |= {"sampling_range": ((1, 3), "sampling_range=1 3"), "monitor": ("loss", "monitor=loss")}
 WITH["sampling_range"] |= {"sampling_range": (1, 2)}

@@ -115,7 +115,7 @@ def fed3r(
         temperature: what the head is divided by, > 0; it counts for the loss and the refinement, not for who is right.
         local_labels: whether a client's classes are those of its training examples only: the bias of the others is
             -10,000 before the refinement.
-        eta_ft: rate of the refinement, >= 0.
+        eta_ft: learning rate of the refinement by a client, >= 0.
         steps_ft, epochs_ft: E_ft, the refinement's mini-batches or passes; one of the two, >= 0, 0 for none. Default:
             50 steps.
         batch_size, momentum: of the refinement, as in `fedavg`.

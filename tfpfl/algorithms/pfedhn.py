@@ -123,8 +123,8 @@ def pfedhn(
         model, population: the `SplitModel`, and the `Population` that it is trained on.
         embed_dim: the length of an embedding, >= 1; None for floor(1 + I / 4), as in the authors' code.
         hidden_dim, n_hidden: outputs of a hidden layer, >= 1, and the number of relus, >= 0.
-        alpha: rate of the hypernetwork, >= 0.
-        embed_alpha: rate of the embeddings, >= 0; None for alpha.
+        alpha: learning rate of the weights of the hypernetwork, >= 0.
+        embed_alpha: learning rate of the embeddings of clients, >= 0; None for alpha.
         hyper_momentum, wd: momentum and weight decay of both, >= 0. The paper's algorithm has 0 and 0.
         clip: the largest norm of the server's gradient, > 0; None: no limit, as in the paper.
         bias_init: the last layer's first bias: 'w0', the initial model, or 'uniform', as the other layers'.

@@ -56,7 +56,8 @@ def _defaults() -> dict:
 METHODS = (
     *("pflego", "fedavg", "local", "fedsgd", "fedprox", "scaffold", "feddyn", "fedavg_ft", "fedprox_ft", "fedper"),
     *("fedrep", "fedbabu", "fedrecon", "lg_fedavg", "fedrod", "ditto", "pfedme", "apfl", "per_fedavg", "layerwise"),
-    *("fedfomo", "fedamp", "heurfedamp", "pgfed", "pgfedmo", "fedbn", "fedala", "feddbe", "fedas", "gpfl", "adapters"),
+    *("fedfomo", "fedamp", "heurfedamp", "pgfed", "pgfedmo", "fedbn", "feddane", "fedpac", "knn_per", "fed3r"),
+    *("fedproto", "pfedhn", "fedala", "feddbe", "fedas", "fedcp", "gpfl", "adapters"),
 )
 TFDS_NAMES = (
     *("mnist", "fashion_mnist", "kmnist", "emnist/byclass", "emnist/balanced", "cifar10", "cifar100"),
