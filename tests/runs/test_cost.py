@@ -11,6 +11,7 @@ from tfpfl.algorithms.parts import linear_head
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
 from tfpfl.models import SplitModel, build_network
+from tfpfl.models.valve import with_valve
 from tfpfl.runs.cost import Flops, Passes, Work, backbone_flops, count_work, head_flops, visit_flops
 from tfpfl.runs.run import Run
 
@@ -71,6 +72,11 @@ def test_full_batch_methods_take_a_pass_each_way_a_step(model, name):
 )
 def test_passes_of_six_steps(model, name, options, expected):
     assert passes(model, name, steps=6, **options) == Passes(expected, expected)
+
+
+def test_a_valve_after_the_backbone_hides_no_passes(model):
+    """A run gives GPFL a model that has the valve already; the method's own passes are through the model below it."""
+    assert passes(with_valve(model), "gpfl", steps=6) == passes(model, "gpfl", steps=6) == Passes(6, 6)
 
 
 def test_minibatches_count_by_their_examples(model):

@@ -51,13 +51,18 @@ class Counter:
     def __init__(self, model):
         self.forward = self.backward = 0
         self.head_steps = 0.0
-        self.model = copy.copy(model)
-        apply = model._apply
+        self.model = self._counting(model)
+
+    def _counting(self, model):
+        found, apply = copy.copy(model), model._apply
 
         def counted_apply(weights, x):
             return self._counted(apply(weights, x))
 
-        self.model._apply = counted_apply
+        found._apply = counted_apply
+        if hasattr(model, "inner"):  # a `ValvedModel`: a method also uses the model below the valve
+            found.inner = self._counting(model.inner)
+        return found
 
     def _counted(self, phi):
         @tf.custom_gradient
