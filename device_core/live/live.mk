@@ -7,7 +7,7 @@ LIVE_NAME := $(subst device,live,$(NAME))
 
 live: $(OUT)/$(LIVE_NAME) $(OUT)/libtfpfl_live.a $(OUT)/live
 
-$(OUT)/objects/live/%.o: live/%.c live/live.h $(HEADERS)
+$(OUT)/objects/live/%.o: live/%.c $(wildcard live/*.h) $(HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -Isrc -c -o $@ $<
 

@@ -60,13 +60,14 @@ class _Options(ctypes.Structure):
         ("patience", ctypes.c_double),
         ("log", _LOG),
         ("context", ctypes.c_void_p),
+        ("secure", ctypes.c_int),
     ]
 
 
 class NativeLive:
     """A device in C, in this process; it is asked once if `patience` is below 0."""
 
-    def __init__(self, folder, url, state, examples, token, litert, patience=-1.0, certificate=None):
+    def __init__(self, folder, url, state, examples, token, litert, patience=-1.0, certificate=None, secure=False):
         self._library = ctypes.CDLL(str(next(folder.glob("libtfpfl_live.[sd]*"))))
         self._library.tfpfl_live_error.restype = ctypes.c_char_p
         self._library.tfpfl_live_counted.restype = ctypes.c_size_t
@@ -76,7 +77,7 @@ class NativeLive:
         log = _LOG(lambda _, text: self.told.append(text.decode()))
         self._kept = given, log
         texts = (None if value is None else os.fsencode(value) for value in (token, litert, None, certificate))
-        options = _Options(*texts, patience, log)
+        options = _Options(*texts, patience, log, None, secure)
         self._live = ctypes.c_void_p()
         arguments = ctypes.byref(data), ctypes.byref(options), ctypes.byref(self._live)
         try:
