@@ -188,5 +188,5 @@ class Proxy:
 
 
 def live_programs(sanitized=False):
-    """The folder with the library for live rounds and its example."""
-    return build("-live-sanitized", target="live-sanitized") if sanitized else build("-live", target="live")
+    """The folder with the library for live rounds, its example, and the program of its test vectors."""
+    return build("-live-sanitized", target="live-sanitized") if sanitized else build("-live", target="live-programs")
