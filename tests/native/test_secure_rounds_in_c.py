@@ -143,10 +143,10 @@ def test_a_device_that_drops_out_after_its_shares(make_run, live, litert_library
     """One of ten in Python, or in C, is gone before it sends its masked words: the round is the one over the others, and
     its head stays. Devices in both languages take its masks off."""
     with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=0) as run:
-        fleet, gone = Fleet(run, live, litert_library, tmp_path), threading.Event()
+        fleet, gone, over = Fleet(run, live, litert_library, tmp_path), threading.Event(), threading.Event()
 
         def hook(when, method, path, who):
-            if who == client and path.endswith("/masked"):
+            if who == client and path.endswith("/masked") and not over.is_set():
                 gone.set()
                 raise Lost
 
@@ -158,6 +158,9 @@ def test_a_device_that_drops_out_after_its_shares(make_run, live, litert_library
                 while rounds.view.waiting != {client}:
                     time.sleep(0.05)
                 rounds.view = rounds.view._replace(deadline=0.0)  # nobody else has anything to send
+                while rounds.view.kind == wire.MASKED:
+                    time.sleep(0.05)
+                over.set()  # its words come too late
 
             ending = threading.Thread(target=end_the_phase, daemon=True)
             ending.start()

@@ -3,7 +3,7 @@
 python web/tests/secure_live.py FIXTURES OUT CLIENT ...   the clients named here are browsers
 
 Two of the others are processes in C. One of them is killed in the first round when the server has its shares, and started
-again when the round is over. The first line that is printed is JSON: the address and the tokens, or why a part is missing.
+again when that phase is over. The first line that is printed is JSON: the address and the tokens, or why a part is missing.
 """
 
 import json
@@ -109,7 +109,7 @@ class Devices:
             while self.rounds.view.waiting != {GONE}:
                 time.sleep(0.05)
             self.rounds.view = self.rounds.view._replace(deadline=0.0)  # nobody else has anything to send
-            while self.rounds.view.round_num == 1:
+            while self.rounds.view.kind == "masked":
                 time.sleep(0.05)
         if process.returncode != 0:
             raise SystemExit(error)
