@@ -2,8 +2,9 @@
 
 python web/tests/secure_live.py FIXTURES OUT CLIENT ...   the clients named here are browsers
 
-Two of the others are processes in C. One of them is killed in the first round when the server has its shares, and started
-again when that phase is over. The first line that is printed is JSON: the address and the tokens, or why a part is missing.
+Two of the others are processes in C. One of them is killed in the last round when the server has its shares, and started
+again when that phase is over. (After it, the server would give it more weight, since it comes more rarely.) The first line
+that is printed is JSON: the address and the tokens, or why a part is missing.
 """
 
 import json
@@ -83,8 +84,8 @@ class Devices:
         self.programs, self.gone, self.process = native_live.live_programs(), threading.Event(), None
 
     def hook(self, when: str, method: str, path: str, client: int) -> None:
-        """Kills the one that drops out before it sends its first masked words, and ends the phase without it."""
-        if client == GONE and path == "/v1/secure/1/masked" and when == "before":
+        """Kills the one that drops out before it sends its masked words, and ends the phase without it."""
+        if client == GONE and path == f"/v1/secure/{ROUNDS}/masked" and when == "before":
             self.process.kill()
             self.gone.set()
             raise native_live.Lost

@@ -111,9 +111,9 @@ describe.skipIf(noBrowser)('Secure rounds', () => {
     const found = JSON.parse(readFileSync(join(folder, 'live.json'), 'utf8')) as { events: [string, number, number][]; said: Record<string, string> }
     const arrived = found.events.flatMap(([what, round, client]) => (what === 'arrived' ? [`${round} ${client}`] : []))
     const everybody = Array.from({ length: ROUNDS }, (_, i) => Array.from({ length: 10 }, (_, client) => `${i + 1} ${client}`)).flat()
-    expect(arrived.sort()).toEqual(everybody.filter((both) => both !== `1 ${GONE}`).sort())
+    expect(arrived.sort()).toEqual(everybody.filter((both) => both !== `${ROUNDS} ${GONE}`).sort())
     expect(found.events.filter(([what]) => what.startsWith('failed'))).toEqual([])
-    expect(found.said[GONE]).toContain('round 1: not counted: it ended without this device')
+    expect(found.said[GONE]).toContain(`round ${ROUNDS}: not counted: it ended without this device`)
     expect(await page.locator('#live-facts tr', { hasText: 'counted' }).first().locator('td').textContent()).toBe(String(ROUNDS))
     const left = await page.evaluate(async () => {
       const request = indexedDB.open('tfpfl-live')
