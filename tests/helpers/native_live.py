@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 
 from helpers.native import NO_COMPILER, Examples, Head, NativeError, build, compiler, examples_in, head_out
+from tflite_export.device.live import wire
 
 SPLITS = ("train", "validation", "test")
 SERVER_ERROR = 5
@@ -144,7 +145,7 @@ class Proxy:
                     hook("after", *about)
                     self.send_response_only(status)
                     for name, value in headers:
-                        if name.lower() in ("content-type", "content-encoding"):
+                        if name.lower() in ("content-type", "content-encoding", wire.BODY.lower()):
                             self.send_header(name, value)
                     self.send_header("Content-Length", str(len(answer)))
                     self.end_headers()

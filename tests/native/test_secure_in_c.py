@@ -27,4 +27,6 @@ def test_the_test_vectors(sanitized):
     for name in ("pairs", "pairs of the second"):
         wanted = [{entry: pair[entry] for entry in pair if entry != "clients"} for pair in FOUND["pairs"]]
         assert computed[name] == wanted
-    assert computed["codec_cases"] == [{name: case[name] for name in ("norm", "words")} for case in FOUND["codec_cases"]]
+    assert computed["codec_cases"] == [
+        {name: case[name] for name in ("norm", "words")} for case in FOUND["codec_cases"]
+    ]

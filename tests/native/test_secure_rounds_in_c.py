@@ -109,8 +109,8 @@ def test_devices_in_c_and_in_python_are_the_simulation(make_run, live, litert_li
 
 @pytest.mark.slow
 def test_processes_that_are_killed_at_every_message_send_the_same_again(make_run, live, litert_library, tmp_path):
-    """kill -9 before the server has each of the four messages, and when it has it. A message that was made is sent again
-    as it is: the server refuses any other one."""
+    """kill -9 before the server has each of the four messages, and when it has it. A message that was made is sent
+    again as it is: the server refuses any other one."""
     with make_run(tmp_path / "run") as run:
         expected, fleet = simulated(run, ROUNDS), Fleet(run, live, litert_library, tmp_path)
         left = {i: [(phase, when) for phase in wire.PHASES for when in ("before", "after")] for i in range(1, 10, 2)}
@@ -140,8 +140,8 @@ def test_processes_that_are_killed_at_every_message_send_the_same_again(make_run
 @pytest.mark.slow
 @pytest.mark.parametrize("client", [0, 1])
 def test_a_device_that_drops_out_after_its_shares(make_run, live, litert_library, tmp_path, client):
-    """One of ten in Python, or in C, is gone before it sends its masked words: the round is the one over the others, and
-    its head stays. Devices in both languages take its masks off."""
+    """One of ten in Python, or in C, is gone before it sends its masked words: the round is the one over the others,
+    and its head stays. Devices in both languages take its masks off."""
     with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=0) as run:
         fleet, gone, over = Fleet(run, live, litert_library, tmp_path), threading.Event(), threading.Event()
 

@@ -2,9 +2,9 @@
 
 python web/tests/secure_live.py FIXTURES OUT CLIENT ...   the clients named here are browsers
 
-Two of the others are processes in C. One of them is killed in the last round when the server has its shares, and started
-again when that phase is over. (After it, the server would give it more weight, since it comes more rarely.) The first line
-that is printed is JSON: the address and the tokens, or why a part is missing.
+Two of the others are processes in C. One of them is killed in the last round when the server has its shares, and
+started again when that phase is over. (After it, the server would give it more weight, since it comes more rarely.) The
+first line that is printed is JSON: the address and the tokens, or why a part is missing.
 """
 
 import json
