@@ -2,8 +2,9 @@
 
     python tests/helpers/secure_vectors.py
 
-All secrets are hashes of their names, so the file is always the same. Bytes are hexadecimal; numbers of float32 are
-their 32 bits as an integer.
+All secrets are hashes of their names, so the file is always the same. Bytes are hexadecimal, but for `told`, which is
+as the server sends it; numbers of float32 are their 32 bits as an integer. `holds` has, for each other client, its
+share of the other's seed and of the other's mask key.
 """
 
 import hashlib

@@ -353,6 +353,7 @@ def _read(body):
         return str(error) + body[:40].hex()
 
 
+@pytest.mark.slow
 def test_damaged_messages_are_refused_and_the_round_goes_on(secure_run, tmp_path):
     given, draw = gradients(secure_run), random.Random(27)
     rounds, phones = joined(secure_run, Rules(**RULES), tmp_path, given)
