@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from helpers import phones
 from helpers.live import examples_of, in_threads, live_theta, new_run, serving, simulated
+from helpers.marks import slow_but
 from helpers.native import NativeError
 from helpers.native_live import Lost, NativeLive, Proxy, live_programs, missing, write_raw
 from tflite_export.convert.program import flatten
@@ -34,6 +35,12 @@ def make_run(tmp_path_factory):
 def live(litert_library):
     """The folder with the library and the example."""
     return live_programs()
+
+
+@pytest.fixture(scope="module", params=slow_but(["usual", "sanitized"], "usual"))
+def any_live(request, litert_library):
+    """The same; also with sanitizers of addresses, leaks and undefined behaviour."""
+    return live_programs(sanitized=request.param == "sanitized")
 
 
 class Fleet:
@@ -92,9 +99,9 @@ def arrived(rounds):
     return [(number, client) for _, _, what, number, client in rounds.book.events() if what == "arrived"]
 
 
-def test_devices_in_c_and_in_python_are_the_simulation(make_run, live, litert_library, tmp_path):
+def test_devices_in_c_and_in_python_are_the_simulation(make_run, any_live, litert_library, tmp_path):
     with make_run(tmp_path / "run") as run:
-        expected, fleet = simulated(run, ROUNDS), Fleet(run, live, litert_library, tmp_path)
+        expected, fleet = simulated(run, ROUNDS), Fleet(run, any_live, litert_library, tmp_path)
         with serving(run, Rules(wait_for=10, secure=True, phase=300, deadline=300)) as (address, rounds, tokens):
             fleet.work(address, tokens)
             events, came = rounds.book.events(), arrived(rounds)
