@@ -13,7 +13,7 @@
  * libtfpfl_live has the core in it.
  *
  * The folder `state` keeps the device's key (identity.pem), its number (member.json), the bundle, its head (head.bin)
- * and an update that is on its way (update.bin). A process may be killed anywhere: the next start sends the update again,
+ * an update that is on its way (update.bin), and what belongs to a secure round (secure/). A process may be killed anywhere: the next start sends the update again,
  * and its head becomes current exactly if the server has counted it. The head, examples and labels never leave the
  * device.
  *
@@ -50,6 +50,8 @@ typedef struct {
     double patience;         /* seconds for which the server may be away; 0: 300; less: it is asked once */
     void (*log)(void *context, const char *text); /* told what happens, one line each; may be NULL */
     void *context;
+    int secure; /* 1: it sends no update that is not masked, whatever the server asks for (docs/secure.md). A device that
+                 * has joined a run with secure rounds never does. */
 } tfpfl_live_options;
 
 /* Joins if the device has not yet, gets the bundle and the first head, and sends an update that was on its way.

@@ -180,7 +180,7 @@ static double now(void) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-static void pause_for(double seconds) {
+void live_pause(double seconds) {
     struct timespec left = {.tv_sec = (time_t)seconds};
     left.tv_nsec = (long)((seconds - floor(seconds)) * 1e9);
     while (nanosleep(&left, &left) != 0 && errno == EINTR) continue;
@@ -193,7 +193,7 @@ static int patiently(struct http *http, struct device_key *key, int64_t client, 
         bool again;
         int status = once(http, key, client, request, answer, &again, error);
         if (!again || now() + pause > until) return status;
-        pause_for(pause * (0.5 + 0.5 * live_drawn()));  /* not all devices at once */
+        live_pause(pause * (0.5 + 0.5 * live_drawn()));  /* not all devices at once */
         pause = 2 * pause < LONGEST_PAUSE ? 2 * pause : LONGEST_PAUSE;
     }
 }
@@ -208,7 +208,7 @@ int live_ask(struct http *http, struct device_key *key, int64_t client, const st
     if (strstr(reason, "sign") == NULL) return 0;
     free(answer->body);  /* it may have been signed before the server started, or have come twice: signed again, once */
     memset(answer, 0, sizeof *answer);
-    pause_for(1.1);
+    live_pause(1.1);
     return patiently(http, key, client, request, answer, error);
 }
 

@@ -53,9 +53,12 @@ static int send_join(tfpfl_live *live, const struct words *words) {
     if (status == 0 && (!live_whole_entry(&json, 1, "client", 0, &live->number) ||
                         !live_whole_entry(&json, 1, "classes", 1, &classes)))
         status = live_unexpected(live, "client and classes");
+    uint32_t secure = status == 0 ? json_member(&json, 1, "secure") : 0;
+    bool masks = secure != 0 && json.nodes[secure].kind == JSON_TRUE;
+    live->secure = live->secure || masks;
     json_free(&json);
     free(answer.body);
-    return status == 0 ? live_keep_member(live->folder, live->number, classes, live->error) : status;
+    return status == 0 ? live_keep_member(live->folder, live->number, classes, masks, live->error) : status;
 }
 
 int live_join(tfpfl_live *live, const tfpfl_live_data *data, const char *token) {
@@ -76,7 +79,7 @@ int live_join(tfpfl_live *live, const tfpfl_live_data *data, const char *token) 
     status = add_program(live, &words);
     words_add(&words, ", \"key\": ");
     words_text(&words, point);
-    words_add(&words, "}");
+    words_add(&words, ", \"secure\": 1}");
     if (status == 0 && words.failed) status = no_memory(live->error);
     if (status == 0) status = send_join(live, &words);
     free(words.text);

@@ -85,7 +85,8 @@ static int open_live(tfpfl_live *live, const char *url, const char *state, const
     else strcpy(live->folder, state);
     if (status == 0) status = live_key_open(path, &live->key, error);
     free(path);
-    if (status == 0) status = live_member(state, &live->number, error);
+    if (status == 0) status = live_member(state, &live->number, &live->secure, error);
+    live->secure = live->secure || options->secure;
     if (status == 0 && live->number < 0) status = live_join(live, data, options->token);
     if (status == 0 && !live_is_there(live->bundle, "manifest.json")) status = live_get_bundle(live);
     if (status == 0 && !live_is_there(state, HEAD_FILE)) status = live_get_head(live);
@@ -93,6 +94,7 @@ static int open_live(tfpfl_live *live, const char *url, const char *state, const
     const tfpfl_options of_the_client = {live->head, options->litert, options->trunk};
     status = live_of_client(live, tfpfl_open(live->bundle, &of_the_client, &live->client));
     if (status == 0) status = take_examples(live, data);
+    if (status == 0) status = live_settle_secure(live);
     return status == 0 ? live_settle(live) : status;
 }
 

@@ -43,8 +43,8 @@ int live_read(const char *path, char **content, size_t *bytes, char *error);
 void live_empty(const char *folder, const char *end);
 
 /* The client's number; -1: the device has not joined. */
-int live_member(const char *folder, int64_t *client, char *error);
-int live_keep_member(const char *folder, int64_t client, int64_t classes, char *error);
+int live_member(const char *folder, int64_t *client, bool *secure, char *error);
+int live_keep_member(const char *folder, int64_t client, int64_t classes, bool secure, char *error);
 
 struct pending {
     uint32_t round;
@@ -83,6 +83,7 @@ int live_ask(struct http *http, struct device_key *key, int64_t client, const st
 int live_good(const struct answer *answer, char *error);
 #define REASON_ROOM 500
 void live_reason(const struct answer *answer, char out[REASON_ROOM]);
+void live_pause(double seconds);
 /* The JSON object of an answer that is good; takes the body. */
 int live_json(struct answer *answer, struct json *json, char *error);
 
@@ -110,6 +111,7 @@ struct tfpfl_live {
     char *folder, *bundle, *head; /* paths */
     int lock;
     int64_t number; /* of the client */
+    bool secure;    /* it sends no update that is not masked */
     struct http *http;
     struct device_key *key;
     tfpfl_client *client;
@@ -139,5 +141,20 @@ int live_get_head(tfpfl_live *live);
 
 /* Sends the update that is on its way, until the server has said whether it counts. */
 int live_settle(tfpfl_live *live);
+bool live_is_hash(const char *text);
+/* The theta of this name; NULL: its round ended meanwhile. `body` is to be freed. */
+int live_theta(tfpfl_live *live, const char *name, const float **theta, char **body);
+/* Computes a round with the settings of a work. */
+int live_compute(tfpfl_live *live, const struct json *work, const float *theta, const char *payload,
+                 tfpfl_update *update);
+
+/* ---- secure.c */
+
+/* The phase of secure rounds that a work is of; -1: it is of another kind. */
+int live_phase(const char *kind);
+/* Sends the message of a phase; or refuses, and waits for the next attempt. */
+int live_take_part(tfpfl_live *live, int phase, const struct json *work);
+/* Asks what became of a secure round, and makes its head current if it counts. */
+int live_settle_secure(tfpfl_live *live);
 
 #endif

@@ -7,7 +7,7 @@ LIVE_NAME := $(subst device,live,$(NAME))
 
 live: $(OUT)/$(LIVE_NAME) $(OUT)/libtfpfl_live.a $(OUT)/live
 
-$(OUT)/objects/live/%.o: live/%.c live/live.h $(HEADERS)
+$(OUT)/objects/live/%.o: live/%.c $(wildcard live/*.h) $(HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -Isrc -c -o $@ $<
 
@@ -22,7 +22,13 @@ $(OUT)/libtfpfl_live.a: $(LIVE_OBJECTS) $(OBJECTS)
 $(OUT)/live: examples/live.c $(OUT)/libtfpfl_live.a
 	$(CC) $(CFLAGS) -o $@ $< $(OUT)/libtfpfl_live.a $(LIVE_LIBS) -lm -ldl
 
-live-sanitized: FLAGS += -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-live-sanitized: $(OUT)/live
+# What the tests run besides.
+live-programs: live $(OUT)/secure_vectors
 
-.PHONY: live live-sanitized
+$(OUT)/secure_vectors: tests/secure_vectors.c $(OUT)/libtfpfl_live.a
+	$(CC) $(CFLAGS) -Isrc -Ilive -o $@ $< $(OUT)/libtfpfl_live.a $(LIVE_LIBS) -lm -ldl
+
+live-sanitized: FLAGS += -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+live-sanitized: $(OUT)/live $(OUT)/secure_vectors
+
+.PHONY: live live-programs live-sanitized

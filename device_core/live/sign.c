@@ -1,7 +1,9 @@
 /* The device's key and signed requests: the rules of tflite_export/device/live/wire.py. */
-#include "live.h"
+#include "secure.h"
 
 #include <openssl/bio.h>
+#include <openssl/bn.h>
+#include <openssl/crypto.h>
 #include <openssl/ecdsa.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
@@ -18,21 +20,33 @@
 #endif
 
 #define PROTOCOL "tfpfl-1"
-#define POINT_BYTES 65
-#define NONCE_BYTES 12
+#define LONGEST_BASE64 180
 #define HALF 32 /* bytes of r, and of s */
 
 static EVP_PKEY *of(struct device_key *key) { return (EVP_PKEY *)key; }
 
-static int crypto_error(char *error, const char *what) {
+int live_crypto_error(char *error, const char *what) {
     char why[200] = "";
     ERR_error_string_n(ERR_get_error(), why, sizeof why);
     ERR_clear_error();
     return fail(error, TFPFL_SYSTEM_ERROR, "OpenSSL cannot %s: %s", what, why);
 }
 
-static void to_base64(char *out, const unsigned char *from, int bytes) {
+void live_base64(char *out, const unsigned char *from, int bytes) {
     EVP_EncodeBlock((unsigned char *)out, from, bytes);
+}
+
+bool live_from_base64(const char *text, unsigned char *to, size_t bytes) {
+    unsigned char content[LONGEST_BASE64];  /* OpenSSL fills the last group of three up with zeros */
+    char again[4 * LONGEST_BASE64 / 3 + 5];
+    size_t length = (bytes + 2) / 3 * 4;
+    if (bytes > LONGEST_BASE64 - 3 || strlen(text) != length) return false;
+    if (EVP_DecodeBlock(content, (const unsigned char *)text, (int)length) < 0) return false;
+    live_base64(again, content, (int)bytes);
+    if (strcmp(again, text) != 0) return false;  /* spaces, other padding, or bits behind the end */
+    memcpy(to, content, bytes);
+    OPENSSL_cleanse(content, sizeof content);
+    return true;
 }
 
 /* ---- the key */
@@ -43,7 +57,7 @@ static int make_key(const char *path, EVP_PKEY **key, char *error) {
     int status;
     *key = EVP_EC_gen("P-256");
     if (pem == NULL || *key == NULL || PEM_write_bio_PKCS8PrivateKey(pem, *key, NULL, NULL, 0, NULL, NULL) != 1) {
-        status = crypto_error(error, "make a key");
+        status = live_crypto_error(error, "make a key");
     } else {
         long bytes = BIO_get_mem_data(pem, &content);
         status = live_write(path, content, (size_t)bytes, 0600, error);
@@ -89,9 +103,9 @@ int live_key_public(struct device_key *key, char out[POINT_TEXT], char *error) {
     unsigned char *point = NULL;
     size_t bytes = EVP_PKEY_get1_encoded_public_key(of(key), &point);
     bool right = bytes == POINT_BYTES && point[0] == 4;
-    if (right) to_base64(out, point, POINT_BYTES);
+    if (right) live_base64(out, point, POINT_BYTES);
     OPENSSL_free(point);
-    return right ? 0 : crypto_error(error, "write the public key");
+    return right ? 0 : live_crypto_error(error, "write the public key");
 }
 
 /* ---- signatures */
@@ -112,19 +126,59 @@ static bool sign(EVP_PKEY *key, const char *text, unsigned char both[2 * HALF]) 
     return done;
 }
 
+int live_sign(struct device_key *key, const char *text, char signature[SIGNATURE_TEXT], char *error) {
+    unsigned char both[2 * HALF];
+    if (!sign(of(key), text, both)) return live_crypto_error(error, "sign");
+    live_base64(signature, both, 2 * HALF);
+    return 0;
+}
+
+/* The signature as ASN.1, which is to be freed by OPENSSL_free; the number of bytes, 0 if there is none. */
+static size_t as_asn1(const unsigned char both[2 * HALF], unsigned char **der) {
+    BIGNUM *r = BN_bin2bn(both, HALF, NULL), *s = BN_bin2bn(both + HALF, HALF, NULL);
+    ECDSA_SIG *pair = ECDSA_SIG_new();
+    int bytes = 0;
+    *der = NULL;
+    if (pair != NULL && r != NULL && s != NULL && ECDSA_SIG_set0(pair, r, s) == 1) {
+        r = s = NULL;  /* they are the pair's */
+        bytes = i2d_ECDSA_SIG(pair, der);
+    }
+    BN_free(r);
+    BN_free(s);
+    ECDSA_SIG_free(pair);
+    return bytes > 0 ? (size_t)bytes : 0;
+}
+
+int live_verify(const char *identity, const char *text, const char *signature, char *error) {
+    unsigned char point[POINT_BYTES], both[2 * HALF], *der = NULL;
+    struct device_key *key = NULL;
+    if (!live_from_base64(identity, point, POINT_BYTES) || !live_from_base64(signature, both, 2 * HALF))
+        return fail(error, REFUSES, "a neighbour's identity and signature must be base64 of %d and %d bytes",
+                    POINT_BYTES, 2 * HALF);
+    int status = secure_public(point, &key, error);
+    if (status != 0) return status;
+    size_t bytes = as_asn1(both, &der);
+    EVP_MD_CTX *context = EVP_MD_CTX_new();
+    bool right = bytes > 0 && context != NULL && EVP_DigestVerifyInit(context, NULL, EVP_sha256(), NULL, of(key)) == 1 &&
+                 EVP_DigestVerify(context, der, bytes, (const unsigned char *)text, strlen(text)) == 1;
+    EVP_MD_CTX_free(context);
+    OPENSSL_free(der);
+    live_key_close(key);
+    ERR_clear_error();
+    return right ? 0 : fail(error, REFUSES, "the signature of a neighbour's keys is not that of this neighbour");
+}
+
 int live_stamp(struct device_key *key, const char *method, const char *target, const void *body, size_t bytes,
                struct stamp *stamp, char *error) {
-    unsigned char nonce[NONCE_BYTES], digest[32], both[2 * HALF];
+    unsigned char nonce[NONCE_BYTES], digest[32];
     char *hex = stamp->body, text[400];
-    if (RAND_bytes(nonce, NONCE_BYTES) != 1) return crypto_error(error, "draw a number");
-    to_base64(stamp->nonce, nonce, NONCE_BYTES);
+    if (RAND_bytes(nonce, NONCE_BYTES) != 1) return live_crypto_error(error, "draw a number");
+    live_base64(stamp->nonce, nonce, NONCE_BYTES);
     snprintf(stamp->time, sizeof stamp->time, "%lld", (long long)time(NULL));
     tfpfl_sha256(body == NULL ? "" : body, bytes, digest);
     write_hex(hex, digest);
     snprintf(text, sizeof text, PROTOCOL "\n%s\n%s\n%s\n%s\n%s\n", method, target, stamp->time, stamp->nonce, hex);
-    if (!sign(of(key), text, both)) return crypto_error(error, "sign");
-    to_base64(stamp->signature, both, 2 * HALF);
-    return 0;
+    return live_sign(key, text, stamp->signature, error);
 }
 
 double live_drawn(void) {

@@ -5,6 +5,7 @@
  *     bundle/        the files from the server
  *     head.bin       the head; see head.c
  *     update.bin     the update of a round, until the server has said whether it counted it
+ *     secure/        what belongs to a secure round; see secure_state.c
  *     lock           empty; one process at a time uses the folder
  *
  * update.bin, where the client in Python has update.npz:
@@ -150,11 +151,12 @@ static bool whole_number(const struct json *json, const char *name, int64_t *val
     return found && *value >= 0;
 }
 
-int live_member(const char *folder, int64_t *client, char *error) {
+int live_member(const char *folder, int64_t *client, bool *secure, char *error) {
     char *path = join(folder, MEMBER_FILE), *content, why[TFPFL_ERROR_ROOM];
     struct json json;
     size_t bytes;
     *client = -1;
+    *secure = false;
     if (path == NULL) return no_memory(error);
     int status = 0;
     if (live_is_there(folder, MEMBER_FILE) && (status = live_read(path, &content, &bytes, error)) == 0) {
@@ -163,16 +165,19 @@ int live_member(const char *folder, int64_t *client, char *error) {
         if (unread == TFPFL_SYSTEM_ERROR) status = fail(error, unread, "%s", why);
         else if (unread || !whole_number(&json, "client", client) || !whole_number(&json, "classes", &classes))
             status = fail(error, TFPFL_BUNDLE_ERROR, "%s is damaged: delete it, and join again with the token", path);
+        uint32_t node = unread ? 0 : json_member(&json, 1, "secure");
+        *secure = node != 0 && json.nodes[node].kind == JSON_TRUE;
         if (!unread) json_free(&json);
     }
     free(path);
     return status;
 }
 
-int live_keep_member(const char *folder, int64_t client, int64_t classes, char *error) {
+int live_keep_member(const char *folder, int64_t client, int64_t classes, bool secure, char *error) {
     char *path = join(folder, MEMBER_FILE), text[100];
     if (path == NULL) return no_memory(error);
-    snprintf(text, sizeof text, "{\"client\": %lld, \"classes\": %lld}", (long long)client, (long long)classes);
+    snprintf(text, sizeof text, "{\"client\": %lld, \"classes\": %lld, \"secure\": %s}", (long long)client,
+             (long long)classes, secure ? "true" : "false");
     int status = live_write(path, text, strlen(text), 0644, error);
     free(path);
     return status;

@@ -55,8 +55,7 @@ struct work {
     char theta[65];
 };
 
-/* The theta of a work; NULL: its round ended meanwhile. `body` is to be freed. */
-static int get_theta(tfpfl_live *live, const struct work *work, const float **theta, char **body) {
+int live_theta(tfpfl_live *live, const char *name, const float **theta, char **body) {
     unsigned char digest[32];
     char hex[65], target[100];
     struct answer answer;
@@ -65,16 +64,16 @@ static int get_theta(tfpfl_live *live, const struct work *work, const float **th
     *theta = tfpfl_theta(live->client);
     tfpfl_sha256(*theta, bytes, digest);
     write_hex(hex, digest);
-    if (strcmp(hex, work->theta) == 0) return 0;
+    if (strcmp(hex, name) == 0) return 0;
     *theta = NULL;
-    snprintf(target, sizeof target, "/v1/theta/%s", work->theta);
+    snprintf(target, sizeof target, "/v1/theta/%s", name);
     int status = live_get(live, target, bytes, &answer);
     if (status != 0) return status;
     if (answer.status != 410 && (status = live_good(&answer, live->error)) == 0) {
         tfpfl_sha256(answer.body, answer.bytes, digest);
         write_hex(hex, digest);
         *theta = (const float *)(const void *)answer.body;
-        if (answer.bytes != bytes || strcmp(hex, work->theta) != 0)
+        if (answer.bytes != bytes || strcmp(hex, name) != 0)
             status = fail(live->error, TFPFL_SERVER_ERROR,
                           "the server's theta does not have the hash that it was announced with");
     }
@@ -88,6 +87,10 @@ int live_settle(tfpfl_live *live) {
     char target[40], reason[REASON_ROOM];
     int status = live_pending(live->folder, tfpfl_describe(live->client), &pending, live->error);
     if (status != 0 || pending.content == NULL) return status;
+    if (live->secure) {
+        free(pending.content);
+        return live_drop(live->folder, live->error);
+    }
     snprintf(target, sizeof target, "/v1/update/%" PRIu32, pending.round);
     const struct request request = {"PUT", target, pending.body, pending.bytes, MOST_ANSWER};
     status = live_ask(live->http, live->key, live->number, &request, &answer, live->error);
@@ -148,14 +151,22 @@ static int take_settings(tfpfl_live *live, const struct json *json) {
     return 0;
 }
 
+int live_compute(tfpfl_live *live, const struct json *work, const float *theta, const char *payload,
+                 tfpfl_update *update) {
+    size_t weights = tfpfl_describe(live->client)->num_backbone_weights;
+    int status = take_settings(live, work);
+    if (status != 0) return status;
+    return live_of_client(live, tfpfl_round(live->client, theta, weights, &live->splits[0], payload, update));
+}
+
 static int visit(tfpfl_live *live, const struct work *work, const float *theta) {
     tfpfl_update update = {0};
     char payload[16];
-    size_t weights = tfpfl_describe(live->client)->num_backbone_weights;
+    if (live->secure)
+        return fail(live->error, TFPFL_SERVER_ERROR,
+                    "the server asks for an update that is not masked, and this device sends none");
     if (!live_text_entry(&work->json, "payload", payload, sizeof payload)) return live_unexpected(live, "payload");
-    int status = take_settings(live, &work->json);
-    if (status == 0)
-        status = live_of_client(live, tfpfl_round(live->client, theta, weights, &live->splits[0], payload, &update));
+    int status = live_compute(live, &work->json, theta, payload, &update);
     if (status == 0) status = keep_update(live, work, &update);
     tfpfl_update_free(&update);
     return status == 0 ? live_settle(live) : status;
@@ -186,19 +197,23 @@ static int send_scores(tfpfl_live *live, const struct work *work, const float *t
     return status;
 }
 
-static bool is_hash(const char *text) { return strlen(text) == 64 && strspn(text, "0123456789abcdef") == 64; }
+bool live_is_hash(const char *text) { return strlen(text) == 64 && strspn(text, "0123456789abcdef") == 64; }
 
 static int do_work(tfpfl_live *live, struct work *work, bool *goes_on) {
     const float *theta;
     char kind[16], *body;
     if (!live_text_entry(&work->json, "kind", kind, sizeof kind)) return live_unexpected(live, "kind");
     *goes_on = strcmp(kind, "done") != 0;
+    int phase = live_phase(kind);
+    if (phase >= 0) return live_take_part(live, phase, &work->json);
+    int status = live_settle_secure(live);
+    if (status != 0) return status;
     bool visits = strcmp(kind, "visit") == 0;
     if (!visits && strcmp(kind, "score") != 0) return 0;
     if (!live_whole_entry(&work->json, 1, "round", 1, &work->round) ||
-        !live_text_entry(&work->json, "theta", work->theta, sizeof work->theta) || !is_hash(work->theta))
+        !live_text_entry(&work->json, "theta", work->theta, sizeof work->theta) || !live_is_hash(work->theta))
         return live_unexpected(live, "round and theta");
-    int status = get_theta(live, work, &theta, &body);
+    status = live_theta(live, work->theta, &theta, &body);
     if (status == 0 && theta != NULL) status = visits ? visit(live, work, theta) : send_scores(live, work, theta);
     free(body);
     return status;
@@ -210,7 +225,7 @@ int tfpfl_live_step(tfpfl_live *live, double wait, int *goes_on) {
     char target[60];
     bool more = true;
     if (live->client == NULL || !live->client->opened) return TFPFL_BUNDLE_ERROR;
-    snprintf(target, sizeof target, "/v1/work?wait=%d", wait > 0 ? wait < 30 ? (int)wait : 30 : 0);
+    snprintf(target, sizeof target, "/v1/work?wait=%d&secure=1", wait > 0 ? wait < 30 ? (int)wait : 30 : 0);
     int status = live_get(live, target, MOST_ANSWER, &answer);
     if (status != 0) return status;
     status = live_json(&answer, &work.json, live->error);

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 
 from helpers.native import NO_COMPILER, Examples, Head, NativeError, build, compiler, examples_in, head_out
+from tflite_export.device.live import wire
 
 SPLITS = ("train", "validation", "test")
 SERVER_ERROR = 5
@@ -60,13 +61,14 @@ class _Options(ctypes.Structure):
         ("patience", ctypes.c_double),
         ("log", _LOG),
         ("context", ctypes.c_void_p),
+        ("secure", ctypes.c_int),
     ]
 
 
 class NativeLive:
     """A device in C, in this process; it is asked once if `patience` is below 0."""
 
-    def __init__(self, folder, url, state, examples, token, litert, patience=-1.0, certificate=None):
+    def __init__(self, folder, url, state, examples, token, litert, patience=-1.0, certificate=None, secure=False):
         self._library = ctypes.CDLL(str(next(folder.glob("libtfpfl_live.[sd]*"))))
         self._library.tfpfl_live_error.restype = ctypes.c_char_p
         self._library.tfpfl_live_counted.restype = ctypes.c_size_t
@@ -76,7 +78,7 @@ class NativeLive:
         log = _LOG(lambda _, text: self.told.append(text.decode()))
         self._kept = given, log
         texts = (None if value is None else os.fsencode(value) for value in (token, litert, None, certificate))
-        options = _Options(*texts, patience, log)
+        options = _Options(*texts, patience, log, None, secure)
         self._live = ctypes.c_void_p()
         arguments = ctypes.byref(data), ctypes.byref(options), ctypes.byref(self._live)
         try:
@@ -143,7 +145,7 @@ class Proxy:
                     hook("after", *about)
                     self.send_response_only(status)
                     for name, value in headers:
-                        if name.lower() in ("content-type", "content-encoding"):
+                        if name.lower() in ("content-type", "content-encoding", wire.BODY.lower()):
                             self.send_header(name, value)
                     self.send_header("Content-Length", str(len(answer)))
                     self.end_headers()
@@ -187,5 +189,5 @@ class Proxy:
 
 
 def live_programs(sanitized=False):
-    """The folder with the library for live rounds and its example."""
-    return build("-live-sanitized", target="live-sanitized") if sanitized else build("-live", target="live")
+    """The folder with the library for live rounds, its example, and the program of its test vectors."""
+    return build("-live-sanitized", target="live-sanitized") if sanitized else build("-live", target="live-programs")

@@ -9,11 +9,12 @@ import { floatsOf } from './bytes'
 import type { Device } from './device'
 import { messageOf } from './elements'
 import { headBytes, readHead, thetaOf, type Head } from './head'
-import type { LiveStore, Pending } from './live_store'
-import { packUpdate, PROTOCOL, publicText, newKey, stamp, type ScoreRow, type Work } from './live_wire'
+import type { LiveStore, Member, Pending, SecureVisit } from './live_store'
+import { packUpdate, PHASES, PROTOCOL, publicText, newKey, stamp, type Phase, type ScoreRow, type SecureWork, type Settings, type Work } from './live_wire'
 import type { Examples } from './npz'
 import { encodeGradient } from './payload'
 import { score } from './scores'
+import { NoPart, SecureVisits } from './secure_visits'
 import { sha256 } from './sha256'
 
 /** What happens, for the page to show. */
@@ -23,6 +24,8 @@ export type LiveEvent =
   | { kind: 'sending'; round: number; bytes: number }
   | { kind: 'counted'; round: number }
   | { kind: 'not counted'; round: number; why: string }
+  | { kind: 'message'; round: number; phase: Phase; bytes: number }
+  | { kind: 'no part'; round: number; why: string }
   | { kind: 'away'; why: string; seconds: number }
 
 /** What computes: a `Device`. */
@@ -69,6 +72,8 @@ const TIMEOUT = 60 // seconds until an answer must have come
 const LONGEST_PAUSE = 15 // seconds between attempts while the server is away
 const NOT_COUNTED = [400, 409, 410, 413, 422] // the server has not counted this update, and never will
 const LATER = [408, 425, 429] // and all from 500 on: the same request may do later
+const NOT_TAKEN = [400, 409, 413, 422] // the server does not take this message of a secure round
+const REST = 2 // seconds until a client that takes no part in an attempt asks again
 const NOTHING = new Uint8Array()
 
 /** Begins a membership: a new key, the token and the examples are kept, and `LiveClient.run` joins with them. */
@@ -90,6 +95,8 @@ export class LiveClient {
   private head!: Head
   private device!: Computing
   private theta = ''
+  private onlySecure = false
+  private secure!: SecureVisits
 
   constructor(private readonly options: LiveOptions) {
     this.fetch = options.fetch ?? globalThis.fetch.bind(globalThis)
@@ -129,16 +136,20 @@ export class LiveClient {
     this.examples = examples
     if (!identity.member) {
       const { y } = examples.splits.train
-      const about = { protocol: PROTOCOL, token: identity.token, examples: y.length, classes: examples.classes, key: await publicText(this.key) }
-      const member = json(await this.ask('POST', '/v1/join', new TextEncoder().encode(JSON.stringify(about)), false))
-      await store.keepIdentity({ key: identity.key, token: null, member: member as { client: number; classes: number; rounds: number } })
-      this.client = member.client as number
+      const about = { protocol: PROTOCOL, token: identity.token, examples: y.length, classes: examples.classes, key: await publicText(this.key), secure: 1 }
+      const member = json(await this.ask('POST', '/v1/join', new TextEncoder().encode(JSON.stringify(about)), false)) as unknown as Member
+      await store.keepIdentity({ key: identity.key, token: null, member })
+      this.client = member.client
+      this.onlySecure = member.secure === true
       tell({ kind: 'joined', client: this.client })
     } else {
       this.client = identity.member.client
+      this.onlySecure = identity.member.secure === true
     }
+    this.secure = new SecureVisits(store, this.client, this.key)
     const program = await this.getBundle()
     this.head = this.readHead((await store.head()) ?? (await this.firstHead()))
+    await this.settleSecure()
     await this.settle()
     this.device = await this.options.open(program)
     this.checkExamples()
@@ -186,7 +197,12 @@ export class LiveClient {
   /** Asks for work, and does it. Returns whether the run goes on. */
   private async step(): Promise<boolean> {
     this.options.tell({ kind: 'waiting', client: this.client })
-    const work = json(await this.ask('GET', `/v1/work?wait=${WAIT}`)) as unknown as Work
+    const work = json(await this.ask('GET', `/v1/work?wait=${WAIT}&secure=1`)) as unknown as Work
+    if (isSecure(work)) {
+      await this.takePart(work)
+      return true
+    }
+    await this.settleSecure()
     if (work.kind === 'visit') await this.visit(work)
     else if (work.kind === 'score') await this.scoreAll(work)
     else if (work.kind !== 'none' && work.kind !== 'done') await this.wait(LONGEST_PAUSE) // a newer server asks for more
@@ -212,19 +228,78 @@ export class LiveClient {
   }
 
   private async visit(work: Work & { kind: 'visit' }): Promise<void> {
+    if (this.onlySecure) throw new Error('The server asks for an update that is not masked, and this browser has joined a run with secure rounds: it sends none.')
     if (!(await this.receive(work.theta))) return
     this.options.tell({ kind: 'visiting', round: work.round })
-    const { tau, beta, head_rate: rate, safeguard } = work.settings
-    const { x, y } = this.examples.splits.train!
-    const { dtheta, head, loss } = await this.device.round(x, y, this.head, { steps: tau - 1, beta, rate, safeguard })
-    const payload = encodeGradient(dtheta, work.payload) // refuses NaN
-    if (!Number.isFinite(loss) || ![head.kernel, head.bias].every((part) => part.every(Number.isFinite))) {
-      throw new Error('The round diverged: the loss or the head is not finite. Nothing was kept.')
-    }
-    const about = { theta: work.theta, examples: y.length, loss, scores: await this.scores(work.splits, head) }
+    const { dtheta, head, loss, examples } = await this.compute(work.settings)
+    const payload = encodeGradient(dtheta, work.payload)
+    const about = { theta: work.theta, examples, loss, scores: await this.scores(work.splits, head) }
     const pending = { round: work.round, body: packUpdate(about, payload), head: headBytes(head, work.theta) }
     await this.options.store.keepPending(pending)
     await this.settle(pending)
+  }
+
+  /** The joint gradient and the new head, from the theta that the device has. */
+  private async compute({ tau, beta, head_rate: rate, safeguard }: Settings): Promise<{ dtheta: Float32Array; head: Head; loss: number; examples: number }> {
+    const { x, y } = this.examples.splits.train!
+    const { dtheta, head, loss } = await this.device.round(x, y, this.head, { steps: tau - 1, beta, rate, safeguard })
+    if (!Number.isFinite(loss) || ![dtheta, head.kernel, head.bias].every((part) => part.every(Number.isFinite))) {
+      throw new Error('The round diverged: the gradient, the loss or the head is not finite. Nothing was kept.')
+    }
+    return { dtheta, head, loss, examples: y.length }
+  }
+
+  /** Sends the message of a phase; or refuses, and waits for the next attempt. */
+  private async takePart(work: SecureWork): Promise<void> {
+    const { store, tell } = this.options
+    const { round, kind } = work
+    let visit = kind === 'keys' || kind === 'masked' ? await store.visit() : undefined
+    if (visit && visit.round !== round) {
+      await this.settleSecure()
+      visit = undefined
+    }
+    if (work.kind === 'keys' && visit?.theta !== work.theta) {
+      if (!(await this.receive(work.theta))) return
+      tell({ kind: 'visiting', round })
+      const { dtheta, head, loss, examples } = await this.compute(work.settings)
+      visit = { round, theta: work.theta, gradient: dtheta, loss, examples, head: headBytes(head, work.theta) }
+      await store.keepVisit(visit)
+    }
+    let body: Uint8Array
+    try {
+      body = await this.secure.message(work, visit)
+    } catch (error) {
+      if (!(error instanceof NoPart)) throw error
+      return this.refuse(work, error.message)
+    }
+    tell({ kind: 'message', round, phase: kind, bytes: body.length })
+    const answer = await this.ask('PUT', `/v1/secure/${round}/${kind}`, body)
+    if (NOT_TAKEN.includes(answer.status)) await this.refuse(work, `the server did not take ${kind}: ${answer.error}`)
+    else if (answer.status !== 410) good(answer) // too late does no harm: there may be another attempt
+  }
+
+  private async refuse(work: SecureWork, why: string): Promise<void> {
+    this.options.tell({ kind: 'no part', round: work.round, why })
+    await this.secure.refuse(why)
+    await this.wait(Math.min(work.seconds, REST)) // the server goes on asking until the phase is over
+  }
+
+  /** Asks what became of a secure round, and makes its head current if it counts. */
+  private async settleSecure(): Promise<void> {
+    const { store, tell } = this.options
+    const visit: SecureVisit | undefined = await store.visit()
+    if (!visit) return
+    const { round } = visit
+    const { state } = json(await this.ask('GET', `/v1/secure/${round}`))
+    if (state === 'open') return
+    const counted = state === 'counted'
+    await store.settleVisit(visit, counted)
+    if (counted) {
+      this.head = this.readHead(visit.head)
+      tell({ kind: 'counted', round })
+    } else {
+      tell({ kind: 'not counted', round, why: 'it ended without this browser' })
+    }
   }
 
   /** Sends the update that is on its way, until the server has said whether it counts. */
@@ -233,6 +308,7 @@ export class LiveClient {
     const pending = kept ?? (await store.pending())
     if (!pending) return
     const { round } = pending
+    if (this.onlySecure) return store.settle(pending, false)
     tell({ kind: 'sending', round, bytes: pending.body.length })
     const answer = await this.ask('PUT', `/v1/update/${round}`, pending.body)
     const counted = answer.status === 200
@@ -325,6 +401,10 @@ export class LiveClient {
   private check(): void {
     if (this.stopping.signal.aborted) throw new Stopped()
   }
+}
+
+function isSecure(work: Work): work is SecureWork {
+  return (PHASES as readonly string[]).includes(work.kind)
 }
 
 function good(answer: Answer): Answer {

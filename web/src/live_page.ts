@@ -190,6 +190,9 @@ function alone(work: () => Promise<void>): Promise<boolean> {
   })
 }
 
+/** What the messages of a secure round are; docs/secure.md. */
+const MESSAGES = { keys: 'keys', shares: 'closed shares', masked: 'masked numbers', unmask: 'shares that take masks off' }
+
 function text(event: Exclude<LiveEvent, { kind: 'away' }>): string {
   switch (event.kind) {
     case 'joined':
@@ -204,6 +207,10 @@ function text(event: Exclude<LiveEvent, { kind: 'away' }>): string {
       return `Round ${event.round}: computing.`
     case 'sending':
       return `Round ${event.round}: sending ${bytesText(event.bytes)}.`
+    case 'message':
+      return `Round ${event.round}: sending ${MESSAGES[event.phase]}, ${bytesText(event.bytes)}.`
+    case 'no part':
+      return `Round ${event.round}: this browser takes no part in this attempt (${event.why}).`
     case 'counted':
       return `Round ${event.round}: counted.`
     case 'not counted':

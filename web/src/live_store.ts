@@ -1,12 +1,23 @@
 /** What a browser keeps of a live run: its key, its number, the program, examples, the head, and an update on its way. */
 import { openDB, type DBSchema, type IDBPDatabase } from 'idb'
+import type { Phase } from './live_wire'
 import type { Examples } from './npz'
+import type { CodecNumbers } from './secure_codec'
+import type { Held, Peer, Secrets } from './secure_exchange'
 
 export interface Identity {
   key: CryptoKeyPair
   /** The enrolment token, until the server has taken the device in. */
   token: string | null
-  member: { client: number; classes: number; rounds: number } | null
+  member: Member | null
+}
+
+export interface Member {
+  client: number
+  classes: number
+  rounds: number
+  /** It has joined a run with secure rounds, and sends no update that is not masked. */
+  secure?: boolean
 }
 
 /** The files of the server's bundle that a browser needs. */
@@ -22,6 +33,35 @@ export interface Pending {
   body: Uint8Array
   /** The file of the head that becomes current if the server has counted the update. */
   head: Uint8Array
+}
+
+/** What a visit of a secure round has computed; never sent as it is. */
+export interface SecureVisit {
+  round: number
+  theta: string
+  gradient: Float32Array
+  examples: number
+  loss: number
+  /** The file of the head that becomes current if the client is in the sum. */
+  head: Uint8Array
+}
+
+/** What is kept of an attempt of a secure round, before anything of it is sent. */
+export interface SecureAttempt {
+  /** The round and the attempt. */
+  key: [number, number]
+  run: string
+  codec: CodecNumbers
+  weight: number
+  secrets: Secrets
+  threshold?: number
+  peers?: Peer[]
+  held?: [number, Held][]
+  survivors?: number[]
+  /** Why the client takes no part any more. */
+  refused?: string
+  /** One that is there is sent again as it is, and never made anew. */
+  messages: Partial<Record<Phase, Uint8Array>>
 }
 
 export interface Counts {
@@ -47,18 +87,29 @@ export interface LiveStore {
   counts(): Promise<Counts>
   /** The server has answered: forgets the update, and if it counts, makes its head current. All of it or nothing. */
   settle(pending: Pending, counted: boolean): Promise<void>
+  visit(): Promise<SecureVisit | undefined>
+  keepVisit(visit: SecureVisit): Promise<void>
+  attempt(): Promise<SecureAttempt | undefined>
+  keepAttempt(attempt: SecureAttempt): Promise<void>
+  /** A secure round is over: forgets the visit and the secrets, and if it counts, makes its head current. */
+  settleVisit(visit: SecureVisit, counted: boolean): Promise<void>
   forget(): Promise<void>
 }
 
 export const NO_COUNTS: Counts = { counted: 0, refused: 0, sent: 0 }
 
 /** The counts after an answer. */
-export function counted(counts: Counts, pending: Pending, taken: boolean): Counts {
+export function counted(counts: Counts, bytes: number, taken: boolean): Counts {
   return {
     counted: counts.counted + Number(taken),
     refused: counts.refused + Number(!taken),
-    sent: counts.sent + pending.body.length,
+    sent: counts.sent + bytes,
   }
+}
+
+/** The bytes of an attempt's messages. */
+export function bytesOf(attempt: SecureAttempt | undefined): number {
+  return Object.values(attempt?.messages ?? {}).reduce((sum, body) => sum + body.length, 0)
 }
 
 interface Kept {
@@ -68,6 +119,8 @@ interface Kept {
   head: Uint8Array
   pending: Pending
   counts: Counts
+  visit: SecureVisit
+  attempt: SecureAttempt
 }
 type Name = keyof Kept
 
@@ -99,8 +152,18 @@ export class BrowserStore implements LiveStore {
   }
 
   async settle(pending: Pending, taken: boolean): Promise<void> {
-    const counts = counted(await this.counts(), pending, taken)
+    const counts = counted(await this.counts(), pending.body.length, taken)
     await this.write(taken ? { head: pending.head, counts } : { counts }, 'pending')
+  }
+
+  visit = () => this.get('visit')
+  keepVisit = (visit: SecureVisit) => this.write({ visit })
+  attempt = () => this.get('attempt')
+  keepAttempt = (attempt: SecureAttempt) => this.write({ attempt })
+
+  async settleVisit(visit: SecureVisit, taken: boolean): Promise<void> {
+    const counts = counted(await this.counts(), bytesOf(await this.attempt()), taken)
+    await this.write(taken ? { head: visit.head, counts } : { counts }, 'visit', 'attempt')
   }
 
   async forget(): Promise<void> {
@@ -112,10 +175,10 @@ export class BrowserStore implements LiveStore {
   }
 
   /** One transaction, which is over when the disk has it. */
-  private async write(values: Partial<Kept>, without?: Name): Promise<void> {
+  private async write(values: Partial<Kept>, ...without: Name[]): Promise<void> {
     const transaction = this.database.transaction('device', 'readwrite', { durability: 'strict' })
     const changes: Promise<unknown>[] = Object.entries(values).map(([name, value]) => transaction.store.put(value, name as Name))
-    if (without) changes.push(transaction.store.delete(without))
+    changes.push(...without.map((name) => transaction.store.delete(name)))
     await Promise.all([...changes, transaction.done])
   }
 }

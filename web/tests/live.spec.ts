@@ -90,7 +90,7 @@ describe.skipIf(noBrowser)('Join a live run', () => {
     await page.locator('#live-token').fill('a token')
     await page.locator('#join').click()
     await expect.poll(() => status(page)).toBe('The server refused (403): this token was revoked')
-    expect(asked).toEqual([{ protocol: 1, token: 'a token', examples: n, classes: 3, key: expect.stringMatching(/^B[\w+/]{86}=$/) }])
+    expect(asked).toEqual([{ protocol: 1, token: 'a token', examples: n, classes: 3, key: expect.stringMatching(/^B[\w+/]{86}=$/), secure: 1 }])
     await page.locator('#live-files').setInputFiles([fixture('line.png')])
     await page.locator('#join').click()
     await expect.poll(() => status(page)).toMatch(/needs the token/) // the form is as it was, but for the token

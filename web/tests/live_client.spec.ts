@@ -8,7 +8,7 @@ import { floatsOf } from '../src/bytes'
 import type { RoundResult, RoundSettings } from '../src/device'
 import { headBytes, readHead, thetaOf, type Head } from '../src/head'
 import { begin, LiveClient, type LiveEvent } from '../src/live_client'
-import { counted, NO_COUNTS, type Counts, type Identity, type LiveBundle, type LiveStore, type Pending } from '../src/live_store'
+import { bytesOf, counted, NO_COUNTS, type Counts, type Identity, type LiveBundle, type LiveStore, type Pending, type SecureAttempt, type SecureVisit } from '../src/live_store'
 import { newKey, packUpdate, publicText, stamp } from '../src/live_wire'
 import { readExamples, type Examples } from '../src/npz'
 import { readSafetensors } from '../src/safetensors'
@@ -175,7 +175,7 @@ function zipped(entries: Record<string, Uint8Array>): Uint8Array {
 
 /** The store of a browser that lives on when a tab is closed. */
 class MemoryStore implements LiveStore {
-  private kept: { identity?: Identity; bundle?: LiveBundle; examples?: Examples; head?: Uint8Array; pending?: Pending; counts?: Counts } = {}
+  private kept: { identity?: Identity; bundle?: LiveBundle; examples?: Examples; head?: Uint8Array; pending?: Pending; counts?: Counts; visit?: SecureVisit; attempt?: SecureAttempt } = {}
   identity = async () => this.kept.identity
   keepIdentity = async (identity: Identity) => void (this.kept.identity = identity)
   bundle = async () => this.kept.bundle
@@ -190,7 +190,15 @@ class MemoryStore implements LiveStore {
   forget = async () => void (this.kept = {})
   async settle(pending: Pending, taken: boolean): Promise<void> {
     const { pending: _, ...rest } = this.kept
-    this.kept = { ...rest, ...(taken ? { head: pending.head } : {}), counts: counted(await this.counts(), pending, taken) }
+    this.kept = { ...rest, ...(taken ? { head: pending.head } : {}), counts: counted(await this.counts(), pending.body.length, taken) }
+  }
+  visit = async () => this.kept.visit
+  keepVisit = async (visit: SecureVisit) => void (this.kept.visit = visit)
+  attempt = async () => this.kept.attempt
+  keepAttempt = async (attempt: SecureAttempt) => void (this.kept.attempt = attempt)
+  async settleVisit(visit: SecureVisit, taken: boolean): Promise<void> {
+    const { visit: _, attempt, ...rest } = this.kept
+    this.kept = { ...rest, ...(taken ? { head: visit.head } : {}), counts: counted(await this.counts(), bytesOf(attempt), taken) }
   }
 }
 

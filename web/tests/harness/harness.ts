@@ -11,8 +11,9 @@ import { newKey, publicText, stamp } from '../../src/live_wire'
 import { Runtime } from '../../src/runtime'
 import { readSafetensors } from '../../src/safetensors'
 import { relativeDifference } from '../../src/client_page'
+import { secureVectors } from './secure_vectors'
 
-const harness = { litert, ...bundle, ...head, Device, Runtime, readSafetensors, relativeDifference, BrowserStore, Federation, openMembers, openSite, newKey, publicText, stamp }
+const harness = { litert, ...bundle, ...head, Device, Runtime, readSafetensors, relativeDifference, BrowserStore, Federation, openMembers, openSite, newKey, publicText, stamp, secureVectors }
 export type Harness = typeof harness
 declare global {
   var harness: Harness
