@@ -69,7 +69,10 @@ class NativeLive:
     """A device in C, in this process; it is asked once if `patience` is below 0."""
 
     def __init__(self, folder, url, state, examples, token, litert, patience=-1.0, certificate=None, secure=False):
-        self._library = ctypes.CDLL(str(next(folder.glob("libtfpfl_live.[sd]*"))))
+        # TensorFlow shows its BoringSSL to all libraries of the process: this one must look into its own OpenSSL first.
+        first_its_own = getattr(os, "RTLD_DEEPBIND", 0)
+        path = next(folder.glob("libtfpfl_live.[sd]*"))
+        self._library = ctypes.CDLL(str(path), mode=ctypes.DEFAULT_MODE | first_its_own)
         self._library.tfpfl_live_error.restype = ctypes.c_char_p
         self._library.tfpfl_live_counted.restype = ctypes.c_size_t
         self.told: list[str] = []

@@ -184,7 +184,7 @@ def without(run, gone):
     training = Training(run.algorithm, run.examples, seed=run.config.seed, evaluate_every=0)
     ids = run.population.client_ids
     came = ids[ids != gone]
-    training._arrived = lambda number: (came, {"round": number, "clients": len(came), "dropped": 1})
+    training._arrived = lambda number: (came, came[:0], {"round": number, "clients": len(came), "dropped": 1})
     training.run(1)
     heads = dict(zip(ids.tolist(), training.client_states(ids.tolist()), strict=True))
     return flatten(run.algorithm.message(training.server_state())), heads, None

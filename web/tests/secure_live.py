@@ -69,7 +69,8 @@ def main(fixtures: Path, out: Path, browsers: list[int]) -> None:
         write_result(out / "live", theta, devices.heads, {"events": events, "said": devices.said})
         came = {t: [c for what, number, c in events if what == "arrived" and number == t] for t in range(1, ROUNDS + 1)}
         training = Training(run.algorithm, run.examples, seed=config.seed, evaluate_every=0)
-        training._arrived = lambda t: (run.population.client_ids[[i in came[t] for i in ids]], {"round": t})
+        clients = run.population.client_ids
+        training._arrived = lambda t: (clients[[i in came[t] for i in ids]], clients[:0], {"round": t})
         training.run(ROUNDS)
         heads = dict(zip(ids, training.client_states(ids), strict=True))
         write_result(out / "simulated", flatten(run.algorithm.message(training.server_state())), heads, {})
