@@ -30,7 +30,7 @@ from tfpfl.live.secure_sum import Circle, Shares, open_sum, without_few
 
 _logger = logging.getLogger(__name__)
 _BOX = NONCE + 2 * shamir.SIZE + 16  # bytes
-_TOO_OLD = "this run aggregates securely, and this client cannot: take a newer one (docs/secure.md)"
+_TOO_OLD = "this run aggregates securely, and this client cannot: update it (docs/secure.md)"
 
 
 def check_secure(run, rules: Rules) -> None:
