@@ -114,13 +114,16 @@ def test_every_method_gives_the_model_that_its_clients_predict_with(
     run = runs.train(
         tmp_path / "run", pixels, algorithm=name, rounds=2, new_clients=1, participation=0.4,
         hyperparameters=quick(name), labels="global", network=network,
+        adapters="lora:2" if ALGORITHMS[name].personal else None,
     )  # fmt: skip
     with Run.open(run.folder) as run:
-        if run.algorithm.predictor is not None:
-            with pytest.raises(InvalidArgument, match="predicts with more than the weights.*no place for the rest"):
-                ClientModels(run)
-            return
         models, ids = ClientModels(run), [int(i) for i in run.population.client_ids]
+        if run.algorithm.predictor is not None:
+            for refused in (lambda: models.keras_model(0), lambda: models.save_all(tmp_path / "models")):
+                with pytest.raises(InvalidArgument, match="predicts with more than the weights.*no place for the rest"):
+                    refused()
+            assert not (tmp_path / "models").exists()
+            return
         for i in ids:
             made = models.keras_model(i, inputs="decoded", outputs="logits")
             found = made.model(pixels.arrays(i, "test")[0])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from helpers import small_runs as runs
 from tfpfl.runs.metric_functions import ece, nll
 from tfpfl.runs.run import Run
 from tfpfl.studies.out_of_person import Exchange, calibration, exchange, nonconformity, threshold
@@ -60,3 +61,17 @@ def test_it_is_what_the_clients_models_in_keras_say(a_run):
         assert 0.5 <= np.nanmean(together.coverage) <= 1
         with pytest.raises(ValueError, match="alpha must lie in .0, 1., found 1"):
             calibration(run, alpha=1)
+
+
+def test_own_scores_of_a_method_without_a_head_are_those_of_its_evaluation(tmp_path):
+    """kNN-Per predicts with its examples beside the head, and so it does on other people's data."""
+    data = runs.federation(tmp_path / "data")
+    settings = {"algorithm": "knn_per", "rounds": 2, "hyperparameters": {"eta": 0.1, "steps": 3}}
+    runs.train(tmp_path / "run", data, labels="global", **settings)
+    with Run.open(tmp_path / "run") as run:
+        last = {e.client_id: e.score for e in run.store.evaluations() if e.round_num == 2 and e.split == "test"}
+        found = exchange(run)
+        np.testing.assert_allclose(found.own, [last[int(i)] for i in found.client_ids], atol=1e-6)
+        assert np.isfinite(found.others).all() and np.isfinite(calibration(run, pooled=True).nll).all()
+        with pytest.raises(ValueError, match="knn_per predicts with more than the weights"):
+            run.keras_model(0)

@@ -22,11 +22,12 @@ from tfpfl.data.client_names import find_client
 from tfpfl.data.layout import split
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
-from tfpfl.engines.graphs import relaxed
+from tfpfl.engines.graphs import any_number, relaxed
 from tfpfl.engines.packed import any_examples, any_state_spec
 from tfpfl.engines.rounds import Messages, for_new_clients
-from tfpfl.engines.visit import Visit, federation_readers
+from tfpfl.engines.visit import EVALUATION_CHUNK, Visit, federation_readers, outputs_of
 from tfpfl.models import Head, Weights
+from tfpfl.models.losses import logits
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.folders import check_heads_are_here
 
@@ -108,17 +109,9 @@ class ClientModels:
                 f"{run.folder} has no rounds yet, so no client has a model: train it with `tfpfl resume {run.folder}`"
             )
         check_heads_are_here(run.folder)
-        algorithm = run.algorithm
-        if algorithm.predictor is not None:
-            raise InvalidArgument(
-                f"{run.config.algorithm} predicts with more than the weights of a backbone and a head (`predictor` in "
-                "tfpfl/algorithms/contract.py), and a model's file has no place for the rest, such as the nearest "
-                "examples or the gates of every example. `tfpfl evaluate` scores it. For a file or a device, take a "
-                "method whose clients predict with weights alone, such as fedper or fedavg; to a bundle of fedavg, "
-                "tflite_export.device.neighbours adds the nearest examples"
-            )
         self._run, self._loop = run, _any(run.training())
         self._server = self._loop.server_state()
+        algorithm = run.algorithm
         self._readers = federation_readers(algorithm, run.examples)
         self._message_for = self._new_message_for = Messages(algorithm)
         if algorithm.adapt is not None and algorithm.adapt.message is not None:
@@ -127,6 +120,8 @@ class ClientModels:
         states, examples = any_state_spec(algorithm), any_examples
         self._own = _any(relaxed)(algorithm.personal_model, None, states, examples)
         self._new = _any(relaxed)(self._start, None, states, examples)
+        self._predict = _any(relaxed)(self._predicted, None, states, examples, any_number)
+        self._forward = _any(relaxed)(lambda theta, head, x: logits(head, self._features(theta, x)))
 
     @cached_property
     def _first_rounds(self) -> dict[int, int] | None:
@@ -145,10 +140,12 @@ class ClientModels:
 
         Raises:
             InvalidArgument: there is no such client, it has too many classes for a head that clients share, or it is
-                outside of the population and the method has a model only for clients that took part.
+                outside of the population and the method has a model only for clients that took part; or the method
+                predicts with more than weights.
         """
         client_id = find_client(self._run.federation, client)
         algorithm, t = self._run.algorithm, self._run.store.round_num
+        self._check_weights_are_all()
         if client_id in self._ids:
             make: Callable = self._own
             (state,), (visit,) = self._loop.client_states([client_id]), self._loop.visits(t, [client_id])
@@ -160,10 +157,52 @@ class ClientModels:
             fine_tunes = method.evaluated(self._run.config.hyperparameters) == "fine-tuned"
             make = self._own if fine_tunes else self._new
         messages = self._new_message_for if make is self._new else self._message_for
+        theta, head = make(*self._given(state, visit, messages))
+        return Weights(tuple(map(np.asarray, theta)), Head(*map(np.asarray, head)))
+
+    def outputs(self, client: int) -> Callable[[Any], np.ndarray]:
+        """What a client of the population predicts with after the last round: (x) -> outputs [N, K], logits of classes.
+
+        Unlike `weights`, it is there for every method, also for those that predict with a client's own examples. x are
+        examples [N, ...], decoded, in the dtype of the model.
+
+        Args:
+            client: the id of a client that the run trains.
+        """
+        if self._run.algorithm.predictor is None:
+            weights = self.weights(client)
+            model = weights.theta, weights.head
+            return lambda x: np.asarray(self._forward(*model, x))
+        (state,), (visit,) = self._loop.client_states([client]), self._loop.visits(self._run.store.round_num, [client])
+        given = self._given(state, visit, self._message_for)
+        return lambda x: np.asarray(self._predict(*given, x))
+
+    def _given(self, state: Any, visit: Visit, messages: Callable) -> tuple:
+        """(message, state, ClientData) of a client after the last round."""
         message = _any(messages)(self._server, [visit])(0)
         x, y = self._readers.train(visit)
-        theta, head = make(message, state, ClientData(x, y, visit.info, visit.key))
-        return Weights(tuple(map(np.asarray, theta)), Head(*map(np.asarray, head)))
+        x, y = self._readers.train(visit)
+        return message, state, ClientData(x, y, visit.info, visit.key)
+
+    def _features(self, theta: Any, x: Any) -> Any:
+        return self._run.model.features_in_chunks(theta, x, EVALUATION_CHUNK)
+
+    def _predicted(self, message: Any, state: Any, data: ClientData, x: Any) -> Any:
+        algorithm = self._run.algorithm
+        theta = algorithm.personal_model(message, state, data).theta
+        predict = outputs_of(algorithm, message, state, data)
+        assert predict is not None  # `outputs` asks before
+        return predict(self._features(theta, x))
+
+    def _check_weights_are_all(self) -> None:
+        if self._run.algorithm.predictor is not None:
+            raise InvalidArgument(
+                f"{self._run.config.algorithm} predicts with more than the weights of a backbone and a head "
+                "(`predictor` in tfpfl/algorithms/contract.py), and a model's file has no place for the rest, such as "
+                "the nearest examples or the gates of every example. `tfpfl evaluate` scores it. For a file or a "
+                "device, take a method whose clients predict with weights alone, such as fedper or fedavg; to a bundle "
+                "of fedavg, tflite_export.device.neighbours adds the nearest examples"
+            )
 
     def _start(self, message: Any, state: Any, data: ClientData) -> Weights:
         adapt = self._run.algorithm.adapt
@@ -263,8 +302,9 @@ class ClientModels:
             The files of the models.
 
         Raises:
-            InvalidArgument: the folder has files in it.
+            InvalidArgument: the folder has files in it, or the method predicts with more than weights.
         """
+        self._check_weights_are_all()
         folder = Path(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InvalidArgument(f"{folder} exists already and is not an empty folder: take another one")

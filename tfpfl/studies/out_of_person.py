@@ -8,9 +8,6 @@ import tensorflow as tf
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.kinds import ScoreName
-from tfpfl.engines.graphs import relaxed
-from tfpfl.engines.visit import EVALUATION_CHUNK
-from tfpfl.models.losses import logits as logits_of
 from tfpfl.runs import statistics
 from tfpfl.runs.client_model import ClientModels
 from tfpfl.runs.metric_functions import ece, nll
@@ -133,16 +130,9 @@ class _Outputs:
         self._run, self._models = run, ClientModels(run)
         self._local = run.population.labels == "local"
 
-        def forward(theta, head, x):
-            return logits_of(head, run.model.features_in_chunks(theta, x, EVALUATION_CHUNK))
-
-        self._forward = relaxed(forward)
-
     def of(self, client: int):
         """(x) -> outputs [N, K] of a client's model."""
-        weights = self._models.weights(client)
-        theta, head = tf.nest.map_structure(tf.constant, (weights.theta, weights.head))
-        return lambda x: self._forward(theta, head, x).numpy()
+        return self._models.outputs(client)
 
     def examples(self, client: int, split: str) -> tuple:
         """(x, y) of a client's split; x decoded in the model's dtype, y with global labels."""
