@@ -50,7 +50,7 @@ class CodecError(InvalidInput):
 
 
 class Encoded(NamedTuple):
-    """A gradient as integers."""
+    """A device's gradient as the integers that it masks, and what the codec found of its norm."""
 
     words: np.ndarray  # uint32 [P + 3]
     norm: float  # of the gradient, as the codec finds it

@@ -30,13 +30,13 @@ class Secrets(NamedTuple):
 
     @classmethod
     def drawn(cls) -> "Secrets":
-        """New ones."""
+        """New secrets, from the random numbers of the operating system."""
         seed = (1 + _random.randbelow(shamir.ORDER - 1)).to_bytes(32, "big")
         return cls(PrivateKey().secret, PrivateKey().secret, seed, _random.token_bytes(32))
 
 
 class Peer(NamedTuple):
-    """A neighbour's public keys."""
+    """The two public keys of a client with whom masks are shared, as 65 bytes each."""
 
     client: int
     mask: bytes

@@ -57,7 +57,7 @@ class PrivateKey:
 
     @property
     def secret(self) -> bytes:
-        """Its number: 32 bytes."""
+        """The private key as a number below the order of P-256: 32 bytes, most significant first."""
         return self._key.private_numbers().private_value.to_bytes(_KEY, "big")
 
     @property
