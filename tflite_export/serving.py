@@ -5,7 +5,6 @@ import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 from tfpfl.checks import Unavailable
 
@@ -81,6 +80,9 @@ class SiteServer:
         self.url = f"http://{HOST}:{self._server.server_address[1]}/"
 
     def __enter__(self) -> "SiteServer":
+        self._ended = threading.Event()
+        # From now on, not only from `wait` on: a Ctrl-C that comes in between is one to end in order, too.
+        self._before = {n: signal.signal(n, lambda *_: self._ended.set()) for n in (signal.SIGINT, signal.SIGTERM)}
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         return self
@@ -89,18 +91,10 @@ class SiteServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def wait(self) -> None:
         """Returns when the process is asked to end: Ctrl-C, or SIGTERM."""
-        ended = threading.Event()
-
-        def end(*_: Any) -> None:
-            ended.set()
-
-        before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            while not ended.wait(0.2):  # in short turns, since Windows cannot interrupt a wait
-                pass
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        while not self._ended.wait(0.2):  # in short turns, since Windows cannot interrupt a wait
+            pass
