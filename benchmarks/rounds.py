@@ -39,7 +39,9 @@ CASES = {  # network: (clients, examples, classes, shape)
     "mlp200": (20, 540, 2, (28, 28, 1)),
     "omniglot_4conv": (5, 120, 20, (28, 28, 1)),
     "cifar_2conv": (5, 120, 2, (32, 32, 3)),
+    "conv_bn": (5, 120, 2, (28, 28, 1)),
 }
+MODELS = {"fedbn": ("conv_bn", {}), "adapters": ("mlp200", {"adapters": "lora:4"})}  # what these two methods are about
 METHODS = {  # name: (algorithm, its options, those of the Simulation)
     "PFLEGO": ("pflego", {}, {}),
     "PFLEGO, plain": ("pflego", {}, {"grouping": "one_by_one", "threads": 1}),
@@ -57,7 +59,7 @@ json_option = click.option("--json", "json_path", type=click.Path(path_type=Path
 class Case:
     """A federation of random images, a model, and rounds of algorithms on them, each from its own initial state."""
 
-    def __init__(self, network: str, folder: str):
+    def __init__(self, network: str, folder: str, **model):
         clients, examples, classes, shape = CASES[network]
         rng = np.random.default_rng(0)
         y = np.arange(examples, dtype=np.int32) % classes
@@ -66,7 +68,7 @@ class Case:
             part["test"] = tuple(a[:classes] for a in part["train"])
         self.federation = Federation.from_clients(data, out=Path(folder) / "federation", validation=0.0)
         self.population = self.federation.population()
-        self.model = SplitModel(build_network(network, self.federation.example_shape))
+        self.model = SplitModel(build_network(network, self.federation.example_shape), **model)
         self.ids = self.population.client_ids
 
     def floor(self):
@@ -226,10 +228,14 @@ def tau(network, rounds, plot, json_path):
 def bare(rounds, steps, names, json_path):
     """Every method against a bare loop of the same arithmetic."""
     result = {"rounds": rounds, "steps": steps, "methods": {}}
-    with tempfile.TemporaryDirectory() as folder:
-        case = Case("mlp200", folder)
-        for name in names.split(","):
-            known = get_method(name).hyperparameters
+    for name in names.split(","):
+        network, model = MODELS.get(name, ("mlp200", {}))
+        with tempfile.TemporaryDirectory() as folder:
+            case = Case(network, folder, **model)
+            method = get_method(name)
+            if method.model is not None:  # layers of the method's own
+                case.model = method.model(case.model)
+            known = method.hyperparameters
             options = {"steps": steps} if "steps" in known else {"tau": steps} if "tau" in known else {}
             work = case.work(name, options)
             seconds = in_turn({"method": case.round(name, options, {}), "bare": case.bare(work)}, rounds, first=1)

@@ -218,9 +218,9 @@ def bench(bundle, examples, threads, repeat, chunk, record, python):
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, min_open=True),
-    default=1e-5,
-    show_default=True,
-    help="The largest difference of a weight that counts as rounding. With --payload int8 there is no verdict, since "
+    default=None,
+    help="The largest difference of a weight that counts as rounding.  [default: 1e-5; with Adam at the server a "
+    "hundredth of rho, if that is more]. With --payload int8 there is no verdict, since "
     "the devices' gradients are rounded by design.",
 )
 @allow_code_option
@@ -230,6 +230,7 @@ def simulate_round(run, rounds, engine, payload, chunk, static, tolerance, allow
     RUN is a run folder, whose first rounds are computed again. The devices are simulated, but each of them runs the
     exported program, as a phone would. Ends with exit code 1 if they differ by more than --tolerance.
     """
+    from tflite_export.rounds import rounding
     from tflite_export.rounds import simulate_round as simulate
     from tfpfl.runs.run import Run
 
@@ -237,6 +238,7 @@ def simulate_round(run, rounds, engine, payload, chunk, static, tolerance, allow
         allow_code_of(run)
     with Run.open(run) as opened:
         rows = simulate(opened, rounds, engine=engine, payload=payload, chunk=chunk, static=static)
+        tolerance = tolerance or rounding(opened.config.hyperparameters)
     click.echo(f"{'round':>5} {'clients':>7} {'theta':>8} {'heads':>8} {'devices':>8} {engine:>8} {'bytes up':>10}")
     for r in rows:
         accuracies = f"{r.device_score:8.4f} {r.engine_score:8.4f}"

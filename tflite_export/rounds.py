@@ -148,6 +148,17 @@ def _taken(device, x):
     return x.astype(device.bundle.example_dtype, copy=False) if isinstance(x, np.ndarray) else device.examples(x)
 
 
+def rounding(hyperparameters: dict) -> float:
+    """The largest difference of a weight that is rounding, in rounds with these hyperparameters of PFLEGO.
+
+    1e-5. Adam and its kin divide a gradient by its own size plus 1e-7: a weight whose gradient is 1e-8 moves by rho / 10,
+    and by rho / 1000 more if the gradient's rounding is 1e-10, as it is where others are 0.01. There a hundredth of rho
+    is rounding, if that is more.
+    """
+    adaptive = hyperparameters["server_opt"] in ("adam", "adamw", "adagrad", "yogi")
+    return max(1e-5, 0.01 * hyperparameters["rho"]) if adaptive else 1e-5
+
+
 def simulate_round(
     run,
     rounds: int = 5,

@@ -118,7 +118,7 @@ def test_simulate_round(run_folder):
     rows = [line.split() for line in text.splitlines()[1:3]]
     assert [row[0] for row in rows] == ["1", "2"]
     assert all(float(row[2]) < 1e-4 and float(row[3]) < 1e-4 and row[4] == row[5] for row in rows)
-    assert text.endswith("devices and engine agree: no weight differs by more than 1e-05\n")
+    assert text.endswith("devices and engine agree: no weight differs by more than 0.0001\n")  # Adam, rho 0.01
 
 
 def row(theta, heads, round_num=1):
@@ -128,9 +128,11 @@ def row(theta, heads, round_num=1):
 @pytest.mark.parametrize(
     ("rows", "options", "said"),
     [
-        ([row(1e-7, 1e-7), row(1e-7, 3e-3, 2)], (), "in round 2 a weight differs by 3.0e-03, and 1e-05 counts"),
+        ([row(1e-7, 1e-7), row(1e-7, 3e-3, 2)], (), "in round 2 a weight differs by 3.0e-03, and 0.0001 counts"),
         ([row(float("nan"), 0.0)], (), "in round 1 a weight differs"),
-        ([row(2e-5, 0.0)], ("--tolerance", "1e-4"), None),
+        ([row(9e-5, 0.0)], (), None),  # a hundredth of rho: Adam
+        ([row(2e-4, 0.0)], (), "and 0.0001 counts"),
+        ([row(9e-5, 0.0)], ("--tolerance", "1e-5"), "and 1e-05 counts"),
         ([row(3e-3, 0.0)], ("--payload", "int8"), None),
     ],
 )
