@@ -151,9 +151,9 @@ def _taken(device, x):
 def rounding(hyperparameters: dict) -> float:
     """The largest difference of a weight that is rounding, in rounds with these hyperparameters of PFLEGO.
 
-    1e-5. Adam and its kin divide a gradient by its own size plus 1e-7: a weight whose gradient is 1e-8 moves by rho / 10,
-    and by rho / 1000 more if the gradient's rounding is 1e-10, as it is where others are 0.01. There a hundredth of rho
-    is rounding, if that is more.
+    1e-5. Adam and its kin divide a gradient by its own size plus 1e-7. So a weight whose gradient is 1e-8 moves by
+    about rho / 10, and if its rounding is 1e-10, as it is where other gradients are 0.01, that moves it by rho / 1000.
+    There a hundredth of rho is rounding, if that is more.
     """
     adaptive = hyperparameters["server_opt"] in ("adam", "adamw", "adagrad", "yogi")
     return max(1e-5, 0.01 * hyperparameters["rho"]) if adaptive else 1e-5

@@ -31,10 +31,12 @@ METHODS = {  # a head, a whole model, nothing, a control variate and rates that 
     "scaffold": {"hyperparameters": WORK},
     "fedper": {"hyperparameters": WORK},
     "fedbn": {"network": "conv_bn", "hyperparameters": WORK},
+    "adapters": {"adapters": "lora:2", "hyperparameters": WORK},
+    "fedas": {"hyperparameters": WORK | {"weighting": "examples"}},
 }
 OTHERS = (
     *("fedsgd", "feddyn", "fedavg_ft", "fedprox_ft", "fedbabu", "fedrecon", "lg_fedavg", "fedrod", "pfedme", "apfl"),
-    *("per_fedavg", "layerwise"),
+    *("per_fedavg", "layerwise", "knn_per", "fed3r", "fedala", "feddbe", "fedcp", "gpfl", "fedproto"),
 )
 
 
@@ -134,6 +136,7 @@ def test_runs_whose_visits_no_device_computes_say_why(three, tmp_path):
     cases = {
         "fedamp": ({"labels": "global"}, "sends each client a message of its own"),
         "feddane": ({"labels": "global"}, "a round of feddane has two exchanges"),
+        "fedas": ({"hyperparameters": WORK}, "a client's weight in the sum depends on its examples"),
         "local": ({}, "what the server sends is empty"),
         "fedavg": ({"objective": "fair:1"}, "its objective is 'fair:1'"),
         "pflego": ({"schedule": "cosine"}, "its rates follow the schedule"),

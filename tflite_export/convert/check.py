@@ -40,8 +40,10 @@ def write_check(folder, theta, head, personal) -> dict:
     found = _answers(personal, theta, frozen, head, inputs)
     work = {"steps": np.int32(STEPS), "beta": np.float32(BETA), "rate": np.float32(RATE)}
     np.savez(folder / CHECK, **{name: np.asarray(value) for name, value in (inputs | work | found).items()})
-    weights = (theta, frozen, head)
-    moved = [_answers(personal, *(_in_the_last_digit(w, draw) for w in weights), inputs) for draw in range(DRAWS)]
+    moved = []
+    for draw in range(DRAWS):
+        other_theta, other_frozen, other_head = (_in_the_last_digit(w, draw) for w in (theta, frozen, head))
+        moved.append(_answers(personal, other_theta, other_frozen, other_head, inputs))
     return _bounds(model, found, moved, _in_double(personal, head, found["features.phi"], inputs))
 
 

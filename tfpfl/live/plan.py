@@ -38,34 +38,38 @@ _ENTRIES = (  # of the configuration: what decides a visit
 
 
 def flat(structure: Any) -> np.ndarray:
-    """The numbers of a structure of float32: float32 [size]."""
+    """The numbers of a structure of float32 and bool, which is 0 or 1: float32 [size]."""
     return np.concatenate([np.asarray(leaf, np.float32).reshape(-1) for leaf in tf.nest.flatten(structure)])
 
 
 class Flat:
-    """A structure of float32 tensors as one vector, and back.
+    """A structure of float32 and bool tensors as one vector, and back.
 
     Args:
         spec: the structure, of TensorSpec.
         what: what it is, for the error.
 
     Raises:
-        InvalidArgument: there is nothing in it, or something else than float32 numbers of known shapes.
+        InvalidArgument: there is nothing in it, or something else than float32 and bool of known shapes.
     """
 
     def __init__(self, spec: Any, what: str):
         self._spec, leaves = spec, tf.nest.flatten(spec)
-        bad = [leaf for leaf in leaves if leaf.dtype != tf.float32 or not leaf.shape.is_fully_defined()]
+        numbers = (tf.float32, tf.bool)
+        bad = [leaf for leaf in leaves if leaf.dtype not in numbers or not leaf.shape.is_fully_defined()]
         if bad or not leaves:
             raise InvalidArgument(f"{what} {f'has {bad[0].dtype.name} {bad[0].shape}' if bad else 'is empty'}")
-        self._shapes = [tuple(leaf.shape) for leaf in leaves]
-        self._ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes])
+        self._leaves = leaves
+        self._ends = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])
         self.size = int(self._ends[-1])
 
     def structure(self, vector: np.ndarray) -> Any:
         """The structure of these numbers, of tensors."""
         parts = np.split(vector, self._ends[:-1])
-        leaves = [tf.constant(part.reshape(shape)) for part, shape in zip(parts, self._shapes, strict=True)]
+        leaves = [
+            tf.cast(part.reshape(tuple(leaf.shape)), leaf.dtype)
+            for part, leaf in zip(parts, self._leaves, strict=True)
+        ]
         return tf.nest.pack_sequence_as(self._spec, leaves)
 
 
@@ -88,7 +92,7 @@ class Vectors:
         spec = structure_of(of_message)
         self._scheduled = isinstance(spec, Scheduled)
         self._message = Flat(counted_part(spec), "what the server sends")
-        self._weight = relaxed(lambda info: self._trial(info).weight)
+        self._weight = relaxed(lambda info, value: self._trial(info, value).weight)
         self.message_size = self._message.size
 
     @cached_property
@@ -101,10 +105,10 @@ class Vectors:
         """How many numbers an update has. It is found by tracing a visit, which takes a second."""
         return self._update.size
 
-    def _trial(self, info: ClientInfo) -> ClientOutput:
-        """A visit on one example of zeros; nobody computes more of it than its shapes and its weight."""
+    def _trial(self, info: ClientInfo, value: Any = 0) -> ClientOutput:
+        """A visit on one example that is this value throughout; nobody computes more of it than shapes and weight."""
         algorithm = self._algorithm
-        x = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), algorithm.model.example_spec(1))
+        x = tf.nest.map_structure(lambda s: tf.fill(s.shape, tf.cast(value, s.dtype)), algorithm.model.example_spec(1))
         classes = algorithm.model.kind.label.is_classes
         y = tf.zeros([1], tf.int32) if classes else tf.zeros([1, info.num_classes], algorithm.model.dtype)
         key = tf.zeros([2], tf.int32)
@@ -123,8 +127,25 @@ class Vectors:
 
     def weight(self, client: int) -> float:
         """The weight of a client in the aggregate. It follows from the client's sizes, not from what it computed."""
+        return self._weight_on(client, 0)
+
+    def check_weight(self) -> None:
+        """Checks that a weight follows from the client's sizes, by visits on two different examples.
+
+        Raises:
+            InvalidArgument: it does not, as that of FedAS, a trace of Fisher's information.
+        """
+        client = int(self._algorithm.population.client_ids[0])
+        if self._weight_on(client, 0) != self._weight_on(client, 1):
+            raise InvalidArgument(
+                "a client's weight in the sum depends on its examples, and a server that devices join computes the "
+                "weights itself, so that no device can give itself a large one. Take weighting='examples', if the "
+                "method has it"
+            )
+
+    def _weight_on(self, client: int, value: int) -> float:
         info = self._algorithm.population.info(client, self._algorithm.model.dtype)
-        return float(self._weight(tf.nest.map_structure(tf.convert_to_tensor, info)))
+        return float(self._weight(tf.nest.map_structure(tf.convert_to_tensor, info), tf.constant(value)))
 
     def step(self, server_step: Any, server: Any, updates: dict[int, np.ndarray], round_num: int) -> Any:
         """The server's state after a step with these updates, which are added as the engines add them.
@@ -178,7 +199,10 @@ def refusal(run) -> str | None:
             return f"its {name} is {found!r}, which only a simulation has (here it must be {usual!r})"
     try:
         sizes = Vectors(algorithm)
-        return None if sizes.message_size and sizes.update_size else "nothing is sent"
+        if not (sizes.message_size and sizes.update_size):
+            return "nothing is sent"
+        sizes.check_weight()
+        return None
     except InvalidArgument as error:
         return f"in {config.algorithm}, {error}"
 
