@@ -67,8 +67,7 @@ class Flat:
         """The structure of these numbers, of tensors."""
         parts = np.split(vector, self._ends[:-1])
         leaves = [
-            tf.cast(part.reshape(tuple(leaf.shape)), leaf.dtype)
-            for part, leaf in zip(parts, self._leaves, strict=True)
+            tf.cast(part.reshape(tuple(leaf.shape)), leaf.dtype) for part, leaf in zip(parts, self._leaves, strict=True)
         ]
         return tf.nest.pack_sequence_as(self._spec, leaves)
 
