@@ -12,7 +12,9 @@ from tfpfl.cli.layout import OneOf
 @click.argument("name", type=OneOf(["speech_embedding"]))
 @click.argument("out", type=click.Path(path_type=Path))
 def backbone(name: str, out: Path) -> None:
-    """Write a backbone that others have trained to OUT.keras, for --network OUT.keras.
+    """Write a backbone that others have trained.
+
+    It is written to the file OUT, which ends with .keras, for --network OUT.
 
     speech_embedding: Google's, of one second of speech (float32 [16000], mono, 16 kHz, amplitudes in [-1, 1]; `tfpfl
     partition --dataset fsdd` has such examples with the source's features 'word') to 288 numbers. Its weights are in

@@ -6,7 +6,6 @@ import wave
 from pathlib import Path
 
 import numpy as np
-from scipy.signal import resample_poly
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.people.files import read_members
@@ -133,6 +132,8 @@ def word(signal: np.ndarray, rate: int = RATE) -> np.ndarray:
     Raises:
         InvalidArgument: there is no sound in the signal.
     """
+    from scipy.signal import resample_poly  # here, because it takes half a second to import
+
     divisor = int(np.gcd(rate, WORD_RATE))
     signal = np.asarray(resample_poly(np.asarray(signal, np.float64), WORD_RATE // divisor, rate // divisor))
     power = np.convolve(signal**2, np.ones(AROUND) / AROUND, "same")
