@@ -62,7 +62,7 @@ setup(
         "live": ["aiohttp>=3.9,<4", "cryptography>=41", "prometheus-client>=0.19,<1", "urllib3>=2,<3"],  # tfpfl serve
         "flower": ["flwr>=1.41,<2"],  # the ServerApp that tfpfl flower writes; not beside TensorFlow 2.14
         "yaml": ["pyyaml>=6,<7"],  # tfpfl study FILE.yaml
-        "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100"],
+        "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "onnx>=1.15,<2"],
         "notebooks": ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"],
         "docs": ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.29,<2"],
         "lint": ["ruff>=0.5", "mypy>=2,<3"],
