@@ -1,6 +1,20 @@
 """The command line. TensorFlow is imported only by the commands that need it, so that `--help` answers at once."""
 
-from tfpfl.cli import advice, backbone, data, flower, live, machines, models, reproduce, runs, studies, study, suite  # noqa: F401
+from tfpfl.cli import (  # noqa: F401  # noqa: F401
+    advice,
+    backbone,
+    data,
+    flower,
+    live,
+    machines,
+    models,
+    pretrain,
+    reproduce,
+    runs,
+    studies,
+    study,
+    suite,
+)
 from tfpfl.cli.group import main
 from tfpfl.cli.runs import run
 

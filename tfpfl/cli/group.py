@@ -123,12 +123,12 @@ class Commands(Group):
     heavy = (
         *("run", "resume", "evaluate", "new-clients", "demo", "partition"),
         *("compare", "sweep", "reproduce", "report", "algorithms", "model", "predict", "study", "suite"),
-        *("advise", "serve", "demo-live", "flower", "backbone"),
+        *("advise", "serve", "demo-live", "flower", "backbone", "pretrain"),
     )
     headings = {
         "Train and evaluate": ("run", "resume", "evaluate", "new-clients", "model", "predict", "demo"),
         "Compare and search": ("compare", "sweep", "study", "suite", "reproduce", "report", "advise"),
-        "Data and methods": ("partition", "datasets", "algorithms", "backbone", "cite"),
+        "Data and methods": ("partition", "datasets", "algorithms", "backbone", "pretrain", "cite"),
         "Several machines": ("worker",),
         "Live rounds on devices": ("places", "serve", "watch", "device", "demo-live", "replay", "flower"),
     }

@@ -9,6 +9,7 @@ import os
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, check_choice
+from tfpfl.data.class_choice import with_classes
 from tfpfl.data.omniglot import AUGMENT, DRAWERS, load_drawers, load_omniglot
 from tfpfl.data.partitioners import check_seed
 from tfpfl.data.people.catalog import PEOPLE, is_present, load_people
@@ -28,6 +29,7 @@ def load_source(
     features: str = "log_mel",
     step: int | None = None,
     label: str = "alphabet",
+    only_classes: str | None = None,
     seed: int = 0,
 ) -> Source:
     """Loads a data set by its name.
@@ -47,6 +49,7 @@ def load_source(
         features: only for fsdd: 'log_mel', 'wave' or 'word'.
         step: only for watch and shakespeare: samples or characters from one example to the next; None for 50 and 20.
         label: only for omniglot_drawers: 'alphabet' or 'character'; see `load_drawers`.
+        only_classes: only the examples of these classes, see `with_classes`; None for all.
         seed: the seed of 'synthetic', and of the train and test split of omniglot and of watch, >= 0. Other data sets
             have a split.
 
@@ -56,6 +59,34 @@ def load_source(
         FileNotFoundError: the data set is not in `data_dir`, and `allow_download` is false or does not help.
         Unavailable: a package that reads data of people is missing.
     """
+    found = _whole(
+        name,
+        allow_download,
+        data_dir,
+        pixels=pixels,
+        augment=augment,
+        antialias=antialias,
+        features=features,
+        step=step,
+        label=label,
+        seed=seed,
+    )
+    return found if only_classes is None else with_classes(found, only_classes)
+
+
+def _whole(
+    name: str,
+    allow_download: bool,
+    data_dir: str | os.PathLike | None,
+    *,
+    pixels: str,
+    augment: str,
+    antialias: bool,
+    features: str,
+    step: int | None,
+    label: str,
+    seed: int,
+) -> Source:
     check_choice(features=(features, ("log_mel", "wave", "word")))
     if pixels not in ("unit", "signed"):
         raise InvalidArgument(f"unknown pixels {pixels!r}: one of unit, signed")

@@ -127,6 +127,12 @@ SECTIONS = {
             of_source=True,
         ),
         RunOption(
+            "only_classes",
+            "Only the examples of some classes: first_half or second_half; for omniglot background (30 alphabets) or "
+            "evaluation (the other 20); or names, such as cat,dog. Default: all.",
+            of_source=True,
+        ),
+        RunOption(
             "federation",
             "Folder of a federation, for example one that `tfpfl partition` wrote. It replaces all other options about "
             "the data. Default: none.",

@@ -1,0 +1,167 @@
+"""`tfpfl pretrain` and sources with some of their classes."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from tfpfl.checks import InvalidArgument, TfpflWarning
+from tfpfl.cli import main
+from tfpfl.data import Federation, load_source
+from tfpfl.data.class_choice import BACKGROUND, with_classes
+from tfpfl.data.source import Source
+from tfpfl.models import build_network
+from tfpfl.runs.config import RunConfig
+from tfpfl.runs.pretraining import Settings, pretrain
+from tfpfl.runs.run import Run
+
+SETTINGS = Settings("mlp200", epochs=3, batch_size=32, rate=3e-3)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """0 to 4, and 5 to 9."""
+    return [load_source("digits", only_classes=half) for half in ("first_half", "second_half")]
+
+
+@pytest.fixture(scope="module")
+def made(digits, tmp_path_factory):
+    out = tmp_path_factory.mktemp("pretrained") / "digits.keras"
+    lines = []
+    return out, pretrain(digits[0], out, SETTINGS, lines.append), lines
+
+
+def weights(path):
+    return keras.models.load_model(path).get_weights()
+
+
+def test_the_halves_share_no_class_and_leave_nothing_out(digits):
+    whole = load_source("digits")
+    assert [half.class_names for half in digits] == [list("01234"), list("56789")]
+    for half, first in zip(digits, (0, 5), strict=True):
+        for split in ("train", "test"):
+            x, y = (getattr(half, f"{name}_{split}") for name in "xy")
+            every = getattr(whole, f"y_{split}")
+            rows = (every >= first) & (every < first + 5)
+            assert np.array_equal(x, getattr(whole, f"x_{split}")[rows]) and np.array_equal(y, every[rows] - first)
+    assert digits[0].options == {"only_classes": "first_half"} and whole.options == {}
+
+
+def test_omniglots_sets_go_by_alphabet_and_keys_and_groups_follow():
+    names = [f"{alphabet}_{n}" for alphabet in (BACKGROUND[16], "ULOG", BACKGROUND[3], "Tengwar") for n in range(2)]
+    y = np.arange(8).repeat(3)
+    source = Source.from_arrays(np.arange(24.0)[:, None], y, np.arange(8.0)[:, None], np.arange(8), name="omniglot",
+                                class_names=names, key=y // 2, key_test=np.arange(8) // 2)  # fmt: skip
+    source = source._replace(group_train=np.arange(24) // 3)
+    background, evaluation = (with_classes(source, name) for name in ("background", "evaluation"))
+    assert set(background.class_names).isdisjoint(evaluation.class_names)
+    assert set(background.class_names) | set(evaluation.class_names) == set(names)
+    assert (
+        background.key_train.tolist() == [0] * 6 + [2] * 6
+        and evaluation.group_train.tolist() == [2] * 3 + [3] * 3 + [6] * 3 + [7] * 3
+    )
+    assert evaluation.x_test.ravel().tolist() == [2, 3, 6, 7] and evaluation.key_test.tolist() == [1, 1, 3, 3]
+    assert len(BACKGROUND) == 30
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ("0,ten", "'ten'.*first_half, second_half"),
+        ("3", "leaves 1 class of digits: take at least 2"),
+        ("background", "is for omniglot; digits has first_half, second_half"),
+    ],
+)
+def test_classes_that_are_not_there_are_refused(wanted, told):
+    with pytest.raises(InvalidArgument, match=told):
+        load_source("digits", only_classes=wanted)
+
+
+def test_a_backbone_has_learned_and_its_file_says_how(made, digits):
+    out, record, lines = made
+    assert record["test_accuracy"] > 0.9 and len(lines) == 3 and "epoch 3 of 3: loss" in lines[-1]
+    kept = json.loads(out.with_suffix(".json").read_text())["pretraining"]
+    assert kept == json.loads(json.dumps(record)) and kept["source"]["class_names"] == list("01234")
+    assert [p.name for p in sorted(out.parent.iterdir())] == ["digits.json", "digits.keras"]
+    # a linear head on its features of classes that it has not seen is better than on the first weights
+    from sklearn.linear_model import RidgeClassifier
+
+    def score(model):
+        phi = [
+            model.predict(x * np.float32(digits[1].scale), verbose=0)
+            for x in (digits[1].x_train[:25], digits[1].x_test)
+        ]
+        return RidgeClassifier().fit(phi[0], digits[1].y_train[:25]).score(phi[1], digits[1].y_test)
+
+    trained = keras.models.load_model(out)
+    assert trained.output_shape == (None, 200) and score(trained) > 0.6
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_weights(made, digits, tmp_path):
+    out, record, _ = made
+    stopped = tmp_path / "digits.keras"
+
+    def stop(line):
+        if "epoch 2" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(digits[0], stopped, SETTINGS, stop)
+    assert not stopped.exists() and (tmp_path / "digits.training" / "best.keras").exists()
+    with pytest.raises(InvalidArgument, match="was begun with other settings"):
+        pretrain(digits[0], stopped, Settings("mlp200", 3, 16), stop)
+    with pytest.raises(InvalidArgument, match="was begun with other source"):
+        pretrain(digits[1], stopped, SETTINGS, stop)
+    again = pretrain(digits[0], stopped, SETTINGS)
+    assert again["epochs"] == record["epochs"] and again["test_accuracy"] == record["test_accuracy"]
+    for a, b in zip(weights(out), weights(stopped), strict=True):
+        assert np.array_equal(a, b)
+    other = pretrain(digits[0], tmp_path / "other.keras", Settings("mlp200", 1, 32, 3e-3, seed=1))
+    assert other["epochs"][0] != record["epochs"][0]
+
+
+def test_first_weights_of_a_file(made, digits, tmp_path):
+    """With a rate that moves nothing, the backbone is the one that was given."""
+    build_network("mlp200", (8, 8, 1), seed=5).save(tmp_path / "given.keras")
+    pretrain(digits[0], tmp_path / "out.keras", Settings(str(tmp_path / "given.keras"), 1, rate=1e-30))
+    for a, b in zip(weights(tmp_path / "given.keras"), weights(tmp_path / "out.keras"), strict=True):
+        assert np.abs(a - b).max() < 1e-20
+
+
+def test_a_federation_with_the_backbones_classes_is_warned_of(made, digits, tmp_path, recwarn):
+    out = made[0]
+    for source, name in zip(digits, ("same", "others"), strict=True):
+        federation = Federation.build(source, "round_robin", clients=5, K=2, seed=0, out=tmp_path / name)
+        config = RunConfig(federation=str(federation.path), network=str(out), rounds=1)
+        recwarn.clear()
+        Run.create(config, tmp_path / f"run of {name}", federation).close()
+        told = [str(w.message) for w in recwarn if w.category is TfpflWarning]
+        assert len(told) == (name == "same") and all("trained on 5 of this federation's classes" in t for t in told)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "told"),
+    [
+        ("a.h5", {}, "must end with .keras"),
+        ("a.keras", {"epochs": 0}, "at least 1, found 0 and 64"),
+        ("a.keras", {"validation": 1.0}, "validation must lie in .0, 1."),
+        ("a.keras", {"validation": 1e-4}, "is none: take a larger fraction"),
+        ("a.keras", {"network": "mlp300"}, "neither a file of Keras"),
+        ("a.keras", {"seed": -1}, "seed"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(digits, tmp_path, name, changed, told):
+    with pytest.raises(InvalidArgument, match=told):
+        pretrain(digits[0], tmp_path / name, Settings(**{"network": "mlp200"} | changed))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command(tmp_path):
+    out = tmp_path / "b.keras"
+    arguments = ["pretrain", str(out), "--dataset", "digits", "--network", "mlp200", "--epochs", "1"]
+    said = CliRunner().invoke(main, arguments)
+    assert said.exit_code == 0 and "5 classes of digits: " in said.output and out.exists()
+    again = CliRunner().invoke(main, arguments)
+    assert again.exit_code == 1 and "exists already" in again.output

@@ -1,0 +1,255 @@
+"""Backbones that are trained on some classes of a data set, for federations of the others: `tfpfl pretrain`.
+
+While it trains, the folder OUT.training has what has been reached, so that nothing is lost if it is stopped:
+
+record.json   the settings, and the finished epochs
+epoch-N.keras the whole model with the optimizer's state after the last finished epoch
+best.keras    the model of the epoch with the best validation accuracy so far
+"""
+
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from tfpfl.checks import InvalidArgument, TfpflWarning
+from tfpfl.data import Federation
+from tfpfl.data.partitioners import check_seed
+from tfpfl.data.randomness import ModelKey, Stream, generator
+from tfpfl.data.source import Source
+from tfpfl.data.writing import cut_validation
+from tfpfl.models.network_file import load_network
+from tfpfl.models.networks import NETWORKS, build_network
+from tfpfl.runs.files import replaced, write_whole
+from tfpfl.runs.versions import package_versions
+
+RECORD = "record.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a backbone is trained.
+
+    Attributes:
+        network: a name in `tfpfl.models.NETWORKS`, or a file of Keras, whose weights are the first ones.
+        epochs: passes over the training examples, >= 1; the backbone is that of the best one on validation examples.
+        batch_size: examples in a step of Adam, >= 1.
+        rate: Adam's rate, > 0.
+        validation: the fraction of the training examples of each class that is set aside, in (0, 1).
+        seed: of the initial weights, the validation examples and the order of examples, >= 0.
+    """
+
+    network: str = "omniglot_4conv"
+    epochs: int = 10
+    batch_size: int = 64
+    rate: float = 1e-3
+    validation: float = 0.1
+    seed: int = 0
+
+
+def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str], Any] = lambda line: None) -> dict:
+    """Trains a backbone with one linear head for all classes of a source, and writes OUT.keras and OUT.json.
+
+    A call with the same arguments goes on after the last finished epoch, and ends with the same weights as a call that
+    was not interrupted.
+
+    Args:
+        source: the examples, see `load_source(name, only_classes=...)`.
+        out: the file of the backbone; its name ends with .keras, and it does not exist.
+        settings: see there.
+        tell: is given a line for every epoch.
+
+    Returns:
+        The content of OUT.json: how the backbone was made, its classes, and its accuracy with the head, which is not
+        kept.
+
+    Raises:
+        InvalidArgument: `out` exists, or what is begun beside it has other settings; a setting is out of range; the
+            source has numbers in place of classes; or the network does not fit the examples.
+    """
+    out = Path(out)
+    if out.suffix != ".keras":
+        raise InvalidArgument(f"{out} must end with .keras, which is the format that is written")
+    if out.exists():
+        raise InvalidArgument(f"{out} exists already, and nothing is overwritten. Take another name, or delete it")
+    if source.targets is not None:
+        raise InvalidArgument(f"a backbone is pretrained on classes, and {source.name} has numbers to predict")
+    if settings.epochs < 1 or settings.batch_size < 1:
+        raise InvalidArgument(
+            f"epochs and batch_size must be at least 1, found {settings.epochs} and {settings.batch_size}"
+        )
+    check_seed(settings.seed)
+    if not (0 < settings.validation < 1 and 0 < settings.rate < float("inf")):
+        raise InvalidArgument(
+            f"validation must lie in (0, 1) and rate must be positive, found {settings.validation} and {settings.rate}"
+        )
+    about = {"settings": asdict(settings), "source": _described(source)}
+    folder = out.with_name(out.stem + ".training")
+    record = _begun(folder, about)
+    data = _Data(source, settings)
+    if record["epochs"]:
+        model = keras.models.load_model(folder / f"epoch-{len(record['epochs'])}.keras")
+    else:
+        model = _model(source, settings)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / RECORD, json.dumps(record))
+    while len(record["epochs"]) < settings.epochs:
+        epoch = len(record["epochs"])
+        found = model.fit(data.epoch(epoch), verbose=0).history
+        accuracy = float(model.evaluate(data.validation(), verbose=0, return_dict=True)["accuracy"])
+        best = max((e["validation_accuracy"] for e in record["epochs"]), default=-1.0)
+        model.save(folder / f"epoch-{epoch + 1}.keras")
+        if accuracy > best:
+            with replaced(folder / "best.keras") as temporary:
+                shutil.copyfile(folder / f"epoch-{epoch + 1}.keras", temporary)
+        record["epochs"].append({"loss": float(found["loss"][0]), "validation_accuracy": accuracy})
+        write_whole(folder / RECORD, json.dumps(record))
+        (folder / f"epoch-{epoch}.keras").unlink(missing_ok=True)
+        tell(f"epoch {epoch + 1} of {settings.epochs}: loss {found['loss'][0]:.3f}, validation {100 * accuracy:.1f} %")
+    model = keras.models.load_model(folder / "best.keras")
+    record |= {
+        "test_accuracy": float(model.evaluate(data.test(), verbose=0, return_dict=True)["accuracy"]),
+        "versions": package_versions(),
+    }
+    with replaced(out) as temporary:
+        model.get_layer("backbone").save(kept := temporary.with_name(temporary.name + ".keras"))
+        kept.replace(temporary)
+    record["sha256"] = hashlib.sha256(out.read_bytes()).hexdigest()
+    write_whole(out.with_suffix(".json"), json.dumps({"pretraining": record}, indent=2) + "\n")
+    shutil.rmtree(folder)
+    return record
+
+
+def warn_of_shared_classes(network: Path, federation: Federation) -> None:
+    """Warns if a pretrained backbone has been trained on classes of the federation that it is used for.
+
+    Args:
+        network: the file of the backbone; `pretrain` writes a .json beside it. Without one, nothing is known.
+        federation: the data of the run.
+    """
+    try:
+        about = json.loads(network.with_suffix(".json").read_text(encoding="utf-8"))["pretraining"]["source"]
+        name, classes = about["name"], set(about["class_names"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    manifest = federation.manifest
+    shared = sorted(classes & set(manifest.get("class_names", ())))
+    if manifest["source"]["name"] == name and shared:
+        warnings.warn(
+            f"{network} was trained on {len(shared)} of this federation's classes of {name}, such as {shared[0]}: test "
+            "scores are too good for classes that a backbone has not seen. Choose others with --only-classes",
+            TfpflWarning,
+            stacklevel=2,
+        )
+
+
+class _Data:
+    """The examples in batches, the training ones in an order of their own in every epoch."""
+
+    def __init__(self, source: Source, settings: Settings):
+        rows = [[np.arange(len(source.y_train)), np.empty(0, np.int64), np.empty(0, np.int64)]]
+        cut_validation(rows, source.y_train, source.group_train, settings.validation, settings.seed, [source.name])
+        self._train, self._validation, _ = rows[0]
+        if not len(self._validation):
+            raise InvalidArgument(
+                f"validation={settings.validation} of {len(self._train)} examples is none: take a larger fraction"
+            )
+        self._source, self._settings = source, settings
+
+    def epoch(self, number: int) -> tf.data.Dataset:
+        """The training examples of an epoch."""
+        rng = generator(self._settings.seed, Stream.PRETRAINING, number)
+        return self._batches(self._source.x_train, self._source.y_train, rng.permutation(self._train))
+
+    def validation(self) -> tf.data.Dataset:
+        """The validation examples."""
+        return self._batches(self._source.x_train, self._source.y_train, self._validation)
+
+    def test(self) -> tf.data.Dataset:
+        """The test examples."""
+        return self._batches(self._source.x_test, self._source.y_test, np.arange(len(self._source.y_test)))
+
+    def _batches(self, x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> tf.data.Dataset:
+        scale, shift = np.float32(self._source.scale), np.float32(self._source.shift)
+        size = self._settings.batch_size
+
+        def batches() -> Any:
+            for start in range(0, len(rows), size):
+                part = rows[start : start + size]
+                yield x[part].astype(np.float32) * scale + shift, y[part]
+
+        shapes = tf.TensorSpec((None, *x.shape[1:]), tf.float32), tf.TensorSpec((None,), tf.int32)
+        return tf.data.Dataset.from_generator(batches, output_signature=shapes)
+
+
+def _model(source: Source, settings: Settings) -> keras.Model:
+    shape = source.x_train.shape[1:]
+    if settings.network in NETWORKS:
+        backbone = build_network(settings.network, shape, seed=settings.seed)
+    elif settings.network.endswith(".keras"):
+        backbone = load_network(settings.network, Path(settings.network).read_bytes())
+    else:
+        raise InvalidArgument(
+            f"network {settings.network!r} is neither a file of Keras, FILE.keras, nor one of {', '.join(NETWORKS)}"
+        )
+    first = keras.initializers.GlorotUniform(seed=settings.seed * 16 + ModelKey.HEAD)
+    inputs = keras.Input(shape)
+    try:
+        # a functional model, because it has the backbone as one layer with a name in Keras 2 and 3
+        features = _named(backbone)(inputs)
+    except ValueError as error:
+        raise InvalidArgument(f"{settings.network} does not take examples {list(shape)}: {error}") from error
+    z = layers.Dense(len(source.class_names), kernel_initializer=first, name="head")(features)
+    model = keras.Model(inputs, z)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(settings.rate), loss, metrics=["accuracy"])
+    return model
+
+
+def _named(model: keras.Model) -> keras.Model:
+    """The same model with the name 'backbone'."""
+    config = model.get_config() | {"name": "backbone"}
+    named = type(model).from_config(config)
+    if not named.built:
+        named.build((None, *model.input_shape[1:]))
+    named.set_weights(model.get_weights())
+    return named
+
+
+def _described(source: Source) -> dict:
+    return {
+        "name": source.name,
+        "version": source.version,
+        "options": dict(source.options),
+        "class_names": list(source.class_names),
+        "examples": len(source.y_train),
+    }
+
+
+def _begun(folder: Path, about: dict) -> dict:
+    """The record of what has been begun in the folder, or a new one."""
+    about = json.loads(json.dumps(about))
+    try:
+        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return about | {"epochs": []}
+    except ValueError as error:
+        raise InvalidArgument(f"{folder / RECORD} is damaged: {error}. Delete {folder} to begin anew") from error
+    changed = [name for name in ("settings", "source") if found[name] != about[name]]
+    # more epochs than before go on
+    if changed == ["settings"] and found["settings"] | {"epochs": 0} == about["settings"] | {"epochs": 0}:
+        return found | {"settings": about["settings"]}
+    if changed:
+        raise InvalidArgument(
+            f"{folder} was begun with other {' and '.join(changed)}. Give those again, take another name, or delete it"
+        )
+    return found
