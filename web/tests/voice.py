@@ -2,6 +2,7 @@
 
     python web/tests/voice.py FOLDER                          # the bundle, and its site in FOLDER/site-voice
     python web/tests/voice.py --fit BUNDLE EXAMPLES OUT       # features, and a head fitted as the page does it
+    python web/tests/voice.py --read FOLDER EXAMPLES          # the WAV files of a speaker of FSDD, resampled by SciPy
 
 The backbone is 32 filters of 8 ms with a stride of 4 ms, as they are drawn, and the mean of their outputs over the
 second: enough to tell tones and, a little, voices apart.
@@ -85,6 +86,21 @@ def fit(bundle: str, examples: str, out: str):
     save_file({name: np.ascontiguousarray(a) for name, a in found.items()}, out)
 
 
+def read(folder: str, out: str):
+    """DIGIT_SPEAKER_NUMBER.wav, 8 kHz: numbers 5 to 9 to fit a head to, 0 to 4 to test it; in the order of the names."""
+    from scipy.io import wavfile
+    from scipy.signal import resample_poly
+
+    paths = sorted(Path(folder).glob("*.wav"))
+    x = np.zeros((len(paths), SAMPLES), np.float32)
+    for row, path in zip(x, paths, strict=True):
+        rate, sound = wavfile.read(path)
+        sound = resample_poly(sound / 2**15, RATE, rate)[:SAMPLES]
+        row[: len(sound)] = sound
+    digits, numbers = (np.int32([path.stem.split("_")[i] for path in paths]) for i in (0, 2))
+    save_file({"x": x, "labels": digits, "fit": (numbers >= 5).astype(np.int32)}, out)
+
+
 def main(folder: Path):
     from tflite_export import write_site
 
@@ -95,5 +111,7 @@ def main(folder: Path):
 if __name__ == "__main__":
     if sys.argv[1] == "--fit":
         fit(*sys.argv[2:])
+    elif sys.argv[1] == "--read":
+        read(*sys.argv[2:])
     else:
         main(Path(sys.argv[1]))

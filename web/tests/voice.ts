@@ -6,6 +6,7 @@ import { join } from 'node:path'
 import { readSafetensors } from '../src/safetensors'
 
 const python = process.env.TFPFL_WEB_PYTHON ?? join(import.meta.dirname, '../../.venv/bin/python')
+const SCRIPT = join(import.meta.dirname, 'voice.py')
 
 /** 0.4 s of a tone that comes and goes smoothly, from time 0 on. voice.py has the same. */
 export function tone(seconds: number, label: number, pitch = 1): number {
@@ -85,8 +86,19 @@ export function byPython(bundle: string, examples: readonly Taught[]) {
   const length = Buffer.alloc(8)
   length.writeBigUInt64LE(BigInt(text.length))
   writeFileSync(from, Buffer.concat([length, text, ...Object.values(arrays).map(([, , bytes]) => bytes)]))
-  const script = join(import.meta.dirname, 'voice.py')
-  execFileSync(python, [script, '--fit', bundle, from, to], { stdio: ['ignore', 'ignore', 'inherit'] })
+  return fitted(bundle, from, to)
+}
+
+/** The same of the WAV files of a speaker in a folder, read and resampled by Python. */
+export function speakerByPython(bundle: string, folder: string) {
+  const out = mkdtempSync(join(tmpdir(), 'tfpfl-voice-'))
+  const [from, to] = [join(out, 'examples.safetensors'), join(out, 'out.safetensors')]
+  execFileSync(python, [SCRIPT, '--read', folder, from], { stdio: ['ignore', 'ignore', 'inherit'] })
+  return fitted(bundle, from, to)
+}
+
+function fitted(bundle: string, from: string, to: string) {
+  execFileSync(python, [SCRIPT, '--fit', bundle, from, to], { stdio: ['ignore', 'ignore', 'inherit'] })
   const found = readSafetensors(new Uint8Array(readFileSync(to)))
   const get = (name: string) => found.get(name)!.data as ArrayLike<number>
   return { phi: get('phi'), kernel: get('kernel'), bias: get('bias'), guesses: get('guesses') }
