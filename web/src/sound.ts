@@ -13,8 +13,8 @@ export class SoundError extends Error {}
 
 /** A frame is so long, in seconds. */
 const FRAME = 0.02
-/** The root mean square of the loudest frame must be as high; 1 is full scale, so this is -40 dB. */
-export const QUIETEST = 0.01
+/** The root mean square of the loudest frame must be as high; 1 is full scale. The quietest of FSDD's 3,000 words has 0.004. */
+export const QUIETEST = 0.003
 /** At the ends, a frame with less than this part of the loudest frame's energy is silence: 35 dB below. */
 const SILENCE = 10 ** -3.5
 /** So many frames beside what was spoken are kept. */

@@ -69,12 +69,14 @@ def tone(t, label, pitch=1.0):
 
 def fit(bundle: str, examples: str, out: str):
     """By the reference client of a device."""
+    import tensorflow as tf
+
     from tflite_export.device.client import DeviceClient
     from tflite_export.device.head_file import SavedHead, theta_sha256
 
     given = load_file(examples)
     x, labels, rows = given["x"], given["labels"], np.flatnonzero(given["fit"])
-    client = DeviceClient(bundle)
+    client = DeviceClient(bundle, interpreter=tf.lite.Interpreter)
     phi = np.asarray(client.features(x))
     k = int(labels.max()) + 1
     zero = np.zeros((phi.shape[1], k), np.float32), np.zeros(k, np.float32)

@@ -20,9 +20,9 @@ import { byPython, distance, kept, speakerByPython, tone, wav, type Taught } fro
 
 const RATE = 16000
 /** Files of 16 bits, and a resampler whose filter is not ideal. */
-const OF_A_FILE = 2e-3
+const OF_A_FILE = 3e-4
 /** The fake microphone adds a resampler and 16 bits of its own. */
-const OF_THE_MICROPHONE = 2e-2
+const OF_THE_MICROPHONE = 2e-3
 const PARITY = 1e-5
 
 const file = (name: string, label: number, pitch: number, rate = RATE, channels = 1) => ({
@@ -130,7 +130,7 @@ describe.skipIf(noBrowser)('words of files', () => {
     expect(await page.locator('#wave').getAttribute('aria-label')).toBe('The recording, as a wave')
     await drop(Buffer.from('no sound at all'), 'letter.txt')
     await expect.poll(() => result(page)).toMatch(/^letter.txt is no sound that this browser can read: choose/)
-    await drop(wav(1, RATE, (t) => 0.02 * tone(t, 0)), 'quiet.wav')
+    await drop(wav(1, RATE, (t) => 0.005 * tone(t, 0)), 'quiet.wav')
     await expect.poll(() => result(page)).toMatch(/^That was too quiet: come closer/)
     await page.locator('#keep').click()
     await expect.poll(() => result(page)).toBe('Example 1 of “low”.')
@@ -161,7 +161,7 @@ describe.skipIf(noBrowser)('the microphone', () => {
   const quiet = spoken.replace('word', 'quiet')
   beforeAll(async () => {
     writeFileSync(spoken, wav(1.6, 48000, (t) => tone(t - 0.5, 1))) // comes again and again; two seconds hold one whole word
-    writeFileSync(quiet, wav(1.6, 48000, (t) => 0.01 * tone(t - 0.5, 1)))
+    writeFileSync(quiet, wav(1.6, 48000, (t) => 0.004 * tone(t - 0.5, 1)))
     host = await serve(fixture('site-voice'))
   })
   afterAll(() => host?.close())
