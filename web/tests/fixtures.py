@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+import voice
 from safetensors.numpy import save_file
 from signs import signs_bundle
 
 import live
-import voice
 from tflite_export import export, write_site
 from tflite_export.convert.program import flatten
 from tflite_export.device.drawing import drawing_settings, example_of_drawing

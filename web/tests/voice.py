@@ -43,7 +43,8 @@ def voice_bundle(folder: Path):
     theta = list(model.initial_theta)
     pitch = np.geomspace(100, 4000, 32)
     t = np.arange(128) / RATE
-    waves = np.cos(2 * np.pi * pitch * t[:, np.newaxis] + rng.uniform(0, 2 * np.pi, 32)) * np.hanning(128)[:, np.newaxis]
+    phase = rng.uniform(0, 2 * np.pi, 32)
+    waves = np.cos(2 * np.pi * pitch * t[:, np.newaxis] + phase) * np.hanning(128)[:, np.newaxis]
     theta[0] = waves.reshape(2, 64, 1, 32).astype(np.float32)
     kernel = 0.1 * rng.standard_normal((model.num_features, len(WORDS))).astype(np.float32)
     labels = np.arange(12, dtype=np.int32) % len(WORDS)
@@ -89,7 +90,7 @@ def fit(bundle: str, examples: str, out: str):
 
 
 def read(folder: str, out: str):
-    """DIGIT_SPEAKER_NUMBER.wav, 8 kHz: numbers 5 to 9 to fit a head to, 0 to 4 to test it; in the order of the names."""
+    """DIGIT_SPEAKER_NUMBER.wav, 8 kHz, in the order of the names: numbers 5 to 9 fit a head, 0 to 4 test it."""
     from scipy.io import wavfile
     from scipy.signal import resample_poly
 
