@@ -10,12 +10,10 @@ import type { Listener, Raw, Source, Words } from './source'
 export class DrawingSource implements Source {
   readonly wanted = DRAWINGS
   readonly words: Words = {
-    one: 'drawing',
     many: 'drawings',
     make: (name) => `Draw “${name}”`,
     made: 'drawn',
     nothing: 'nothing drawn yet',
-    place: 'on the pad',
     ask: 'Draw something.',
     plain: 'pixels',
   }

@@ -15,12 +15,10 @@ const FEW = 3
 
 export class SoundSource implements Source {
   readonly words: Words = {
-    one: 'recording',
     many: 'recordings',
     make: (name) => `Say “${name}”`,
     made: 'said',
     nothing: 'nothing said yet',
-    place: 'recorded',
     ask: 'Say something.',
     plain: 'sound',
   }

@@ -5,16 +5,13 @@ export type Raw = Uint8Array | Float32Array
 
 /** What the page says about examples of this kind. */
 export interface Words {
-  /** One example, and several. */
-  one: string
+  /** Several examples. */
   many: string
   /** An order: make an example of this. */
   make: (name: string) => string
   /** What was made for a class, in the list of classes. */
   made: string
   nothing: string
-  /** Where the example is before it is kept. */
-  place: string
   /** An order for what to do when a head is there. */
   ask: string
   /** The numbers without the backbone. */
