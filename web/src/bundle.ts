@@ -3,6 +3,7 @@ import { floatsOf } from './bytes'
 import { readHead, type Head } from './head'
 import { decoded, type DrawingSettings, type Preprocessing } from './preprocess'
 import { readSafetensors } from './safetensors'
+import type { AudioSettings } from './sound'
 import { fetchFile, listed, type Site } from './site'
 import type { Progress } from './transfer'
 
@@ -16,7 +17,7 @@ export interface Manifest {
   round?: number
   model: { example_shape: number[]; num_features: number; num_classes: number; num_backbone_weights: number }
   training: { tau: number; beta: number; rho: number; head_rate: number; safeguard: boolean; rounds: boolean }
-  preprocessing: Partial<Preprocessing>
+  preprocessing: Partial<Preprocessing> | AudioSettings
   labels: { names: string[] }
   browser: {
     room: number
@@ -104,7 +105,7 @@ export async function openClient(site: Site, manifest: Manifest): Promise<Client
       losses: floats(`round_${n}.losses`),
     },
   ])
-  const { scale = 1, shift = 0 } = manifest.preprocessing
+  const { scale = 1, shift = 0 } = manifest.preprocessing as Partial<Preprocessing>
   return {
     examples: get('labels').length,
     raw,

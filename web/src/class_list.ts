@@ -1,11 +1,13 @@
-/** The visitor's classes: as chips below the pad, and as a list with their names and drawings. */
+/** The visitor's classes: as chips below the pad, and as a list with their names and examples. */
 import { classColor } from './colors'
 import { byId, make } from './elements'
 import { MOST_NAMES, type Example, type Learner } from './learner'
+import type { Raw, Words } from './source'
 
 /** What the page does when something in the list is used. */
 export interface ClassActions {
-  thumbnail: (canvas: HTMLCanvasElement, raw: Uint8Array) => void
+  thumbnail: (canvas: HTMLCanvasElement, raw: Raw) => void
+  words: Words
   /** The name of a class has the focus. */
   focused: (label: number) => unknown
   /** A letter of a name was changed. */
@@ -15,7 +17,7 @@ export interface ClassActions {
   remove: (label: number) => void
 }
 
-/** @param pick draws for this class from now on. */
+/** @param pick makes examples for this class from now on. */
 export function showChips(learner: Learner, picked: number, pick: (label: number) => void): void {
   byId('class-chips', HTMLElement).replaceChildren(
     ...learner.state.names.map((name, label) => {
@@ -56,7 +58,7 @@ export function showClasses(learner: Learner, actions: ClassActions): void {
       }
       remove.onclick = () => actions.remove(label)
       const unlearned = learnedClasses > 0 && label >= learnedClasses ? ', not learned yet' : ''
-      const count = own.length ? `${own.length} drawn, ${held} set aside${unlearned}` : `nothing drawn yet${unlearned}`
+      const count = own.length ? `${own.length} ${actions.words.made}, ${held} set aside${unlearned}` : `${actions.words.nothing}${unlearned}`
       const item = make(
         'li',
         {},

@@ -8,6 +8,7 @@ import { Federation, type Event, type Mode } from './federation'
 import { readGuest } from './federation_guest'
 import { Stage } from './federation_stage'
 import { openMembers, type Members } from './members'
+import type { Preprocessing } from './preprocess'
 import type { Runtime } from './runtime'
 import type { Site } from './site'
 
@@ -111,10 +112,11 @@ export class FederationPage {
   /** Takes the visitor in, or the visitor's new drawings. */
   private async invite(): Promise<void> {
     const { bundle, members } = this
-    const { model, preprocessing, browser } = bundle.manifest
+    const { model, browser } = bundle.manifest
+    const { scale = 1, shift = 0 } = bundle.manifest.preprocessing as Partial<Preprocessing>
     const found = await readGuest(bundle.thetaSha256, {
       about: members.about,
-      preprocessing: { scale: preprocessing.scale ?? 1, shift: preprocessing.shift ?? 0 },
+      preprocessing: { scale, shift },
       pixels: model.example_shape.reduce((a, b) => a * b, 1),
       features: model.num_features,
       room: browser.room,

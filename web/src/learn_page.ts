@@ -1,4 +1,4 @@
-/** The part of the page that learns to read its user's drawings. */
+/** The part of the page that learns to know its user's drawings or words. */
 import { showAnswer } from './answer'
 import type { Bundle, ClientFile, Manifest } from './bundle'
 import { showChips, showClasses } from './class_list'
@@ -6,13 +6,11 @@ import { classColor } from './colors'
 import { byId, download, make, messageOf, millisecondsText, percent } from './elements'
 import { headBytes } from './head'
 import type { LateDevice } from './late_device'
-import { EVERY, Learner, STEPS, type Learned, type State } from './learner'
+import { Learner, STEPS, type Learned, type State } from './learner'
 import { showMeaning, tested } from './meaning'
-import { Pad, thumbnail } from './pad'
-import { cropped, levelled } from './photo'
-import { decoded, exampleOfDrawing, type DrawingSettings, type Preprocessing } from './preprocess'
 import { restored } from './restore'
 import type { Score } from './scores'
+import type { Listener, Raw, Source } from './source'
 import { Store, type Kept } from './store'
 
 /** What the page has: the manifest at once, the rest when it has come. */
@@ -25,12 +23,9 @@ export interface Parts {
 }
 
 export class LearnPage {
-  private readonly pad: Pad
+  private readonly source: Source
   private readonly learner: Learner
   private readonly manifest: Manifest
-  /** One of the client's examples, if it is on the pad instead of a drawing. */
-  private given: Uint8Array | null = null
-  private readonly taken: number[] = []
   private picked = 0
   private predicting = false
   private predictAgain = false
@@ -46,31 +41,31 @@ export class LearnPage {
 
   private constructor(
     private readonly parts: Parts,
-    private readonly settings: DrawingSettings,
+    makeSource: (listener: Listener) => Source,
     private readonly store: Store | null,
-    state: State,
+    state: State | null,
   ) {
     this.manifest = parts.manifest
-    this.learner = new Learner(parts.device, parts.thetaSha256, state)
-    this.pad = new Pad(
-      byId('pad', HTMLCanvasElement),
-      settings,
-      () => {
-        this.given = null
-        void this.predict()
-      },
-      () => {
+    this.source = makeSource({
+      changing: () => void this.predict(),
+      made: (text) => {
+        if (text) this.say(text)
         this.showButtons()
         void this.predict(true)
       },
-    )
+      attempt: (work) => this.attempt(work),
+      say: (text) => this.say(text),
+      picked: () => this.picked,
+    })
+    const { wanted } = this.source
+    this.learner = new Learner(parts.device, parts.thetaSha256, state ?? Learner.empty(wanted), wanted)
     this.connect()
     this.picked = this.learner.next(-1)
     byId('features', HTMLElement).textContent = String(parts.device.features)
     this.refresh()
   }
 
-  static async open(parts: Parts, settings: DrawingSettings): Promise<LearnPage> {
+  static async open(parts: Parts, makeSource: (listener: Listener) => Source): Promise<LearnPage> {
     const { manifest, thetaSha256, device } = parts
     let store: Store | null = null
     let problem = ''
@@ -81,7 +76,7 @@ export class LearnPage {
     }
     const kept = await store?.load(thetaSha256)
     const others = (await store?.backbones())?.filter((name) => name !== thetaSha256) ?? []
-    let state = Learner.empty()
+    let state: State | null = null
     if (kept) {
       const back = restored(kept, device, manifest, thetaSha256)
       state = back.state
@@ -89,7 +84,7 @@ export class LearnPage {
     } else if (others.length > 0) {
       problem ||= `A head is kept here for another backbone (${others[0]!.slice(0, 8)}…); it is not used with this one.`
     }
-    const page = new LearnPage(parts, settings, store, state)
+    const page = new LearnPage(parts, makeSource, store, state)
     page.saved = page.headFile()
     page.showPrediction(null, true)
     if (problem) page.say(problem, true)
@@ -106,17 +101,8 @@ export class LearnPage {
 
   private connect(): void {
     const { learner } = this
-    this.keep.onclick = () => this.attempt(() => this.keepDrawing())
+    this.keep.onclick = () => this.attempt(() => this.keepExample())
     button('clear').onclick = () => this.clear()
-    button('example').onclick = () => this.attempt(() => this.takeExample())
-    button('example').hidden = !this.manifest.browser.client
-    // Without a camera that the browser would open, this button would be the same as the next.
-    button('camera').hidden = !matchMedia('(pointer: coarse)').matches
-    for (const name of ['camera', 'picture']) {
-      const file = byId(`${name}-file`, HTMLInputElement)
-      button(name).onclick = () => file.click()
-      file.onchange = () => this.attempt(() => this.takePicture(file))
-    }
     button('add-class').onclick = () =>
       this.attempt(() => {
         learner.addClass()
@@ -127,8 +113,7 @@ export class LearnPage {
     this.learnButton.onclick = () => this.attempt(() => this.learn())
     button('undo').onclick = () =>
       this.attempt(() => {
-        if (this.pad.undo()) {
-          this.given = null
+        if (this.source.undo()) {
           this.showButtons()
           void this.predict(true)
           return
@@ -137,12 +122,11 @@ export class LearnPage {
         this.changed('The last change is undone.')
       })
     button('reset').onclick = () => {
-      if (!confirm('Forget all drawings, the classes and the head?')) return
+      if (!confirm(`Forget all ${this.source.words.many}, the classes and the head?`)) return
       this.attempt(() => {
         learner.reset()
         this.picked = 0
-        this.pad.clear()
-        this.given = null
+        this.source.clear()
         this.changed('All is forgotten.')
         byId('scores', HTMLTableElement).hidden = true
       })
@@ -190,42 +174,28 @@ export class LearnPage {
   }
 
   private clear(): void {
-    this.pad.clear()
-    this.given = null
+    this.source.clear()
     this.showButtons()
     void this.predict(true)
   }
 
-  private raw(): Uint8Array | null {
-    if (this.given) return this.given
-    return this.pad.empty ? null : exampleOfDrawing(this.pad.grey(), this.settings, this.pixels)
-  }
-
-  private get pixels(): number {
-    return this.manifest.model.example_shape[0]!
-  }
-
-  private decode(raw: Uint8Array): Float32Array {
-    return decoded(raw, this.manifest.preprocessing as Preprocessing)
-  }
-
-  private phi(...all: Uint8Array[]): Promise<Float32Array> {
-    const size = this.pixels * this.pixels
+  private phi(...all: Raw[]): Promise<Float32Array> {
+    const size = this.manifest.model.example_shape.reduce((a, b) => a * b, 1)
     const x = new Float32Array(all.length * size)
-    all.forEach((raw, i) => x.set(this.decode(raw), i * size))
+    all.forEach((raw, i) => x.set(this.source.decode(raw), i * size))
     return this.parts.device.phi(x)
   }
 
-  /** Computes the features of drawings that have none yet; waits for the program. */
+  /** Computes the features of examples that have none yet; waits for the program. */
   private fill(): Promise<void> {
     this.filling = this.filling.catch(() => undefined).then(() => this.learner.fill((raw) => this.phi(...raw)))
     return this.filling
   }
 
-  /** Keeps what is on the pad for a class. The next class to draw for comes up by itself. */
-  private keepDrawing(label = this.picked): void {
-    const raw = this.raw()
-    if (!raw) throw new Error('The pad is empty: draw something first.')
+  /** Keeps what was made for a class. The next class to make an example for comes up by itself. */
+  private keepExample(label = this.picked): void {
+    const raw = this.source.raw()
+    if (!raw) throw new Error(`There is nothing to keep: ${this.source.words.make(this.learner.state.names[label]!)} first.`)
     const example = this.learner.add(raw, label)
     if (this.parts.device.ready) void this.fill().catch(() => undefined) // or else Learn says what is wrong
     this.picked = this.learner.next(label)
@@ -234,45 +204,10 @@ export class LearnPage {
     this.changed(`Example ${this.learner.count(label)} of “${name}”${example.heldOut ? ', set aside as a test' : ''}.`)
   }
 
-  /** One tap on what the drawing is: it is kept, and learned from at once. */
+  /** One tap on what the example is: it is kept, and learned from at once. */
   private async teach(label: number): Promise<void> {
-    this.keepDrawing(label)
+    this.keepExample(label)
     if (!this.learner.missing()) await this.learn()
-  }
-
-  private async takeExample(): Promise<void> {
-    const { raw, labels } = (await this.parts.client())!
-    const classes = this.manifest.model.num_classes
-    const wanted = this.picked % classes
-    const rows = [...labels.keys()].filter((i) => labels[i] === wanted)
-    if (rows.length === 0) throw new Error('The file has no example of this class.')
-    const turn = (this.taken[wanted] = (this.taken[wanted] ?? -1) + 1)
-    const row = rows[turn % rows.length]!
-    const size = this.pixels * this.pixels
-    const given = (raw as Uint8Array).slice(row * size, (row + 1) * size)
-    const picture = document.createElement('canvas')
-    thumbnail(picture, given, this.pixels, this.settings.levels)
-    this.pad.show(cropped(picture, this.settings.size))
-    this.given = given
-    this.say(`An example of the client’s class “${this.manifest.labels.names[wanted]}” is on the pad.`)
-    void this.predict(true)
-    this.showButtons()
-  }
-
-  private async takePicture(input: HTMLInputElement): Promise<void> {
-    const file = input.files?.[0]
-    input.value = ''
-    if (!file) return
-    const image = await createImageBitmap(file).catch(() => {
-      throw new Error(`${file.name} is no picture that this browser can read.`)
-    })
-    const { size } = this.settings
-    const drawing = levelled(cropped(image, size), size)
-    this.given = null
-    this.pad.show(drawing)
-    this.say('The picture is on the pad as it will be kept: its middle square, paper white and ink black.')
-    void this.predict(true)
-    this.showButtons()
   }
 
   private async learn(): Promise<void> {
@@ -285,7 +220,7 @@ export class LearnPage {
       const learned = await this.learner.learn()
       this.showScores(learned)
       const { kept, before, after, milliseconds } = learned
-      const right = `${after.correct} of ${after.examples} drawings that were set aside are right, before ${before.correct}`
+      const right = `${after.correct} of ${after.examples} ${this.source.words.many} that were set aside are right, before ${before.correct}`
       const how = `${STEPS} steps in ${millisecondsText(milliseconds)}`
       this.changed(kept ? `Learned: ${right}. (${how})` : `Not better: ${right}. It keeps what it knew. (${how})`)
       this.showTests()
@@ -295,14 +230,14 @@ export class LearnPage {
     }
   }
 
-  /** The drawings that were set aside, guessed from pixels and with the backbone, once their features are there. */
+  /** The examples that were set aside, guessed from raw numbers and with the backbone, once their features are there. */
   private showTests(): void {
     const { head, examples } = this.learner.state
     const whole = head && examples.every((e) => e.phi) && this.learner.missing() === null
-    const found = whole ? tested(this.learner, (raw) => this.decode(raw)) : []
-    showMeaning(this.learner, found, (raw) => {
+    const found = whole ? tested(this.learner, (raw) => this.source.decode(raw)) : []
+    showMeaning(this.learner, found, this.source.words, (raw) => {
       const canvas = make('canvas', { role: 'img' })
-      thumbnail(canvas, raw, this.pixels, this.settings.levels)
+      this.source.thumbnail(canvas, raw)
       return canvas
     })
   }
@@ -317,7 +252,7 @@ export class LearnPage {
     byId('scores', HTMLTableElement).hidden = false
   }
 
-  /** Predicts what the pad shows. While one prediction is computed, only the latest of the next ones waits. */
+  /** Predicts what is there to keep. While one prediction is computed, only the latest of the next ones waits. */
   private async predict(announce = false): Promise<void> {
     this.predictAgain = true
     if (this.predicting) return
@@ -325,7 +260,7 @@ export class LearnPage {
     try {
       while (this.predictAgain) {
         this.predictAgain = false
-        const raw = this.learner.state.head && this.parts.device.ready ? this.raw() : null
+        const raw = this.learner.state.head && this.parts.device.ready ? this.source.raw() : null
         const found = raw && this.learner.predict(await this.phi(raw))
         this.showPrediction(found, announce || !this.predictAgain)
       }
@@ -361,14 +296,14 @@ export class LearnPage {
   /** What to do next. */
   private prompt(): string {
     const { state, learnedClasses } = this.learner
-    const empty = this.pad.empty && !this.given
+    const { empty, words, wanted } = this.source
     if (learnedClasses) {
-      if (empty) return 'Draw something.'
+      if (empty) return words.ask
       return this.parts.device.ready ? '…' : 'It guesses when the rest has been loaded.'
     }
     const name = state.names[this.picked]!
     if (!empty) return `Keep it as “${name}”.`
-    return this.learner.missing() ? `Draw “${name}”, ${this.learner.count(this.picked) + 1} of ${EVERY}.` : 'Press Learn.'
+    return this.learner.missing() ? `${words.make(name)}, ${this.learner.count(this.picked) + 1} of ${wanted.each}.` : 'Press Learn.'
   }
 
   /** Shows the present state and stores it, after each change. */
@@ -418,7 +353,8 @@ export class LearnPage {
     const focused = document.activeElement?.id
     showChips(learner, picked, (label) => this.pick(label))
     showClasses(learner, {
-      thumbnail: (canvas, raw) => thumbnail(canvas, raw, this.pixels, this.settings.levels),
+      thumbnail: (canvas, raw) => this.source.thumbnail(canvas, raw),
+      words: this.source.words,
       focused: (label) => this.picked !== label && this.pick(label),
       renamed: () => {
         this.showButtons()
@@ -440,13 +376,13 @@ export class LearnPage {
   private showButtons(): void {
     const { state, canUndo, learnedClasses } = this.learner
     const missing = this.learner.missing()
-    const empty = this.pad.empty && !this.given
+    const { empty } = this.source
     this.keep.textContent = `Keep as “${state.names[this.picked]}”`
     // One button is the next thing to do.
     this.keep.classList.toggle('primary', !learnedClasses && (missing !== null || !empty))
     this.learnButton.classList.toggle('primary', missing === null && empty)
     this.learnButton.title = missing ?? ''
-    button('undo').disabled = this.pad.empty && !canUndo
+    button('undo').disabled = empty && !canUndo
     button('export').disabled = learnedClasses === 0
   }
 }

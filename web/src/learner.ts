@@ -1,12 +1,13 @@
-/** The state of what the page has learned, and its changes: classes, drawings, head. Uses no storage and no elements. */
+/** The state of what the page has learned, and its changes: classes, examples, head. Uses no storage and no elements. */
 import { readHead, resized, withoutColumn, zeroHead, headBytes, type Head } from './head'
 import type { Computer } from './late_device'
+import type { Raw, Wanted } from './source'
 import { isBetter, probabilities, score, type Score } from './scores'
 import { unzipped, zipped } from './zip'
 
 export interface Example {
   /** The example as the federation would store it. */
-  raw: Uint8Array
+  raw: Raw
   /** Its features; null until the program has computed them. */
   phi: Float32Array | null
   label: number
@@ -38,7 +39,7 @@ export const EVERY = 3
 export const MOST_NAMES = 24
 const MOST_UNDO = 50
 /** What a visitor is asked to draw first. */
-const NAMES = ['star', 'house', 'wave']
+export const DRAWINGS: Wanted = { each: EVERY, names: ['star', 'house', 'wave'], more: 'draw more of' }
 
 export class Learner {
   private past: State[] = []
@@ -48,12 +49,13 @@ export class Learner {
     private readonly device: Computer,
     private readonly thetaSha256: string,
     state: State,
+    private readonly wanted: Wanted = DRAWINGS,
   ) {
     this.now = state
   }
 
-  static empty(): State {
-    return { names: NAMES, examples: [], head: null }
+  static empty({ names }: Wanted = DRAWINGS): State {
+    return { names, examples: [], head: null }
   }
 
   get state(): State {
@@ -74,7 +76,7 @@ export class Learner {
 
   reset(): void {
     this.past = []
-    this.now = Learner.empty()
+    this.now = Learner.empty(this.wanted)
   }
 
   addClass(name = this.freeName()): void {
@@ -98,7 +100,7 @@ export class Learner {
     })
   }
 
-  add(raw: Uint8Array, label: number, phi: Float32Array | null = null): Example {
+  add(raw: Raw, label: number, phi: Float32Array | null = null): Example {
     const heldOut = (this.count(label) + 1) % EVERY === 0
     const example = { raw, phi, label, heldOut }
     this.change({ examples: [...this.now.examples, example] })
@@ -113,7 +115,7 @@ export class Learner {
     return this.now.examples.filter((e) => e.label === label).length
   }
 
-  /** The class to draw next: one with the fewest drawings, the next one after `label` among those. */
+  /** The class to make an example for: one with the fewest, the next one after `label` among those. */
   next(label: number): number {
     const k = this.now.names.length
     const order = Array.from({ length: k }, (_, i) => (label + 1 + i) % k)
@@ -121,7 +123,7 @@ export class Learner {
   }
 
   /** Computes the features that are missing. @param features of some examples, one after the other. */
-  async fill(features: (raw: Uint8Array[]) => Promise<Float32Array>): Promise<void> {
+  async fill(features: (raw: Raw[]) => Promise<Float32Array>): Promise<void> {
     for (;;) {
       const missing = this.now.examples.filter((e) => !e.phi)
       if (missing.length === 0) return
@@ -132,9 +134,9 @@ export class Learner {
 
   /** A text on what is still missing before learning; null if nothing is. */
   missing(): string | null {
-    const lacking = this.now.names.filter((_, label) => this.count(label) < EVERY)
+    const lacking = this.now.names.filter((_, label) => this.count(label) < this.wanted.each)
     if (lacking.length === 0) return null
-    return `Learning needs ${EVERY} examples of every class: draw more of ${lacking.map((name) => `“${name}”`).join(', ')}.`
+    return `Learning needs ${this.wanted.each} examples of every class: ${this.wanted.more} ${lacking.map((name) => `“${name}”`).join(', ')}.`
   }
 
   /** Probabilities of the learned classes; null if nothing was learned yet. */

@@ -2,6 +2,7 @@
 import { NEEDED, openBundle, openClient, openManifest, openProgram, type Bundle, type Manifest } from './bundle'
 import { Device } from './device'
 import { byId, bytesText, make, messageOf } from './elements'
+import { DrawingSource } from './drawing_source'
 import { openFederation, showFederation } from './federation_source'
 import { LateDevice } from './late_device'
 import { LearnPage } from './learn_page'
@@ -10,6 +11,9 @@ import { whenNear } from './near'
 import { cacheName, keepForOffline } from './offline'
 import { Runtime } from './runtime'
 import { openSite, type Site } from './site'
+import { audioSettings } from './sound'
+import { SoundSource } from './sound_source'
+import { showKind, type Listener } from './source'
 import { travels } from './transfer'
 
 declare const __LITERT_FOLDER__: string
@@ -24,8 +28,10 @@ async function main(): Promise<void> {
   for (const id of ['learn', 'client', 'about']) byId(id, HTMLElement).hidden = false
   for (const id of ['live', 'live-link']) byId(id, HTMLElement).hidden = !site.live // before the pad, which must not move later
   showFederation(site)
-  byId('no-drawing', HTMLElement).hidden = drawing !== null
-  byId('learner', HTMLElement).hidden = drawing === null
+  const audio = drawing ? null : audioSettings(manifest.preprocessing, manifest.model.example_shape)
+  showKind(audio ? 'voice' : 'drawing')
+  byId('no-drawing', HTMLElement).hidden = (drawing ?? audio) !== null
+  byId('learner', HTMLElement).hidden = (drawing ?? audio) === null
 
   const loading = new Loading(site, NEEDED, `${__LITERT_FOLDER__}/litert_wasm_internal.wasm`)
   const litert = Object.entries(site.files).filter(([name]) => name.startsWith(`${__LITERT_FOLDER__}/`))
@@ -48,7 +54,10 @@ async function main(): Promise<void> {
   // `opened` is awaited below; what fails first ends the progress, or else it would cover the error.
   for (const promise of [program, bundle, runtime, opened]) promise.catch(loading.done)
   const late = new LateDevice(manifest.model.num_features, room, opened)
-  const page = drawing && (await LearnPage.open({ manifest, thetaSha256, device: late, bundle, client }, drawing))
+  const source =
+    (drawing && ((listener: Listener) => new DrawingSource(drawing, manifest, client, listener))) ??
+    (audio && ((listener: Listener) => new SoundSource(audio, manifest, listener)))
+  const page = source && (await LearnPage.open({ manifest, thetaSha256, device: late, bundle, client }, source))
   document.documentElement.dataset.pad = 'yes'
   setTimeout(begin)
 

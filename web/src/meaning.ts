@@ -1,20 +1,21 @@
-/** Says what learning meant: the drawings that were set aside, guessed from pixels alone and with the backbone. */
+/** Says what learning meant: the examples that were set aside, guessed from raw numbers (pixels, samples) alone and with the backbone. */
 import { pixelGuesses } from './baseline'
 import { byId, make } from './elements'
 import { classColor } from './colors'
 import type { Learner } from './learner'
 import { probabilities } from './scores'
+import type { Raw, Words } from './source'
 
-/** A drawing that was set aside, and what each way says of it. */
+/** An example that was set aside, and what each way says of it. */
 export interface Tested {
-  raw: Uint8Array
+  raw: Raw
   label: number
   pixels: number
   taught: number
 }
 
-/** Guesses for all drawings that were set aside. Empty if nothing was learned yet. */
-export function tested(learner: Learner, decode: (raw: Uint8Array) => Float32Array): Tested[] {
+/** Guesses for all examples that were set aside. Empty if nothing was learned yet. */
+export function tested(learner: Learner, decode: (raw: Raw) => Float32Array): Tested[] {
   const { names, examples, head } = learner.state
   const [fit, out] = [examples.filter((e) => !e.heldOut), examples.filter((e) => e.heldOut)]
   if (!head || fit.length === 0) return []
@@ -27,20 +28,20 @@ export function tested(learner: Learner, decode: (raw: Uint8Array) => Float32Arr
 }
 
 /** The sentence with the visitor's own numbers. */
-export function verdict(found: readonly Tested[]): string {
+export function verdict(found: readonly Tested[], plain = 'pixels'): string {
   const right = (way: 'pixels' | 'taught') => found.filter((test) => test[way] === test.label).length
   const [pixels, taught] = [right('pixels'), right('taught')]
-  const sentence = `From your pixels alone: ${pixels} of ${found.length} right. With what the others taught: ${taught} of ${found.length}.`
+  const sentence = `From your ${plain} alone: ${pixels} of ${found.length} right. With what the others taught: ${taught} of ${found.length}.`
   if (pixels === found.length) return `${sentence} Your classes are easy to tell apart. Try some that look alike.`
   return taught > pixels ? sentence : `${sentence} Here the others’ teaching did not help.`
 }
 
-export function showMeaning(learner: Learner, found: readonly Tested[], picture: (raw: Uint8Array) => HTMLCanvasElement): void {
+export function showMeaning(learner: Learner, found: readonly Tested[], words: Pick<Words, 'plain'>, picture: (raw: Raw) => HTMLCanvasElement): void {
   const section = byId('meaning', HTMLElement)
   section.hidden = found.length === 0
   if (found.length === 0) return
   const { names } = learner.state
-  byId('verdict', HTMLElement).textContent = verdict(found)
+  byId('verdict', HTMLElement).textContent = verdict(found, words.plain)
   for (const way of ['pixels', 'taught'] as const) {
     const right = found.filter((test) => test[way] === test.label).length
     const meter = byId(`${way}-right`, HTMLMeterElement)
@@ -59,7 +60,7 @@ export function showMeaning(learner: Learner, found: readonly Tested[], picture:
         mark.ariaHidden = 'true'
         return make('div', {}, make('dt', {}, way), make('dd', {}, mark, ` ${names[said]}`, make('span', { className: 'unseen' }, right ? ', right' : ', wrong')))
       }
-      const item = make('li', {}, canvas, make('dl', {}, guess('pixels alone', pixels), guess('with the others', taught)))
+      const item = make('li', {}, canvas, make('dl', {}, guess(`${words.plain} alone`, pixels), guess('with the others', taught)))
       item.style.setProperty('--c', classColor(label))
       return item
     }),

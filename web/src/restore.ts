@@ -3,14 +3,14 @@ import type { Manifest } from './bundle'
 import { messageOf } from './elements'
 import { readHead, type Head } from './head'
 import type { Computer } from './late_device'
-import { Learner, type State } from './learner'
+import type { State } from './learner'
 import type { Kept } from './store'
 
-/** The stored state, and what is wrong with it. If the head is damaged, the one before it is used, if that is whole. */
-export function restored(kept: Kept, device: Pick<Computer, 'features' | 'room'>, manifest: Manifest, thetaSha256: string): { state: State; problem: string } {
+/** The stored state (null: none is whole), and what is wrong with it. If the head is damaged, the one before it is used, if that is whole. */
+export function restored(kept: Kept, device: Pick<Computer, 'features' | 'room'>, manifest: Manifest, thetaSha256: string): { state: State | null; problem: string } {
   const pixels = manifest.model.example_shape.reduce((a, b) => a * b, 1)
   const names = kept.names.map(String).slice(0, device.room)
-  if (names.length < 2) return { state: Learner.empty(), problem: 'What was kept here is damaged and was refused.' }
+  if (names.length < 2) return { state: null, problem: 'What was kept here is damaged and was refused.' }
   const whole = kept.examples.filter(({ raw, label }) => raw.length === pixels && label >= 0 && label < names.length)
   const examples = whole.map((e) => ({ ...e, phi: null }))
   const read = (file: Uint8Array): Head => {

@@ -1,9 +1,10 @@
-/** What the browser stores: a head file and drawings for each backbone, found by the hash of its theta. */
+/** What the browser stores: a head file and examples for each backbone, found by the hash of its theta. */
 import { openDB, type DBSchema, type IDBPDatabase } from 'idb'
+import type { Raw } from './source'
 
 export interface Kept {
   names: string[]
-  examples: { raw: Uint8Array; label: number; heldOut: boolean }[]
+  examples: { raw: Raw; label: number; heldOut: boolean }[]
   /** A head file (head.ts). */
   head: Uint8Array | null
   /** The head before it, which is used if `head` is damaged. */

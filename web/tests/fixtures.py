@@ -6,7 +6,7 @@ Two bundles with a site each, the MLP of a short run on digits and an Omniglot C
 personalization and a round by the TFF engine; pixels, pictures, heads and payloads as Python makes them. A round of
 small networks such as phones run. A backbone that was taught by many signs (signs.py). Federations of digits for the
 page to play, and what the local engine computes of them. And what `tfpfl report` makes of some short runs, and a run
-whose clients are devices (live.py).
+whose clients are devices (live.py). And a bundle that hears (voice.py).
 """
 
 import json
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+import voice
 from safetensors.numpy import save_file
 from signs import signs_bundle
 
@@ -330,6 +331,7 @@ def main(folder: Path):
         write_site(bundle.folder, folder / f"site-{name}")
     files_of_python(folder, bundle)
     write_site(signs_bundle(folder).folder, folder / "site-signs")
+    voice.main(folder)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,12 @@ import { newKey, publicText, stamp } from '../../src/live_wire'
 import { Runtime } from '../../src/runtime'
 import { readSafetensors } from '../../src/safetensors'
 import { relativeDifference } from '../../src/client_page'
+import { decodedSound, spoken } from '../../src/sound'
+import { safeRate } from '../../src/learner'
+import { probabilities } from '../../src/scores'
 import { secureVectors } from './secure_vectors'
 
-const harness = { litert, ...bundle, ...head, Device, Runtime, readSafetensors, relativeDifference, BrowserStore, Federation, openMembers, openSite, newKey, publicText, stamp, secureVectors }
+const harness = { litert, ...bundle, ...head, Device, Runtime, readSafetensors, relativeDifference, BrowserStore, Federation, openMembers, openSite, newKey, publicText, stamp, secureVectors, decodedSound, spoken, safeRate, probabilities }
 export type Harness = typeof harness
 declare global {
   var harness: Harness
