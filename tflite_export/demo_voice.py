@@ -21,7 +21,7 @@ from tfpfl.algorithms.parts import linear_head, sgd
 from tfpfl.checks import check_choice
 from tfpfl.data import load_source
 from tfpfl.models import SplitModel
-from tfpfl.models.speech_embedding import load_speech_embedding
+from tfpfl.models.speech_embedding import RATE, SAMPLES, load_speech_embedding
 from tfpfl.models.weights import Head
 
 BETA, STEPS = 0.01, 50  # of the head's gradient steps, on the mean loss of all its utterances
@@ -129,6 +129,10 @@ def demonstrate(
         out=Path(out),
         rounds=False,
         inference=False,
+        browser=True,
+        train=(x[rows], source.y_train[rows]),
+        test=(x_test[mine], source.y_test[mine]),
+        preprocessing={"kind": "audio", "rate": RATE, "samples": SAMPLES},
         training=training,
         labels=list(source.class_names),
         dataset=source.name,

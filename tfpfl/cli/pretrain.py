@@ -6,9 +6,16 @@ import click
 
 from tfpfl.cli.ending import SAME_COMMAND, resumable
 from tfpfl.cli.group import main
+from tfpfl.cli.layout import SectionedCommand
 
 
-@main.command()
+@main.command(
+    cls=SectionedCommand,
+    headings={
+        "Data": ("dataset", "only_classes", "validation", "allow_download"),
+        "Training": ("network", "epochs", "batch_size", "rate", "seed"),
+    },
+)
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--dataset", default="omniglot", show_default=True, help="The data set, see `tfpfl datasets`.")
 @click.option(
@@ -33,7 +40,7 @@ from tfpfl.cli.group import main
 @click.option(
     "--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Number of examples in a step of Adam."
 )
-@click.option("--rate", type=float, default=1e-3, show_default=True, help="Adam's learning rate.")
+@click.option("--rate", type=float, default=1e-3, show_default=True, help="Learning rate of the optimizer, Adam.")
 @click.option(
     "--validation",
     type=float,

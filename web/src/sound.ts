@@ -1,4 +1,4 @@
-/** Makes an example of a sound: the spoken part of its loudest second, and silence after it. Uses no element. */
+/** Makes an example of a sound: the spoken part of its loudest second, in the middle of silence. Uses no element. */
 
 /** The manifest's preprocessing of a model that hears. */
 export interface AudioSettings {
@@ -19,6 +19,8 @@ export const QUIETEST = 0.003
 const SILENCE = 10 ** -3.5
 /** So many frames beside what was spoken are kept. */
 const MARGIN = 2
+/** The largest amplitude of an example. */
+const PEAK = 0.5
 
 /** The settings, if the manifest's preprocessing is one of audio. @throws SoundError: this page does not know it. */
 export function audioSettings(preprocessing: object, shape: readonly number[]): AudioSettings | null {
@@ -52,9 +54,13 @@ export function spoken(sound: Float32Array, { rate, samples }: AudioSettings): F
   const [begin, end] = [from, to]
   while (energy[from]! < floor) from++
   while (energy[to - 1]! < floor) to--
-  const part = sound.subarray(Math.max(begin, from - MARGIN) * frame, Math.min(end, to + MARGIN) * frame)
+  const start = Math.max(begin, from - MARGIN)
+  const part = sound.subarray(start * frame, Math.min(end, to + MARGIN) * frame)
+  const peak = part.reduce((a, b) => Math.max(a, Math.abs(b)), 0)
   const example = new Float32Array(samples)
-  part.forEach((value, i) => (example[i] = Math.min(1, Math.max(-1, value)))) // at the beginning, as data sets of words have it
+  const word = Math.min(to * frame, sound.length) - from * frame
+  const before = Math.floor((samples - word) / 2) - (from - start) * frame // as `word` of tfpfl: speech trunks have heard words in the middle
+  part.forEach((value, i) => (example[before + i] = (value * PEAK) / peak))
   return example
 }
 

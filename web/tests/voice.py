@@ -2,7 +2,7 @@
 
     python web/tests/voice.py FOLDER                          # the bundle, and its site in FOLDER/site-voice
     python web/tests/voice.py --fit BUNDLE EXAMPLES OUT       # features, and a head fitted as the page does it
-    python web/tests/voice.py --read FOLDER EXAMPLES          # the WAV files of a speaker of FSDD, resampled by SciPy
+    python web/tests/voice.py --read FOLDER EXAMPLES          # the WAV files of a speaker of FSDD, by tfpfl's `word`
 
 The backbone is 32 filters of 8 ms with a stride of 4 ms, as they are drawn, and the mean of their outputs over the
 second: enough to tell tones and, a little, voices apart.
@@ -92,14 +92,14 @@ def fit(bundle: str, examples: str, out: str):
 def read(folder: str, out: str):
     """DIGIT_SPEAKER_NUMBER.wav, 8 kHz, in the order of the names: numbers 5 to 9 fit a head, 0 to 4 test it."""
     from scipy.io import wavfile
-    from scipy.signal import resample_poly
+
+    from tfpfl.data.people.speech import word
 
     paths = sorted(Path(folder).glob("*.wav"))
     x = np.zeros((len(paths), SAMPLES), np.float32)
     for row, path in zip(x, paths, strict=True):
         rate, sound = wavfile.read(path)
-        sound = resample_poly(sound / 2**15, RATE, rate)[:SAMPLES]
-        row[: len(sound)] = sound
+        row[:] = word(sound / 2**15, rate)
     digits, numbers = (np.int32([path.stem.split("_")[i] for path in paths]) for i in (0, 2))
     save_file({"x": x, "labels": digits, "fit": (numbers >= 5).astype(np.int32)}, out)
 

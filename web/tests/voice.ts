@@ -39,12 +39,20 @@ export function wav(seconds: number, rate: number, value: (t: number) => number,
   return bytes
 }
 
-/** The largest difference of an example to the tone, for the best start to 1/64 sample; in units of the largest number. */
+/**
+ * The largest difference of an example to the tone, for the best start to 1/64 sample and the best loudness (the page
+ * scales a word); in units of the largest number.
+ */
 export function distance(example: ArrayLike<number>, rate: number, value: (t: number) => number, range: [number, number]): { best: number; at: number } {
   const difference = (at: number) => {
-    let [worst, most] = [0, 0]
+    let [worst, most, along, own] = [0, 0, 0, 0]
     for (let i = 0; i < example.length; i++) {
       const expected = value(at + i / rate)
+      along += expected * example[i]!
+      own += expected * expected
+    }
+    for (let i = 0; i < example.length; i++) {
+      const expected = (value(at + i / rate) * along) / own
       worst = Math.max(worst, Math.abs(example[i]! - expected))
       most = Math.max(most, Math.abs(expected))
     }
