@@ -300,7 +300,7 @@ WEB = {  # heading of the help -> options
 @allow_code_option
 @click.pass_context
 def web(context, source, out, client, page, members, member_classes, start, serve, port, browser, allow_code):
-    """Write a static site in which a browser is the device. It learns from drawings or words, and takes part in a round.
+    """Write a static site in which a browser is the device. It learns drawings or words, and takes part in a round.
 
     RUN_OR_BUNDLE is the folder of a run, or of a bundle that was exported with --browser. Any web server for files
     can serve the site, such as `python -m http.server --directory site`.
