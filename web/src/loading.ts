@@ -12,8 +12,11 @@ export class Loading {
   private ended = false
   private readonly all: number
 
-  /** @param wasm WebAssembly's file: browsers load one of three, which are about as large. */
-  constructor(site: Site, needed: readonly string[], wasm: string) {
+  /**
+   * @param wasm WebAssembly's file: browsers load one of three, which are about as large.
+   * @param already What a visitor can do before all is here.
+   */
+  constructor(site: Site, needed: readonly string[], wasm: string, private readonly already: 'draw' | 'record') {
     this.all = [...needed, wasm].reduce((sum, name) => sum + (site.files[name] ? travels(site.files[name]) : 0), 0)
     this.bar.classList.add('going')
     this.bar.max = this.all
@@ -26,7 +29,8 @@ export class Loading {
     this.bar.value = Math.min(this.have, this.all)
     const text = (n: number) => (n / MEGA).toFixed(1)
     const begun = this.have >= this.all
-    const line = begun ? 'You can draw already. The program starts …' : `You can draw already. Loading what the others learned: ${text(this.have)} of ${text(this.all)} MB`
+    const rest = begun ? 'The program starts …' : `Loading what the others learned: ${text(this.have)} of ${text(this.all)} MB`
+    const line = `You can ${this.already} already. ${rest}`
     if (this.status.textContent !== line) this.status.textContent = line
   }
 

@@ -33,7 +33,7 @@ async function main(): Promise<void> {
   byId('no-drawing', HTMLElement).hidden = (drawing ?? audio) !== null
   byId('learner', HTMLElement).hidden = (drawing ?? audio) === null
 
-  const loading = new Loading(site, NEEDED, `${__LITERT_FOLDER__}/litert_wasm_internal.wasm`)
+  const loading = new Loading(site, NEEDED, `${__LITERT_FOLDER__}/litert_wasm_internal.wasm`, audio ? 'record' : 'draw')
   const litert = Object.entries(site.files).filter(([name]) => name.startsWith(`${__LITERT_FOLDER__}/`))
   const files = Object.fromEntries(litert.map(([name, file]) => [name.slice(__LITERT_FOLDER__.length + 1), file]))
   const folder = new URL(`${__LITERT_FOLDER__}/`, document.baseURI).href
