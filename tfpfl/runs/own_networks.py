@@ -23,10 +23,13 @@ from tfpfl.data import Federation
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.consent import folder_of, remember
 from tfpfl.runs.folders import read_kept
+from tfpfl.runs.pretraining import warn_of_shared_classes
 
 
 def described(config: RunConfig, file: Path | None, federation: Federation) -> RunConfig:
     """A new run's configuration with the sha256 of the weights that the user's function gives; and allows its code.
+
+    Warns if the network is a pretrained backbone that knows classes of the federation.
 
     Args:
         config: the configuration, see `RunConfig.resolved`.
@@ -36,6 +39,8 @@ def described(config: RunConfig, file: Path | None, federation: Federation) -> R
     Raises:
         InvalidArgument: the file cannot be imported, or the function gives no Keras model.
     """
+    if file is not None:
+        warn_of_shared_classes(file, federation)
     function = config.network_function
     if file is None or function is None:
         return config

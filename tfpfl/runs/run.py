@@ -49,7 +49,6 @@ from tfpfl.runs.files import write_whole
 from tfpfl.runs.folders import STATE, check_heads_are_here, locked_folder, new_folder, read_kept
 from tfpfl.runs.metrics import known_metrics
 from tfpfl.runs.needs import check_needs as check_needs
-from tfpfl.runs.pretraining import warn_of_shared_classes
 from tfpfl.runs.privacy import Privacy
 from tfpfl.runs.recipe import Recipe
 from tfpfl.runs.results import plain, stopped_earlier, totals, write_clients, write_history, write_summary
@@ -155,8 +154,6 @@ class Run:
                 that was not allowed.
         """
         network_file, config = config.network_file, config.resolved(federation)
-        if network_file is not None:
-            warn_of_shared_classes(network_file, federation)
         config = own_networks.described(config, network_file, federation)
         run = cls(folder, config, federation, network_file, config.engine)
         if config.schedule is not None:
