@@ -1,6 +1,8 @@
 """`tfpfl pretrain` and sources with some of their classes."""
 
+import hashlib
 import json
+import warnings
 
 import keras
 import numpy as np
@@ -13,9 +15,11 @@ from tfpfl.data import Federation, load_source
 from tfpfl.data.class_choice import BACKGROUND, with_classes
 from tfpfl.data.source import Source
 from tfpfl.models import build_network
+from tfpfl.runs.command import command
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.pretraining import Settings, pretrain
 from tfpfl.runs.run import Run
+from tfpfl.runs.seen_classes import warn_of_shared_classes
 
 SETTINGS = Settings("mlp200", epochs=3, batch_size=32, rate=3e-3)
 
@@ -30,7 +34,9 @@ def digits():
 def made(digits, tmp_path_factory):
     out = tmp_path_factory.mktemp("pretrained") / "digits.keras"
     lines = []
-    return out, pretrain(digits[0], out, SETTINGS, lines.append), lines
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # Keras's, of data and of optimizers
+        return out, pretrain(digits[0], out, SETTINGS, lines.append), lines
 
 
 def weights(path):
@@ -141,6 +147,110 @@ def test_a_federation_with_the_backbones_classes_is_warned_of(made, digits, tmp_
         assert len(told) == (name == "same") and all("trained on 5 of this federation's classes" in t for t in told)
 
 
+def a_network_that_draws(path, size=8):
+    inputs = keras.Input((8, 8, 1))
+    x = keras.layers.Dropout(0.5)(keras.layers.Dense(size, "relu")(keras.layers.Flatten()(inputs)))
+    keras.Model(inputs, x).save(path)
+    return str(path)
+
+
+def test_dropout_draws_as_the_seed_says_also_after_an_interruption(digits, tmp_path):
+    settings = Settings(a_network_that_draws(tmp_path / "given.keras"), epochs=3, batch_size=64, rate=3e-3)
+
+    def stop(line):
+        if "epoch 1" in line:
+            raise KeyboardInterrupt
+
+    for name in ("first", "second"):
+        pretrain(digits[0], tmp_path / f"{name}.keras", settings)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(digits[0], tmp_path / "stopped.keras", settings, stop)
+    keras.utils.set_random_seed(99)  # whatever else has drawn
+    pretrain(digits[0], tmp_path / "stopped.keras", settings)
+    for name in ("second", "stopped"):
+        for a, b in zip(weights(tmp_path / "first.keras"), weights(tmp_path / f"{name}.keras"), strict=True):
+            assert np.array_equal(a, b)
+
+
+def test_a_function_makes_the_network(digits, tmp_path):
+    (tmp_path / "net.py").write_text(
+        "import keras\n\ndef net(input_shape, seed):\n    x = keras.Input(input_shape)\n"
+        "    return keras.Model(x, keras.layers.Dense(7)(keras.layers.Flatten()(x)))\n"
+    )
+    for name in ("a", "b"):
+        pretrain(digits[0], tmp_path / f"{name}.keras", Settings(f"{tmp_path}/net.py:net", 1, seed=3))
+    assert keras.models.load_model(tmp_path / "a.keras").output_shape == (None, 7)
+    for a, b in zip(weights(tmp_path / "a.keras"), weights(tmp_path / "b.keras"), strict=True):
+        assert np.array_equal(a, b)
+
+
+def warned(network, federation):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_shared_classes(network, federation)
+    return len(caught)
+
+
+def test_what_a_backbone_has_seen_follows_it(made, digits, tmp_path):
+    """Its .json counts for its own bytes only; and training that goes on from a backbone inherits its classes."""
+    federation = Federation.build(digits[0], "round_robin", clients=5, K=2, seed=0, out=tmp_path / "0 to 4")
+    assert warned(made[0], federation)
+    (tmp_path / "other.json").write_bytes(made[0].with_suffix(".json").read_bytes())
+    build_network("mlp200", (8, 8, 1)).save(tmp_path / "other.keras")
+    assert not warned(tmp_path / "other.keras", federation)
+    for network, expected in ((tmp_path / "other.keras", 0), (made[0], 1)):
+        out = tmp_path / f"on from {network.stem}.keras"
+        pretrain(digits[1], out, Settings(str(network), 1))
+        assert warned(out, federation) == expected
+
+
+@pytest.mark.parametrize(("learned", "classes", "expected"), [
+    (["Greek_1", "Greek_2"], ["Greek", "ULOG"], 1), (["Greek_1"], ["Greek_2", "ULOG_1"], 0),
+    (["Greek", "Latin"], ["Greek_2", "ULOG_1"], 1), (["Greek", "Latin"], ["ULOG", "Tengwar"], 0),
+])  # fmt: skip
+def test_omniglot_and_its_drawers_have_the_same_characters(tmp_path, learned, classes, expected):
+    x, y = np.zeros((16, 1)), np.arange(16) % 2
+    source = Source.from_arrays(x, y, x, y, name="omniglot_drawers", class_names=classes)
+    federation = Federation.build(source, "iid", clients=2, seed=0, out=tmp_path / "f")
+    record = {"source": {"name": "omniglot", "class_names": learned}, "sha256": hashlib.sha256(b"x").hexdigest()}
+    (tmp_path / "b.keras").write_bytes(b"x")
+    (tmp_path / "b.json").write_text(json.dumps({"pretraining": record}))
+    assert warned(tmp_path / "b.keras", federation) == expected
+
+
+def test_what_is_begun_and_damaged_is_said(digits, tmp_path):
+    out, folder = tmp_path / "b.keras", tmp_path / "b.training"
+
+    def stop(line):
+        if "epoch 2" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(digits[0], out, SETTINGS, stop)
+    with pytest.raises(InvalidArgument, match="has 2 epochs already, more than 1"):
+        pretrain(digits[0], out, Settings("mlp200", 1, 32, 3e-3))
+    whole = (folder / "epoch-2.keras").read_bytes()
+    (folder / "epoch-2.keras").write_bytes(whole[:100])
+    with pytest.raises(InvalidArgument, match="epoch-2.keras is missing or damaged.*Delete"):
+        pretrain(digits[0], out, SETTINGS)
+    (folder / "record.json").write_text("[]")
+    with pytest.raises(InvalidArgument, match="no record of a training"):
+        pretrain(digits[0], out, SETTINGS)
+
+
+def test_the_commands_take_the_classes_that_they_are_given(made, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+    data = ["--dataset", "digits", "--only-classes", "second_half", "--clients", "5"]
+    said = CliRunner().invoke(main, ["partition", *data, str(tmp_path / "f")])
+    assert said.exit_code == 0 and Federation.load(tmp_path / "f").class_names == list("56789")
+    run = ["run", *data, "--network", str(made[0]), "--create-only", "--out", str(tmp_path / "r")]
+    assert CliRunner().invoke(main, run).exit_code == 0
+    with Run.open(tmp_path / "r") as opened:
+        assert opened.config.source == {"only_classes": "second_half"}
+        assert opened.federation.class_names == list("56789")
+        assert "--only-classes second_half" in command(opened.config, tmp_path / "r")
+
+
 @pytest.mark.parametrize(
     ("name", "changed", "told"),
     [
@@ -150,6 +260,8 @@ def test_a_federation_with_the_backbones_classes_is_warned_of(made, digits, tmp_
         ("a.keras", {"validation": 1e-4}, "is none: take a larger fraction"),
         ("a.keras", {"network": "mlp300"}, "neither a file of Keras"),
         ("a.keras", {"seed": -1}, "seed"),
+        ("a.keras", {"network": "nowhere.keras"}, "nowhere.keras cannot be read: No such file"),
+        ("a.keras", {"network": "omniglot_4conv"}, "needs larger images"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(digits, tmp_path, name, changed, told):

@@ -303,6 +303,8 @@ def data_arguments(kw) -> dict:
         source["pixels"] = kw["pixels"]
     if dataset == "omniglot":
         source["augment"] = kw["augment"]
+    if kw["only_classes"] is not None:
+        source["only_classes"] = kw["only_classes"]
     return {
         "dataset": dataset,
         "source": source,

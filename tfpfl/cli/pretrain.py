@@ -28,7 +28,8 @@ from tfpfl.cli.layout import SectionedCommand
     "--network",
     default="omniglot_4conv",
     show_default=True,
-    help="A network of tfpfl, see `tfpfl run --help`, or FILE.keras, whose weights are the first ones.",
+    help="A network of tfpfl, see `tfpfl run --help`, FILE.keras, whose weights are the first ones, or "
+    "FILE.py:FUNCTION, a function that gives a Keras model.",
 )
 @click.option(
     "--epochs",

@@ -96,7 +96,7 @@ def _made_by_the_command(config) -> bool:
     """Whether the federation is from the cache, whose folders are named DATASET-HASH with 16 digits of a hash."""
     name = f"{re.escape(config.dataset.replace('/', '-'))}-[0-9a-f]{{16}}"
     plain = all(isinstance(v, bool | int | float | str) for v in _asked(config).values())
-    plain = plain and set(config.source) <= {"pixels", "augment"}
+    plain = plain and set(config.source) <= {"pixels", "augment", "only_classes"}
     return plain and config.partition in PARTITIONERS and bool(re.fullmatch(name, Path(config.federation).name))
 
 

@@ -23,13 +23,13 @@ from tfpfl.data import Federation
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.consent import folder_of, remember
 from tfpfl.runs.folders import read_kept
-from tfpfl.runs.pretraining import warn_of_shared_classes
+from tfpfl.runs.seen_classes import warn_of_shared_classes
 
 
 def described(config: RunConfig, file: Path | None, federation: Federation) -> RunConfig:
     """A new run's configuration with the sha256 of the weights that the user's function gives; and allows its code.
 
-    Warns if the network is a pretrained backbone that knows classes of the federation.
+    Warns if the file is a pretrained backbone that has seen classes of the federation.
 
     Args:
         config: the configuration, see `RunConfig.resolved`.
@@ -45,7 +45,7 @@ def described(config: RunConfig, file: Path | None, federation: Federation) -> R
     if file is None or function is None:
         return config
     file, sha256 = file.expanduser().resolve(), str(config.network_hash)
-    model = _made(file, read_kept(file, sha256, "backbone"), function, federation.example_shape, config.seed)
+    model = made_by(file, read_kept(file, sha256, "backbone"), function, federation.example_shape, config.seed)
     with suppress(OSError, InvalidArgument):  # then `resume` asks for --allow-code
         remember(sha256, file.parent)
     return replace(config, network_weights=_hash(model))
@@ -73,7 +73,7 @@ def build(config: RunConfig, file: Path, content: bytes, shape: tuple, *, run_co
             "runs no code here; if you made it, or have read the code and trust it, use --allow-code"
         )
     beside = folder_of(str(config.network_hash))
-    model = _made(beside / file.name if beside else file, content, function, shape, config.seed)
+    model = made_by(beside / file.name if beside else file, content, function, shape, config.seed)
     if config.network_weights is not None and _hash(model) != config.network_weights:
         raise InvalidArgument(
             f"the network {config.network} begins with other weights than when the run was created. Its function must "
@@ -83,8 +83,19 @@ def build(config: RunConfig, file: Path, content: bytes, shape: tuple, *, run_co
     return model
 
 
-def _made(file: Path, content: bytes, function: str, shape: tuple, seed: int) -> keras.Model:
-    """Calls the function with those of the arguments `input_shape` and `seed` that it takes."""
+def made_by(file: Path, content: bytes, function: str, shape: tuple, seed: int) -> keras.Model:
+    """Calls the function with those of the arguments `input_shape` and `seed` that it takes.
+
+    Args:
+        file: the function's file, whose folder the code may import from.
+        content: the content of the file.
+        function: the name of the function.
+        shape: the shape of an example.
+        seed: Keras's initializers draw from it.
+
+    Raises:
+        InvalidArgument: the file cannot be imported, or the function gives no Keras model.
+    """
     call = code_of_file(content, function, file).found
     where = f"{function} in {file}"
     if not callable(call) or isclass(call):
@@ -99,7 +110,7 @@ def _made(file: Path, content: bytes, function: str, shape: tuple, seed: int) ->
             "seed, if it takes them. Give the others defaults"
         )
     try:
-        with _seeded(seed):
+        with seeded(seed):
             model = call(**{name: value for name, value in known.items() if name in wanted})
     except Exception as error:  # of the user's own code
         raise InvalidArgument(f"{where} raised {type(error).__name__}: {one_line(error, 400)}") from error
@@ -111,7 +122,7 @@ def _made(file: Path, content: bytes, function: str, shape: tuple, seed: int) ->
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Lets Keras draw initial weights as functions of the seed; Python's and NumPy's generators go on as before."""
     state: Any = random.getstate(), np.random.get_state()  # noqa: NPY002 - these are what Keras and users draw from
     try:

@@ -10,7 +10,7 @@ best.keras    the model of the epoch with the best validation accuracy so far
 import hashlib
 import json
 import shutil
-import warnings
+import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,15 +21,17 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tfpfl.checks import InvalidArgument, TfpflWarning
-from tfpfl.data import Federation
+from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data.partitioners import check_seed
+from tfpfl.data.people.catalog import PEOPLE
 from tfpfl.data.randomness import ModelKey, Stream, generator
 from tfpfl.data.source import Source
 from tfpfl.data.writing import cut_validation
 from tfpfl.models.network_file import load_network
 from tfpfl.models.networks import NETWORKS, build_network
 from tfpfl.runs.files import replaced, write_whole
+from tfpfl.runs.own_networks import made_by, seeded
+from tfpfl.runs.seen_classes import record_beside
 from tfpfl.runs.versions import package_versions
 
 RECORD = "record.json"
@@ -40,7 +42,8 @@ class Settings:
     """How a backbone is trained.
 
     Attributes:
-        network: a name in `tfpfl.models.NETWORKS`, or a file of Keras, whose weights are the first ones.
+        network: a name in `tfpfl.models.NETWORKS`; a file of Keras, whose weights are the first ones; or
+            FILE.py:FUNCTION, a function that gives a Keras model, see `tfpfl.runs.own_networks`. It runs the file.
         epochs: passes over the training examples, >= 1; the backbone is that of the best one on validation examples.
         batch_size: examples in a step of Adam, >= 1.
         rate: Adam's rate, > 0.
@@ -73,14 +76,17 @@ def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str]
         kept.
 
     Raises:
-        InvalidArgument: `out` exists, or what is begun beside it has other settings; a setting is out of range; the
-            source has numbers in place of classes; or the network does not fit the examples.
+        InvalidArgument: `out` or its .json exists, or what is begun beside it is damaged or has other settings; a
+            setting is out of range; the source has numbers in place of classes; the network does not fit the examples,
+            or gives no features [N, M]; or the loss is not finite.
     """
     out = Path(out)
     if out.suffix != ".keras":
         raise InvalidArgument(f"{out} must end with .keras, which is the format that is written")
-    if out.exists():
-        raise InvalidArgument(f"{out} exists already, and nothing is overwritten. Take another name, or delete it")
+    folder = out.with_name(out.stem + ".training")
+    for path in (out, out.with_suffix(".json")):
+        if path.exists() and (path == out or not folder.exists()):  # a .json may be of the call that goes on
+            raise InvalidArgument(f"{path} exists already, and nothing is overwritten. Take another name, or delete it")
     if source.targets is not None:
         raise InvalidArgument(f"a backbone is pretrained on classes, and {source.name} has numbers to predict")
     if settings.epochs < 1 or settings.batch_size < 1:
@@ -92,30 +98,39 @@ def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str]
         raise InvalidArgument(
             f"validation must lie in (0, 1) and rate must be positive, found {settings.validation} and {settings.rate}"
         )
-    about = {"settings": asdict(settings), "source": _described(source)}
-    folder = out.with_name(out.stem + ".training")
+    about = {"settings": asdict(settings), "source": _described(source), "before": _before(settings.network)}
     record = _begun(folder, about)
     data = _Data(source, settings)
-    if record["epochs"]:
-        model = keras.models.load_model(folder / f"epoch-{len(record['epochs'])}.keras")
-    else:
-        model = _model(source, settings)
+    if not record["epochs"]:
+        with seeded(settings.seed):
+            model = _model(source, settings)
+            model.optimizer.build(model.trainable_variables)  # so that its state is in the file, which is 0
         folder.mkdir(parents=True, exist_ok=True)
+        model.save(folder / "epoch-0.keras")
         write_whole(folder / RECORD, json.dumps(record))
     while len(record["epochs"]) < settings.epochs:
         epoch = len(record["epochs"])
-        found = model.fit(data.epoch(epoch), verbose=0).history
+        # Every epoch begins with the file of the last one and a seed of its own. So a call that goes on does what one
+        # that was not interrupted does, with layers that draw (Dropout) too.
+        with seeded(_seed_of(settings.seed, epoch)):
+            model = _kept(folder, f"epoch-{epoch}.keras")
+            loss = float(model.fit(data.epoch(epoch), shuffle=False, verbose=0).history["loss"][0])
+        if not np.isfinite(loss):
+            raise InvalidArgument(
+                f"the loss of epoch {epoch + 1} is {loss}: the rate {settings.rate:g} is too large for this network. "
+                f"Delete {folder}, and take a smaller rate"
+            )
         accuracy = float(model.evaluate(data.validation(), verbose=0, return_dict=True)["accuracy"])
         best = max((e["validation_accuracy"] for e in record["epochs"]), default=-1.0)
         model.save(folder / f"epoch-{epoch + 1}.keras")
         if accuracy > best:
             with replaced(folder / "best.keras") as temporary:
                 shutil.copyfile(folder / f"epoch-{epoch + 1}.keras", temporary)
-        record["epochs"].append({"loss": float(found["loss"][0]), "validation_accuracy": accuracy})
+        record["epochs"].append({"loss": loss, "validation_accuracy": accuracy})
         write_whole(folder / RECORD, json.dumps(record))
         (folder / f"epoch-{epoch}.keras").unlink(missing_ok=True)
-        tell(f"epoch {epoch + 1} of {settings.epochs}: loss {found['loss'][0]:.3f}, validation {100 * accuracy:.1f} %")
-    model = keras.models.load_model(folder / "best.keras")
+        tell(f"epoch {epoch + 1} of {settings.epochs}: loss {loss:.3f}, validation {100 * accuracy:.1f} %")
+    model = _kept(folder, "best.keras")
     record |= {
         "test_accuracy": float(model.evaluate(data.test(), verbose=0, return_dict=True)["accuracy"]),
         "versions": package_versions(),
@@ -123,33 +138,30 @@ def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str]
     with replaced(out) as temporary:
         model.get_layer("backbone").save(kept := temporary.with_name(temporary.name + ".keras"))
         kept.replace(temporary)
-    record["sha256"] = hashlib.sha256(out.read_bytes()).hexdigest()
-    write_whole(out.with_suffix(".json"), json.dumps({"pretraining": record}, indent=2) + "\n")
+        record["sha256"] = hashlib.sha256(temporary.read_bytes()).hexdigest()
+        # before the backbone appears: a call that is killed between the two goes on
+        write_whole(out.with_suffix(".json"), json.dumps({"pretraining": record}, indent=2) + "\n")
     shutil.rmtree(folder)
     return record
 
 
-def warn_of_shared_classes(network: Path, federation: Federation) -> None:
-    """Warns if a pretrained backbone has been trained on classes of the federation that it is used for.
+def _before(network: str) -> dict | None:
+    """Where a pretrained backbone, whose training goes on here, had its weights from."""
+    record = record_beside(network) if network.endswith(".keras") else None
+    return record and {name: record.get(name) for name in ("source", "sha256", "before")}
 
-    Args:
-        network: the file of the backbone; `pretrain` writes a .json beside it. Without one, nothing is known.
-        federation: the data of the run.
-    """
+
+def _seed_of(seed: int, epoch: int) -> int:
+    return int(generator(seed, Stream.PRETRAINING, epoch).integers(2**31))
+
+
+def _kept(folder: Path, name: str) -> keras.Model:
     try:
-        about = json.loads(network.with_suffix(".json").read_text(encoding="utf-8"))["pretraining"]["source"]
-        name, classes = about["name"], set(about["class_names"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    manifest = federation.manifest
-    shared = sorted(classes & set(manifest.get("class_names", ())))
-    if manifest["source"]["name"] == name and shared:
-        warnings.warn(
-            f"{network} was trained on {len(shared)} of this federation's classes of {name}, such as {shared[0]}: test "
-            "scores are too good for classes that a backbone has not seen. Choose others with --only-classes",
-            TfpflWarning,
-            stacklevel=2,
-        )
+        return keras.models.load_model(folder / name)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise InvalidArgument(
+            f"{folder / name} is missing or damaged: {one_line(error, 200)}. Delete {folder} to begin anew"
+        ) from error
 
 
 class _Data:
@@ -188,7 +200,9 @@ class _Data:
                 yield x[part].astype(np.float32) * scale + shift, y[part]
 
         shapes = tf.TensorSpec((None, *x.shape[1:]), tf.float32), tf.TensorSpec((None,), tf.int32)
-        return tf.data.Dataset.from_generator(batches, output_signature=shapes)
+        found = tf.data.Dataset.from_generator(batches, output_signature=shapes)
+        # Keras 3 warns of data whose number of batches it does not know
+        return found.apply(tf.data.experimental.assert_cardinality(-(-len(rows) // size)))
 
 
 def _model(source: Source, settings: Settings) -> keras.Model:
@@ -196,10 +210,14 @@ def _model(source: Source, settings: Settings) -> keras.Model:
     if settings.network in NETWORKS:
         backbone = build_network(settings.network, shape, seed=settings.seed)
     elif settings.network.endswith(".keras"):
-        backbone = load_network(settings.network, Path(settings.network).read_bytes())
+        backbone = load_network(settings.network, _content(settings.network))
+    elif settings.network.rpartition(":")[0].endswith(".py"):
+        file, _, function = settings.network.rpartition(":")
+        backbone = made_by(Path(file).expanduser().resolve(), _content(file), function, shape, settings.seed)
     else:
         raise InvalidArgument(
-            f"network {settings.network!r} is neither a file of Keras, FILE.keras, nor one of {', '.join(NETWORKS)}"
+            f"network {settings.network!r} is neither a file of Keras, FILE.keras, nor a function, FILE.py:FUNCTION, "
+            f"nor one of {', '.join(NETWORKS)}"
         )
     first = keras.initializers.GlorotUniform(seed=settings.seed * 16 + ModelKey.HEAD)
     inputs = keras.Input(shape)
@@ -208,11 +226,23 @@ def _model(source: Source, settings: Settings) -> keras.Model:
         features = _named(backbone)(inputs)
     except ValueError as error:
         raise InvalidArgument(f"{settings.network} does not take examples {list(shape)}: {error}") from error
+    if len(features.shape) != 2:
+        raise InvalidArgument(
+            f"{settings.network} must give a vector of features [N, M] for the head, found {list(features.shape)[1:]} "
+            "for each example. End it with Flatten or pooling"
+        )
     z = layers.Dense(len(source.class_names), kernel_initializer=first, name="head")(features)
     model = keras.Model(inputs, z)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(settings.rate), loss, metrics=["accuracy"])
     return model
+
+
+def _content(file: str) -> bytes:
+    try:
+        return Path(file).expanduser().read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f"the network's file {file} cannot be read: {error.strerror}") from error
 
 
 def _named(model: keras.Model) -> keras.Model:
@@ -232,6 +262,7 @@ def _described(source: Source) -> dict:
         "options": dict(source.options),
         "class_names": list(source.class_names),
         "examples": len(source.y_train),
+        "licence": PEOPLE[source.name].licence if source.name in PEOPLE else None,  # others: `tfpfl cite NAME`
     }
 
 
@@ -244,9 +275,16 @@ def _begun(folder: Path, about: dict) -> dict:
         return about | {"epochs": []}
     except ValueError as error:
         raise InvalidArgument(f"{folder / RECORD} is damaged: {error}. Delete {folder} to begin anew") from error
-    changed = [name for name in ("settings", "source") if found[name] != about[name]]
+    if not isinstance(found, dict) or not {*about, "epochs"} <= {*found}:
+        raise InvalidArgument(f"{folder / RECORD} is no record of a training. Delete {folder} to begin anew")
+    changed = [name for name in about if found[name] != about[name]]
     # more epochs than before go on
     if changed == ["settings"] and found["settings"] | {"epochs": 0} == about["settings"] | {"epochs": 0}:
+        if len(found["epochs"]) > about["settings"]["epochs"]:
+            raise InvalidArgument(
+                f"{folder} has {len(found['epochs'])} epochs already, more than {about['settings']['epochs']}. Ask for "
+                "as many or more, or delete it to begin anew"
+            )
         return found | {"settings": about["settings"]}
     if changed:
         raise InvalidArgument(
