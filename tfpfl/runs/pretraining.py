@@ -27,7 +27,7 @@ from tfpfl.data.people.catalog import PEOPLE
 from tfpfl.data.randomness import ModelKey, Stream, generator
 from tfpfl.data.source import Source
 from tfpfl.data.writing import cut_validation
-from tfpfl.models.network_file import load_network
+from tfpfl.models.network_file import check_new, load_network
 from tfpfl.models.networks import NETWORKS, build_network
 from tfpfl.runs.files import replaced, write_whole
 from tfpfl.runs.own_networks import made_by, seeded
@@ -81,12 +81,10 @@ def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str]
             or gives no features [N, M]; or the loss is not finite.
     """
     out = Path(out)
-    if out.suffix != ".keras":
-        raise InvalidArgument(f"{out} must end with .keras, which is the format that is written")
-    folder = out.with_name(out.stem + ".training")
-    for path in (out, out.with_suffix(".json")):
-        if path.exists() and (path == out or not folder.exists()):  # a .json may be of the call that goes on
-            raise InvalidArgument(f"{path} exists already, and nothing is overwritten. Take another name, or delete it")
+    check_new(out)
+    folder, about_it = out.with_name(out.stem + ".training"), out.with_suffix(".json")
+    if about_it.exists() and not folder.exists():  # else it may be of the call that goes on
+        raise InvalidArgument(f"{about_it} exists already, and nothing is overwritten. Take another name, or delete it")
     if source.targets is not None:
         raise InvalidArgument(f"a backbone is pretrained on classes, and {source.name} has numbers to predict")
     if settings.epochs < 1 or settings.batch_size < 1:
@@ -140,7 +138,7 @@ def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str]
         kept.replace(temporary)
         record["sha256"] = hashlib.sha256(temporary.read_bytes()).hexdigest()
         # before the backbone appears: a call that is killed between the two goes on
-        write_whole(out.with_suffix(".json"), json.dumps({"pretraining": record}, indent=2) + "\n")
+        write_whole(about_it, json.dumps({"pretraining": record}, indent=2) + "\n")
     shutil.rmtree(folder)
     return record
 
@@ -183,11 +181,11 @@ class _Data:
         return self._batches(self._source.x_train, self._source.y_train, rng.permutation(self._train))
 
     def validation(self) -> tf.data.Dataset:
-        """The validation examples."""
+        """The training examples that are set aside, to choose the best epoch."""
         return self._batches(self._source.x_train, self._source.y_train, self._validation)
 
     def test(self) -> tf.data.Dataset:
-        """The test examples."""
+        """The test examples of the source, for the accuracy that the record names."""
         return self._batches(self._source.x_test, self._source.y_test, np.arange(len(self._source.y_test)))
 
     def _batches(self, x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> tf.data.Dataset:
