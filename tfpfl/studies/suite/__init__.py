@@ -62,12 +62,17 @@ def run_suite(
 
 
 def _about(study: Study) -> dict[str, str]:
-    search = study.search
+    search, of_data = study.search, []
+    for data in study.data:
+        config = study.config(data, study.methods[0], {}, study.seeds[0])
+        of_data.append(
+            f"{data.title}: {config.rounds} rounds with {config.participation:.0%} of the people in each, "
+            f"{config.new_clients} people kept out"
+        )
     return {
         "methods": ", ".join(method.title for method in study.methods),
-        "data": "; ".join(f"{data.title}, {data.entries.get('new_clients', 0)} people kept out" for data in study.data),
+        "data": "; ".join(of_data),
         "seeds": ", ".join(map(str, study.seeds)),
-        "rounds": f"{study.run.get('rounds')}, {study.run.get('participation'):.0%} of the people in each",
-        "search": f"of every method the same: {len(grid(study.methods[0].space))} settings, {search.rounds} rounds, "
-        "validation examples",
+        "search": f"of every method the same: {len(grid(study.methods[0].space))} settings, "
+        f"{search.rounds or 'all'} rounds, validation examples",
     }

@@ -165,10 +165,15 @@ def _cost(result: DataResult) -> Table:
         )
     caption = (
         f"What it cost until the test score was {100 * TARGET:.0f} % of Local's last one, means over the seeds: rounds "
-        "(the first evaluated one; every fifth is evaluated, and the last ten), seconds of the rounds, bytes of all "
-        "clients, their passes through the backbone, and floating point operations, which stand for energy."
+        f"(the first one that was evaluated; {_evaluated(reference[0])}), seconds of the rounds, bytes of all clients, "
+        "their passes through the backbone, and floating point operations, which stand for energy."
     )
     return Table(caption, head, lines)
+
+
+def _evaluated(record: Record) -> str:
+    every = record.config.evaluate_every
+    return f"every {every} rounds, and the last ten" if every else "the last ten"
 
 
 def _first_round(record: Record, target: float) -> int | None:
