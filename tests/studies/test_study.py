@@ -491,6 +491,27 @@ def test_real_study_that_is_killed_ends_like_one_that_is_not(six_clients, tmp_pa
             assert runs.saved(folder) == runs.saved(words[words.index("--out") + 1])
 
 
+def test_a_winner_that_diverges_with_all_rounds_makes_room_for_the_next_best():
+    of = study({"rounds": 7}, run={"rounds": 30})
+    late = lambda etas: lambda job: (  # noqa: E731
+        "diverged" if job.final and job.config.seed == 1 and job.config.hyperparameters["eta"] in etas else "done"
+    )
+    cell, (_, first, second) = drive(plans(of)[0], late([0.1]))
+    assert [j.config.hyperparameters["eta"] for j in first + second] == [0.1, 0.1, 0.01, 0.01]
+    assert cell.winner == {"eta": 0.01} and cell.passed_over == [{"eta": 0.1}] and cell.diverged == []
+    assert list(cell.folders.values()) == [job.folder for job in second]
+    said = StudyResults(of, Path("out"), [cell]).said(cell)
+    assert "d, Local: eta=0.1 was better in the search, but diverged with all rounds" in said
+    # If all of them diverge, the study says so of the best, and names no other.
+    cell, asked = drive(plans(of)[0], late(ETAS))
+    assert len(asked) == 1 + len(ETAS) and cell.winner == {"eta": 0.1} and cell.passed_over == []
+    assert cell.diverged == [1]
+    # A run that failed may diverge or not: nothing is passed over before it is tried again.
+    failing = lambda job: "failed" if job.final and job.config.seed == 0 else late([0.1])(job)  # noqa: E731
+    cell, asked = drive(plans(of)[0], failing)
+    assert len(asked) == 2 and cell.winner == {"eta": 0.1} and len(cell.failures) == 1
+
+
 @pytest.mark.slow
 def test_real_study_from_the_command_line(six_clients, tmp_path):
     file = tmp_path / "mine.toml"

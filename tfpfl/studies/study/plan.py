@@ -5,7 +5,7 @@ does next depends on its own results alone, never on how many processes work or 
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from importlib.util import find_spec
@@ -70,7 +70,9 @@ class Cell:
     data: DataSet
     method: MethodEntry
     tried: list[Tried] = field(default_factory=list)  # in the order in which they were tried
+    ranked: list[dict] = field(default_factory=list)  # the settings of the last stage, the best first
     winner: dict | None = None  # the best setting; {} without a search space; None if nothing could be chosen
+    passed_over: list[dict] = field(default_factory=list)  # better ones, which diverged when all rounds were run
     folders: dict[int, Path] = field(default_factory=dict)  # {seed: run folder of the winner}
     diverged: list[int] = field(default_factory=list)  # seeds with which the winner diverged
     failures: list[Failure] = field(default_factory=list)
@@ -100,23 +102,37 @@ def plan(study: Study, data: DataSet, method: MethodEntry, federation: Federatio
     cell = Cell(data, method, score=_score_of(study, data, method, federation))
     made = _Jobs(study, data, method, federation, out)
     if not method.space:
-        cell.winner = {}
+        cell.ranked = [{}]
     elif study.search.kind == "optuna":
         yield from _optuna(cell, made, score)
     else:
         yield from _halving(cell, made, score)
-    if cell.winner is None:
-        return cell
-    jobs = [made.final(cell.winner, seed) for seed in study.seeds]
-    outcomes = yield jobs
-    for seed, job, outcome in zip(study.seeds, jobs, outcomes, strict=True):
+    trained = []
+    for setting in cell.ranked:  # a search has fewer rounds, so that its winner may still diverge
+        jobs = [made.final(setting, seed) for seed in study.seeds]
+        trained.append((setting, jobs, (yield jobs)))
+        if "diverged" not in _states(trained[-1]) or "failed" in _states(trained[-1]):
+            break
+    if trained:
+        every = all("diverged" in _states(each) for each in trained)
+        _note_final(cell, *trained[0 if every else -1], study.seeds)
+        cell.passed_over = [] if every else [setting for setting, *_ in trained[:-1]]
+    return cell
+
+
+def _states(trained: tuple[dict, list[Job], list[Outcome]]) -> set[str]:
+    return {outcome.state for outcome in trained[2]}
+
+
+def _note_final(cell: Cell, setting: dict, jobs: list[Job], outcomes: list[Outcome], seeds: Sequence[int]) -> None:
+    cell.winner = setting
+    for seed, job, outcome in zip(seeds, jobs, outcomes, strict=True):
         if outcome.state == "failed":
             cell.failures.append(Failure(job.label, outcome.why))
         else:
             cell.folders[seed] = job.folder
             if outcome.state == "diverged":
                 cell.diverged.append(seed)
-    return cell
 
 
 @dataclass
@@ -177,7 +193,7 @@ def number_of_runs(study: Study, method: MethodEntry, rounds: int) -> int:
 
 
 def _halving(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[Outcome], None]:
-    """Tries all settings, and chooses the winner; with halving in several stages."""
+    """Tries all settings, and ranks them; with halving in several stages."""
     left = made.study.settings(cell.method)
     for n, rounds in rungs(len(left), made.rounds, made.study.search.halving):
         of_setting = [made.of_search(setting, rounds) for setting in left[:n]]
@@ -187,7 +203,7 @@ def _halving(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list
         if None in stage:
             return
         left = _ranked([t for t in stage if t is not None], cell.score)
-    cell.winner = left[0] if left else None
+    cell.ranked = left
 
 
 def _optuna(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[Outcome], None]:
@@ -232,8 +248,7 @@ def _optuna(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[
         cell.tried.append(tried)
         if done >= len(known):
             found.tell(trial.number, _of_diverged(cell) if math.isnan(tried.score) else tried.score)
-    ranked = _ranked(cell.tried, cell.score)
-    cell.winner = ranked[0] if ranked else None
+    cell.ranked = _ranked(cell.tried, cell.score)
 
 
 def require_optuna() -> None:

@@ -192,6 +192,8 @@ class StudyResults:
                 f"{name}: {written(best.setting)} is the best of {count} settings on validation examples, "
                 f"{told_score(cell.score, best.score)}"
             )
+            for setting in cell.passed_over:
+                said.append(f"{name}: {written(setting)} was better in the search, but diverged with all rounds")
             tried = [t.setting for t in cell.tried]
             said += [f"{name}: {sentence}" for sentence in about_the_edge(best.setting, tried)]
         if cell.diverged:
