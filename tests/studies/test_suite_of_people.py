@@ -1,11 +1,20 @@
 """The suite: its study is valid and fair, its verdicts are those of planted gains, its page says what was found."""
 
+import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import tfpfl
 from helpers.made_records import made
+from helpers.processes import alive, descendants
 from tfpfl.data.people.catalog import PEOPLE
 from tfpfl.runs import statistics
 from tfpfl.studies.plots.forest import forest
@@ -139,3 +148,50 @@ def test_a_small_suite_runs_measures_and_is_not_run_again(tmp_path, monkeypatch)
     told.clear()
     run_suite(tmp_path / "out", study=study, tell=told.append)
     assert not told and before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob(FILE)}
+
+
+MEASURING = """
+import json, sys, time
+from pathlib import Path
+from tfpfl.studies.suite import measures
+
+def slow(folder):
+    (folder / "begun").touch()
+    time.sleep(2)
+    (folder / measures.FILE).write_text("{}")
+
+measures.measure = slow
+if __name__ == "__main__":
+    measures.measured([Path(folder) for folder in json.loads(sys.argv[1])], processes=1, tell=print)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_measuring_that_is_ended_ends_and_leaves_no_process_and_goes_on_later(tmp_path, how):
+    """Ctrl-C, which a terminal sends to all processes, and kill -9 of the one that the user has started."""
+    folders = [tmp_path / str(i) for i in range(8)]
+    for folder in folders:
+        folder.mkdir()
+    script = tmp_path / "measuring.py"
+    script.write_text(MEASURING)
+    command = [sys.executable, str(script), json.dumps([str(folder) for folder in folders])]
+    environment = os.environ | {"PYTHONPATH": str(Path(tfpfl.__file__).parents[1])}
+    begun = lambda: [folder for folder in folders if (folder / "begun").exists()]  # noqa: E731
+    process = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
+    while not begun():
+        assert process.poll() is None
+        time.sleep(0.01)
+    workers = descendants(process.pid)
+    if how == signal.SIGINT:
+        os.killpg(process.pid, how)
+    else:
+        process.kill()
+    assert process.wait(120) != 0
+    until = time.monotonic() + 60
+    while any(map(alive, workers)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert workers and not any(map(alive, workers))
+    assert len(begun()) < len(folders)
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    assert all((folder / FILE).exists() for folder in folders)
