@@ -150,7 +150,7 @@ def _before(network: str) -> dict | None:
 
 
 def _seed_of(seed: int, epoch: int) -> int:
-    return int(generator(seed, Stream.PRETRAINING, epoch).integers(2**31))
+    return int(generator(seed, Stream.PRETRAINING_LAYERS, epoch).integers(2**31))
 
 
 def _kept(folder: Path, name: str) -> keras.Model:
