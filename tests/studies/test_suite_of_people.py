@@ -36,6 +36,11 @@ def no_measures(records):
     return {name: [{part: {"why": "not measured"} for part in ("shots", "people", "trust")}] * 3 for name in records}
 
 
+def found_on(records, measures=None, **titles):
+    titled = {name: of[0].title for name, of in records.items()} | titles
+    return DataResult("people", records, measures or no_measures(records), titled)
+
+
 def test_every_method_of_the_suite_is_searched_with_the_same_budget():
     study = Study.read(SUITE)
     assert len(study.data) == 4 and len(study.methods) == 8 and len(study.seeds) == 3
@@ -94,7 +99,7 @@ def test_verdicts():
 def test_the_page_says_which_method_validation_chose_and_whether_it_helps():
     records = {"local": of_method("local", 0.4), "fedavg": of_method("fedavg", 0.1), "pflego": of_method("pflego", 0.6)}
     records["ditto"] = of_method("ditto", 0.5)
-    result = DataResult("people", records, no_measures(records))
+    result = found_on(records)
     assert result.best == "pflego" and set(result.personal) == {"pflego", "ditto"}
     (sentence,) = result.sentences()
     assert sentence.startswith("people: the personal method that validation chooses is PFLEGO; over one model for all")
@@ -109,7 +114,7 @@ def test_the_page_says_which_method_validation_chose_and_whether_it_helps():
 
 def test_the_cost_is_that_of_the_first_evaluated_round_at_the_target():
     records = {"local": of_method("local", 0.5), "pflego": of_method("pflego", 0.5)}
-    result = DataResult("people", records, no_measures(records))
+    result = found_on(records)
     text = markdown("Title", [result], {}, "")
     target = 0.95 * np.mean([record.result().score for record in records["local"]])
     reached = [next(r for r, v in sorted(record.curve().items()) if v >= target) for record in records["pflego"]]
@@ -117,10 +122,54 @@ def test_the_cost_is_that_of_the_first_evaluated_round_at_the_target():
     assert row.split("|")[2].strip() == f"{np.mean(reached):.0f}"
 
 
+def test_a_study_may_name_its_methods_as_it_likes():
+    """The baselines are FedAvg and Local whatever they are called, and one algorithm may stand there twice."""
+    records = {"alone": of_method("local", 0.4), "one": of_method("fedavg", 0.3), "other": of_method("fedavg", 0.6)}
+    records |= {"slow": of_method("pflego", 0.5), "fast": of_method("pflego", 0.7)}
+    result = found_on(records, alone="Alone", one="One", other="Another", slow="PFLEGO, slow", fast="PFLEGO, fast")
+    assert result.personal == ["slow", "fast"] and result.best == "fast" and result.gain("one", "fedavg") is None
+    assert result.gain("other", "fedavg") == gain(records["other"], records["one"])
+    assert result.gain("fast", "local") == gain(records["fast"], records["alone"])
+    text, html = markdown("Title", [result], {}, ""), page("Title", [result], {})
+    for words in ("chooses is PFLEGO, fast;", "gain over Alone ±", "gain over One ±", "PFLEGO, slow", "Another"):
+        assert words in text and words in html
+
+
+def test_errors_are_better_where_they_are_smaller_and_count_in_percent_of_the_baselines():
+    """RMSE of 0.4 to 0.8: no gain is as large as a point, and 1 % is."""
+    records = {
+        name: [made(name, seed, good=good, kind="regression") for seed in SEEDS]
+        for name, good in (("local", 0.4), ("fedavg", 0.4), ("pflego", 0.1))
+    }
+    measures = {
+        name: [
+            {
+                "shots": {"why": "no"},
+                "people": {"own": [0.25, 0.5], "others": [1.0, 0.5]},
+                "trust": {"why": "no classes"},
+            }
+        ]
+        * 3
+        for name in records
+    }
+    result = found_on(records, measures)
+    assert result.named.name == "rmse" and result.bound("local") == pytest.approx(
+        -matrix(records["local"]).mean() / 100
+    )
+    (sentence,) = result.sentences()
+    found = result.gain("pflego", "local")
+    assert 0.1 < found.mean < 0.5 and f"over training alone (Local) it helps ({found.mean:+.3g} ± " in sentence
+    assert " less RMSE)" in sentence
+    text = markdown("Title", [result], {}, "")
+    assert "0.375 ± " in text and "none: no classes" in text and "not reached" not in text
+    assert page("Title", [result], {}).count("<svg") == 2
+
+
 def test_the_forest_plot_has_a_row_for_each_gain():
     figure = forest({"one": [("PFLEGO", "pflego", 3.0, 1.0), ("Local", "local", -1.0, math.inf)]}, "points", 1.0)
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["PFLEGO", "Local"]
+    forest({"one": [("Mine", "mine.py:mine", 3.0, 1.0)]}, "points")  # a method of the user's own
     with pytest.raises(ValueError, match="there is no gain to draw"):
         forest({"one": []}, "points")
 

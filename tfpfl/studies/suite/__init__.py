@@ -51,7 +51,7 @@ def run_suite(
         records = {name: [results.records[f] for f in cell.folders.values()] for name, cell in cells.items()}
         of_runs = {name: [measures[f] for f in cell.folders.values()] for name, cell in cells.items()}
         if records:
-            found.append(DataResult(data.title, records, of_runs))
+            found.append(DataResult(data.title, records, of_runs, {name: c.method.title for name, c in cells.items()}))
     if not found:
         raise InvalidArgument("every method of the suite diverged: take smaller learning rates")
     about = _about(results.study)
