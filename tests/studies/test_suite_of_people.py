@@ -19,7 +19,7 @@ from tfpfl.data.people.catalog import PEOPLE
 from tfpfl.runs import statistics
 from tfpfl.studies.plots.forest import forest
 from tfpfl.studies.study.file import Study
-from tfpfl.studies.suite import SUITE, networks, run_suite
+from tfpfl.studies.suite import SUITE, _about, networks, run_suite
 from tfpfl.studies.suite.measures import FILE
 from tfpfl.studies.suite.page import DataResult, markdown, page
 from tfpfl.studies.suite.verdicts import Gain, chosen, gain, matrix
@@ -135,6 +135,21 @@ def test_a_study_may_name_its_methods_as_it_likes():
         assert words in text and words in html
 
 
+@pytest.mark.parametrize(
+    ("search", "told"),
+    [
+        ({}, "2 settings, 7 rounds"),
+        ({"kind": "random", "settings": 5, "rounds": 3}, "5 settings, 3 rounds"),
+        (None, "none"),
+    ],
+)
+def test_a_study_may_leave_out_what_has_a_default(search, told):
+    methods = {"local": {}, "fedavg": {} if search is None else {"search": {"eta": [0.1, 0.3]}}}
+    content = {"run": {"rounds": 7}, "data": {"digits": {}}, "methods": methods, "search": search or {}}
+    about = _about(Study.of(content))
+    assert about["rounds"] == "7, 20% of the people in each" and told in about["search"]
+
+
 def test_errors_are_better_where_they_are_smaller_and_count_in_percent_of_the_baselines():
     """RMSE of 0.4 to 0.8: no gain is as large as a point, and 1 % is."""
     records = {
@@ -185,10 +200,13 @@ def test_a_small_suite_runs_measures_and_is_not_run_again(tmp_path, monkeypatch)
         "new_clients = 2\nvalidation = 0.2\n"
         "[methods.fedavg]\nhyperparameters = {steps = 2}\nsearch = {eta = [0.05, 0.1]}\n"
         "[methods.pflego]\nhyperparameters = {tau = 5}\nsearch = {beta = [0.05, 0.1]}\n"
+        "[methods.local]\nhyperparameters = {steps = 5}\nsearch = {eta = [1e30, 1e31]}\n"
     )
     told = []
     (result,), html = run_suite(tmp_path / "out", study=study, tell=told.append)
     assert "PFLEGO" in html.read_text() and result.best == "pflego"
+    text = (tmp_path / "out" / "suite.md").read_text(encoding="utf-8")
+    assert "* left out: digits, Local: diverged" in text and f"--study {study} --processes 1`, seeds 0, 1." in text
     shots = result.measures["pflego"][0]["shots"]
     assert set(shots) == {"0", "1", "2", "5", "10", "20"} and len(shots["5"]) == 2
     assert len(result.measures["pflego"][1]["people"]["others"]) == 4

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tfpfl.checks import InvalidArgument
-from tfpfl.studies.search import grid
 from tfpfl.studies.study.file import Study
 from tfpfl.studies.study.run import run_study
 from tfpfl.studies.suite.measures import measured
@@ -55,19 +54,25 @@ def run_suite(
     if not found:
         raise InvalidArgument("every method of the suite diverged: take smaller learning rates")
     about = _about(results.study)
+    if left_out := [f"{cell.data.title}, {cell.method.title}" for cell in results.cells if cell not in whole]:
+        about["left out"] = f"{'; '.join(left_out)}: diverged with at least one seed (see search.csv and results.csv)"
     write(out / "suite.html", page(results.study.title, found, about))
-    command = f"`tfpfl suite --out {out} --processes {processes}`, seeds {', '.join(map(str, results.study.seeds))}."
+    changed = "" if study == SUITE else f" --study {study}"
+    command = f"`tfpfl suite --out {out}{changed} --processes {processes}`, seeds {about['seeds']}."
     write(out / "suite.md", markdown(results.study.title, found, about, command))
     return found, out / "suite.html"
 
 
 def _about(study: Study) -> dict[str, str]:
-    search = study.search
+    search, config = study.search, study.config(study.data[0], study.methods[0], {}, study.seeds[0])
+    settings = search.settings or max(len(study.settings(method)) for method in study.methods)
     return {
         "methods": ", ".join(method.title for method in study.methods),
         "data": "; ".join(f"{data.title}, {data.entries.get('new_clients', 0)} people kept out" for data in study.data),
         "seeds": ", ".join(map(str, study.seeds)),
-        "rounds": f"{study.run.get('rounds')}, {study.run.get('participation'):.0%} of the people in each",
-        "search": f"of every method the same: {len(grid(study.methods[0].space))} settings, {search.rounds} rounds, "
-        "validation examples",
+        "rounds": f"{config.rounds}, {config.participation:.0%} of the people in each",
+        "search": f"of every method the same: {settings} settings, {search.rounds or config.rounds} rounds, "
+        "validation examples"
+        if any(method.space for method in study.methods)
+        else "none",
     }
