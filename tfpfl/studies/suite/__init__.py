@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tfpfl.checks import InvalidArgument
+from tfpfl.runs.files import write_whole
 from tfpfl.studies.study.file import Study
 from tfpfl.studies.study.run import run_study
 from tfpfl.studies.suite.measures import measured
-from tfpfl.studies.suite.page import DataResult, markdown, page, write
+from tfpfl.studies.suite.page import DataResult, markdown, page
 
 SUITE = Path(__file__).with_name("suite.toml")
 
@@ -56,10 +57,10 @@ def run_suite(
     about = _about(results.study)
     if left_out := [f"{cell.data.title}, {cell.method.title}" for cell in results.cells if cell not in whole]:
         about["left out"] = f"{'; '.join(left_out)}: diverged with at least one seed (see search.csv and results.csv)"
-    write(out / "suite.html", page(results.study.title, found, about))
+    write_whole(out / "suite.html", page(results.study.title, found, about))
     changed = "" if study == SUITE else f" --study {study}"
     command = f"`tfpfl suite --out {out}{changed} --processes {processes}`, seeds {about['seeds']}."
-    write(out / "suite.md", markdown(results.study.title, found, about, command))
+    write_whole(out / "suite.md", markdown(results.study.title, found, about, command))
     return found, out / "suite.html"
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -283,11 +282,3 @@ def markdown(title: str, results: Sequence[DataResult], about: Mapping[str, str]
             cells = [table.head, ["---"] * len(table.head), *table.rows]
             lines += ["", table.caption, "", *("| " + " | ".join(map(str, row)) + " |" for row in cells)]
     return "\n".join(lines) + "\n"
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a page whole, or not at all."""
-    from tfpfl.runs.files import write_whole
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
