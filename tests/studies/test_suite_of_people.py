@@ -71,6 +71,10 @@ def test_a_gain_is_that_of_the_same_client_and_seed_with_both_as_samples():
     assert found == pytest.approx(statistics.crossed(differences))
     assert found.mean == pytest.approx(matrix(mine).mean() - matrix(theirs).mean())
     assert gain(mine[:1], theirs[:1]).half == math.inf  # one seed says nothing about seeds
+    for records, client in ((mine, 0), (theirs, 7)):  # whom one of them has not scored is compared with nobody
+        for record in records:
+            record.evaluations[:] = [e for e in record.evaluations if e.client_id != client]
+    assert gain(mine, theirs) == pytest.approx(statistics.crossed(differences[:, 1:7]))
 
 
 def test_planted_gains_get_the_right_verdict_and_no_gain_is_seldom_called_one():
