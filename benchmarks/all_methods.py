@@ -136,7 +136,7 @@ def newcomers(folders: list[Path], out: Path) -> dict:
             known = {out / row["run"]: (row["before"], row["after"]) for row in csv.DictReader(lines)}
     with file.open("a", newline="") as lines:
         table = csv.writer(lines)
-        if not known:
+        if not lines.tell():  # also where a first call was interrupted before its first row
             table.writerow(["run", "before", "after"])
         for folder in folders:
             if folder not in known:

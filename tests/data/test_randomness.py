@@ -55,12 +55,15 @@ def test_saved_runs_and_federations_rely_on_these_numbers():
         Stream.COHORT_SHARE: (9, (10, 4)),
         Stream.CLIENT_TEST: (9, (9, 4)),
         Stream.SHOTS: (9, (11, 4)),
+        Stream.BETWEEN: (9, (12, 4)),
+        Stream.PRETRAINING: (9, (13, 4)),
+        Stream.PRETRAINING_LAYERS: (9, (14, 4)),
         Stream.POOL_TEST: (9, (1004,)),
     }
     for stream, (seed, key) in expected.items():
         same = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
         assert np.array_equal(generator(9, stream, 4).random(5), same.random(5)), stream
-    assert set(expected) <= set(Stream)
+    assert set(expected) == set(Stream)
     assert [int(fold) for fold in (Fold.STRAGGLER, Fold.SPLIT, Fold.FAULT)] == [-1, -2, -3]
     assert (int(ModelKey.BACKBONE), int(ModelKey.HEAD)) == (0, 1)
 

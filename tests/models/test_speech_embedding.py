@@ -1,7 +1,11 @@
 """The trunk speech_embedding: against the graph's own arithmetic in NumPy, window by window, with drawn weights."""
 
 import hashlib
+import os
+import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ from tfpfl.models import speech_embedding as trunk
 from tfpfl.models.network_file import load_network
 
 onnx = pytest.importorskip("onnx")
+ROOT = str(Path(trunk.__file__).parents[2])
 LAYERS = 20  # convolutions: (out, in, time, bands), as the graph names them
 
 
@@ -84,6 +89,8 @@ def test_it_is_the_graph_window_by_window(weights, tmp_path):
 
     model.save(tmp_path / "speech.keras")
     again = load_network(tmp_path / "speech.keras", (tmp_path / "speech.keras").read_bytes())  # without --allow-code
+    code = "import tfpfl.models.network_file as file; file.load_network('', open('speech.keras', 'rb').read())"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": ROOT}, check=True)
     split = SplitModel(again)
     assert np.abs(np.asarray(split.features(split.theta(), x)) - expected).max() < 1e-4
 

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tfpfl.runs.files import write_keras
+
 ROOT = Path(__file__).parents[2]
 FILES = [f for package in ("tfpfl", "tflite_export") for f in sorted((ROOT / package).rglob("*.py"))]
 OF_LINUX = {"server_rows.py", "isolated.py", "bench.py"}  # read or write /proc and /sys, which is ASCII
@@ -42,3 +46,27 @@ def test_a_table_is_written_in_a_locale_without_letters_for_it(tmp_path):
     env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.csv")], env=env, check=True, timeout=100)
     assert (tmp_path / "a.csv").read_bytes() == "accuracy ±\r\nשל\r\n".encode()
+
+
+class Saved:
+    """As a model of Keras is written, and interrupted if it says so."""
+
+    def __init__(self, content, interrupted=False):
+        self._content, self._interrupted = content, interrupted
+
+    def save(self, path):
+        assert path.suffix == ".keras"
+        path.write_text(self._content, encoding="utf-8")
+        if self._interrupted:
+            raise KeyboardInterrupt
+
+
+def test_a_model_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a.keras"
+    for before in ([], ["a.keras"]):
+        with pytest.raises(KeyboardInterrupt):
+            write_keras(path, Saved("half", interrupted=True))
+        assert [file.name for file in tmp_path.iterdir()] == before
+        if before:
+            assert path.read_text(encoding="utf-8") == "whole"
+        write_keras(path, Saved("whole"))

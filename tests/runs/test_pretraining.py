@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 import warnings
 
 import keras
@@ -9,17 +10,19 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from tfpfl.algorithms.beside import PREFIX
 from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.cli import main
 from tfpfl.data import Federation, load_source
 from tfpfl.data.class_choice import BACKGROUND, with_classes
+from tfpfl.data.randomness import Stream, generator
 from tfpfl.data.source import Source
 from tfpfl.models import build_network
 from tfpfl.runs.command import command
 from tfpfl.runs.config import RunConfig
-from tfpfl.runs.pretraining import Settings, pretrain
+from tfpfl.runs.pretraining import Settings, _seed_of, pretrain
 from tfpfl.runs.run import Run
-from tfpfl.runs.seen_classes import warn_of_shared_classes
+from tfpfl.runs.seen_classes import record_beside, warn_of_shared_classes
 
 SETTINGS = Settings("mlp200", epochs=3, batch_size=32, rate=3e-3)
 
@@ -172,6 +175,46 @@ def test_dropout_draws_as_the_seed_says_also_after_an_interruption(digits, tmp_p
             assert np.array_equal(a, b)
 
 
+def test_what_layers_draw_does_not_begin_as_the_order_of_examples_does():
+    for epoch in range(3):
+        assert _seed_of(0, epoch) != generator(0, Stream.PRETRAINING, epoch).integers(2**31)
+
+
+OWN = """
+import keras
+
+@keras.saving.register_keras_serializable("mine")
+class Twice(keras.layers.Layer):
+    def call(self, x):
+        return 2 * x
+
+def net(input_shape):
+    x = keras.Input(input_shape)
+    return keras.Model(x, Twice()(keras.layers.Dense(7)(keras.layers.Flatten()(x))))
+"""
+
+
+def test_layers_of_a_functions_file_are_there_when_another_process_goes_on(digits, tmp_path):
+    (tmp_path / "net.py").write_text(OWN)
+
+    def stop(line):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(digits[0], tmp_path / "b.keras", Settings(f"{tmp_path}/net.py:net", 2), stop)
+    del keras.saving.get_custom_objects()["mine>Twice"]
+    for name in [name for name in sys.modules if name.startswith(PREFIX)]:
+        del sys.modules[name]
+    assert len(pretrain(digits[0], tmp_path / "b.keras", Settings(f"{tmp_path}/net.py:net", 2))["epochs"]) == 2
+
+
+def test_a_layer_that_no_file_can_keep_is_refused_before_training(digits, tmp_path):
+    (tmp_path / "net.py").write_text(OWN.replace("Twice()", "keras.layers.Lambda(lambda x: 2 * x)"))
+    with pytest.raises(InvalidArgument, match="net.py:net has a layer that Keras cannot write to a file and read"):
+        pretrain(digits[0], tmp_path / "b.keras", Settings(f"{tmp_path}/net.py:net", 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["net.py"]
+
+
 def test_a_function_makes_the_network(digits, tmp_path):
     (tmp_path / "net.py").write_text(
         "import keras\n\ndef net(input_shape, seed):\n    x = keras.Input(input_shape)\n"
@@ -191,8 +234,10 @@ def warned(network, federation):
     return len(caught)
 
 
-def test_what_a_backbone_has_seen_follows_it(made, digits, tmp_path):
+def test_what_a_backbone_has_seen_follows_it(made, digits, tmp_path, monkeypatch):
     """Its .json counts for its own bytes only; and training that goes on from a backbone inherits its classes."""
+    monkeypatch.setenv("HOME", str(made[0].parent))
+    assert record_beside("~/digits.keras") == record_beside(made[0]) is not None
     federation = Federation.build(digits[0], "round_robin", clients=5, K=2, seed=0, out=tmp_path / "0 to 4")
     assert warned(made[0], federation)
     (tmp_path / "other.json").write_bytes(made[0].with_suffix(".json").read_bytes())

@@ -1,16 +1,25 @@
 """The suite: its study is valid and fair, its verdicts are those of planted gains, its page says what was found."""
 
+import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import tfpfl
 from helpers.made_records import made
+from helpers.processes import alive, descendants
 from tfpfl.data.people.catalog import PEOPLE
 from tfpfl.runs import statistics
 from tfpfl.studies.plots.forest import forest
 from tfpfl.studies.study.file import Study
-from tfpfl.studies.suite import SUITE, networks, run_suite
+from tfpfl.studies.suite import SUITE, _about, networks, run_suite
 from tfpfl.studies.suite.measures import FILE
 from tfpfl.studies.suite.page import DataResult, markdown, page
 from tfpfl.studies.suite.verdicts import Gain, chosen, gain, matrix
@@ -25,6 +34,11 @@ def of_method(name, good):
 
 def no_measures(records):
     return {name: [{part: {"why": "not measured"} for part in ("shots", "people", "trust")}] * 3 for name in records}
+
+
+def found_on(records, measures=None, **titles):
+    titled = {name: of[0].title for name, of in records.items()} | titles
+    return DataResult("people", records, measures or no_measures(records), titled)
 
 
 def test_every_method_of_the_suite_is_searched_with_the_same_budget():
@@ -57,6 +71,10 @@ def test_a_gain_is_that_of_the_same_client_and_seed_with_both_as_samples():
     assert found == pytest.approx(statistics.crossed(differences))
     assert found.mean == pytest.approx(matrix(mine).mean() - matrix(theirs).mean())
     assert gain(mine[:1], theirs[:1]).half == math.inf  # one seed says nothing about seeds
+    for records, client in ((mine, 0), (theirs, 7)):  # whom one of them has not scored is compared with nobody
+        for record in records:
+            record.evaluations[:] = [e for e in record.evaluations if e.client_id != client]
+    assert gain(mine, theirs) == pytest.approx(statistics.crossed(differences[:, 1:7]))
 
 
 def test_planted_gains_get_the_right_verdict_and_no_gain_is_seldom_called_one():
@@ -85,7 +103,7 @@ def test_verdicts():
 def test_the_page_says_which_method_validation_chose_and_whether_it_helps():
     records = {"local": of_method("local", 0.4), "fedavg": of_method("fedavg", 0.1), "pflego": of_method("pflego", 0.6)}
     records["ditto"] = of_method("ditto", 0.5)
-    result = DataResult("people", records, no_measures(records))
+    result = found_on(records)
     assert result.best == "pflego" and set(result.personal) == {"pflego", "ditto"}
     (sentence,) = result.sentences()
     assert sentence.startswith("people: the personal method that validation chooses is PFLEGO; over one model for all")
@@ -100,7 +118,7 @@ def test_the_page_says_which_method_validation_chose_and_whether_it_helps():
 
 def test_the_cost_is_that_of_the_first_evaluated_round_at_the_target():
     records = {"local": of_method("local", 0.5), "pflego": of_method("pflego", 0.5)}
-    result = DataResult("people", records, no_measures(records))
+    result = found_on(records)
     text = markdown("Title", [result], {}, "")
     target = 0.95 * np.mean([record.result().score for record in records["local"]])
     reached = [next(r for r, v in sorted(record.curve().items()) if v >= target) for record in records["pflego"]]
@@ -108,10 +126,69 @@ def test_the_cost_is_that_of_the_first_evaluated_round_at_the_target():
     assert row.split("|")[2].strip() == f"{np.mean(reached):.0f}"
 
 
+def test_a_study_may_name_its_methods_as_it_likes():
+    """The baselines are FedAvg and Local whatever they are called, and one algorithm may stand there twice."""
+    records = {"alone": of_method("local", 0.4), "one": of_method("fedavg", 0.3), "other": of_method("fedavg", 0.6)}
+    records |= {"slow": of_method("pflego", 0.5), "fast": of_method("pflego", 0.7)}
+    result = found_on(records, alone="Alone", one="One", other="Another", slow="PFLEGO, slow", fast="PFLEGO, fast")
+    assert result.personal == ["slow", "fast"] and result.best == "fast" and result.gain("one", "fedavg") is None
+    assert result.gain("other", "fedavg") == gain(records["other"], records["one"])
+    assert result.gain("fast", "local") == gain(records["fast"], records["alone"])
+    text, html = markdown("Title", [result], {}, ""), page("Title", [result], {})
+    for words in ("chooses is PFLEGO, fast;", "gain over Alone ±", "gain over One ±", "PFLEGO, slow", "Another"):
+        assert words in text and words in html
+
+
+@pytest.mark.parametrize(
+    ("search", "told"),
+    [
+        ({}, "2 settings, 7 rounds"),
+        ({"kind": "random", "settings": 5, "rounds": 3}, "5 settings, 3 rounds"),
+        (None, "none"),
+    ],
+)
+def test_a_study_may_leave_out_what_has_a_default(search, told):
+    methods = {"local": {}, "fedavg": {} if search is None else {"search": {"eta": [0.1, 0.3]}}}
+    content = {"run": {"rounds": 7}, "data": {"digits": {}}, "methods": methods, "search": search or {}}
+    about = _about(Study.of(content))
+    assert about["rounds"] == "7, 20% of the people in each" and told in about["search"]
+
+
+def test_errors_are_better_where_they_are_smaller_and_count_in_percent_of_the_baselines():
+    """RMSE of 0.4 to 0.8: no gain is as large as a point, and 1 % is."""
+    records = {
+        name: [made(name, seed, good=good, kind="regression") for seed in SEEDS]
+        for name, good in (("local", 0.4), ("fedavg", 0.4), ("pflego", 0.1))
+    }
+    measures = {
+        name: [
+            {
+                "shots": {"why": "no"},
+                "people": {"own": [0.25, 0.5], "others": [1.0, 0.5]},
+                "trust": {"why": "no classes"},
+            }
+        ]
+        * 3
+        for name in records
+    }
+    result = found_on(records, measures)
+    assert result.named.name == "rmse" and result.bound("local") == pytest.approx(
+        -matrix(records["local"]).mean() / 100
+    )
+    (sentence,) = result.sentences()
+    found = result.gain("pflego", "local")
+    assert 0.1 < found.mean < 0.5 and f"over training alone (Local) it helps ({found.mean:+.3g} ± " in sentence
+    assert " less RMSE)" in sentence
+    text = markdown("Title", [result], {}, "")
+    assert "0.375 ± " in text and "none: no classes" in text and "not reached" not in text
+    assert page("Title", [result], {}).count("<svg") == 2
+
+
 def test_the_forest_plot_has_a_row_for_each_gain():
     figure = forest({"one": [("PFLEGO", "pflego", 3.0, 1.0), ("Local", "local", -1.0, math.inf)]}, "points", 1.0)
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["PFLEGO", "Local"]
+    forest({"one": [("Mine", "mine.py:mine", 3.0, 1.0)]}, "points")  # a method of the user's own
     with pytest.raises(ValueError, match="there is no gain to draw"):
         forest({"one": []}, "points")
 
@@ -127,10 +204,13 @@ def test_a_small_suite_runs_measures_and_is_not_run_again(tmp_path, monkeypatch)
         "new_clients = 2\nvalidation = 0.2\n"
         "[methods.fedavg]\nhyperparameters = {steps = 2}\nsearch = {eta = [0.05, 0.1]}\n"
         "[methods.pflego]\nhyperparameters = {tau = 5}\nsearch = {beta = [0.05, 0.1]}\n"
+        "[methods.local]\nhyperparameters = {steps = 5}\nsearch = {eta = [1e30, 1e31]}\n"
     )
     told = []
     (result,), html = run_suite(tmp_path / "out", study=study, tell=told.append)
     assert "PFLEGO" in html.read_text() and result.best == "pflego"
+    text = (tmp_path / "out" / "suite.md").read_text(encoding="utf-8")
+    assert "* left out: digits, Local: diverged" in text and f"--study {study} --processes 1`, seeds 0, 1." in text
     shots = result.measures["pflego"][0]["shots"]
     assert set(shots) == {"0", "1", "2", "5", "10", "20"} and len(shots["5"]) == 2
     assert len(result.measures["pflego"][1]["people"]["others"]) == 4
@@ -139,3 +219,50 @@ def test_a_small_suite_runs_measures_and_is_not_run_again(tmp_path, monkeypatch)
     told.clear()
     run_suite(tmp_path / "out", study=study, tell=told.append)
     assert not told and before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob(FILE)}
+
+
+MEASURING = """
+import json, sys, time
+from pathlib import Path
+from tfpfl.studies.suite import measures
+
+def slow(folder):
+    (folder / "begun").touch()
+    time.sleep(2)
+    (folder / measures.FILE).write_text("{}")
+
+measures.measure = slow
+if __name__ == "__main__":
+    measures.measured([Path(folder) for folder in json.loads(sys.argv[1])], processes=1, tell=print)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_measuring_that_is_ended_ends_and_leaves_no_process_and_goes_on_later(tmp_path, how):
+    """Ctrl-C, which a terminal sends to all processes, and kill -9 of the one that the user has started."""
+    folders = [tmp_path / str(i) for i in range(8)]
+    for folder in folders:
+        folder.mkdir()
+    script = tmp_path / "measuring.py"
+    script.write_text(MEASURING)
+    command = [sys.executable, str(script), json.dumps([str(folder) for folder in folders])]
+    environment = os.environ | {"PYTHONPATH": str(Path(tfpfl.__file__).parents[1])}
+    begun = lambda: [folder for folder in folders if (folder / "begun").exists()]  # noqa: E731
+    process = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
+    while not begun():
+        assert process.poll() is None
+        time.sleep(0.01)
+    workers = descendants(process.pid)
+    if how == signal.SIGINT:
+        os.killpg(process.pid, how)
+    else:
+        process.kill()
+    assert process.wait(120) != 0
+    until = time.monotonic() + 60
+    while any(map(alive, workers)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert workers and not any(map(alive, workers))
+    assert len(begun()) < len(folders)
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    assert all((folder / FILE).exists() for folder in folders)

@@ -22,10 +22,11 @@ def backbone(name: str, out: Path) -> None:
     """
     from tfpfl.models.network_file import check_new
     from tfpfl.models.speech_embedding import load_speech_embedding
+    from tfpfl.runs.files import write_keras
 
     check_new(out)
     model = load_speech_embedding()
     out.parent.mkdir(parents=True, exist_ok=True)
-    model.save(out)
+    write_keras(out, model)
     shapes = f"{list(model.input_shape[1:])} -> {list(model.output_shape[1:])}"
     click.echo(f"{name} {shapes}, {model.count_params():,} weights, written to {out}")

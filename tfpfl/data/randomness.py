@@ -45,6 +45,7 @@ class Stream(IntEnum):
     CLIENT_TEST = 9  # data: a client's test examples, in `Federation.from_clients`; index: the client
     BETWEEN = 12  # run: which of the clients that drop out do so between two exchanges; index: the round
     PRETRAINING = 13  # run: the order of examples in `tfpfl pretrain`; index: the epoch
+    PRETRAINING_LAYERS = 14  # run: what layers draw in `tfpfl pretrain`, such as Dropout's masks; index: the epoch
     SHOTS = 11  # run: which examples a new client is given first; index: the client, + 2^32 for each further draw
     POOL_TEST = 1_000  # data: a client's test examples, in partitioners that split off a test part; index: the client
 

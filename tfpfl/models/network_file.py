@@ -21,6 +21,7 @@ import h5py
 import keras
 import tensorflow as tf
 
+import tfpfl.models.speech_embedding  # noqa: F401 - registers its layers, so that its file is read like every other
 from tfpfl.checks import InvalidArgument
 from tfpfl.models.network_config import NotAccepted, checked_config
 

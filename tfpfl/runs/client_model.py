@@ -181,7 +181,6 @@ class ClientModels:
         """(message, state, ClientData) of a client after the last round."""
         message = _any(messages)(self._server, [visit])(0)
         x, y = self._readers.train(visit)
-        x, y = self._readers.train(visit)
         return message, state, ClientData(x, y, visit.info, visit.key)
 
     def _features(self, theta: Any, x: Any) -> Any:

@@ -20,6 +20,17 @@ def write_whole(path: Path, text: str) -> None:
         file.write(text)
 
 
+def write_keras(path: Path, model: Any) -> None:
+    """Writes a model of Keras to a file, whole as `write_whole` writes text."""
+    with replaced(path) as temporary:
+        named = temporary.with_name(temporary.name + ".keras")  # Keras refuses other names
+        try:
+            model.save(named)
+            named.replace(temporary)
+        finally:
+            named.unlink(missing_ok=True)
+
+
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """Gives the name of a new file to write, which then takes the place of `path`; it is removed after an error.

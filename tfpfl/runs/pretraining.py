@@ -29,12 +29,13 @@ from tfpfl.data.source import Source
 from tfpfl.data.writing import cut_validation
 from tfpfl.models.network_file import check_new, load_network
 from tfpfl.models.networks import NETWORKS, build_network
-from tfpfl.runs.files import replaced, write_whole
+from tfpfl.runs.files import replaced, write_keras, write_whole
 from tfpfl.runs.own_networks import made_by, seeded
 from tfpfl.runs.seen_classes import record_beside
 from tfpfl.runs.versions import package_versions
 
 RECORD = "record.json"
+BACKBONE = 1  # its place among the layers of the whole model: input, backbone, head
 
 
 @dataclass(frozen=True)
@@ -99,12 +100,14 @@ def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str]
     about = {"settings": asdict(settings), "source": _described(source), "before": _before(settings.network)}
     record = _begun(folder, about)
     data = _Data(source, settings)
-    if not record["epochs"]:
+    first = not record["epochs"]
+    if first or ".py:" in settings.network:  # a function's file also registers the layers of the user's own
         with seeded(settings.seed):
             model = _model(source, settings)
-            model.optimizer.build(model.trainable_variables)  # so that its state is in the file, which is 0
+    if first:
+        model.optimizer.build(model.trainable_variables)  # so that its state is in the file, which is 0
         folder.mkdir(parents=True, exist_ok=True)
-        model.save(folder / "epoch-0.keras")
+        _check_can_be_kept(model, folder, settings.network)
         write_whole(folder / RECORD, json.dumps(record))
     while len(record["epochs"]) < settings.epochs:
         epoch = len(record["epochs"])
@@ -120,7 +123,7 @@ def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str]
             )
         accuracy = float(model.evaluate(data.validation(), verbose=0, return_dict=True)["accuracy"])
         best = max((e["validation_accuracy"] for e in record["epochs"]), default=-1.0)
-        model.save(folder / f"epoch-{epoch + 1}.keras")
+        write_keras(folder / f"epoch-{epoch + 1}.keras", model)
         if accuracy > best:
             with replaced(folder / "best.keras") as temporary:
                 shutil.copyfile(folder / f"epoch-{epoch + 1}.keras", temporary)
@@ -134,8 +137,7 @@ def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str]
         "versions": package_versions(),
     }
     with replaced(out) as temporary:
-        model.get_layer("backbone").save(kept := temporary.with_name(temporary.name + ".keras"))
-        kept.replace(temporary)
+        write_keras(temporary, model.layers[BACKBONE])
         record["sha256"] = hashlib.sha256(temporary.read_bytes()).hexdigest()
         # before the backbone appears: a call that is killed between the two goes on
         write_whole(about_it, json.dumps({"pretraining": record}, indent=2) + "\n")
@@ -150,13 +152,28 @@ def _before(network: str) -> dict | None:
 
 
 def _seed_of(seed: int, epoch: int) -> int:
-    return int(generator(seed, Stream.PRETRAINING, epoch).integers(2**31))
+    return int(generator(seed, Stream.PRETRAINING_LAYERS, epoch).integers(2**31))
+
+
+def _check_can_be_kept(model: keras.Model, folder: Path, network: str) -> None:
+    """Writes epoch-0.keras, and checks that Keras can read it: an interruption must not lose what comes later."""
+    try:
+        write_keras(folder / "epoch-0.keras", model)
+        keras.models.load_model(folder / "epoch-0.keras")
+    except Exception as error:  # each layer raises errors of its own
+        shutil.rmtree(folder)
+        if isinstance(error, OSError):  # such as a full disk
+            raise
+        raise InvalidArgument(
+            f"{network} has a layer that Keras cannot write to a file and read again: {one_line(error, 300)}. Register "
+            "layers of your own with keras.saving.register_keras_serializable, and take no Lambda"
+        ) from error
 
 
 def _kept(folder: Path, name: str) -> keras.Model:
     try:
         return keras.models.load_model(folder / name)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
         raise InvalidArgument(
             f"{folder / name} is missing or damaged: {one_line(error, 200)}. Delete {folder} to begin anew"
         ) from error
@@ -220,8 +237,7 @@ def _model(source: Source, settings: Settings) -> keras.Model:
     first = keras.initializers.GlorotUniform(seed=settings.seed * 16 + ModelKey.HEAD)
     inputs = keras.Input(shape)
     try:
-        # a functional model, because it has the backbone as one layer with a name in Keras 2 and 3
-        features = _named(backbone)(inputs)
+        features = backbone(inputs)  # in a functional model, which has the backbone as one layer
     except ValueError as error:
         raise InvalidArgument(f"{settings.network} does not take examples {list(shape)}: {error}") from error
     if len(features.shape) != 2:
@@ -241,16 +257,6 @@ def _content(file: str) -> bytes:
         return Path(file).expanduser().read_bytes()
     except OSError as error:
         raise InvalidArgument(f"the network's file {file} cannot be read: {error.strerror}") from error
-
-
-def _named(model: keras.Model) -> keras.Model:
-    """The same model with the name 'backbone'."""
-    config = model.get_config() | {"name": "backbone"}
-    named = type(model).from_config(config)
-    if not named.built:
-        named.build((None, *model.input_shape[1:]))
-    named.set_weights(model.get_weights())
-    return named
 
 
 def _described(source: Source) -> dict:

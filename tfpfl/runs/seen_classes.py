@@ -45,7 +45,7 @@ def record_beside(network: str | Path) -> dict | None:
     Returns:
         A record of `tfpfl.runs.pretraining.pretrain`; its entry 'before' is that of the file with the first weights.
     """
-    path = Path(network)
+    path = Path(network).expanduser()
     try:
         record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["pretraining"]
         same = record["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()

@@ -21,7 +21,9 @@ class ShotCurve(NamedTuple):
     client_ids: np.ndarray  # int [n]
     examples: np.ndarray  # int [k, n]: how many examples each adapted to; fewer where it has no more
     score: np.ndarray  # float [k, D, n], such as the accuracy, after the last epoch; NaN without test examples
-    before: np.ndarray  # float [n]: before the first epoch
+    # float [n]: before the first epoch, with the first draw of `shots[0]` examples at hand: a method that predicts with
+    # a client's examples, as kNN-Per with its neighbours, uses them already.
+    before: np.ndarray
     named: ScoreName = ACCURACY
 
     @property

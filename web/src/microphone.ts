@@ -30,7 +30,7 @@ export function noMicrophone(): string | null {
  *
  * @param begun called when the microphone is open.
  * @param level called with the root mean square of the last samples, 1 at full scale.
- * @throws SoundError: there is no microphone, or it is not allowed.
+ * @throws SoundError: there is no microphone, it is not allowed, or it was stopped before there was a sound.
  */
 export async function recorded(seconds: number, stop: AbortSignal, begun: () => void, level: (value: number) => void): Promise<Recorded> {
   const problem = noMicrophone()
@@ -39,35 +39,41 @@ export async function recorded(seconds: number, stop: AbortSignal, begun: () => 
     const name = error instanceof DOMException ? error.name : ''
     throw new SoundError(REFUSED[name] ?? `The microphone cannot be opened (${name || String(error)}). Choose a recording instead.`)
   })
-  const context = new AudioContext()
+  let context: AudioContext | undefined
+  let quiet: ReturnType<typeof setTimeout> | undefined
   try {
+    context = new AudioContext()
+    const { sampleRate } = context
     await context.audioWorklet.addModule(new URL('recorder.js', document.baseURI).href)
     const node = new AudioWorkletNode(context, 'recorder', { numberOfOutputs: 0 })
     const parts: Float32Array[] = []
     let samples = 0
-    let quiet!: ReturnType<typeof setTimeout>
     const done = new Promise<void>((resolve, refuse) => {
       // A microphone that is switched off sends nothing at all.
       quiet = setTimeout(() => (samples ? resolve() : refuse(new SoundError('The microphone sends nothing: is it switched off?'))), 1000 * seconds + 3000)
-      stop.addEventListener('abort', () => resolve(), { once: true })
+      const end = () => (samples ? resolve() : refuse(new SoundError('That was stopped before there was a sound. Record again.')))
+      if (stop.aborted) end() // while the browser asked for permission
+      stop.addEventListener('abort', end, { once: true })
       for (const track of stream.getTracks()) track.addEventListener('ended', () => refuse(new SoundError('The microphone was taken away.')), { once: true })
       node.port.onmessage = ({ data }: MessageEvent<Float32Array>) => {
         parts.push(data)
         samples += data.length
         if (parts.length % 16 === 0) level(rootMeanSquare(parts.slice(-16)))
-        if (samples >= seconds * context.sampleRate) resolve()
+        if (samples >= seconds * sampleRate) resolve()
       }
     })
+    done.catch(() => undefined) // if it is refused before it is waited for
     context.createMediaStreamSource(stream).connect(node)
     await context.resume()
-    begun()
-    await done.finally(() => clearTimeout(quiet))
+    if (!stop.aborted) begun()
+    await done
     const sound = new Float32Array(samples)
     parts.reduce((at, part) => (sound.set(part, at), at + part.length), 0)
-    return { sound, rate: context.sampleRate }
+    return { sound, rate: sampleRate }
   } finally {
+    clearTimeout(quiet)
     for (const track of stream.getTracks()) track.stop()
-    await context.close()
+    await context?.close()
   }
 }
 

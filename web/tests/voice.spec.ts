@@ -220,6 +220,28 @@ describe.skipIf(noBrowser)('the microphone', () => {
     await browser.close()
   })
 
+  it('may be stopped while permission is asked for, and is closed again', async () => {
+    const browser = await hearing(spoken)
+    const page = await openPage(await browser.newContext(), host.url)
+    await page.evaluate(() => {
+      const real = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices)
+      navigator.mediaDevices.getUserMedia = async (wanted) => {
+        await new Promise((allow) => Object.assign(globalThis, { allow }))
+        const stream = await real(wanted)
+        Object.assign(globalThis, { stream })
+        return stream
+      }
+    })
+    await page.locator('#record').click()
+    await expect.poll(() => page.locator('#record').textContent()).toBe('Waiting for the microphone …')
+    await page.locator('#record').click()
+    await page.evaluate(() => (globalThis as unknown as { allow: () => void }).allow())
+    await expect.poll(() => result(page)).toBe('That was stopped before there was a sound. Record again.')
+    expect(await page.locator('#record').textContent()).toBe('Record')
+    expect(await page.evaluate(() => (globalThis as unknown as { stream: MediaStream }).stream.getTracks().map((track) => track.readyState))).toEqual(['ended'])
+    await browser.close()
+  })
+
   it('says what is wrong: not allowed, not there, taken by another, no https, too old', async () => {
     const browser = await launch('--use-fake-device-for-media-stream', '--deny-permission-prompts')
     const denied = await openPage(await browser.newContext(), host.url)

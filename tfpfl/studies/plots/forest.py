@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from tfpfl.algorithms import ALGORITHMS
 from tfpfl.checks import InvalidArgument
 from tfpfl.studies.plots.style import TICKS, Drawing, in_style, put_rows, put_title, style
 
@@ -38,7 +39,7 @@ def forest(
         if bound:
             axes.axvspan(-bound, bound, color="#dddddd", alpha=0.6, linewidth=0)
         for i, (_, algorithm, mean, half) in enumerate(rows):
-            look = style(algorithm)
+            look = style(algorithm, own=algorithm not in ALGORITHMS)
             bar = half if np.isfinite(half) else None
             axes.errorbar(mean, i, xerr=bar, fmt=look.marker, color=look.color, capsize=2.5, linewidth=1.4)
         put_rows(axes, [label for label, *_ in rows])

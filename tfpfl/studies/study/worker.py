@@ -39,9 +39,14 @@ def _load(code: dict) -> None:
     metric_again(found) if is_metric else again(found)
 
 
+def end_with_parent() -> None:
+    """Lets the kernel kill this process when the thread ends that has started it: a study leaves no process behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> int:
     """Does the run; returns the exit code."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a study that is killed leaves no runs behind
+    end_with_parent()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     asked = json.load(sys.stdin)
     if os.getppid() != asked["parent"]:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tfpfl.checks import InvalidArgument
-from tfpfl.studies.search import grid
+from tfpfl.runs.files import write_whole
 from tfpfl.studies.study.file import Study
 from tfpfl.studies.study.run import run_study
 from tfpfl.studies.suite.measures import measured
-from tfpfl.studies.suite.page import DataResult, markdown, page, write
+from tfpfl.studies.suite.page import DataResult, markdown, page
 
 SUITE = Path(__file__).with_name("suite.toml")
 
@@ -51,13 +51,16 @@ def run_suite(
         records = {name: [results.records[f] for f in cell.folders.values()] for name, cell in cells.items()}
         of_runs = {name: [measures[f] for f in cell.folders.values()] for name, cell in cells.items()}
         if records:
-            found.append(DataResult(data.title, records, of_runs))
+            found.append(DataResult(data.title, records, of_runs, {name: c.method.title for name, c in cells.items()}))
     if not found:
         raise InvalidArgument("every method of the suite diverged: take smaller learning rates")
     about = _about(results.study)
-    write(out / "suite.html", page(results.study.title, found, about))
-    command = f"`tfpfl suite --out {out} --processes {processes}`, seeds {', '.join(map(str, results.study.seeds))}."
-    write(out / "suite.md", markdown(results.study.title, found, about, command))
+    if left_out := [f"{cell.data.title}, {cell.method.title}" for cell in results.cells if cell not in whole]:
+        about["left out"] = f"{'; '.join(left_out)}: diverged with at least one seed (see search.csv and results.csv)"
+    write_whole(out / "suite.html", page(results.study.title, found, about))
+    changed = "" if study == SUITE else f" --study {study}"
+    command = f"`tfpfl suite --out {out}{changed} --processes {processes}`, seeds {about['seeds']}."
+    write_whole(out / "suite.md", markdown(results.study.title, found, about, command))
     return found, out / "suite.html"
 
 
@@ -69,10 +72,12 @@ def _about(study: Study) -> dict[str, str]:
             f"{data.title}: {config.rounds} rounds with {config.participation:.0%} of the people in each, "
             f"{config.new_clients} people kept out"
         )
+    settings = search.settings or max(len(study.settings(method)) for method in study.methods)
     return {
         "methods": ", ".join(method.title for method in study.methods),
         "data": "; ".join(of_data),
         "seeds": ", ".join(map(str, study.seeds)),
-        "search": f"of every method the same: {len(grid(study.methods[0].space))} settings, "
-        f"{search.rounds or 'all'} rounds, validation examples",
+        "search": f"of every method the same: {settings} settings, {search.rounds or 'all'} rounds, validation examples"
+        if any(method.space for method in study.methods)
+        else "none",
     }

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -12,6 +14,7 @@ import numpy as np
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs.files import write_whole
 from tfpfl.studies.few_shots import SHOTS
+from tfpfl.studies.study.worker import end_with_parent
 
 FILE = "measures.json"  # in the run folder
 EPOCHS = 20  # of adapting
@@ -61,12 +64,24 @@ def _or_why(part: Callable[[], dict]) -> dict:
 def measured(folders: Sequence[Path], *, processes: int, tell: Callable[[str], None]) -> dict[Path, dict]:
     """The measures of runs: read, or made by so many processes where a folder has none yet."""
     missing = [folder for folder in folders if not (folder / FILE).exists()]
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn"), _begin, (os.getpid(),)) as pool:
         waiting = {pool.submit(measure, folder): folder for folder in missing}
-        for count, future in enumerate(as_completed(waiting), start=1):
-            future.result()
-            tell(f"measured {waiting[future].name} ({count} of {len(missing)})")
+        try:
+            for count, future in enumerate(as_completed(waiting), start=1):
+                future.result()
+                tell(f"measured {waiting[future].name} ({count} of {len(missing)})")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # else all that are left would be measured before the end
+            raise
     return {folder: json.loads((folder / FILE).read_text(encoding="utf-8")) for folder in folders}
+
+
+def _begin(parent: int) -> None:
+    """In a process of `measured`: ends it with its parent, and at once by Ctrl-C; what it has not finished is lost."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if os.getppid() != parent:  # it ended before
+        os._exit(1)
 
 
 def over_seeds(found: Sequence[dict], part: str, name: str) -> np.ndarray:

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tfpfl.algorithms import get_method
+from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs import statistics
 from tfpfl.runs.metrics import in_unit, times
 from tfpfl.studies.few_shots import SHOTS
@@ -25,16 +24,44 @@ _OVER = {"fedavg": "one model for all (FedAvg)", "local": "training alone (Local
 
 
 class DataResult:
-    """What the suite has found on one data set: for every method the records and the measures of all seeds."""
+    """What the suite has found on one data set: for every method of the study the records and measures of all seeds.
 
-    def __init__(self, title: str, records: Mapping[str, list[Record]], measures: Mapping[str, list[dict]]):
-        self.title, self.records, self.measures = title, dict(records), measures
+    Args:
+        title: of the data set.
+        records: {name of a method in the study: its records, one for each seed}.
+        measures: {the same name: what `tfpfl.studies.suite.measures` has measured of these runs}.
+        titles: {the same name: what tables call the method}.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        records: Mapping[str, list[Record]],
+        measures: Mapping[str, list[dict]],
+        titles: Mapping[str, str],
+    ):
+        self.title, self.records, self.measures, self.titles = title, dict(records), measures, titles
         self.named = next(iter(self.records.values()))[0].score
-        self.personal = [name for name in self.records if name not in BASELINES and _is_personal(self.records[name])]
+        self.algorithms = {name: found[0].config.algorithm for name, found in self.records.items()}
+        # A study may have one algorithm under several names, with other settings: the first one is the baseline.
+        self.baselines = {a: name for name, a in reversed(self.algorithms.items()) if a in BASELINES}
+        others = [name for name, algorithm in self.algorithms.items() if algorithm not in BASELINES]
+        self.personal = [name for name in others if _is_personal(self.records[name])]
 
     def gain(self, method: str, baseline: str) -> Gain | None:
-        """The gain of a method over a baseline; None if the baseline is not among the methods."""
-        return gain(self.records[method], self.records[baseline]) if baseline in self.records else None
+        """The gain of a method over a baseline, one of `BASELINES`; None if that was not run, or is the method."""
+        name = self.baselines.get(baseline, method)
+        return None if name == method else gain(self.records[method], self.records[name])
+
+    def bound(self, baseline: str) -> float:
+        """Gains within it are no difference: `BOUND` points, or `BOUND` % of the baseline's score if it is no fraction.
+
+        Raises:
+            KeyError: the baseline was not run.
+        """
+        if self.named.is_fraction:
+            return BOUND
+        return BOUND / 100 * abs(float(np.nanmean(matrix(self.records[self.baselines[baseline]]))))
 
     @property
     def best(self) -> str | None:
@@ -47,12 +74,13 @@ class DataResult:
         """The verdicts in words: the best personal method over each baseline."""
         if self.best is None:
             return [f"{self.title}: no personal method was run."]
-        told, best = [], get_method(self.best).title
+        told, best = [], self.titles[self.best]
         for baseline, words in _OVER.items():
             found = self.gain(self.best, baseline)
             if found is not None:
-                points = f"{found.mean:+.1f} ± {found.half:.1f}" if math.isfinite(found.half) else f"{found.mean:+.1f}"
-                told.append(f"over {words} it {_WORDS[found.verdict()]} ({points} points)")
+                number = _number(self.named, *found, sign=True)
+                verdict = _WORDS[found.verdict(self.bound(baseline))]
+                told.append(f"over {words} it {verdict} ({number} {_unit(self.named)})")
         return (
             [f"{self.title}: the personal method that validation chooses is {best}; {', '.join(told)}."] if told else []
         )
@@ -76,19 +104,21 @@ def tables(result: DataResult) -> list[Table]:
 
 
 def _scores(result: DataResult) -> Table:
-    head = ["method", "score ±", "worst tenth", *(f"gain over {get_method(b).title} ±" for b in BASELINES), "verdicts"]
+    named = result.named
+    baselines = [result.titles[result.baselines[b]] if b in result.baselines else b for b in BASELINES]
+    head = ["method", "score ±", "worst tenth", *(f"gain over {title} ±" for title in baselines), "verdicts"]
     lines = []
     for name, records in result.records.items():
         mean, half = statistics.crossed(matrix(records))
-        worst = np.mean([record.worst(0.1) for record in records]) * times(result.named)
-        found = [result.gain(name, b) if name != b else None for b in BASELINES]
-        verdicts = [f"{_ABOUT[b]}: {g.verdict()}" for b, g in zip(BASELINES, found, strict=True) if g]
-        own = [_number(abs(mean), half), f"{worst:.1f}"]
-        gains = ["" if g is None else _number(g.mean, g.half, sign=True) for g in found]
-        lines.append([get_method(name).title, *own, *gains, "; ".join(verdicts)])
+        worst = float(np.mean([record.worst(0.1) for record in records])) * times(named)
+        found = [result.gain(name, b) for b in BASELINES]
+        verdicts = [f"{_ABOUT[b]}: {g.verdict(result.bound(b))}" for b, g in zip(BASELINES, found, strict=True) if g]
+        own = [_number(named, abs(mean), half), _number(named, worst)]
+        gains = ["" if g is None else _number(named, *g, sign=True) for g in found]
+        lines.append([result.titles[name], *own, *gains, "; ".join(verdicts)])
     caption = (
-        f"Test {in_unit(result.named)} of the people who trained, each with the model that it predicts with (EV-all). "
-        f"{_BETWEEN} 'no difference': the interval lies within {BOUND:g} point; 'unclear': it crosses that bound and 0."
+        f"Test {in_unit(named)} of the people who trained, each with the model that it predicts with (EV-all). "
+        f"{_BETWEEN} 'no difference': the interval lies within {_bound(named)}; 'unclear': it crosses that bound and 0."
     )
     return Table(caption, head, lines)
 
@@ -99,38 +129,25 @@ _ABOUT = {"fedavg": "one for all", "local": "alone"}
 def _shots(result: DataResult) -> Table:
     lines = []
     for name, found in result.measures.items():
-        if why := found[0]["shots"].get("why"):
-            lines.append([get_method(name).title, f"none: {why}", *([""] * len(SHOTS))])
+        if why := _why(found, "shots"):
+            lines.append([result.titles[name], why, *([""] * len(SHOTS))])
             continue
         each = [statistics.crossed(times(result.named) * over_seeds(found, "shots", str(k))) for k in (0, *SHOTS)]
-        lines.append([get_method(name).title, *(_number(*pair) for pair in each)])
+        lines.append([result.titles[name], *(_number(result.named, *pair) for pair in each)])
     caption = (
         f"People who never trained: test {in_unit(result.named)} before they adapt, and after {EPOCHS} epochs on k of "
-        f"their examples of each class, as each method adapts. {_BETWEEN}"
+        f"their examples of each class, as each method adapts. Methods that predict with a person's examples, such as "
+        f"kNN-Per, have those of k = {SHOTS[0]} before they adapt, too. {_BETWEEN}"
     )
-    return Table(caption, ["method", "k = 0", *(f"k = {k}" for k in SHOTS)], lines)
+    return Table(caption, ["method", "before", *(f"k = {k}" for k in SHOTS)], lines)
 
 
 def _trust(result: DataResult) -> Table:
     head = ["method", "own data", "other people's", "ECE %", "NLL", "coverage %", "least covered", "classes in a set"]
-    lines = []
-    for name, found in result.measures.items():
-        people = [statistics.crossed(times(result.named) * over_seeds(found, "people", n)) for n in ("own", "others")]
-        why = found[0]["trust"].get("why") or found[0]["people"].get("why")
-        values = {n: over_seeds(found, "trust", n) for n in ("ece", "nll", "coverage", "set_size")}
-        if why or not values["ece"].size:
-            lines.append([get_method(name).title, f"none: {why}", *([""] * (len(head) - 2))])
-            continue
-        least = 100 * np.nanmin(np.nanmean(values["coverage"], 0))
-        cells = [
-            *(_number(*pair) for pair in people),
-            f"{100 * np.nanmean(values['ece']):.1f}",
-            f"{np.nanmean(values['nll']):.2f}",
-            _number(*statistics.crossed(100 * values["coverage"])),
-            f"{least:.1f}",
-            f"{np.nanmean(values['set_size']):.2f}",
-        ]
-        lines.append([get_method(name).title, *cells])
+    lines = [
+        [result.titles[name], *_people(result.named, found), *_trusted(found)]
+        for name, found in result.measures.items()
+    ]
     caption = (
         "The models of the people who trained, on their own and on the other people's test examples; calibration "
         "error and negative log-likelihood (nats) on their own; conformal sets that are to cover "
@@ -140,22 +157,49 @@ def _trust(result: DataResult) -> Table:
     return Table(caption, head, lines)
 
 
+def _people(named: ScoreName, found: Sequence[dict]) -> list[str]:
+    if why := _why(found, "people"):
+        return [why, ""]
+    return [
+        _number(named, *statistics.crossed(times(named) * over_seeds(found, "people", n))) for n in ("own", "others")
+    ]
+
+
+def _trusted(found: Sequence[dict]) -> list[str]:
+    if why := _why(found, "trust"):
+        return [why, *[""] * 4]
+    ece, nll, coverage, size = (over_seeds(found, "trust", n) for n in ("ece", "nll", "coverage", "set_size"))
+    return [
+        f"{100 * np.nanmean(ece):.1f}",
+        f"{np.nanmean(nll):.2f}",
+        _number(ACCURACY, *statistics.crossed(100 * coverage)),
+        f"{100 * np.nanmin(np.nanmean(coverage, 0)):.1f}",
+        f"{np.nanmean(size):.2f}",
+    ]
+
+
+def _why(found: Sequence[dict], part: str) -> str | None:
+    """Why there is none of a part of the measures; None if there is."""
+    return next((f"none: {run[part]['why']}" for run in found if "why" in run[part]), None)
+
+
 def _cost(result: DataResult) -> Table:
     head = ["method", "rounds", "seconds", "bytes", "passes", "GFLOP"]
-    reference = result.records.get("local")
-    if reference is None:
+    local = result.baselines.get("local")
+    if local is None:
         return Table("The cost of a score is told against Local, which was not run.", ["method"], [])
-    target = TARGET * float(np.mean([found.score for record in reference if (found := record.result())]))
+    last = float(np.mean([found.score for record in result.records[local] if (found := record.result())]))
+    target = TARGET * last if result.named.larger_is_better else last / TARGET
     lines = []
     for name, records in result.records.items():
         reached = [r for record in records if (r := _first_round(record, target)) is not None]
         if len(reached) < len(records):
-            lines.append([get_method(name).title, "not reached", "", "", "", ""])
+            lines.append([result.titles[name], "not reached", "", "", "", ""])
             continue
         work = _spent(records, reached, "flops") / 1e9 if records[0].summary.get("flops") else math.nan
         lines.append(
             [
-                get_method(name).title,
+                result.titles[name],
                 f"{np.mean(reached):.0f}",
                 f"{_spent(records, reached, 'seconds'):.1f}",
                 bytes_text(_spent(records, reached, "bytes")),
@@ -164,9 +208,10 @@ def _cost(result: DataResult) -> Table:
             ]
         )
     caption = (
-        f"What it cost until the test score was {100 * TARGET:.0f} % of Local's last one, means over the seeds: rounds "
-        f"(the first one that was evaluated; {_evaluated(reference[0])}), seconds of the rounds, bytes of all clients, "
-        "their passes through the backbone, and floating point operations, which stand for energy."
+        f"What it cost until the test score was as good as {100 * TARGET:.0f} % of Local's last one"
+        f"{'' if result.named.larger_is_better else f' (at most 1 / {TARGET:g} of it)'}, means over the seeds: rounds "
+        f"(the first one that was evaluated; {_evaluated(result.records[local][0])}), seconds of the rounds, bytes of "
+        "all clients, their passes through the backbone, and floating point operations, which stand for energy."
     )
     return Table(caption, head, lines)
 
@@ -187,11 +232,21 @@ def _spent(records: Sequence[Record], rounds: Sequence[int], what: str) -> float
     return float(np.mean([record.spent(what)[i] for record, i in zip(records, of_run, strict=True)]))
 
 
-def _number(mean: float, half: float, sign: bool = False) -> str:
+def _number(named: ScoreName, mean: float, half: float = math.inf, sign: bool = False) -> str:
     if math.isnan(mean):
         return ""
-    text = f"{mean:+.1f}" if sign else f"{mean:.1f}"
-    return f"{text} ± {half:.1f}" if math.isfinite(half) else text
+    digits = ".1f" if named.is_fraction else ".3g"
+    text = f"{mean:{'+' if sign else ''}{digits}}"
+    return f"{text} ± {half:{digits}}" if math.isfinite(half) else text
+
+
+def _unit(named: ScoreName) -> str:
+    """Of gains."""
+    return "points" if named.is_fraction else f"less {in_unit(named)}"
+
+
+def _bound(named: ScoreName) -> str:
+    return f"{BOUND:g} point" if named.is_fraction else f"{BOUND:g} % of the baseline's score"
 
 
 def page(title: str, results: Sequence[DataResult], about: Mapping[str, str]) -> str:
@@ -204,15 +259,18 @@ def page(title: str, results: Sequence[DataResult], about: Mapping[str, str]) ->
 
 def _verdicts(pictures: Pictures, results: Sequence[DataResult]) -> list[Any]:
     blocks: list[Any] = [Note(sentence) for result in results for sentence in result.sentences()]
+    named = results[0].named  # all data sets of a study have one
     for baseline, words in _OVER.items():
         panels = {}
         for result in results:
-            names = [name for name in result.records if name != baseline]
-            found = [(name, result.gain(name, baseline)) for name in names]
-            panels[result.title] = [(get_method(n).title, n, g.mean, g.half) for n, g in found if g is not None]
+            found = [(name, result.gain(name, baseline)) for name in result.records]
+            panels[result.title] = [(result.titles[n], result.algorithms[n], *g) for n, g in found if g is not None]
         title = f"Gain over {words}"
-        caption = f"Points of test score, EV-all. {_BETWEEN} Grey: less than {BOUND:g} point."
-        blocks.append(pictures.draw(title, caption, forest, panels, "points", BOUND))
+        if named.is_fraction:
+            caption = f"Points of test score, EV-all. {_BETWEEN} Grey: less than {_bound(named)}."
+        else:
+            caption = f"How much less {in_unit(named)} on test examples, EV-all. {_BETWEEN}"
+        blocks.append(pictures.draw(title, caption, forest, panels, _unit(named), BOUND if named.is_fraction else None))
     return blocks
 
 
@@ -227,11 +285,3 @@ def markdown(title: str, results: Sequence[DataResult], about: Mapping[str, str]
             cells = [table.head, ["---"] * len(table.head), *table.rows]
             lines += ["", table.caption, "", *("| " + " | ".join(map(str, row)) + " |" for row in cells)]
     return "\n".join(lines) + "\n"
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a page whole, or not at all."""
-    from tfpfl.runs.files import write_whole
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)

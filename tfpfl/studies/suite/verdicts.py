@@ -41,21 +41,26 @@ class Gain(NamedTuple):
         return "hurts" if high < 0 else "unclear"
 
 
-def matrix(records: list[Record]) -> np.ndarray:
+def matrix(records: list[Record], ids: list[int] | None = None) -> np.ndarray:
     """float [S, n]: the test score of each client (EV-all) in the run of each seed; accuracies in %.
 
     Smaller scores that are better, such as errors, have a minus, so that a larger number is always better.
+
+    Args:
+        records: one for each seed.
+        ids: the clients; default: all that have a score in one of the runs. Without a score, a client has NaN.
     """
     named = records[0].score
     factor = (100 if named.is_fraction else 1) * (1 if named.larger_is_better else -1)
     each = [record.per_client() for record in records]
-    ids = sorted(set().union(*each))
+    ids = sorted(set().union(*each)) if ids is None else ids
     return factor * np.array([[row.get(i, math.nan) for i in ids] for row in each], np.float64)
 
 
 def gain(records: list[Record], baseline: list[Record]) -> Gain:
     """The gain of a method over a baseline; both with the same seeds, in the same order, on the same split."""
-    return Gain(*statistics.crossed(matrix(records) - matrix(baseline)))
+    ids = sorted(set().union(*(record.per_client() for record in [*records, *baseline])))
+    return Gain(*statistics.crossed(matrix(records, ids) - matrix(baseline, ids)))
 
 
 def chosen(validated: dict[str, float], larger_is_better: bool = True) -> str:
