@@ -228,7 +228,7 @@ from tfpfl.studies.suite import measures
 
 def slow(folder):
     (folder / "begun").touch()
-    time.sleep(2)
+    time.sleep(float(sys.argv[2]))
     (folder / measures.FILE).write_text("{}")
 
 measures.measure = slow
@@ -241,15 +241,15 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_measuring_that_is_ended_ends_and_leaves_no_process_and_goes_on_later(tmp_path, how):
     """Ctrl-C, which a terminal sends to all processes, and kill -9 of the one that the user has started."""
-    folders = [tmp_path / str(i) for i in range(8)]
+    folders = [tmp_path / str(i) for i in range(4)]
     for folder in folders:
         folder.mkdir()
     script = tmp_path / "measuring.py"
     script.write_text(MEASURING)
-    command = [sys.executable, str(script), json.dumps([str(folder) for folder in folders])]
+    command = [sys.executable, str(script), json.dumps([str(folder) for folder in folders])]  # and seconds for each
     environment = os.environ | {"PYTHONPATH": str(Path(tfpfl.__file__).parents[1])}
     begun = lambda: [folder for folder in folders if (folder / "begun").exists()]  # noqa: E731
-    process = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, "20"], env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
     while not begun():
         assert process.poll() is None
         time.sleep(0.01)
@@ -264,5 +264,5 @@ def test_measuring_that_is_ended_ends_and_leaves_no_process_and_goes_on_later(tm
         time.sleep(0.1)
     assert workers and not any(map(alive, workers))
     assert len(begun()) < len(folders)
-    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, "0"], env=environment, check=True, stdout=subprocess.DEVNULL)
     assert all((folder / FILE).exists() for folder in folders)
