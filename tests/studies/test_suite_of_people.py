@@ -116,6 +116,19 @@ def test_the_page_says_which_method_validation_chose_and_whether_it_helps():
     assert html.count("<svg") == 2  # gains over each baseline
 
 
+def test_no_method_is_chosen_where_nothing_chooses():
+    records = {"fedavg": of_method("fedavg", 0.1), "pflego": of_method("pflego", 0.6), "ditto": of_method("ditto", 0.5)}
+    for record in records["pflego"]:
+        record.evaluations[:] = [e for e in record.evaluations if e.split != "validation"]
+    assert found_on(records).best == "ditto"
+    (sentence,) = found_on({name: records[name] for name in ("fedavg", "pflego")}).sentences()
+    assert (
+        sentence == "people: no personal method is chosen, because there are no validation examples to choose one by."
+    )
+    (sentence,) = found_on({"fedavg": records["fedavg"]}).sentences()
+    assert sentence == "people: no personal method is chosen, because none was run."
+
+
 def test_the_cost_is_that_of_the_first_evaluated_round_at_the_target():
     records = {"local": of_method("local", 0.5), "pflego": of_method("pflego", 0.5)}
     result = found_on(records)
