@@ -191,6 +191,9 @@ def test_a_file_that_would_run_code_is_refused(tmp_path):
     people.watch(tmp_path, people=9)
     with pytest.raises(ValueError, match="has 126 recordings, but the watch data have 140"):
         load_source("watch", data_dir=tmp_path)
+    people.watch(tmp_path, first=11)
+    with pytest.raises(ValueError, match="10 people .1 to 10."):
+        load_source("watch", data_dir=tmp_path)
     with pytest.raises(ValueError, match="step must be a whole number of samples >= 1, found 0"):
         load_source("watch", data_dir=tmp_path, step=0)
 

@@ -60,10 +60,10 @@ def fsdd(folder: Path) -> Path:
     return tar_of(members, folder / "recordings.tar.gz")
 
 
-def watch(folder: Path, people=10) -> Path:
+def watch(folder: Path, people=10, first=1) -> Path:
     """The watch data: in each of 140 recordings, all samples differ from those of all others in the first axis."""
     rng, rows, start = np.random.default_rng(0), [], 0
-    for person in range(1, people + 1):
+    for person in range(first, first + people):
         for exercise in range(7):
             for side in range(2):
                 n = int(rng.integers(950, 1600))

@@ -45,9 +45,11 @@ def load_watch(path: Path, step: int = 50, seed: int = 0) -> Source:
     if not isinstance(step, int) or step < 1:
         raise InvalidArgument(f"step must be a whole number of samples >= 1, found {step!r}")
     series, names = read_series(path)
-    if len({s[1:] for s in series}) != 140 or len(series) != 140 or len({s.person for s in series}) != 10:
+    each = {(person, exercise, side) for person in range(1, 11) for exercise in range(7) for side in (0, 1)}
+    if len(series) != 140 or {(s.person, s.exercise, s.side) for s in series} != each:
         raise InvalidArgument(
-            f"{path} has {len(series)} recordings, but the watch data have 140: 10 people, 7 exercises, 2 arms"
+            f"{path} has {len(series)} recordings, but the watch data have 140: 10 people (1 to 10), 7 exercises, 2 "
+            "arms"
         )
     right_trains = generator(seed, Stream.SOURCE).integers(0, 2, (11, 7))
     parts: dict[str, list] = {"train": [], "test": []}

@@ -65,15 +65,16 @@ class DataResult:
 
     @property
     def best(self) -> str | None:
-        """The personal method with the best validation score; None if there is no personal method."""
-        if not self.personal:
-            return None
-        return chosen({name: validated(self.records[name]) for name in self.personal}, self.named.larger_is_better)
+        """The personal method with the best validation score; None if there is no method or no such score."""
+        scores = {name: validated(self.records[name]) for name in self.personal}
+        known = {name: score for name, score in scores.items() if not math.isnan(score)}
+        return chosen(known, self.named.larger_is_better) if known else None
 
     def sentences(self) -> list[str]:
         """The verdicts in words: the best personal method over each baseline."""
         if self.best is None:
-            return [f"{self.title}: no personal method was run."]
+            why = "there are no validation examples to choose one by" if self.personal else "none was run"
+            return [f"{self.title}: no personal method is chosen, because {why}."]
         told, best = [], self.titles[self.best]
         for baseline, words in _OVER.items():
             found = self.gain(self.best, baseline)
