@@ -7,10 +7,10 @@ from keras.initializers import GlorotUniform
 
 
 def _network(input_shape, seed, *parts):
-    """The layers one after the other, with initial kernels that depend on the seed only."""
+    """The layers one after the other, with initial kernels that depend on the seed only, each of its own draws."""
     for n, layer in enumerate(parts):
         if hasattr(layer, "kernel_initializer"):
-            layer.kernel_initializer = GlorotUniform(seed=seed + n)
+            layer.kernel_initializer = GlorotUniform(seed=1_000 * seed + n)
     return keras.Sequential([keras.Input(input_shape), *parts])
 
 
@@ -29,7 +29,7 @@ class Statistics(layers.Layer):
 
 
 def movement(input_shape, seed):
-    """`Statistics`, a dense layer of 64. Convolutions learn which arm it is, and fail on the other."""
+    """`Statistics`, a dense layer of 64; docs/people.md says why no convolutions."""
     return _network(input_shape, seed, Statistics(), layers.Dense(64, activation="relu"))
 
 
