@@ -56,6 +56,11 @@ def warn_user(message: str) -> None:
     warnings.warn(message, TfpflWarning, stacklevel=3)
 
 
+def extra(name: str) -> str:
+    """How to install what an extra of setup.py brings. tfpfl is on no package index, so it is installed from a copy."""
+    return f"pip install '.[{name}]' in a copy of tfpfl"
+
+
 def unknown(what: str, name: object, known: Iterable[str]) -> str:
     """The error message for an unknown name: with the closest known name, if one is close, and the list of all.
 

@@ -127,7 +127,7 @@ def engines():
     ray = [
         slow,
         pytest.mark.table,
-        pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'tfpfl[ray]'"),
+        pytest.mark.skipif(find_spec("ray") is None, reason="Ray, an extra, is not installed"),
     ]
     return [pytest.param("tff", marks=tff), pytest.param("ray", marks=ray)]
 

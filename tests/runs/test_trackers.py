@@ -18,7 +18,7 @@ from tfpfl.runs.store import RunStore
 
 def installed(name):
     if importlib.util.find_spec(name) is None:
-        pytest.skip(f"{name} is not installed (pip install 'tfpfl[{name}]')")
+        pytest.skip(f"{name} is not installed, an extra")
 
 
 class Memory(Tracker):

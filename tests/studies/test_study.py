@@ -237,7 +237,7 @@ def test_optuna_proposes_the_same_after_an_interruption(tmp_path):
 def test_a_missing_optuna_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("tfpfl.studies.study.plan.find_spec", lambda name: None)
     content = {"data": {"d": {}}, "methods": {"local": {"search": {"eta": ETAS}}}}
-    told = "^the study: search.kind = 'optuna' needs Optuna, which is not installed: install it .the extra 'optuna'"
+    told = "^the study: search.kind = 'optuna' needs Optuna, which is not installed: pip install '..optuna.'"
     with pytest.raises(RuntimeError, match=told):
         run_study(content | {"search": {"kind": "optuna", "settings": 3}}, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from tfpfl.checks import Unavailable
+from tfpfl.checks import Unavailable, extra
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import SectionedCommand
 from tfpfl.cli.options import allow_code_of, allow_code_option
@@ -68,7 +68,7 @@ def flower(folder, out, wait_for, patience, data_for_devices, allow_code, **rule
         from tfpfl.live.rules import Rules
         from tfpfl.live.serve import write_data
     except ModuleNotFoundError as error:
-        raise Unavailable(f"live rounds need the package {error.name}: pip install 'tfpfl[live]'") from error
+        raise Unavailable(f"live rounds need the package {error.name}: {extra('live')}") from error
     from tfpfl.runs.run import Run
 
     if allow_code:

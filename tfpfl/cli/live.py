@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from tfpfl.checks import Unavailable, check_address_space
+from tfpfl.checks import Unavailable, check_address_space, extra
 from tfpfl.cli.ending import Ended, resumable
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import SectionedCommand
@@ -177,7 +177,7 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
         from tfpfl.live.watch import operator_token
         from tfpfl.live.watching import OPERATOR
     except ModuleNotFoundError as error:
-        raise Unavailable(f"live rounds need the package {error.name}: pip install 'tfpfl[live]'") from error
+        raise Unavailable(f"live rounds need the package {error.name}: {extra('live')}") from error
     from tfpfl.data.places import is_places
     from tfpfl.runs.run import Run
 
@@ -265,7 +265,7 @@ def replay(folder, allow_code):
     try:
         from tfpfl.live.async_replay import replay
     except ModuleNotFoundError as error:
-        raise Unavailable(f"live rounds need the package {error.name}: pip install 'tfpfl[live]'") from error
+        raise Unavailable(f"live rounds need the package {error.name}: {extra('live')}") from error
     from tfpfl.runs.run import Run
 
     if allow_code:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument, Unavailable, unknown, warn_user
+from tfpfl.checks import InvalidArgument, Unavailable, extra, unknown, warn_user
 from tfpfl.data.manifest import SPLITS
 from tfpfl.data.targets import as_targets, check_sort
 
@@ -242,8 +242,7 @@ def _parquet_columns(path: Path) -> dict[str, np.ndarray]:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise Unavailable(
-            f"reading {path} needs pyarrow, which is not installed: pip install 'tfpfl[tables]', or save the table as "
-            "CSV"
+            f"reading {path} needs pyarrow, which is not installed: {extra('tables')}, or save the table as CSV"
         ) from error
     if not path.exists():
         raise InvalidArgument(f"there is no file {path}")

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tfpfl.checks import Unavailable
+from tfpfl.checks import Unavailable, extra
 from tfpfl.data.population import Population
 
 
@@ -86,7 +86,6 @@ def require_accounting() -> Any:
         import dp_accounting
     except ImportError as error:
         raise Unavailable(
-            f"epsilon is computed by dp-accounting, which is not installed: pip install 'tfpfl[dp]'; the import said: "
-            f"{error}"
+            f"epsilon is computed by dp-accounting, which is not installed: {extra('dp')}; the import said: {error}"
         ) from error
     return dp_accounting

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfpfl.checks import Unavailable
+from tfpfl.checks import Unavailable, extra
 from tfpfl.runs.callbacks import Callback
 from tfpfl.runs.protocols import SIDES
 
@@ -271,6 +271,6 @@ def _library(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise Unavailable(
-            f"--log {name} needs the package {name}, which is not installed: pip install 'tfpfl[{name}]'; the import "
-            f"said: {error}"
+            f"--log {name} needs the package {name}, which is not installed: {extra(name)}; the import said: "
+            f"{error}"
         ) from error

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from tflite_export.device.live.wire import WireError
 
 _TIMEOUT = 60.0  # seconds until an answer must have come
-_NO_URLLIB3 = "live rounds need the package urllib3: pip install 'tfpfl-device[live]' or 'tfpfl[live]'"
+_NO_URLLIB3 = "live rounds need the package urllib3: pip install urllib3"
 
 
 class Connection:

@@ -39,7 +39,7 @@ KEYS, SHARES, MASKED, UNMASK = "keys", "shares", "masked", "unmask"  # and those
 PHASES = (KEYS, SHARES, MASKED, UNMASK)
 SPLITS = ("train", "validation", "test")  # of a device's examples
 _KEY_BYTES, _SIGNATURE_BYTES, _NONCE_BYTES = 65, 64, 12
-_NO_CRYPTOGRAPHY = "signed requests need the package cryptography: pip install 'tfpfl-device[live]' or 'tfpfl[live]'"
+_NO_CRYPTOGRAPHY = "signed requests need the package cryptography: pip install cryptography"
 
 
 class WireError(InvalidInput):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument, Unavailable
+from tfpfl.checks import InvalidArgument, Unavailable, extra
 from tfpfl.data.people.files import read_members
 from tfpfl.data.source import Source
 
@@ -128,8 +128,8 @@ def _r_value(found: dict[str, bytes], name: str, path: Path) -> Any:
         import rdata
     except ImportError as error:
         raise Unavailable(
-            f"reading {path} needs rdata, which is not installed: pip install 'tfpfl[people]'; or let R write a CSV "
-            f"file {name.lower()}{'s' if name == 'Vowel' else ''}.csv (docs/people_data.md has the command)"
+            f"reading {path} needs rdata, which is not installed: {extra('people')}; or let R write a CSV file "
+            f"{name.lower()}{'s' if name == 'Vowel' else ''}.csv (docs/people_data.md has the command)"
         ) from error
 
     def value(content: bytes, extension: str) -> Any:

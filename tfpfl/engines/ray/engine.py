@@ -32,7 +32,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.exchanges import first_of, second_of
-from tfpfl.checks import InvalidArgument, Unavailable
+from tfpfl.checks import InvalidArgument, Unavailable, extra
 from tfpfl.data.federation import Federation
 from tfpfl.data.manifest import FederationError, files_of
 from tfpfl.engines.graphs import default_threads
@@ -414,7 +414,7 @@ def require_ray():
             import ray
     except ImportError as error:
         raise Unavailable(
-            f"the Ray engine needs Ray, which is not installed: pip install 'tfpfl[ray]'; the import said: {error}"
+            f"the Ray engine needs Ray, which is not installed: {extra('ray')}; the import said: {error}"
         ) from error
     return ray
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfpfl.algorithms import ALGORITHMS, Method, get_method
 from tfpfl.algorithms.own import own_method
-from tfpfl.checks import InvalidArgument, Unavailable, unknown
+from tfpfl.checks import InvalidArgument, Unavailable, extra, unknown
 from tfpfl.runs.config import RunConfig, typed
 from tfpfl.runs.own_metrics import resolved as resolved_metrics
 from tfpfl.runs.protocols import EV_ALL, Protocol, protocol
@@ -196,7 +196,7 @@ def _yaml(path: Path, text: str) -> Any:
         import yaml
     except ImportError as error:
         raise Unavailable(
-            f"{path} is YAML, and PyYAML is not installed: install it (the extra 'yaml'), or write the study as TOML"
+            f"{path} is YAML, and PyYAML is not installed: {extra('yaml')}, or write the study as TOML"
         ) from error
 
     class Loader(yaml.SafeLoader):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfpfl.checks import Unavailable
+from tfpfl.checks import Unavailable, extra
 from tfpfl.data import Federation
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs.config import RunConfig
@@ -259,7 +259,7 @@ def require_optuna() -> None:
     """
     if find_spec("optuna") is None:
         raise Unavailable(
-            "search.kind = 'optuna' needs Optuna, which is not installed: install it (the extra 'optuna'), or take "
+            f"search.kind = 'optuna' needs Optuna, which is not installed: {extra('optuna')}, or take "
             "search.kind = 'random'"
         )
 
