@@ -32,7 +32,7 @@ class Person(NamedTuple):
 
     name: str
     few: np.ndarray  # float [draws]: each with other utterances
-    all: float  # with all training utterances, 45 of each word
+    all: float  # with all training utterances; FSDD has 45 of each word
 
 
 class VoiceDemo(NamedTuple):
@@ -57,7 +57,7 @@ class VoiceDemo(NamedTuple):
         verdict = "what TensorFlow does" if self.verification.ok else "NOT what TensorFlow does"
         return [
             f"Test accuracy in % of ten words, with {n} utterances of each (mean of {len(self.people[0].few)} draws), "
-            "and with all 45:",
+            "and with all of a person:",
             *(f"  {p.name:10} {100 * p.few.mean():5.1f}  {100 * p.all:5.1f}" for p in self.people),
             f"With {n} utterances a head has {100 * self.share:.1f} % of the accuracy that all of them give.",
             f"{self.speaker.name} exported to {self.bundle.folder} ({size:,} bytes): {self.verification.runtime} "
@@ -97,7 +97,7 @@ def demonstrate(
     model = SplitModel(load_speech_embedding() if network is None else network)
     k, theta = len(source.class_names), model.initial_theta
     zeros = Head(np.zeros((model.num_features, k), np.float32), np.zeros(k, np.float32))
-    as_floats = lambda x: x.astype(np.float32) * np.float32(source.scale)  # noqa: E731
+    as_floats = lambda x: x.astype(np.float32) * np.float32(source.scale) + np.float32(source.shift)  # noqa: E731
     x, x_test = as_floats(source.x_train), as_floats(source.x_test)
     phi, phi_test = (model.features_in_chunks(model.theta(), part, 128) for part in (x, x_test))
 
