@@ -1,9 +1,11 @@
 """Methods of the user's own are found by name; what cannot be one is refused with the reason and the place."""
 
+import inspect
 import json
 import sys
 
 import pytest
+import tensorflow as tf
 
 from tfpfl import ALGORITHMS
 from tfpfl.algorithms import method_named, own
@@ -85,6 +87,14 @@ def test_a_file_is_imported_once_for_each_content_and_hides_no_module(tmp_path):
     assert sys.modules["json"] is json
     write(file, GOOD + "# changed\n")
     assert method_named(f"{file}:mine").builder is not first.builder
+
+
+def test_the_lines_of_a_file_are_known_where_no_file_has_its_name(tmp_path):
+    """A run's copy is named after the original's folder: there AutoGraph found no source, and left `if` to Python."""
+    code = "def positive(x):\n    if x > 0:\n        return x\n    return -x\n"
+    module = own._run("tfpfl_own_method_of_no_file", code.encode(), tmp_path / "gone.py")
+    assert inspect.getsource(module.positive) == code
+    assert float(tf.function(module.positive)(tf.constant(-2.0))) == 2.0
 
 
 def test_modules_beside_the_file_can_be_imported(tmp_path):

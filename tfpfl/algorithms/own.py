@@ -13,8 +13,10 @@ import sys
 import traceback
 from collections.abc import Iterable
 from functools import reduce
+from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, packages_distributions, version
+from importlib.util import decode_source
 from inspect import Parameter, getdoc, isclass, signature
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
@@ -273,12 +275,23 @@ def _own(code: OwnCode) -> OwnMethod:
     return OwnMethod(*code[:-1], _method(code.found, code))
 
 
+class _Lines(InspectLoader):
+    """Gives tracebacks and AutoGraph the lines of a file. The path may name none: a run's copy has another name."""
+
+    def __init__(self, content: bytes):
+        self._content = content
+
+    def get_source(self, fullname: str) -> str:
+        return decode_source(self._content)
+
+
 def _run(name: str, content: bytes, path: Path) -> ModuleType:
     """Runs a file as a module of its own name, which no other module has; once for each content."""
     if name in sys.modules:
         return sys.modules[name]
     module = ModuleType(name)
     module.__file__ = str(path)
+    module.__loader__ = _Lines(content)
     module.__dict__["__builtins__"] = builtins_beside(path.parent)
     sys.modules[name] = module  # dataclasses and NamedTuples of the file look themselves up there
     try:

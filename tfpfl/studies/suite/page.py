@@ -12,7 +12,7 @@ from tfpfl.runs.metrics import in_unit, times
 from tfpfl.studies.few_shots import SHOTS
 from tfpfl.studies.plots.forest import forest
 from tfpfl.studies.records import Record
-from tfpfl.studies.report.blocks import Note, Pictures, Section, Table
+from tfpfl.studies.report.blocks import Pictures, Section, Table
 from tfpfl.studies.report.page import html
 from tfpfl.studies.suite.measures import ALPHA, EPOCHS, over_seeds
 from tfpfl.studies.suite.verdicts import BASELINES, BOUND, Gain, chosen, gain, matrix, validated
@@ -238,6 +238,8 @@ def _number(named: ScoreName, mean: float, half: float = math.inf, sign: bool = 
         return ""
     digits = ".1f" if named.is_fraction else ".3g"
     text = f"{mean:{'+' if sign else ''}{digits}}"
+    if named.is_fraction and 50 < half < math.inf:  # as wide as the scale: a few people, who differ
+        return f"{text} ± > 50"
     return f"{text} ± {half:{digits}}" if math.isfinite(half) else text
 
 
@@ -259,7 +261,9 @@ def page(title: str, results: Sequence[DataResult], about: Mapping[str, str]) ->
 
 
 def _verdicts(pictures: Pictures, results: Sequence[DataResult]) -> list[Any]:
-    blocks: list[Any] = [Note(sentence) for result in results for sentence in result.sentences()]
+    head = ["data", "chosen on validation", *(f"over {words}" for words in _OVER.values())]
+    caption = "The personal method that validation chooses, and its gain in test score, EV-all."
+    blocks: list[Any] = [Table(f"{caption} {_BETWEEN}", head, [_verdict(result) for result in results])]
     named = results[0].named  # all data sets of a study have one
     for baseline, words in _OVER.items():
         panels = {}
@@ -273,6 +277,19 @@ def _verdicts(pictures: Pictures, results: Sequence[DataResult]) -> list[Any]:
             caption = f"How much less {in_unit(named)} on test examples, EV-all. {_BETWEEN}"
         blocks.append(pictures.draw(title, caption, forest, panels, _unit(named), BOUND if named.is_fraction else None))
     return blocks
+
+
+def _verdict(result: DataResult) -> list[str]:
+    """A line of the table of verdicts: the data, the method that validation chooses, its gain over each baseline."""
+    if result.best is None:
+        return [result.title, "no personal method was run", *[""] * len(_OVER)]
+    cells = []
+    for baseline in _OVER:
+        found = result.gain(result.best, baseline)
+        cells.append(
+            f"{found.verdict(result.bound(baseline))} ({_number(result.named, *found, sign=True)})" if found else ""
+        )
+    return [result.title, result.titles[result.best], *cells]
 
 
 def markdown(title: str, results: Sequence[DataResult], about: Mapping[str, str], made_by: str) -> str:
