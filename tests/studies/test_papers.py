@@ -347,6 +347,10 @@ def test_curves_over_costs(at_cost):
     record = records["digits", "fedavg", ""][0]
     drawn = {line.get_label(): line.get_xdata() for line in accuracies[1].lines}
     assert drawn["FedAvg"].tolist() == pytest.approx([2 * t * record.summary["flops"] for t in record.curve()])
+    for one in (figure, figures.draw(experiment, records, ("rounds", "flops"))):
+        one.draw_without_rendering()
+        title = one._suptitle.get_window_extent()
+        assert title.x0 >= 0 and title.x1 <= one.bbox.width, "the title is cut at the edges"
 
 
 def test_bad_input(toy, tmp_path):

@@ -3,6 +3,7 @@
 The loss is what a client reports in its visit: before its last local step, on the examples of this step.
 """
 
+import textwrap
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -22,6 +23,7 @@ from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import RunGroup, sides
 
 WIDTH = 2.6  # inches a panel
+CHARACTERS = 15  # of the title in an inch
 _LABELS = {
     "rounds": "round",
     "seconds": "seconds of the rounds' work",
@@ -77,7 +79,8 @@ def draw(
         everyone = RunGroup("", [record for seeds in records.values() for record in seeds])
         if told := ", ".join(s.words for s in sides(everyone, protocol(experiment.protocol)._replace(when="last"))):
             title += f"\nclients in the last round: {told}"
-        figure.suptitle(title, fontsize=9)
+        width = int(CHARACTERS * figure.get_figwidth())
+        figure.suptitle("\n".join(textwrap.fill(line, width) for line in title.split("\n")), fontsize=9)
     return figure
 
 
