@@ -240,5 +240,5 @@ def test_pandas_and_parquet_are_the_same_table(tmp_path):
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(Unavailable, match=r"needs pyarrow, which is not installed: pip install 'tfpfl\[tables\]'"):
+    with pytest.raises(Unavailable, match=r"needs pyarrow, which is not installed: pip install '\.\[tables\]'"):
         Federation.from_table(tmp_path / "t.parquet", **WHO, out=tmp_path / "f")

@@ -90,7 +90,7 @@ def test_a_library_that_is_missing_is_said_before_the_run(name, tmp_path, monkey
         raise ImportError(f"No module named {wanted!r}")
 
     monkeypatch.setattr(trackers, "import_module", missing)
-    with pytest.raises(Unavailable, match=f"pip install 'tfpfl.{name}.'"):
+    with pytest.raises(Unavailable, match=f"pip install '..{name}.'"):
         trackers.TRACKERS[name]()
     done = CliRunner().invoke(main, ["run", "--log", name, "--out", str(tmp_path / "run")])
     assert done.exit_code == 1 and f"needs the package {name}" in done.output and not (tmp_path / "run").exists()

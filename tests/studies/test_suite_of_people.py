@@ -111,7 +111,8 @@ def test_the_page_says_which_method_validation_chose_and_whether_it_helps():
     assert f"it helps ({found.mean:+.1f} ± {found.half:.1f} points)" in sentence
     html = page("Title", [result], {"seeds": "0, 1, 2"})
     text = markdown("Title", [result], {"seeds": "0, 1, 2"}, "made")
-    for words in (sentence, "not measured", f"{found.mean:+.1f} ± {found.half:.1f}"):
+    assert sentence in text and f"helps ({found.mean:+.1f} ± {found.half:.1f})" in html
+    for words in ("not measured", f"{found.mean:+.1f} ± {found.half:.1f}"):
         assert words in html and words in text
     assert html.count("<svg") == 2  # gains over each baseline
 
@@ -127,6 +128,7 @@ def test_no_method_is_chosen_where_nothing_chooses():
     )
     (sentence,) = found_on({"fedavg": records["fedavg"]}).sentences()
     assert sentence == "people: no personal method is chosen, because none was run."
+    assert "none" in page("Title", [found_on({"fedavg": records["fedavg"]})], {})
 
 
 def test_the_cost_is_that_of_the_first_evaluated_round_at_the_target():
@@ -148,7 +150,8 @@ def test_a_study_may_name_its_methods_as_it_likes():
     assert result.gain("other", "fedavg") == gain(records["other"], records["one"])
     assert result.gain("fast", "local") == gain(records["fast"], records["alone"])
     text, html = markdown("Title", [result], {}, ""), page("Title", [result], {})
-    for words in ("chooses is PFLEGO, fast;", "gain over Alone ±", "gain over One ±", "PFLEGO, slow", "Another"):
+    assert "chooses is PFLEGO, fast;" in text
+    for words in ("PFLEGO, fast", "gain over Alone ±", "gain over One ±", "PFLEGO, slow", "Another"):
         assert words in text and words in html
 
 

@@ -282,7 +282,7 @@ def _verdicts(pictures: Pictures, results: Sequence[DataResult]) -> list[Any]:
 def _verdict(result: DataResult) -> list[str]:
     """A line of the table of verdicts: the data, the method that validation chooses, its gain over each baseline."""
     if result.best is None:
-        return [result.title, "no personal method was run", *[""] * len(_OVER)]
+        return [result.title, "none", *[""] * len(_OVER)]
     cells = []
     for baseline in _OVER:
         found = result.gain(result.best, baseline)
