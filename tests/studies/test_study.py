@@ -493,8 +493,10 @@ def test_real_study_that_is_killed_ends_like_one_that_is_not(six_clients, tmp_pa
 
 def test_a_winner_that_diverges_with_all_rounds_makes_room_for_the_next_best():
     of = study({"rounds": 7}, run={"rounds": 30})
-    late = lambda etas: lambda job: (  # noqa: E731
-        "diverged" if job.final and job.config.seed == 1 and job.config.hyperparameters["eta"] in etas else "done"
+    late = lambda etas: (
+        lambda job: (  # noqa: E731
+            "diverged" if job.final and job.config.seed == 1 and job.config.hyperparameters["eta"] in etas else "done"
+        )
     )
     cell, (_, first, second) = drive(plans(of)[0], late([0.1]))
     assert [j.config.hyperparameters["eta"] for j in first + second] == [0.1, 0.1, 0.01, 0.01]
@@ -510,6 +512,14 @@ def test_a_winner_that_diverges_with_all_rounds_makes_room_for_the_next_best():
     failing = lambda job: "failed" if job.final and job.config.seed == 0 else late([0.1])(job)  # noqa: E731
     cell, asked = drive(plans(of)[0], failing)
     assert len(asked) == 2 and cell.winner == {"eta": 0.1} and len(cell.failures) == 1
+    # Nor is a failure forgotten where all that were trained before had diverged.
+    states = {(0.1, 1): "diverged", (0.01, 0): "failed", (0.01, 1): "diverged"}
+
+    def by_setting(job):
+        return states.get((job.config.hyperparameters["eta"], job.config.seed), "done") if job.final else "done"
+
+    cell, asked = drive(plans(of)[0], by_setting)
+    assert len(asked) == 3 and cell.winner == {"eta": 0.01} and len(cell.failures) == 1
 
 
 @pytest.mark.slow

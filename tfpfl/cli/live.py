@@ -30,7 +30,7 @@ DEVICE = {
 
 
 class Buffer(click.ParamType):
-    """buffer=K."""
+    """The text buffer=K of `--async`: the number of updates after which the server takes a step."""
 
     name = "buffer=K"
 

@@ -36,7 +36,7 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a run ended."""
+    """How a run of a study ended, how long it took, and why it failed if it did."""
 
     state: str  # 'done', 'diverged' or 'failed'
     seconds: float = 0.0
@@ -70,7 +70,6 @@ class Cell:
     data: DataSet
     method: MethodEntry
     tried: list[Tried] = field(default_factory=list)  # in the order in which they were tried
-    ranked: list[dict] = field(default_factory=list)  # the settings of the last stage, the best first
     winner: dict | None = None  # the best setting; {} without a search space; None if nothing could be chosen
     passed_over: list[dict] = field(default_factory=list)  # better ones, which diverged when all rounds were run
     folders: dict[int, Path] = field(default_factory=dict)  # {seed: run folder of the winner}
@@ -102,26 +101,25 @@ def plan(study: Study, data: DataSet, method: MethodEntry, federation: Federatio
     cell = Cell(data, method, score=_score_of(study, data, method, federation))
     made = _Jobs(study, data, method, federation, out)
     if not method.space:
-        cell.ranked = [{}]
+        ranked: list[dict] = [{}]
     elif study.search.kind == "optuna":
-        yield from _optuna(cell, made, score)
+        ranked = yield from _optuna(cell, made, score)
     else:
-        yield from _halving(cell, made, score)
+        ranked = yield from _halving(cell, made, score)
     trained = []
-    for setting in cell.ranked:  # a search has fewer rounds, so that its winner may still diverge
+    for setting in ranked:  # a search has fewer rounds, so that its winner may still diverge
         jobs = [made.final(setting, seed) for seed in study.seeds]
-        trained.append((setting, jobs, (yield jobs)))
-        if "diverged" not in _states(trained[-1]) or "failed" in _states(trained[-1]):
+        outcomes = yield jobs
+        trained.append((setting, jobs, outcomes))
+        states = {outcome.state for outcome in outcomes}
+        if "diverged" not in states or "failed" in states:
             break
+    else:
+        trained = trained[:1]  # all diverged: it is said of the best
     if trained:
-        every = all("diverged" in _states(each) for each in trained)
-        _note_final(cell, *trained[0 if every else -1], study.seeds)
-        cell.passed_over = [] if every else [setting for setting, *_ in trained[:-1]]
+        _note_final(cell, *trained[-1], study.seeds)
+        cell.passed_over = [setting for setting, *_ in trained[:-1]]
     return cell
-
-
-def _states(trained: tuple[dict, list[Job], list[Outcome]]) -> set[str]:
-    return {outcome.state for outcome in trained[2]}
 
 
 def _note_final(cell: Cell, setting: dict, jobs: list[Job], outcomes: list[Outcome], seeds: Sequence[int]) -> None:
@@ -192,8 +190,8 @@ def number_of_runs(study: Study, method: MethodEntry, rounds: int) -> int:
     return sum(n for n, _ in stages) * len(study.search.seeds) + len(study.seeds)
 
 
-def _halving(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[Outcome], None]:
-    """Tries all settings, and ranks them; with halving in several stages."""
+def _halving(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[Outcome], list[dict]]:
+    """Tries all settings, with halving in several stages; returns those of the last stage, the best first."""
     left = made.study.settings(cell.method)
     for n, rounds in rungs(len(left), made.rounds, made.study.search.halving):
         of_setting = [made.of_search(setting, rounds) for setting in left[:n]]
@@ -201,13 +199,15 @@ def _halving(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list
         stage = [_tried(cell, s, rounds, jobs, outcomes, score) for s, jobs in zip(left[:n], of_setting, strict=True)]
         cell.tried += [t for t in stage if t is not None]
         if None in stage:
-            return
+            return []
         left = _ranked([t for t in stage if t is not None], cell.score)
-    cell.ranked = left
+    return left
 
 
-def _optuna(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[Outcome], None]:
-    """Lets Optuna choose one setting after the other. A diverged run counts as an accuracy of 0, or as the worst score.
+def _optuna(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[Outcome], list[dict]]:
+    """Lets Optuna choose one setting after the other; returns them, the best first.
+
+    A diverged run counts as an accuracy of 0, or as the worst score.
 
     The trials are kept in optuna.sqlite. The sampler of a trial has a seed of its own, so that it proposes the same
     after an interruption.
@@ -244,11 +244,11 @@ def _optuna(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[
         if tried is None:
             if done >= len(known):
                 found.tell(trial.number, state=States.FAIL)
-            return
+            return []
         cell.tried.append(tried)
         if done >= len(known):
             found.tell(trial.number, _of_diverged(cell) if math.isnan(tried.score) else tried.score)
-    cell.ranked = _ranked(cell.tried, cell.score)
+    return _ranked(cell.tried, cell.score)
 
 
 def require_optuna() -> None:
