@@ -493,11 +493,14 @@ def test_real_study_that_is_killed_ends_like_one_that_is_not(six_clients, tmp_pa
 
 def test_a_winner_that_diverges_with_all_rounds_makes_room_for_the_next_best():
     of = study({"rounds": 7}, run={"rounds": 30})
-    late = lambda etas: (
-        lambda job: (  # noqa: E731
-            "diverged" if job.final and job.config.seed == 1 and job.config.hyperparameters["eta"] in etas else "done"
-        )
-    )
+
+    def late(etas):
+        def outcome(job):
+            last = job.final and job.config.seed == 1
+            return "diverged" if last and job.config.hyperparameters["eta"] in etas else "done"
+
+        return outcome
+
     cell, (_, first, second) = drive(plans(of)[0], late([0.1]))
     assert [j.config.hyperparameters["eta"] for j in first + second] == [0.1, 0.1, 0.01, 0.01]
     assert cell.winner == {"eta": 0.01} and cell.passed_over == [{"eta": 0.1}] and cell.diverged == []
