@@ -27,6 +27,7 @@ def call(*args, code=0):
 def test_compare_trains_then_compares_then_writes(tmp_path):
     out = tmp_path / "out"
     args = ["--algorithms", "pflego,local", "--seeds", "0,1", "--set", "pflego.tau=5", "--set", "local.steps=2"]
+    args += ["--labels", "global", "--schedule", "cosine", "--dropout", "0.1"]  # what `tfpfl run` takes too
     files = [tmp_path / f"table.{kind}" for kind in ("csv", "md", "tex")]
     writes = [a for file in files for a in ("--write", file)]
     said = call("compare", *args, *SMALL, "--out", out, *writes, "--plot", tmp_path / "curves.png")
@@ -41,6 +42,8 @@ def test_compare_trains_then_compares_then_writes(tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 5000
     records = [Record.read(out / name) for name in ("pflego-s0", "local-s1")]
     assert records[0].config.hyperparameters["tau"] == 5 and records[1].config.hyperparameters["steps"] == 2
+    assert all((r.config.labels, r.config.dropout) == ("global", 0.1) for r in records)
+    assert [r.config.schedule for r in records] == ["cosine:0.0:3", "cosine:0.0:3"]
 
     again = call("compare", out / "pflego-s0", out / "local-s0", "--protocol", "EV-local")
     assert "right after its local work" in " ".join(again.split())

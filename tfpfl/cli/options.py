@@ -334,8 +334,8 @@ def refuse_other_data(flag: str, besides: Collection[str] = ()) -> None:
         raise click.UsageError(f"{flag} says what the data are: leave out {', '.join(given)}")
 
 
-RUN_NAMES = ("network", "train_from", "adapters", "personal", "kind", "participation")
-RUN_NAMES += ("rounds", "engine", "evaluate_every", "metrics")
+# What all runs of a comparison or a search have in common, besides the data.
+RUN_NAMES = tuple(name for name in OPTIONS if name not in {*DATA_NAMES, "federation", "algorithm", "preset", "seed"})
 run_options = with_options(
     [*data_options, config_option("federation"), *map(config_option, RUN_NAMES), allow_code_option]
 )

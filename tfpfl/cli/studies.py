@@ -190,6 +190,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
     headings={"Search": ("grid", "random", "draws", "halving", "seed"), "Results": ("out",)},
 )
 @config_option("algorithm")
+@config_option("preset")
 @click.option(
     "--grid",
     multiple=True,
@@ -222,7 +223,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
     help="The folder for the run folders, one for each setting.",
 )
 @run_options
-def sweep(algorithm, grid, random, draws, halving, seed, out, allow_code, allow_download, **kw):
+def sweep(algorithm, preset, grid, random, draws, halving, seed, out, allow_code, allow_download, **kw):
     """Search for good hyperparameters. Settings are ranked by the score on validation examples, never on test examples.
 
     Hyperparameters that are not searched are options, as in `tfpfl run`.
@@ -255,7 +256,7 @@ def sweep(algorithm, grid, random, draws, halving, seed, out, allow_code, allow_
         raise click.UsageError("give --grid or --random, one of the two; each may be repeated")
     hyper = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
     common = {name: kw[name] for name in RUN_NAMES} | data_arguments(kw)
-    config = RunConfig(algorithm=algorithm, hyperparameters=hyper, seed=seed, **common)
+    config = RunConfig(algorithm=algorithm, preset=preset, hyperparameters=hyper, seed=seed, **common)
     if allow_code:
         allow_code_of(kw["network"])
     settings = searching.grid(values) if values else searching.draws(ranges, draws, seed)
