@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 import warnings
 
@@ -129,6 +130,20 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(made, digits, tmp_pat
         assert np.array_equal(a, b)
     other = pretrain(digits[0], tmp_path / "other.keras", Settings("mlp200", 1, 32, 3e-3, seed=1))
     assert other["epochs"][0] != record["epochs"][0]
+
+
+def test_one_call_at_a_time_trains_a_backbone(digits, tmp_path):
+    out = tmp_path / "new" / "b.keras"
+    refused = []
+
+    def second(line):
+        told = f"is being trained by this process {os.getpid()} since .*: wait"
+        with pytest.raises(InvalidArgument, match=told):
+            pretrain(digits[0], out, SETTINGS)
+        refused.append(line)
+
+    pretrain(digits[0], out, Settings("mlp200", 2, 32), second)
+    assert len(refused) == 2 and sorted(p.name for p in out.parent.iterdir()) == ["b.json", "b.keras"]
 
 
 def test_first_weights_of_a_file(made, digits, tmp_path):

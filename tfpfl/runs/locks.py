@@ -11,6 +11,7 @@ import stat
 import time
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 
 from tfpfl.checks import InvalidArgument
 
@@ -24,8 +25,11 @@ class InUse(InvalidArgument):
 class Lock:
     """An exclusive lock for `path`, from the moment it is made until `release`.
 
+    Attributes:
+        path: the file of the lock. It stays when the lock is released; its owner may delete it before that.
+
     Args:
-        path: the file that is protected; `path.lock` is made beside it and stays there.
+        path: the file that is protected; `path.lock` is made beside it.
 
     Raises:
         InUse: it is locked already.
@@ -33,22 +37,22 @@ class Lock:
     """
 
     def __init__(self, path: str | os.PathLike):
-        self._path = f"{path}.lock"
+        self.path = Path(f"{path}.lock")
         self._file: int | None = None
         while self._file is None:
             # It is emptied below, and a folder from elsewhere can hold a link to a file of the user.
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
             try:
                 if not stat.S_ISREG(os.fstat(file).st_mode):
-                    raise OSError(errno.EINVAL, "it is no ordinary file", self._path)
+                    raise OSError(errno.EINVAL, "it is no ordinary file", self.path)
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 os.close(file)
-                raise InUse(_owner(self._path)) from error
+                raise InUse(_owner(self.path)) from error
             except OSError:
                 os.close(file)
                 raise
-            if _is_at(file, self._path):
+            if _is_at(file, self.path):
                 self._file = file
             else:  # its last owner removed it after this process had opened it
                 os.close(file)
@@ -65,14 +69,14 @@ class Lock:
             self._file = None
 
 
-def _is_at(file: int, path: str) -> bool:
+def _is_at(file: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file), os.stat(path))
     except FileNotFoundError:
         return False
 
 
-def _owner(path: str) -> str:
+def _owner(path: Path) -> str:
     """Who has the lock, as text: 'by process 4711 since 2026-11-22 06:10:00'."""
     found = None
     for _ in range(_READ_TIMES):

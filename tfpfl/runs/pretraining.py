@@ -1,6 +1,7 @@
 """Backbones that are trained on some classes of a data set, for federations of the others: `tfpfl pretrain`.
 
-While it trains, the folder OUT.training has what has been reached, so that nothing is lost if it is stopped:
+While it trains, the folder OUT.training has what has been reached, so that nothing is lost if it is stopped. One call
+at a time trains OUT: it has the lock OUT.training.lock.
 
 record.json   the settings, and the finished epochs
 epoch-N.keras the whole model with the optimizer's state after the last finished epoch
@@ -12,6 +13,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from tfpfl.data.writing import cut_validation
 from tfpfl.models.network_file import check_new, load_network
 from tfpfl.models.networks import NETWORKS, build_network
 from tfpfl.runs.files import replaced, write_keras, write_whole
+from tfpfl.runs.locks import InUse, Lock
 from tfpfl.runs.own_networks import made_by, seeded
 from tfpfl.runs.seen_classes import record_beside
 from tfpfl.runs.versions import package_versions
@@ -78,12 +81,12 @@ def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str]
 
     Raises:
         InvalidArgument: `out` or its .json exists, or what is begun beside it is damaged or has other settings; a
-            setting is out of range; the source has numbers in place of classes; the network does not fit the examples,
-            or gives no features [N, M]; or the loss is not finite.
+            setting is out of range; another call trains `out`; the source has numbers in place of classes; the network
+            does not fit the examples, or gives no features [N, M]; or the loss is not finite.
     """
     out = Path(out)
     check_new(out)
-    folder, about_it = out.with_name(out.stem + ".training"), out.with_suffix(".json")
+    folder, about_it = _places(out)
     if about_it.exists() and not folder.exists():  # else it may be of the call that goes on
         raise InvalidArgument(f"{about_it} exists already, and nothing is overwritten. Take another name, or delete it")
     if source.targets is not None:
@@ -98,6 +101,22 @@ def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str]
             f"validation must lie in (0, 1) and rate must be positive, found {settings.validation} and {settings.rate}"
         )
     about = {"settings": asdict(settings), "source": _described(source), "before": _before(settings.network)}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = Lock(folder)
+    except InUse as error:
+        raise InvalidArgument(f"{out} is being trained {error}: wait until that ends, or take another name") from error
+    try:
+        check_new(out)  # a call that had the lock until now may have written it
+        return _trained(source, out, settings, about, tell)
+    finally:
+        with suppress(OSError):
+            lock.path.unlink()  # while it is locked: whoever waits for this file notices
+        lock.release()
+
+
+def _trained(source: Source, out: Path, settings: Settings, about: dict, tell: Callable[[str], Any]) -> dict:
+    folder, about_it = _places(out)
     record = _begun(folder, about)
     data = _Data(source, settings)
     first = not record["epochs"]
@@ -106,7 +125,7 @@ def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str]
             model = _model(source, settings)
     if first:
         model.optimizer.build(model.trainable_variables)  # so that its state is in the file, which is 0
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         _check_can_be_kept(model, folder, settings.network)
         write_whole(folder / RECORD, json.dumps(record))
     while len(record["epochs"]) < settings.epochs:
@@ -143,6 +162,11 @@ def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str]
         write_whole(about_it, json.dumps({"pretraining": record}, indent=2) + "\n")
     shutil.rmtree(folder)
     return record
+
+
+def _places(out: Path) -> tuple[Path, Path]:
+    """The folder of what has been reached, and the file .json."""
+    return out.with_name(out.stem + ".training"), out.with_suffix(".json")
 
 
 def _before(network: str) -> dict | None:
