@@ -4,8 +4,6 @@ Only the commands that need TensorFlow import it.
 """
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import webbrowser
@@ -114,17 +112,16 @@ def verify(bundle, python):
 
     Every file is compared by its hash, and every signature by running it. The exit code is 1 if a number differs.
     """
-    if python is not None:
-        sys.exit(_elsewhere(python, "tflite_export.device.verification", str(bundle)))
     from tflite_export.device.bench import any_interpreter
     from tflite_export.device.verification import verify as check
+    from tflite_export.device.verification import verify_with
 
-    result = check(bundle, interpreter=any_interpreter())
+    found = verify_with(python, bundle) if python else check(bundle, interpreter=any_interpreter()).told()
     click.echo(f"{'output':32} {'max relative':>12} {'L2':>9}")
-    for name, (largest, l2) in result.worst().items():
+    for name, (largest, l2) in found["worst"].items():
         click.echo(one_line(f"{name:32} {largest:12.1e} {l2:9.1e}"))
-    click.echo(f"{result.runtime}: {'the same as TensorFlow' if result.ok else 'NOT the same as TensorFlow'}")
-    sys.exit(0 if result.ok else 1)
+    click.echo(one_line(f"{found['runtime']}: {'the same as' if found['ok'] else 'NOT the same as'} TensorFlow"))
+    sys.exit(0 if found["ok"] else 1)
 
 
 @main.command()
@@ -435,8 +432,3 @@ def _numbers(text):
     if not found or min(found) < 1:
         raise click.BadParameter(f"{text!r} is not a list of numbers such as 32,100")
     return found
-
-
-def _elsewhere(python, module, *arguments) -> int:
-    package = str(Path(__file__).resolve().parents[1])
-    return subprocess.run([python, "-m", module, *arguments], env={**os.environ, "PYTHONPATH": package}).returncode

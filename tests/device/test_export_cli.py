@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -28,12 +29,20 @@ def test_export_then_verify_and_inspect(run_folder, tmp_path):
     assert "Model of client 2 (phone 2)" in said and Bundle(out).manifest["client"] == 2
     text = call("verify", out)
     assert "round.dtheta" in text and "the same as TensorFlow" in text
+    assert call("verify", out, "--python", sys.executable) == text
     text = call("inspect", out)
     assert "head_step(" in text and "dtheta float32[13000]" in text and "WHILE" in text
     content = bytearray((out / "program.tflite").read_bytes())
     content[100] ^= 1
     (out / "program.tflite").write_bytes(content)
-    assert "program.tflite is damaged" in call("verify", out, code=1)
+    for python in ((), ("--python", sys.executable)):
+        assert "program.tflite is damaged" in call("verify", out, *python, code=1)
+    assert "no-python cannot be started" in call("verify", out, "--python", tmp_path / "no-python", code=1)
+    empty = tmp_path / "empty-python"  # a Python without the packages
+    empty.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'numpy'\" >&2\nexit 1\n")
+    empty.chmod(0o755)
+    said = call("verify", out, "--python", empty, code=1)
+    assert "could not verify the bundle (exit code 1): ModuleNotFoundError: No module named 'numpy'" in said
 
 
 @pytest.mark.slow

@@ -1,10 +1,14 @@
 """Checks that a runtime computes what TensorFlow computed: runs all signatures and compares them with check.npz.
 
 Needs NumPy and an interpreter: `python -m tflite_export.device.verification BUNDLE` runs where there is no TensorFlow.
+Where ai-edge-litert is not installed, it takes TensorFlow's.
 """
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +55,10 @@ class Verification(NamedTuple):
             old = table.get(name, (0.0, 0.0))
             table[name] = (max(old[0], c.max_relative), max(old[1], c.l2_relative))
         return table
+
+    def told(self) -> dict:
+        """What is printed: ok, runtime and worst."""
+        return {"ok": self.ok, "runtime": self.runtime, "worst": self.worst()}
 
 
 def verify(bundle, *, interpreter=None, num_threads: int = 1) -> Verification:
@@ -160,15 +168,44 @@ def _compare(file, signature, output, found, expected, bounds):
     return Comparison(file, signature, output, relative, l2, ok)
 
 
+def verify_with(python: str, folder) -> dict:
+    """`Verification.told` of a bundle that another Python has verified.
+
+    Args:
+        python: path of the Python, which has ai-edge-litert and NumPy.
+        folder: the bundle's folder.
+
+    Raises:
+        BundleError: the Python cannot be started, lacks a package, or finds that the bundle is unusable.
+    """
+    command = [str(python), "-m", "tflite_export.device.verification", str(folder)]
+    package = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=package)
+    except OSError as error:
+        raise BundleError(f"{python} cannot be started: {error.strerror}") from error
+    try:
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+        if "error" not in found:
+            return {name: found[name] for name in ("ok", "runtime", "worst")}
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        last = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
+        why = f"{python} could not verify the bundle (exit code {done.returncode}): {last[0]}"
+        raise BundleError(why) from error
+    raise BundleError(found["error"])
+
+
 def main(arguments=None) -> int:
     """Verifies a bundle and prints JSON. Returns 0 if all is well, 1 if numbers differ, 2 if the bundle is unusable."""
     (folder,) = sys.argv[1:] if arguments is None else arguments
+    from tflite_export.device.bench import any_interpreter
+
     try:
-        found = verify(folder)
+        found = verify(folder, interpreter=any_interpreter())
     except BundleError as error:
         print(json.dumps({"ok": False, "error": str(error)}))
         return 2
-    print(json.dumps({"ok": found.ok, "runtime": found.runtime, "worst": found.worst()}))
+    print(json.dumps(found.told()))
     return 0 if found.ok else 1
 
 
