@@ -182,10 +182,11 @@ def test_nothing_that_was_recorded_agrees_with_one_seed():
     docs = Path(__file__).parents[2] / "docs"
     ledger = ledgers.load(docs / "reproduction.json")
     found = [
-        ledgers.agreement(experiment, one, ledger[name][ledgers.key(one)])
+        ledgers.agreement(experiment, one, ledger[part][ledgers.key(one)])
         for name, experiment in EXPERIMENTS.items()
+        for part in ledgers.parts(name)
         for one in experiment.cells
-        if len(ledger.get(name, {}).get(ledgers.key(one), {}).get("seeds", {})) == 1
+        if len(ledger.get(part, {}).get(ledgers.key(one), {}).get("seeds", {})) == 1
     ]
     assert len(found) > 50 and set(found) <= {"one seed", "-", "not reached"}
     assert "| agrees |" not in (docs / "reproduction.md").read_text(encoding="utf-8")
@@ -235,11 +236,44 @@ def test_a_scale_can_make_every_run_smaller_and_the_ledger_says_so(toy, monkeypa
         cells["digits | pflego"]["seeds"]["0"]["run"]
     )
     assert not run_folder(toy, small.cells[0], 0).exists()
-    said = "At smoke scale half of the clients a round."
-    assert said in ledger_tables.markdown({"toy": cells}) and said not in ledger_tables.markdown({})
+    assert list(ledgers.load(toy / "ledger.json")) == ["toy, smoke"]
+    written = ledger_tables.markdown(ledgers.load(toy / "ledger.json"))
+    assert "Smaller than the paper's: half of the clients a round." in written and "toy, smoke" in written
+    assert "Not run at the paper's size. A smaller setting follows." in written and "Not run: " not in written
+    (row,) = [line.split(" | ") for line in written.splitlines() if line.startswith("| digits | PFLEGO |")]
+    assert (row[2], row[4], row[9]) == ("90.00 ± 1.00", "-", "- |")  # the paper's number, and no gap to it
+    assert "toy, smoke" not in ledger_tables.markdown({})
     assert papers.draw("toy", toy, "smoke").axes
     with pytest.raises(ValueError, match="nothing of a toy was run"):
         papers.draw("toy", toy, "laptop")
+    # At the paper's size the same cells have entries of their own.
+    papers.reproduce("toy", scale="laptop", out=toy, only=["pflego"], size=Size(2, 1))
+    both = ledgers.load(toy / "ledger.json")
+    entries = [both[part]["digits | pflego"]["seeds"]["0"] for part in ("toy", "toy, smoke")]
+    assert entries[0]["run"] != entries[1]["run"] and entries[1] == cells["digits | pflego"]["seeds"]["0"]
+
+
+def test_a_ledger_of_the_first_format_is_read_in_parts(toy, monkeypatch, tmp_path):
+    few = Size(2, 1, {"participation": 0.5}, "half of the clients a round")
+    monkeypatch.setattr(ledgers, "EXPERIMENTS", {"toy": TOY._replace(sizes=TOY.sizes | {"laptop": few})})
+    entry = {"seeds": {"0": {"scale": "full", "n": 1}, "1": {"scale": "laptop", "n": 2}}}
+    absent = {"seeds": {}, "not run": "why"}
+    old = {"toy": {"digits | pflego": entry, "more | local": absent}, "a figure": {"seeds": {}}}
+    (tmp_path / "old.json").write_text(json.dumps({"format": 1, "experiments": old}))
+    assert ledgers.load(tmp_path / "old.json") == {
+        "toy": {
+            "digits | pflego": {"seeds": {"0": entry["seeds"]["0"]}},
+            "more | local": absent,
+        },
+        "toy, laptop": {"digits | pflego": {"seeds": {"1": entry["seeds"]["1"]}}},
+        "a figure": {"seeds": {}},
+    }
+    notes = tmp_path / "notes.toml"
+    notes.write_text('["toy, laptop"]\n"digits | pflego" = "?"\n[about]\n"toy, laptop" = "!"\n')
+    assert ledgers.notes(notes)["about"] == {"toy, laptop": "!"}
+    notes.write_text('["toy, full"]\n"digits | pflego" = "?"\n')
+    with pytest.raises(ledgers.LedgerError, match="an experiment 'toy, full' that there is not"):
+        ledgers.notes(notes)
 
 
 def test_no_cell_is_begun_after_the_time(toy):
@@ -328,7 +362,8 @@ def test_accuracy_at_the_references_cost(at_cost, monkeypatch):
     assert own["bytes"][1] == cells["digits | pflego"]["seeds"]["0"]["accuracy"]["EV-all"][0]
     assert "bytes" not in found, "FedAvg ended before it had sent as much"
     lines = equal_cost.markdown(experiment, cells)
-    monkeypatch.setattr(ledger_tables, "EXPERIMENTS", {"toy": experiment})
+    for module in (ledgers, ledger_tables):
+        monkeypatch.setattr(module, "EXPERIMENTS", {"toy": experiment})
     assert "\n\n".join(lines) in ledger_tables.markdown({"toy": cells})
     assert f"| digits | FedAvg | {found['flops'][1]:.2f} " in lines[1] and f"({fitting}) |" in lines[1]
     assert (

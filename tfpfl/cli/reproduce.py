@@ -140,8 +140,8 @@ def reproduce(name, plot, over, write, no_run, rounds, seeds, out, ledger, feder
         cells = ledgers.load(ledger).get(ledger_name(name, on), {})
         console.print(ledger_tables.table(name, cells, experiment=own))
     elif name is not None:
-        cells = ledgers.load(ledger).get(name, {})
-        console.print(ledger_tables.table(name, cells))
+        cells = ledgers.load(ledger).get(ledgers.part(name, kw["scale"]), {})
+        console.print(ledger_tables.table(name, cells, kw["scale"]))
         if (compared := equal_cost.table(papers.experiment(name), cells)) is not None:
             console.print(compared)
         for text, column, held in ledgers.verdicts(papers.experiment(name), cells):

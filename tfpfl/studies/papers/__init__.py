@@ -101,7 +101,7 @@ def reproduce(
         network: only with `federation`: the backbone of all cells, see `table_on`.
 
     Returns:
-        The experiment's part of the ledger.
+        The experiment's part of the ledger at this scale, see `ledger.part`.
 
     Raises:
         InvalidArgument: an unknown experiment or scale, no cell has all the words, or a figure cannot be measured from
@@ -118,7 +118,7 @@ def reproduce(
         found, entry = table_on(name, federation, size, network), ledger_name(name, federation)
         tell(said(name, found, federation))
     elif not isinstance(found, Picture):
-        found = found.at(size)
+        found, entry = found.at(size), ledgers.part(name, scale)
     cells = [cell for cell in found.cells if _has_words(cell, only)]
     if found.cells and not cells:
         raise InvalidArgument(

@@ -1,7 +1,8 @@
 """The ledger of reproduced experiments: our results beside the papers', with the commands and runs behind them.
 
 It is a JSON file to which each `tfpfl reproduce` adds its results. `ledger_tables` shows it. It also says which cells
-were not run, stopped early, or disagree with the paper.
+were not run, stopped early, or disagree with the paper. If the runs of a scale are smaller than the paper's, such as
+with fewer clients, its results have a part of their own: they are no seeds of the paper's cells.
 """
 
 import json
@@ -21,7 +22,7 @@ from tfpfl.studies.papers.pictures import FIGURES
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import paired
 
-FORMAT = 1
+FORMAT = 2  # 1 had the results of all scales in one part
 BOUND = 1.0  # points: the smallest difference from a paper's value that counts
 DECIMALS = {"accuracy": 2, "seconds": 3, "rounds to 70 %": 0, "gain over Local": 2}
 
@@ -31,10 +32,10 @@ class LedgerError(InvalidArgument):
 
 
 def load(path: str | os.PathLike) -> dict:
-    """Reads a ledger: {experiment: {cell: entry}}; {} if there is no file. A figure has one entry and no cells.
+    """Reads a ledger: {part: {cell: entry}}; {} if there is no file. A figure has one entry and no cells.
 
     Raises:
-        LedgerError: the file is not a ledger, or has another format than `FORMAT`.
+        LedgerError: the file is not a ledger, or has another format than `FORMAT` or 1.
     """
     path = Path(path)
     if not path.exists():
@@ -43,9 +44,9 @@ def load(path: str | os.PathLike) -> dict:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LedgerError(f"{path} cannot be read as a ledger: {error}") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(found, dict) or found.get("format") not in (1, FORMAT):
         raise LedgerError(f"{path} is not a ledger of format {FORMAT}")
-    return found["experiments"]
+    return found["experiments"] if found["format"] == FORMAT else _in_parts(found["experiments"])
 
 
 def save(path: str | os.PathLike, ledger: dict) -> None:
@@ -53,6 +54,36 @@ def save(path: str | os.PathLike, ledger: dict) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps({"format": FORMAT, "experiments": ledger}, indent=1, sort_keys=True) + "\n")
+
+
+def part(name: str, scale: str) -> str:
+    """The name in the ledger of what an experiment has at a scale: 'pflego-table2', or 'pflego-table2, laptop'.
+
+    The latter if every run is smaller than the paper's at this scale.
+    """
+    smaller = name in EXPERIMENTS and EXPERIMENTS[name].sizes[scale].config
+    return f"{name}, {scale}" if smaller else name
+
+
+def parts(name: str) -> dict[str, str]:
+    """{part: its smaller scale, or ''} of an experiment; first the one at the paper's size."""
+    return {name: ""} | {part(name, scale): scale for scale, size in EXPERIMENTS[name].sizes.items() if size.config}
+
+
+def _in_parts(ledger: dict) -> dict:
+    """A ledger of format 1 with a part for each smaller scale."""
+    found: dict = {}
+    for name, cells in ledger.items():
+        if name not in EXPERIMENTS:
+            found[name] = cells
+            continue
+        for cell, entry in cells.items():
+            for seed, result in entry.get("seeds", {}).items():
+                its = found.setdefault(part(name, result["scale"]), {}).setdefault(cell, {"seeds": {}})
+                its["seeds"][seed] = result
+            if "not run" in entry:
+                found.setdefault(name, {}).setdefault(cell, {"seeds": {}})["not run"] = entry["not run"]
+    return found
 
 
 def key(cell: Cell) -> str:
@@ -209,11 +240,13 @@ def notes(path: str | os.PathLike) -> dict:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise LedgerError(f"{path} cannot be read: {error}") from error
+    experiments = {each: name for name in EXPERIMENTS for each in parts(name)}
     for name, cells in found.items():
         if name == "about":
-            known = {*EXPERIMENTS, *FIGURES}
-        elif name in EXPERIMENTS:
-            known = {key(cell) for cell in EXPERIMENTS[name].cells} | {c.column for c in EXPERIMENTS[name].cells}
+            known = {*experiments, *FIGURES}
+        elif name in experiments:
+            its_cells = EXPERIMENTS[experiments[name]].cells
+            known = {key(cell) for cell in its_cells} | {cell.column for cell in its_cells}
         else:
             raise LedgerError(f"{path} is about an experiment {name!r} that there is not")
         for cell in cells:

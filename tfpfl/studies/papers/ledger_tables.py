@@ -7,26 +7,36 @@ from tfpfl.runs import statistics
 from tfpfl.runs.protocols import protocol
 from tfpfl.studies.fitted_table import FittedTable
 from tfpfl.studies.papers import equal_cost
+from tfpfl.studies.papers import ledger as ledgers
 from tfpfl.studies.papers.experiments import EXPERIMENTS, Experiment
 from tfpfl.studies.papers.ledger import DECIMALS, agreement, key, measured, method_title, text, value, verdicts
 from tfpfl.studies.papers.pictures import FIGURES, Picture
 from tfpfl.studies.run_groups import SIDE_WORDS
 
 
-def table(name: str, cells: dict, title: str = "", experiment: Experiment | None = None) -> FittedTable:
+def table(
+    name: str, cells: dict, scale: str = "", title: str = "", experiment: Experiment | None = None
+) -> FittedTable:
     """A table of one experiment for the terminal, with the cells that were run.
 
     Where some clients had never taken part, EV-all of those that had and of the others follows in two more rows.
-    `experiment` replaces the one that has this name.
+
+    Args:
+        name: the experiment.
+        cells: its part of the ledger.
+        scale: the scale of the part. If its runs are smaller than the paper's, they are not compared with the paper.
+        title: of the table; default: the part's name and the experiment's title.
+        experiment: replaces the one that has this name.
     """
+    part = ledgers.part(name, scale) if scale else name
     experiment = experiment or EXPERIMENTS[name]
-    out = FittedTable(title=title or f"{name}: {experiment.title}")
+    out = FittedTable(title=title or f"{part}: {experiment.title}")
     out.add_column("method")
     for heading in ("published", "ours", "gap", "EV-all", "rounds"):
         out.add_column(heading, justify="right")
     out.add_column("")
     column: str | None = None
-    for row in _rows(experiment, cells):
+    for row in _rows(experiment, cells, compared=part == name):
         if row["seeds"]:
             if row["column"] != column:
                 column = row["column"]
@@ -84,60 +94,60 @@ def markdown(ledger: dict, notes: dict | None = None) -> str:
     notes = notes or {}
     parts = [_HEAD]
     for name, experiment in EXPERIMENTS.items():
-        cells = ledger.get(name, {})
-        parts.append(f"## {name}: {experiment.title}\n{experiment.source}. {experiment.note}".rstrip())
-        parts.append(f"Measured as the paper does: {protocol(experiment.protocol)}.{_exceptions(experiment)}")
-        if name in notes.get("about", {}):
-            parts.append(notes["about"][name].strip())
-        scales = {e["scale"] for c in cells.values() for e in c.get("seeds", {}).values()}
-        parts += [f"At {s} scale {size.said}." for s, size in experiment.sizes.items() if s in scales and size.said]
-        rows = _rows(experiment, cells)
-        done = [row for row in rows if row["seeds"]]
-        if done:
-            names = (
-                "column",
-                "method",
-                "published",
-                "ours",
-                "gap",
-                "EV-all",
-                "rounds",
-                "seeds",
-                "seconds",
-                "agreement",
-            )
-            lines = ["| " + " | ".join(names) + " |", "|---|---|" + "---:|" * 7 + "---|"]
-            for row in done:
-                lines.append("| " + " | ".join(row[n] for n in names) + " |")
-                for side, after in row["sides"]:
-                    extra = {"column": row["column"], "method": f"{row['method']}, {side}", "EV-all": after}
-                    lines.append("| " + " | ".join(extra.get(n, "") for n in names) + " |")
-            parts.append("\n".join(lines))
-        held = [(said, column, verdict) for said, column, verdict in verdicts(experiment, cells) if verdict != "open"]
-        if held:
-            lines = [f"* {column}: {said}: **{v}**{_lengths(experiment, cells, column)}" for said, column, v in held]
-            if all(len(c.get("seeds", {})) < 2 for c in cells.values()):
-                parts.append("Orders in one seed (another seed may give another order):")
-            parts.append("\n".join(lines))
-        parts += equal_cost.markdown(experiment, cells)
-        why = [f"* {cell}: {note}" for cell, note in notes.get(name, {}).items()]
-        if why:
-            parts.append("Suspected causes, and what was tried:\n\n" + "\n".join(why))
-        if len(done) < len(rows):
-            parts.append("Not run: " + "; ".join(_missing(rows)) + ".")
-        if done:
-            commands = sorted({e["command"] for c in cells.values() for e in c.get("seeds", {}).values()})
-            runs = sorted(
-                f"{cell}: " + ", ".join(f"seed {seed} {e['run']}" for seed, e in c["seeds"].items())
-                for cell, c in cells.items()
-                if c.get("seeds")
-            )
-            listed = "\n".join(f"    {line}" for line in [*commands, "", *runs])
-            parts.append(f"<details><summary>Commands, and the runs' hashes</summary>\n\n{listed}\n\n</details>")
+        for part, scale in ledgers.parts(name).items():
+            if part in ledger or not scale:
+                parts += _part(part, scale, experiment, ledger, notes)
     for name, picture in FIGURES.items():
         if name in ledger:
             parts += _picture(name, picture, ledger[name], notes.get("about", {}).get(name))
     return "\n\n".join(parts) + "\n"
+
+
+def _part(part: str, scale: str, experiment: Experiment, ledger: dict, notes: dict) -> list[str]:
+    """The paragraphs on an experiment at one size; `scale` is '' at the paper's."""
+    cells = ledger.get(part, {})
+    parts = [f"## {part}: {experiment.title}\n{experiment.source}. {experiment.note}".rstrip()]
+    if scale:
+        said = experiment.sizes[scale].said
+        parts.append(f"Smaller than the paper's: {said}. So nothing here agrees or disagrees with the paper.")
+    parts.append(f"Measured as the paper does: {protocol(experiment.protocol)}.{_exceptions(experiment)}")
+    if part in notes.get("about", {}):
+        parts.append(notes["about"][part].strip())
+    rows = _rows(experiment, cells, compared=not scale)
+    done = [row for row in rows if row["seeds"]]
+    if done:
+        names = ("column", "method", "published", "ours", "gap", "EV-all", "rounds", "seeds", "seconds", "agreement")
+        lines = ["| " + " | ".join(names) + " |", "|---|---|" + "---:|" * 7 + "---|"]
+        for row in done:
+            lines.append("| " + " | ".join(row[n] for n in names) + " |")
+            for side, after in row["sides"]:
+                extra = {"column": row["column"], "method": f"{row['method']}, {side}", "EV-all": after}
+                lines.append("| " + " | ".join(extra.get(n, "") for n in names) + " |")
+        parts.append("\n".join(lines))
+    held = [(said, column, verdict) for said, column, verdict in verdicts(experiment, cells) if verdict != "open"]
+    if held:
+        lines = [f"* {column}: {said}: **{v}**{_lengths(experiment, cells, column)}" for said, column, v in held]
+        if all(len(c.get("seeds", {})) < 2 for c in cells.values()):
+            parts.append("Orders in one seed (another seed may give another order):")
+        parts.append("\n".join(lines))
+    parts += equal_cost.markdown(experiment, cells)
+    why = [f"* {cell}: {note}" for cell, note in notes.get(part, {}).items()]
+    if why:
+        parts.append("Suspected causes, and what was tried:\n\n" + "\n".join(why))
+    if not done and not scale and any(other.startswith(f"{part}, ") for other in ledger):
+        parts.append("Not run at the paper's size. A smaller setting follows.")
+    elif len(done) < len(rows):
+        parts.append("Not run: " + "; ".join(_missing(rows)) + ".")
+    if done:
+        commands = sorted({e["command"] for c in cells.values() for e in c.get("seeds", {}).values()})
+        runs = sorted(
+            f"{cell}: " + ", ".join(f"seed {seed} {e['run']}" for seed, e in c["seeds"].items())
+            for cell, c in cells.items()
+            if c.get("seeds")
+        )
+        listed = "\n".join(f"    {line}" for line in [*commands, "", *runs])
+        parts.append(f"<details><summary>Commands, and the runs' hashes</summary>\n\n{listed}\n\n</details>")
+    return parts
 
 
 def _picture(name: str, picture: Picture, found: dict, about: str | None) -> list[str]:
@@ -184,7 +194,8 @@ def _exceptions(experiment: Experiment) -> str:
     return "".join(f" {get_method(method).title}: {protocol(name)}." for method, name in own.items())
 
 
-def _rows(experiment: Experiment, cells: dict) -> list[dict]:
+def _rows(experiment: Experiment, cells: dict, compared: bool = True) -> list[dict]:
+    """The rows of a table; `compared`: whether they have the gap to the paper, and whether they agree with it."""
     decimals, rows = DECIMALS[experiment.measures], []
     for cell in experiment.cells:
         found = cells.get(key(cell), {})
@@ -192,7 +203,9 @@ def _rows(experiment: Experiment, cells: dict) -> list[dict]:
         ours, after = measured(experiment, cell, found), None
         if experiment.measures == "accuracy":
             after = value(experiment, found, "EV-all")
-        gap = f"{ours[0] - cell.published.value:+.{decimals}f}" if ours is not None and cell.published else "-"
+        gap = "-"
+        if compared and ours is not None and cell.published:
+            gap = f"{ours[0] - cell.published.value:+.{decimals}f}"
         rounds = sorted({e["rounds"] for e in seeds.values()})
         stopped = ", stopped" if any(e["stopped"] for e in seeds.values()) else ""
         rows.append(
@@ -207,7 +220,7 @@ def _rows(experiment: Experiment, cells: dict) -> list[dict]:
                 "rounds": "-".join(map(str, rounds)) + stopped,
                 "seeds": str(len(seeds)) if seeds else "",
                 "seconds": f"{sum(e['seconds'] for e in seeds.values()):.0f}",
-                "agreement": agreement(experiment, cell, found),
+                "agreement": agreement(experiment, cell, found) if compared else "-",
                 "why": f": {found['not run']}" if "not run" in found else "",
             }
         )
