@@ -235,6 +235,15 @@ def test_a_small_suite_runs_measures_and_is_not_run_again(tmp_path, monkeypatch)
     told.clear()
     run_suite(tmp_path / "out", study=study, tell=told.append)
     assert not told and before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob(FILE)}
+    # What is damaged, or was measured of another number of rounds or in another way, is measured anew.
+    damaged, other, older = sorted(before)[:3]
+    contents = [path.read_text() for path in (damaged, other, older)]
+    damaged.write_text("{")
+    other.write_text(contents[1].replace('"rounds": 2', '"rounds": 1'))
+    older.write_text(contents[2].replace('"epochs": 20', '"epochs": 5'))
+    run_suite(tmp_path / "out", study=study, tell=told.append)
+    assert sum("measured" in line for line in told) == 3
+    assert [path.read_text() for path in (damaged, other, older)] == contents
 
 
 MEASURING = """
@@ -245,7 +254,7 @@ from tfpfl.studies.suite import measures
 def slow(folder):
     (folder / "begun").touch()
     time.sleep(float(sys.argv[2]))
-    (folder / measures.FILE).write_text("{}")
+    (folder / measures.FILE).write_text(json.dumps({"of": measures._of(folder)}))
 
 measures.measure = slow
 if __name__ == "__main__":
@@ -260,6 +269,7 @@ def test_measuring_that_is_ended_ends_and_leaves_no_process_and_goes_on_later(tm
     folders = [tmp_path / str(i) for i in range(4)]
     for folder in folders:
         folder.mkdir()
+        (folder / "summary.json").write_text('{"run_id": "a", "rounds": 1}')
     script = tmp_path / "measuring.py"
     script.write_text(MEASURING)
     command = [sys.executable, str(script), json.dumps([str(folder) for folder in folders])]  # and seconds for each

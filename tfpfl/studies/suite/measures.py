@@ -28,7 +28,7 @@ def measure(folder: Path) -> dict:
         {'shots': {k: [n] scores of the people who never trained, after adapting to k examples of each class; '0' before
         adapting}, 'own', 'others': [n] the model of each person who trained, on its own and on the other people's test
         examples, 'ece', 'nll', 'coverage', 'set_size': [n]}; one threshold of the conformal sets for all. In place of
-        what a method cannot have, {'why': text}.
+        what a method cannot have, {'why': text}. And 'of': what was measured, see `_of`.
     """
     from tfpfl.runs.run import Run
     from tfpfl.studies.few_shots import shot_curve
@@ -50,8 +50,25 @@ def measure(folder: Path) -> dict:
             return {name: getattr(found, name).tolist() for name in ("ece", "nll", "coverage", "set_size")}
 
         result = {name: _or_why(part) for name, part in (("shots", shots), ("people", others), ("trust", trusted))}
+    result["of"] = _of(folder)
     write_whole(folder / FILE, json.dumps(result))
     return result
+
+
+def _of(folder: Path) -> dict:
+    """What measures belong to: the run, its rounds, and how it is measured. Others are not those of this call."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    of_run = {name: summary[name] for name in ("run_id", "rounds")}
+    return of_run | {"shots": list(SHOTS), "epochs": EPOCHS, "alpha": ALPHA}
+
+
+def _kept(folder: Path) -> dict | None:
+    """The measures in a run's folder; None if there are none, or others than this version makes of this run."""
+    try:
+        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("of") == _of(folder) else None
 
 
 def _or_why(part: Callable[[], dict]) -> dict:
@@ -62,8 +79,8 @@ def _or_why(part: Callable[[], dict]) -> dict:
 
 
 def measured(folders: Sequence[Path], *, processes: int, tell: Callable[[str], None]) -> dict[Path, dict]:
-    """The measures of runs: read, or made by so many processes where a folder has none yet."""
-    missing = [folder for folder in folders if not (folder / FILE).exists()]
+    """The measures of finished runs: read, or made by so many processes where a folder does not have them."""
+    missing = [folder for folder in folders if _kept(folder) is None]
     with ProcessPoolExecutor(processes, get_context("spawn"), _begin, (os.getpid(),)) as pool:
         waiting = {pool.submit(measure, folder): folder for folder in missing}
         try:
