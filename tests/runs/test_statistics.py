@@ -124,6 +124,17 @@ def test_gains_are_paired_and_equal_is_not_worse():
         statistics.gains([0.5, 0.7], [0.5, 0.7, 0.9])
 
 
+def test_what_rounding_alone_makes_different_is_equal():
+    rng = np.random.default_rng(0)
+    scores = rng.integers(0, 30, (100, 10)) / 29
+    mixed = rng.permuted(scores, axis=1).mean(1)
+    assert (scores.mean(1) != mixed).any()
+    assert not statistics.gains(scores.mean(1), mixed).any() and statistics.share_worse(scores.mean(1), mixed) == 0
+    assert statistics.wilcoxon(scores.mean(1), mixed).zeros == 100
+    assert statistics.gains([1e-9, np.nan, 1.0], [2e-9, 0.5, 0.75]).tolist()[::2] == [-1e-9, 0.25]
+    assert statistics.gains([3e300], [1e300])[0] == pytest.approx(2e300) and statistics.gains([0.0], [0.0])[0] == 0
+
+
 def test_wilcoxon_by_enumeration_of_all_signs():
     """Without ties the p-value is the share of the 2^n sign patterns whose W+ is at least the one found."""
     differences = np.array([0.05, -0.01, 0.07, 0.02, 0.11, -0.03, 0.08])

@@ -162,6 +162,9 @@ def gini(values) -> float:
 def gains(values, than) -> np.ndarray:
     """The differences values - than [n], client by client; NaN if one of the two is NaN.
 
+    They are rounded to 12 digits of the largest value, so that what is equal but for rounding counts as equal: the mean
+    of the same ten scores depends on their order in the last bit.
+
     Raises:
         InvalidArgument: they are not two vectors of the same length.
     """
@@ -170,7 +173,9 @@ def gains(values, than) -> np.ndarray:
         raise InvalidArgument(
             f"clients are compared one by one: give two vectors of one length, found {values.shape} and {than.shape}"
         )
-    return values - than
+    both = np.abs([values, than])
+    largest = both[np.isfinite(both)].max(initial=0.0)
+    return np.round(values - than, 12 - math.ceil(math.log10(largest))) if largest else values - than
 
 
 def share_worse(values, than, direction: str = "max") -> float:
