@@ -63,7 +63,36 @@ def test_settings_are_ranked_by_validation_and_halving_only_adds_rounds(config, 
     assert Record.read(winner.folder).rounds == 4
     assert winner.accuracy == Record.read(winner.folder).result(VALIDATION).accuracy
     again = search.search_hyperparameters(config, settings, tmp_path / "out", factor=2)  # nothing is left to run
-    assert again[-1][0].folder == winner.folder
+    assert again == found  # each stage is scored as it was, although its runs have been continued
+    more = search.search_hyperparameters(replace(config, rounds=8), settings, tmp_path / "out", factor=2)
+    assert [rung[0].rounds for rung in more] == [2, 4, 8]
+    for candidate in more[0]:  # two of them had gone on to 4 rounds before
+        assert candidate.accuracy == Record.read(candidate.folder).result_by(2, VALIDATION).accuracy
+
+
+@pytest.mark.slow
+def test_a_schedule_ends_with_the_last_stage_and_patience_is_for_other_runs(config, tmp_path):
+    config = replace(config, schedule="cosine", patience=1)
+    found = search.search_hyperparameters(config, search.grid({"beta": [0.05, 0.02]}), tmp_path / "out", factor=2)
+    record = Record.read(found[-1][0].folder)
+    assert record.config.schedule == "cosine:0.0:4" and record.rounds == 4 and record.config.patience is None
+    assert found[-1][0].accuracy != next(c.accuracy for c in found[0] if c.folder == record.folder)
+    longer = search.search_hyperparameters(replace(config, rounds=6), [{"beta": 0.05}], tmp_path / "out")
+    assert longer[0][0].folder != record.folder  # another schedule is another run
+
+
+def test_a_changed_network_is_searched_anew(config, tmp_path):
+    network = tmp_path / "net.py"
+    scores = []
+    for units in (3, 64):
+        network.write_text(
+            "import keras\n\n\ndef make(input_shape):\n    return keras.Sequential([keras.Input(input_shape), "
+            f'keras.layers.Flatten(), keras.layers.Dense({units}, "relu")])\n'
+        )
+        its = replace(config, rounds=1, network=f"{network}:make")
+        ((found,),) = search.search_hyperparameters(its, [{"beta": 0.05}], tmp_path / "out")
+        scores.append((found.folder, Record.read(found.folder).config.network_hash))
+    assert scores[0][0] != scores[1][0] and scores[0][1] != scores[1][1]
 
 
 @pytest.mark.table

@@ -4,7 +4,7 @@ import csv
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -198,6 +198,13 @@ class Record:
         """The number of rounds by whose end the run had spent no more than `amount`; see `spent` for `what`."""
         within = self.spent(what) <= amount * (1 + 1e-9)
         return max((row["round"] for row, there in zip(self.history, within, strict=True) if there), default=0)
+
+    def until(self, round_num: int) -> "Record":
+        """The record as if the run had ended after a round, but for its summary."""
+        rows = [row for row in self.history if row["round"] <= round_num]
+        return replace(
+            self, history=rows, evaluations=[score for score in self.evaluations if score.round_num <= round_num]
+        )
 
     def result_by(self, round_num: int, protocol: Protocol = EV_ALL) -> Result | None:
         """The result of a protocol as if the run had ended after a round; None if it was not evaluated by then."""

@@ -17,9 +17,10 @@ from scipy.stats import loguniform
 from sklearn.model_selection import ParameterGrid, ParameterSampler
 
 from tfpfl.algorithms import check_names
+from tfpfl.algorithms.parts.schedules import with_end
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.kinds import ACCURACY, ScoreName
-from tfpfl.runs.config import RunConfig, entries
+from tfpfl.runs.config import RunConfig
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.metrics import kind_of
 from tfpfl.runs.protocols import SIDES, Protocol
@@ -146,7 +147,8 @@ def search_hyperparameters(
     """Trains the settings and ranks them by their score on validation examples.
 
     Args:
-        config: what all settings have in common; its rounds are those of the last stage.
+        config: what all settings have in common; its rounds are those of the last stage. Its `patience` is not used:
+            settings are compared after equal numbers of rounds.
         settings: the hyperparameters to try; they replace those of `config`.
         out: the folder with the run folders.
         factor: successive halving keeps the best 1 / `factor` after each stage; 1 trains every setting to the end.
@@ -167,7 +169,9 @@ def search_hyperparameters(
         raise InvalidArgument("a setting is there twice")
     for setting in settings:
         check_names(config.method, config.preset, setting)
-    configs = [replace(config, hyperparameters=config.hyperparameters | s, evaluate_every=0) for s in settings]
+    # A schedule ends with the last stage. A stage has scores after its own last rounds alone, too few for `patience`.
+    config = replace(config, schedule=with_end(config.schedule, config.rounds), evaluate_every=0, patience=None)
+    configs = [replace(config, hyperparameters=config.hyperparameters | s) for s in settings]
     federation = open_federation(config, allow_download=allow_download)
     if not federation.num_examples("validation").any():
         raise InvalidArgument(
@@ -182,7 +186,7 @@ def search_hyperparameters(
     for n, rounds in rungs(len(left), config.rounds, factor):
         rung = []
         for setting, its_config in left[:n]:
-            folder = Path(out) / f"{config.short_name}-{_name(entries(its_config) | {'rounds': 0})}"
+            folder = Path(out) / f"{config.short_name}-{its_config.resolved(federation).run_id[:10]}"
             scores = _scores(folder, replace(its_config, rounds=rounds), federation, callbacks(written(setting)))
             seen, never_seen, counts = scores[1:]
             rung.append(Candidate(setting, rounds, scores[0], folder, seen, never_seen, counts, named))
@@ -203,7 +207,7 @@ def written(setting: Mapping[str, Any]) -> str:
 def _scores(folder: Path, config: RunConfig, federation, callbacks) -> tuple:
     """What a `Candidate` has: its score, those of the clients that had taken part and of the others, their numbers.
 
-    Trains the run if it does not have its rounds yet.
+    Trains the run if it does not have its rounds yet. A run that later stages have continued is scored as it was.
     """
     with Run.create_or_resume(config, folder, federation) as run:
         if run.store.round_num < config.rounds:
@@ -211,7 +215,7 @@ def _scores(folder: Path, config: RunConfig, federation, callbacks) -> tuple:
                 run.train(callbacks)
             except DivergedError:
                 return math.nan, math.nan, math.nan, None
-    record = Record.read(folder)
+    record = Record.read(folder).until(config.rounds)
     results = [record.result(VALIDATION._replace(clients=clients)) for clients in ("all", *SIDES)]
     return *(result.score if result else math.nan for result in results), record.seen_counts(VALIDATION)
 

@@ -148,7 +148,8 @@ class _Jobs:
 
     def _of_search(self, setting: dict, rounds: int, seed: int) -> Job:
         config = self.study.config(self.data, self.method, setting, seed, rounds)
-        config = replace(config, evaluate_every=0)  # the last ten rounds are evaluated in any case
+        # The last ten rounds are evaluated in any case: too few for `patience`, and settings get equal rounds.
+        config = replace(config, evaluate_every=0, patience=None)
         folder = self.out / "search" / self.data.name / self.method.name / f"{self._hash(config)}-s{seed}"
         return Job(f"{self._name}, {written(setting)}, seed {seed}, {rounds} rounds", config, folder, False)
 
