@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -152,6 +153,26 @@ def test_reproduce_on_a_federation_says_that_it_compares_with_no_paper(federatio
     assert folder.name.startswith("local-four-") and read_config(folder).hyperparameters["momentum"] == 0.9
     assert "four Local" in call("reproduce", "pgfed-tables3-4", *args, "--no-run")
     assert "four" not in call("reproduce", "pgfed-tables3-4", "--no-run", "--out", tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_another_network_or_federation_of_the_same_name_is_run_and_kept_apart(federation, tmp_path):
+    network, mine = tmp_path / "net.py", tmp_path / "mine"
+    for units, source in ((3, federation.path), (5, federation.path), (5, None)):
+        shutil.rmtree(mine, ignore_errors=True)
+        if source:
+            shutil.copytree(source, mine)
+        else:
+            call("partition", "--dataset", "digits", "--clients", "5", mine)
+        network.write_text(
+            "import keras\n\n\ndef make(input_shape):\n    return keras.Sequential([keras.Input(input_shape), "
+            f'keras.layers.Flatten(), keras.layers.Dense({units}, "relu")])\n'
+        )
+        args = ["--federation", mine, "--network", f"{network}:make", "--only", "local", "--rounds", 1, "--seeds", 1]
+        call("reproduce", "fedamp-iid", *args, "--out", tmp_path / "out")
+    parts = ledgers.load(tmp_path / "out" / "ledger.json")
+    runs = [entry["run"] for part in parts.values() for cell in part.values() for entry in cell["seeds"].values()]
+    assert len(parts) == 3 and len(set(runs)) == 3
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_orderings():
 
 
 def seeds(*pairs):
-    return {"seeds": {str(i): {"accuracy": {"EV-all": list(pair)}} for i, pair in enumerate(pairs)}}
+    return {"seeds": {str(i): {"rounds": 200, "accuracy": {"EV-all": list(pair)}} for i, pair in enumerate(pairs)}}
 
 
 def test_a_cell_over_clients_and_over_seeds():
@@ -195,11 +195,38 @@ def test_nothing_that_was_recorded_agrees_with_one_seed():
 def test_verdicts():
     def of(pflego, fedavg):
         cells = {"digits | pflego": pflego, "digits | fedavg": fedavg}
-        return [held for _, column, held in ledgers.verdicts(TOY, cells) if column == "digits"]
+        return [held for _, column, held, *_ in ledgers.verdicts(TOY, cells) if column == "digits"]
 
     assert of(seeds((90.0, 1.0)), seeds((80.0, 1.0))) == ["holds"]
     assert of(seeds((80.0, 1.0)), seeds((80.0, 1.0))) == ["fails"]
     assert of(seeds((80.0, 1.0)), {}) == ["open"]
+    # By the seeds that both have.
+    assert of(seeds((90.0, 1.0), (10.0, 1.0)), seeds((80.0, 1.0))) == ["holds"]
+    cells = {"digits | pflego": seeds((90.0, 1.0), (91.0, 1.0)), "digits | fedavg": seeds((80.0, 1.0))}
+    assert ledgers.verdicts(TOY, cells)[0].seeds == ("0",)
+    assert ledger_tables.order_lines(TOY, cells) == [
+        "digits: PFLEGO > FedAvg: **holds** (one seed; another may give another order)"
+    ]
+
+
+def test_two_seeds_do_not_widen_what_counts_as_near_the_best():
+    """Student's interval of two seeds is 12.7 standard errors wide: any method would be near the best."""
+    near = TOY._replace(orderings=(Ordering("near", ("digits",), best_or_near("pflego")),))
+
+    def of(*pflego):
+        fedavg = seeds(*[(70.0, 1.0)] * len(pflego))
+        (found,) = ledgers.verdicts(near, {"digits | pflego": seeds(*pflego), "digits | fedavg": fedavg})
+        return found.held
+
+    assert of((38.0, 2.0), (45.0, 2.0)) == "fails" and of((69.0, 2.0), (68.5, 2.0)) == "holds"
+    assert of((69.0, 0.1), (68.0, 0.1), (71.0, 0.1)) == "holds"  # three: over seeds
+
+
+def test_rounds_to_an_accuracy_that_a_seed_does_not_reach_have_no_mean():
+    table = TOY._replace(measures="rounds to 70 %")
+    of = lambda *rounds: {"seeds": {str(i): {"rounds to 70 %": n} for i, n in enumerate(rounds)}}  # noqa: E731
+    assert ledgers.value(table, of(30, 40))[0] == 35 and ledgers.value(table, of(30, None)) is None
+    assert ledgers.agreement(table, TOY.cells[0], of(30, None)) == "not reached"
 
 
 @pytest.mark.slow
@@ -298,7 +325,7 @@ def test_words_for_columns_of_unequal_length_and_for_what_is_missing():
     cells = {"digits | pflego": seeds((90.0, 1.0)), "digits | fedavg": seeds((80.0, 1.0))}
     for cell_, rounds in zip(cells.values(), (50, 200), strict=True):
         cell_["seeds"]["0"]["rounds"] = rounds
-    assert ledger_tables._lengths(TOY, cells, "digits") == " (rounds: 50 of PFLEGO; 200 of FedAvg)"
+    assert ledger_tables._lengths(TOY, cells, "digits") == "; rounds: 50 of PFLEGO; 200 of FedAvg"
     assert ledger_tables._lengths(TOY, cells, "more") == ""
     row = {"column": "a", "method": "x", "seeds": "", "why": ""}
     rows = [row, row | {"method": "y", "seeds": "1"}, row | {"column": "b", "why": ": no data"}, row | {"column": "b"}]

@@ -137,16 +137,16 @@ def reproduce(name, plot, over, write, no_run, rounds, seeds, out, ledger, feder
     if name in papers.FIGURES:
         console.print(ledger_tables.picture_table(name, ledgers.load(ledger).get(name, {})))
     elif own:
-        cells = ledgers.load(ledger).get(ledger_name(name, on), {})
+        cells = ledgers.load(ledger).get(ledger_name(name, kw["scale"], on, network), {})
         console.print(ledger_tables.table(name, cells, experiment=own))
     elif name is not None:
-        cells = ledgers.load(ledger).get(ledgers.part(name, kw["scale"]), {})
+        part = ledgers.part(name, kw["scale"])
+        cells = ledgers.load(ledger).get(part, {})
         console.print(ledger_tables.table(name, cells, kw["scale"]))
         if (compared := equal_cost.table(papers.experiment(name), cells)) is not None:
             console.print(compared)
-        for text, column, held in ledgers.verdicts(papers.experiment(name), cells):
-            if held != "open":
-                console.print(f"{column}: {text}: [bold]{held}[/]", soft_wrap=True)
+        for line in ledger_tables.order_lines(papers.experiment(name), cells, "") if part == name else ():
+            console.print(line, soft_wrap=True)
     if name is not None and plot:
         write_picture(papers.draw(name, out, kw["scale"], own, over or ("rounds",), kw["only"]), plot)
     if write:

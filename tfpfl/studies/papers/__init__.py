@@ -19,7 +19,7 @@ from tfpfl.runs.run import Run
 from tfpfl.runs.training import DivergedError
 from tfpfl.studies.papers import equal_cost
 from tfpfl.studies.papers import ledger as ledgers
-from tfpfl.studies.papers.elsewhere import data_name, ledger_name, on_federation, said
+from tfpfl.studies.papers.elsewhere import data_name, decides, ledger_name, on_federation, said
 from tfpfl.studies.papers.experiments import EXPERIMENTS, SCALES, Cell, Experiment, Size
 from tfpfl.studies.papers.pictures import FIGURES, Picture
 from tfpfl.studies.records import Record
@@ -61,8 +61,8 @@ def table_on(name: str, federation: Federation, size: Size, network: str | None 
 def run_folder(out: Path, cell: Cell, seed: int) -> Path:
     """The run folder of a cell and seed in the folder `out`: ALGORITHM-DATASET-HASH-sSEED."""
     config = RunConfig(**cell.config, seed=seed)
-    decides = json.dumps(cell.config, sort_keys=True)
-    data, digest = data_name(cell.config).replace("/", "-"), hashlib.sha256(decides.encode()).hexdigest()[:10]
+    content = json.dumps(decides(cell.config), sort_keys=True)
+    data, digest = data_name(cell.config).replace("/", "-"), hashlib.sha256(content.encode()).hexdigest()[:10]
     return Path(out) / f"{config.algorithm}-{data}-{digest}-s{seed}"
 
 
@@ -115,7 +115,7 @@ def reproduce(
     size, path = size or found.sizes[scale], ledger or Path(out) / "ledger.json"
     entry = name
     if federation is not None:
-        found, entry = table_on(name, federation, size, network), ledger_name(name, federation)
+        found, entry = table_on(name, federation, size, network), ledger_name(name, scale, federation, network)
         tell(said(name, found, federation))
     elif not isinstance(found, Picture):
         found, entry = found.at(size), ledgers.part(name, scale)
@@ -232,9 +232,8 @@ def _measure(name, picture, seed, out, scale, without, path, command, tell) -> N
         for cell, error in without.items()
     }
     if picture.cells and not runs:
-        ledger = ledgers.load(path)
-        ledger.setdefault(name, {"seeds": {}})["not run"] = next(iter(told.values()), "no run came to an end")
-        ledgers.save(path, ledger)
+        with ledgers.changed(path) as ledger:
+            ledger.setdefault(name, {"seeds": {}})["not run"] = next(iter(told.values()), "no run came to an end")
         raise next(
             iter(without.values()), InvalidArgument(f"there is no figure {name}: none of its runs came to an end")
         )
@@ -248,11 +247,10 @@ def _measure(name, picture, seed, out, scale, without, path, command, tell) -> N
     records = {cell: Record.read(folder) for cell, folder in runs.items()}
     entry["rounds"] = {cell: record.rounds for cell, record in records.items()}
     entry["runs"] = {cell: record.summary.get("run_id", "")[:12] for cell, record in records.items()}
-    ledger = ledgers.load(path)
-    found = ledger.setdefault(name, {"seeds": {}})
-    found.pop("not run", None)
-    found["seeds"][str(seed)] = entry
-    ledgers.save(path, ledger)
+    with ledgers.changed(path) as ledger:
+        found = ledger.setdefault(name, {"seeds": {}})
+        found.pop("not run", None)
+        found["seeds"][str(seed)] = entry
 
 
 def _data(out: Path, name: str, seed: int) -> Path:
@@ -274,27 +272,26 @@ def _write(path: Path, data: dict) -> None:
 
 
 def _note(path, name, experiment, cell, seed, out, scale, size, command, why) -> None:
-    """Adds a cell to the ledger. It reads the ledger again first, as another process may have changed it."""
-    ledger = ledgers.load(path)
-    found = ledger.setdefault(name, {}).setdefault(ledgers.key(cell), {"seeds": {}})
+    """Adds a cell to the ledger."""
     folder = run_folder(out, cell, seed)
     try:
         record = Record.read(folder)
     except RunError:  # no round was saved
         record = None
-    if record is None:
-        found["not run"] = why
-    else:
+    local = None
+    if record is not None and experiment.measures == "gain over Local":
+        (baseline,) = [c for c in experiment.cells if c.column == cell.column and c.method == "local"]
+        other = run_folder(out, baseline, seed)
+        local = Record.read(other) if (other / "summary.json").exists() else None
+    with ledgers.changed(path) as ledger:
+        found = ledger.setdefault(name, {}).setdefault(ledgers.key(cell), {"seeds": {}})
+        if record is None:
+            found["not run"] = why
+            return
         found.pop("not run", None)
-        local = None
-        if experiment.measures == "gain over Local":
-            (baseline,) = [c for c in experiment.cells if c.column == cell.column and c.method == "local"]
-            other = run_folder(out, baseline, seed)
-            local = Record.read(other) if (other / "summary.json").exists() else None
         found["seeds"][str(seed)] = ledgers.entry(record, scale, size.rounds, command, local)
         if experiment.measures == "accuracy":
             equal_cost.note(ledger[name], experiment, cell.column, seed, lambda cell, seed: run_folder(out, cell, seed))
-    ledgers.save(path, ledger)
 
 
 __all__ = ["EXPERIMENTS", "FIGURES", "SCALES", "Size", "draw", "experiment", "reproduce", "run_folder", "table_on"]

@@ -9,7 +9,9 @@ from pathlib import Path
 from tfpfl.algorithms import get_method
 from tfpfl.checks import one_line
 from tfpfl.data import Federation
+from tfpfl.runs.config import RunConfig, file_hash
 from tfpfl.studies.papers.experiments import Experiment
+from tfpfl.studies.papers.ledger import part
 
 DATA = ("dataset", "source", "partition", "partition_args", "clients", "validation", "data_seed", "federation")
 
@@ -62,9 +64,28 @@ def said(name: str, experiment: Experiment, federation: Federation) -> str:
     )
 
 
-def ledger_name(name: str, federation: Federation) -> str:
-    """The name of a table's results on a federation in the ledger; the papers' own results have other names."""
-    return f"{name} on {federation.hash[:12]}"
+def ledger_name(name: str, scale: str, federation: Federation, network: str | None = None) -> str:
+    """The name of a table's results on a federation in the ledger; the papers' own results have other names.
+
+    Args:
+        name: the name of the paper's experiment.
+        scale: the scale: one whose runs are smaller has a part of its own.
+        federation: the data.
+        network: the backbone that was asked for: a file counts by its content.
+    """
+    file = RunConfig(network=network).network_file
+    of_network = f"{network} {file_hash(file)[:12]}" if file else network
+    return f"{part(name, scale)} on {federation.hash[:12]}" + (f" with {of_network}" if network else "")
+
+
+def decides(config: dict) -> dict:
+    """What decides the numbers of a cell's runs: its configuration, with the contents of files for their paths."""
+    found = dict(config)
+    if config.get("federation"):
+        found["federation"] = Federation.load(config["federation"], verify=False).hash
+    if file := RunConfig(network=config.get("network")).network_file:
+        found["network"] = f"{config['network'].rpartition(':')[2]} {file_hash(file)}"
+    return found
 
 
 def data_name(config: dict) -> str:

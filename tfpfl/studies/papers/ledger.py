@@ -5,10 +5,14 @@ were not run, stopped early, or disagree with the paper. If the runs of a scale 
 with fewer clients, its results have a part of their own: they are no seeds of the paper's cells.
 """
 
+import fcntl
 import json
 import os
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,6 +58,18 @@ def save(path: str | os.PathLike, ledger: dict) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps({"format": FORMAT, "experiments": ledger}, indent=1, sort_keys=True) + "\n")
+
+
+@contextmanager
+def changed(path: str | os.PathLike) -> Iterator[dict]:
+    """The ledger, to be changed in the block and written after it; another process waits until then."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f".{path.name}.lock"), "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ledger = load(path)
+        yield ledger
+        save(path, ledger)
 
 
 def part(name: str, scale: str) -> str:
@@ -134,7 +150,8 @@ def entry(record: Record, scale: str, asked: int, command: str, local: Record | 
 def of_seeds(experiment: Experiment, cell: dict | None, name: str | None = None) -> list[tuple[float, float]]:
     """[(number, half interval over clients)] of every seed that has it; NaN where there is no interval.
 
-    For a gain, the second number is the standard deviation over clients. Arguments: see `value`.
+    For a gain, the second number is the standard deviation over clients. Rounds to an accuracy that one of the seeds
+    does not reach have no mean: then it is []. Arguments: see `value`.
     """
     seeds, name = list((cell or {}).get("seeds", {}).values()), name or experiment.protocol
     if experiment.measures == "accuracy":
@@ -143,7 +160,8 @@ def of_seeds(experiment: Experiment, cell: dict | None, name: str | None = None)
         return [(e["seconds a round"], float("nan")) for e in seeds]
     if experiment.measures == "gain over Local":
         return [tuple(e["gain over Local"]) for e in seeds if "gain over Local" in e]
-    return [(e["rounds to 70 %"], float("nan")) for e in seeds if e["rounds to 70 %"] is not None]
+    rounds = [e["rounds to 70 %"] for e in seeds]
+    return [] if None in rounds else [(number, float("nan")) for number in rounds]
 
 
 def value(experiment: Experiment, cell: dict | None, name: str | None = None) -> tuple[float, float] | None:
@@ -213,17 +231,41 @@ def agreement(experiment: Experiment, cell: Cell, found: dict | None) -> str:
     return "above" if gap > 0 else "below"
 
 
-def verdicts(experiment: Experiment, cells: dict) -> list[tuple[str, str, str]]:
-    """[(ordering, column, 'holds' | 'fails' | 'open')] of all orderings of an experiment; open: a value is missing."""
+class Verdict(NamedTuple):
+    """Whether an order of methods holds in a column."""
+
+    text: str  # the order in words
+    column: str
+    held: str  # 'holds', 'fails', or 'open': a value is missing
+    seeds: tuple[str, ...] = ()  # from which it is told: those that all of its methods have
+    methods: tuple[str, ...] = ()  # that it is about; (): all of the column
+
+
+def verdicts(experiment: Experiment, cells: dict) -> list[Verdict]:
+    """The verdicts on all orderings of an experiment.
+
+    Methods are compared by the seeds that all of them have. The interval of a value is over seeds for three or more;
+    for fewer, where that over seeds says little, it is the mean of the intervals over clients.
+    """
     found = []
     for ordering in experiment.orderings:
         for column in ordering.columns:
-            values = {}
+            there = {}
             for cell in experiment.cells:
-                if cell.column == column and (number := measured(experiment, cell, cells.get(key(cell)))) is not None:
-                    values[cell.label or cell.method] = number
+                entry = cells.get(key(cell), {})
+                about = not ordering.methods or cell.method in ordering.methods
+                if cell.column == column and about and measured(experiment, cell, entry) is not None:
+                    there[cell.label or cell.method] = cell, entry["seeds"]
+            common = set.intersection(*(set(seeds) for _, seeds in there.values())) if there else set()
+            values = {}
+            for name, (cell, seeds) in there.items():
+                entry = {"seeds": {seed: seeds[seed] for seed in sorted(common)}}
+                if pairs := of_seeds(experiment, entry, cell.protocol or None):
+                    half = over_seeds(pairs)[1] if len(pairs) > 2 else float(np.mean([half for _, half in pairs]))
+                    values[name] = float(np.mean([number for number, _ in pairs])), half
             held = ordering.holds(values)
-            found.append((ordering.text, column, "open" if held is None else "holds" if held else "fails"))
+            told = "open" if held is None else "holds" if held else "fails"
+            found.append(Verdict(ordering.text, column, told, tuple(sorted(common)), ordering.methods))
     return found
 
 

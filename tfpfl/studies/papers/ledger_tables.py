@@ -1,5 +1,7 @@
 """The ledger as tables for the terminal and as docs/reproduction.md."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tfpfl.algorithms import get_method
@@ -124,12 +126,9 @@ def _part(part: str, scale: str, experiment: Experiment, ledger: dict, notes: di
                 extra = {"column": row["column"], "method": f"{row['method']}, {side}", "EV-all": after}
                 lines.append("| " + " | ".join(extra.get(n, "") for n in names) + " |")
         parts.append("\n".join(lines))
-    held = [(said, column, verdict) for said, column, verdict in verdicts(experiment, cells) if verdict != "open"]
-    if held:
-        lines = [f"* {column}: {said}: **{v}**{_lengths(experiment, cells, column)}" for said, column, v in held]
-        if all(len(c.get("seeds", {})) < 2 for c in cells.values()):
-            parts.append("Orders in one seed (another seed may give another order):")
-        parts.append("\n".join(lines))
+    if not scale and (lines := order_lines(experiment, cells)):
+        parts.append("Orders, each from the seeds that all of its methods have:")
+        parts.append("\n".join(f"* {line}" for line in lines))
     parts += equal_cost.markdown(experiment, cells)
     why = [f"* {cell}: {note}" for cell, note in notes.get(part, {}).items()]
     if why:
@@ -148,6 +147,17 @@ def _part(part: str, scale: str, experiment: Experiment, ledger: dict, notes: di
         listed = "\n".join(f"    {line}" for line in [*commands, "", *runs])
         parts.append(f"<details><summary>Commands, and the runs' hashes</summary>\n\n{listed}\n\n</details>")
     return parts
+
+
+def order_lines(experiment: Experiment, cells: dict, strong: str = "**") -> list[str]:
+    """The verdicts on the orders of methods that can be told, a line each; `strong` stands around the verdict."""
+    found = []
+    for order, column, held, seeds, methods in verdicts(experiment, cells):
+        if held != "open":
+            told = "one seed; another may give another order" if len(seeds) == 1 else f"{len(seeds)} seeds"
+            lengths = _lengths(experiment, cells, column, methods)
+            found.append(f"{column}: {order}: {strong}{held}{strong} ({told}{lengths})")
+    return found
 
 
 def _picture(name: str, picture: Picture, found: dict, about: str | None) -> list[str]:
@@ -243,15 +253,15 @@ def _sides(experiment: Experiment, found: dict) -> list[tuple[str, str]]:
     ]
 
 
-def _lengths(experiment: Experiment, cells: dict, column: str) -> str:
-    """Text on the methods' rounds if those of a column have different numbers of rounds, otherwise ''."""
+def _lengths(experiment: Experiment, cells: dict, column: str, methods: Sequence[str] = ()) -> str:
+    """Text on the rounds of these methods (default: all) if those of a column have different numbers, otherwise ''."""
     rounds: dict[int, list[str]] = {}
-    for cell in experiment.cells:
+    for cell in [cell for cell in experiment.cells if not methods or cell.method in methods]:
         for e in cells.get(key(cell), {}).get("seeds", {}).values() if cell.column == column else ():
             rounds.setdefault(e["rounds"], []).append(cell.label or get_method(cell.method).title)
     if len(rounds) < 2:
         return ""
-    return f" (rounds: {'; '.join(f'{n} of {_listed(names)}' for n, names in sorted(rounds.items()))})"
+    return f"; rounds: {'; '.join(f'{n} of {_listed(names)}' for n, names in sorted(rounds.items()))}"
 
 
 def _listed(names: list) -> str:
