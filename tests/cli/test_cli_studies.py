@@ -66,7 +66,11 @@ def test_compare_trains_then_compares_then_writes(tmp_path):
         (["--algorithms", "pflego,local", "--columns", "gain over Local", "--set", "local.eta=-1"], "eta must be"),
         (["--algorithms", "fedavg,fedavg"], "FedAvg, seed 0, is there twice: name every method and every seed once"),
         (["--algorithms", "fedavg", "--seeds", "1,0,1"], "FedAvg, seed 1, is there twice"),
-        (["nowhere"], "nowhere is not a run folder"),
+        (["nowhere"], "--rounds: for the methods of --algorithms, which is not given: leave it out"),
+        (
+            ["nowhere", "--set", "pflego.tau=5"],
+            "--set, --dataset, --clients, --participation, --rounds: for the methods",
+        ),
         (["--algorithms", "pflego", "--protocol", "EV-al"], "unknown protocol 'EV-al'; did you mean 'EV-all'"),
     ],
 )
@@ -74,6 +78,32 @@ def test_compare_refuses_before_it_trains(tmp_path, args, message):
     result = CliRunner().invoke(main, ["compare", *args, *SMALL])
     assert result.exit_code != 0 and message in " ".join(result.output.split()), result.output
     assert not (tmp_path / "runs").exists()
+
+
+def test_compare_refuses_a_folder_that_is_no_run(tmp_path):
+    assert "nowhere is not a run folder" in call("compare", "nowhere", code=1)
+
+
+@pytest.mark.slow
+def test_compare_trains_all_methods_though_one_diverges_and_names_it(tmp_path):
+    args = ["--algorithms", "local,fedavg", "--set", "local.eta=1e30", "--set", "fedavg.steps=2", *SMALL]
+    said = " ".join(call("compare", *args, "--out", tmp_path / "out", code=1).split())
+    assert "1 of 2 runs diverged; the others are trained. Local, seed 0 (" in said
+    assert Record.read(tmp_path / "out" / "fedavg-s0").rounds == 3
+
+
+@pytest.mark.slow
+def test_the_command_line_replaces_a_presets_initial_head(tmp_path):
+    """And so does the command that a search prints."""
+    small = [*SMALL, "--preset", "code", "--validation", "0.2"]
+    call("run", "--algorithm", "pflego", *small, "--head-init", "zeros", "--create-only", "--out", tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["hyperparameters"]["head_init"] == "zeros"
+    said = call("sweep", "--algorithm", "pflego", *small, "--grid", "head_init=zeros", "--out", tmp_path / "out")
+    (line,) = re.findall(r"^  tfpfl (run .*)$", said.partition("The best setting again:")[2], re.MULTILINE)
+    call(*shlex.split(line))
+    (again,) = (tmp_path / "runs").iterdir()
+    assert Record.read(again).result(VALIDATION) == Record.read(tmp_path / "out" / again.name).result(VALIDATION)
 
 
 @pytest.mark.slow

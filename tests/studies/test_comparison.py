@@ -107,6 +107,19 @@ def test_names_of_columns_are_known_before_the_runs():
             comparison.check_columns([name], configs[:1])
 
 
+def test_conditions_that_differ_between_methods_are_told():
+    pflego, local = made("pflego", participation=0.2), made("local", participation=1.0, dropout=0.3)
+    (told,) = [note for note in comparison.notes([pflego, local]) if "conditions" in note]
+    assert told == (
+        "The methods were run under different conditions: participation 0.2 (PFLEGO), 1.0 (Local); dropout 0.0 "
+        "(PFLEGO), 0.3 (Local)."
+    )
+    # What differs within a method is in its label, and all methods have both values here.
+    every = [made(name, participation=p, folder=f"{name}{p}") for name in ("pflego", "local") for p in (0.2, 1.0)]
+    assert not any("conditions" in note for note in comparison.notes([made("pflego"), made("local")]))
+    assert not any("conditions" in note for note in comparison.notes(every))
+
+
 def test_runs_on_other_data_are_refused_before_any_training(six_clients, tmp_path):
     """Also a folder that is not empty, and a configuration that does not fit, of whatever run comes last."""
     first = RunConfig(algorithm="fedavg", federation=str(six_clients.path), rounds=1)

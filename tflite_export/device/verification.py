@@ -5,7 +5,6 @@ Where ai-edge-litert is not installed, it takes TensorFlow's.
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -178,10 +177,11 @@ def verify_with(python: str, folder) -> dict:
     Raises:
         BundleError: the Python cannot be started, lacks a package, or finds that the bundle is unusable.
     """
-    command = [str(python), "-m", "tflite_export.device.verification", str(folder)]
-    package = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    # The place of this package comes last: beside it may be packages of this Python, which the other one cannot use.
+    code = f"import sys; sys.path.append({str(Path(__file__).resolve().parents[2])!r}); "
+    code += "from tflite_export.device.verification import main; sys.exit(main())"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=package)
+        done = subprocess.run([str(python), "-c", code, str(folder)], capture_output=True, text=True)
     except OSError as error:
         raise BundleError(f"{python} cannot be started: {error.strerror}") from error
     try:

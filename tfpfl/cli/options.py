@@ -316,29 +316,50 @@ def data_arguments(kw) -> dict:
     }
 
 
+def hyperparameters_of(algorithm: str, preset: str | None, kw: dict) -> dict:
+    """The hyperparameters that a command was given.
+
+    Where a preset of the method has a `head_init` of its own, --head-init on the command line replaces that one.
+    """
+    from tfpfl.algorithms import method_named
+
+    found = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
+    if preset is not None and options_given({"head_init"}):
+        if "head_init" in method_named(algorithm).presets.get(preset, {}):
+            found["head_init"] = kw["head_init"]
+    return found
+
+
+def options_given(names: Collection[str]) -> list[str]:
+    """The flags of these options on the command line; with `DATA_NAMES`, also of the partition's arguments."""
+    context = click.get_current_context()
+    return [
+        p.opts[0]
+        for p in context.command.get_params(context)
+        if (p.name in names or ({*DATA_NAMES} & {*names} and (p.name or "").startswith("part_")))
+        and context.get_parameter_source(p.name or "") is ParameterSource.COMMANDLINE
+    ]
+
+
 def refuse_other_data(flag: str, besides: Collection[str] = ()) -> None:
     """Checks that the command has no other option about the data than `flag` and those named in `besides`.
 
     Raises:
         click.UsageError: there is one.
     """
-    context = click.get_current_context()
-    given = [
-        p.opts[0]
-        for p in context.command.get_params(context)
-        if (p.name in DATA_NAMES or (p.name or "").startswith("part_"))
-        and p.name not in besides
-        and context.get_parameter_source(p.name or "") is ParameterSource.COMMANDLINE
-    ]
-    if given:
+    if given := options_given({*DATA_NAMES} - {*besides}):
         raise click.UsageError(f"{flag} says what the data are: leave out {', '.join(given)}")
 
 
 # What all runs of a comparison or a search have in common, besides the data.
 RUN_NAMES = tuple(name for name in OPTIONS if name not in {*DATA_NAMES, "federation", "algorithm", "preset", "seed"})
-run_options = with_options(
-    [*data_options, config_option("federation"), *map(config_option, RUN_NAMES), allow_code_option]
-)
+# A search gives equal rounds to all settings, and evaluates the last ones.
+SEARCH_NAMES = tuple(name for name in RUN_NAMES if name not in ("patience", "monitor", "evaluate_every"))
+
+
+def run_options(names):
+    """A decorator that gives a command the options about the data, and those of these names."""
+    return with_options([*data_options, config_option("federation"), *map(config_option, names), allow_code_option])
 
 
 def value_of(text: str):

@@ -20,6 +20,7 @@ from tfpfl.cli.options import (
     config_option,
     data_arguments,
     download_option,
+    hyperparameters_of,
     log_option,
     log_tables_option,
     machine_options,
@@ -53,7 +54,7 @@ def run(out, create_only, allow_code, allow_download, workers, address, deadline
     machines, trackers = machines_of(kw["engine"], workers, address, deadline, isolate), trackers_of(logs, log_tables)
     data = data_arguments(kw)
     names = {f.name for f in fields(RunConfig)} & kw.keys() - {*DATA_NAMES, "federation"}
-    hyper = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
+    hyper = hyperparameters_of(kw["algorithm"], kw["preset"], kw)
     config = RunConfig(**{k: kw[k] for k in names}, hyperparameters=hyper, **data)
     dataset = config.dataset if config.federation is None else Path(config.federation).name
     out = out or Path("runs") / f"{config.short_name}-{dataset.replace('/', '-')}-s{config.seed}"

@@ -11,16 +11,19 @@ from tfpfl.cli.group import main
 from tfpfl.cli.layout import Names, OneOf, with_names
 from tfpfl.cli.options import (
     RUN_NAMES,
+    SEARCH_NAMES,
     Picture,
     RunCommand,
     allow_code_of,
     config_option,
     data_arguments,
+    hyperparameters_of,
+    options_given,
     run_options,
     value_of,
 )
 from tfpfl.cli.study import columns_of
-from tfpfl.runs.options import METHODS
+from tfpfl.runs.options import DATA_NAMES, METHODS
 
 PROTOCOLS = (
     *("EV-all", "EV-seen", "EV-unseen", "EV-local", "global", "validated"),
@@ -106,7 +109,7 @@ PROTOCOLS = (
     type=Picture(path_type=Path),
     help="Draw the score over rounds, with bands over seeds, into this picture file. Default: no file.",
 )
-@run_options
+@run_options(RUN_NAMES)
 def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, plot, allow_code, allow_download, **kw):
     """Compare methods on one federation. Split, clients of each round, batches and initial weights are the same.
 
@@ -134,6 +137,8 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
     names = algorithms.split(",") if algorithms else []
     if not folders and not names:
         raise click.UsageError("nothing to compare: give run folders, or --algorithms with the methods to train")
+    if not names and (flags := options_given({"settings", "seeds", *RUN_NAMES, *DATA_NAMES, "federation"})):
+        raise click.UsageError(f"{', '.join(flags)}: for the methods of --algorithms, which is not given: leave it out")
     hyper: dict[str, dict[str, Any]] = {name: {} for name in names}
     for setting in settings:
         whose, _, value = setting.rpartition("=")
@@ -222,7 +227,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
     show_default=True,
     help="The folder for the run folders, one for each setting.",
 )
-@run_options
+@run_options(SEARCH_NAMES)
 def sweep(algorithm, preset, grid, random, draws, halving, seed, out, allow_code, allow_download, **kw):
     """Search for good hyperparameters. Settings are ranked by the score on validation examples, never on test examples.
 
@@ -254,8 +259,8 @@ def sweep(algorithm, preset, grid, random, draws, halving, seed, out, allow_code
         into[name.replace("-", "_")] = found
     if bool(values) == bool(ranges):
         raise click.UsageError("give --grid or --random, one of the two; each may be repeated")
-    hyper = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
-    common = {name: kw[name] for name in RUN_NAMES} | data_arguments(kw)
+    hyper = hyperparameters_of(algorithm, preset, kw)
+    common = {name: kw[name] for name in SEARCH_NAMES} | data_arguments(kw)
     config = RunConfig(algorithm=algorithm, preset=preset, hyperparameters=hyper, seed=seed, **common)
     if allow_code:
         allow_code_of(kw["network"])

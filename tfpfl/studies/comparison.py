@@ -24,6 +24,7 @@ from tfpfl.runs.folders import check_free
 from tfpfl.runs.metrics import METRICS, SCORES, is_fraction, score_of, times
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, metrics_of
 from tfpfl.runs.run import Run, check_needs
+from tfpfl.runs.training import DivergedError
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import (
     SIDE_WORDS,
@@ -35,6 +36,7 @@ from tfpfl.studies.run_groups import (
     measured,
     paired,
     pairs_protocol,
+    told_conditions,
     told_seen,
     told_splits,
 )
@@ -76,14 +78,24 @@ def compare_runs(
             configurations, it comes before anything is trained.
         InvalidArgument: a configuration is there twice, also `beside`, or does not fit its data; or the runs, with
             those `beside`, are on different data.
+        DivergedError: one or more of the runs diverged. It comes after all others are trained, and names them.
     """
     configs = list(configs)
     _choose_splits(configs, out, beside)
     planned = _checked(configs, out, beside, allow_download)
+    diverged = []
     for config, folder, federation in planned:
         with Run.create_or_resume(config, folder, federation) as run:
             if not run.is_complete:
-                run.train(callbacks(f"{config.title}, seed {config.seed}"))
+                try:
+                    run.train(callbacks(f"{config.title}, seed {config.seed}"))
+                except DivergedError as error:
+                    diverged.append(f"{config.title}, seed {config.seed} ({folder}): {error}")
+    if diverged:
+        raise DivergedError(
+            f"{len(diverged)} of {len(planned)} runs diverged; the others are trained. {'; '.join(diverged)}. Compare "
+            "the others by their folders, or take other hyperparameters and another --out"
+        )
     return [folder for _, folder, _ in planned]
 
 
@@ -224,7 +236,7 @@ def other_metrics(records: Sequence[Record], protocol: Protocol = EV_ALL) -> lis
 
 def notes(records: Sequence[Record], protocol: Protocol = EV_ALL, *, pairs: str = "seen") -> list[str]:
     """What a reader must know of a comparison: who had taken part, who is compared one by one, and the splits."""
-    told = [told_seen(records, protocol)]
+    told = [told_seen(records, protocol), told_conditions(records)]
     if any(is_mixed(record, protocol) for record in records):
         whose = "all clients, seen or not" if pairs == "all" else "clients that both methods had seen"
         told.append(f"Gains, p and shares of clients that are worse: of {whose}.")

@@ -212,6 +212,32 @@ def told_splits(records: Sequence[Record]) -> str:
     )
 
 
+_CONDITIONS = (  # what is the same for all methods of a fair comparison; `by_setting` names what differs in one method
+    *("network", "participation", "sampling", "sampling_range", "dropout", "dropout_spread", "client_seconds"),
+    *("client_seconds_spread", "jitter", "round_deadline", "joins", "leaves"),
+)
+
+
+def told_conditions(records: Sequence[Record]) -> str:
+    """A sentence on what differs between the methods besides themselves, such as participation; '' if nothing does."""
+    groups = [(label, members[0]) for label, members in by_setting(records).items()]
+    found = []
+    for name in ("rounds", *_CONDITIONS):
+        of_methods: dict[str, set] = {}
+        values: dict[str, list[str]] = {}
+        for label, one in groups:
+            value = str(one.rounds if name == "rounds" else getattr(one.config, name))
+            of_methods.setdefault(one.title, set()).add(value)
+            values.setdefault(value, []).append(label)
+        if any(each != next(iter(of_methods.values())) for each in of_methods.values()):
+            found.append(f"{name} {', '.join(f'{value} ({_listed(labels)})' for value, labels in values.items())}")
+    return f"The methods were run under different conditions: {'; '.join(found)}." if found else ""
+
+
+def _listed(labels: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
+
+
 def pairs_protocol(records: Sequence[Record], protocol: Protocol = EV_ALL, pairs: str = "seen") -> Protocol:
     """The protocol of paired tests: by default over the clients that had taken part, which are then those of both runs.
 
