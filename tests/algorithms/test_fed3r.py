@@ -7,7 +7,7 @@ import tensorflow as tf
 from helpers.rounds import COHORTS, by_hand, loss_of, play
 from helpers.toys import distance, identical, toy
 from tfpfl.algorithms import build_algorithm, fed3r, pflego
-from tfpfl.algorithms.fed3r import MISSING
+from tfpfl.algorithms.fed3r import MISSING, Sums, ridge, sums_of
 from tfpfl.data.population import Population
 from tfpfl.models.weights import Head, Weights
 
@@ -118,6 +118,23 @@ def test_its_head_is_the_first_one_of_pflego_and_of_a_shared_head(data):
         z = [m.logits(algorithm.personal_model(message, algorithm.init_client(v.info), v), v.x) for v in visits]
         right.append(sum(int(np.sum(np.argmax(z_i, 1) == v.y)) for z_i, v in zip(z, visits, strict=True)))
     assert right[0] > 1.5 * right[1], right
+
+
+@pytest.mark.parametrize(("scale", "lam"), [(1.0, 1e-4), (255.0, 0.01)])
+def test_rounding_of_what_clients_send_makes_no_nan(scale, lam):
+    """The matrix of float32 sums has negative eigenvalues below -lam here; float64 sums have not."""
+    rng = np.random.default_rng(0)
+    phi = np.abs(rng.standard_normal((300, 400))).astype(np.float32) * scale
+    y = np.eye(5)[rng.integers(0, 5, 300)]
+    sent = sums_of(tf.constant(phi), tf.constant(y, tf.float32))
+    sums = Sums(*(tf.cast(part, tf.float64) for part in sent))
+    assert np.linalg.eigvalsh(sums.gram)[0] < -lam
+    assert not np.isfinite(tf.linalg.cholesky(sums.gram + lam * np.eye(401)).numpy()).all()
+    head = ridge(sums, lam)
+    exact = ridge(sums_of(tf.constant(phi, tf.float64), tf.constant(y)), lam)
+    scores = [phi @ each.kernel.numpy() + each.bias.numpy() for each in (head, exact)]
+    assert np.isfinite(scores[0]).all() and np.abs(scores[0] - y).max() < 0.5
+    assert (scores[0].argmax(1) == scores[1].argmax(1)).all()
 
 
 def test_refusals(data):

@@ -147,6 +147,11 @@ def test_equal_clients_are_combined_by_their_variances():
     cut = head_weights(tf.constant(variances), tf.constant(means), 0.07).numpy()
     kept = np.array([2.0, 1.0, 0.5, 0.0])
     assert np.abs(cut - kept / kept.sum()).max() < 1e-12
+    # If all are below the least weight, the largest stays, and equal ones with it.
+    cut = head_weights(tf.constant(variances), tf.constant(means), 0.9).numpy()
+    assert (cut == [1, 0, 0, 0]).all()
+    equal = head_weights(tf.ones(12, tf.float64), tf.zeros([12, K, M], tf.float64), 0.1).numpy()
+    assert np.abs(equal - 1 / 12).max() < 1e-12
 
 
 def test_the_program_is_solved_exactly():

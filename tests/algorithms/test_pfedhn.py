@@ -136,7 +136,15 @@ def test_a_new_client_fits_an_embedding_and_the_hypernetwork_stays(data):
 
 
 def test_refusals(data):
-    wrong = ({"embed_dim": 0}, {"hidden_dim": 0}, {"n_hidden": -1}, {"clip": 0.0}, {"alpha": -1.0}, {"wd": -1.0})
+    wrong = (
+        {"embed_dim": 0},
+        {"hidden_dim": 0},
+        {"n_hidden": -1},
+        {"clip": 0.0},
+        {"clip": float("inf")},
+        {"alpha": -1.0},
+        {"wd": -1.0},
+    )
     for each in (*wrong, {"bias_init": "zeros"}, {"eta_new": float("nan")}, {"steps": 0}):
         with pytest.raises(ValueError, match=next(iter(each))):
             pfedhn(data.model, data.population, **each)

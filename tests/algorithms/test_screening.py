@@ -202,9 +202,10 @@ class _Visit:
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
-        ({"max_norm": 0.0}, "max_norm must be positive, found 0.0"),
+        ({"max_norm": 0.0}, "max_norm must be positive and finite, found 0.0"),
+        ({"clip_norm": float("inf")}, "clip_norm must be positive and finite, found inf; leave it out for no limit"),
         ({"clip_norm": -1.0}, "clip_norm must be positive"),
-        ({"max_norm": float("nan")}, "max_norm must be positive, found nan"),
+        ({"max_norm": float("nan")}, "max_norm must be positive and finite, found nan"),
         ({"max_norm": 1.0, "clip_norm": 2.0}, "clip_norm=2.0 clips nothing"),
     ],
 )

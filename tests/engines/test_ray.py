@@ -269,6 +269,25 @@ def test_a_node_without_the_federation_gets_its_files(nodes, federation, tmp_pat
     assert not unpacked.exists()
 
 
+def test_a_folder_that_others_can_write_is_not_used_on_a_node(federation, tmp_path, monkeypatch):
+    """The folder's name is known: another user may make it first, and replace what has been checked."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    files = {name: np.fromfile(federation.path / name, np.uint8) for name in ("manifest.json", *FILES)}
+    root = tmp_path / f"tfpfl-{os.getuid()}"
+    root.mkdir()
+    root.chmod(0o777)
+    with pytest.raises(PermissionError, match="is not a folder that only you can write: delete it"):
+        federation_on_node(str(tmp_path / "nowhere"), federation.hash, files)
+    root.rmdir()
+    root.symlink_to(tmp_path)
+    with pytest.raises(PermissionError, match="is not a folder that only you can write"):
+        federation_on_node(str(tmp_path / "nowhere"), federation.hash, files)
+    assert federation_on_node(str(federation.path), federation.hash).hash == federation.hash  # not needed there
+    root.unlink()
+    assert federation_on_node(str(tmp_path / "nowhere"), federation.hash, files).hash == federation.hash
+    assert root.stat().st_mode & 0o777 == 0o700
+
+
 def fails_on_nodes(federation):
     if "RAY_RAYLET_PID" in os.environ:
         raise ValueError("no such network")

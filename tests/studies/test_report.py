@@ -260,7 +260,7 @@ def test_runs_that_stopped_or_differ_are_named():
     text = Page(render([stopped, short, unfinished])).text("p")
     assert "PFLEGO, seed 0, stopped after round 12: round 13 diverged." in text
     assert "FedAvg, seed 3, has 12 of its 99 rounds." in text
-    assert "The runs differ in participation: 0.2 (PFLEGO, FedAvg); 0.5 (FedAvg)." in text
+    assert "; participation 0.2 (PFLEGO and FedAvg), 0.5 (FedAvg)." in text
 
 
 def test_a_run_without_a_summary_or_evaluations():

@@ -205,6 +205,9 @@ def test_the_forest_plot_has_a_row_for_each_gain():
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["PFLEGO", "Local"]
     forest({"one": [("Mine", "mine.py:mine", 3.0, 1.0)]}, "points")  # a method of the user's own
+    rows = [("PFLEGO", "pflego", 20.0, math.inf), ("Local", "local", -7.0, math.inf)]
+    low, high = forest({"one": rows}, "points").axes[0].get_xlim()
+    assert low < -7 and high > 20  # without intervals, the means are in view
     with pytest.raises(ValueError, match="there is no gain to draw"):
         forest({"one": []}, "points")
 

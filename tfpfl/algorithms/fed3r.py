@@ -9,8 +9,9 @@ first visit's sums count. On the device: whether it has been counted, one bit. A
 it, as all clients do; nothing of it is counted. The local model after a round is the model that came.
 
 The sums do not depend on who comes when, or how often: when all clients have come, the head is that of a ridge
-regression on the data of all, exactly. Clients that never come are missing in it. The server needs only the sum over a
-cohort, as secure aggregation gives it; an update that is clipped is no sum any more.
+regression on the data of all, up to the rounding of what they send. Clients that never come are missing in it.
+The server needs only the sum over a cohort, as secure aggregation gives it; an update that is clipped is no sum any
+more.
 
 Paper and code: the authors' code (Erosinho13/Fed3R, fed3r.py) also penalizes the bias, by lambda, and scales every
 class's weights to norm 1, so that frequent classes do not have the longer ones; the bias is divided by the same norm
@@ -61,6 +62,9 @@ def sums_of(phi, targets) -> Sums:
 def ridge(sums: Sums, lam, normalize=False) -> Head:
     """The head of the ridge regression, in float64: (gram + lam 1) [kernel; bias] = moments.
 
+    Clients send float32. Its rounding can make eigenvalues of gram, which are 0 or more, smaller than -lam, if features
+    are large or many. Then the negative ones count as 0.
+
     Args:
         sums: over all examples, float64.
         lam: the weight of |W|^2, > 0; the bias is a part of W.
@@ -68,7 +72,15 @@ def ridge(sums: Sums, lam, normalize=False) -> Head:
             keeps zeros.
     """
     matrix = sums.gram + lam * tf.eye(tf.shape(sums.gram)[0], dtype=tf.float64)
-    found = tf.linalg.cholesky_solve(tf.linalg.cholesky(matrix), sums.moments)
+    factor = tf.linalg.cholesky(matrix)
+
+    def without_negatives():
+        values, vectors = tf.linalg.eigh(sums.gram)
+        right = tf.matmul(vectors, sums.moments, transpose_a=True) / (tf.maximum(values, 0.0) + lam)[:, None]
+        return tf.matmul(vectors, right)
+
+    definite = tf.reduce_all(tf.math.is_finite(factor))
+    found = tf.cond(definite, lambda: tf.linalg.cholesky_solve(factor, sums.moments), without_negatives)
     kernel, bias = found[:-1], found[-1]
     if normalize:
         norms = tf.norm(kernel, axis=0)
@@ -106,7 +118,7 @@ def fed3r(
     theta^0 is the backbone as it came, phi its M features, y the one-hot label of C classes, W [M, C] the kernel of the
     head and w [C] its bias, the last row of the solution; l_i is client i's mean cross-entropy on its N_i training
     examples. A and B start at zero and are kept in float64, and the head of round 0 is zero. A client sends in the
-    dtype of the model.
+    dtype of the model; what rounding makes of A's eigenvalues is mended, see `ridge`.
 
     Args:
         model, population: the `SplitModel`, and the `Population` that it is trained on.

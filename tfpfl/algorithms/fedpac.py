@@ -51,7 +51,7 @@ from tfpfl.algorithms.parts.local_training import example_weight, head_solver, l
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
 from tfpfl.algorithms.parts.simplex import simplex_minimum
-from tfpfl.checks import check_choice, check_fractions, check_rates
+from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_rates
 from tfpfl.models import tree
 from tfpfl.models.heads import check_classes
 from tfpfl.models.losses import logits
@@ -112,7 +112,8 @@ def head_weights(variances, means, least: float):
     Args:
         variances: V_j, float [r].
         means: h_jk, float [r, K, M].
-        least: smaller weights become 0, and the others of the row are divided by their sum.
+        least: smaller weights become 0, and the others of the row are divided by their sum. If all were smaller, those
+            that are close to the largest one stay.
     """
     variances, means = tf.cast(variances, tf.float64), tf.cast(means, tf.float64)
     flat = tf.reshape(means, [tf.shape(means)[0], -1])
@@ -120,7 +121,8 @@ def head_weights(variances, means, least: float):
     def of(own):
         away = own[None] - flat
         a = simplex_minimum(tf.linalg.diag(variances) + tf.matmul(away, away, transpose_b=True))
-        a = tf.where(a > least, a, tf.zeros_like(a))
+        largest = tf.reduce_max(a)
+        a = tf.where(a > tf.where(largest > least, tf.cast(least, a.dtype), 0.999 * largest), a, tf.zeros_like(a))
         return a / tf.reduce_sum(a)
 
     return tf.map_fn(of, flat, parallel_iterations=1)
@@ -197,6 +199,8 @@ def fedpac(
     check_choice(unit=(unit, ("steps", "epochs")))
     check_rates(lam=lam)
     check_fractions(least_weight=least_weight)
+    if least_weight == 1:
+        raise InvalidArgument("least_weight must be below 1, found 1: it would leave out every head")
     solver: dict[str, Any] = {"batch_size": batch_size, "momentum": momentum, "client_opt": client_opt}
     fit_head = head_solver(model, eta=eta_g, **{unit: tau_g}, suffix="_g", **solver)
     fit_body = local_solver(eta=eta_f, **{unit: tau_f}, suffix="_f", **solver)

@@ -136,10 +136,10 @@ def pfedhn(
         The `Algorithm`. A client keeps nothing and predicts with h(v_i; phi).
 
     Raises:
-        InvalidArgument: embed_dim or hidden_dim is below 1, n_hidden is negative; clip is not positive; alpha,
-            embed_alpha, hyper_momentum, wd, eta, momentum or eta_new is negative or not finite; bias_init is not one of
-            the values above; steps, epochs or batch_size is below 1, or steps and epochs are both given; clients have
-            different numbers of classes (this method shares the width of the head) and the population has no
+        InvalidArgument: embed_dim or hidden_dim is below 1, n_hidden is negative; clip is not positive or not finite;
+            alpha, embed_alpha, hyper_momentum, wd, eta, momentum or eta_new is negative or not finite; bias_init is not
+            one of the values above; steps, epochs or batch_size is below 1, or steps and epochs are both given; clients
+            have different numbers of classes (this method shares the width of the head) and the population has no
             `num_labels`; the hypernetwork does not fit into memory.
 
     Source:
@@ -153,8 +153,8 @@ def pfedhn(
     for name, value, least in (("embed_dim", embed_dim, 1), ("hidden_dim", hidden_dim, 1), ("n_hidden", n_hidden, 0)):
         if value < least:
             raise InvalidArgument(f"{name} must be at least {least}, found {value}")
-    if clip is not None and not clip > 0:
-        raise InvalidArgument(f"clip must be greater than 0, found {clip}; leave it out (None) for no limit")
+    if clip is not None and not 0 < clip < float("inf"):
+        raise InvalidArgument(f"clip must be greater than 0 and finite, found {clip}; give none for no limit")
     num_weights = model.num_weights(num_labels)
     sizes = [embed_dim, *[hidden_dim] * (n_hidden + 1), num_weights]
     numbers = sum((a + 1) * b for a, b in zip(sizes, sizes[1:], strict=False))

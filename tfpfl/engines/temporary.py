@@ -72,6 +72,19 @@ def delete_all() -> None:
         folder.delete()
 
 
+def check_own(folder: Path) -> None:
+    """Checks a folder of a known name in a place where all users write: another one may have made it beforehand.
+
+    Raises:
+        PermissionError: it is a link, belongs to another user, or others may write into it.
+    """
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(
+            f"{folder} is not a folder that only you can write: delete it, or set TMPDIR to a folder of yours"
+        )
+
+
 def delete_abandoned(prefix: str, parent: Path) -> None:
     """Deletes the folders of this user in `parent` whose name begins with `prefix` and whose process has ended."""
     for path in parent.glob(f"{prefix}*"):

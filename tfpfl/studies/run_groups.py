@@ -214,28 +214,29 @@ def told_splits(records: Sequence[Record]) -> str:
 
 _CONDITIONS = (  # what is the same for all methods of a fair comparison; `by_setting` names what differs in one method
     *("network", "participation", "sampling", "sampling_range", "dropout", "dropout_spread", "client_seconds"),
-    *("client_seconds_spread", "jitter", "round_deadline", "joins", "leaves"),
+    *("client_seconds_spread", "jitter", "round_deadline", "joins", "leaves", "on_broken", "max_norm", "clip_norm"),
+    *("objective", "schedule", "aggregator", "aggregator_args", "secure"),
 )
 
 
 def told_conditions(records: Sequence[Record]) -> str:
     """A sentence on what differs between the methods besides themselves, such as participation; '' if nothing does."""
-    groups = [(label, members[0]) for label, members in by_setting(records).items()]
     found = []
     for name in ("rounds", *_CONDITIONS):
         of_methods: dict[str, set] = {}
         values: dict[str, list[str]] = {}
-        for label, one in groups:
-            value = str(one.rounds if name == "rounds" else getattr(one.config, name))
-            of_methods.setdefault(one.title, set()).add(value)
-            values.setdefault(value, []).append(label)
+        for record in records:
+            value = str(record.rounds if name == "rounds" else getattr(record.config, name))
+            of_methods.setdefault(record.title, set()).add(value)
+            if record.title not in values.setdefault(value, []):
+                values[value].append(record.title)
         if any(each != next(iter(of_methods.values())) for each in of_methods.values()):
-            found.append(f"{name} {', '.join(f'{value} ({_listed(labels)})' for value, labels in values.items())}")
+            found.append(f"{name} {', '.join(f'{value} ({_listed(titles)})' for value, titles in values.items())}")
     return f"The methods were run under different conditions: {'; '.join(found)}." if found else ""
 
 
-def _listed(labels: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
+def _listed(titles: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(titles[:-1]), titles[-1])))
 
 
 def pairs_protocol(records: Sequence[Record], protocol: Protocol = EV_ALL, pairs: str = "seen") -> Protocol:

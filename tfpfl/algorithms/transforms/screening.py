@@ -12,6 +12,7 @@ Screening is a part of the client's work and of the server's step, so every engi
 then, because a broken gradient cannot be removed from the sum of all gradients.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -153,11 +154,11 @@ def check_norms(max_norm: float | None, clip_norm: float | None) -> None:
     """Checks the two limits of `screened`; None means no limit.
 
     Raises:
-        InvalidArgument: a norm is not positive, or clip_norm is larger than max_norm.
+        InvalidArgument: a norm is not positive or not finite, or clip_norm is larger than max_norm.
     """
     for name, value in (("max_norm", max_norm), ("clip_norm", clip_norm)):
-        if value is not None and not value > 0:
-            raise InvalidArgument(f"{name} must be positive, found {value}")
+        if value is not None and not 0 < value < math.inf:
+            raise InvalidArgument(f"{name} must be positive and finite, found {value}; leave it out for no limit")
     if max_norm is not None and clip_norm is not None and clip_norm > max_norm:
         raise InvalidArgument(f"clip_norm={clip_norm} clips nothing: updates above max_norm={max_norm} are rejected")
 

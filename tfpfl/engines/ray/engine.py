@@ -40,7 +40,7 @@ from tfpfl.engines.local.simulation import clients_of
 from tfpfl.engines.machines import Machines, MachinesError
 from tfpfl.engines.rounds import Rounds, joined
 from tfpfl.engines.shards import shards
-from tfpfl.engines.temporary import TemporaryFolder
+from tfpfl.engines.temporary import TemporaryFolder, check_own
 from tfpfl.engines.visit import WithLogits
 from tfpfl.models import tree
 
@@ -270,6 +270,13 @@ def _build(job: list, files: list | None):
     return clients_of(algorithm, federation, work.held_out, work.grouping, threads=1), algorithm.message_per_client
 
 
+def _loaded(folder: str | Path, expected: str) -> Federation | None:
+    with suppress(FederationError, OSError):
+        found = Federation.load(folder)
+        return found if found.hash == expected else None
+    return None
+
+
 def federation_on_node(path: str, expected: str, files: dict | None = None) -> Federation | None:
     """Finds a federation on this node: at `path`, or unpacked earlier, or unpacked now from `files`.
 
@@ -283,16 +290,17 @@ def federation_on_node(path: str, expected: str, files: dict | None = None) -> F
 
     Raises:
         FederationError: the files belong to another federation, or are damaged.
+        PermissionError: others may write into the folder for temporary files that is this user's by its name.
     """
-    unpacked = Path(tempfile.gettempdir()) / f"tfpfl-{os.getuid()}" / "federations" / expected
-    for folder in (path, unpacked):
-        with suppress(FederationError, OSError):
-            found = Federation.load(folder)
-            if found.hash == expected:
-                return found
-    if files is None:
-        return None
-    unpacked.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    root = Path(tempfile.gettempdir()) / f"tfpfl-{os.getuid()}"
+    unpacked = root / "federations" / expected
+    if not (found := _loaded(path, expected)):
+        for folder in (root, root / "federations"):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            check_own(folder)
+        found = _loaded(unpacked, expected)
+    if found or files is None:
+        return found
     partial = Path(tempfile.mkdtemp(prefix=f".{expected[:12]}.", dir=unpacked.parent))
     try:
         for name, content in files.items():

@@ -30,7 +30,8 @@ def forest(
     most = max(len(rows) for rows in panels.values())
     figure = Drawing(figsize=(4.8, (0.75 + 0.26 * most) * len(panels)), layout="constrained")
     every = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
-    ends = [(m - h, m + h) for rows in panels.values() for _, _, m, h in rows if np.isfinite(h)] or [(-1.0, 1.0)]
+    shown = [(m, h if np.isfinite(h) else 0.0) for rows in panels.values() for _, _, m, h in rows if np.isfinite(m)]
+    ends = [(m - h, m + h) for m, h in shown] or [(-1.0, 1.0)]
     low, high = min(e[0] for e in ends), max(e[1] for e in ends)
     margin = 0.05 * max(high - low, 1e-9)
     for axes, (title, rows) in zip(every, panels.items(), strict=True):
