@@ -185,7 +185,8 @@ def evaluate(folder, allow_code):
             raise InvalidArgument(
                 f"{folder} has no rounds yet, so there is nothing to evaluate: train it with `tfpfl resume {folder}`"
             )
-        now = [r for r in evaluation.results(run.evaluate(), run.took_part) if r.when == "last"]
+        found = evaluation.results(run.evaluate(), run.took_part, run.config.score)
+        now = [r for r in found if r.when == "last"]
         console, counts = Console(), run.seen_counts
         console.print(protocols(now, f"{folder}: all clients after round {done}", counts))
         if table := metrics(now, f"{folder}: other metrics"):
