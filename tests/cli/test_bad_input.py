@@ -11,11 +11,13 @@ import sys
 import keras
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from helpers import small_runs as runs
 from helpers import toys
 from tfpfl import Simulation, SplitModel, build_algorithm
 from tfpfl.checks import InvalidArgument, Unavailable
+from tfpfl.cli import main
 from tfpfl.data import Federation, load_source
 from tfpfl.data.manifest import FederationError
 from tfpfl.data.source import Source
@@ -280,10 +282,56 @@ def test_a_run_folder_that_exists(a_run, federation, tmp_path):
 
 
 def test_what_a_kill_left_of_making_a_run_is_no_run(federation, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json.new").write_text('{"algo')
-    Run.create(runs.config(), tmp_path / "run", federation).close()
-    Run.open(tmp_path / "run").close()
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name, text in (("state.sqlite.lock", "4194305 2020-01-01 00:00:00\n"), ("config.json.new", '{"algo')):
+        (folder / name).write_text(text)
+    (folder / "method.py").write_text("# a copy\n")
+    with pytest.raises(InvalidArgument, match="resnet"):
+        Run.create(runs.config(network="resnet"), folder, federation)  # also after a creation that was refused
+    assert {p.name for p in folder.iterdir()} == {"state.sqlite.lock", "config.json.new", "method.py"}
+    Run.create(runs.config(), folder, federation).close()
+    Run.open(folder).close()
+
+
+@pytest.mark.parametrize("name", ["method.py", "network.py", "network.keras", "metric_gap.py", "config.json.new"])
+def test_a_file_of_the_users_own_is_not_overwritten(name, federation, tmp_path):
+    """Only beside the lock of a creation are such names what it left."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / name).write_text("# the only copy\n")
+    with pytest.raises(RunError, match="exists and is not empty. For a new run use another folder"):
+        Run.create(runs.config(), folder, federation)
+    assert [p.name for p in folder.iterdir()] == [name] and (folder / name).read_text() == "# the only copy\n"
+
+
+RAISES = "def gap(labels, logits):\n    raise KeyError(7)\n"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_first_round_that_fails_takes_only_its_own_files(there, federation, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+    source, out = tmp_path / "g" / "metric_gap.py", tmp_path / "out"
+    source.parent.mkdir()
+    source.write_text(RAISES)
+    if there:
+        out.mkdir()
+
+    def run(out):
+        words = ["run", "--federation", federation.path, "--metric", f"{source}:gap", "--rounds", 1, "--out", out]
+        return CliRunner().invoke(main, [str(word) for word in words])
+
+    done = run(source.parent)
+    assert done.exit_code == 1 and "is not empty" in done.output and source.read_text() == RAISES
+    trained = Run.train
+
+    def train(self, callbacks):
+        (self.folder / "notes.txt").write_text("of the user")
+        return trained(self, callbacks)
+
+    assert run(out).exit_code == 1 and out.exists() == there and not (there and any(out.iterdir()))
+    monkeypatch.setattr(Run, "train", train)
+    assert run(out).exit_code == 1 and [p.name for p in out.iterdir()] == ["notes.txt"]
 
 
 def change(**entries):
