@@ -165,6 +165,22 @@ def test_early_stopping_stops_where_it_would_have(federation, tmp_path):
         assert runs.saved(folder) == expected
 
 
+def test_rounds_that_were_saved_but_not_evaluated_are_not_complete(federation, short_end, tmp_path):
+    """A run that was extended, and killed between its last round and its evaluation, has an older summary."""
+    folder = tmp_path / "run"
+    runs.train(folder, federation, rounds=2)
+    with Run.open(folder, rounds=4) as run, pytest.raises(KeyboardInterrupt):
+        run.train([runs.Interrupt(4)])
+    with Run.open(folder) as run:
+        assert run.store.round_num == 4 and not run.is_complete
+        run.train()
+        assert run.is_complete
+    assert json.loads((folder / "summary.json").read_text())["rounds"] == 4
+    (folder / "summary.json").write_text("[]")
+    with Run.open(folder) as run:
+        assert not run.is_complete
+
+
 def test_a_finished_run_is_left_as_it_is(a_run):
     before = runs.saved(a_run), {name: (a_run / name).read_bytes() for name in ("clients.csv", "summary.json")}
     with Run.open(a_run) as run:
