@@ -12,7 +12,7 @@ import pytest
 from helpers import small_runs as runs
 from helpers.marks import slow_but
 from helpers.stores import as_format
-from tfpfl.runs.config import RunError
+from tfpfl.checks import InvalidArgument
 from tfpfl.runs.run import Run
 from tfpfl.runs.store import StoreError
 
@@ -188,10 +188,10 @@ def test_a_finished_run_is_left_as_it_is(a_run):
     assert (runs.saved(a_run), {name: (a_run / name).read_bytes() for name in before[1]}) == before
 
 
-def test_fewer_rounds_than_there_are_is_refused(a_run):
+def test_fewer_rounds_than_there_are_is_refused_and_more_than_a_run_can_have(a_run):
     config = (a_run / "config.json").read_bytes()
-    for rounds, message in ((2, "has 7 rounds already"), (0, "at least 1")):
-        with pytest.raises(RunError, match=message):
+    for rounds, message in ((2, "has 7 rounds already"), (0, "rounds must lie in 1"), (3 * 10**9, "must lie in 1..2")):
+        with pytest.raises(InvalidArgument, match=message):
             Run.open(a_run, rounds=rounds)
     assert (a_run / "config.json").read_bytes() == config
     Run.open(a_run).close()  # not left locked

@@ -174,15 +174,13 @@ class Run:
         Raises:
             RunError: this is not a run folder, a file of it is missing or was changed, it is from a newer version,
                 another process is writing it, or it has more than `rounds` rounds already.
-            InvalidArgument: network.keras might run code that `tfpfl.runs.allow_code` did not allow. (For the user's
-                own method this is a RunError.)
+            InvalidArgument: a run cannot have so many rounds; or network.keras might run code that
+                `tfpfl.runs.allow_code` did not allow. (For the user's own method this is a RunError.)
             StoreError: state.sqlite is damaged.
             Unavailable: the engine needs a package that is not installed.
         """
         folder = Path(folder)
         read_config(folder)  # before the lock, because a folder that holds no run gets no lock file
-        if rounds is not None and rounds < 1:
-            raise RunError(f"rounds must be at least 1, found {rounds}")
         with locked_folder(folder) as lock:
             config = read_config(folder)
             state = folder / STATE
@@ -193,6 +191,8 @@ class Run:
             check_engine(engine or config.engine)
             network_file = folder / config.network_file.name if config.network_hash and config.network_file else None
             config = own_methods.load(config, folder)
+            if rounds is not None:
+                replace(config, rounds=rounds)  # checks the number, before it is written for `read_config`
             run = cls(folder, config, open_federation(config), network_file, engine or config.engine)
             try:
                 run.store = RunStore(state, config.run_id, lock=lock, named=config.score)
