@@ -50,6 +50,13 @@ def error(*arguments, code=1) -> str:
 SMALL = ("--rounds", 3, "--participation", 0.5, "--tau", 3, "--beta", 0.05)
 
 
+def test_a_run_that_patience_ended_is_not_told_to_take_more_rounds(federation):
+    still = ("--algorithm", "local", "--eta", 1e-9, "--steps", 1, "--patience", 1, "--evaluate-every", 1)
+    tfpfl("run", "--federation", federation.path, *still, "--participation", 1, "--rounds", 9, "--out", "run")
+    output = tfpfl("resume", "run", "--rounds", 12)
+    assert "Stopped before round 12: validation" in output and "Nothing was left" not in output
+
+
 def test_run_resume_evaluate(federation, tmp_path):
     output = tfpfl("run", "--federation", federation.path, *SMALL, "--out", "a/run")
     assert "3/3 rounds" in output and "personal" in output and output.endswith("Written to a/run\n")

@@ -164,7 +164,7 @@ def resume(folder, rounds, allow_code, logs, log_tables, **where):
         for name, (then, now) in run.changed_versions.items():
             print(f"{name} was {then} and is {now}: the last bits of the numbers may differ", file=sys.stderr)
         _train_and_print(run, trackers)
-        if run.store.round_num == done:
+        if run.store.round_num == done and not run.stop_reason:  # more rounds do not extend what patience ended
             click.echo(f"Nothing was left to do: the run ended with round {done}. --rounds extends it.")
 
 
