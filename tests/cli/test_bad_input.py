@@ -119,6 +119,7 @@ def test_data_that_may_not_be_downloaded(tmp_path, monkeypatch):
 
 
 X, Y = np.zeros((8, 4), np.float32), np.arange(8) % 2
+PIXELS = np.arange(32, dtype=np.uint8).reshape(8, 4)
 
 
 def nan(x):
@@ -137,6 +138,9 @@ def nan(x):
         ({"a": (X, Y), "b": (X, -Y)}, r"client 'b': train labels must be class ids >= 0, found -1\.\.0"),
         ({"a": (X, Y), "b": (X, Y / 2)}, "client 'b': train labels must be integers, found float64"),
         ({"a": (X, Y), "b": (X, Y[:3])}, "client 'b': train examples and labels differ in number: 8 and 3"),
+        ({"a": (PIXELS, Y), "b": (PIXELS / 255, Y)}, r"found uint8 \(train of client 'a'\) and float32 \(tra"),
+        ({"a": (PIXELS.astype(int), Y), "b": (PIXELS, Y)}, r"everywhere or nowhere, found uint8 .*'b'\) and int32"),
+        ({"a": {"train": (PIXELS, Y), "test": (X, Y)}}, r"uint8 \(train of client 'a'\) and float32 \(test of c"),
         ({"a": (X, Y), "b": (X[:, :3], Y)}, r"examples must have one shape, found \[\(3,\), \(4,\)\]"),
         ({"a": (X, Y), "b": (X[:, :0], Y)}, r"client 'b': train examples have no features: .* shape \(8, 0\)"),
         ({"a": (X, Y), "b": (X[0, 0], Y)}, r"client 'b': train must be arrays .* found shapes \(\) and \(8,\)"),

@@ -368,7 +368,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether a text has nothing that only Python reads as a part of a number: 1_1 as 11, or digits of other scripts."""
+    """Whether a text has nothing that only Python reads as a part of a number, such as 1_1."""
     return text.isascii() and "_" not in text
 
 
@@ -378,7 +378,7 @@ def _cut(value: Any) -> str:
 
 
 def _labels(name: str, values: np.ndarray, from_text: bool) -> np.ndarray:
-    """The labels: integers, or text. Numbers that are all whole are integers, also 1.0; in a file 01 and 1_1 are text."""
+    """The labels: integers, or text. Whole numbers are integers, also 1.0; in a file 01 and 1_1 are text."""
     values = _present(name, values)
     if from_text:
         are_numbers = all(LABEL_NUMBER.fullmatch(value.strip()) for value in values)
