@@ -338,6 +338,31 @@ def test_a_first_round_that_fails_takes_only_its_own_files(there, federation, tm
     assert run(out).exit_code == 1 and [p.name for p in out.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"jitter": 0.5}, "jitter=0.5 says how client_seconds vary, and client_seconds is 0"),
+        ({"client_seconds_spread": 1.0}, "client_seconds_spread=1.0 says how client_seconds vary"),
+        ({"sampling": "range", "sampling_range": (1, 3), "participation": 0.5}, "participation=0.5 is not used with"),
+        ({"leaves": ("10:0,2",), "joins": ("20:0",)}, "client 0 leaves in round 10 and joins in round 20, .* too: 1:0"),
+    ],
+)
+def test_an_entry_that_would_be_ignored_is_refused_in_new_runs_alone(given, message, federation, tmp_path):
+    with pytest.raises(InvalidArgument, match=message):
+        Run.create(RunConfig(**given), tmp_path / "run", federation)
+    assert not (tmp_path / "run").exists()
+    Run.create(RunConfig(), tmp_path / "run", federation).close()  # an older run may have such entries
+    path = tmp_path / "run" / "config.json"
+    (tmp_path / "run" / "state.sqlite").unlink()
+    path.write_text(json.dumps(json.loads(path.read_text()) | given))
+    Run.open(tmp_path / "run").close()
+
+
+def test_a_client_that_joins_leaves_and_joins_again(federation, tmp_path):
+    for i, joins in enumerate((("1:0", "20:0"), ("5:0", "20:0"))):
+        Run.create(RunConfig(leaves=("10:0",), joins=joins), tmp_path / f"{i}", federation).close()
+
+
 def change(**entries):
     return lambda text: json.dumps(json.loads(text) | entries)
 

@@ -5,6 +5,7 @@ clients.
 """
 
 import os
+from collections.abc import Collection
 
 import numpy as np
 
@@ -54,8 +55,8 @@ def load_source(
             have a split.
 
     Raises:
-        InvalidArgument: the name or an option is unknown, or the data set is not image classification with uint8 images
-            of one size and a train and a test split.
+        InvalidArgument: the name or an option is unknown, the data set does not have this option, or it is not image
+            classification with uint8 images of one size and a train and a test split.
         FileNotFoundError: the data set is not in `data_dir`, and `allow_download` is false or does not help.
         Unavailable: a package that reads data of people is missing.
     """
@@ -79,14 +80,14 @@ def load_source(
     if augment not in AUGMENT:
         raise InvalidArgument(f"unknown augment {augment!r}: one of {', '.join(AUGMENT)}")
     check_seed(seed)
+    given = {"pixels": pixels, "augment": augment, "antialias": antialias, "features": features, "step": step}
+    _check_used(name, given | {"label": label})
     if name == "synthetic":
         x, y = blobs(4_000, seed=seed)
         return Source.from_arrays(x, y, name="synthetic", options={"seed": seed})
     if name == "digits":
         source = _digits()
     elif name in PEOPLE:
-        if pixels != "unit":
-            raise InvalidArgument(f"pixels={pixels!r} is for images, and {name} has none: leave it out")
         return load_people(name, data_dir, features=features, seed=seed, **({} if step is None else {"step": step}))
     elif name == DRAWERS:
         source = load_drawers(tfds_folder("omniglot", data_dir, allow_download), label, antialias, seed)
@@ -96,6 +97,21 @@ def load_source(
             load_omniglot(folder, augment, antialias, seed) if name == "omniglot" else load_tfds_images(name, folder)
         )
     return source._replace(scale=2 * source.scale, shift=-1.0) if pixels == "signed" else source
+
+
+def _check_used(name: str, given: dict) -> None:
+    """Checks that no option is given that is only for other data sets. A default value changes nothing."""
+    of: dict[str, Collection[str]] = {"augment": ("omniglot",), "antialias": ("omniglot", DRAWERS), "label": (DRAWERS,)}
+    of |= {option: [k for k, about in PEOPLE.items() if option in about.options] for option in ("features", "step")}
+    defaults = load_source.__kwdefaults__ or {}
+    for option, value in given.items():
+        if value == defaults[option]:
+            continue
+        if option == "pixels" and (name == "synthetic" or name in PEOPLE):
+            raise InvalidArgument(f"pixels={value!r} is for images, and {name} has none: leave it out")
+        if option in of and name not in of[option]:
+            whose = " and ".join(of[option])
+            raise InvalidArgument(f"{option}={value!r} is only for {whose}, found {name}: leave it out")
 
 
 def list_datasets(data_dir: str | os.PathLike | None = None) -> list[dict]:
