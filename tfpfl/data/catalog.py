@@ -4,6 +4,7 @@
 clients.
 """
 
+import hashlib
 import os
 from collections.abc import Collection
 
@@ -14,6 +15,7 @@ from tfpfl.data.class_choice import with_classes
 from tfpfl.data.omniglot import AUGMENT, DRAWERS, load_drawers, load_omniglot
 from tfpfl.data.partitioners import check_seed
 from tfpfl.data.people.catalog import PEOPLE, is_present, load_people
+from tfpfl.data.people.files import find
 from tfpfl.data.source import Source, every_nth
 from tfpfl.data.synthetic import blobs
 from tfpfl.data.tfds import TFDS_IMAGES, data_folder, load_tfds_images, prepared_folder, tfds_folder
@@ -97,6 +99,31 @@ def load_source(
             load_omniglot(folder, augment, antialias, seed) if name == "omniglot" else load_tfds_images(name, folder)
         )
     return source._replace(scale=2 * source.scale, shift=-1.0) if pixels == "signed" else source
+
+
+def identity(name: str, data_dir: str | os.PathLike | None = None) -> str:
+    """What the data of a data set are on this machine, as a text: another text, if the data may be other ones.
+
+    Of data of people it is a sha256 of the files, of a data set of TFDS its prepared version. It is empty if the data
+    set is not on this machine, or comes with a package.
+
+    Args:
+        name, data_dir: as in `load_source`.
+    """
+    if name in ("digits", "synthetic"):
+        return ""
+    if name not in PEOPLE:
+        folder = prepared_folder("omniglot" if name == DRAWERS else name, data_folder(data_dir))
+        return folder.name if folder else ""
+    path = find(PEOPLE[name].patterns, PEOPLE[name].packages, data_dir)
+    if path is None:
+        return ""
+    found = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            inside = file.relative_to(path).as_posix()
+            found.update(f"{inside} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return found.hexdigest()
 
 
 def _check_used(name: str, given: dict) -> None:
