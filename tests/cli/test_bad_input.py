@@ -11,11 +11,13 @@ import sys
 import keras
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from helpers import small_runs as runs
 from helpers import toys
 from tfpfl import Simulation, SplitModel, build_algorithm
 from tfpfl.checks import InvalidArgument, Unavailable
+from tfpfl.cli import main
 from tfpfl.data import Federation, load_source
 from tfpfl.data.manifest import FederationError
 from tfpfl.data.source import Source
@@ -117,6 +119,7 @@ def test_data_that_may_not_be_downloaded(tmp_path, monkeypatch):
 
 
 X, Y = np.zeros((8, 4), np.float32), np.arange(8) % 2
+PIXELS = np.arange(32, dtype=np.uint8).reshape(8, 4)
 
 
 def nan(x):
@@ -135,6 +138,9 @@ def nan(x):
         ({"a": (X, Y), "b": (X, -Y)}, r"client 'b': train labels must be class ids >= 0, found -1\.\.0"),
         ({"a": (X, Y), "b": (X, Y / 2)}, "client 'b': train labels must be integers, found float64"),
         ({"a": (X, Y), "b": (X, Y[:3])}, "client 'b': train examples and labels differ in number: 8 and 3"),
+        ({"a": (PIXELS, Y), "b": (PIXELS / 255, Y)}, r"found uint8 \(train of client 'a'\) and float32 \(tra"),
+        ({"a": (PIXELS.astype(int), Y), "b": (PIXELS, Y)}, r"everywhere or nowhere, found uint8 .*'b'\) and int32"),
+        ({"a": {"train": (PIXELS, Y), "test": (X, Y)}}, r"uint8 \(train of client 'a'\) and float32 \(test of c"),
         ({"a": (X, Y), "b": (X[:, :3], Y)}, r"examples must have one shape, found \[\(3,\), \(4,\)\]"),
         ({"a": (X, Y), "b": (X[:, :0], Y)}, r"client 'b': train examples have no features: .* shape \(8, 0\)"),
         ({"a": (X, Y), "b": (X[0, 0], Y)}, r"client 'b': train must be arrays .* found shapes \(\) and \(8,\)"),
@@ -280,10 +286,81 @@ def test_a_run_folder_that_exists(a_run, federation, tmp_path):
 
 
 def test_what_a_kill_left_of_making_a_run_is_no_run(federation, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json.new").write_text('{"algo')
-    Run.create(runs.config(), tmp_path / "run", federation).close()
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name, text in (("state.sqlite.lock", "4194305 2020-01-01 00:00:00\n"), ("config.json.new", '{"algo')):
+        (folder / name).write_text(text)
+    (folder / "method.py").write_text("# a copy\n")
+    with pytest.raises(InvalidArgument, match="resnet"):
+        Run.create(runs.config(network="resnet"), folder, federation)  # also after a creation that was refused
+    assert {p.name for p in folder.iterdir()} == {"state.sqlite.lock", "config.json.new", "method.py"}
+    Run.create(runs.config(), folder, federation).close()
+    Run.open(folder).close()
+
+
+@pytest.mark.parametrize("name", ["method.py", "network.py", "network.keras", "metric_gap.py", "config.json.new"])
+def test_a_file_of_the_users_own_is_not_overwritten(name, federation, tmp_path):
+    """Only beside the lock of a creation are such names what it left."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / name).write_text("# the only copy\n")
+    with pytest.raises(RunError, match="exists and is not empty. For a new run use another folder"):
+        Run.create(runs.config(), folder, federation)
+    assert [p.name for p in folder.iterdir()] == [name] and (folder / name).read_text() == "# the only copy\n"
+
+
+RAISES = "def gap(labels, logits):\n    raise KeyError(7)\n"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_first_round_that_fails_takes_only_its_own_files(there, federation, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+    source, out = tmp_path / "g" / "metric_gap.py", tmp_path / "out"
+    source.parent.mkdir()
+    source.write_text(RAISES)
+    if there:
+        out.mkdir()
+
+    def run(out):
+        words = ["run", "--federation", federation.path, "--metric", f"{source}:gap", "--rounds", 1, "--out", out]
+        return CliRunner().invoke(main, [str(word) for word in words])
+
+    done = run(source.parent)
+    assert done.exit_code == 1 and "is not empty" in done.output and source.read_text() == RAISES
+    trained = Run.train
+
+    def train(self, callbacks):
+        (self.folder / "notes.txt").write_text("of the user")
+        return trained(self, callbacks)
+
+    assert run(out).exit_code == 1 and out.exists() == there and not (there and any(out.iterdir()))
+    monkeypatch.setattr(Run, "train", train)
+    assert run(out).exit_code == 1 and [p.name for p in out.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"jitter": 0.5}, "jitter=0.5 says how client_seconds vary, and client_seconds is 0"),
+        ({"client_seconds_spread": 1.0}, "client_seconds_spread=1.0 says how client_seconds vary"),
+        ({"sampling": "range", "sampling_range": (1, 3), "participation": 0.5}, "participation=0.5 is not used with"),
+        ({"leaves": ("10:0,2",), "joins": ("20:0",)}, "client 0 leaves in round 10 and joins in round 20, .* too: 1:0"),
+    ],
+)
+def test_an_entry_that_would_be_ignored_is_refused_in_new_runs_alone(given, message, federation, tmp_path):
+    with pytest.raises(InvalidArgument, match=message):
+        Run.create(RunConfig(**given), tmp_path / "run", federation)
+    assert not (tmp_path / "run").exists()
+    Run.create(RunConfig(), tmp_path / "run", federation).close()  # an older run may have such entries
+    path = tmp_path / "run" / "config.json"
+    (tmp_path / "run" / "state.sqlite").unlink()
+    path.write_text(json.dumps(json.loads(path.read_text()) | given))
     Run.open(tmp_path / "run").close()
+
+
+def test_a_client_that_joins_leaves_and_joins_again(federation, tmp_path):
+    for i, joins in enumerate((("1:0", "20:0"), ("5:0", "20:0"))):
+        Run.create(RunConfig(leaves=("10:0",), joins=joins), tmp_path / f"{i}", federation).close()
 
 
 def change(**entries):

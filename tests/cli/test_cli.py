@@ -50,6 +50,13 @@ def error(*arguments, code=1) -> str:
 SMALL = ("--rounds", 3, "--participation", 0.5, "--tau", 3, "--beta", 0.05)
 
 
+def test_a_run_that_patience_ended_is_not_told_to_take_more_rounds(federation):
+    still = ("--algorithm", "local", "--eta", 1e-9, "--steps", 1, "--patience", 1, "--evaluate-every", 1)
+    tfpfl("run", "--federation", federation.path, *still, "--participation", 1, "--rounds", 9, "--out", "run")
+    output = tfpfl("resume", "run", "--rounds", 12)
+    assert "Stopped before round 12: validation" in output and "Nothing was left" not in output
+
+
 def test_run_resume_evaluate(federation, tmp_path):
     output = tfpfl("run", "--federation", federation.path, *SMALL, "--out", "a/run")
     assert "3/3 rounds" in output and "personal" in output and output.endswith("Written to a/run\n")
@@ -167,6 +174,15 @@ def test_a_run_that_diverges(federation):
         (("partition", "x", "--seed", -1), 1, "the seed must be an integer >= 0, found -1"),
         (("partition", "x", "--dataset", "synthetic", "--data-seed", -1), 1, "seed must be an integer >= 0, found -1"),
         (("run", "--sampling", "range", "--sampling-range", 3, 2), 1, "low=3, high=2"),
+        (("partition", "x", "--test-fraction", 0.5, "--compact-labels"), 2, "--test-fraction and --compact-labels are"),
+        (
+            ("partition", "x", "--from", "t", "--client", "c", "--label", "l", "--split", "s", "--test-fraction", 0.5),
+            2,
+            "--test-fraction is for a table without --split",
+        ),
+        (("run", "--augment", "none"), 1, "augment='none' is only for omniglot, found digits: leave it out"),
+        (("partition", "x", "--dataset", "synthetic", "--pixels", "signed"), 1, "is for images, and synthetic has"),
+        (("run", "--jitter", 0.3), 1, "client_seconds is 0, so that there is no clock: give client_seconds"),
         (("new-clients", "r", "--plot", "curves.docx"), 2, r"written as .*\.png"),
         (("algorithms", "fedavgg"), 1, "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"),
     ],

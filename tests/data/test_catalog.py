@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from helpers.marks import slow_but
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.catalog import list_datasets, load_source
 from tfpfl.data.client_arrays import client_arrays
 from tfpfl.data.omniglot import AUGMENT, _rotated, _rotations
@@ -178,3 +179,22 @@ def test_blobs_are_separable_and_seeded():
     nearest = ((x[:, None] - means) ** 2).sum((2, 3)).argmin(1)
     assert np.array_equal(nearest, y) and set(np.bincount(y)) == {200}
     assert np.array_equal(blobs(1_000, 5, (3, 2), 1e-3, 4)[0], x) and not np.array_equal(blobs(1_000, seed=5)[1], y)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "message"),
+    [
+        ("digits", {"augment": "none"}, "augment='none' is only for omniglot, found digits: leave it out"),
+        ("digits", {"antialias": True}, "antialias=True is only for omniglot and omniglot_drawers, found digits"),
+        ("digits", {"step": 5}, "step=5 is only for watch and shakespeare, found digits"),
+        ("digits", {"features": "wave"}, "features='wave' is only for fsdd, found digits"),
+        ("omniglot", {"label": "character"}, "label='character' is only for omniglot_drawers, found omniglot"),
+        ("vowels", {"step": 5}, "step=5 is only for watch and shakespeare, found vowels"),
+        ("synthetic", {"pixels": "signed"}, "pixels='signed' is for images, and synthetic has none"),
+    ],
+)
+def test_an_option_of_another_data_set_is_refused(name, option, message):
+    with pytest.raises(InvalidArgument, match=message):
+        load_source(name, **option)
+    with pytest.raises(InvalidArgument, match=message):
+        load_source(name, only_classes="first_half", **option)

@@ -99,6 +99,7 @@ X, Y = CLIENTS["c1"]
         ({1: X["age"]}, "the arrays of a dict are named by texts, found 1"),
         ({}, "examples are a dict without arrays"),
         (X["age"], "all examples must have the same arrays"),
+        ({**X, "image": X["image"] / 255}, r"array 'image' of the .* found uint8 \(train of client 'a'\) and float32"),
     ],
 )  # fmt: skip
 def test_what_several_arrays_cannot_be(tmp_path, x, message):

@@ -3,7 +3,9 @@
 The files are made here, in the formats of the real ones. The real ones are read where TFPFL_PEOPLE has them.
 """
 
+import re
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from helpers import people
 from helpers.sleepstudy import REACTION
-from tfpfl.checks import Unavailable
+from tfpfl.checks import InvalidArgument, TfpflWarning, Unavailable
 from tfpfl.data import Federation, list_datasets, load_source
 from tfpfl.data.omniglot import _drawers
 from tfpfl.data.people.catalog import PEOPLE
@@ -172,6 +174,32 @@ def test_no_sample_of_a_recording_is_in_two_parts(made):
         assert recordings["validation"]
     of_test = [windows(s.x, 50) for s in series if s[1:] in {of_sample[int(t)][1:] for t in source.x_test[:, 0, 0]}]
     assert len(source.x_test) == sum(map(len, of_test))  # no window of them is left out
+
+
+@pytest.mark.parametrize("name", ["watch", "shakespeare"])
+def test_examples_that_overlap_are_not_put_into_train_and_test(name, made, tmp_path):
+    source = made(name)[0]
+    for partition in ("dirichlet", "natural"):
+        clients = {"clients": 3, "min_samples": 2} if partition == "dirichlet" else {}
+        with pytest.raises(InvalidArgument, match=f"examples of {name} belong together.*pooled=False"):
+            Federation.build(source, partition, pooled=True, out=tmp_path / "f", **clients)
+    assert not (tmp_path / "f").exists()
+
+
+def test_validation_examples_that_overlap_another_clients_training_are_counted(made, tmp_path):
+    """Counted here by the samples themselves: each sample of the made recordings is another number."""
+    source = made("watch")[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TfpflWarning)
+        Federation.build(source, "natural", validation=0.25, out=tmp_path / "n")
+        Federation.build(source, "iid", clients=4, validation=0, out=tmp_path / "none")
+    with pytest.warns(TfpflWarning, match=r"belong together with training examples of another client") as said:
+        dealt = Federation.build(source, "iid", clients=4, validation=0.25, out=tmp_path / "f")
+    trained = {float(v) for i in range(4) for v in np.unique(dealt.arrays(i, "train")[0][..., 0])}
+    windows_of = [x for i in range(4) for x in dealt.arrays(i, "validation")[0][..., 0]]
+    shared = sum(not trained.isdisjoint(map(float, x)) for x in windows_of)
+    told, of = map(int, re.findall(r"\d+", str(said[0].message))[:2])
+    assert of == len(windows_of) and 0 < shared <= told  # of one stretch, if they do not share a sample
 
 
 def people_file(name, made):

@@ -82,6 +82,27 @@ def test_whole_numbers_with_a_point_are_labels_in_a_file_and_in_a_dataframe(tmp_
         assert Federation.from_table(table, **WHO, out=tmp_path / f"f{number}").class_names == classes
 
 
+@pytest.mark.parametrize("labels", [["1_1", "01", "1"], ["01", "02", "10"], ["1_0", "2_0"], ["٣", "٤"]])
+def test_labels_that_only_python_reads_as_numbers_are_names(tmp_path, labels):
+    """So 01 and 1 are two classes; the file gives the same as the same texts in a dict."""
+    table = rows() | {"state": [labels[i // 3 % len(labels)] for i in range(24)]}
+    for name, given in (("file", write(tmp_path / "t.csv", table)), ("dict", table)):
+        made = Federation.from_table(given, **WHO, out=tmp_path / name)
+        assert made.class_names == sorted(labels)
+
+
+def test_signs_and_exponents_are_numbers_and_1_1_is_none(tmp_path):
+    table = rows() | {"state": ["+1", "0", "2e0", ".0"] * 6, "mass": ["007", "-1.5e2", ".5", "+3."] * 6}
+    made = Federation.from_table(write(tmp_path / "t.csv", table), **WHO, out=tmp_path / "f", validation=0)
+    assert made.class_names == ["0", "1", "2"]
+    x = np.concatenate([made.arrays(i, part)[0] for i in range(3) for part in ("train", "test")])
+    assert sorted(set(x[:, 1].tolist())) == [-150, 0.5, 3, 7]
+    for cell in ("1_1", "٣"):
+        table["mass"] = ["1"] * 23 + [cell]
+        with pytest.raises(InvalidArgument, match=f"column 'mass' is not numeric, row 24 has '{cell}'"):
+            Federation.from_table(write(tmp_path / "t.csv", table), **WHO, out=tmp_path / "g")
+
+
 def test_features_are_stored_as_they_are(tmp_path):
     table = rows() | {"tall": [True, False] * 12}
     federation = Federation.from_table(table, **WHO, features=["tall", "age"], out=tmp_path / "f")

@@ -26,6 +26,8 @@ def federation(folder, validation=0.2) -> Federation:
 def config(**changes) -> RunConfig:
     """Fourteen rounds of half of the clients, evaluated in rounds 3 and 5 to 14."""
     given = {"algorithm": "pflego", "participation": 0.5, "rounds": 14, "evaluate_every": 3} | changes
+    if given.get("sampling") == "range" and "participation" not in changes:
+        del given["participation"]  # a range says how many clients a round has
     if given["algorithm"] == "pflego" and "preset" not in given:
         given["hyperparameters"] = {"tau": 4, "beta": 0.05} | given.get("hyperparameters", {})
     return RunConfig(**given)

@@ -300,6 +300,19 @@ def test_examples_are_read_from_every_kind_of_file(pixels, tmp_path, monkeypatch
         np.testing.assert_array_equal(found, 1 - y)
 
 
+def test_integers_are_names_of_classes_or_their_numbers_and_never_both():
+    """With compact_labels, or from a table, the classes 1 to 3 have the ids 0 to 2 and the names '1' to '3'."""
+    of_ints, of_text = np.array([1, 2, 3]), np.array(["1", "2", "3"])
+    for y in (of_ints, of_text):
+        np.testing.assert_array_equal(label_outputs(y, ["1", "2", "3"], ["1", "2", "3"], "xy.npz"), [0, 1, 2])
+    np.testing.assert_array_equal(label_outputs(of_ints, ["3", "1", "2"], ["1", "2", "3", "-7"], "xy.npz"), [1, 2, 0])
+    with pytest.raises(InvalidArgument, match="does not know: 0. It knows 1, 2, 3"):
+        label_outputs(np.array([0, 1]), ["1", "2", "3"], ["1", "2", "3"], "xy.npz")
+    with pytest.raises(InvalidArgument, match="does not know: id 7. It knows cat, 7"):
+        label_outputs(np.array([0, 7]), ["cat", "7"], ["cat", "7"], "xy.npz")  # 7 is a name, 0 can only be an id
+    np.testing.assert_array_equal(label_outputs(np.array([0, 1]), ["01", "1"], ["01", "1"], "xy.npz"), [0, 1])
+
+
 BAD = {
     "wrong.npy": (np.zeros((3, 5, 3)), "an array of 3 x 5 x 3, but an example of this run is 4 x 3"),
     "none.npy": (np.zeros((0, 4, 3)), "has no examples"),

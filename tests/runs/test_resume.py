@@ -12,7 +12,7 @@ import pytest
 from helpers import small_runs as runs
 from helpers.marks import slow_but
 from helpers.stores import as_format
-from tfpfl.runs.config import RunError
+from tfpfl.checks import InvalidArgument
 from tfpfl.runs.run import Run
 from tfpfl.runs.store import StoreError
 
@@ -165,6 +165,22 @@ def test_early_stopping_stops_where_it_would_have(federation, tmp_path):
         assert runs.saved(folder) == expected
 
 
+def test_rounds_that_were_saved_but_not_evaluated_are_not_complete(federation, short_end, tmp_path):
+    """A run that was extended, and killed between its last round and its evaluation, has an older summary."""
+    folder = tmp_path / "run"
+    runs.train(folder, federation, rounds=2)
+    with Run.open(folder, rounds=4) as run, pytest.raises(KeyboardInterrupt):
+        run.train([runs.Interrupt(4)])
+    with Run.open(folder) as run:
+        assert run.store.round_num == 4 and not run.is_complete
+        run.train()
+        assert run.is_complete
+    assert json.loads((folder / "summary.json").read_text())["rounds"] == 4
+    (folder / "summary.json").write_text("[]")
+    with Run.open(folder) as run:
+        assert not run.is_complete
+
+
 def test_a_finished_run_is_left_as_it_is(a_run):
     before = runs.saved(a_run), {name: (a_run / name).read_bytes() for name in ("clients.csv", "summary.json")}
     with Run.open(a_run) as run:
@@ -172,10 +188,10 @@ def test_a_finished_run_is_left_as_it_is(a_run):
     assert (runs.saved(a_run), {name: (a_run / name).read_bytes() for name in before[1]}) == before
 
 
-def test_fewer_rounds_than_there_are_is_refused(a_run):
+def test_fewer_rounds_than_there_are_is_refused_and_more_than_a_run_can_have(a_run):
     config = (a_run / "config.json").read_bytes()
-    for rounds, message in ((2, "has 7 rounds already"), (0, "at least 1")):
-        with pytest.raises(RunError, match=message):
+    for rounds, message in ((2, "has 7 rounds already"), (0, "rounds must lie in 1"), (3 * 10**9, "must lie in 1..2")):
+        with pytest.raises(InvalidArgument, match=message):
             Run.open(a_run, rounds=rounds)
     assert (a_run / "config.json").read_bytes() == config
     Run.open(a_run).close()  # not left locked

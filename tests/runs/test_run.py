@@ -4,14 +4,17 @@ import csv
 import io
 import json
 import math
+import os
 
 import keras
 import numpy as np
 import pytest
 from rich.console import Console
 
+from helpers import people
 from helpers import small_runs as runs
 from helpers.marks import slow_but
+from tfpfl.data import catalog
 from tfpfl.data.federation import Federation
 from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.federations import open_federation
@@ -216,6 +219,35 @@ def test_your_own_backbone_from_a_file(federation, tmp_path):
     (folder / "network.keras").unlink()
     with pytest.raises(RunError, match="network.keras is missing"):
         Run.open(folder)
+
+
+def test_data_that_were_replaced_are_not_taken_from_the_cache(tmp_path, monkeypatch):
+    """Also if the new file has the same name, size and time; the same content has the same federation again."""
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TFPFL_PEOPLE", str(tmp_path))
+    file = people.vowels(tmp_path)
+    config = RunConfig(dataset="vowels", partition="natural", rounds=1)
+    before, first = file.stat(), file.read_bytes()
+    made = open_federation(config)
+    other = first.replace(b"0,0,0,0,0,0", b"0,0,0,0,0,7", 1)
+    file.write_bytes(other)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert other != first and file.stat().st_size == before.st_size
+    assert open_federation(config).hash != made.hash
+    file.write_bytes(first)
+    assert open_federation(config).path == made.path
+    assert open_federation(RunConfig(dataset="vowels", partition="natural", seed=1)).path != made.path
+    for partition_args, source in (({"pooled": False}, {}), ({}, {"pixels": "unit"})):  # the defaults
+        same = RunConfig(dataset="vowels", partition="natural", partition_args=partition_args, source=source)
+        assert open_federation(same).path == made.path
+
+
+def test_a_new_version_of_a_prepared_data_set_is_another_one(tmp_path, monkeypatch):
+    for version in ("1.0.0", "3.0.9", "3.0.10"):
+        (tmp_path / "mnist" / version).mkdir(parents=True)
+        (tmp_path / "mnist" / version / "dataset_info.json").touch()
+        assert catalog.identity("mnist", tmp_path) == version
+    assert {catalog.identity(name, tmp_path) for name in ("cifar10", "digits", "vowels")} == {""}
 
 
 def test_federations_in_the_cache_are_made_once_and_again_when_lost(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from tfpfl.data.kinds import ACCURACY, CLASSIFICATION, KINDS
 from tfpfl.data.synthetic import synthetic_targets
 from tfpfl.runs import metrics, statistics
 from tfpfl.runs.config import RunConfig, entries, read_config
-from tfpfl.runs.metrics import as_metric, names_for, told_score
+from tfpfl.runs.metrics import as_metric, names_for, shown_score, told_score
 from tfpfl.runs.protocols import EV_ALL, PROTOCOLS, Score, curve, find, results, rounds_to, worst
 from tfpfl.runs.run import Run
 from tfpfl.studies import comparison
@@ -199,6 +199,21 @@ def test_a_run_scores_what_its_metrics_say(kind, tmp_path):
     assert record.score.name == name and f"global test {name}" in record.history[-1]
     assert name in json.loads((tmp_path / "run" / "summary.json").read_text())["results"][0]
     assert read_config(tmp_path / "run").run_id == record.config.run_id
+
+
+def test_evaluate_shows_the_score_of_the_kind(tmp_path):
+    """Also which clients are the worst: those of the largest RMSE."""
+    data, folder = federation("real", tmp_path / "f"), tmp_path / "run"
+    with Run.create(RunConfig(algorithm="fedavg", rounds=1, participation=1.0), folder, data) as run:
+        run.train()
+        last = find(run.results(), EV_ALL._replace(when="last"))
+        largest = max(s.score for s in run.store.evaluations() if s.split == "test" and s.model == last.model)
+    done = CliRunner().invoke(main, ["evaluate", str(folder)])
+    assert done.exit_code == 0, done.output
+    table = " ".join(done.output.partition("while it ran")[0].split())
+    assert "accuracy" not in table and "RMSE" in table
+    mean, worst_of_four = shown_score(RMSE, last.score, last.score_ci95), shown_score(RMSE, largest)
+    assert mean in table and f" {worst_of_four} {last.loss:.4f} 4" in table
 
 
 def test_a_kind_that_does_not_fit_the_labels_is_refused(tmp_path):

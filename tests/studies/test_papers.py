@@ -55,6 +55,18 @@ def toy(monkeypatch, tmp_path):
     return tmp_path / "out"
 
 
+def test_a_run_that_was_killed_before_its_last_evaluation_is_ended(tmp_path, monkeypatch):
+    """Its summary is of fewer rounds than are saved."""
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+    small = cell("digits", "local", steps=1, eta=0.1)
+    summary = run_folder(tmp_path, small, 0) / "summary.json"
+    papers._run(tmp_path, small, 0, 2, [], False)
+    found = json.loads(summary.read_text())
+    summary.write_text(json.dumps(found | {"rounds": 1, "results": []}))
+    papers._run(tmp_path, small, 0, 2, [], False)
+    assert json.loads(summary.read_text()) == found
+
+
 def test_tables_are_read_as_printed():
     assert read("m|A|B\nx|1±.5|\ny|-2.5|3") == {
         ("x", "A"): Published(1.0, 0.5),

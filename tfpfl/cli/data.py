@@ -12,6 +12,7 @@ from tfpfl.cli.options import (
     data_arguments,
     data_options,
     hyperparameter_texts,
+    options_given,
     refuse_other_data,
     scalar_type,
     with_options,
@@ -101,6 +102,8 @@ def partition(
     seed = seed if kw["data_seed"] is None else kw["data_seed"]
     if table is not None:
         refuse_other_data("--from", besides=("validation", "data_seed"))
+        if split is not None and options_given({"test_fraction"}):
+            raise click.UsageError("--test-fraction is for a table without --split: leave one of the two out")
         if client is None or not labels:
             raise click.UsageError("--from needs --client COLUMN and --label COLUMN")
         federation = Federation.from_table(
@@ -122,6 +125,11 @@ def partition(
             if given is not None:
                 what = "says what a column of a table is" if flag == "--targets" else "names a column of a table"
                 raise click.UsageError(f"{flag} {what}: give the table with --from FILE")
+        if unused := options_given({"test_fraction", "compact_labels"}):
+            raise click.UsageError(
+                f"{' and '.join(unused)} {'is' if len(unused) == 1 else 'are'} for a table: give it with --from FILE. "
+                "The arguments of a partition stand at the end of --help"
+            )
         data = data_arguments(kw)
         source = load_source(data["dataset"], allow_download=allow_download, **({"seed": seed} | data["source"]))
         federation = Federation.build(

@@ -301,7 +301,7 @@ def data_arguments(kw) -> dict:
     source = {}
     if kw["pixels"] != OPTIONS["pixels"].default:
         source["pixels"] = kw["pixels"]
-    if dataset == "omniglot":
+    if dataset == "omniglot" or kw["augment"] != OPTIONS["augment"].default:  # which `load_source` refuses for others
         source["augment"] = kw["augment"]
     if kw["only_classes"] is not None:
         source["only_classes"] = kw["only_classes"]

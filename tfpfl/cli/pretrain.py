@@ -72,8 +72,8 @@ def pretrain(out, dataset, only_classes, network, epochs, batch_size, rate, vali
 
     if only_classes is None:
         only_classes = "background" if dataset == "omniglot" else "first_half"
-    # no rotations of Omniglot's drawings; other data sets have none
-    source = load_source(dataset, allow_download=allow_download, only_classes=only_classes, augment="none")
+    augment = "none" if dataset == "omniglot" else "before_split"  # no rotations; other data sets have none anyway
+    source = load_source(dataset, allow_download=allow_download, only_classes=only_classes, augment=augment)
     with resumable(SAME_COMMAND, lambda: "finished epochs are saved"):
         found = train(source, out, Settings(network, epochs, batch_size, rate, validation, seed), click.echo)
     click.echo(

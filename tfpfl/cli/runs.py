@@ -68,24 +68,29 @@ def run(out, create_only, allow_code, allow_download, workers, address, deadline
         from tfpfl.engines.ray.engine import connect
 
         connect(machines)
+    made = not out.exists()
     with Run.create(config, out, opened, allow_download=allow_download) as run:
         run.machines = machines
         if create_only:
             how = "Serve it with: tfpfl serve" if is_places(run.federation) else "Train it with: tfpfl resume"
             click.echo(f"Written to {run.folder}. {how} {quote(str(run.folder))}")
         else:
-            _train_new(run, trackers)
+            _train_new(run, trackers, made)
 
 
-def _train_new(run, trackers):
-    """Trains a run that was created here. If its first round fails, the folder is removed: nothing would be in it.
+def _train_new(run, trackers, made):
+    """Trains a run that was created here. If its first round fails, what the creation made is removed.
 
     So the same command runs again after the user has mended a method, which the folder has a copy of. The folder stays
     if training diverged, if machines were lost, or if the store cannot be written.
-    """
-    import shutil
 
+    Args:
+        run: the run.
+        trackers: the callbacks of --log.
+        made: whether its folder was not there before.
+    """
     from tfpfl.engines.machines import MachinesError
+    from tfpfl.runs.folders import remove_new
     from tfpfl.runs.store import StoreError
     from tfpfl.runs.training import DivergedError
 
@@ -96,10 +101,7 @@ def _train_new(run, trackers):
     except Exception:
         if run.store.round_num == 0:  # while it is locked
             with suppress(OSError):  # the error that is being raised says more
-                for path in run.folder.iterdir():
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-                if run.folder.resolve() != Path.cwd():
-                    run.folder.rmdir()
+                remove_new(run.folder, made)
         raise
 
 
@@ -162,7 +164,7 @@ def resume(folder, rounds, allow_code, logs, log_tables, **where):
         for name, (then, now) in run.changed_versions.items():
             print(f"{name} was {then} and is {now}: the last bits of the numbers may differ", file=sys.stderr)
         _train_and_print(run, trackers)
-        if run.store.round_num == done:
+        if run.store.round_num == done and not run.stop_reason:  # more rounds do not extend what patience ended
             click.echo(f"Nothing was left to do: the run ended with round {done}. --rounds extends it.")
 
 
@@ -185,7 +187,8 @@ def evaluate(folder, allow_code):
             raise InvalidArgument(
                 f"{folder} has no rounds yet, so there is nothing to evaluate: train it with `tfpfl resume {folder}`"
             )
-        now = [r for r in evaluation.results(run.evaluate(), run.took_part) if r.when == "last"]
+        found = evaluation.results(run.evaluate(), run.took_part, run.config.score)
+        now = [r for r in found if r.when == "last"]
         console, counts = Console(), run.seen_counts
         console.print(protocols(now, f"{folder}: all clients after round {done}", counts))
         if table := metrics(now, f"{folder}: other metrics"):

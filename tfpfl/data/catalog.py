@@ -4,7 +4,9 @@
 clients.
 """
 
+import hashlib
 import os
+from collections.abc import Collection
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from tfpfl.data.class_choice import with_classes
 from tfpfl.data.omniglot import AUGMENT, DRAWERS, load_drawers, load_omniglot
 from tfpfl.data.partitioners import check_seed
 from tfpfl.data.people.catalog import PEOPLE, is_present, load_people
+from tfpfl.data.people.files import find
 from tfpfl.data.source import Source, every_nth
 from tfpfl.data.synthetic import blobs
 from tfpfl.data.tfds import TFDS_IMAGES, data_folder, load_tfds_images, prepared_folder, tfds_folder
@@ -54,8 +57,8 @@ def load_source(
             have a split.
 
     Raises:
-        InvalidArgument: the name or an option is unknown, or the data set is not image classification with uint8 images
-            of one size and a train and a test split.
+        InvalidArgument: the name or an option is unknown, the data set does not have this option, or it is not image
+            classification with uint8 images of one size and a train and a test split.
         FileNotFoundError: the data set is not in `data_dir`, and `allow_download` is false or does not help.
         Unavailable: a package that reads data of people is missing.
     """
@@ -79,14 +82,14 @@ def load_source(
     if augment not in AUGMENT:
         raise InvalidArgument(f"unknown augment {augment!r}: one of {', '.join(AUGMENT)}")
     check_seed(seed)
+    given = {"pixels": pixels, "augment": augment, "antialias": antialias, "features": features, "step": step}
+    _check_used(name, given | {"label": label})
     if name == "synthetic":
         x, y = blobs(4_000, seed=seed)
         return Source.from_arrays(x, y, name="synthetic", options={"seed": seed})
     if name == "digits":
         source = _digits()
     elif name in PEOPLE:
-        if pixels != "unit":
-            raise InvalidArgument(f"pixels={pixels!r} is for images, and {name} has none: leave it out")
         return load_people(name, data_dir, features=features, seed=seed, **({} if step is None else {"step": step}))
     elif name == DRAWERS:
         source = load_drawers(tfds_folder("omniglot", data_dir, allow_download), label, antialias, seed)
@@ -96,6 +99,46 @@ def load_source(
             load_omniglot(folder, augment, antialias, seed) if name == "omniglot" else load_tfds_images(name, folder)
         )
     return source._replace(scale=2 * source.scale, shift=-1.0) if pixels == "signed" else source
+
+
+def identity(name: str, data_dir: str | os.PathLike | None = None) -> str:
+    """What the data of a data set are on this machine, as a text: another text, if the data may be other ones.
+
+    Of data of people it is a sha256 of the files, of a data set of TFDS its prepared version. It is empty if the data
+    set is not on this machine, or comes with a package.
+
+    Args:
+        name, data_dir: as in `load_source`.
+    """
+    if name in ("digits", "synthetic"):
+        return ""
+    if name not in PEOPLE:
+        folder = prepared_folder("omniglot" if name == DRAWERS else name, data_folder(data_dir))
+        return folder.name if folder else ""
+    path = find(PEOPLE[name].patterns, PEOPLE[name].packages, data_dir)
+    if path is None:
+        return ""
+    found = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            inside = file.relative_to(path).as_posix()
+            found.update(f"{inside} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return found.hexdigest()
+
+
+def _check_used(name: str, given: dict) -> None:
+    """Checks that no option is given that is only for other data sets. A default value changes nothing."""
+    of: dict[str, Collection[str]] = {"augment": ("omniglot",), "antialias": ("omniglot", DRAWERS), "label": (DRAWERS,)}
+    of |= {option: [k for k, about in PEOPLE.items() if option in about.options] for option in ("features", "step")}
+    defaults = load_source.__kwdefaults__ or {}
+    for option, value in given.items():
+        if value == defaults[option]:
+            continue
+        if option == "pixels" and (name == "synthetic" or name in PEOPLE):
+            raise InvalidArgument(f"pixels={value!r} is for images, and {name} has none: leave it out")
+        if option in of and name not in of[option]:
+            whose = " and ".join(of[option])
+            raise InvalidArgument(f"{option}={value!r} is only for {whose}, found {name}: leave it out")
 
 
 def list_datasets(data_dir: str | os.PathLike | None = None) -> list[dict]:

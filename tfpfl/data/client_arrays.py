@@ -229,12 +229,12 @@ def rows_of_clients(data: dict) -> tuple[list[Any], list[np.ndarray], list[list[
         train, validation and test examples in the result, int [n] each.
 
     Raises:
-        InvalidArgument: there is no client, one has no training examples, examples or targets differ in shape, or some
-            labels are integers and some are names.
+        InvalidArgument: there is no client, one has no training examples, examples or targets differ in shape, some
+            examples are uint8 and others are not, or some labels are integers and some are names.
     """
     if not data:
         raise InvalidArgument("there are no clients")
-    xs, ys, whose, rows, start = [], [], [], [], 0
+    xs, ys, whose, where, rows, start = [], [], [], [], [], 0
     for client, parts in data.items():
         row = []
         for part in SPLITS:
@@ -246,6 +246,7 @@ def rows_of_clients(data: dict) -> tuple[list[Any], list[np.ndarray], list[list[
                 xs.append(x)
                 ys.append(y)
                 whose.append(f"client {client!r}")
+                where.append(f"{part} of client {client!r}")
         if not len(row[0]):
             raise InvalidArgument(f"client {client!r} has no training examples")
         rows.append(row)
@@ -255,11 +256,22 @@ def rows_of_clients(data: dict) -> tuple[list[Any], list[np.ndarray], list[list[
         check_widths(ys, whose)
     if any(isinstance(x, Mapping | tuple) for x in xs):
         same_arrays(xs, whose)
-        return xs, ys, rows
-    shapes = {x.shape[1:] for x in xs}
-    if len(shapes) > 1:
+    elif len(shapes := {x.shape[1:] for x in xs}) > 1:
         raise InvalidArgument(f"examples must have one shape, found {sorted(shapes)}")
+    _check_pixels(xs, where)
     return xs, ys, rows
+
+
+def _check_pixels(xs: Sequence[Any], where: Sequence[str]) -> None:
+    """Checks that an array is uint8 in all parts or in none: only uint8 is taken for pixels, and scaled."""
+    for place, parts in enumerate(zip(*map(split, xs), strict=True)):
+        found = {x.dtype == np.uint8: f"{x.dtype} ({part})" for x, part in zip(parts, where, strict=True)}
+        if len(found) > 1:
+            what = "examples" if len(split(xs[0])) == 1 else f"array {names_of_arrays(xs[0])[place]!r} of the examples"
+            raise InvalidArgument(
+                f"the {what} must be uint8 everywhere or nowhere, found {found[True]} and {found[False]}: uint8 is "
+                "taken for pixels and divided by 255, other numbers are not. Give all of them in the same type"
+            )
 
 
 def cut_test(rows: list[list[np.ndarray]], has_test: Sequence[bool], fraction: float, seed: int) -> None:

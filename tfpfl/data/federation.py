@@ -110,8 +110,9 @@ class Federation:
             **partition_args: the keyword arguments of the partitioner.
 
         Raises:
-            InvalidArgument: the source or the partitioner is unknown; the partitioner cannot do what is asked; or a
-                client would keep fewer than 2 training examples.
+            InvalidArgument: the source or the partitioner is unknown; the partitioner cannot do what is asked, or
+                would put examples that belong together, such as windows that overlap, into train and test; or a client
+                would keep fewer than 2 training examples.
             FederationError: `out` exists already.
         """
         absent(out)  # before a large data set is read

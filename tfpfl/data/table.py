@@ -5,6 +5,7 @@ A table is a CSV or Parquet file, a DataFrame of pandas or polars, or a dict of 
 
 import csv
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -18,6 +19,8 @@ from tfpfl.data.targets import as_targets, check_sort
 
 EXACT = 2**24  # float32 has every whole number up to this one
 LISTED = 20  # at most so many columns are named in a message
+# A label that is written so is a number; others are names, such as 01, which is not 1.
+LABEL_NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 BLOCK = 50_000  # rows of a CSV file that are text in memory at the same time
 
 
@@ -296,7 +299,7 @@ def _blocks(reader: Iterator[list[str]], width: int, path: Path) -> Iterator[lis
 
 def _parsed(texts: Sequence[str]) -> np.ndarray:
     """The cells of a column as integers if all are, else as floats with NaN for an empty cell, else as text."""
-    for kind in (np.int64, np.float64):
+    for kind in (np.int64, np.float64) if _is_plain("".join(texts)) else ():
         try:
             return np.array([cell if cell or kind is np.int64 else "nan" for cell in texts]).astype(kind)
         except (ValueError, OverflowError):
@@ -361,7 +364,12 @@ def _is_number(value: Any) -> bool:
         float(value)
     except (TypeError, ValueError):
         return False
-    return not isinstance(value, str) or value.strip() != ""
+    return not isinstance(value, str) or (value.strip() != "" and _is_plain(value))
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a text has nothing that only Python reads as a part of a number, such as 1_1."""
+    return text.isascii() and "_" not in text
 
 
 def _cut(value: Any) -> str:
@@ -370,10 +378,11 @@ def _cut(value: Any) -> str:
 
 
 def _labels(name: str, values: np.ndarray, from_text: bool) -> np.ndarray:
-    """The labels: integers, or text. Numbers that are all whole are integers, also 1.0."""
+    """The labels: integers, or text. Whole numbers are integers, also 1.0; in a file 01 and 1_1 are text."""
     values = _present(name, values)
     if from_text:
-        for kind in (int, float):
+        are_numbers = all(LABEL_NUMBER.fullmatch(value.strip()) for value in values)
+        for kind in (int, float) if are_numbers else ():
             try:
                 numbers = np.array([kind(value) for value in values], np.dtype(kind))
                 break
@@ -381,7 +390,7 @@ def _labels(name: str, values: np.ndarray, from_text: bool) -> np.ndarray:
                 continue
         else:
             return np.array([str(value) for value in values])
-        if not np.isfinite(numbers).all():  # text that Python could read as a number, such as 'inf'
+        if not np.isfinite(numbers).all():  # such as 1e999
             return np.array([str(value) for value in values])
         values = numbers
     if values.dtype.kind == "f":

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from tfpfl.checks import InvalidArgument
-from tfpfl.data import Federation, load_source
+from tfpfl.data import PARTITIONERS, Federation, load_source
+from tfpfl.data.catalog import identity
 from tfpfl.data.manifest import FederationError
 from tfpfl.models import SplitModel, trunk_federation
 from tfpfl.runs.config import RunConfig, RunError
@@ -15,7 +16,8 @@ from tfpfl.runs.config import RunConfig, RunError
 def open_federation(config: RunConfig, *, allow_download: bool = False) -> Federation:
     """Opens the federation of a configuration: the folder that it names, or one in the cache, built if necessary.
 
-    The cache is the folder `TFPFL_CACHE`, default ~/.cache/tfpfl.
+    The cache is the folder `TFPFL_CACHE`, default ~/.cache/tfpfl. A federation in it is taken again as long as the
+    files of its data set, or the version that TensorFlow Datasets has prepared, are the same.
 
     Args:
         config: its entries about the data.
@@ -64,12 +66,24 @@ def cache_folder() -> Path:
 
 
 def _cached_federation(config: RunConfig, allow_download: bool) -> Federation:
+    """The federation in the cache that was built of the same data with the same options; if there is none, a new one.
+
+    The folder's name is a hash of them. Options that were not given count with their defaults, which a later version
+    may change.
+    """
     seed = config.seed if config.data_seed is None else config.data_seed
-    asked = [config.dataset, config.source, config.partition, config.partition_args, config.clients]
-    name = hashlib.sha256(json.dumps([*asked, config.validation, seed], sort_keys=True).encode()).hexdigest()[:16]
+    options = {"seed": seed} | config.source
+    defaults = getattr(PARTITIONERS.get(config.partition), "__kwdefaults__", None) or {}
+    made_of = {
+        "dataset": config.dataset,
+        "data": identity(config.dataset, config.source.get("data_dir")),
+        "source": {**(load_source.__kwdefaults__ or {}), **options, "allow_download": None, "data_dir": None},
+        "partition": [config.partition, defaults | config.partition_args, config.clients, config.validation, seed],
+    }
+    name = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_folder() / "federations" / f"{config.dataset.replace('/', '-')}-{name}"
     if not folder.exists():
-        source = load_source(config.dataset, allow_download=allow_download, **({"seed": seed} | config.source))
+        source = load_source(config.dataset, allow_download=allow_download, **options)
         try:
             return Federation.build(
                 source,

@@ -14,14 +14,9 @@ from tfpfl.runs.locks import InUse, Lock
 
 STATE = "state.sqlite"
 LIVE = "live.sqlite"  # if there is one, the heads are on devices: see `tfpfl.live`
-_LEFTOVERS = {
-    NETWORK,
-    NETWORK_CODE,
-    f"{NETWORK}.new",
-    METHOD,
-    "config.json.new",
-    f"{STATE}.lock",
-}  # of a creation that was killed
+_LOCK = f"{STATE}.lock"  # a creation makes it first: where it is not, all else is the user's own
+_LEFTOVERS = (NETWORK, NETWORK_CODE, f"{NETWORK}.new", METHOD, METRIC.format(name="*"), "config.json.new", _LOCK)
+_WRITTEN = (*_LEFTOVERS, "config.json", f"{STATE}*", "history.csv*", "clients.csv*", "summary.json*", "tensorboard")
 
 
 @contextmanager
@@ -29,7 +24,8 @@ def new_folder(folder: Path) -> Iterator[Lock]:
     """Makes and locks the folder of a new run. If the block raises an error, all that was made is removed again.
 
     Args:
-        folder: it must not exist, or be empty; what a creation that was killed has left does not count.
+        folder: it must not exist, or be empty; what a creation that was killed has left does not count. Its lock tells
+            such files from the user's own of the same names.
 
     Yields:
         The lock. It stays locked after the block; whoever gets it releases it.
@@ -40,10 +36,13 @@ def new_folder(folder: Path) -> Iterator[Lock]:
     check_free(folder)
     made = [p for p in (folder, *folder.parents) if not p.exists()]
     folder.mkdir(parents=True, exist_ok=True)
+    was_locked = (folder / _LOCK).exists()
     try:
         with locked_folder(folder) as lock:
-            check_free(folder)  # again, because another process may have created a run meanwhile
-            before = set(folder.iterdir()) - {folder / f"{STATE}.lock"}
+            check_free(folder, was_locked)  # again, because another process may have created a run meanwhile
+            before = set(folder.iterdir())
+            if before == {folder / _LOCK}:
+                before = set()
             try:
                 yield lock
             except BaseException:
@@ -116,13 +115,36 @@ def locked_folder(folder: Path) -> Iterator[Lock]:
         raise
 
 
-def check_free(folder: Path) -> None:
-    """Checks that a new run would overwrite nothing."""
-    found = {p.name for p in folder.iterdir() if not p.match(METRIC.format(name="*"))} if folder.is_dir() else ()
-    if not folder.exists() or folder.is_dir() and set(found) <= _LEFTOVERS:
+def check_free(folder: Path, was_locked: bool | None = None) -> None:
+    """Checks that a new run would overwrite nothing.
+
+    Args:
+        folder: where the run shall be created.
+        was_locked: whether a creation had begun in it before, of which files may be left; None: if its lock is there.
+    """
+    if not folder.exists():
         return
+    if folder.is_dir():
+        found = list(folder.iterdir())
+        left = _LEFTOVERS if was_locked or (was_locked is None and folder / _LOCK in found) else (_LOCK,)
+        if all(any(path.match(name) for name in left) for path in found):
+            return
     hint = f"; continue it with `tfpfl resume {folder}`" if (folder / "config.json").exists() else ""
     raise RunError(f"{folder} exists and is not empty{hint}. For a new run use another folder (--out)")
+
+
+def remove_new(folder: Path, made: bool) -> None:
+    """Removes what the creation of a run and its first round have written. The user's own files stay.
+
+    Args:
+        folder: the run folder, which this process has locked.
+        made: whether the creation made the folder, so that it is removed too if nothing else is in it.
+    """
+    for path in folder.iterdir():
+        if any(path.match(name) for name in _WRITTEN):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if made and folder.resolve() != Path.cwd() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def check_heads_are_here(folder: Path, federation: Federation | None = None) -> None:

@@ -1,5 +1,6 @@
 """Reads the examples for which a client's model shall predict: from arrays, tables of numbers and pictures."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,7 @@ class Examples(NamedTuple):
     """Examples from a file, and their labels if the file has them."""
 
     x: np.ndarray  # float32 [N, ...], of the federation's example shape
-    y: np.ndarray | None = None  # labels [N] as they stand in the file: class names, or ids of the federation's classes
+    y: np.ndarray | None = None  # labels [N] as they stand in the file; `label_outputs` says what they mean
 
 
 def read_examples(path: str | Path, federation: Federation) -> Examples:
@@ -76,7 +77,8 @@ def label_outputs(y: np.ndarray, classes: Sequence[str], names: Sequence[str], p
     """The outputs of a client's head for labels: int64 [N].
 
     Args:
-        y: labels, names of classes or ids of the federation's classes.
+        y: labels: names of classes, or integers. Integers are names, where the names of all classes are integers (such
+            as 1 to 3, which the federation numbers 0 to 2). Otherwise they are ids, 0 for the first name.
         classes: what the outputs stand for; see `class_names`.
         names: the names of all classes of the federation.
         path: the file, for messages.
@@ -88,7 +90,8 @@ def label_outputs(y: np.ndarray, classes: Sequence[str], names: Sequence[str], p
     if y.dtype.kind == "f":
         raise InvalidArgument(f"{path}: the labels y must be whole numbers or names of classes, found {y.dtype}")
     if y.dtype.kind in "iu":
-        given = [names[int(c)] if 0 <= c < len(names) else str(c) for c in y]
+        are_names = all(re.fullmatch(r"0|-?[1-9][0-9]*", name) for name in names)
+        given = [str(c) if are_names else names[c] if 0 <= c < len(names) else f"id {c}" for c in y.tolist()]
     else:
         given = [one_line(c.decode() if isinstance(c, bytes) else c) for c in y.tolist()]
     unknown = sorted(set(given) - set(place))

@@ -1,5 +1,6 @@
-"""What a run needs besides its data: packages, and metrics that are known."""
+"""What a run needs besides its data: packages, metrics that are known, and no entry that would change nothing."""
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.engines.engine import check_engine
 from tfpfl.runs.aggregators import PRIVATE
 from tfpfl.runs.config import RunConfig
@@ -8,14 +9,42 @@ from tfpfl.runs.privacy import require_accounting
 
 
 def check_needs(config: RunConfig) -> None:
-    """Checks what a run needs besides its data, before any work is done: packages, and metrics that are known.
+    """Checks what a new run needs besides its data, before any work is done: packages, and metrics that are known.
+
+    Entries that would be ignored are refused here, and not by `RunConfig`, because older runs may have them.
 
     Raises:
         Unavailable: the engine, a private aggregator or noise needs a package that is not installed.
-        InvalidArgument: this process knows no metric of one of the names.
+        InvalidArgument: this process knows no metric of one of the names, or an entry would be ignored.
     """
+    _check_used(config)
     check_engine(config.engine)
     for name in config.metrics:
         as_metric(name, config.kind)
     if config.aggregator in PRIVATE or config.secure_noise is not None:
         require_accounting()  # the summary needs it, perhaps hours later
+
+
+def _check_used(config: RunConfig) -> None:
+    """Checks that no entry is given that would be ignored, beside the other ones."""
+    for name in ("client_seconds_spread", "jitter"):
+        if getattr(config, name) and not config.client_seconds:
+            raise InvalidArgument(
+                f"{name}={getattr(config, name)} says how client_seconds vary, and client_seconds is 0, so that there "
+                f"is no clock: give client_seconds (--client-seconds) too, or leave {name} out"
+            )
+    if config.sampling == "range" and config.participation not in (RunConfig.participation, 1.0):
+        raise InvalidArgument(
+            f"participation={config.participation} is not used with sampling='range', where sampling_range says how "
+            "many clients a round has: leave participation out"
+        )
+    availability = config.availability()
+    joins, leaves = (
+        {i: t for t, some in reversed(found) for i in some} for found in (availability.joins, availability.leaves)
+    )
+    for client in sorted(joins.keys() & leaves.keys()):
+        if leaves[client] <= joins[client]:
+            raise InvalidArgument(
+                f"client {client} leaves in round {leaves[client]} and joins in round {joins[client]}, but who joins "
+                f"is not there before. If it shall be there from the start, let it join in round 1 too: 1:{client}"
+            )

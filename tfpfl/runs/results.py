@@ -114,13 +114,13 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def stopped_earlier(path: Path, rounds: int) -> str | None:
-    """Why a run stopped after so many rounds, as an earlier summary.json says; None if it does not."""
+def summary_after(folder: Path, rounds: int) -> dict[str, Any]:
+    """The summary.json that a run folder has, if it was written after so many rounds; {} if not."""
     with suppress(OSError, ValueError, AttributeError):
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         if before.get("rounds") == rounds:
-            return before.get("stopped")
-    return None
+            return before
+    return {}
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from tfpfl.runs.metrics import known_metrics
 from tfpfl.runs.needs import check_needs as check_needs
 from tfpfl.runs.privacy import Privacy
 from tfpfl.runs.recipe import Recipe
-from tfpfl.runs.results import plain, stopped_earlier, totals, write_clients, write_history, write_summary
+from tfpfl.runs.results import plain, summary_after, totals, write_clients, write_history, write_summary
 from tfpfl.runs.store import OtherRun, RunStore, StoreError
 from tfpfl.runs.store_content import check_of_run
 from tfpfl.runs.training import DivergedError, Training
@@ -174,15 +174,13 @@ class Run:
         Raises:
             RunError: this is not a run folder, a file of it is missing or was changed, it is from a newer version,
                 another process is writing it, or it has more than `rounds` rounds already.
-            InvalidArgument: network.keras might run code that `tfpfl.runs.allow_code` did not allow. (For the user's
-                own method this is a RunError.)
+            InvalidArgument: a run cannot have so many rounds; or network.keras might run code that
+                `tfpfl.runs.allow_code` did not allow. (For the user's own method this is a RunError.)
             StoreError: state.sqlite is damaged.
             Unavailable: the engine needs a package that is not installed.
         """
         folder = Path(folder)
         read_config(folder)  # before the lock, because a folder that holds no run gets no lock file
-        if rounds is not None and rounds < 1:
-            raise RunError(f"rounds must be at least 1, found {rounds}")
         with locked_folder(folder) as lock:
             config = read_config(folder)
             state = folder / STATE
@@ -193,6 +191,8 @@ class Run:
             check_engine(engine or config.engine)
             network_file = folder / config.network_file.name if config.network_hash and config.network_file else None
             config = own_methods.load(config, folder)
+            if rounds is not None:
+                replace(config, rounds=rounds)  # checks the number, before it is written for `read_config`
             run = cls(folder, config, open_federation(config), network_file, engine or config.engine)
             try:
                 run.store = RunStore(state, config.run_id, lock=lock, named=config.score)
@@ -419,8 +419,8 @@ class Run:
 
     def write_summary(self) -> dict:
         """Writes summary.json and returns its content. `stopped` keeps the reason why these rounds stopped earlier."""
-        path, done, private = self.folder / "summary.json", self.store.round_num, self.privacy
-        self.stop_reason = self.stop_reason or stopped_earlier(path, done)
+        done, private = self.store.round_num, self.privacy
+        self.stop_reason = self.stop_reason or summary_after(self.folder, done).get("stopped")
         history, evaluations, first = self.store.history(), self.store.evaluations(), self.took_part
         seen, never_seen = participation.counts(first, self.population.num_clients, done) or (None, None)
         summary = {
@@ -440,13 +440,13 @@ class Run:
             "run_id": self.config.run_id,
             "results": [plain(r.entries()) for r in protocols.results(evaluations, first, self.config.score)],
         }
-        write_summary(path, summary)
+        write_summary(self.folder / "summary.json", summary)
         return summary
 
     @property
     def is_complete(self) -> bool:
         """Whether all rounds are done and the run was evaluated after them, so that `train` has nothing to do."""
-        return self.store.round_num >= self.config.rounds and (self.folder / "summary.json").exists()
+        return self.store.round_num >= self.config.rounds and bool(summary_after(self.folder, self.store.round_num))
 
     def close(self) -> None:
         """Closes state.sqlite, so that other processes can open the run."""

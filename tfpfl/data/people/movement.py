@@ -31,7 +31,8 @@ def load_watch(path: Path, step: int = 50, seed: int = 0) -> Source:
 
     A person does each of 7 exercises once with each arm: of these two recordings, one is for training and one for test;
     `seed` draws which. The training recordings are cut into stretches of 10 s before the windows are taken, and a
-    validation part has whole stretches, so that no sample is in two parts.
+    client's validation part has whole stretches, so that no sample is in two parts. Of partitions, only 'natural' gives
+    whole stretches to a client; the others warn, or are refused if they join train and test.
 
     Args:
         path: watch_dataset.npy, or the archive that has it.

@@ -195,8 +195,10 @@ def _has_words(cell: Cell, words: Sequence[str]) -> bool:
 
 def _run(out: Path, cell: Cell, seed: int, rounds: int, callbacks, allow_download: bool) -> None:
     folder = run_folder(out, cell, seed)
-    if (folder / "summary.json").exists() and Record.read(folder).rounds >= rounds:
-        return
+    if (folder / "summary.json").exists():
+        record = Record.read(folder)
+        if record.rounds >= rounds and record.summary.get("rounds") == record.rounds:  # evaluated after the last one
+            return
     config = RunConfig(**cell.config, rounds=rounds, seed=seed)
     with Run.create_or_resume(config, folder, allow_download=allow_download) as run:
         run.train(callbacks)
