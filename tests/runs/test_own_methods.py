@@ -274,7 +274,11 @@ def test_modules_beside_a_file_are_those_of_the_one_who_allowed_it(six_clients, 
         assert run.config.method.builder.steps == 1
     shutil.rmtree(mine)
     new_process("beside_me_71")
-    assert "ModuleNotFoundError: No module named 'beside_me_71' (line 1)" in refused("evaluate", out)
+    said = refused("evaluate", out)
+    assert f"imports modules that lie beside {theirs / 'f.py'}, and they are code of whoever made the run" in said
+    config["own_method"]["place"] = str(mine / "f.py")
+    (out / "config.json").write_text(json.dumps(config))
+    assert "f.py imports from beside it (a module that it imports from there is missing)" in refused("evaluate", out)
 
 
 def test_a_method_with_a_changed_module_beside_it_is_another_method(six_clients, tmp_path):

@@ -9,6 +9,7 @@ import json
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import invalidate_caches
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -43,10 +44,11 @@ def modules_beside(content: bytes, folder: Path) -> dict[str, bytes]:
                 if spec is None:
                     break
                 is_package = spec.submodule_search_locations is not None
-                if part not in seen and spec.origin is not None and Path(spec.origin).is_file():
-                    inner, package = Path(spec.origin).read_bytes(), part if is_package else part[:-1]
-                    found["/".join((*package, Path(spec.origin).name))] = inner
-                    left.append((inner, package))
+                if part not in seen and spec.origin is not None:
+                    with suppress(OSError):  # Python will say that it cannot read it
+                        inner, package = Path(spec.origin).read_bytes(), part if is_package else part[:-1]
+                        found["/".join((*package, Path(spec.origin).name))] = inner
+                        left.append((inner, package))
                 seen.add(part)
                 if not is_package:
                     break
