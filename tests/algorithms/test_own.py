@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tfpfl import ALGORITHMS
-from tfpfl.algorithms import method_named, own
+from tfpfl.algorithms import beside, method_named, own
+from tfpfl.algorithms.modules_beside import hash_of, modules_beside
 from tfpfl.checks import InvalidArgument
 
 GOOD = '''
@@ -82,8 +83,10 @@ def test_the_title_is_the_beginning_of_the_docstring(tmp_path, text, title):
 def test_a_file_is_imported_once_for_each_content_and_hides_no_module(tmp_path):
     file = write(tmp_path / "json.py", GOOD)
     first = method_named(f"{file}:mine")
-    copy = write(tmp_path / "other" / "b.py", GOOD)
+    copy = write(tmp_path / "b.py", GOOD)
     assert method_named(f"{copy}:mine").builder is first.builder
+    elsewhere = write(tmp_path / "other" / "json.py", GOOD)  # which may read other files beside it
+    assert method_named(f"{elsewhere}:mine").builder is not first.builder
     assert sys.modules["json"] is json
     write(file, GOOD + "# changed\n")
     assert method_named(f"{file}:mine").builder is not first.builder
@@ -92,7 +95,7 @@ def test_a_file_is_imported_once_for_each_content_and_hides_no_module(tmp_path):
 def test_the_lines_of_a_file_are_known_where_no_file_has_its_name(tmp_path):
     """A run's copy is named after the original's folder: there AutoGraph found no source, and left `if` to Python."""
     code = "def positive(x):\n    if x > 0:\n        return x\n    return -x\n"
-    module = own._run("tfpfl_own_method_of_no_file", code.encode(), tmp_path / "gone.py")
+    module = beside.run_file("tfpfl_own_method_of_no_file", code.encode(), tmp_path / "gone.py", {})
     assert inspect.getsource(module.positive) == code
     assert float(tf.function(module.positive)(tf.constant(-2.0))) == 2.0
 
@@ -130,6 +133,84 @@ def test_modules_beside_two_files_may_have_one_name(tmp_path, monkeypatch):
     code = GOOD.replace("from __future__ import annotations", beside).replace("eta=0.1", "eta=len(OF) + 0.5")
     write(tmp_path / "b" / "n.py", code)
     assert method_named(f"{tmp_path / 'b' / 'n.py'}:mine").hyperparameters["eta"].default == 1.5
+
+
+def test_a_changed_module_beside_the_file_is_loaded_anew(tmp_path):
+    """In a process that goes on, such as a notebook; also within a second, and if its length is the same."""
+    code = "from helper_62 import eta\ndef mine(model, population, *, eta: float = eta()): ...\n"
+    file = write(tmp_path / "a.py", code)
+    found = []
+    for eta in (0.25, 0.75, 0.25):
+        write(tmp_path / "helper_62.py", "def eta():\n    import inner_62\n    return inner_62.ETA\n")
+        write(tmp_path / "inner_62.py", f"ETA = {eta}\n")
+        loaded = own.own_method(f"{file}:mine")
+        assert loaded.method.hyperparameters["eta"].default == eta
+        found.append((loaded.sha256, loaded.beside))
+    assert found[0] == found[2] and found[0][0] == found[1][0] and found[0][1] != found[1][1]
+
+
+def test_a_function_that_imports_later_gets_the_module_that_was_there(tmp_path):
+    """Its sha256 stands in the run's configuration."""
+    late = write(tmp_path / "late_63.py", "OF = 1\n")
+    file = write(tmp_path / "a.py", "def mine(model, population):\n    import late_63\n    return late_63.OF\n")
+    first = method_named(f"{file}:mine").builder
+    write(late, "OF = 2\n")
+    second = method_named(f"{file}:mine").builder
+    late.unlink()
+    assert (first(0, 0), second(0, 0)) == (1, 2)
+
+
+def test_files_of_one_content_in_two_folders_have_their_own_modules(tmp_path):
+    code = "from helper_64 import ETA\ndef mine(model, population, *, eta: float = ETA): ...\n"
+    for folder, eta in (("a", 0.25), ("b", 0.5)):
+        write(tmp_path / folder / "helper_64.py", f"ETA = {eta}\n")
+        write(tmp_path / folder / "m.py", code)
+    first, second = (own.own_method(f"{tmp_path / folder / 'm.py'}:mine") for folder in "ab")
+    assert [m.method.hyperparameters["eta"].default for m in (first, second)] == [0.25, 0.5]
+    assert first.sha256 == second.sha256 and first.beside != second.beside
+    assert own.is_loaded(first.entry).method is first.method and own.is_loaded(second.entry).method is second.method
+    with pytest.raises(
+        InvalidArgument, match=r"m.py imports from beside it \(helper_64.py\) was changed since the run"
+    ):
+        own.load_file(second.content, "mine", tmp_path / "b" / "m.py", first.entry)
+    before = {name: value for name, value in first.entry.items() if name != "beside"}  # of an older run
+    assert own.is_loaded(before) is None
+    assert own.load_file(first.content, "mine", tmp_path / "a" / "m.py", before).method.builder is first.method.builder
+    assert own.is_loaded(before).method.builder is first.method.builder
+
+
+def test_the_modules_that_a_file_imports_from_beside_it(tmp_path):
+    for name, text in {
+        "__init__.py": "import never_here",
+        "one.py": "from . import two\nimport two as again",
+        "two.py": "import m",
+        "m.py": "",
+        "pack/__init__.py": "from .deep import x",
+        "pack/deep/__init__.py": "from ..beside import y\nfrom .... import m",
+        "pack/beside.py": "",
+        "pack/unused.py": "",
+        "pack/asked.py": "import os.path, no_such_65",
+        "plain/inner.py": "import bad",
+        "bad.py": "this is no Python",
+        "later.py": "",
+        "unused.py": "",
+        "json.py": "",
+        "numpy.py": "",
+        "tfpfl/__init__.py": "",
+    }.items():
+        write(tmp_path / name, text)
+    code = "import json, numpy, one, plain.inner\nfrom tfpfl import Method\nfrom pack import asked, deep, NUMBER\n"
+    code += "from . import unused\ndef f():\n    from later import *\n"
+    found = modules_beside(code.encode(), tmp_path)
+    assert set(found) == {
+        "one.py", "two.py", "m.py", "pack/__init__.py", "pack/deep/__init__.py", "pack/beside.py", "pack/asked.py",
+        "plain/inner.py", "bad.py", "later.py",
+    }  # fmt: skip
+    assert all(content == (tmp_path / name).read_bytes() for name, content in found.items())
+    assert hash_of({}) == "" and hash_of(found) == hash_of(dict(reversed(found.items()))) and len(hash_of(found)) == 64
+    moved = found | {"one.py": found["two.py"], "two.py": found["one.py"]}
+    assert len({hash_of(found), hash_of(moved), hash_of({"one.py": b""})}) == 3
+    assert modules_beside(b"import numpy\n\0", tmp_path) == modules_beside(code.encode(), tmp_path / "no") == {}
 
 
 NEEDS = r"must take \(model, population, \*, hyperparameters\).*before the star: "

@@ -41,6 +41,7 @@ ELSEWHERE = {
     *("hyperparameters", "partition_args"),  # options of the algorithm and of the partition, from their signatures
     "source",  # its keys have rows in the table
     *("federation_hash", "network_hash", "network_weights", "own_method", "own_metrics"),  # computed
+    *("network_place", "network_beside"),
     *("versions", "format"),
 }
 

@@ -53,6 +53,7 @@ ELSEWHERE = {
     *("dataset", "source", "partition", "partition_args", "clients", "validation", "data_seed", "federation", "kind"),
     # what is filled in, or says where something is from
     *("federation_hash", "network_hash", "network_weights", "own_method", "own_metrics", "versions", "format"),
+    *("network_place", "network_beside"),
     # when rounds are, who comes, and what is measured
     *("rounds", "engine", "grouping", "evaluate_every", "metrics", "patience", "monitor", "joins", "leaves"),
     # these enter the probability to arrive, as dropout does

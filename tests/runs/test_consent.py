@@ -1,5 +1,6 @@
 """Code in a network's file runs only after this user allowed this very file on this machine."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,9 +12,11 @@ from click.testing import CliRunner
 
 from helpers import small_runs as runs
 from tflite_export.cli import main as export
+from tfpfl.algorithms.modules_beside import hash_of, modules_beside
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.runs import allow_code, consent
+from tfpfl.runs.config import RunError
 from tfpfl.runs.run import Run
 
 
@@ -55,8 +58,6 @@ def test_code_runs_only_where_it_was_allowed(six_clients, tmp_path, monkeypatch)
 
     # a file that is changed afterwards was not allowed, also if config.json has its hash
     twice(file)
-    import hashlib
-
     shutil.copy(file, sent / "network.keras")
     config = json.loads((sent / "config.json").read_text())
     config["network_hash"] = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -87,6 +88,41 @@ def test_what_others_can_write_allows_nothing(tmp_path, monkeypatch):
     folder.rename(folder.with_name(f"allowed_code_of_user_{other}"))  # made by this user, for another one
     monkeypatch.setattr(os, "getuid", lambda: other)
     assert not consent.is_allowed(entry.name)
+
+
+def test_the_folders_of_one_content_are_all_remembered(tmp_path, monkeypatch):
+    """Of two files with one content, each may import the modules of its own folder, and of no other."""
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+    code = b"import helper"
+    sha256, copy = hashlib.sha256(code).hexdigest(), tmp_path / "run" / "method.py"
+    folders = [tmp_path / name for name in ("a", "b", "c", "run")]
+    for i, folder in enumerate(folders):
+        folder.mkdir()
+        (folder / "helper.py").write_text(f"VALUE = {i}")
+    a, b, c, run = (hash_of(modules_beside(code, folder)) for folder in folders)
+
+    def place(named, beside):
+        return consent.place_of(copy, code, sha256, named and str(tmp_path / named / "m.py"), beside)
+
+    consent.remember(sha256)
+    assert consent.folders_of(sha256) == []
+    for named, beside in (("a", a), ("run", run), (None, None), ("a", None)):
+        with pytest.raises(RunError, match="imports modules that lie beside"):
+            place(named, beside)
+    (consent._folder() / sha256).write_text(str(tmp_path / "a"))  # as it was written when there was one
+    for name in ("b", "b", "a", "b"):
+        consent.remember(sha256, tmp_path / name)
+    assert consent.folders_of(sha256) == [tmp_path / "b", tmp_path / "a"]
+    assert (place("a", a), place("b", b)) == (tmp_path / "a" / "m.py", tmp_path / "b" / "m.py")
+    assert place("c", a) == place("run", a) == tmp_path / "a" / "m.py"  # the same modules
+    assert place("a", c).parent == tmp_path / "a"  # whoever loads it says that they were changed
+    assert place("a", None).parent == tmp_path / "a" and place(None, None).parent == tmp_path / "b"
+    for named, beside in (("c", c), ("run", run)):
+        with pytest.raises(RunError, match="imports modules that lie beside"):
+            place(named, beside)
+    (tmp_path / "b" / "helper.py").unlink()
+    assert place(None, None).parent == tmp_path / "a"  # of an older run: the one that has modules
+    assert place("c", "") == tmp_path / "b" / "m.py"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import json
 import pickle
 import shlex
 import shutil
+import sqlite3
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -22,8 +23,9 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.runs import allow_code, read_config
 from tfpfl.runs.command import command
+from tfpfl.runs.config import RunError
 from tfpfl.runs.run import Run
-from tfpfl.studies import plots
+from tfpfl.studies import comparison, plots
 from tfpfl.studies.records import Record
 from tfpfl.studies.report import render
 from tfpfl.studies.run_groups import group_runs
@@ -272,7 +274,49 @@ def test_modules_beside_a_file_are_those_of_the_one_who_allowed_it(six_clients, 
         assert run.config.method.builder.steps == 1
     shutil.rmtree(mine)
     new_process("beside_me_71")
-    assert "ModuleNotFoundError: No module named 'beside_me_71' (line 1)" in refused("evaluate", out)
+    said = refused("evaluate", out)
+    assert f"imports modules that lie beside {theirs / 'f.py'}, and they are code of whoever made the run" in said
+    config["own_method"]["place"] = str(mine / "f.py")
+    (out / "config.json").write_text(json.dumps(config))
+    assert "f.py imports from beside it (a module that it imports from there is missing)" in refused("evaluate", out)
+
+
+def test_a_method_with_a_changed_module_beside_it_is_another_method(six_clients, tmp_path):
+    """Before, `compare` showed the results of the old one for it, and `resume` went on with the new rules."""
+    helper, file, out = tmp_path / "beside_me_74.py", tmp_path / "f.py", tmp_path / "run"
+    helper.write_text("STEPS = 1\n")
+    file.write_text(
+        "from beside_me_74 import STEPS\nfrom tfpfl.algorithms import fedavg\n"
+        "def f(model, population):\n    f.steps = STEPS\n    return fedavg(model, population, steps=STEPS)\n"
+    )
+
+    def opened():
+        new_process()
+        with Run.open(out) as run:
+            return run.config.method.builder.steps
+
+    with Run.create(RunConfig(algorithm=f"{file}:f", federation=str(six_clients.path)), out) as run:
+        config = run.config
+    assert opened() == 1
+    helper.write_text("STEPS = 2\n")
+    changed = RunConfig(algorithm=f"{file}:f", federation=str(six_clients.path)).resolved(six_clients)
+    assert changed.own_method["sha256"] == config.own_method["sha256"] and changed.run_id != config.run_id
+    assert changed.method.builder is not config.method.builder
+    assert len({comparison._folder(tmp_path, c) for c in (config, changed)}) == 2
+    assert replace(config, seed=0).method.builder.steps == 1  # it is loaded: a notebook's run keeps its rules
+    with pytest.raises(RunError, match=r"f.py imports from beside it \(beside_me_74.py\) was changed since the run"):
+        opened()
+    assert refused("resume", out).count("(beside_me_74.py) was changed") == 1
+
+    raw = json.loads((out / "config.json").read_text())
+    del raw["own_method"]["beside"]  # an older run, of which nobody can say what was there
+    (out / "config.json").write_text(json.dumps(raw))
+    of_the_file = replace(config, own_method=config.own_method | {"beside": ""}).run_id
+    assert read_config(out).run_id == of_the_file != config.run_id
+    with sqlite3.connect(out / "state.sqlite") as store:
+        store.execute("UPDATE run SET run_id = ?", (of_the_file,))
+    store.close()
+    assert opened() == 2
 
 
 def test_what_is_missing_is_named(six_clients, tmp_path, loud):

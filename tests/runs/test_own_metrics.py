@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tfpfl.algorithms import own
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
-from tfpfl.runs import Metric, RunConfig, metrics, own_metrics, read_config, register_metric
+from tfpfl.runs import Metric, RunConfig, metrics, own_methods, own_metrics, read_config, register_metric
 from tfpfl.runs.command import command
 from tfpfl.runs.run import Run
 from tfpfl.studies import Record, tables
@@ -125,6 +125,39 @@ def test_a_run_keeps_its_metrics(mine, six_clients, short_end, tmp_path, monkeyp
     (sent / "metric_missed.py").write_text("raise AssertionError('of a stranger')")
     new_process()
     assert "metric_missed.py was changed: its sha256" in call("evaluate", sent, code=1)
+
+
+def test_metrics_of_one_content_have_the_modules_of_their_own_folders(tmp_path):
+    """Before, the first one that a process loaded was taken for both, and their runs had one identity."""
+    code = "from helper_83 import VALUE\ndef share(labels, logits):\n    return VALUE\n"
+    for folder, value in (("a", 0.25), ("b", 0.5)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "m.py").write_text(code)
+        (tmp_path / folder / "helper_83.py").write_text(f"VALUE = {value}\n")
+    a, b = (f"{tmp_path / folder / 'm.py'}:share" for folder in "ab")
+    first, second = (RunConfig(metrics=[name]) for name in (a, b))
+    assert first.run_id != second.run_id
+    for config, value in ((first, 0.25), (second, 0.5)):
+        assert own_metrics.loaded_metric(config.own_metrics["share"]).metric.function(None, None) == value
+    with pytest.raises(InvalidArgument, match="two metrics have the name share: .*a/m.py and .*b/m.py"):
+        RunConfig(metrics=[a, b])
+    (tmp_path / "a" / "helper_83.py").write_text("VALUE = 0.75\n")
+    changed = RunConfig(metrics=[a])
+    assert changed.run_id != first.run_id
+    assert metrics.METRICS["share"].function(None, None) == 0.75
+
+    # a run folder says which; a run that is older than this entry has the identity of the file alone
+    (entry,) = first.own_metrics.values()
+    older = {k: v for k, v in entry.items() if k != "beside"}
+    assert RunConfig(metrics=["share"], own_metrics={"share": entry}).run_id == first.run_id
+    of_the_file = RunConfig(metrics=["share"], own_metrics={"share": entry | {"beside": ""}}).run_id
+    assert RunConfig(metrics=["share"], own_metrics={"share": older}).run_id == of_the_file != first.run_id
+    content = (tmp_path / "a" / "m.py").read_bytes()
+    new_process()
+    with pytest.raises(InvalidArgument, match=r"m.py imports from beside it \(helper_83.py\) was changed since the"):
+        own_methods.metric_again(own_methods.Code(entry, content, tmp_path / "a" / "m.py"))
+    assert own_methods.metric_again(own_methods.Code(older, content, tmp_path / "a" / "m.py")).metric.name == "share"
+    assert own_metrics.loaded_metric(older) and not own_metrics.loaded_metric(entry)
 
 
 def test_a_stranger_cannot_name_other_code(mine):

@@ -1,8 +1,10 @@
 """Runs with a frozen trunk, with adapters, and with a backbone that a function of the user's own makes."""
 
+import hashlib
 import json
 import shutil
-from dataclasses import asdict
+import sqlite3
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import keras
@@ -17,7 +19,7 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.data import Federation
 from tfpfl.models import trunk_features
-from tfpfl.runs import RunConfig, allow_code, read_config
+from tfpfl.runs import RunConfig, allow_code, consent, read_config
 from tfpfl.runs.client_model import ClientModels
 from tfpfl.runs.command import command
 from tfpfl.runs.config import RunError
@@ -202,7 +204,9 @@ def test_a_function_makes_the_backbone(network, data, tmp_path):
     assert other.config.network_weights != run.config.network_weights
     x, w = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32), run.whole.initial_theta
     assert distance(run.model.features(w, x), np.tanh(np.tanh(x / 2 @ w[0] + w[1]) @ w[2] + w[3])) < 1e-6
-    assert f"--network {tmp_path / 'run' / 'network.py'}:net" in command(run.config, tmp_path / "run")
+    assert f"--network {network} " in command(run.config, tmp_path / "run")  # beside the copy, half.py is missing
+    (tmp_path / "mine" / "half.py").write_text("HALF = 0.25\n")
+    assert f"--network {tmp_path / 'run' / 'network.py'}:net " in command(run.config, tmp_path / "run")
     (tmp_path / "run" / "network.py").write_text(CNN + "\n")
     with pytest.raises(RunError, match=r"network.py was changed: its sha256"):
         Run.open(tmp_path / "run")
@@ -216,6 +220,83 @@ def test_a_run_goes_on_when_the_original_file_has_changed(network, data, tmp_pat
     with Run.open(tmp_path / "run", rounds=2) as opened:
         opened.train()
     assert runs.saved(straight.folder)["server"] == runs.saved(tmp_path / "run")["server"]
+
+
+def folder_with(folder, half):
+    """A folder with the network's file, and another module beside it: the first weights are the same."""
+    folder.mkdir()
+    (folder / "cnn.py").write_text(CNN)
+    (folder / "half.py").write_text(f"HALF = {half}\n")
+    return f"{folder / 'cnn.py'}:net"
+
+
+def scaled_by(folder):
+    """The factor of the run's `Rescaling`."""
+    with Run.open(folder) as run:
+        (layer,) = (layer for layer in run.whole.backbone.layers if isinstance(layer, keras.layers.Rescaling))
+        return layer.scale
+
+
+def test_a_network_keeps_the_modules_of_its_own_folder(data, tmp_path):
+    """Two files of one content, with other modules beside them; before, the last one that was named was taken."""
+    a, b = folder_with(tmp_path / "pa", 0.5), folder_with(tmp_path / "pb", 0.25)
+    first, second = (created(tmp_path / out, data, network=network).config for out, network in (("ra", a), ("rb", b)))
+    assert first.network_hash == second.network_hash and first.network_weights == second.network_weights
+    assert first.network_beside != second.network_beside and first.run_id != second.run_id
+    assert (scaled_by(tmp_path / "ra"), scaled_by(tmp_path / "rb")) == (0.5, 0.25)
+    (tmp_path / "pa").rename(tmp_path / "moved")
+    with pytest.raises(InvalidArgument, match=r"cnn.py imports from beside it \(a module that it .* is missing"):
+        Run.open(tmp_path / "ra")
+    again = created(tmp_path / "again", data, network=folder_with(tmp_path / "pc", 0.5)).config
+    assert again.run_id == first.run_id and scaled_by(tmp_path / "ra") == 0.5  # with the same modules, in pc
+    (tmp_path / "pb" / "half.py").write_text("HALF = 0.75\n")
+    assert RunConfig(**asdict(runs.config(network=b))).resolved(data).run_id != second.run_id
+    with pytest.raises(InvalidArgument, match=r"beside it \(half.py\) was changed since the run was created. The run"):
+        Run.open(tmp_path / "rb")
+
+
+def test_a_run_from_before_the_entry_of_modules_goes_on(data, tmp_path):
+    """Its config.json does not say where its network was, and its run_id is that of then."""
+    config = created(tmp_path / "run", data, network=folder_with(tmp_path / "mine", 0.5)).config
+    path = tmp_path / "run" / "config.json"
+    raw = {k: v for k, v in json.loads(path.read_text()).items() if k not in ("network_place", "network_beside")}
+    path.write_text(json.dumps(raw))
+    identity = {k: v for k, v in raw.items() if k not in ("rounds", "versions", "federation", "network_weights")}
+    del identity["own_method"], identity["own_metrics"]
+    newer = read_config(tmp_path / "run").method.newer
+    identity["hyperparameters"] = {k: v for k, v in raw["hyperparameters"].items() if newer.get(k, ...) != v}
+    run_id = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    assert read_config(tmp_path / "run").run_id == run_id != config.run_id
+    with sqlite3.connect(tmp_path / "run" / "state.sqlite") as store:
+        store.execute("UPDATE run SET run_id = ?", (run_id,))
+    store.close()
+    (consent,) = (tmp_path / "cache").glob("allowed*/*")
+    consent.write_text(str(tmp_path / "mine"))  # as it was written then
+    assert scaled_by(tmp_path / "run") == 0.5
+    plain = tmp_path / "plain.py"  # imports nothing from beside it, so that a new run is the same one as of before
+    plain.write_text(CNN.replace("from half import HALF", "HALF = 0.5"))
+    config = created(tmp_path / "plain", data, network=f"{plain}:net").config
+    assert config.network_beside == "" and replace(config, network_beside=None).run_id == config.run_id
+
+
+def test_modules_of_a_folder_that_was_not_allowed_are_not_run(data, tmp_path, monkeypatch):
+    """The file may have a content that this user has allowed, with other modules beside it."""
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "theirs"))
+    created(tmp_path / "sent", data, network=folder_with(tmp_path / "evil", "print('run') or 0.25"))
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "mine"))
+    created(tmp_path / "run", data, network=folder_with(tmp_path / "good", 0.5))
+    shutil.copy(tmp_path / "evil" / "half.py", tmp_path / "sent")
+    with pytest.raises(RunError, match=r"network.py imports modules that lie beside .*evil/cnn.py.*use --allow-code"):
+        Run.open(tmp_path / "sent")
+    path = tmp_path / "sent" / "config.json"
+    whole = json.loads(path.read_text())
+    config = RunConfig(**{k: v for k, v in whole.items() if k not in ("network_place", "network_beside")})
+    content = (tmp_path / "sent" / "network.py").read_bytes()
+    taken = consent.place_of(tmp_path / "sent" / "network.py", content, config.network_hash, None, None)
+    assert taken.parent == tmp_path / "good"  # a configuration that does not say which gets those that were allowed
+    allow_code(tmp_path / "sent")
+    shutil.rmtree(tmp_path / "evil")
+    assert scaled_by(tmp_path / "sent") == 0.25 and scaled_by(tmp_path / "run") == 0.5
 
 
 def test_a_folder_from_elsewhere_runs_no_code(network, data, tmp_path, monkeypatch):

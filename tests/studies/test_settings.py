@@ -14,6 +14,7 @@ OTHERWISE = {  # entry -> another value than `made` has, and what the label says
     "hyperparameters": ({"eta": 0.5}, "eta=0.5"),
     "network": ("cifar_2conv", "network=cifar_2conv"),
     "network_hash": ("ab" * 32, "network=mlp200 abababab"),
+    "network_beside": ("cd" * 32, "network=mlp200 ad4788d0"),
     "train_from": ("dense", "train_from=dense"),
     "adapters": ("lora:2", "adapters=lora:2"),
     "personal": ("B", "personal=B"),
@@ -49,6 +50,7 @@ OTHERWISE = {  # entry -> another value than `made` has, and what the label says
     "secure_threshold": (0.75, "secure_threshold=0.75"),
 }
 WITH = {  # what some entries need
+    "network_beside": {"network_hash": "ab" * 32},
     "personal": {"adapters": "lora:2"},
     "schedule_of": {"schedule": "cosine"},
     "sampling_range": {"sampling": "range"},
@@ -71,6 +73,7 @@ NAMES_SEEDS_OR_DATA = {"algorithm", "seed", "data_seed", "federation", "federati
 NAMES_SEEDS_OR_DATA |= {
     "own_metrics",
     "kind",
+    "network_place",
     "network_weights",
     "dataset",
     "source",

@@ -9,22 +9,20 @@ import ast
 import hashlib
 import importlib
 import importlib.util
-import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import reduce
-from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, packages_distributions, version
-from importlib.util import decode_source
 from inspect import Parameter, getdoc, isclass, signature
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, NamedTuple, get_args
 
-from tfpfl.algorithms.beside import PREFIX, builtins_beside
+from tfpfl.algorithms.beside import PREFIX, run_file
 from tfpfl.algorithms.catalog import ALGORITHMS
 from tfpfl.algorithms.method import Method
+from tfpfl.algorithms.modules_beside import hash_of, modules_beside
 from tfpfl.checks import InvalidArgument, one_line, unknown
 
 GROUP = "tfpfl.algorithms"  # the group of entry points by which an installed package offers its methods
@@ -34,7 +32,8 @@ NO_TENSORS = (
     "TFF cannot compute such a function. Write the constant as a NumPy array in the builder (np.array for "
     "tf.constant), or make it with TensorFlow inside the function that uses it"
 )
-ENTRY = ("kind", "name", "place", "function", "package", "sha256", "title")  # what a run's configuration keeps
+# What a run's configuration keeps; `beside` is missing in runs that are older than this entry.
+ENTRY = ("kind", "name", "place", "function", "package", "sha256", "beside", "title")
 
 
 class OwnCode(NamedTuple):
@@ -46,6 +45,7 @@ class OwnCode(NamedTuple):
     function: str  # its name in the module
     package: str | None  # the installed package that has the module, and its version, such as 'fedala 1.2'
     sha256: str  # of the source file
+    beside: str  # the `hash_of` the modules beside a file that it imports
     content: bytes  # the source file
     module: ModuleType
 
@@ -68,6 +68,7 @@ class OwnMethod(NamedTuple):
     function: str  # the name of the builder, or of the `Method`, in it
     package: str | None  # the installed package that has the module, and its version, such as 'fedala 1.2'
     sha256: str  # of the source file
+    beside: str  # the `hash_of` the modules beside a file that it imports
     content: bytes  # the source file
     method: Method
 
@@ -119,20 +120,23 @@ def load_installed(kind: str, name: str, sha256: str | None = None) -> OwnMethod
     return _of_module(kind, name, point.module, point.attr, _named(point.dist) if point.dist else None, sha256)
 
 
-def load_file(content: bytes, function: str, path: Path) -> OwnMethod:
+def load_file(content: bytes, function: str, path: Path, entry: Mapping[str, Any] | None = None) -> OwnMethod:
     """Loads a method from the content of a Python file.
 
     Args:
         content: the file's content.
         function: the name of the builder or of the `Method` in it.
         path: where the file is, or was. Modules that lie beside it can be imported.
+        entry: what a run's configuration keeps of it; `is_loaded` then finds it by this entry.
 
     Raises:
-        InvalidArgument: the file cannot be imported, has nothing of this name, or it is no method.
+        InvalidArgument: the file cannot be imported, has nothing of this name, or it is no method; or the modules
+            beside it are not those of the entry.
     """
-    key = ("file", "", function, hashlib.sha256(content).hexdigest())
+    code = code_of_file(content, function, path, entry.get("beside") if entry else None)
+    key = key_of(entry or code._asdict())
     if key not in _loaded:
-        _loaded[key] = _own(code_of_file(content, function, path))
+        _loaded[key] = _own(code)
     return _use(_loaded[key]._replace(name=f"{path.name}:{function}", place=str(path)))
 
 
@@ -149,11 +153,28 @@ def code_named(name: str) -> OwnCode:
     return code_of_module(name)
 
 
-def code_of_file(content: bytes, function: str, path: Path) -> OwnCode:
-    """Loads a function from the content of a Python file; see `load_file`."""
-    sha256 = hashlib.sha256(content).hexdigest()
-    module = _run(f"{PREFIX}{sha256[:16]}", content, path)
-    return OwnCode("file", f"{path.name}:{function}", str(path), function, None, sha256, content, module)
+def code_of_file(content: bytes, function: str, path: Path, beside: str | None = None) -> OwnCode:
+    """Loads a function from the content of a Python file; see `load_file`.
+
+    The file is run once for each folder, content, and content of the modules beside it.
+
+    Args:
+        beside: the `hash_of` the modules beside it that is expected; None: any.
+    """
+    modules = modules_beside(content, path.parent)
+    found, sha256 = hash_of(modules), hashlib.sha256(content).hexdigest()
+    if beside not in (None, found):
+        names = ", ".join(sorted(modules)) or "a module that it imports from there is missing"
+        raise InvalidArgument(
+            f"what {path} imports from beside it ({names}) was changed since the run was created. The run would go on "
+            "with other rules. Put the original modules back, or start a new run"
+        )
+    name = PREFIX + hashlib.sha256(f"{sha256} {found} {path.parent}".encode()).hexdigest()[:16]
+    try:
+        module = run_file(name, content, path, modules)
+    except (Exception, SystemExit) as error:
+        raise _not_imported(str(path), error) from error
+    return OwnCode("file", f"{path.name}:{function}", str(path), function, None, sha256, found, content, module)
 
 
 def code_of_module(name: str, sha256: str | None = None) -> OwnCode:
@@ -214,7 +235,7 @@ def check_entry(own: dict[str, Any]) -> None:
         InvalidArgument: a key is missing or unknown, a value is no text, or the values do not go together.
     """
     texts = {k: v for k, v in own.items() if isinstance(v, str) or (k == "package" and v is None)}
-    if set(own) != set(ENTRY) or texts != own:
+    if {*own, "beside"} != {*ENTRY} or texts != own:
         raise InvalidArgument(f"own_method must have texts for {', '.join(ENTRY)}; found {one_line(own, 200)}")
     place, function = own["place"], own["function"]
     names = {"file": f"{Path(place).name}:{function}", "module": f"{place}:{function}"}
@@ -223,10 +244,16 @@ def check_entry(own: dict[str, Any]) -> None:
         raise InvalidArgument(f"own_method: kind, name, place and function do not go together; found {own}")
 
 
-def is_loaded(kind: str, place: str, function: str, sha256: str) -> OwnMethod | None:
-    """The method, if this process has loaded it already; None otherwise."""
-    found = _loaded.get((kind, "" if kind == "file" else place, function, sha256))
+def is_loaded(entry: Mapping[str, Any]) -> OwnMethod | None:
+    """The method of a configuration's entry, if this process has loaded it already; None otherwise."""
+    found = _loaded.get(key_of(entry))
     return _use(found) if found else None
+
+
+def key_of(entry: Mapping[str, Any]) -> tuple:
+    """By which loaded code is found again. Two files of one content can import, or read, other files beside them."""
+    place = str(Path(entry["place"]).parent) if entry["kind"] == "file" else entry["place"]
+    return entry["kind"], place, entry["function"], entry["sha256"], entry.get("beside")
 
 
 def source_of(module: str) -> Path | None:
@@ -251,7 +278,7 @@ def offered() -> dict[str, str]:
     return {point.name: _named(point.dist) if point.dist else "" for point in entry_points(group=GROUP)}
 
 
-_loaded: dict[tuple[str, str, str, str], OwnMethod] = {}  # (kind, module, function, sha256) -> what was loaded
+_loaded: dict[tuple, OwnMethod] = {}  # `key_of` an entry -> what was loaded
 _used: set[str] = set()  # the names of the methods that were loaded or found again since `forget_used`
 
 
@@ -275,33 +302,6 @@ def _own(code: OwnCode) -> OwnMethod:
     return OwnMethod(*code[:-1], _method(code.found, code))
 
 
-class _Lines(InspectLoader):
-    """Gives tracebacks and AutoGraph the lines of a file. The path may name none: a run's copy has another name."""
-
-    def __init__(self, content: bytes):
-        self._content = content
-
-    def get_source(self, fullname: str) -> str:
-        return decode_source(self._content)
-
-
-def _run(name: str, content: bytes, path: Path) -> ModuleType:
-    """Runs a file as a module of its own name, which no other module has; once for each content."""
-    if name in sys.modules:
-        return sys.modules[name]
-    module = ModuleType(name)
-    module.__file__ = str(path)
-    module.__loader__ = _Lines(content)
-    module.__dict__["__builtins__"] = builtins_beside(path.parent)
-    sys.modules[name] = module  # dataclasses and NamedTuples of the file look themselves up there
-    try:
-        exec(compile(content, str(path), "exec", dont_inherit=True), module.__dict__)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise _not_imported(str(path), error) from error
-    return module
-
-
 def _not_imported(where: str, error: BaseException) -> InvalidArgument:
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == where]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
@@ -316,7 +316,7 @@ def _of_module(
     kind: str, name: str, module: str, function: str, package: str | None, expected: str | None
 ) -> OwnMethod:
     code = _code_of_module(kind, name, module, function, package, expected)
-    key = (kind, module, function, code.sha256)
+    key = key_of(code._asdict())
     if key not in _loaded:
         _loaded[key] = _own(code)
     return _use(_loaded[key]._replace(name=name))
@@ -344,7 +344,7 @@ def _code_of_module(
         imported = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         raise _not_imported(module, error) from error
-    return OwnCode(kind, name, module, function, package, sha256, content, imported)
+    return OwnCode(kind, name, module, function, package, sha256, "", content, imported)
 
 
 def _entry_point(name: str) -> EntryPoint:

@@ -1,14 +1,14 @@
 """Writes the command line that repeats a run, from the table of options in `tfpfl.runs.options`."""
 
-import ast
+import hashlib
 import re
 import shlex
 from pathlib import Path
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.algorithms.modules_beside import hash_of, modules_beside
 from tfpfl.data import PARTITIONERS
-from tfpfl.runs.config import METHOD, METRIC, NETWORK_CODE, RunConfig, file_hash
-from tfpfl.runs.consent import folder_of
+from tfpfl.runs.config import METHOD, METRIC, NETWORK_CODE, RunConfig
+from tfpfl.runs.consent import folders_of
 from tfpfl.runs.options import DATA_NAMES, OPTIONS
 
 
@@ -16,8 +16,8 @@ def command(config: RunConfig, folder: str | Path, out: str | Path | None = None
     """Writes `tfpfl run` with the options of a run that differ from their defaults.
 
     A federation, network or method that the user made is given as its folder or file; of such a method, all
-    hyperparameters are given, because its defaults may have changed. Its file is the copy in the run folder. If it
-    imports modules that lie beside the original file, it is the original, as long as that is unchanged.
+    hyperparameters are given, because its defaults may have changed. A file of Python is the copy in the run folder. If
+    it imports modules that lie beside the original file, it is the original, as long as all of them are unchanged.
 
     Args:
         config: the configuration of a run folder, which has every default filled in.
@@ -30,7 +30,8 @@ def command(config: RunConfig, folder: str | Path, out: str | Path | None = None
     own_data = not _made_by_the_command(config)
     words, given = ["tfpfl", "run"], vars(config) | config.source
     if config.network_function and config.network_hash is not None:
-        given["network"] = f"{Path(folder) / NETWORK_CODE}:{config.network_function}"
+        network = {"sha256": config.network_hash, "place": config.network_place, "beside": config.network_beside}
+        given["network"] = f"{_file(network, Path(folder) / NETWORK_CODE)}:{config.network_function}"
     elif config.network_hash is not None:
         given["network"] = str(Path(folder) / config.network)
     if config.monitor == config.score.name:
@@ -76,20 +77,20 @@ def command(config: RunConfig, folder: str | Path, out: str | Path | None = None
 
 
 def _file(own: dict, copy: Path) -> Path:
-    """The run folder's copy of a user's file; the original, if it imports modules beside it and is unchanged."""
-    beside = folder_of(own["sha256"])
-    original = beside / Path(own["place"]).name if beside else copy
-    try:
-        if not beside or file_hash(original) != own["sha256"]:
-            return copy
-        nodes = list(ast.walk(ast.parse(original.read_bytes())))
-    except (InvalidArgument, OSError, SyntaxError, ValueError):
+    """The run folder's copy of a user's file; the original, if it imports modules beside it and all are unchanged.
+
+    Whoever runs the command allows the file. So the original must be one that this user has named or allowed before.
+    """
+    original = Path(own["place"] or copy)
+    if original.parent not in folders_of(own["sha256"]):
         return copy
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    modules = {name.partition(".")[0] for name in names} - {""}
-    found = any((beside / f"{name}.py").is_file() or (beside / name).is_dir() for name in modules)
-    return original if found else copy
+    try:
+        content = original.read_bytes()
+    except (OSError, ValueError):  # ValueError: no path
+        return copy
+    found = hash_of(modules_beside(content, original.parent))
+    same = hashlib.sha256(content).hexdigest() == own["sha256"] and own.get("beside") in (None, found)
+    return original if found and same else copy
 
 
 def _made_by_the_command(config) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.algorithms import ALGORITHMS, Method, check_names, get_method
+from tfpfl.algorithms.modules_beside import hash_of, modules_beside, sha256_of
 from tfpfl.algorithms.own import check_entry, is_loaded, own_method
 from tfpfl.algorithms.parts.schedules import check_schedule, with_end
 from tfpfl.algorithms.transforms.screening import ON_BROKEN, check_norms
@@ -53,9 +54,10 @@ _ADDED = {  # format -> entries that it added
 }
 # Entries that came without a new format. With these values `run_id` is as it was, and config.json leaves them out.
 _NEWER: dict[str, Any] = {"objective": "mean", "schedule": None, "schedule_of": (), "kind": None}
-_NEWER |= {"network_weights": None, "train_from": None, "adapters": None, "personal": None, "batch_norm": None}
+_NEWER |= {"network_place": None, "network_beside": None, "network_weights": None}
+_NEWER |= {"train_from": None, "adapters": None, "personal": None, "batch_norm": None}
 _NEWER |= {"init": None, "secure": False, "secure_clip": None, "secure_noise": None, "secure_threshold": THRESHOLD}
-_NOT_IDENTITY = ("rounds", "versions", "federation", "network_weights")  # not in `run_id`: may differ later
+_NOT_IDENTITY = ("rounds", "versions", "federation", "network_place", "network_weights")  # they may differ later
 
 
 class RunError(InvalidArgument):
@@ -91,6 +93,8 @@ class RunConfig:
     network: str | None = None  # a name in NETWORKS, a file FILE.keras, or a function FILE.py:function
     init: str | None = None  # of such a name, see `build_network`; None: that of the preset, in a run folder 'keras'
     network_hash: str | None = None  # sha256 of that file
+    network_place: str | None = None  # filled in for a function: where its file was
+    network_beside: str | None = None  # filled in for a function: the `hash_of` the modules beside its file; '' of none
     network_weights: str | None = None  # filled in for a function: sha256 of the weights that it gives
     train_from: str | None = None  # the first layer of the backbone that trains, see `SplitModel`
     adapters: str | None = None  # such as 'lora:4', see `tfpfl.models.adapters`
@@ -240,6 +244,10 @@ class RunConfig:
             resolved["init"] = None
             name = f"{NETWORK_CODE}:{self.network_function}" if self.network_function else NETWORK
             resolved |= {"network": name, "network_hash": file_hash(self.network_file)}
+            if self.network_function:
+                place = self.network_file.expanduser().resolve()
+                beside = hash_of(modules_beside(place.read_bytes(), place.parent))
+                resolved |= {"network_place": str(place), "network_beside": beside}
         return RunConfig(**resolved)
 
     @property
@@ -273,7 +281,7 @@ class RunConfig:
 
     def _loaded(self) -> Method | None:
         own: dict = self.own_method or {}
-        found = is_loaded(own["kind"], own["place"], own["function"], own["sha256"])
+        found = is_loaded(own)
         return found.method if found else None
 
     @property
@@ -296,11 +304,13 @@ class RunConfig:
         if self.own_method is None:
             del identity["own_method"]
         else:  # what is in the file counts, not where it is
-            identity |= {"algorithm": self.own_method["function"], "own_method": self.own_method["sha256"]}
-        of_metrics = {n: e["function"] + e["sha256"] for n, e in self.own_metrics.items() if e["kind"] != REGISTERED}
+            identity |= {"algorithm": self.own_method["function"], "own_method": sha256_of(self.own_method)}
+        of_metrics = {n: e["function"] + sha256_of(e) for n, e in self.own_metrics.items() if e["kind"] != REGISTERED}
         identity |= {"own_metrics": of_metrics}
         if not of_metrics:
             del identity["own_metrics"]
+        if not self.network_beside:
+            identity.pop("network_beside", None)
         for name in _added_after(self.format) + [name for name, value in _NEWER.items() if identity.get(name) == value]:
             identity.pop(name, None)
         older = _older_choices(self.algorithm, self.format)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tfpfl.algorithms.own import OwnMethod, code_of_file, code_of_module, is_loaded, load_file, load_installed
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs.config import METHOD, METRIC, RunConfig, RunError
-from tfpfl.runs.consent import folder_of, is_allowed, remember
+from tfpfl.runs.consent import is_allowed, place_of, remember
 from tfpfl.runs.folders import read_kept
 from tfpfl.runs.metrics import as_metric, register_metric
 from tfpfl.runs.own_metrics import REGISTERED, OwnMetric, loaded_metric, metric_of
@@ -43,14 +43,15 @@ def load(config: RunConfig, folder: Path) -> RunConfig:
     what = f"the method {config.algorithm} of the run {folder}"
     if own["kind"] == "file":
         content = read_kept(path, own["sha256"], f"method (a copy of {own['place']})")
-        beside = folder_of(own["sha256"])
-        path = beside / Path(own["place"]).name if beside else path
-    if own["kind"] != "entry point" and not (_found(own) or is_allowed(own["sha256"])):
+    found = is_loaded(own)
+    if own["kind"] != "entry point" and not (found or is_allowed(own["sha256"])):
         where = path if own["kind"] == "file" else f"the module {own['place']}"
         raise RunError(
             f"{what} is code of whoever made the run, in {where}. A run folder from elsewhere runs no code here; if "
             "you made it, or have read the code and trust it, use --allow-code"
         )
+    if own["kind"] == "file" and not found:
+        path = place_of(path, content, own["sha256"], own["place"], own.get("beside"))
     try:
         again(Code(own, content, path))
         return RunConfig(**asdict(config))
@@ -65,10 +66,10 @@ def again(code: Code) -> OwnMethod:
         InvalidArgument: it is missing here, was changed, or cannot be imported.
     """
     own = code.entry
-    if found := _found(own):
+    if found := is_loaded(own):
         return found
     if own["kind"] == "file":
-        return load_file(code.content, own["function"], code.path)
+        return load_file(code.content, own["function"], code.path, own)
     try:
         return load_installed(own["kind"], own["name"], own["sha256"])
     except InvalidArgument as error:
@@ -85,7 +86,7 @@ def code_of(config: RunConfig) -> Code | None:
     if config.own_method is None:
         return None
     assert config.method  # raises where it is not loaded
-    found = _found(config.own_method)
+    found = is_loaded(config.own_method)
     assert found is not None
     return Code(config.own_method, found.content, Path(found.place))
 
@@ -123,14 +124,14 @@ def load_metrics(config: RunConfig, folder: Path) -> None:
         if not loaded_metric(own):
             if own["kind"] == "file":
                 content = read_kept(path, own["sha256"], f"metric {name} (a copy of {own['place']})")
-                beside = folder_of(own["sha256"])
-                path = beside / Path(own["place"]).name if beside else path
             if not is_allowed(own["sha256"]):
                 where = path if own["kind"] == "file" else f"the module {own['place']}"
                 raise RunError(
                     f"{what} is code of whoever made the run, in {where}. A run folder from elsewhere runs no code "
                     "here; if you made it, or have read the code and trust it, use --allow-code"
                 )
+            if own["kind"] == "file":
+                path = place_of(path, content, own["sha256"], own["place"], own.get("beside"))
         try:
             metric_again(Code(own, content, path))
         except InvalidArgument as error:
@@ -150,8 +151,8 @@ def metric_again(code: Code) -> OwnMetric:
         register_metric(found.metric)  # another one of this name may have come after it
         return found
     if own["kind"] == "file":
-        return metric_of(code_of_file(code.content, own["function"], code.path))
-    return metric_of(code_of_module(own["name"], own["sha256"]))
+        return metric_of(code_of_file(code.content, own["function"], code.path, own.get("beside")), own)
+    return metric_of(code_of_module(own["name"], own["sha256"]), own)
 
 
 def keep(config: RunConfig, folder: Path) -> None:
@@ -169,7 +170,3 @@ def keep(config: RunConfig, folder: Path) -> None:
         if own["kind"] != "entry point":
             with suppress(OSError, InvalidArgument):  # then `resume` asks for --allow-code
                 remember(own["sha256"], code.path.parent if own["kind"] == "file" else None)
-
-
-def _found(own: dict) -> OwnMethod | None:
-    return is_loaded(own["kind"], own["place"], own["function"], own["sha256"])

@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from inspect import isclass
 from typing import Any, NamedTuple
 
-from tfpfl.algorithms.own import OwnCode, code_named
+from tfpfl.algorithms.modules_beside import sha256_of
+from tfpfl.algorithms.own import OwnCode, code_named, key_of
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.runs.metrics import DIRECTIONS, METRICS, Metric, describe_metric, is_own, metric_names, register_metric
 
-ENTRY = ("kind", "name", "place", "function", "package", "sha256", "unit", "direction")
+# `beside` is missing in runs that are older than this entry.
+ENTRY = ("kind", "name", "place", "function", "package", "sha256", "beside", "unit", "direction")
 REGISTERED = "registered"  # the kind of a metric that a program has registered
 
 
@@ -33,11 +35,15 @@ class OwnMetric(NamedTuple):
 
 def loaded_metric(entry: dict) -> OwnMetric | None:
     """The metric of an entry, if this process has loaded it already; None otherwise."""
-    return _loaded.get((entry["kind"], entry["function"], entry["sha256"]))
+    return _loaded.get(key_of(entry))
 
 
-def metric_of(code: OwnCode) -> OwnMetric:
+def metric_of(code: OwnCode, entry: dict | None = None) -> OwnMetric:
     """Makes a metric of a function or a `Metric`, and lets this process know it by its name.
+
+    Args:
+        code: the function.
+        entry: what a run's configuration keeps of it; `loaded_metric` then finds it by this entry.
 
     Raises:
         InvalidArgument: it is neither, or it has the name of a metric of tfpfl.
@@ -50,7 +56,7 @@ def metric_of(code: OwnCode) -> OwnMetric:
                 "number nor a tfpfl.runs.Metric"
             )
         found = Metric(code.function.rpartition(".")[2], found)
-    made = _loaded[code.kind, code.function, code.sha256] = OwnMetric(code, register_metric(found))
+    made = _loaded[key_of(entry or code._asdict())] = OwnMetric(code, register_metric(found))
     return made
 
 
@@ -75,7 +81,7 @@ def resolved(metrics: Iterable[Any], monitor: str, own: dict) -> tuple[tuple[str
             return metric
         made = metric_of(code_named(metric))
         name = made.metric.name
-        if name in entries and entries[name]["sha256"] != made.code.sha256:
+        if name in entries and sha256_of(entries[name]) != sha256_of(made.entry):
             raise InvalidArgument(f"two metrics have the name {name}: {entries[name]['place']} and {made.code.place}")
         entries[name] = made.entry
         return name
@@ -102,7 +108,7 @@ def check_entry(name: str, entry: Any) -> None:
         InvalidArgument: a key is missing or unknown, a value is no text, or the values do not go together.
     """
     texts = isinstance(entry, dict) and all(isinstance(v, str) or (k, v) == ("package", None) for k, v in entry.items())
-    if not texts or set(entry) != set(ENTRY) or entry["direction"] not in DIRECTIONS:
+    if not texts or {*entry, "beside"} != {*ENTRY} or entry["direction"] not in DIRECTIONS:
         raise InvalidArgument(
             f"own_metrics: {name} must have texts for {', '.join(ENTRY)}; found {one_line(entry, 200)}"
         )
@@ -119,4 +125,4 @@ def check_entry(name: str, entry: Any) -> None:
         )
 
 
-_loaded: dict[tuple[str, str, str], OwnMetric] = {}  # (kind, function, sha256) -> what was loaded
+_loaded: dict[tuple, OwnMetric] = {}  # `key_of` an entry -> what was loaded

@@ -21,7 +21,7 @@ from tfpfl.algorithms.own import code_of_file
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data import Federation
 from tfpfl.runs.config import RunConfig
-from tfpfl.runs.consent import folder_of, remember
+from tfpfl.runs.consent import is_allowed, place_of, remember
 from tfpfl.runs.folders import read_kept
 from tfpfl.runs.seen_classes import warn_of_shared_classes
 
@@ -45,10 +45,31 @@ def described(config: RunConfig, file: Path | None, federation: Federation) -> R
     if file is None or function is None:
         return config
     file, sha256 = file.expanduser().resolve(), str(config.network_hash)
-    model = made_by(file, read_kept(file, sha256, "backbone"), function, federation.example_shape, config.seed)
+    content = read_kept(file, sha256, "backbone")
+    model = made_by(file, content, function, federation.example_shape, config.seed, config.network_beside)
     with suppress(OSError, InvalidArgument):  # then `resume` asks for --allow-code
         remember(sha256, file.parent)
     return replace(config, network_weights=_hash(model))
+
+
+def kept(config: RunConfig, file: Path | None) -> tuple[tuple[Path, bytes] | None, bool]:
+    """The file of a run's backbone as (path, content), None if it is one of tfpfl's; and whether its code is allowed.
+
+    Args:
+        config: the configuration, see `RunConfig.resolved`.
+        file: the copy in the run folder, or in a new run the original. The path that is returned is the one from which
+            its code is loaded.
+
+    Raises:
+        RunError: the copy is missing or was changed; or the modules beside it were not allowed, see `place_of`.
+    """
+    if file is None:
+        return None, False
+    sha256 = str(config.network_hash)
+    content, allowed = read_kept(file, sha256, "backbone"), is_allowed(sha256)
+    if allowed and config.network_function:
+        file = place_of(file, content, sha256, config.network_place, config.network_beside)
+    return (file, content), allowed
 
 
 def build(config: RunConfig, file: Path, content: bytes, shape: tuple, *, run_code: bool) -> keras.Model:
@@ -56,7 +77,7 @@ def build(config: RunConfig, file: Path, content: bytes, shape: tuple, *, run_co
 
     Args:
         config: the configuration of a run folder.
-        file: the copy of the network's file.
+        file: the network's file, see `kept`.
         content: its content.
         shape: the shape of an example.
         run_code: whether the code is allowed.
@@ -72,8 +93,7 @@ def build(config: RunConfig, file: Path, content: bytes, shape: tuple, *, run_co
             f"the network {config.network} is code of whoever made the run, in {file}. A run folder from elsewhere "
             "runs no code here; if you made it, or have read the code and trust it, use --allow-code"
         )
-    beside = folder_of(str(config.network_hash))
-    model = made_by(beside / file.name if beside else file, content, function, shape, config.seed)
+    model = made_by(file, content, function, shape, config.seed, config.network_beside)
     if config.network_weights is not None and _hash(model) != config.network_weights:
         raise InvalidArgument(
             f"the network {config.network} begins with other weights than when the run was created. Its function must "
@@ -83,7 +103,9 @@ def build(config: RunConfig, file: Path, content: bytes, shape: tuple, *, run_co
     return model
 
 
-def made_by(file: Path, content: bytes, function: str, shape: tuple, seed: int) -> keras.Model:
+def made_by(
+    file: Path, content: bytes, function: str, shape: tuple, seed: int, beside: str | None = None
+) -> keras.Model:
     """Calls the function with those of the arguments `input_shape` and `seed` that it takes.
 
     Args:
@@ -92,11 +114,12 @@ def made_by(file: Path, content: bytes, function: str, shape: tuple, seed: int) 
         function: the name of the function.
         shape: the shape of an example.
         seed: Keras's initializers draw from it.
+        beside: the `hash_of` the modules beside the file that is expected; None: any.
 
     Raises:
         InvalidArgument: the file cannot be imported, or the function gives no Keras model.
     """
-    call = code_of_file(content, function, file).found
+    call = code_of_file(content, function, file, beside).found
     where = f"{function} in {file}"
     if not callable(call) or isclass(call):
         raise InvalidArgument(f"{where} is {type(call).__name__}, not a function that gives a Keras model")

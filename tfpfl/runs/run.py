@@ -42,11 +42,10 @@ from tfpfl.runs.aggregators import check_method, factory
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
 from tfpfl.runs.client_model import ClientModel, ClientModels
 from tfpfl.runs.config import RunConfig, RunError, entries, package_versions, read_config
-from tfpfl.runs.consent import is_allowed
 from tfpfl.runs.cost import Passes, Work, count_work, visit_flops
 from tfpfl.runs.federations import open_federation, read_by
 from tfpfl.runs.files import write_whole
-from tfpfl.runs.folders import STATE, check_heads_are_here, locked_folder, new_folder, read_kept
+from tfpfl.runs.folders import STATE, check_heads_are_here, locked_folder, new_folder
 from tfpfl.runs.metrics import known_metrics
 from tfpfl.runs.needs import check_needs as check_needs
 from tfpfl.runs.privacy import Privacy
@@ -65,8 +64,7 @@ class Run:
 
     def __init__(self, folder: Path, config: RunConfig, federation: Federation, network_file: Path | None, engine: str):
         self.folder, self.config, self.federation, self.engine = folder, config, federation, engine
-        network = network_file and (network_file, read_kept(network_file, config.network_hash, "backbone"))
-        allowed = bool(network) and is_allowed(config.network_hash)
+        network, allowed = own_networks.kept(config, network_file)
         self.recipe = Recipe(config, network, allowed, own_methods.code_of(config))
         self.whole, self.population = self.recipe.model_and_population(federation)
         self.model = self.whole.above or self.whole  # with `train_from`, the part above the trunk

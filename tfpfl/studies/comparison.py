@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from tabulate import tabulate
 
+from tfpfl.algorithms.modules_beside import sha256_of
 from tfpfl.checks import InvalidArgument, one_line, unknown
 from tfpfl.data import Federation
 from tfpfl.data.kinds import ACCURACY, ScoreName
@@ -141,7 +142,7 @@ def _checked(
 
 
 def _folder(out: Path, config: RunConfig) -> Path:
-    version = f"-{config.own_method['sha256'][:8]}" if config.own_method else ""
+    version = f"-{sha256_of(config.own_method)[:8]}" if config.own_method else ""
     return Path(out) / f"{config.short_name}{version}-s{config.seed}"
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpfl.algorithms.modules_beside import sha256_of, with_beside
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.data.kinds import CLASSIFICATION, ScoreName
 from tfpfl.runs import participation, protocols, statistics
@@ -375,7 +376,7 @@ _TOLD_APART = ("engine", "grouping", "preset", "format", "data_seed")
 _NO_SETTING = {  # `by_data` tells the data apart; what a file holds stands with what names it
     *("seed", "data_seed", "federation", "federation_hash", *DATA_ENTRIES, "kind", "versions"),
     *("algorithm", "own_method", "own_metrics", "hyperparameters", *_TOLD_APART),
-    *("network", "network_hash", "network_weights"),
+    *("network", "network_hash", "network_place", "network_beside", "network_weights"),
 }
 _ENTRIES = {entry.name: entry.default for entry in fields(RunConfig) if entry.name not in _NO_SETTING}
 _OFF = (None, (), 0, "stop")  # where an entry has such a default, the default means that nothing is done
@@ -387,12 +388,13 @@ def _setting(config: RunConfig) -> tuple:
     if own is None:  # runs of older formats lack hyperparameters that came later
         defaults = {name: p.default for name, p in config.method.hyperparameters.items()}
         hyper = defaults | config.method.presets.get(config.preset, {}) | hyper
-    network = (config.network, config.network_hash) if config.network_hash else config.network
+    sha256 = config.network_hash and with_beside(config.network_hash, config.network_beside)
+    network = (config.network, sha256) if sha256 else config.network
     entries = hyper | {"network": network} | {name: getattr(config, name) for name in _ENTRIES}
     # A metric of the user's own is another one where its code is another.
-    hashes = {name: entry["sha256"][:8] for name, entry in config.own_metrics.items() if entry["sha256"]}
+    hashes = {name: sha256_of(entry)[:8] for name, entry in config.own_metrics.items() if entry["sha256"]}
     entries["metrics"] = tuple(f"{name}@{hashes[name]}" if name in hashes else name for name in config.metrics)
-    return ((config.algorithm, own["sha256"] if own else ""), *entries.items())
+    return ((config.algorithm, sha256_of(own) if own else ""), *entries.items())
 
 
 def _without_seeds_twice(groups: dict[tuple, list[Record]], what: str) -> dict[tuple, list[Record]]:

@@ -24,7 +24,7 @@ _OF_THE_DATA = {
     "new_clients",
 }
 _NOT_TO_CHOOSE = {"seed", "federation_hash", "network_hash", "network_weights", "own_method", "own_metrics"}
-_NOT_TO_CHOOSE |= {"versions", "format"}
+_NOT_TO_CHOOSE |= {"network_place", "network_beside", "versions", "format"}
 _ENTRIES = {entry.name for entry in fields(RunConfig)} - _NOT_TO_CHOOSE
 _FOR_RUN = _ENTRIES - _OF_THE_METHOD
 _FOR_METHODS = _ENTRIES - _OF_THE_DATA - {"rounds"}  # all methods have the same data and as many rounds
