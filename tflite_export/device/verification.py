@@ -167,6 +167,21 @@ def _compare(file, signature, output, found, expected, bounds):
     return Comparison(file, signature, output, relative, l2, ok)
 
 
+def run_with(python, module: str, *arguments: str) -> subprocess.CompletedProcess:
+    """Runs `main` of a module of this folder in a Python that need not have this package, and keeps what it prints.
+
+    Raises:
+        BundleError: the Python cannot be started.
+    """
+    # The place of this package comes last: beside it may be packages of this Python, which the other one cannot use.
+    code = f"import sys; sys.path.append({str(Path(__file__).resolve().parents[2])!r}); "
+    code += f"from tflite_export.device.{module} import main; sys.exit(main())"
+    try:
+        return subprocess.run([str(python), "-c", code, *arguments], capture_output=True, text=True)
+    except OSError as error:
+        raise BundleError(f"{python} cannot be started: {error.strerror}") from error
+
+
 def verify_with(python: str, folder) -> dict:
     """`Verification.told` of a bundle that another Python has verified.
 
@@ -177,13 +192,7 @@ def verify_with(python: str, folder) -> dict:
     Raises:
         BundleError: the Python cannot be started, lacks a package, or finds that the bundle is unusable.
     """
-    # The place of this package comes last: beside it may be packages of this Python, which the other one cannot use.
-    code = f"import sys; sys.path.append({str(Path(__file__).resolve().parents[2])!r}); "
-    code += "from tflite_export.device.verification import main; sys.exit(main())"
-    try:
-        done = subprocess.run([str(python), "-c", code, str(folder)], capture_output=True, text=True)
-    except OSError as error:
-        raise BundleError(f"{python} cannot be started: {error.strerror}") from error
+    done = run_with(python, "verification", str(folder))
     try:
         found = json.loads(done.stdout.strip().splitlines()[-1])
         if "error" not in found:
