@@ -149,6 +149,19 @@ def test_another_store(given, said, tmp_path):
         ExampleStore(tmp_path / "s", **how | given)
 
 
+def test_an_empty_file_becomes_a_store(tmp_path):
+    """Such a file is left where a process was killed before the tables were written."""
+    (tmp_path / "s").touch()
+    with ExampleStore(tmp_path / "s", (1,)) as store:
+        assert store.add(numbered(0, 2), ["a", "b"]) == 2
+    with ExampleStore(tmp_path / "s", (1,)) as store:
+        assert kept(store) == [0, 1]
+    with sqlite3.connect(tmp_path / "other") as other:
+        other.execute("CREATE TABLE notes (text)")
+    with pytest.raises(ExampleStoreError, match="is not a store of examples: no such table: about"):
+        ExampleStore(tmp_path / "other", (1,))
+
+
 def test_bad_examples_and_files(tmp_path):
     (tmp_path / "text").write_text("this is a diary, and long enough for a header" * 40)
     with pytest.raises(ExampleStoreError, match="is not a store of examples"):

@@ -33,7 +33,7 @@ class ExampleStore:
     """A client's own examples, of which at most `capacity` are kept.
 
     Args:
-        path: the file; it is made if it does not exist.
+        path: the file; it is made if it does not exist or is empty.
         shape: the shape of an example, float32; of a bundle with a trunk, that of the trunk's output.
         capacity: the number of examples that are kept, 1 to 1,000,000.
         policy: which ones. 'newest': the last ones. 'reservoir': each one that ever came with the same probability
@@ -72,16 +72,16 @@ class ExampleStore:
             "seed": str(self.seed),
             "made_by": made_by,
         }
-        new = not self.path.exists()
         self._db = sqlite3.connect(self.path, isolation_level=None)  # transactions are begun by hand
         try:
             self._db.execute("PRAGMA secure_delete = ON")  # what is forgotten is overwritten in the file
             self._db.execute("PRAGMA synchronous = FULL")
-            if new:
+            if self._has_no_tables():  # the file is new, or a process was killed before it wrote them
                 with self._change():
-                    for statement in _SCHEMA.split(";"):
-                        self._db.execute(statement)
-                    self._db.executemany("INSERT INTO about VALUES (?, ?)", about.items())
+                    if self._has_no_tables():  # else another process was faster
+                        for statement in _SCHEMA.split(";"):
+                            self._db.execute(statement)
+                        self._db.executemany("INSERT INTO about VALUES (?, ?)", about.items())
             found = dict(self._db.execute("SELECT name, value FROM about"))
         except sqlite3.DatabaseError as error:
             self._db.close()
@@ -193,6 +193,9 @@ class ExampleStore:
                 left = [(counts.get(name, 0), name) for (name,) in shrunk]
                 self._db.executemany("UPDATE seen SET examples = ? WHERE label = ?", left)
         return number
+
+    def _has_no_tables(self) -> bool:
+        return self._db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone() == (0,)
 
     @contextmanager
     def _change(self):
