@@ -210,7 +210,9 @@ def bench(bundle, examples, threads, repeat, chunk, record, python):
 )
 @_chunk
 @click.option(
-    "--static", is_flag=True, help="Use the program with fixed shapes, for runtimes that cannot resize tensors."
+    "--static",
+    is_flag=True,
+    help="Use the program with fixed shapes, for runtimes that cannot resize tensors. 32 examples at a time.",
 )
 @click.option(
     "--tolerance",
@@ -242,11 +244,11 @@ def simulate_round(run, rounds, engine, payload, chunk, static, tolerance, allow
         click.echo(f"{r.round_num:5} {r.clients:7} {r.theta:8.1e} {r.heads:8.1e} {accuracies} {r.bytes_up:10,}")
     click.echo("theta, heads: largest difference of a weight; devices and engine: mean test score of all clients")
     if payload == "float32":
-        first = next((r for r in rows if not max(r.theta, r.heads) <= tolerance), None)
+        first = next((r for r in rows if not r.largest <= tolerance), None)
         if first is not None:
             raise click.ClickException(
-                f"devices and engine differ: in round {first.round_num} a weight differs by "
-                f"{max(first.theta, first.heads):.1e}, and {tolerance:g} counts as rounding"
+                f"devices and engine differ: in round {first.round_num} a weight differs by {first.largest:.1e}, and "
+                f"{tolerance:g} counts as rounding"
             )
         click.echo(f"devices and engine agree: no weight differs by more than {tolerance:g}")
 

@@ -175,6 +175,7 @@ def row(theta, heads, round_num=1):
     [
         ([row(1e-7, 1e-7), row(1e-7, 3e-3, 2)], (), "in round 2 a weight differs by 3.0e-03, and 0.0001 counts"),
         ([row(float("nan"), 0.0)], (), "in round 1 a weight differs"),
+        ([row(0.0, float("nan"))], (), "in round 1 a weight differs by nan"),
         ([row(9e-5, 0.0)], (), None),  # a hundredth of rho: Adam
         ([row(2e-4, 0.0)], (), "and 0.0001 counts"),
         ([row(9e-5, 0.0)], ("--tolerance", "1e-5"), "and 1e-05 counts"),
