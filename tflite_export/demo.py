@@ -10,7 +10,7 @@ from tflite_export.device.bench import any_interpreter
 from tflite_export.device.client import DeviceClient
 from tflite_export.device.head_file import SavedHead, theta_sha256
 from tflite_export.device.kinds import Score
-from tflite_export.device.layout import HEAD, PROGRAM, THETA
+from tflite_export.device.layout import HEAD, INEXACT, PROGRAM, THETA
 from tflite_export.device.runtime import Bundle
 from tflite_export.device.verification import Verification, verify
 from tfpfl.data.population import ClientInfo
@@ -29,7 +29,8 @@ class Demonstration(NamedTuple):
 
     def lines(self) -> list[str]:
         """The result in lines of text for the terminal."""
-        b, worst = self.bundle, max((c.max_relative for c in self.verification.comparisons), default=0.0)
+        exact = (c.max_relative for c in self.verification.comparisons if c.file not in INEXACT)
+        b, worst = self.bundle, max(exact, default=0.0)
         verdict = "what TensorFlow does" if self.verification.ok else "NOT what TensorFlow does"
         return [
             f"Client {b.manifest['client']} exported to {b.folder}: program, theta and head take {self.bytes:,} bytes",

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tflite_export.convert.bundle import export
 from tflite_export.convert.personal import ExportError, device_training
-from tflite_export.convert.program import flatten, unflatten
+from tflite_export.convert.program import STATIC_BATCH, flatten, unflatten
 from tflite_export.device import payload as payloads
 from tflite_export.device.client import CHUNK, DeviceClient
 from tflite_export.device.head_file import SavedHead, theta_sha256
@@ -39,6 +39,11 @@ class RoundComparison(NamedTuple):
     engine_score: float
     bytes_up: int  # sent by the devices in this round
 
+    @property
+    def largest(self) -> float:
+        """The largest difference of any weight; NaN if one is not finite."""
+        return float(np.max([self.theta, self.heads]))
+
 
 class Devices:
     """All clients of a run as devices, and the server.
@@ -51,12 +56,18 @@ class Devices:
         chunk, static, interpreter: of the `DeviceClient`s.
 
     Raises:
-        ExportError: devices cannot take part, such as in a run of another method than PFLEGO.
+        ExportError: devices cannot take part, such as in a run of another method than PFLEGO; or another `chunk` is
+            asked for together with `static`.
     """
 
     def __init__(
         self, algorithm, config, federation, *, payload="float32", chunk=CHUNK, static=False, interpreter=None
     ):
+        if static and chunk != STATIC_BATCH:
+            raise ExportError(
+                f"the program of fixed shapes (static) computes {STATIC_BATCH} examples at a time, and a chunk of "
+                f"{chunk} was asked for: leave one of the two out"
+            )
         self.algorithm, self.federation, self.payload = algorithm, federation, payload
         self.population, self.model, self.seed = algorithm.population, algorithm.model, config.seed
         self._config = config
@@ -204,7 +215,7 @@ def simulate_round(
                 round_num=t,
                 clients=len(took_part),
                 theta=float(difference.max()),
-                heads=max(heads),
+                heads=float(np.max(heads)),  # Python's max may leave out a NaN
                 device_score=devices.score() if scored else float("nan"),
                 engine_score=_mean_score(scores),
                 bytes_up=devices.bytes_up,
@@ -226,7 +237,7 @@ def _process(engine, algorithm, federation):
 
 
 def _difference(head, other):
-    return max(float(np.abs(a - np.asarray(b)).max()) for a, b in zip(head, other, strict=True))
+    return float(np.max([np.abs(a - np.asarray(b)).max() for a, b in zip(head, other, strict=True)]))
 
 
 def _mean_score(scores):

@@ -103,7 +103,7 @@ typedef struct {
 typedef struct {
     int32_t steps;
     double beta;
-    double held_out;                  /* the part of the examples to set aside, in (0, 1) */
+    double held_out;                  /* the part of the examples to set aside, in (0, 1): floor(N held_out) of N */
     const tfpfl_examples *other;      /* not NULL: these are held out instead */
     int on_training;                  /* not 0: compare on the training examples */
 } tfpfl_fit;

@@ -166,9 +166,35 @@ def test_held_out_examples_are_set_aside_from_every_class(data):
     assert len(x_out) == pytest.approx(len(data[0]) / 4, abs=1)
     together = {a.tobytes() for a in x} | {a.tobytes() for a in x_out}
     assert together == {a.tobytes() for a in data[0]}
-    for part, n in ((1.5, 10), (0.25, 3)):
-        with pytest.raises(BundleError):
+    for part, n, said in (
+        (1.5, 10, "must lie in"),
+        (0.25, 3, "3 examples are too few"),
+        (0.1, 8, "a held-out part of 0.1 of 8 examples is not one whole example"),
+    ):
+        with pytest.raises(BundleError, match=said):
             cut(data[0][:n], data[1][:n], part)
+
+
+@pytest.mark.parametrize("part", [0.1, 0.25, 1 / 3, 0.4, 0.5, 0.75, 0.9])
+def test_the_part_that_is_held_out_is_the_one_that_was_asked_for(part):
+    from tflite_export.device.scores import cut
+
+    y = np.repeat(np.arange(4, dtype=np.int32), [10, 40, 30, 20])[np.random.default_rng(0).permutation(100)]
+    (x, labels), (x_out, labels_out) = cut(np.arange(100), y, part)
+    assert len(x_out) == int(100 * part) and sorted([*x, *x_out]) == list(range(100))
+    for c, n in enumerate([10, 40, 30, 20]):
+        assert abs((labels_out == c).sum() - part * n) <= 1 and (labels == c).sum() + (labels_out == c).sum() == n
+    targets = np.random.default_rng(1).normal(size=(100, 2))
+    _, (_, held_out) = cut(np.arange(100), targets, part)
+    assert len(held_out) == int(100 * part)
+    low = (held_out[:, 0] < np.median(targets[:, 0])).sum()
+    assert abs(low - part * 50) <= 1  # small and large ones
+
+
+def test_too_few_examples_for_the_part_are_refused_by_personalize(bundle, data):
+    client = device(bundle)
+    with pytest.raises(BundleError, match="0.1 of 8 examples is not one whole example"):
+        client.personalize(data[0][:8], data[1][:8], held_out=0.1)
 
 
 def test_the_head_survives_a_restart_and_says_when_theta_moved_on(bundle, data, tmp_path):

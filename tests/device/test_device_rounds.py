@@ -5,7 +5,7 @@ import pytest
 
 from helpers.marks import slow_but
 from tflite_export import ExportError, simulate_round
-from tflite_export.rounds import Devices
+from tflite_export.rounds import Devices, _difference
 from tfpfl.algorithms import build_algorithm
 from tfpfl.models import SplitModel, build_network
 from tfpfl.runs.config import RunConfig
@@ -88,7 +88,24 @@ def test_clients_that_were_not_drawn_keep_their_head(asked):
         devices.close()
 
 
+@pytest.mark.parametrize("who", ["kernel of the first", "bias of the last"])
+def test_a_weight_that_is_not_finite_is_a_difference(asked, monkeypatch, who):
+    """Of all heads and both of a head's arrays; Python's max leaves a NaN out that is not the first of its values."""
+    algorithm, config, federation = asked(**EXACT)
+    first = algorithm.init_client(algorithm.population.info(0))
+    kernel, bias = map(np.array, first)
+    (kernel if who == "kernel of the first" else bias)[..., 0] = np.nan
+    assert np.isnan(_difference(first, (kernel, bias)))
+    broken = 0 if who == "kernel of the first" else 9
+    monkeypatch.setattr("tflite_export.rounds._difference", lambda head, other: next(found))
+    found = iter([float("nan") if i == broken else 0.0 for i in range(10)])
+    (row,) = simulate_round((algorithm, config, federation), 1, accuracy_every=0)
+    assert np.isnan(row.heads) and np.isnan(row.largest)
+
+
 def test_what_devices_cannot_do_is_refused(asked):
+    with pytest.raises(ExportError, match=r"\(static\) computes 32 examples at a time, and a chunk of 7 was asked for"):
+        simulate_round(asked(), 1, static=True, chunk=7)
     with pytest.raises(ExportError, match="fedavg has no program"):
         simulate_round(asked("fedavg"), 1)
     with pytest.raises(ExportError, match="inner_opt is 'adam'"):

@@ -61,6 +61,36 @@ def test_each_class_has_the_same_number_as_far_as_possible(tmp_path):
         assert store.counts() == {"a": 6, "b": 3, "c": 6}
 
 
+IN_TURN = [i % 3 for i in range(60)]
+IN_BLOCKS = [0] * 25 + [1] * 6 + [2] * 25 + [0] * 4
+
+
+@pytest.mark.parametrize("classes", [IN_TURN, IN_BLOCKS], ids=["in turn", "in blocks"])
+def test_of_a_class_each_example_is_kept_with_the_same_probability(classes, tmp_path):
+    came = Counter()
+    for seed in range(100):
+        with ExampleStore(tmp_path / f"s{seed}", (1,), capacity=10, policy="per_class", seed=seed) as store:
+            store._db.execute("PRAGMA synchronous = OFF")  # what is tested is what it keeps
+            store.add(numbered(0, 60), ["abc"[c] for c in classes])
+            assert sorted(store.counts().values()) == [3, 3, 4]
+            came.update(kept(store))
+    for c in range(3):
+        times = [came[i] for i in range(60) if classes[i] == c]
+        assert 300 <= sum(times) <= 400 and stats.chisquare(times).pvalue > 1e-3
+
+
+def test_a_class_of_which_old_examples_were_forgotten_grows_again(tmp_path):
+    with ExampleStore(tmp_path / "s", (1,), capacity=10, policy="per_class") as store:
+        store.add(numbered(0, 400), ["ab"[i % 2] for i in range(400)], at=1.0)
+        store.add(numbered(400, 440), ["c"] * 40, at=2.0)
+        assert sorted(store.counts().values()) == [3, 3, 4]
+        assert store.forget("a", before=2.0) in (3, 4)
+        store.add(numbered(440, 450), ["b"] * 10, at=3.0)  # fills the room
+        assert "a" not in store.counts()
+        store.add(numbered(450, 470), ["a"] * 20, at=4.0)
+        assert min(store.counts().values()) == 3 and max(store.counts().values()) == 4
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_it_is_a_function_of_the_seed_and_of_what_came(policy, tmp_path):
     def run(name, seed, pieces):
@@ -117,6 +147,19 @@ def test_another_store(given, said, tmp_path):
     ExampleStore(tmp_path / "s", **how).close()
     with pytest.raises(ExampleStoreError, match=said):
         ExampleStore(tmp_path / "s", **how | given)
+
+
+def test_an_empty_file_becomes_a_store(tmp_path):
+    """Such a file is left where a process was killed before the tables were written."""
+    (tmp_path / "s").touch()
+    with ExampleStore(tmp_path / "s", (1,)) as store:
+        assert store.add(numbered(0, 2), ["a", "b"]) == 2
+    with ExampleStore(tmp_path / "s", (1,)) as store:
+        assert kept(store) == [0, 1]
+    with sqlite3.connect(tmp_path / "other") as other:
+        other.execute("CREATE TABLE notes (text)")
+    with pytest.raises(ExampleStoreError, match="is not a store of examples: no such table: about"):
+        ExampleStore(tmp_path / "other", (1,))
 
 
 def test_bad_examples_and_files(tmp_path):

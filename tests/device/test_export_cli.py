@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import sysconfig
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +14,7 @@ from tflite_export.device import bench
 from tflite_export.device.head_file import HeadError
 from tflite_export.device.payload import PayloadError
 from tflite_export.device.runtime import write_manifest
+from tflite_export.device.verification import run_with
 from tflite_export.rounds import RoundComparison
 from tfpfl.checks import InvalidArgument
 
@@ -112,6 +114,40 @@ def test_bench_measures_and_records(bundle, tmp_path):
         assert "0 is not in the range x>=1" in call("bench", copy, number, 0, code=2)
 
 
+@pytest.fixture
+def bare_python(tmp_path, monkeypatch):
+    """A Python with packages, but without this one: without `site` nothing that is installed as editable is found."""
+    python = tmp_path / "python"
+    packages = sysconfig.get_paths()["purelib"]
+    python.write_text(f'#!/bin/sh\nexec env PYTHONPATH="{packages}" "{sys.executable}" -S "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.chdir(tmp_path)  # else it is found there
+    return str(python)
+
+
+@pytest.mark.parametrize("module", ["bench", "verification"])
+def test_another_python_finds_the_modules_for_devices(bare_python, module, tmp_path):
+    done = run_with(bare_python, module, str(tmp_path))
+    assert done.returncode == 2 and "is not a bundle" in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_bench_in_another_python(bundle, bare_python, monkeypatch):
+    monkeypatch.setattr(bench, "WORK", ("features",))
+    (row,) = bench.bench(bundle, examples=(8,), threads=(1,), repeat=1, python=bare_python)["rows"]
+    assert row["work"] == "features" and row["calls"] >= 1 and row["milliseconds"] > 0
+
+
+def test_bench_in_a_python_that_fails(bundle, tmp_path):
+    with pytest.raises(BundleError, match="nowhere cannot be started: No such file"):
+        bench.bench(bundle, python=str(tmp_path / "nowhere"))
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho broken >&2; exit 3\n")
+    broken.chmod(0o755)
+    with pytest.raises(BundleError, match="measuring features failed: broken$"):
+        bench.bench(bundle, python=str(broken))
+
+
 @pytest.mark.slow
 def test_bytes_on_the_wire_are_those_of_the_payload(bundle):
     found = bench.wire(bundle)
@@ -139,6 +175,7 @@ def row(theta, heads, round_num=1):
     [
         ([row(1e-7, 1e-7), row(1e-7, 3e-3, 2)], (), "in round 2 a weight differs by 3.0e-03, and 0.0001 counts"),
         ([row(float("nan"), 0.0)], (), "in round 1 a weight differs"),
+        ([row(0.0, float("nan"))], (), "in round 1 a weight differs by nan"),
         ([row(9e-5, 0.0)], (), None),  # a hundredth of rho: Adam
         ([row(2e-4, 0.0)], (), "and 0.0001 counts"),
         ([row(9e-5, 0.0)], ("--tolerance", "1e-5"), "and 1e-05 counts"),

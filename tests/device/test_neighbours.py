@@ -40,6 +40,25 @@ def test_a_new_client_predicts_before_any_training(client, federation):
     assert np.array_equal(nobody.predict(x[rest], weight=1.0), client.predict(x[rest]))
 
 
+def test_classes_that_come_and_go_after_the_features_were_computed(client, federation):
+    """Examples keep their class by its name; those of a class that is gone do not vote."""
+    x, y = federation.arrays(4, "train")
+    near, (first, second, third) = Neighbours(client, x, y), client.labels
+    before = near.predict(x, k=len(x), weight=1.0)
+    client.remove_class(first)
+    assert client.labels == (second, third)
+    found = near.predict(x[y > 0], k=1, weight=1.0)
+    assert np.array_equal(found, np.eye(2, dtype=np.float32)[y[y > 0] - 1])  # each is its own nearest example
+    found = near.predict(x, k=len(x), weight=1.0)  # all that are left vote, with the same weights as before
+    np.testing.assert_allclose(found, before[:, 1:] / before[:, 1:].sum(1, keepdims=True), atol=1e-6)
+    client.add_class("new")
+    assert np.array_equal(near.predict(x, k=len(x), weight=1.0)[:, :2], found)
+    for name in (second, third):
+        client.add_class(f"not {name}")
+        client.remove_class(name)
+    assert np.array_equal(near.predict(x, weight=1.0), client.predict(x)), "nobody is left who could vote"
+
+
 def test_far_from_all_examples_the_nearest_decides(client, federation):
     x, y = federation.arrays(4, "train")
     near = Neighbours(client, x, y)

@@ -18,6 +18,7 @@ from helpers.marks import slow_but
 from helpers.networks import OWN, PAPERS
 from helpers.truth import random_head, varied
 from tflite_export import DeviceClient, export, verify
+from tflite_export.device.layout import INEXACT
 from tflite_export.device.payload import decode
 from tfpfl.models import SplitModel, build_network
 
@@ -57,6 +58,8 @@ def assert_exact(worst: dict, overlapping: bool):
     for name, (largest, l2) in worst.items():
         if name.endswith(".dtheta") and overlapping:
             assert l2 < 1e-3, name
+        elif name in INEXACT:
+            assert l2 < 0.3, name
         else:
             assert largest < 1e-5, name
 

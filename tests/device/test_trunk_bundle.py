@@ -75,7 +75,7 @@ def test_all_signatures_are_exact_and_the_trunk_is_named_by_its_hash(bundle, fol
     found = verify(bundle, interpreter=INTERPRETER)
     assert found.ok and {"trunk.x", "round.dtheta", "personalize.kernel"} <= set(found.worst())
     trunks = {c.file for c in found.comparisons if c.signature == "trunk"}
-    assert trunks == {layout.TRUNK, layout.TRUNK_STATIC}
+    assert trunks == {layout.TRUNK, layout.TRUNK_STATIC, layout.TRUNK_FLOAT16, layout.TRUNK_INT8}
     fixed = Runtime(bundle.path(layout.TRUNK_STATIC), INTERPRETER)
     with pytest.raises(BundleError, match=r"raw must be float32 \[32, "):
         fixed("trunk", raw=np.zeros((5, *bundle.manifest["trunk"]["raw_shape"]), np.float32))

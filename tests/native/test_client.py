@@ -109,7 +109,15 @@ def test_a_round_is_the_gradient_of_the_whole_objective(bundle, native, litert_l
     assert np.abs(update.head.bias - (fitted.bias - settings["head_rate"] * dbias)).max() < 1e-5
 
 
-WAYS = [{}, {"held_out": None}, {"held_out": 0.5, "steps": 40}, {"steps": 0}, {"beta": 5.0, "held_out": None}, "other"]
+WAYS = [
+    {},
+    {"held_out": None},
+    {"held_out": 0.5, "steps": 40},
+    {"held_out": 0.9},
+    {"steps": 0},
+    {"beta": 5.0, "held_out": None},
+    "other",
+]
 
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
@@ -164,6 +172,7 @@ def test_what_is_wrong_is_refused_in_the_same_words(pair, bundle):
         lambda c: c.score(x, -bad_y),
         lambda c: c.personalize(x[:3], y[:3]),
         lambda c: c.personalize(x, y, held_out=1.5),
+        lambda c: c.personalize(x, y, held_out=0.1),
         lambda c: c.personalize(x, y, held_out=(bad_x, y)),
         lambda c: c.personalize(x, y, held_out=(x, bad_y)),
         lambda c: c.personalize(x, y, steps=-1),

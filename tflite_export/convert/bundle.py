@@ -23,7 +23,7 @@ from tflite_export.convert.backbone import (
     quality,
 )
 from tflite_export.convert.browser import ROOM, browser_files
-from tflite_export.convert.check import drawn_examples, write_check
+from tflite_export.convert.check import drawn_examples, file_bounds, write_check
 from tflite_export.convert.personal import ExportError, personal_model
 from tflite_export.convert.program import (
     NEED_GRADIENT,
@@ -172,6 +172,8 @@ def _write_files(folder, personal, inference, room):
         for name, content in files.items():
             _save(folder, name, content)
     manifest["check"] = write_check(folder, theta, head, personal)
+    if files := file_bounds(folder, personal, measured):
+        manifest["check"]["files"] = files
     for name, text in texts.texts(manifest, personal).items():
         _save(folder, name, text.encode())
     manifest["files"] = {path.name: _describe(path) for path in sorted(folder.iterdir())}
@@ -181,12 +183,14 @@ def _write_files(folder, personal, inference, room):
 def _check_numbers(folder) -> None:
     """Checks that TensorFlow Lite computes what TensorFlow does: a converter can drop an operation without a word.
 
-    Only features and the gradient of theta, and whether they are right at all; `verify` measures how exact all is.
+    Only features, predictions and the gradient of theta, and whether they are right at all; `verify` measures how exact
+    all is. `file_bounds` has looked at the files of another precision.
     """
     bundle = Bundle(folder, check=False)
     bound = max(_WRONG, bundle.manifest["check"]["l2_relative"])
     for c in verify(bundle, interpreter=tf.lite.Interpreter).comparisons:
-        if c.output in ("x", "phi", "dtheta") and not c.l2_relative <= bound:
+        checked = c.file not in layout.INEXACT and (c.output in ("x", "phi", "dtheta") or c.signature == "predict")
+        if checked and not c.l2_relative <= bound:
             raise ExportError(
                 f"the conversion went wrong: {c.output} of the signature {c.signature!r} of {c.file} is not what "
                 f"TensorFlow {tf.__version__} computes (relative L2 error {c.l2_relative:.1g}). Nothing was written. "

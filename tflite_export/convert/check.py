@@ -8,10 +8,14 @@ layer have several equal maxima.
 import numpy as np
 import tensorflow as tf
 
-from tflite_export.convert.program import flatten
+from tflite_export.convert.personal import ExportError
+from tflite_export.convert.program import STATIC_BATCH, flatten
 from tflite_export.convert.several import Packed
+from tflite_export.device import layout
+from tflite_export.device.chunks import trunk_output
 from tflite_export.device.kinds import Kind
 from tflite_export.device.layout import CHECK
+from tflite_export.device.runtime import Runtime
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.models import tree
@@ -23,6 +27,9 @@ STEPS = 50
 EXACT = 1e-5
 DRAWS = 5  # of weights that move in their last digit: whether a unit crosses its kink differs from one to the next
 BETA, RATE = 0.01, 0.1
+FAR = {"float16": 0.1, "dynamic int8": 0.5, "full int8": 0.5}  # relative L2 errors that are no rounding any more
+ALIKE = 0.5  # the centred cosine below which features have little in common
+LEAST = 1e-3  # the bound of a file whose weights lose little: a runtime may compute in float16, too
 
 
 def write_check(folder, theta, head, personal) -> dict:
@@ -45,6 +52,53 @@ def write_check(folder, theta, head, personal) -> dict:
         other_theta, other_frozen, other_head = (_in_the_last_digit(w, draw) for w in (theta, frozen, head))
         moved.append(_answers(personal, other_theta, other_frozen, other_head, inputs))
     return _bounds(model, found, moved, _in_double(personal, head, found["features.phi"], inputs))
+
+
+def file_bounds(folder, personal, quality) -> dict:
+    """How far files may be from TensorFlow's float32 on check.npz, in L2: {file name: bound}; for `verify`.
+
+    That is for files of another precision three times as far as TensorFlow Lite is here, or 0.1 more if that is less;
+    and for predict.tflite above a frozen trunk three times what rounding makes of both.
+
+    Args:
+        folder: of the bundle, with the files and check.npz.
+        personal: what is exported.
+        quality: {file name: its `Quality` as a dict}.
+
+    Raises:
+        ExportError: a file of another precision is not near the network at all.
+    """
+    values, bounds = dict(np.load(folder / CHECK)), {}
+    for name in (n for n in layout.INEXACT if (folder / n).exists()):
+        runtime = Runtime(folder / name, tf.lite.Interpreter)
+        if runtime.can("trunk"):
+            what, found = "trunk.x", trunk_output(runtime, values["raw"], STATIC_BATCH, EXAMPLES)
+        else:
+            what, found = "features.phi", runtime("features", x=values["x"])["phi"]
+        away, cosine = _apart(found, values[what])[1], quality[name]["centred_cosine"]
+        # Drawn examples may be outside of the ranges for which int8 was calibrated: there the client's examples count.
+        if not (away <= FAR[quality[name]["precision"]] or (cosine >= ALIKE and "int8" in quality[name]["precision"])):
+            raise ExportError(
+                f"the conversion went wrong: {name} does not compute what the network does (relative L2 error "
+                f"{away:.1g} on drawn examples, centred cosine {cosine:.2f} on {quality[name]['on']}). Nothing was "
+                "written. inference=False (--no-inference) exports without the files that only predict"
+            )
+        bounds[name] = round(max(LEAST, min(3 * away, away + 0.1)), 8)
+    if personal.trunk is not None and (folder / layout.PREDICT).exists():
+        exported = (personal.trunk.weights, *personal.weights)
+        raw = values["raw"]
+        found = _whole(personal, exported, raw)
+        moved = (_whole(personal, [_in_the_last_digit(w, draw) for w in exported], raw) for draw in range(DRAWS))
+        bounds[layout.PREDICT] = round(max(EXACT, 3 * max(_apart(other, found)[1] for other in moved)), 8)
+    return bounds
+
+
+def _whole(personal, weights, raw):
+    """The predictions with the weights of trunk, backbone and head."""
+    frozen, theta, head = weights
+    frozen, theta, head = tf.nest.map_structure(tf.constant, (tuple(frozen), tuple(theta), Head(*head)))
+    phi = personal.model.features(theta, personal.trunk.apply(frozen, raw))
+    return personal.model.kind.mean(tf.matmul(phi, head.kernel) + head.bias)
 
 
 def _answers(personal, theta, frozen, head, inputs) -> dict:

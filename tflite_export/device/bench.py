@@ -12,7 +12,6 @@ locally, divided by the time of a round.
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 from tflite_export.device import payload
 from tflite_export.device.client import CHUNK, DeviceClient
 from tflite_export.device.runtime import Bundle, BundleError, runtime_version
+from tflite_export.device.verification import run_with
 
 EXAMPLES, THREADS, REPEAT = (32, 100, 300, 600), (1, 2), 20
 WORK = ("features", "personalize", "round")
@@ -43,7 +43,7 @@ def bench(bundle, *, examples=EXAMPLES, threads=THREADS, repeat=REPEAT, chunk=CH
         full_step_milliseconds, ratio}], 'files': {name: bytes}, 'wire': {what: {down, up}}}.
 
     Raises:
-        BundleError: the bundle is damaged, or measuring it fails.
+        BundleError: the bundle is damaged, the Python cannot be started, or measuring fails.
     """
     bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
     rounds = bundle.manifest["training"]["rounds"]
@@ -97,13 +97,11 @@ def table(result: dict) -> str:
 
 
 def _in_own_process(folder, work, n, threads, repeat, chunk, python):
-    package = str(Path(__file__).resolve().parents[1])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([package, *filter(None, [os.getenv("PYTHONPATH")])])}
-    arguments = [str(folder), "--measure", work, str(n), str(threads), str(repeat), str(chunk)]
-    command = [python or sys.executable, "-m", "tflite_export.device.bench", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    sizes = [str(number) for number in (n, threads, repeat, chunk)]
+    done = run_with(python or sys.executable, "bench", str(folder), "--measure", work, *sizes)
     if done.returncode != 0:
-        raise BundleError(f"measuring {work} failed: {done.stderr.strip().splitlines()[-1:]}")
+        (last,) = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
+        raise BundleError(f"measuring {work} failed: {last}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 

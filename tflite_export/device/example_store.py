@@ -33,12 +33,13 @@ class ExampleStore:
     """A client's own examples, of which at most `capacity` are kept.
 
     Args:
-        path: the file; it is made if it does not exist.
+        path: the file; it is made if it does not exist or is empty.
         shape: the shape of an example, float32; of a bundle with a trunk, that of the trunk's output.
         capacity: the number of examples that are kept, 1 to 1,000,000.
         policy: which ones. 'newest': the last ones. 'reservoir': each one that ever came with the same probability
             (Vitter's algorithm R, 1985). 'per_class': of each class the same number as far as possible, and of one
-            class each with the same probability (Chrysakis and Moens, ICML 2020, algorithm 1).
+            class each with the same probability (class-balancing reservoir sampling: Chrysakis and Moens, ICML 2020,
+            algorithm 1). Where `forget` has made room, all that comes is kept until the store is full again.
         seed: what is left out is a function of the seed and of how many examples have come.
         made_by: what computed the examples, such as the `sha256` of the bundle's trunk; another one is refused.
 
@@ -71,16 +72,16 @@ class ExampleStore:
             "seed": str(self.seed),
             "made_by": made_by,
         }
-        new = not self.path.exists()
         self._db = sqlite3.connect(self.path, isolation_level=None)  # transactions are begun by hand
         try:
             self._db.execute("PRAGMA secure_delete = ON")  # what is forgotten is overwritten in the file
             self._db.execute("PRAGMA synchronous = FULL")
-            if new:
+            if self._has_no_tables():  # the file is new, or a process was killed before it wrote them
                 with self._change():
-                    for statement in _SCHEMA.split(";"):
-                        self._db.execute(statement)
-                    self._db.executemany("INSERT INTO about VALUES (?, ?)", about.items())
+                    if self._has_no_tables():  # else another process was faster
+                        for statement in _SCHEMA.split(";"):
+                            self._db.execute(statement)
+                        self._db.executemany("INSERT INTO about VALUES (?, ?)", about.items())
             found = dict(self._db.execute("SELECT name, value FROM about"))
         except sqlite3.DatabaseError as error:
             self._db.close()
@@ -180,14 +181,21 @@ class ExampleStore:
         """
         if label is None and before is None and not everything:
             raise ExampleStoreError("say what to forget: label, before, or everything=True")
+        chosen = "FROM examples WHERE (? IS NULL OR label = ?) AND (? IS NULL OR time < ?)"
+        which = (label, label, before, before)
         with self._change():
-            number = self._db.execute(
-                "DELETE FROM examples WHERE (? IS NULL OR label = ?) AND (? IS NULL OR time < ?)",
-                (label, label, before, before),
-            ).rowcount
+            shrunk = self._db.execute(f"SELECT DISTINCT label {chosen}", which).fetchall()
+            number = self._db.execute(f"DELETE {chosen}", which).rowcount
             if before is None:
                 self._db.execute("DELETE FROM seen WHERE ? IS NULL OR label = ?", (label, label))
+            elif self.policy == "per_class":  # those classes are not full any more, see `_make_room`
+                counts = self.counts()
+                left = [(counts.get(name, 0), name) for (name,) in shrunk]
+                self._db.executemany("UPDATE seen SET examples = ? WHERE label = ?", left)
         return number
+
+    def _has_no_tables(self) -> bool:
+        return self._db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone() == (0,)
 
     @contextmanager
     def _change(self):
@@ -224,12 +232,14 @@ class ExampleStore:
                 return False
             return self._delete_any(rng, None)
         counts = self.counts()
-        most = max(counts.values())
-        if counts.get(label, 0) < most:
+        kept, most = counts.get(label, 0), max(counts.values())
+        (come,) = self._db.execute("SELECT examples FROM seen WHERE label = ?", (label,)).fetchone()
+        # The paper calls a class full from the time on when it was one of the largest. Only the largest lose examples,
+        # and a full store's largest number never grows: so a class is full if it is one of the largest or has lost one.
+        if kept < most and kept == come - 1:
             largest = sorted(name for name, number in counts.items() if number == most)
             return self._delete_any(rng, largest[rng.integers(len(largest))])
-        (come,) = self._db.execute("SELECT examples FROM seen WHERE label = ?", (label,)).fetchone()
-        return rng.random() * come < counts[label] and self._delete_any(rng, label)
+        return rng.random() * come < kept and self._delete_any(rng, label)
 
     def _delete_any(self, rng, label) -> bool:
         rows = self._db.execute("SELECT id FROM examples WHERE ? IS NULL OR label = ? ORDER BY id", (label, label))

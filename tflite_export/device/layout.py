@@ -24,6 +24,8 @@ TRUNK_STATIC = "trunk_static.tflite"
 TRUNK_FLOAT16 = "trunk_float16.tflite"
 TRUNK_INT8 = "trunk_int8.tflite"
 
+INEXACT = (BACKBONE_FLOAT16, BACKBONE_DYNAMIC_INT8, BACKBONE_INT8, TRUNK_FLOAT16, TRUNK_INT8)
+
 # These exist only if exported with `browser`: for a page in a browser; see browser.py.
 BROWSER_PROGRAM = "program_browser.tflite"
 CLIENT = "client.safetensors"

@@ -105,6 +105,7 @@ RULES = {
         "max_relative": Number(0, none=True),
         "l2_relative": Number(0),
         "outputs": Optional(Several(Number(0), named="[A-Za-z0-9_.]{1,80}")),
+        "files": Optional(Several(Number(0), named=_FILE)),
     },
     "browser": Optional({"room": Number(1, 2**16, whole=True), "batch": MANY, "head_batch": MANY}),
 }

@@ -13,19 +13,23 @@ from tflite_export.device.errors import BundleError
 
 
 class Neighbours:
-    """The features and labels of a client's examples.
+    """The features and the classes of a client's examples.
+
+    Classes are known by their names, so that a head may gain and lose some later. Examples of a class that the head
+    does not have any more do not vote; after `DeviceClient.merge_classes`, make the Neighbours anew, with the new
+    labels.
 
     Args:
         client: computes the features.
         x: examples, float32 [N, ...], as `DeviceClient.examples` gives them; N may be 0.
-        y: labels, int [N] in [0, K).
+        y: labels, int [N] in [0, K): positions in `client.labels`.
 
     Raises:
         BundleError: as `DeviceClient.score`.
     """
 
     def __init__(self, client: DeviceClient, x: np.ndarray, y: np.ndarray):
-        self.client, self.theta = client, client.theta_sha256
+        self.client, self.theta, self.labels = client, client.theta_sha256, client.labels
         self.y = np.zeros(0, np.int64)
         self.phi = np.zeros((0, client.bundle.num_features), np.float32)
         if len(x):
@@ -39,7 +43,7 @@ class Neighbours:
             x: examples, float32 [n, ...], as `DeviceClient.examples` gives them.
             k: how many of the nearest examples vote, at least 1; all, if there are fewer. Of examples that are equally
                 far, the older one is nearer.
-            weight: of the neighbours, in [0, 1]; 1 leaves the head out. Without any example it is 0.
+            weight: of the neighbours, in [0, 1]; 1 leaves the head out. Without any example that votes it is 0.
             scale: of distances, > 0, in the unit of the features.
 
         Returns:
@@ -47,29 +51,28 @@ class Neighbours:
 
         Raises:
             BundleError: as `DeviceClient.predict`; an argument is out of range; theta has changed since the features
-                were computed, or the head has fewer classes than the labels.
+                were computed.
         """
         if k < 1 or not 0 <= weight <= 1 or not 0 < scale < np.inf:
             raise BundleError(f"k >= 1, 0 <= weight <= 1 and scale > 0 are needed, found {k}, {weight}, {scale}")
         if self.client.theta_sha256 != self.theta:
             raise BundleError("theta has changed since the features were computed: make the Neighbours anew")
-        classes = len(self.client.labels)
-        if len(self.y) and self.y.max() >= classes:
-            raise BundleError(f"the label {self.y.max()} is not one of the head's {classes} classes any more")
+        place = {name: i for i, name in enumerate(self.client.labels)}
+        y = np.array([place.get(name, -1) for name in self.labels])[self.y]  # -1: a class that is gone
         of_head = self.client.predict(x)
-        if not len(self.y):
+        if not (y >= 0).any():
             return of_head
-        phi = self.client.features(x).astype(np.float64)
-        return (weight * self._votes(phi, k, scale, classes) + (1 - weight) * of_head).astype(np.float32)
+        votes = self._votes(self.client.features(x), self.phi[y >= 0], y[y >= 0], k, scale)
+        return (weight * votes + (1 - weight) * of_head).astype(np.float32)
 
-    def _votes(self, phi, k, scale, classes):
-        kept = self.phi.astype(np.float64)
+    def _votes(self, phi, kept, y, k, scale):
+        phi, kept = phi.astype(np.float64), kept.astype(np.float64)
         square = (phi**2).sum(1)[:, None] - 2 * phi @ kept.T + (kept**2).sum(1)
         distance = np.sqrt(np.maximum(square, 0))
         nearest = np.argsort(distance, axis=1, kind="stable")[:, :k]
         near = np.take_along_axis(distance, nearest, 1) / scale
         votes = np.exp(near[:, :1] - near)  # as a ratio to the nearest one's: far from all, exp(-distance) would be 0
-        found = np.zeros((len(phi), classes))
+        found = np.zeros((len(phi), len(self.client.labels)))
         for column in range(votes.shape[1]):
-            found[np.arange(len(phi)), self.y[nearest[:, column]]] += votes[:, column]
+            found[np.arange(len(phi)), y[nearest[:, column]]] += votes[:, column]
         return found / found.sum(1, keepdims=True)

@@ -1,0 +1,100 @@
+"""The files that only predict: export and `verify` compare them with TensorFlow, each by its own bound."""
+
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+
+from tflite_export import Bundle, ExportError, export, verify
+from tflite_export.convert import bundle as bundles
+from tflite_export.device import layout
+from tfpfl.models import SplitModel
+from tfpfl.models.weights import Head
+
+LITE = tf.lite.Interpreter
+FILES = [layout.BACKBONE, layout.PREDICT, layout.BACKBONE_FLOAT16, layout.BACKBONE_DYNAMIC_INT8, layout.BACKBONE_INT8]
+TRUNKS = [layout.TRUNK_FLOAT16, layout.TRUNK_INT8]
+RNG = np.random.default_rng(0)
+X, Y = RNG.random((60, 12), np.float32), RNG.integers(0, 3, 60)
+
+
+def network(seed=0):
+    """Layers of 64 and 32 units; the first is called 'low'."""
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(64, "relu", name="low"), keras.layers.Dense(32, "relu", name="high")]
+    return keras.Sequential([keras.Input((12,)), *layers])
+
+
+def exported(out, trunk=False):
+    model = SplitModel(network(), train_from="high" if trunk else None)
+    above = model.above or model
+    head = Head(RNG.normal(size=(32, 3)).astype("f"), RNG.normal(size=3).astype("f"))
+    return export((model, above.initial_theta, head), out=out, rounds=False, train=(X, Y), test=(X, Y))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("plain") / "b")
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("frozen") / "b", trunk=True)
+
+
+@pytest.mark.parametrize("which", ["plain", "frozen"])
+def test_verify_compares_every_file_that_predicts(which, request):
+    bundle = request.getfixturevalue(which)
+    found, bounds = verify(bundle, interpreter=LITE), bundle.manifest["check"]["files"]
+    programs = {name for name in bundle.manifest["files"] if name.endswith(".tflite")}
+    assert found.ok and {c.file for c in found.comparisons} == programs
+    inexact = set(layout.INEXACT) & programs
+    assert set(bounds) == inexact | ({layout.PREDICT} if which == "frozen" else set())
+    for c in found.comparisons:
+        assert c.l2_relative <= (bounds[c.file] if c.file in inexact else 1e-5)
+    assert all(1e-3 <= bounds[name] < 0.3 for name in inexact)
+    assert inexact <= set(found.worst()), "by their own names: they are no rounding"
+
+
+@pytest.mark.parametrize("name", [*FILES, *TRUNKS])
+def test_verify_notices_other_weights(plain, frozen, name, tmp_path, request):
+    bundle = frozen if name in TRUNKS else plain
+    copy = Bundle(shutil.copytree(bundle.folder, tmp_path / "copy"), check=False)
+    (copy.folder / name).write_bytes(other_weights(name))
+    assert {c.file for c in verify(copy, interpreter=LITE).comparisons if not c.ok} == {name}
+
+
+def other_weights(name):
+    """The file of a network that was initialized with another seed."""
+    if name in TRUNKS:
+        trunk = SplitModel(network(1), train_from="high").trunk
+        batch = None if name == layout.TRUNK else bundles.STATIC_BATCH
+        return bundles.convert_trunk(trunk, bundles.TRUNKS[name], X, batch)
+    model = SplitModel(network(1))
+    if name == layout.PREDICT:
+        return bundles.convert_predict(model, (model.initial_theta, Head(np.ones((32, 3), "f"), np.zeros(3, "f"))))
+    return bundles.convert_backbone(model, model.initial_theta, bundles.BACKBONES[name], X)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_export_with_other_weights_writes_nothing(name, tmp_path, monkeypatch):
+    """As if the converter had taken a wrong constant in one of the files."""
+    content, save = other_weights(name), bundles._save
+    monkeypatch.setattr(
+        bundles, "_save", lambda folder, file, given: save(folder, file, content if file == name else given)
+    )
+    with pytest.raises(ExportError, match=f"the conversion went wrong: .*{name}"):
+        exported(tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_of_before_stays_right(frozen, tmp_path):
+    """It says nothing about files of another precision: these are left out."""
+    folder = shutil.copytree(frozen.folder, tmp_path / "old")
+    manifest = {k: v for k, v in frozen.manifest.items() if k != "hash"}
+    manifest["check"] = {k: v for k, v in manifest["check"].items() if k != "files"}
+    bundles.write_manifest(folder, manifest)
+    found = verify(folder, interpreter=LITE)
+    assert found.ok and not {c.file for c in found.comparisons} & {*layout.INEXACT, layout.PREDICT}
