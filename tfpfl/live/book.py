@@ -87,6 +87,15 @@ class Book:
         if found != (FORMAT, run_id):
             raise BookError(f"{path} is of format {found[0]} and run {found[1]!r}, not of format {FORMAT}, {run_id!r}")
 
+    _made: tuple[str, ...] = ()  # the tables of asynchronous or secure rounds that this opening has made
+
+    def take_back(self) -> None:
+        """Takes away that rounds are asynchronous or secure, if this opening has made them so."""
+        with self._transaction():
+            for table in self._made:
+                self._db.execute(f"DROP TABLE {table}")
+        self._made = ()
+
     def _transaction(self) -> "_Transaction":
         return _Transaction(self._db)
 

@@ -68,22 +68,26 @@ class LiveRounds(Clients):
                 f"{run.folder} has {run.store.round_num} rounds of a simulation, and its heads are there: a live run "
                 "begins with round 1. Make a new folder: tfpfl run --create-only"
             )
+        self._training = run.training()
+        self._server = self._training.server_state()
         self.book: Any = self._open_book(run.folder / LIVE)
         self.saved = run.store.round_num  # the last round that is saved; any thread may read it
         self.failed: DivergedError | None = None
         self.told: set[int] = set()  # the clients that know that the run is over
         self.programs: dict[int, str] = {}  # {K: sha256 of the program that devices with K classes must have}
-        self._training = run.training()
-        self._server = self._training.server_state()
         self._stepped: Stepped | None = None
         self.thetas: dict[str, bytes] = {}
         self._members = self.book.members()
         # {client: when it was last heard of}; a new start of the server is not the devices' fault
         self.seen = {i: now for i, m in self._members.items() if m.key is not None}
         self.view = View(wire.NOTHING, 0, "", frozenset(), np.inf)
-        opened = self.book.open_now()
-        self._enrol(opened.number if opened else run.store.round_num + 1)
-        self._recover(now)
+        try:
+            opened = self.book.open_now()
+            self._enrol(opened.number if opened else run.store.round_num + 1)
+            self._recover(now)
+        except BaseException:
+            self.close(has_begun=False)
+            raise
 
     def _open_book(self, path) -> Book:
         """The file of members and of what arrived."""
@@ -443,6 +447,12 @@ class LiveRounds(Clients):
         if told or number == self.run.config.rounds:
             self._open(now)  # after a round without clients, the next tick does
 
-    def close(self) -> None:
-        """Closes the book; the run stays open."""
+    def close(self, has_begun: bool = True) -> None:
+        """Closes the book; the run stays open.
+
+        Args:
+            has_begun: False if no device could reach this server: the run may then have rounds of another kind.
+        """
+        if not has_begun:
+            self.book.take_back()
         self.book.close()
