@@ -7,6 +7,7 @@ server's step itself is a round of the run's store. If the server is killed anyw
 import hashlib
 import json
 import os
+import secrets
 import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import closing
@@ -102,6 +103,15 @@ class Book:
     def _rows(self, query: str, *arguments) -> list[tuple]:
         with closing(self._db.execute(query, arguments)) as found:
             return found.fetchall()
+
+    @property
+    def live_id(self) -> str:
+        """What tells these live rounds from others, also from those of a run that was made again with the same id."""
+        if not self._rows("SELECT 1 FROM sqlite_master WHERE name = 'live'"):
+            with self._transaction():
+                self._db.execute("CREATE TABLE live (id TEXT)")
+                self._db.execute("INSERT INTO live VALUES (?)", (secrets.token_hex(8),))
+        return self._rows("SELECT id FROM live")[0][0]
 
     @property
     def asynchronous(self) -> int | None:

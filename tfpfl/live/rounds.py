@@ -126,11 +126,11 @@ class LiveRounds(Clients):
         Args:
             token: the enrolment token.
             about: 'protocol', 'examples' (N_i), 'classes' (K_i), 'key', and of a device that has a bundle 'program',
-                the sha256 of its program.tflite.
+                the sha256 of its program.tflite; of one that has joined before 'run', as it was told then.
             now: seconds since 1970.
 
         Returns:
-            What the device needs: client, classes, rounds.
+            What the device needs: client, classes, rounds, run.
 
         Raises:
             Refused: the token is unknown (401) or revoked (403), or the device's numbers or its program are not those
@@ -144,6 +144,8 @@ class LiveRounds(Clients):
             raise Refused(403, "this token was revoked: ask for a new one")
         if (found := wire.entry(about, "protocol", int)) != wire.PROTOCOL:
             raise Refused(409, f"the server speaks protocol {wire.PROTOCOL}, the device {found}: update the older one")
+        if "run" in about and wire.entry(about, "run", str) != self.book.live_id:
+            raise Refused(409, "the device has the head of another run: start it with another --state")
         told = {name: wire.entry(about, name, int) for name in ("examples", "classes")}
         info = self.population.info(member.client) if self.enrolled is None else None
         for name, found in told.items():
@@ -165,7 +167,8 @@ class LiveRounds(Clients):
         self._members = self.book.members()
         self.seen[member.client] = now
         self.tick(now)
-        return {"client": member.client, "classes": told["classes"], "rounds": self.run.config.rounds}
+        needs = {"client": member.client, "classes": told["classes"], "rounds": self.run.config.rounds}
+        return needs | {"run": self.book.live_id}
 
     def work(self, client: int, now: float) -> dict | None:
         """What a client has to do now; None: nothing yet. It only reads, and so any thread may call it."""
@@ -448,11 +451,7 @@ class LiveRounds(Clients):
             self._open(now)  # after a round without clients, the next tick does
 
     def close(self, has_begun: bool = True) -> None:
-        """Closes the book; the run stays open.
-
-        Args:
-            has_begun: False if no device could reach this server: the run may then have rounds of another kind.
-        """
+        """Closes the book; the run stays open. If it has not begun, because no device could reach it, no mode is kept."""
         if not has_begun:
             self.book.take_back()
         self.book.close()

@@ -82,7 +82,8 @@ class LiveDevice:
 
     Raises:
         ServerError: the server refuses the device, or is away for longer than `patience`.
-        InvalidInput: there are no training examples, or the device has not joined and has no token.
+        InvalidInput: there are no training examples; the device has not joined and has no token; or its folder is of
+            another run.
     """
 
     def __init__(
@@ -158,8 +159,12 @@ class LiveDevice:
             about["program"] = self._program()
         if self.can_mask:
             about["secure"] = 1
+        if (known := self.state.run()) is not None:
+            about["run"] = known
         answer = self._send("POST", "/v1/join", json.dumps(about).encode(), None)
         member = {"secure": False} | self._json(answer)
+        if "run" in member:  # servers of before do not say it
+            self.state.keep_run(wire.entry(member, "run", str, 1, 100))
         self.state.keep_member(member)
         self.log(f"joined as client {member['client']}")
         return member
