@@ -451,7 +451,7 @@ class LiveRounds(Clients):
             self._open(now)  # after a round without clients, the next tick does
 
     def close(self, has_begun: bool = True) -> None:
-        """Closes the book; the run stays open. If it has not begun, because no device could reach it, no mode is kept."""
+        """Closes the book; the run stays open. If nothing `has_begun`, it may then have rounds of another kind."""
         if not has_begun:
             self.book.take_back()
         self.book.close()

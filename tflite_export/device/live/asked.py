@@ -51,10 +51,10 @@ class AskedDevice:
         """Does what is asked.
 
         Args:
-            question: 'about' says the kind, and which run this is. 'join': who is there. 'visit': a round with the part 'theta'. 'score':
-                losses and scores with 'theta'. 'done': the run is over. All but the first also say which update of the
-                device was the last to count, as 'counted': [round, sha256]. To a device without a bundle, the first of
-                them has the files of one, and the first head.
+            question: 'about' says the kind and, but for 'join', which run this is. 'join': who is there. 'visit': a
+                round with the part 'theta'. 'score': losses and scores with 'theta'. 'done': the run is over. All but
+                the first also say which update of the device was the last to count, as 'counted': [round, sha256]. To
+                a device without a bundle, the first of them has the files of one, and the first head.
 
         Raises:
             InvalidInput: the question cannot be read; the bundle, the head or theta is damaged; or the folder is of

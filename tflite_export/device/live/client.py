@@ -334,7 +334,9 @@ class LiveDevice:
     def _send_scores(self, work: dict, rows: list[dict]) -> None:
         about = {"theta": work["theta"], "scores": rows}
         answer = self._ask("PUT", f"/v1/score/{work['round']}", json.dumps(about).encode())
-        if answer.status not in (409, 410):  # these come too late, which does no harm
+        if answer.status == 422:  # as with an update, the device goes on without
+            self.log(f"round {work['round']}: its scores were not taken: {answer.error}")
+        elif answer.status not in (409, 410):  # these come too late, which does no harm
             self._good(answer)
 
     # HTTP
