@@ -71,6 +71,8 @@ class AsyncRounds(LiveRounds):
         """What a client has to do now; None: nothing yet. It writes nothing, and so any thread may call it."""
         view, was_seen = self.view, self.seen.get(client, -np.inf)
         self.seen[client] = now
+        if now - was_seen > self.rules.awake:  # its gap begins when it gets a visit, whatever it is asked for before
+            self._begun.discard(client)
         if view.kind == wire.DONE:
             self.told.add(client)
             return {"kind": wire.DONE}
@@ -80,7 +82,7 @@ class AsyncRounds(LiveRounds):
                 return about | {"seconds": round(max(scoring.deadline - now, 0.0), 3)}
         if view.kind != wire.VISIT:
             return None
-        away = now - was_seen > self.rules.awake or client not in self._begun
+        away = client not in self._begun
         self._begun.add(client)
         ticket = self.async_server.begin(client, away)
         about = {"kind": wire.VISIT, "round": ticket.visit, "theta": view.theta, "seconds": _NO_DEADLINE, "splits": []}
