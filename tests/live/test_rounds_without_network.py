@@ -13,7 +13,9 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.data.cohorts import cohort
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
+from tfpfl.live.serve import write_tokens
 from tfpfl.runs.training import DivergedError
+from tfpfl.studies.new_clients import adapt_new_clients
 
 
 def joined(run, rules, clients=range(10), now=0.0):
@@ -140,6 +142,30 @@ def test_what_it_does_not_begin(make_run, tmp_path):
     with make_run(tmp_path / "dropouts", dropout=0.3) as run:
         with pytest.raises(InvalidArgument, match="drop out"):
             LiveRounds(run, Rules(), 0.0)
+    for name, (settings, why) in {
+        "patience": ({"patience": 2}, "without --patience"),
+        "metrics": ({"metrics": ("balanced_accuracy",)}, r"\(balanced_accuracy\), and devices"),
+    }.items():
+        with make_run(tmp_path / name, **settings) as run, pytest.raises(InvalidArgument, match=why):
+            LiveRounds(run, Rules(), 0.0)
+
+
+def test_new_clients_take_no_part_in_live_rounds_either(make_run, tmp_path):
+    """They have no token; `tfpfl new-clients` lets them adapt afterwards, for which it needs theta alone."""
+    with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=0, new_clients=3) as run:
+        ids = run.population.client_ids.tolist()
+        rounds = LiveRounds(run, Rules(wait_for=7, awake=1e6), 0.0)
+        assert rounds.ids == ids and len(ids) == 7
+        assert list(write_tokens(run, rounds.book)) == ids
+        rounds.close()
+        rounds = joined(run, Rules(wait_for=7, deadline=10, awake=1e6), clients=ids)
+        for client in ids:
+            send(rounds, client)
+        rounds.tick(20.0)
+        assert run.store.history()[0]["came"] == " ".join(map(str, ids))
+        rounds.close()
+        found = adapt_new_clients(run, epochs=1)
+        assert len(found.client_ids) == 3 and not set(found.client_ids) & set(ids)
 
 
 def test_a_run_that_diverges_ends_before_the_round_is_saved(make_run, tmp_path):

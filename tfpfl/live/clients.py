@@ -42,6 +42,16 @@ class Clients:
         self._exported = not isinstance(device_training(run.config, run.population, first), str)
         if not self._exported and (why := refusal(run)):
             raise InvalidArgument(f"{run.folder}: devices cannot take part: {why}")
+        if (patience := run.config.patience) is not None:
+            raise InvalidArgument(
+                f"{run.folder} ends after {patience} evaluations without a better one (patience), which only a "
+                "simulation does: make the run without --patience, and stop the server when the scores are good enough"
+            )
+        if run.config.metrics:
+            raise InvalidArgument(
+                f"{run.folder} has other metrics than loss and score ({', '.join(run.config.metrics)}), and devices "
+                "compute no others: make the run without --metric"
+            )
         if rules.payload == "int8" and self.algorithm.balance is not None:
             raise InvalidArgument(
                 f"{run.folder}: {run.config.algorithm}'s clients keep what they have sent, and int8 would change it on "
