@@ -1,5 +1,6 @@
 """`LiveRounds` alone, with a clock of the test: deadlines, quorum, absent clients, and what it refuses to begin."""
 
+import csv
 import hashlib
 
 import numpy as np
@@ -11,6 +12,7 @@ from tflite_export.device import payload
 from tflite_export.device.live import wire
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.cohorts import cohort
+from tfpfl.live import rounds as module
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
 from tfpfl.live.serve import write_tokens
@@ -126,6 +128,33 @@ def test_scores_are_those_of_the_theta_that_is_saved_also_after_a_restart(make_r
         live = flatten(run.algorithm.message(run.training().server_state())).astype("<f4").tobytes()
         assert hashlib.sha256(live).hexdigest() == theta
         assert [e.client_id for e in run.store.evaluations()] == [0]
+        again.close()
+
+
+class Killed(BaseException):
+    """The server's process has ended."""
+
+
+@pytest.mark.parametrize("moment", ["before the book knows of it", "before the table is written"])
+def test_the_history_is_written_after_a_kill_at_the_end_of_the_last_round(make_run, tmp_path, monkeypatch, moment):
+    def killed(*_):
+        raise Killed
+
+    with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=0) as run:
+        rounds, table = joined(run, Rules(wait_for=10, deadline=10)), run.folder / "history.csv"
+        for i in range(10):
+            send(rounds, i)
+        with monkeypatch.context() as patched, pytest.raises(Killed):
+            if moment == "before the table is written":
+                patched.setattr(module, "write_history", killed)
+            else:
+                patched.setattr(rounds.book, "end_round", killed)
+            rounds.tick(20.0)  # the scores of the last round are not waited for any more
+        assert run.store.round_num == 1 and not table.exists()
+        rounds.close()
+        again = LiveRounds(run, rounds.rules, 21.0)
+        assert again.view.kind == wire.DONE
+        assert [row["round"] for row in csv.DictReader(table.open())] == ["1"]
         again.close()
 
 

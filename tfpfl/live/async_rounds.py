@@ -25,7 +25,6 @@ from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules, View
 from tfpfl.models import tree
 from tfpfl.runs import protocols
-from tfpfl.runs.results import write_history
 from tfpfl.runs.training import DivergedError
 
 _NO_DEADLINE = 1e9  # seconds
@@ -291,6 +290,3 @@ class AsyncRounds(LiveRounds):
             self._show(wire.DONE)
         if rows or self.view.kind == wire.DONE:
             self._write_history()
-
-    def _write_history(self) -> None:
-        write_history(self.run.folder / "history.csv", self.run.store.history(), self.run.federation)

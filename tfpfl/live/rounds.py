@@ -167,8 +167,8 @@ class LiveRounds(Clients):
         self._members = self.book.members()
         self.seen[member.client] = now
         self.tick(now)
-        needs = {"client": member.client, "classes": told["classes"], "rounds": self.run.config.rounds}
-        return needs | {"run": self.book.live_id}
+        about = {"client": member.client, "classes": told["classes"], "rounds": self.run.config.rounds}
+        return about | {"run": self.book.live_id}
 
     def work(self, client: int, now: float) -> dict | None:
         """What a client has to do now; None: nothing yet. It only reads, and so any thread may call it."""
@@ -286,6 +286,7 @@ class LiveRounds(Clients):
         if self._open_round is not None and self._open_round.number <= self.run.store.round_num:
             self.book.end_round(self._open_round.number, now)  # it was committed, and only this was left to do
             self._open_round, self._members = None, self.book.members()
+            self._write_history()
         if self._open_round is not None:
             opened = self._open_round
             theta = self._publish(self._theta(self._server))
@@ -323,6 +324,7 @@ class LiveRounds(Clients):
         number = self.run.store.round_num + 1
         if number > self.run.config.rounds:
             self.view = View(wire.DONE, number - 1, "", frozenset(), np.inf)
+            self._write_history()  # also if an earlier server was killed before it did
             return
         if not self._are_enough():
             return
@@ -428,11 +430,9 @@ class LiveRounds(Clients):
         (number, server, told, loss, received), invited = self._stepped, self._open_round.arrival
         row: dict[str, Any] = {"round": number, "clients": len(told), "dropped": len(invited) - len(told)}
         row["came"] = " ".join(map(str, told))
-        if loss is not None:
-            row["loss"] = loss
+        row |= {} if loss is None else {"loss": loss}
         down = self.vectors.message_size if self.vectors else self.model.num_backbone_weights
-        row["bytes_down"] = 4 * down * len(invited)
-        row["bytes_up"] = received
+        row |= {"bytes_down": 4 * down * len(invited), "bytes_up": received}
         personal, local = self._training.model_name, protocols.LOCAL_COPY
         rows = [r for i, about in told.items() for r in score_rows(about["scores"], number, i, local)]
         rows += [r for i, found in self.book.scores(number).items() for r in score_rows(found, number, i, personal)]
@@ -445,10 +445,13 @@ class LiveRounds(Clients):
         self.book.end_round(number, now)
         self._open_round, self._members = None, self.book.members()
         self.view = View(wire.NOTHING, number, "", frozenset(), np.inf)
-        if rows or number == self.run.config.rounds:
-            write_history(self.run.folder / "history.csv", self.run.store.history(), self.run.federation)
+        if rows:
+            self._write_history()
         if told or number == self.run.config.rounds:
             self._open(now)  # after a round without clients, the next tick does
+
+    def _write_history(self) -> None:
+        write_history(self.run.folder / "history.csv", self.run.store.history(), self.run.federation)
 
     def close(self, has_begun: bool = True) -> None:
         """Closes the book; the run stays open. If nothing `has_begun`, it may then have rounds of another kind."""
