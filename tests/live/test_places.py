@@ -19,6 +19,7 @@ from tfpfl.data.places import make_places
 from tfpfl.engines import Simulation, visits
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
+from tfpfl.live.watch import Watch
 from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.run import Run
 
@@ -243,6 +244,19 @@ def test_ten_devices_that_nobody_knew_are_the_simulated_run(make_run, places, tm
             assert found.keys() == expected.keys()
             assert all(found[key].num_examples == e.num_examples for key, e in expected.items())
             assert run.write_summary()["rounds"] == 4
+
+
+def test_the_operator_sees_of_how_many_places_clients_are_here_also_after_a_restart(places, tmp_path):
+    with new_run(places, tmp_path / "run") as run:
+        rounds = opened(run)
+        for client in range(3):
+            join(rounds, client, 30)
+        for number in range(2):
+            about = Watch(rounds, "a token of the operator").state(0, 1.0)
+            assert about["run"]["clients"] == 12 and about["counts"]["not joined"] == 9
+            rounds.close()
+            if not number:
+                rounds = LiveRounds(run, rounds.rules, 1.0)
 
 
 def test_only_training_examples_have_a_limit(places, tmp_path):

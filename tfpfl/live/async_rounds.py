@@ -149,6 +149,11 @@ class AsyncRounds(LiveRounds):
 
     # What the server does
 
+    @property
+    def oldest_scored(self) -> int | None:
+        """See `Clients.oldest_scored`."""
+        return min(self._scoring, default=None)
+
     def refresh(self) -> None:
         """Reads the members again, after tokens were made or revoked; nobody waits for the scores of revoked ones."""
         super().refresh()

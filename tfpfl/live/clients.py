@@ -91,6 +91,11 @@ class Clients:
             raise Refused(404, "devices of this run make their first state themselves")
         return tree.arrays(self.algorithm.init_client(self.info(client)))
 
+    @property
+    def oldest_scored(self) -> int | None:
+        """The first saved round whose scores may still come; None: there is none. Asynchronous rounds have some."""
+        return None
+
     def _check_update(self, client, about, payload, view) -> None:
         if (theta := wire.entry(about, "theta", str)) != view.theta:
             raise Refused(409, f"this update is for another theta ({theta[:12]}), not for {view.theta[:12]}")
