@@ -126,6 +126,24 @@ def test_a_client_that_was_away_or_came_later_is_owed_nothing_for_that_time(whol
     rounds.close()
 
 
+def test_a_client_that_was_away_is_owed_nothing_if_it_is_asked_for_scores_first(make_run, tmp_path):
+    with make_run(tmp_path / "run", participation=1.0, rounds=30, evaluate_every=1) as run:
+        rounds = joined(run, awake=90.0, deadline=1e6)
+        send(rounds, 8, now=1.0)
+        for client in range(7):  # seven arrivals while client 8 is away
+            while rounds.work(client, 2.0)["kind"] == wire.SCORE:
+                work = rounds.work(client, 2.0)
+                rounds.score(client, work["round"], {"theta": work["theta"], "scores": []}, 2.0)
+            send(rounds, client, now=2.0)
+        count = rounds.async_server.count
+        while (work := rounds.work(8, 500.0))["kind"] == wire.SCORE:
+            rounds.score(8, work["round"], {"theta": work["theta"], "scores": []}, 501.0)
+        assert work["kind"] == wire.VISIT and count == 8
+        send(rounds, 8, now=502.0)
+        assert rounds.book.arrivals(count)[0].arrival.since == count  # its gap is this arrival alone
+        rounds.close()
+
+
 def test_it_diverges_before_the_step_is_saved(make_run, tmp_path):
     with make_run(tmp_path / "run", EXACT | {"rho": 10.0}, participation=1.0) as run:
         rounds = joined(run)

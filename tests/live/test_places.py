@@ -11,7 +11,7 @@ from helpers.live import EXACT, examples_of, in_threads, live_theta, serving, si
 from tflite_export.convert.program import flatten
 from tflite_export.device import payload
 from tflite_export.device.live import wire
-from tflite_export.device.live.client import LiveDevice
+from tflite_export.device.live.client import Answer, LiveDevice, ServerError
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.data.manifest import FederationError
@@ -19,6 +19,7 @@ from tfpfl.data.places import make_places
 from tfpfl.engines import Simulation, visits
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
+from tfpfl.live.watch import Watch
 from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.run import Run
 
@@ -243,3 +244,52 @@ def test_ten_devices_that_nobody_knew_are_the_simulated_run(make_run, places, tm
             assert found.keys() == expected.keys()
             assert all(found[key].num_examples == e.num_examples for key, e in expected.items())
             assert run.write_summary()["rounds"] == 4
+
+
+def test_the_operator_sees_of_how_many_places_clients_are_here_also_after_a_restart(places, tmp_path):
+    with new_run(places, tmp_path / "run") as run:
+        rounds = opened(run)
+        for client in range(3):
+            join(rounds, client, 30)
+        for number in range(2):
+            about = Watch(rounds, "a token of the operator").state(0, 1.0)
+            assert about["run"]["clients"] == 12 and about["counts"]["not joined"] == 9
+            rounds.close()
+            if not number:
+                rounds = LiveRounds(run, rounds.rules, 1.0)
+
+
+def test_only_training_examples_have_a_limit(places, tmp_path):
+    """`most_examples` bounds what a client counts for; its test examples count for nobody else."""
+    with new_run(places, tmp_path / "run", rounds=1, evaluate_every=1) as run:
+        rounds = opened(run, most_examples=100)
+        for client in (0, 1):
+            join(rounds, client, 60)
+        row = {"split": "test", "examples": 150, "loss": 0.5, "score": 0.5}
+        for client in (0, 1):
+            send(rounds, client, 60, 1e-3)
+
+        def scored(client, **other):
+            rounds.score(client, 1, {"theta": rounds.view.theta, "scores": [row | other]}, 2.0)
+
+        for other, told in (({"examples": 0}, "has 1 to"), ({"examples": 10**10}, "has 1 to")):
+            with pytest.raises(Refused, match=told) as refused:
+                scored(0, **other)
+            assert refused.value.status == 422
+        with pytest.raises(Refused, match="has 60 train examples in this run, and its score 61"):
+            rounds._check_scores({"scores": [row | {"split": "train", "examples": 61}]}, 0, ("train", "test"))
+        scored(0)
+        scored(1)
+        assert [(e.client_id, e.num_examples) for e in run.store.evaluations()] == [(0, 150), (1, 150)]
+        rounds.close()
+
+
+def test_a_device_whose_scores_are_not_taken_goes_on():
+    device, said = LiveDevice.__new__(LiveDevice), []
+    device.log = said.append
+    device._ask = lambda *_: Answer(422, b'{"error": "client 3 has 9 test examples"}')
+    device._send_scores({"theta": "0", "round": 7}, [])
+    assert said == ["round 7: its scores were not taken: client 3 has 9 test examples"]
+    device._ask = lambda *_: Answer(403, b'{"error": "revoked"}')
+    with pytest.raises(ServerError, match="revoked"):
+        device._send_scores({"theta": "0", "round": 7}, [])

@@ -1,5 +1,6 @@
 """`LiveRounds` alone, with a clock of the test: deadlines, quorum, absent clients, and what it refuses to begin."""
 
+import csv
 import hashlib
 
 import numpy as np
@@ -11,9 +12,12 @@ from tflite_export.device import payload
 from tflite_export.device.live import wire
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.cohorts import cohort
+from tfpfl.live import rounds as module
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
+from tfpfl.live.serve import write_tokens
 from tfpfl.runs.training import DivergedError
+from tfpfl.studies.new_clients import adapt_new_clients
 
 
 def joined(run, rules, clients=range(10), now=0.0):
@@ -127,6 +131,33 @@ def test_scores_are_those_of_the_theta_that_is_saved_also_after_a_restart(make_r
         again.close()
 
 
+class Killed(BaseException):
+    """The server's process has ended."""
+
+
+@pytest.mark.parametrize("moment", ["before the book knows of it", "before the table is written"])
+def test_the_history_is_written_after_a_kill_at_the_end_of_the_last_round(make_run, tmp_path, monkeypatch, moment):
+    def killed(*_):
+        raise Killed
+
+    with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=0) as run:
+        rounds, table = joined(run, Rules(wait_for=10, deadline=10)), run.folder / "history.csv"
+        for i in range(10):
+            send(rounds, i)
+        with monkeypatch.context() as patched, pytest.raises(Killed):
+            if moment == "before the table is written":
+                patched.setattr(module, "write_history", killed)
+            else:
+                patched.setattr(rounds.book, "end_round", killed)
+            rounds.tick(20.0)  # the scores of the last round are not waited for any more
+        assert run.store.round_num == 1 and not table.exists()
+        rounds.close()
+        again = LiveRounds(run, rounds.rules, 21.0)
+        assert again.view.kind == wire.DONE
+        assert [row["round"] for row in csv.DictReader(table.open())] == ["1"]
+        again.close()
+
+
 def test_what_it_does_not_begin(make_run, tmp_path):
     with make_run(tmp_path / "simulated") as run:
         run.config.rounds = 1
@@ -140,6 +171,30 @@ def test_what_it_does_not_begin(make_run, tmp_path):
     with make_run(tmp_path / "dropouts", dropout=0.3) as run:
         with pytest.raises(InvalidArgument, match="drop out"):
             LiveRounds(run, Rules(), 0.0)
+    for name, (settings, why) in {
+        "patience": ({"patience": 2}, "without --patience"),
+        "metrics": ({"metrics": ("balanced_accuracy",)}, r"\(balanced_accuracy\), and devices"),
+    }.items():
+        with make_run(tmp_path / name, **settings) as run, pytest.raises(InvalidArgument, match=why):
+            LiveRounds(run, Rules(), 0.0)
+
+
+def test_new_clients_take_no_part_in_live_rounds_either(make_run, tmp_path):
+    """They have no token; `tfpfl new-clients` lets them adapt afterwards, for which it needs theta alone."""
+    with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=0, new_clients=3) as run:
+        ids = run.population.client_ids.tolist()
+        rounds = LiveRounds(run, Rules(wait_for=7, awake=1e6), 0.0)
+        assert rounds.ids == ids and len(ids) == 7
+        assert list(write_tokens(run, rounds.book)) == ids
+        rounds.close()
+        rounds = joined(run, Rules(wait_for=7, deadline=10, awake=1e6), clients=ids)
+        for client in ids:
+            send(rounds, client)
+        rounds.tick(20.0)
+        assert run.store.history()[0]["came"] == " ".join(map(str, ids))
+        rounds.close()
+        found = adapt_new_clients(run, epochs=1)
+        assert len(found.client_ids) == 3 and not set(found.client_ids) & set(ids)
 
 
 def test_a_run_that_diverges_ends_before_the_round_is_saved(make_run, tmp_path):

@@ -16,6 +16,7 @@ from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.parse import urlsplit
 
+import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
@@ -23,11 +24,13 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from helpers.live import Talker, examples_of, join, score, send, serving
+from tflite_export.device import payload
 from tflite_export.device.live import wire
 from tflite_export.device.live.client import LiveDevice, ServerError
 from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.cli import main
 from tfpfl.live import watch as module
+from tfpfl.live.async_rounds import AsyncRounds
 from tfpfl.live.demo import processes, start_server
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
@@ -92,6 +95,48 @@ def test_the_state_says_who_is_here_who_is_late_bytes_and_curves(make_run, tmp_p
         assert states(found) == {0: "sent", 1: "revoked", 9: "not joined"} | dict.fromkeys(range(2, 9), "late")
         assert [e["what"] for e in found["events"]][-2:] == ["extended", "revoked"] and len(found["events"]) == 30
         assert json.loads(json.dumps(found, allow_nan=False)) == found
+        rounds.close()
+
+
+def test_scores_that_come_late_are_shown(make_run, tmp_path, monkeypatch):
+    """Of asynchronous rounds: one slow client is waited for while the others make any number of steps."""
+    monkeypatch.setattr(module, "MOST_ROUNDS", 33)
+    with make_run(tmp_path / "run", participation=1.0, rounds=60, evaluate_every=5) as run:
+        rounds = AsyncRounds(run, Rules(buffer=1, wait_for=10, deadline=1e6, awake=1e6), 0.0)
+        join(rounds, range(10))
+        watch = Watch(rounds, TOKEN)
+        at = iter(range(10, 10**6))
+        server = WatchedServer("http://127.0.0.1:1", TOKEN)
+        server._asked = lambda target: json.loads(json.dumps(watch.state(int(target.partition("=")[2]), next(at))))
+
+        def step():
+            while (work := rounds.work(0, 1.0))["kind"] == wire.SCORE:
+                scored(0, work["round"], work["theta"])
+            gradient = np.zeros(rounds.model.num_backbone_weights, np.float32)
+            n = int(rounds.population.info(0).num_examples)
+            about = {"theta": work["theta"], "examples": n, "loss": 0.5, "scores": []}
+            rounds.update(0, work["round"], wire.pack(about, payload.encode(gradient)), 1.0)
+
+        def scored(client, number, theta):
+            examples = int(run.federation.num_examples("test")[client])
+            rows = [{"split": "test", "examples": examples, "loss": 0.25, "score": 0.5}]
+            rounds.score(client, number, {"theta": theta, "scores": rows}, 2.0)
+
+        assert server.state()["scoring"] is None
+        for _ in range(40):
+            step()
+        found = server.state()
+        assert found["scoring"] == 5 and len(found["history"]) == 40 and not any(r["scores"] for r in found["history"])
+        for client in range(1, 10):  # the scores of steps 5 and 10 come at last
+            for number in (5, 10):
+                scored(client, number, rounds._scoring[number].theta)
+        for _ in range(3):
+            step()
+        for _ in range(2):
+            found = server.state()
+            assert [row["round"] for row in found["history"]] == list(range(1, 44)) and found["scoring"] == 15
+            assert [row["round"] for row in found["history"] if row["scores"]] == [5, 10]
+        assert [row["round"] for row in watch.history if row["scores"]] == [5, 10]
         rounds.close()
 
 
@@ -324,7 +369,7 @@ def test_what_another_server_answers_is_an_error_in_one_line():
 def test_a_server_that_was_away_is_read_on(monkeypatch):
     """Rows of the history come once, in parts; a proxy of the environment does not get the token."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    part = [{"saved": n, "history": [{"round": t} for t in r]} for n, r in ((45, range(1, 31)), (45, range(11, 46)))]
+    part = [{"saved": n, "history": [{"round": t} for t in r]} for n, r in ((45, range(1, 31)), (45, range(31, 46)))]
     part.append({"saved": 45, "history": [{"round": t, "scores": {}} for t in range(26, 46)]})
     good = [(200, {}, json.dumps(answer).encode()) for answer in part]
     told = []
@@ -333,7 +378,7 @@ def test_a_server_that_was_away_is_read_on(monkeypatch):
         assert [row["round"] for row in server.state()["history"]] == list(range(1, 46))
         history = server.state()["history"]  # the scores of some came later
         assert [row["round"] for row in history if "scores" in row] == list(range(26, 46)) and len(history) == 45
-    assert [path for path, _ in got] == [f"/v1/watch?since={n}" for n in (0, 10, 10, 25)]
+    assert [path for path, _ in got] == [f"/v1/watch?since={n}" for n in (0, 30, 30, 25)]
     assert {token for _, token in got} == {"Bearer t"} and told[0][0] == "status 503" and 0 < told[0][1] <= 60
 
 

@@ -171,7 +171,7 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
     its last update when it is started again.
     """
     try:
-        from tfpfl.live.cohort import with_cohort
+        from tfpfl.live.cohort import as_it_was, with_cohort
         from tfpfl.live.rules import Rules
         from tfpfl.live.serve import TOKENS, serve, write_data
         from tfpfl.live.watch import operator_token
@@ -199,7 +199,7 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
     how = Rules(**rules, awake=max(90.0, rules["deadline"]))
     if allow_code:
         allow_code_of(folder)
-    with ExitStack() as opened:
+    with as_it_was(folder) as begins, ExitStack() as opened:
         run = opened.enter_context(Run.open(folder, rounds=rounds))
         if cohort is not None:
             run = opened.enter_context(with_cohort(run, cohort))
@@ -210,6 +210,7 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
                 write_data(run.examples, run.population, client, data_for_devices / str(client))
 
         def started(address):
+            begins()
             click.echo(f"Listening on {address}; tokens in {folder / TOKENS}; round {run.store.round_num + 1} is next.")
             # The token opens the page for whoever reads it: it is shown on a terminal, and not written to a log.
             token = f"#{operator_token(folder)}" if sys.stdout.isatty() else f" (the token is in {folder / OPERATOR})"

@@ -95,7 +95,7 @@ class Asking:
         if work is None or node in self._told:
             return None
         work["counted"] = self.rounds.book.last_counted(client)
-        record: Record = {ABOUT: json.dumps(work)}
+        record: Record = {ABOUT: json.dumps(work | {"run": self.rounds.book.live_id})}
         if work["kind"] != wire.DONE:
             record[THETA] = self.rounds.thetas[work["theta"]]
         if node in self._bare:

@@ -53,12 +53,17 @@ class AsyncBook(Book):
     def _begun(self, buffer: int | None) -> int:
         found = self.asynchronous
         if found is None:
+            if buffer is not None and self.is_secure:
+                raise InvalidArgument(
+                    f"{self.path} has secure rounds, whose devices send masked updates only: give --secure"
+                )
             if buffer is None or self._rows("SELECT 1 FROM event WHERE what = 'opened'"):
                 raise InvalidArgument(f"{self.path} has rounds that are not asynchronous: leave --async out")
             with self._transaction():
                 for table in _TABLES:
                     self._db.execute(table)
                 self._db.execute("INSERT INTO buffer VALUES (?)", (buffer,))
+            self._made = ("buffer", "arrival", "version")
             return buffer
         if buffer not in (None, found):
             raise InvalidArgument(f"{self.path} has begun with --async buffer={found}, and goes on with it only")

@@ -25,7 +25,6 @@ from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules, View
 from tfpfl.models import tree
 from tfpfl.runs import protocols
-from tfpfl.runs.results import write_history
 from tfpfl.runs.training import DivergedError
 
 _NO_DEADLINE = 1e9  # seconds
@@ -63,11 +62,7 @@ class AsyncRounds(LiveRounds):
         super().__init__(run, rules, now)
 
     def _open_book(self, path) -> AsyncBook:
-        book = AsyncBook(path, self.run.config.run_id, self.rules.buffer)
-        if book.is_secure:
-            book.close()
-            raise InvalidArgument(f"{path} has secure rounds, whose devices send masked updates only: give --secure")
-        return book
+        return AsyncBook(path, self.run.config.run_id, self.rules.buffer)
 
     # What devices ask and send
 
@@ -75,6 +70,8 @@ class AsyncRounds(LiveRounds):
         """What a client has to do now; None: nothing yet. It writes nothing, and so any thread may call it."""
         view, was_seen = self.view, self.seen.get(client, -np.inf)
         self.seen[client] = now
+        if now - was_seen > self.rules.awake:  # its gap begins when it gets a visit, whatever it is asked for before
+            self._begun.discard(client)
         if view.kind == wire.DONE:
             self.told.add(client)
             return {"kind": wire.DONE}
@@ -84,7 +81,7 @@ class AsyncRounds(LiveRounds):
                 return about | {"seconds": round(max(scoring.deadline - now, 0.0), 3)}
         if view.kind != wire.VISIT:
             return None
-        away = now - was_seen > self.rules.awake or client not in self._begun
+        away = client not in self._begun
         self._begun.add(client)
         ticket = self.async_server.begin(client, away)
         about = {"kind": wire.VISIT, "round": ticket.visit, "theta": view.theta, "seconds": _NO_DEADLINE, "splits": []}
@@ -151,6 +148,11 @@ class AsyncRounds(LiveRounds):
         return {"round": number}
 
     # What the server does
+
+    @property
+    def oldest_scored(self) -> int | None:
+        """See `Clients.oldest_scored`."""
+        return min(self._scoring, default=None)
 
     def refresh(self) -> None:
         """Reads the members again, after tokens were made or revoked; nobody waits for the scores of revoked ones."""
@@ -293,6 +295,3 @@ class AsyncRounds(LiveRounds):
             self._show(wire.DONE)
         if rows or self.view.kind == wire.DONE:
             self._write_history()
-
-    def _write_history(self) -> None:
-        write_history(self.run.folder / "history.csv", self.run.store.history(), self.run.federation)

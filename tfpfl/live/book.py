@@ -7,6 +7,7 @@ server's step itself is a round of the run's store. If the server is killed anyw
 import hashlib
 import json
 import os
+import secrets
 import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import closing
@@ -87,12 +88,30 @@ class Book:
         if found != (FORMAT, run_id):
             raise BookError(f"{path} is of format {found[0]} and run {found[1]!r}, not of format {FORMAT}, {run_id!r}")
 
+    _made: tuple[str, ...] = ()  # the tables of asynchronous or secure rounds that this opening has made
+
+    def take_back(self) -> None:
+        """Takes away that rounds are asynchronous or secure, if this opening has made them so."""
+        with self._transaction():
+            for table in self._made:
+                self._db.execute(f"DROP TABLE {table}")
+        self._made = ()
+
     def _transaction(self) -> "_Transaction":
         return _Transaction(self._db)
 
     def _rows(self, query: str, *arguments) -> list[tuple]:
         with closing(self._db.execute(query, arguments)) as found:
             return found.fetchall()
+
+    @property
+    def live_id(self) -> str:
+        """What tells these live rounds from others, also from those of a run that was made again with the same id."""
+        if not self._rows("SELECT 1 FROM sqlite_master WHERE name = 'live'"):
+            with self._transaction():
+                self._db.execute("CREATE TABLE live (id TEXT)")
+                self._db.execute("INSERT INTO live VALUES (?)", (secrets.token_hex(8),))
+        return self._rows("SELECT id FROM live")[0][0]
 
     @property
     def asynchronous(self) -> int | None:

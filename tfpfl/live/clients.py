@@ -21,6 +21,8 @@ from tfpfl.live.rules import MOST_SCORE, Refused, Rules
 from tfpfl.models import tree
 from tfpfl.runs import protocols
 
+_MOST_EXAMPLES = 10**9  # of a split; a device that says more did not count them
+
 
 class Clients:
     """The clients of a live run, and checks of what they send.
@@ -40,6 +42,16 @@ class Clients:
         self._exported = not isinstance(device_training(run.config, run.population, first), str)
         if not self._exported and (why := refusal(run)):
             raise InvalidArgument(f"{run.folder}: devices cannot take part: {why}")
+        if (patience := run.config.patience) is not None:
+            raise InvalidArgument(
+                f"{run.folder} ends after {patience} evaluations without a better one (patience), which only a "
+                "simulation does: make the run without --patience, and stop the server when the scores are good enough"
+            )
+        if run.config.metrics:
+            raise InvalidArgument(
+                f"{run.folder} has other metrics than loss and score ({', '.join(run.config.metrics)}), and devices "
+                "compute no others: make the run without --metric"
+            )
         if rules.payload == "int8" and self.algorithm.balance is not None:
             raise InvalidArgument(
                 f"{run.folder}: {run.config.algorithm}'s clients keep what they have sent, and int8 would change it on "
@@ -79,6 +91,11 @@ class Clients:
             raise Refused(404, "devices of this run make their first state themselves")
         return tree.arrays(self.algorithm.init_client(self.info(client)))
 
+    @property
+    def oldest_scored(self) -> int | None:
+        """The first saved round whose scores may still come; None: there is none. Asynchronous rounds have some."""
+        return None
+
     def _check_update(self, client, about, payload, view) -> None:
         if (theta := wire.entry(about, "theta", str)) != view.theta:
             raise Refused(409, f"this update is for another theta ({theta[:12]}), not for {view.theta[:12]}")
@@ -111,8 +128,9 @@ class Clients:
             if "model" in row and (beside is None or wire.entry(row, "model", str) != beside):
                 raise wire.WireError("no scores of this model are wanted")
             known, found = self._num_examples(split, client), wire.entry(row, "examples", int)
-            if found != known if known is not None else not 1 <= found <= self.rules.most_examples:
-                raise Refused(422, f"client {client} has {known} {split} examples in this run, and its score {found}")
+            if found != known if known is not None else not 1 <= found <= _MOST_EXAMPLES:
+                has = f"1 to {_MOST_EXAMPLES}" if known is None else known
+                raise Refused(422, f"client {client} has {has} {split} examples in this run, and its score {found}")
             wire.entry(row, "loss", float, -MOST_SCORE, MOST_SCORE)
             wire.entry(row, "score", float, *bounds)
         if len({(row["split"], row.get("model")) for row in rows}) < len(rows):
@@ -121,7 +139,9 @@ class Clients:
 
     def _num_examples(self, split: str, client: int) -> int | None:
         """The number of a client's examples in a split; None: only its device knows it."""
-        return None if self.enrolled is not None else int(self.run.federation.num_examples(split)[client])
+        if self.enrolled is not None:
+            return int(self.info(client).num_examples) if split == "train" else None
+        return int(self.run.federation.num_examples(split)[client])
 
 
 def score_rows(scores: list[dict], number: int, client: int, model: str) -> list[protocols.Score]:

@@ -7,13 +7,15 @@ and the run is then the one that `tfpfl run` would make with this participation.
 import json
 import shutil
 import sqlite3
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.live.serve import BUNDLES
-from tfpfl.runs.config import RunConfig, entries
+from tfpfl.runs.config import RunConfig, entries, read_config
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.folders import LIVE, STATE, locked_folder
 from tfpfl.runs.run import Run
@@ -66,16 +68,45 @@ def with_cohort(run: Run, text: str) -> Run:
         )
     folder = run.folder
     run.close()
+    _become(folder, config.run_id, json.dumps(entries(config), indent=2) + "\n")
+    return Run.open(folder)
+
+
+@contextmanager
+def as_it_was(folder: Path) -> Iterator[Callable[[], None]]:
+    """Puts config.json back at the end: a server that never listened has not changed the run.
+
+    It gives a function; once it is called, what was changed stays.
+
+    Args:
+        folder: the folder of a run that is not open, before the block and after it.
+
+    Raises:
+        RunError: it is none.
+    """
+    path, before, stays = folder / "config.json", read_config(folder), []
+    content = path.read_text(encoding="utf-8")
+    try:
+        yield lambda: stays.append(True)
+    finally:
+        if not stays and path.read_text(encoding="utf-8") != content:
+            if read_config(folder).run_id != before.run_id:  # another cohort
+                _become(folder, before.run_id, content)
+            else:  # another number of rounds
+                write_whole(path, content)
+
+
+def _become(folder: Path, run_id: str, content: str) -> None:
+    """Makes a folder, whose run has no rounds, that of the run with this config.json. Its devices stay."""
     with locked_folder(folder) as lock:
         for name in (STATE, f"{STATE}-wal", f"{STATE}-shm"):  # it has no rounds, and the id of the other run
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / BUNDLES, ignore_errors=True)  # their manifests tell the rate of the other cohort
         if (folder / LIVE).exists():
             with closing(sqlite3.connect(folder / LIVE)) as book, book:
-                book.execute("UPDATE about SET run_id = ?", (config.run_id,))
-        write_whole(folder / "config.json", json.dumps(entries(config), indent=2) + "\n")
+                book.execute("UPDATE about SET run_id = ?", (run_id,))
+        write_whole(folder / "config.json", content)
     lock.release()
-    return Run.open(folder)
 
 
 def _is_open(run: Run) -> bool:

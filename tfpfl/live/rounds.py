@@ -68,22 +68,26 @@ class LiveRounds(Clients):
                 f"{run.folder} has {run.store.round_num} rounds of a simulation, and its heads are there: a live run "
                 "begins with round 1. Make a new folder: tfpfl run --create-only"
             )
+        self._training = run.training()
+        self._server = self._training.server_state()
         self.book: Any = self._open_book(run.folder / LIVE)
         self.saved = run.store.round_num  # the last round that is saved; any thread may read it
         self.failed: DivergedError | None = None
         self.told: set[int] = set()  # the clients that know that the run is over
         self.programs: dict[int, str] = {}  # {K: sha256 of the program that devices with K classes must have}
-        self._training = run.training()
-        self._server = self._training.server_state()
         self._stepped: Stepped | None = None
         self.thetas: dict[str, bytes] = {}
         self._members = self.book.members()
         # {client: when it was last heard of}; a new start of the server is not the devices' fault
         self.seen = {i: now for i, m in self._members.items() if m.key is not None}
         self.view = View(wire.NOTHING, 0, "", frozenset(), np.inf)
-        opened = self.book.open_now()
-        self._enrol(opened.number if opened else run.store.round_num + 1)
-        self._recover(now)
+        try:
+            opened = self.book.open_now()
+            self._enrol(opened.number if opened else run.store.round_num + 1)
+            self._recover(now)
+        except BaseException:
+            self.close(has_begun=False)
+            raise
 
     def _open_book(self, path) -> Book:
         """The file of members and of what arrived."""
@@ -122,11 +126,11 @@ class LiveRounds(Clients):
         Args:
             token: the enrolment token.
             about: 'protocol', 'examples' (N_i), 'classes' (K_i), 'key', and of a device that has a bundle 'program',
-                the sha256 of its program.tflite.
+                the sha256 of its program.tflite; of one that has joined before 'run', as it was told then.
             now: seconds since 1970.
 
         Returns:
-            What the device needs: client, classes, rounds.
+            What the device needs: client, classes, rounds, run.
 
         Raises:
             Refused: the token is unknown (401) or revoked (403), or the device's numbers or its program are not those
@@ -140,6 +144,8 @@ class LiveRounds(Clients):
             raise Refused(403, "this token was revoked: ask for a new one")
         if (found := wire.entry(about, "protocol", int)) != wire.PROTOCOL:
             raise Refused(409, f"the server speaks protocol {wire.PROTOCOL}, the device {found}: update the older one")
+        if "run" in about and wire.entry(about, "run", str) != self.book.live_id:
+            raise Refused(409, "the device has the head of another run: start it with another --state")
         told = {name: wire.entry(about, name, int) for name in ("examples", "classes")}
         info = self.population.info(member.client) if self.enrolled is None else None
         for name, found in told.items():
@@ -161,7 +167,8 @@ class LiveRounds(Clients):
         self._members = self.book.members()
         self.seen[member.client] = now
         self.tick(now)
-        return {"client": member.client, "classes": told["classes"], "rounds": self.run.config.rounds}
+        about = {"client": member.client, "classes": told["classes"], "rounds": self.run.config.rounds}
+        return about | {"run": self.book.live_id}
 
     def work(self, client: int, now: float) -> dict | None:
         """What a client has to do now; None: nothing yet. It only reads, and so any thread may call it."""
@@ -279,6 +286,7 @@ class LiveRounds(Clients):
         if self._open_round is not None and self._open_round.number <= self.run.store.round_num:
             self.book.end_round(self._open_round.number, now)  # it was committed, and only this was left to do
             self._open_round, self._members = None, self.book.members()
+            self._write_history()
         if self._open_round is not None:
             opened = self._open_round
             theta = self._publish(self._theta(self._server))
@@ -316,6 +324,7 @@ class LiveRounds(Clients):
         number = self.run.store.round_num + 1
         if number > self.run.config.rounds:
             self.view = View(wire.DONE, number - 1, "", frozenset(), np.inf)
+            self._write_history()  # also if an earlier server was killed before it did
             return
         if not self._are_enough():
             return
@@ -421,11 +430,9 @@ class LiveRounds(Clients):
         (number, server, told, loss, received), invited = self._stepped, self._open_round.arrival
         row: dict[str, Any] = {"round": number, "clients": len(told), "dropped": len(invited) - len(told)}
         row["came"] = " ".join(map(str, told))
-        if loss is not None:
-            row["loss"] = loss
+        row |= {} if loss is None else {"loss": loss}
         down = self.vectors.message_size if self.vectors else self.model.num_backbone_weights
-        row["bytes_down"] = 4 * down * len(invited)
-        row["bytes_up"] = received
+        row |= {"bytes_down": 4 * down * len(invited), "bytes_up": received}
         personal, local = self._training.model_name, protocols.LOCAL_COPY
         rows = [r for i, about in told.items() for r in score_rows(about["scores"], number, i, local)]
         rows += [r for i, found in self.book.scores(number).items() for r in score_rows(found, number, i, personal)]
@@ -438,11 +445,16 @@ class LiveRounds(Clients):
         self.book.end_round(number, now)
         self._open_round, self._members = None, self.book.members()
         self.view = View(wire.NOTHING, number, "", frozenset(), np.inf)
-        if rows or number == self.run.config.rounds:
-            write_history(self.run.folder / "history.csv", self.run.store.history(), self.run.federation)
+        if rows:
+            self._write_history()
         if told or number == self.run.config.rounds:
             self._open(now)  # after a round without clients, the next tick does
 
-    def close(self) -> None:
-        """Closes the book; the run stays open."""
+    def _write_history(self) -> None:
+        write_history(self.run.folder / "history.csv", self.run.store.history(), self.run.federation)
+
+    def close(self, has_begun: bool = True) -> None:
+        """Closes the book; the run stays open. If nothing `has_begun`, it may then have rounds of another kind."""
+        if not has_begun:
+            self.book.take_back()
         self.book.close()

@@ -11,10 +11,10 @@ from tflite_export.device.live.wire import KEYS
 from tfpfl.live.book import Book
 
 _TABLES = """
-CREATE TABLE IF NOT EXISTS attempt (round INTEGER PRIMARY KEY, number INTEGER, phase TEXT, about TEXT);
-CREATE TABLE IF NOT EXISTS message (round INTEGER, number INTEGER, phase TEXT, client INTEGER, sha256 TEXT, body BLOB,
+CREATE TABLE attempt (round INTEGER PRIMARY KEY, number INTEGER, phase TEXT, about TEXT);
+CREATE TABLE message (round INTEGER, number INTEGER, phase TEXT, client INTEGER, sha256 TEXT, body BLOB,
     identity TEXT, PRIMARY KEY (round, number, phase, client));
-CREATE TABLE IF NOT EXISTS opened_sum (round INTEGER PRIMARY KEY, words BLOB, received INTEGER);
+CREATE TABLE opened_sum (round INTEGER PRIMARY KEY, words BLOB, received INTEGER);
 """
 
 
@@ -37,9 +37,12 @@ class SecureBook(Book):
 
     def __init__(self, path, run_id: str):
         super().__init__(path, run_id)
+        if self.is_secure:
+            return
         with self._transaction():
             for table in filter(None, map(str.strip, _TABLES.split(";"))):
                 self._db.execute(table)
+        self._made = ("attempt", "message", "opened_sum")
 
     def begin_attempt(self, number: int, about: dict) -> None:
         """Begins the next attempt of a round with these members' numbers; what came in an earlier one is deleted."""

@@ -9,6 +9,7 @@ again with new keys and the same members.
 import hashlib
 import logging
 import time
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from tflite_export.device.live.secure.masks import Attempt, SecureError
 from tflite_export.device.live.wire import KEYS, MASKED, PHASES, SHARES, UNMASK
 from tfpfl.checks import InvalidArgument
 from tfpfl.live import secure_graph as graph
-from tfpfl.live.book import OpenRound
+from tfpfl.live.book import Book, OpenRound
 from tfpfl.live.rounds import LiveRounds, Stepped
 from tfpfl.live.rules import Refused, Rules, View
 from tfpfl.live.secure_book import FAILED, SecureBook
@@ -99,13 +100,10 @@ class SecureRounds(LiveRounds):
                 f"{self.run.folder}: --secure is for devices with the exported program of PFLEGO; devices with "
                 "TensorFlow cannot mask yet"
             )
-        plain = super()._open_book  # refuses asynchronous rounds
         if path.exists():
-            book = SecureBook(path, self.run.config.run_id)
-            if book.asynchronous is None:
-                return book
-            book.close()
-            plain(path)
+            with closing(Book(path, self.run.config.run_id)) as book:
+                if book.asynchronous is not None:
+                    super()._open_book(path)  # refuses it
         return SecureBook(path, self.run.config.run_id)
 
     @property

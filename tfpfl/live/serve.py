@@ -22,12 +22,13 @@ from tflite_export.device.runtime import Bundle, write_manifest
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.places import is_places
 from tfpfl.data.population import ClientInfo
+from tfpfl.live.async_pflego import check_asynchronous
 from tfpfl.live.async_rounds import AsyncRounds
 from tfpfl.live.page import LivePage, require_page
 from tfpfl.live.plan import PLAN, plan_of, refusal
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
-from tfpfl.live.secure_rounds import SecureRounds
+from tfpfl.live.secure_rounds import SecureRounds, check_secure
 from tfpfl.live.server import LiveServer
 from tfpfl.live.watch import Watch, operator_token
 from tfpfl.live.watching import OPERATOR
@@ -221,15 +222,19 @@ def serve(
         BookError: live.sqlite of the run folder cannot be used.
     """
     _require_clients(run, revoked)
+    rules = rules or Rules()
+    if rules.secure:  # before bundles are made, which takes a while
+        check_secure(run, rules)
+    elif rules.buffer is not None:
+        check_asynchronous(run)
     if page is not None:
         require_page(page)
         if isinstance(why := device_training(run.config, run.population, int(run.population.client_ids[0])), str):
             raise InvalidArgument(f"browsers cannot take part in {run.folder}: {why}")
     bundles = bundles_of(run, browser=page is not None)
     files = None if page is None else LivePage(page, bundles[min(bundles)])
-    first = not (run.folder / LIVE).exists()
-    rounds = rounds_of(run, rules or Rules(), time.time())
-    listens = False
+    first, listens = not (run.folder / LIVE).exists(), False
+    rounds: LiveRounds | None = None
 
     def started(address):
         nonlocal listens
@@ -238,6 +243,7 @@ def serve(
             on_start(address)
 
     try:
+        rounds = rounds_of(run, rules, time.time())
         write_tokens(run, rounds.book, new_tokens)
         for client in revoked:
             rounds.book.revoke(client, time.time())
@@ -258,7 +264,8 @@ def serve(
             resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
         run.write_summary()
     finally:
-        rounds.close()
+        if rounds is not None:
+            rounds.close(has_begun=listens)
         if first and not listens:  # nothing has happened: the run folder is as it was
             for name in (LIVE, f"{LIVE}-wal", f"{LIVE}-shm", TOKENS, OPERATOR):
                 (run.folder / name).unlink(missing_ok=True)

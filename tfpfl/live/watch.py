@@ -21,7 +21,7 @@ from tflite_export.device.live.wire import KEYS, PHASES
 from tfpfl.checks import InvalidArgument
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused
-from tfpfl.live.watching import AGAIN, OPERATOR, STATES
+from tfpfl.live.watching import OPERATOR, STATES
 from tfpfl.runs import protocols
 from tfpfl.runs.results import plain
 
@@ -69,6 +69,7 @@ class Watch:
     def __init__(self, rounds: LiveRounds, token: str):
         self.rounds, self._token = rounds, hashlib.sha256(token.encode()).digest()
         self._history: list[dict] = []  # of each saved round
+        self._again = 0  # the rounds after this one are read again: scores may have come after they were saved
         self._scores: dict[int, float] = {}  # {client: its score in the last evaluated round}
         self._kept: dict[str, Any] = {}
         self._seen: tuple | None = None  # of which part of which round the kept answer is
@@ -79,7 +80,7 @@ class Watch:
             "name": rounds.run.folder.absolute().name,
             "id": config.run_id,
             "algorithm": config.algorithm,
-            "clients": len(rounds.ids),
+            "clients": len(rounds.run.population.client_ids),  # on places, all who may join
             "rounds": config.rounds,
             "split": "test" if "test" in splits else splits[0] if splits else "",
             "score": {"name": named.name, "fraction": named.is_fraction, "larger_is_better": named.larger_is_better},
@@ -132,6 +133,7 @@ class Watch:
             "run": self._about,
             "doing": wire.VISIT if self.rounds.view.kind in PHASES else self.rounds.view.kind,
             "saved": self.rounds.saved,
+            "scoring": self.rounds.oldest_scored,
             "round": opened,
             "counts": counts,
             "members": members[:MOST_MEMBERS],
@@ -191,9 +193,10 @@ class Watch:
         return rows, {state: counts[state] for state in STATES}
 
     def _read_rounds(self) -> None:
-        """Reads the rounds that were saved since the last time, and the last ones again."""
+        """Reads the rounds that were saved since the last time, and again those that were still being scored then."""
         store, split, score = self.rounds.run.store, self._about["split"], self._about["score"]["name"]
-        since, evaluated = max(len(self._history) - AGAIN, 0), None
+        since, evaluated = min(self._again, len(self._history)), None
+        self._again = (self.rounds.oldest_scored or self.rounds.saved + 1) - 1
         rows = store.history(since=since)
         del self._history[since:]
         for row in rows:

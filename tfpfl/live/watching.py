@@ -20,7 +20,7 @@ OPERATOR = "operator.token"  # the file of the run folder with the token that wa
 # What a client does, those first that need a look: it is waited for and half of the time is over; it is waited for; the
 # round has what it wants of it; nothing is to do; not heard of lately; it never joined; its token was revoked.
 STATES = ("late", "working", "sent", "here", "away", "not joined", "revoked")
-AGAIN = 20  # rounds that are asked for again each time: scores may come after a round is saved
+_AGAIN = 20  # rounds that are asked for again each time; servers of before do not say which are still being scored
 _TIMEOUT = 20.0  # seconds until an answer must have come
 _LONGEST_PAUSE = 5.0  # seconds between attempts while the server is away
 _MOST_BYTES = 50_000_000  # of an answer
@@ -75,6 +75,7 @@ class WatchedServer:
         self._open = urllib.request.build_opener(_Straight(), *how).open
         self.history: list[dict] = []  # the rows of all rounds that were read so far
         self.last: dict | None = None  # the last answer
+        self._scored = 0  # the rounds after this one are asked for again: scores may come after a round is saved
 
     def state(self) -> dict:
         """How the rounds go now, with the history of all rounds; docs/live.md says what is in it.
@@ -83,15 +84,20 @@ class WatchedServer:
             Unavailable: the server does not answer for longer than `patience`, refuses the token, or is no server of
                 live rounds.
         """
+        since, scored = min(self._scored, max(len(self.history) - _AGAIN, 0)), []
         while True:
-            before, since = len(self.history), max(len(self.history) - AGAIN, 0)
             found = self._asked(f"/v1/watch?since={since}")
             try:
-                self.history[since:] = found["history"]
-                full = len(self.history) <= before or len(self.history) >= found["saved"]
+                rows = found["history"]
+                self.history[since : since + len(rows)] = rows
+                since += len(rows)
+                full = not rows or since >= found["saved"]
+                scored.append((found.get("scoring") or since + 1) - 1)
             except (KeyError, TypeError) as error:
                 raise Unavailable(f"{self.url} answers, but not as a server of live rounds does") from error
             if full:
+                del self.history[since:]
+                self._scored = min(scored)
                 self.last = found | {"history": self.history}
                 return self.last
 

@@ -51,16 +51,19 @@ class AskedDevice:
         """Does what is asked.
 
         Args:
-            question: 'about' says the kind. 'join': who is there. 'visit': a round with the part 'theta'. 'score':
-                losses and scores with 'theta'. 'done': the run is over. All but the first also say which update of the
-                device was the last to count, as 'counted': [round, sha256]. To a device without a bundle, the first of
-                them has the files of one, and the first head.
+            question: 'about' says the kind and, but for 'join', which run this is. 'join': who is there. 'visit': a
+                round with the part 'theta'. 'score': losses and scores with 'theta'. 'done': the run is over. All but
+                the first also say which update of the device was the last to count, as 'counted': [round, sha256]. To
+                a device without a bundle, the first of them has the files of one, and the first head.
 
         Raises:
-            InvalidInput: the question cannot be read, or the bundle, the head or theta is damaged.
+            InvalidInput: the question cannot be read; the bundle, the head or theta is damaged; or the folder is of
+                another run.
         """
         about = wire.read_json(_text(question))
         kind = wire.entry(about, "kind", str)
+        if "run" in about:  # servers of before do not say it
+            self.state.keep_run(wire.entry(about, "run", str, 1, 100))
         if kind == JOIN:
             return {ABOUT: json.dumps(self._who())}
         self._take_bundle(question)
@@ -82,6 +85,8 @@ class AskedDevice:
         about = {**about_device(self._examples, self.state.signer()), "token": self._token}
         if (self.state.bundle / MANIFEST).exists() and self.state.head.exists():
             about["program"] = Bundle(self.state.bundle).manifest["files"][PROGRAM]["sha256"]
+        if (known := self.state.run()) is not None:
+            about["run"] = known
         return about
 
     def _take_bundle(self, question: Record) -> None:

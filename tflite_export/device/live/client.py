@@ -82,7 +82,8 @@ class LiveDevice:
 
     Raises:
         ServerError: the server refuses the device, or is away for longer than `patience`.
-        InvalidInput: there are no training examples, or the device has not joined and has no token.
+        InvalidInput: there are no training examples; the device has not joined and has no token; or its folder is of
+            another run.
     """
 
     def __init__(
@@ -158,8 +159,12 @@ class LiveDevice:
             about["program"] = self._program()
         if self.can_mask:
             about["secure"] = 1
+        if (known := self.state.run()) is not None:
+            about["run"] = known
         answer = self._send("POST", "/v1/join", json.dumps(about).encode(), None)
         member = {"secure": False} | self._json(answer)
+        if "run" in member:  # servers of before do not say it
+            self.state.keep_run(wire.entry(member, "run", str, 1, 100))
         self.state.keep_member(member)
         self.log(f"joined as client {member['client']}")
         return member
@@ -329,7 +334,9 @@ class LiveDevice:
     def _send_scores(self, work: dict, rows: list[dict]) -> None:
         about = {"theta": work["theta"], "scores": rows}
         answer = self._ask("PUT", f"/v1/score/{work['round']}", json.dumps(about).encode())
-        if answer.status not in (409, 410):  # these come too late, which does no harm
+        if answer.status == 422:  # as with an update, the device goes on without
+            self.log(f"round {work['round']}: its scores were not taken: {answer.error}")
+        elif answer.status not in (409, 410):  # these come too late, which does no harm
             self._good(answer)
 
     # HTTP

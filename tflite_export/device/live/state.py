@@ -1,7 +1,8 @@
 """What a device keeps between starts: its key, its number, the bundle, its head, and an update that is on its way.
 
 identity.pem   the private key
-member.json    the client's number, and the server's address
+member.json    what the server said when the device joined: the client's number
+run.id         which live rounds the head is of
 bundle/        the files from the server
 head.bin       the head; see head_file.py
 update.npz     the update of a round, until the server has said whether it counted it
@@ -24,6 +25,7 @@ from tflite_export.device.head_file import HeadError, SavedHead, head_bytes, loa
 from tflite_export.device.live.wire import Signer
 
 KEY, MEMBER, BUNDLE, HEAD, UPDATE, LOCK = "identity.pem", "member.json", "bundle", "head.bin", "update.npz", "lock"
+RUN = "run.id"
 _OTHER_UPDATE = "update.bin"  # of the client in C
 
 
@@ -99,6 +101,23 @@ class State:
     def keep_member(self, about: dict) -> None:
         """Keeps what the server said."""
         write_whole(self.folder / MEMBER, json.dumps(about).encode())
+
+    def run(self) -> str | None:
+        """Which live rounds the folder is of, as their server said; None: not known."""
+        path = self.folder / RUN
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
+
+    def keep_run(self, run: str) -> None:
+        """Keeps which live rounds the folder is of. A server's first word on it holds.
+
+        Raises:
+            InvalidInput: the folder is of others.
+        """
+        known = self.run()
+        if known is None:
+            write_whole(self.folder / RUN, run.encode())
+        elif known != run:
+            raise InvalidInput(f"{self.folder} has the head of another run: start the device with another --state")
 
     def keep(self, pending: Pending) -> None:
         """Keeps an update before it is sent."""

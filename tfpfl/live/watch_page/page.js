@@ -4,7 +4,6 @@
 const KEPT = 'tfpfl-operator' // the token, in the storage of this tab
 const EVERY = 1000 // milliseconds between two questions
 const PAUSES = [1, 2, 4, 8, 15] // seconds between attempts while the server is away; the last one again and again
-const AGAIN = 20 // rounds that are asked for again each time: scores may come after a round is saved
 const PATIENCE = 300 // seconds for which it is asked
 const STATES = ['late', 'working', 'sent', 'here', 'away', 'not joined', 'revoked']
 const HERE = ['late', 'working', 'sent', 'here']
@@ -25,6 +24,7 @@ const $ = (id) => document.getElementById(id)
 let token = ''
 let state = null // the last answer
 let rounds = [] // the rows of all saved rounds
+let scored = 0 // the rounds after this one are asked for again: scores may come after a round is saved
 let ahead = 0 // seconds by which the server's clock is ahead
 let chosen = null // the state of the clients that are shown; null: all
 let away = null // {since, tries} while the server does not answer
@@ -68,8 +68,8 @@ const named = (text) => text.charAt(0).toUpperCase() + text.slice(1)
 
 class Refused extends Error {}
 
-async function ask() {
-  const [before, since] = [rounds.length, Math.max(rounds.length - AGAIN, 0)]
+/** Asks for the rounds after this one. Returns after which one to go on, or null if all are here. */
+async function ask(since) {
   const answer = await fetch(`v1/watch?since=${since}`, {
     headers: { Authorization: `Bearer ${token}` },
     cache: 'no-store',
@@ -79,16 +79,23 @@ async function ask() {
   if (answer.status === 401) throw new Refused('The server refuses this token. The run’s folder has the right one.')
   if (!answer.ok) throw new Error(`the server answered with status ${answer.status}`)
   const found = await answer.json()
-  rounds = state && found.run.id !== state.run.id ? [] : rounds.slice(0, since).concat(found.history)
+  const same = !state || found.run.id === state.run.id
+  const next = same ? since + found.history.length : 0
+  rounds = same ? rounds.slice(0, since).concat(found.history, rounds.slice(next)) : []
   state = found
   ahead = found.at - Date.now() / 1000
-  return rounds.length < found.saved && rounds.length > before // there are more rows
+  return (found.history.length || !same) && next < found.saved ? next : null
 }
 
 async function step() {
   timer = 0
   try {
-    while (await ask());
+    let [since, first] = [Math.min(scored, rounds.length), Infinity]
+    while (since !== null) {
+      since = await ask(since)
+      first = Math.min(first, (state.scoring ?? Infinity) - 1) // of all answers: scores may come between two of them
+    }
+    scored = first
     away = null
     over = state.doing === 'done'
     say(over ? 'off' : 'on', over ? 'the run is over' : 'live')
