@@ -5,18 +5,10 @@ from pathlib import Path
 
 import click
 
+from tfpfl.cli.given import data_arguments, options_given, refuse_other_data
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import OneOf, SectionOption
-from tfpfl.cli.options import (
-    RunCommand,
-    data_arguments,
-    data_options,
-    hyperparameter_texts,
-    options_given,
-    refuse_other_data,
-    scalar_type,
-    with_options,
-)
+from tfpfl.cli.options import RunCommand, data_options, hyperparameter_texts, scalar_type, with_options
 
 
 def _table_option(*flags, **kw):

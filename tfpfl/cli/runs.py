@@ -10,6 +10,7 @@ import click
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli.ending import resumable
+from tfpfl.cli.given import data_arguments, hyperparameters_of
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import OneOf, SectionedCommand
 from tfpfl.cli.options import (
@@ -18,9 +19,7 @@ from tfpfl.cli.options import (
     allow_code_of,
     allow_code_option,
     config_option,
-    data_arguments,
     download_option,
-    hyperparameters_of,
     log_option,
     log_tables_option,
     machine_options,

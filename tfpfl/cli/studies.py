@@ -7,21 +7,10 @@ from typing import Any
 import click
 
 from tfpfl.cli.ending import SAME_COMMAND, resumable
+from tfpfl.cli.given import data_arguments, hyperparameters_of, options_given, value_of
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import Names, OneOf, with_names
-from tfpfl.cli.options import (
-    RUN_NAMES,
-    SEARCH_NAMES,
-    Picture,
-    RunCommand,
-    allow_code_of,
-    config_option,
-    data_arguments,
-    hyperparameters_of,
-    options_given,
-    run_options,
-    value_of,
-)
+from tfpfl.cli.options import RUN_NAMES, SEARCH_NAMES, Picture, RunCommand, allow_code_of, config_option, run_options
 from tfpfl.cli.study import columns_of
 from tfpfl.runs.options import DATA_NAMES, METHODS
 

@@ -50,6 +50,8 @@ def command(config: RunConfig, folder: str | Path, out: str | Path | None = None
             continue
         if name == "data_seed" and value == config.seed:
             continue
+        if name == "participation" and config.sampling == "range":
+            continue  # the range says how many take part
         if name == "preset" and own is not None:
             continue  # it is in the hyperparameters
         if name == "init" and value is None and own is None and config.preset in config.method.preset_init:
