@@ -12,9 +12,9 @@ from tflite_export import Bundle, BundleError, ExportError, verify
 from tflite_export.cli import main
 from tflite_export.device import bench
 from tflite_export.device.head_file import HeadError
+from tflite_export.device.other_python import run_with
 from tflite_export.device.payload import PayloadError
 from tflite_export.device.runtime import write_manifest
-from tflite_export.device.verification import run_with
 from tflite_export.rounds import RoundComparison
 from tfpfl.checks import InvalidArgument
 

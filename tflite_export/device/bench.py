@@ -20,8 +20,8 @@ import numpy as np
 
 from tflite_export.device import payload
 from tflite_export.device.client import CHUNK, DeviceClient
+from tflite_export.device.other_python import run_with
 from tflite_export.device.runtime import Bundle, BundleError, runtime_version
-from tflite_export.device.verification import run_with
 
 EXAMPLES, THREADS, REPEAT = (32, 100, 300, 600), (1, 2), 20
 WORK = ("features", "personalize", "round")

@@ -5,9 +5,7 @@ Where ai-edge-litert is not installed, it takes TensorFlow's.
 """
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +27,7 @@ from tflite_export.device.layout import (
     TRUNK_STATIC,
 )
 from tflite_export.device.ops import check_builtin
+from tflite_export.device.other_python import run_with
 from tflite_export.device.runtime import Bundle, BundleError, Runtime
 from tflite_export.device.wide_head import widened
 
@@ -186,21 +185,6 @@ def _compare(file, signature, output, found, expected, bounds):
     bound = max(1e-5, own) if output != "dtheta" else bounds["max_relative"]
     ok = (bound is None or relative <= bound) and l2 <= max(bounds["l2_relative"], own)
     return Comparison(file, signature, output, relative, l2, ok)
-
-
-def run_with(python, module: str, *arguments: str) -> subprocess.CompletedProcess:
-    """Runs `main` of a module of this folder in a Python that need not have this package, and keeps what it prints.
-
-    Raises:
-        BundleError: the Python cannot be started.
-    """
-    # The place of this package comes last: beside it may be packages of this Python, which the other one cannot use.
-    code = f"import sys; sys.path.append({str(Path(__file__).resolve().parents[2])!r}); "
-    code += f"from tflite_export.device.{module} import main; sys.exit(main())"
-    try:
-        return subprocess.run([str(python), "-c", code, *arguments], capture_output=True, text=True)
-    except OSError as error:
-        raise BundleError(f"{python} cannot be started: {error.strerror}") from error
 
 
 def verify_with(python: str, folder) -> dict:
