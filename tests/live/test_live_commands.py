@@ -3,10 +3,12 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from tfpfl.cli import main
+from tfpfl.live.serve import write_data
 from tfpfl.runs.config import RunError
 from tfpfl.runs.run import Run
 
@@ -33,10 +35,22 @@ def test_bad_input_is_told_in_one_line(run, tmp_path):
         ("device", "ftp://x", "--data", examples, "--state", tmp_path / "s"): "has no train.npz",
         ("device", "ftp://x", "--data", examples, "--state", tmp_path / "s", "--runtime", "tf"): "has no train.npz",
         ("serve", folder, "--cohort", "20-10"): "the smaller number first",
+        ("serve", folder, "--most-examples", "500"): "--most-examples is for runs on places",
+        ("watch", "http://127.0.0.1:1", "--run", folder, "--token", "x"): "give --run or --token, not both",
     }
     for arguments, told in cases.items():
         code, output = said(*arguments)
         assert code in (1, 2) and told in output and "Traceback" not in output, (arguments, output)
+
+
+def test_data_of_another_run_do_not_stay_with_a_device(run, tmp_path):
+    """A client without validation examples would go on scoring those of an earlier run."""
+    (tmp_path / "7").mkdir()
+    np.savez(tmp_path / "7" / "validation.npz", x=np.zeros((1, 8, 8, 1), np.float32), y=np.zeros(1, np.int32))
+    (tmp_path / "7" / "notes.txt").write_text("mine")
+    assert not int(run.federation.num_examples("validation")[7])
+    write_data(run.examples, run.population, 7, tmp_path / "7")
+    assert {path.name for path in (tmp_path / "7").iterdir()} == {"train.npz", "test.npz", "about.json", "notes.txt"}
 
 
 def test_the_heads_of_a_live_run_are_not_looked_for_in_its_folder(run):

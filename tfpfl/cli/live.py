@@ -203,6 +203,9 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
         run = opened.enter_context(Run.open(folder, rounds=rounds))
         if cohort is not None:
             run = opened.enter_context(with_cohort(run, cohort))
+        given = context.get_parameter_source("most_examples") is ParameterSource.COMMANDLINE
+        if given and not is_places(run.federation):
+            raise click.UsageError(f"--most-examples is for runs on places: the server knows the sizes in {folder}")
         if data_for_devices is not None and is_places(run.federation):
             raise click.UsageError(f"{folder} is a run on places: only the devices have their data")
         if data_for_devices is not None:
@@ -359,6 +362,8 @@ def watch(url, run, token, once, patience, ca):
     from tfpfl.live.watching import OPERATOR, WatchedServer
 
     if run is not None:
+        if click.get_current_context().get_parameter_source("token") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--run reads the operator's token from RUN: give --run or --token, not both")
         token = (run / OPERATOR).read_text(encoding="utf-8", errors="replace")
     try:
         context = None if ca is None else ssl.create_default_context(cafile=str(ca))

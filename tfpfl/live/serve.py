@@ -143,13 +143,15 @@ def write_data(federation, population, client: int, folder: Path) -> None:
         federation: the data, as the run's model takes them (`run.examples`).
         population: says which labels are read.
         client: the client's id.
-        folder: the folder to make, or that is there.
+        folder: the folder to make, or that is there; these files in it are replaced.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "validation", "test"):
         x, y = federation.arrays(client, split, population.labels)
         if len(y):
             np.savez(folder / f"{split}.npz", x=x, y=y)
+        else:  # there may be one of another run, which the device would score
+            (folder / f"{split}.npz").unlink(missing_ok=True)
     about = {"classes": int(population.info(client).num_classes)}
     (folder / "about.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
