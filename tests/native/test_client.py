@@ -182,12 +182,19 @@ def test_what_is_wrong_is_refused_in_the_same_words(pair, bundle):
         lambda c: c.round(bad_theta, x, y),
         lambda c: c.round(theta[1:], x, y),
         lambda c: c.round(theta, x, y, payload="int4"),
-        lambda c: c.round(theta * np.float32(1e38), x * np.float32(1e30), y),
         lambda c: c.receive(theta[:5]),
         lambda c: c.start_from(SavedHead(head.kernel[1:], head.bias, head.theta_sha256)),
         lambda c: c.start_from(head._replace(kernel=head.kernel * np.float32(np.nan))),
     ):
         refused_alike(pair, call)
+    # The kernels of some runtimes and processors make 0 of NaN in a ReLU: then a gradient can be finite.
+    huge = theta * np.float32(1e38), x * np.float32(1e30), y
+    try:
+        expected = pair[1].round(*huge)
+    except BundleError:
+        refused_alike(pair, lambda c: c.round(*huge))
+    else:
+        assert np.isfinite(decode(expected.payload)).all()
     with pytest.raises(NativeError, match=r"examples must be float32 \['N', .*\], found \d+ numbers for 9 examples"):
         pair[0].features(x[:, 1:])
 
