@@ -215,7 +215,8 @@ def main(arguments=None) -> int:
     from tflite_export.device.bench import any_interpreter
 
     try:
-        found = verify(folder, interpreter=any_interpreter())
+        bundle = Bundle(folder)  # before TensorFlow is imported, which takes seconds, and may print
+        found = verify(bundle, interpreter=any_interpreter())
     except BundleError as error:
         print(json.dumps({"ok": False, "error": str(error)}))
         return 2
