@@ -164,7 +164,7 @@ def test_what_a_killed_run_leaves_is_deleted_by_the_next(engine, started, tmp_pa
     ],
 )
 def test_studies_end_like_runs(arguments, run, started, tmp_path):
-    command = started(*arguments, "--clients", "5", *MANY, "--out", "out")
+    command = started(*arguments, "--clients", "5", *MANY[:2], "--out", "out")
     command.until(lambda: any(p.stat().st_size > 50_000 for p in (tmp_path / "out").glob(f"{run}/state.sqlite-wal")))
     assert command.end(signal.SIGTERM) == 143
     check_said(command, "Ended by SIGTERM; finished rounds are saved. ", ending.SAME_COMMAND)
