@@ -47,7 +47,7 @@ class Sums(NamedTuple):
 
 
 class Server(NamedTuple):
-    """The server's state."""
+    """The server's state: the sums over all clients that have come, and the head that they give."""
 
     sums: Sums
     head: Head  # the solution

@@ -74,7 +74,7 @@ class Server(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What a client receives."""
+    """What a client receives: the backbone, its combined head, and the classes' centroids with their shares."""
 
     theta: Any
     head: Any  # the client's own
@@ -91,7 +91,7 @@ class Own(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a client sends."""
+    """What a client sends: its step of the backbone, its sums for the centroids, and its head with statistics."""
 
     theta: Any  # theta_i - theta
     shares: Any  # p_i [K], n_ik / N_i

@@ -47,7 +47,7 @@ class Hyper(NamedTuple):
 
 
 class Server(NamedTuple):
-    """The server's state."""
+    """The server's state: the hypernetwork with all embeddings, and the momentum of both."""
 
     hyper: Hyper
     velocity: Hyper

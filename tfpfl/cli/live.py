@@ -5,10 +5,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
 from tfpfl.checks import Unavailable, check_address_space, extra
 from tfpfl.cli.ending import Ended, resumable
+from tfpfl.cli.given import options_given
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import SectionedCommand
 from tfpfl.cli.options import allow_code_of, allow_code_option
@@ -187,8 +187,7 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
         )
     if both := sorted(set(new_token) & set(revoke)):
         raise click.UsageError(f"client {both[0]}: give --revoke or --new-token, not both")
-    context = click.get_current_context()
-    if rules["buffer"] is not None and context.get_parameter_source("quorum") is ParameterSource.COMMANDLINE:
+    if rules["buffer"] is not None and options_given({"quorum"}):
         raise click.UsageError("--quorum belongs to cohorts, and with --async there are none: the buffer ends a step")
     if rules["buffer"] is None and rules["staleness"] is not None:
         raise click.UsageError("--staleness belongs to --async buffer=K: elsewhere all updates are of one theta")
@@ -203,8 +202,7 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
         run = opened.enter_context(Run.open(folder, rounds=rounds))
         if cohort is not None:
             run = opened.enter_context(with_cohort(run, cohort))
-        given = context.get_parameter_source("most_examples") is ParameterSource.COMMANDLINE
-        if given and not is_places(run.federation):
+        if options_given({"most_examples"}) and not is_places(run.federation):
             raise click.UsageError(f"--most-examples is for runs on places: the server knows the sizes in {folder}")
         if data_for_devices is not None and is_places(run.federation):
             raise click.UsageError(f"{folder} is a run on places: only the devices have their data")
@@ -362,7 +360,7 @@ def watch(url, run, token, once, patience, ca):
     from tfpfl.live.watching import OPERATOR, WatchedServer
 
     if run is not None:
-        if click.get_current_context().get_parameter_source("token") is ParameterSource.COMMANDLINE:
+        if options_given({"token"}):
             raise click.UsageError("--run reads the operator's token from RUN: give --run or --token, not both")
         token = (run / OPERATOR).read_text(encoding="utf-8", errors="replace")
     try:

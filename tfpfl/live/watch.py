@@ -101,7 +101,7 @@ class Watch:
             raise Refused(401, f"this is for the operator: send the token in {OPERATOR} of the run folder")
 
     def is_watched(self, now: float) -> bool:
-        """Whether somebody asked lately."""
+        """Whether somebody asked for the state within the last `WATCHED` seconds."""
         return now - self._asked < WATCHED
 
     @property
