@@ -135,6 +135,7 @@ def test_a_table_on_a_federation_has_every_setting_once_and_none_of_the_papers_n
     assert {cell.column for cell in after.cells} == {"four"} and not after.orderings
     assert {(cell.published, cell.config["federation"]) for cell in after.cells} == {(None, str(federation.path))}
     assert len({ledgers.key(cell) for cell in after.cells}) == len(after.cells)
+    assert not any("new_clients" in cell.config for cell in after.cells)  # all of the user's clients train
     other = papers.table_on(name, federation, size, "mlp200")
     assert {cell.config["network"] for cell in other.cells} == {"mlp200"}
 

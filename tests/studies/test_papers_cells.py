@@ -68,6 +68,12 @@ def test_cells_of_pgfed():
     for name in ("pgfed-table1", "pgfed-table2", "pgfed-tables3-4"):
         assert (EXPERIMENTS[name].sizes["full"].rounds, EXPERIMENTS[name].sizes["full"].seeds) == (300, 3)
         assert EXPERIMENTS[name].protocol == "pgfed"
+        # On a laptop as many clients train as in the paper, each with a fifth of the examples.
+        smaller = EXPERIMENTS[name].at(EXPERIMENTS[name].sizes["laptop"])
+        for cell, paper in zip(smaller.cells, EXPERIMENTS[name].cells, strict=True):
+            config, full = cell.config, paper.config
+            assert config["clients"] - config["new_clients"] == full["clients"] == config["clients"] / 5
+            assert {**config, "clients": full["clients"]} == full | {"new_clients": config["new_clients"]}
 
 
 # FedAMP (E10, section 4): everyone takes part; rates, epochs and networks are lost, so these are decisions.

@@ -13,7 +13,8 @@ from tfpfl.runs.config import RunConfig, file_hash
 from tfpfl.studies.papers.experiments import Experiment
 from tfpfl.studies.papers.ledger import part
 
-DATA = ("dataset", "source", "partition", "partition_args", "clients", "validation", "data_seed", "federation")
+# new_clients: a smaller scale leaves clients of the paper's data out; a user's clients all train.
+DATA = tuple("dataset source partition partition_args clients new_clients validation data_seed federation".split())
 
 
 def on_federation(experiment: Experiment, federation: Federation, network: str | None = None) -> Experiment:
