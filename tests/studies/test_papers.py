@@ -10,16 +10,8 @@ from tfpfl.runs.config import RunConfig
 from tfpfl.studies import papers
 from tfpfl.studies.papers import EXPERIMENTS, Size, equal_cost, figures, ledger_tables, run_folder
 from tfpfl.studies.papers import ledger as ledgers
-from tfpfl.studies.papers.experiments import (
-    Cell,
-    Experiment,
-    Ordering,
-    at_least,
-    best_or_near,
-    descending,
-    highest,
-    lowest,
-)
+from tfpfl.studies.papers.experiment import Cell, Experiment, Ordering
+from tfpfl.studies.papers.orderings import at_least, best_or_near, descending, highest, lowest
 from tfpfl.studies.papers.published import PFLEGO_TABLE1, PGFED_TABLE1, PGFED_TABLES3_4, Published, read
 from tfpfl.studies.records import Record
 

@@ -25,7 +25,7 @@ from tfpfl.studies.papers import (
     weights_of_risks,
 )
 from tfpfl.studies.papers import ledger as ledgers
-from tfpfl.studies.papers.experiments import Cell
+from tfpfl.studies.papers.experiment import Cell
 from tfpfl.studies.papers.pictures import Claim
 from tfpfl.studies.records import Record
 

@@ -194,6 +194,17 @@ def _partial_folder(out: Path) -> Iterator[Path]:
         os.close(lock)
 
 
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Waits until no other process is in such a block for this file or folder, whose own folder must exist.
+
+    The lock is `.NAME.lock` beside it. It ends with the process, also with a killed one.
+    """
+    with open(path.with_name(f".{path.name}.lock"), "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _locked(folder: Path) -> int | None:
     """Locks a folder until this number is closed or the process ends; None if it is gone, or another process has it."""
     try:

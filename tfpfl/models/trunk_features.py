@@ -6,15 +6,13 @@ entry 'trunk' which trunk and which federation they are of. While it is computed
 after the last one if this one is killed.
 """
 
-import fcntl
 import hashlib
 import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ import tensorflow as tf
 from tfpfl.checks import InvalidArgument, traced_by_design
 from tfpfl.data.federation import Federation
 from tfpfl.data.manifest import FederationError, manifest_hash
-from tfpfl.data.writing import sync_file, sync_folder
+from tfpfl.data.writing import alone, sync_file, sync_folder
 from tfpfl.models.split import SplitModel
 from tfpfl.models.trunk import Trunk
 
@@ -84,7 +82,7 @@ def trunk_federation(
     folder = features_folder(trunk, federation, cache, stored)
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
+        with alone(folder):
             if not folder.exists():  # otherwise another process has just made it
                 _compute(trunk, federation, folder, stored, report)
     return _opened(trunk, federation, folder, stored), model.above
@@ -198,14 +196,6 @@ def _done(partial: Path, size: int) -> tuple[int, Any]:
 
 def _partial(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.partial")
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Waits until no other process computes this folder. The lock ends with the process, also with a killed one."""
-    with open(folder.with_name(f".{folder.name}.lock"), "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _opened(trunk: Trunk, federation: Federation, folder: Path, stored: str) -> Federation:

@@ -20,7 +20,8 @@ from tfpfl.runs.training import DivergedError
 from tfpfl.studies.papers import equal_cost
 from tfpfl.studies.papers import ledger as ledgers
 from tfpfl.studies.papers.elsewhere import data_name, decides, ledger_name, on_federation, said
-from tfpfl.studies.papers.experiments import EXPERIMENTS, SCALES, Cell, Experiment, Size
+from tfpfl.studies.papers.experiment import SCALES, Cell, Experiment, Size
+from tfpfl.studies.papers.experiments import EXPERIMENTS
 from tfpfl.studies.papers.pictures import FIGURES, Picture
 from tfpfl.studies.records import Record
 

@@ -10,7 +10,7 @@ from tfpfl.algorithms import get_method
 from tfpfl.checks import one_line
 from tfpfl.data import Federation
 from tfpfl.runs.config import RunConfig, file_hash
-from tfpfl.studies.papers.experiments import Experiment
+from tfpfl.studies.papers.experiment import Experiment
 from tfpfl.studies.papers.ledger import part
 
 # new_clients: a smaller scale leaves clients of the paper's data out; a user's clients all train.

@@ -13,7 +13,7 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.runs.protocols import protocol
 from tfpfl.studies.fitted_table import FittedTable
 from tfpfl.studies.papers import ledger as ledgers
-from tfpfl.studies.papers.experiments import Cell, Experiment
+from tfpfl.studies.papers.experiment import Cell, Experiment
 from tfpfl.studies.records import Record
 
 COSTS = {"flops": "FLOPs", "seconds": "seconds", "bytes": "bytes"}

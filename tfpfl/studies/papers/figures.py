@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs import statistics
 from tfpfl.runs.protocols import protocol
-from tfpfl.studies.papers.experiments import Experiment
+from tfpfl.studies.papers.experiment import Experiment
 from tfpfl.studies.papers.ledger import method_title
 from tfpfl.studies.plots import style
 from tfpfl.studies.plots.style import LINES, PALETTE, STYLE

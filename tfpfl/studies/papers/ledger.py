@@ -5,7 +5,6 @@ were not run, stopped early, or disagree with the paper. If the runs of a scale 
 with fewer clients, its results have a part of their own: they are no seeds of the paper's cells.
 """
 
-import fcntl
 import json
 import os
 import tomllib
@@ -18,10 +17,12 @@ import numpy as np
 
 from tfpfl.algorithms import get_method
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.writing import alone
 from tfpfl.runs import statistics
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.protocols import PROTOCOLS, find, protocol, rounds_to
-from tfpfl.studies.papers.experiments import EXPERIMENTS, Cell, Experiment
+from tfpfl.studies.papers.experiment import Cell, Experiment
+from tfpfl.studies.papers.experiments import EXPERIMENTS
 from tfpfl.studies.papers.pictures import FIGURES
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import paired
@@ -65,8 +66,7 @@ def changed(path: str | os.PathLike) -> Iterator[dict]:
     """The ledger, to be changed in the block and written after it; another process waits until then."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_name(f".{path.name}.lock"), "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(path):
         ledger = load(path)
         yield ledger
         save(path, ledger)

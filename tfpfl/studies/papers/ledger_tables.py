@@ -10,7 +10,8 @@ from tfpfl.runs.protocols import protocol
 from tfpfl.studies.fitted_table import FittedTable
 from tfpfl.studies.papers import equal_cost
 from tfpfl.studies.papers import ledger as ledgers
-from tfpfl.studies.papers.experiments import EXPERIMENTS, Experiment
+from tfpfl.studies.papers.experiment import Experiment
+from tfpfl.studies.papers.experiments import EXPERIMENTS
 from tfpfl.studies.papers.ledger import DECIMALS, agreement, key, measured, method_title, text, value, verdicts
 from tfpfl.studies.papers.pictures import FIGURES, Picture
 from tfpfl.studies.run_groups import SIDE_WORDS

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tfpfl.studies.papers import attention, explicit, newcomers, round_robin, weights_of_risks
-from tfpfl.studies.papers.experiments import EXPERIMENTS, Cell, Size
+from tfpfl.studies.papers.experiment import Cell, Size
+from tfpfl.studies.papers.experiments import EXPERIMENTS
 
 
 class Claim(NamedTuple):
