@@ -250,10 +250,12 @@ def test_run_again_in_pieces(toy):
     papers.reproduce("toy", scale="smoke", out=toy)  # nothing to do
     assert (run_folder(toy, TOY.cells[0], 0) / "state.sqlite").stat().st_mtime_ns == before
 
-    cells = papers.reproduce("toy", scale="laptop", out=toy, only=["pflego"])
+    cells = papers.reproduce("toy", scale="laptop", out=toy, only=["pflego"], command="a longer one")
     assert {s: e["rounds"] for s, e in cells["digits | pflego"]["seeds"].items()} == {"0": 4, "1": 4}
     assert {s: e["rounds"] for s, e in cells["digits | fedavg"]["seeds"].items()} == {"0": 2}
     assert ledgers.load(toy / "ledger.json")["toy"] == cells
+    # Asked for fewer rounds than are there, the ledger keeps the command that made them all.
+    assert papers.reproduce("toy", scale="smoke", out=toy, only=["pflego"], command="a shorter one") == cells
 
 
 @pytest.mark.slow

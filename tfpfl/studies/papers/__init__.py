@@ -292,7 +292,10 @@ def _note(path, name, experiment, cell, seed, out, scale, size, command, why) ->
             found["not run"] = why
             return
         found.pop("not run", None)
-        found["seeds"][str(seed)] = ledgers.entry(record, scale, size.rounds, command, local)
+        now, before = ledgers.entry(record, scale, size.rounds, command, local), found["seeds"].get(str(seed), {})
+        if record.rounds > size.rounds and all(before.get(name) == now[name] for name in ("run", "rounds")):
+            now |= {name: before[name] for name in ("scale", "asked", "command")}  # of the command that made the rounds
+        found["seeds"][str(seed)] = now
         if experiment.measures == "accuracy":
             equal_cost.note(ledger[name], experiment, cell.column, seed, lambda cell, seed: run_folder(out, cell, seed))
 
