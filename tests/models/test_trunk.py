@@ -110,9 +110,24 @@ def attending():
     return keras.Model(x, layers.Flatten(name="flat")(y))
 
 
+def padded():
+    """Words with a mask, which reaches through Dropout to the recurrent layer and ends there."""
+    words = [layers.Embedding(9, 3, mask_zero=True, name="words"), layers.Dropout(0.1, name="drop")]
+    stack = [*words, layers.GRU(4, name="gru"), layers.Dense(2, name="last")]
+    return keras.Sequential([keras.Input((5,), dtype="int32"), *stack])
+
+
+def masked():
+    stack = [layers.Masking(name="masking"), layers.GRU(4, name="gru"), layers.Dense(2, name="last")]
+    return keras.Sequential([keras.Input((5, 3)), *stack])
+
+
 @pytest.mark.parametrize(
     ("make", "name", "message"),
     [
+        (padded, "gru", r"padded sequences with a mask.*features do not keep.*can be cut: 'last' above it"),
+        (padded, "drop", r"padded sequences with a mask"),
+        (masked, "gru", r"padded sequences with a mask.*can be cut: 'last' above it"),
         (network, "tip", r"unknown layer 'tip'; did you mean 'top'\? there are low, norm"),
         (network, "low", r"it reads the examples.*leave train_from out.*cut: 'norm' above it"),
         (network, "block_1_add", r"it reads 2 tensors.*cut: 'block_1_dense' below it and 'top' above it"),
