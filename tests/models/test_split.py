@@ -11,7 +11,7 @@ from helpers.toys import backbone, distance, gradient, identical, run, toy
 from tfpfl.algorithms import pflego
 from tfpfl.checks import TfpflWarning
 from tfpfl.data.population import Population
-from tfpfl.models import SplitModel
+from tfpfl.models import Head, SplitModel
 
 PEOPLE = Population([5, 5, 5], [2, 3, 2])
 
@@ -139,3 +139,11 @@ def test_a_backbone_that_ends_in_probabilities_is_warned_of(last, said):
         SplitModel(network)
     messages = [str(w.message) for w in found if issubclass(w.category, TfpflWarning)]
     assert messages == [] if said is None else f"the backbone ends in a {said}: its 5 features are then" in messages[0]
+
+
+def test_the_first_head_that_is_given_reaches_the_model_above_a_cut():
+    network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(5, name="top")])
+    given = Head(np.full((5, 2), 7.0, "float32"), np.ones(2, "float32"))
+    model = SplitModel(network, train_from="top").with_initial_head(given)
+    assert identical(model.shared_head(2), given) and identical(model.above.shared_head(2), given)
+    assert SplitModel(network, train_from="top").above.initial_head is None

@@ -251,6 +251,7 @@ class SplitModel(Normalized):
             raise InvalidArgument("the initial head holds NaN or infinity")
         made = copy.copy(self)
         made.initial_head = Head(kernel, bias)
+        made.above = None if self.above is None else self.above.with_initial_head(head)
         return made
 
     def _given_head(self) -> Head:
