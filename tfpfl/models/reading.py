@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.layout import parts_of
 from tfpfl.models.inputs import Inputs
 
@@ -27,7 +28,7 @@ class Traced(NamedTuple):
     ending: str | None  # 'softmax', 'log-softmax' or 'sigmoid' if the last operation is one of these
 
 
-def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype) -> Traced:
+def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype, variables: Sequence[Any] = ()) -> Traced:
     """Traces a backbone for one example and reads its graph.
 
     Args:
@@ -35,6 +36,10 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype) -> T
         weights: the weights, arrays.
         inputs: the arrays of x.
         dtype: the dtype of x; arrays that Keras declares as integer get integers.
+        variables: those that `apply` puts other values in the place of.
+
+    Raises:
+        InvalidArgument: a layer reads one of the variables all the same.
     """
     given: list[Any] = []
 
@@ -45,10 +50,23 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype) -> T
     theta = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
     spec = inputs.spec(1, [tf.int32 if integer else dtype for integer in inputs.integer])
     graph = tf.function(forward, autograph=False).get_concrete_function(theta, spec)
+    _check_replaced(graph.graph, variables)
     outputs = [t for op in graph.graph.get_operations() if op.type not in ("Placeholder", "Const") for t in op.outputs]
     size = int(sum((t.shape.num_elements() or 0) * t.dtype.size for t in outputs if t.dtype.is_floating))
     reads = ["whole" if integer else _reads(x) for x, integer in zip(given, inputs.integer, strict=True)]
     return Traced(size, reads, _ending(graph.outputs[0]))
+
+
+def _check_replaced(graph: Any, variables: Sequence[Any]) -> None:
+    """Checks that a graph reads none of these variables, since each has another value that stands for it."""
+    held = {id(tensor) for tensor, _ in graph.captures}
+    names = [v.name for v in variables if id(getattr(v, "handle", None)) in held]
+    if names:
+        raise InvalidArgument(
+            f"weights {', '.join(names)} are not read from the attributes to which their layer assigned them, so that "
+            "they could not be trained. In the layer's call, read each weight as its own attribute (self.kernel), from "
+            "no list or dict, and in no tf.function of the layer's own"
+        )
 
 
 def vocabulary(layers: list[Any], reads: Sequence[str]) -> list[int | None]:

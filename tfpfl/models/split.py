@@ -131,7 +131,7 @@ class SplitModel(Normalized):
             self.adapters = apply = Adapters(adapters, backbone, self.initial_theta, apply, self.seed)
             self.initial_theta = self.adapters.initial
             self._only_adapters_train(self.adapters.personal(personal))
-        traced = trace(apply, self.initial_theta, self.inputs, self.dtype)
+        traced = trace(apply, self.initial_theta, self.inputs, self.dtype, backbone.weights)
         self._activation_bytes, self.reads = traced.activation_bytes, packed(traced.reads, self.input_shape)
         self.vocabulary = packed(vocabulary(flatten(backbone), traced.reads), self.input_shape)
         self._dtypes = [self.dtype]

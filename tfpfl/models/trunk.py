@@ -45,7 +45,7 @@ class Trunk:
         self.input_shape = tuple(self.inputs.shape)
         self.weights, self._apply = inference(model)
         self.reads, self.activation_bytes = "numbers", 0
-        traced = trace(self.apply, self.weights, self.inputs, self.dtype)
+        traced = trace(self.apply, self.weights, self.inputs, self.dtype, model.weights)
         (self.reads,), self.activation_bytes = traced.reads, traced.activation_bytes
         (self.vocabulary,) = vocabulary(flatten(model), traced.reads)
         self.shape = tuple(int(n) for n in self(np.zeros((1, *self.input_shape), self.dtype)).shape[1:])
