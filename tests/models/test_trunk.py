@@ -431,3 +431,15 @@ def test_mobilenet_with_a_frozen_trunk():
     assert 50 * sum(w.nbytes for w in last.initial_theta) < sum(w.nbytes for w in everything.initial_theta)
     with pytest.raises(InvalidArgument, match="'block_15_add'.*'block_16_expand' above it"):
         SplitModel(whole, train_from="block_15_add")
+
+
+def test_trunks_that_differ_in_a_word_that_is_also_a_layers_name_have_different_hashes():
+    def made(activation, name):
+        stack = [layers.Dense(4, name="low"), layers.Activation(activation, name=name), layers.Dense(2, name="top")]
+        model = keras.Sequential([keras.Input((3,)), *stack])
+        model.set_weights([np.ones(w.shape) for w in model.get_weights()])
+        return SplitModel(model, train_from="top").trunk.hash
+
+    assert made("relu", "relu") != made("relu6", "relu6")
+    assert made("relu", "relu") == made("relu", "other")
+    assert made("relu", "linear") == made("relu", "other")
