@@ -25,6 +25,7 @@ _ADD: ContextVar[Callable | None] = ContextVar("what counts the steps of heads",
 POWER_STEPS = 5  # of the power method, for the smoothness constant
 _CLEARLY = 1.01  # by how much its second start must find more to count
 FLOOR = 1e-12  # of the largest diagonal entry: added to the diagonal of an exact solve, in float64
+SHORTEST = 1e-6  # the part of a Newton step below which it is not halved
 DAMPING = 1e-3  # added to the Hessian, which is singular: the same constant for all classes does not change the loss
 
 
@@ -147,7 +148,8 @@ def _logits(kernel_t, bias, phi):
 def fit_newton(head: Head, phi, targets, steps, kind: HeadKind = CLASSIFICATION) -> Head:
     """Trains the head with `steps` damped Newton steps; the other arguments are those of `fit`.
 
-    Conjugate gradients compute the direction. A step that would raise the loss is halved until it does not.
+    Conjugate gradients compute the direction. A step that would raise the loss, or make it infinite or NaN, is halved
+    until it does not; if it still does below the length `SHORTEST`, the head stays.
 
     Raises:
         InvalidArgument: the loss of this kind has no second derivative.
@@ -158,12 +160,17 @@ def fit_newton(head: Head, phi, targets, steps, kind: HeadKind = CLASSIFICATION)
         current, error = loss_and_errors(head, counted(phi), targets, kind)
         direction = _conjugate_gradient(head, phi, targets, gradient(phi, error), kind)
 
-        def worse(length):
-            shorter = loss(tree.add_scaled(head, -length, direction), counted(phi, 0.5), targets, kind)
-            return (shorter > current) & (length > 1e-3)
+        def after(length):
+            return loss(tree.add_scaled(head, -length, direction), counted(phi, 0.5), targets, kind)
 
-        (length,) = tf.while_loop(worse, lambda length: (length / 2,), (tf.ones([], phi.dtype),))
-        return step + 1, tree.add_scaled(head, -length, direction)
+        whole = tf.ones([], phi.dtype)
+        length, reached = tf.while_loop(
+            lambda length, reached: ~(reached <= current) & (length > SHORTEST),
+            lambda length, reached: (length / 2, after(length / 2)),
+            (whole, after(whole)),
+        )
+        moved = tree.add_scaled(head, -length, direction)
+        return step + 1, tree.where(reached <= current, moved, head)
 
     return tf.while_loop(lambda step, _: step < steps, body, (0, head), parallel_iterations=1)[1]
 
