@@ -147,3 +147,17 @@ def test_the_first_head_that_is_given_reaches_the_model_above_a_cut():
     model = SplitModel(network, train_from="top").with_initial_head(given)
     assert identical(model.shared_head(2), given) and identical(model.above.shared_head(2), given)
     assert SplitModel(network, train_from="top").above.initial_head is None
+
+
+def hashed():
+    """Ids go through a hash, so that any whole number is a word."""
+    stack = [keras.layers.Hashing(50), keras.layers.Embedding(50, 4), keras.layers.Flatten(name="flat")]
+    return keras.Sequential([keras.Input((2,), dtype="int32"), *stack, keras.layers.Dense(3, name="top")])
+
+
+@pytest.mark.parametrize("train_from", [None, "top"])
+def test_ids_that_float32_does_not_hold_reach_an_embedding_as_they_are(train_from):
+    network = hashed()
+    model = SplitModel(network, train_from=train_from)
+    x = np.array([[2**24 + 1, 2**24 + 3], [2**25 + 5, 7]], np.int32)
+    assert model.reads == "whole" and distance(model.features(model.theta(), x), network(x)) < 1e-6

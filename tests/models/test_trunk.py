@@ -443,3 +443,13 @@ def test_trunks_that_differ_in_a_word_that_is_also_a_layers_name_have_different_
     assert made("relu", "relu") != made("relu6", "relu6")
     assert made("relu", "relu") == made("relu", "other")
     assert made("relu", "linear") == made("relu", "other")
+
+
+def test_ids_that_float32_does_not_hold_have_features_of_their_own(tmp_path):
+    x = (2**24 + np.random.default_rng(0).integers(0, 2**24, (30, 6))).astype(np.int32)
+    federation = Federation.from_clients([(x, np.arange(30) % 2)] * 4, out=tmp_path / "f", scale=1.0)
+    stack = [layers.Hashing(50), layers.Embedding(50, 3), layers.GlobalAveragePooling1D(name="pool")]
+    whole = keras.Sequential([keras.Input((6,), dtype="int32"), *stack, layers.Dense(2, name="top")])
+    model = SplitModel(whole, train_from="top")
+    features, _ = trunk_federation(model, federation)
+    assert distance(features.raw(0)[0], model.trunk.model(federation.raw(0)[0])) < 1e-6

@@ -139,7 +139,8 @@ class SplitModel(Normalized):
             self._dtypes = [tf.int32 if reads == "whole" else self.dtype for reads in traced.reads]
             self._cast, self._apply = self.inputs.taken(apply, self._dtypes)
         else:
-            self._cast = lambda x: tf.cast(x, self.dtype)
+            taken = tf.int32 if self.reads == "whole" else self.dtype
+            self._cast = lambda x: tf.cast(x, taken)
             self._apply = apply if self.reads != "whole" else lambda theta, x: apply(theta, tf.cast(x, tf.int32))
         if traced.ending is not None:
             warn_user(
@@ -281,7 +282,7 @@ class SplitModel(Normalized):
         the statistics of these examples normalize. Otherwise theta may be followed by the moving statistics.
         """
         self._check_pass(theta)
-        x = x if self.trunk is None else self.trunk(tf.cast(x, self.dtype))
+        x = x if self.trunk is None else self.trunk(x)
         return tf.ensure_shape(self._apply(theta, self._cast(x)), [None, self.num_features])
 
     def record(
