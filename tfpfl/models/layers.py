@@ -68,7 +68,8 @@ class SpecialLayers:
         """Checks that every trainable BatchNormalization can normalize with batch statistics.
 
         Raises:
-            InvalidArgument: there is none; or one is of another class than Keras's, or an older variant.
+            InvalidArgument: there is none; or one is of another class than Keras's, over several axes, or an older
+                variant.
         """
         if not self._normalizing:
             raise InvalidArgument(
@@ -81,10 +82,11 @@ class SpecialLayers:
                 type(layer).__name__ not in ("BatchNormalization", "SyncBatchNormalization")
                 or variant
                 or not _of(layer)
+                or not (isinstance(layer.axis, int) or len(layer.axis) == 1)
             ):
                 raise InvalidArgument(
-                    f"layer {layer.name!r} ({type(layer).__name__}) is not Keras's plain BatchNormalization, whose "
-                    "batch statistics are known. Use batch_norm='frozen', or replace the layer"
+                    f"layer {layer.name!r} ({type(layer).__name__}) is not Keras's plain BatchNormalization over "
+                    "one axis, whose batch statistics are known. Use batch_norm='frozen', or replace the layer"
                 )
 
     @contextmanager
