@@ -258,7 +258,8 @@ def fit_exact(head: Head, phi, targets, kind: HeadKind) -> Head:
     Where several heads fit equally well, it is the one nearest to `head`: W + A^+ (Y - A W), with A = [Phi, 1] and its
     pseudoinverse A^+. It is computed in float64 by a Cholesky factorization of the smaller of A^T A and A A^T, with
     `FLOOR` times its largest diagonal entry on the diagonal, so that it exists also where the features depend on each
-    other.
+    other. So features that are over 1e5 times smaller than the largest ones (the bias is one of size 1) count as if
+    they depended on others, and their weights come out too small: scale features of such different sizes before.
 
     Args:
         head, phi, targets: as in `fit`.
