@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from helpers.toys import backbone, distance, gradient, identical, run, toy
 from tfpfl.algorithms import pflego
-from tfpfl.checks import TfpflWarning
+from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.data.population import Population
-from tfpfl.models import Head, SplitModel
+from tfpfl.models import Head, SplitModel, build_network
 
 PEOPLE = Population([5, 5, 5], [2, 3, 2])
 
@@ -161,3 +161,10 @@ def test_ids_that_float32_does_not_hold_reach_an_embedding_as_they_are(train_fro
     model = SplitModel(network, train_from=train_from)
     x = np.array([[2**24 + 1, 2**24 + 3], [2**25 + 5, 7]], np.int32)
     assert model.reads == "whole" and distance(model.features(model.theta(), x), network(x)) < 1e-6
+
+
+@pytest.mark.parametrize("seed", [-1, 2**31, 2**32])
+def test_seeds_that_would_be_those_of_another_number_are_refused(seed):
+    for make in (lambda: SplitModel(backbone(), seed=seed), lambda: build_network("mlp200", (4,), seed=seed)):
+        with pytest.raises(InvalidArgument, match=f"seed must lie in 0..2147483647, found {seed}"):
+            make()

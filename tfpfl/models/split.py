@@ -12,7 +12,7 @@ from tfpfl.checks import InvalidArgument, warn_user
 from tfpfl.data.kinds import LabelKind
 from tfpfl.data.layout import packed
 from tfpfl.data.population import ClientInfo, Tensor
-from tfpfl.data.randomness import ModelKey
+from tfpfl.data.randomness import ModelKey, check_model_seed
 from tfpfl.models import passes, tree
 from tfpfl.models.adapters import Adapters, check_adapters
 from tfpfl.models.cuts import cut
@@ -40,7 +40,7 @@ class SplitModel(Normalized):
             weights are the initial theta. Its frozen weights never change. Its dtype, float32 or float64, is used for
             all computations; in mixed precision (`keras.mixed_precision`) it is float32, and the backbone computes in
             half precision inside.
-        seed: the seed of the initial heads, which are a function of (seed, client id).
+        seed: the seed of the initial heads, which are a function of (seed, client id); from 0 to 2^31 - 1.
         head_init: 'glorot' (uniform kernel, zero bias), 'uniform01' (kernel and bias uniform in [0, 1), as in the
             PFLEGO authors' code) or 'zeros'.
         input_shape: the shape of one example, or a dict, list or tuple of shapes; needed only for a subclassed model,
@@ -79,7 +79,8 @@ class SplitModel(Normalized):
         InvalidArgument: head_init, kind or batch_norm is unknown; batch_norm is 'local' or 'shared' and the backbone
             has no plain trainable BatchNormalization, or has adapters; the input shape is not fixed; the backbone's
             output is not [N, M]; a layer draws random numbers in a way that cannot be brought; the backbone cannot be
-            cut at `train_from`; the adapters are unknown, or no layer takes them; `personal` is no part of them.
+            cut at `train_from`; the adapters are unknown, or no layer takes them; `personal` is no part of them; the
+            seed is outside of its range.
 
     Examples:
         >>> from tfpfl.models import build_network
@@ -108,6 +109,7 @@ class SplitModel(Normalized):
     ) -> None:
         if head_init not in HEAD_INITS:
             raise InvalidArgument(f"unknown head_init {head_init!r}: one of {', '.join(HEAD_INITS)}")
+        check_model_seed(seed)
         check_adapters(adapters, personal)
         if train_from is not None:
             given = {"seed": seed, "head_init": head_init, "kind": kind, "batch_norm": batch_norm}
