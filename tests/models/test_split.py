@@ -168,3 +168,23 @@ def test_seeds_that_would_be_those_of_another_number_are_refused(seed):
     for make in (lambda: SplitModel(backbone(), seed=seed), lambda: build_network("mlp200", (4,), seed=seed)):
         with pytest.raises(InvalidArgument, match=f"seed must lie in 0..2147483647, found {seed}"):
             make()
+
+
+def test_penalties_and_constraints_of_layers_are_warned_of_once():
+    def said(**args):
+        network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, name="one", **args)])
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            SplitModel(network)
+        return [str(w.message) for w in found if issubclass(w.category, TfpflWarning)]
+
+    assert said() == []
+    for args in ({"kernel_regularizer": "l2"}, {"kernel_constraint": "non_neg"}, {"activity_regularizer": "l1"}):
+        (message,) = said(**args)
+        assert f"layer 'one' has {next(iter(args))}=" in message and "no part of the objective" in message
+
+
+def test_a_layer_that_moves_its_kernel_by_itself_is_refused():
+    network = keras.Sequential([keras.Input((3,)), keras.layers.SpectralNormalization(keras.layers.Dense(4))])
+    with pytest.raises(InvalidArgument, match=r"\(SpectralNormalization\).*changes the kernel.*leave it out"):
+        SplitModel(network)

@@ -19,7 +19,7 @@ from tfpfl.models.cuts import cut
 from tfpfl.models.functional import functional
 from tfpfl.models.heads import HeadKind, head_kind
 from tfpfl.models.inputs import Inputs
-from tfpfl.models.layers import flatten
+from tfpfl.models.layers import flatten, penalty
 from tfpfl.models.normalization import Normalized
 from tfpfl.models.precision import cast_output, dtype_of
 from tfpfl.models.reading import trace, vocabulary
@@ -73,7 +73,8 @@ class SplitModel(Normalized):
 
     If an example is several arrays, input_shape, reads and vocabulary are dicts or tuples with a value for each.
 
-    A backbone that ends in a softmax or a sigmoid gives a warning: its features would be probabilities.
+    A backbone that ends in a softmax or a sigmoid gives a warning: its features would be probabilities. So does
+    one with regularizers or constraints, which are ignored.
 
     Raises:
         InvalidArgument: head_init, kind or batch_norm is unknown; batch_norm is 'local' or 'shared' and the backbone
@@ -125,6 +126,12 @@ class SplitModel(Normalized):
                 f"a backbone must map [N, ...] to features [N, M]; for 2 examples this one gives {found}"
             )
         self.dtype = dtype_of(backbone, output)
+        if adapters is None and (ignored := penalty(backbone)) is not None:
+            warn_user(
+                f"{ignored}, and regularizers and constraints are no part of the objective: training ignores them. "
+                "Leave them out of the layers; an optimizer with weight decay, or an objective of your own, can have a "
+                "penalty"
+            )
         self.num_features = int(output.shape[1])
         self.initial_theta, pure = functional(backbone)
         self._set_batch_norm(pure, batch_norm)
