@@ -184,3 +184,15 @@ def test_a_weight_that_is_read_past_its_attribute_is_refused(layer):
     for train_from in (None, "top"):
         with pytest.raises(InvalidArgument, match=message):
             SplitModel(model, train_from=train_from)
+
+
+class Noisy(layers.Layer):
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
+def test_a_layer_whose_code_draws_random_numbers_is_refused():
+    model = keras.Sequential([keras.Input((5,)), layers.Dense(3), Noisy(name="noisy"), layers.Dense(3, name="top")])
+    for train_from in (None, "top"):
+        with pytest.raises(InvalidArgument, match="draws random numbers in its own code.*RandomStandardNormal.*noisy"):
+            SplitModel(model, train_from=train_from)
