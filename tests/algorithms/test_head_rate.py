@@ -137,3 +137,18 @@ def test_the_warning_is_about_the_last_rounds():
     calm, wild = [{"raised": 0.1}] * LAST, [{"raised": 0.4}] * LAST
     assert last_steps(wild + calm) is None and last_steps(wild[1:]) is None and last_steps([{}] * LAST) is None
     assert "for 40% of the examples" in last_steps(calm + wild)
+
+
+def features_of_mean_0():
+    """Features that a vector of ones does not see: each column has the mean 0."""
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((40, 1)) @ rng.standard_normal((1, 30)) + 0.3 * rng.standard_normal((40, 30))
+    return (z - z.mean(0)) / z.std(0)
+
+
+@pytest.mark.parametrize("make", [features_of_mean_0, lambda: np.repeat([[1.0], [-1.0]], 4, 0) * np.ones((1, 30))])
+def test_smoothness_of_features_whose_columns_have_the_mean_0(make):
+    """A step of 1 / L, as of head_rate='safe', may be twice as long before it can raise a loss."""
+    phi = make()
+    exact = 0.5 * np.linalg.norm(np.column_stack([phi, np.ones(len(phi))]), 2) ** 2 / len(phi)
+    assert 0.9 * exact < float(heads.smoothness(tf.constant(phi))) <= exact * (1 + 1e-12)

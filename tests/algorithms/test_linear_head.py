@@ -6,10 +6,11 @@ import pytest
 import tensorflow as tf
 
 from helpers.marks import slow_but
-from helpers.toys import distance, gradient
+from helpers.toys import distance, gradient, identical
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.models import tree
+from tfpfl.models.heads import head_kind
 from tfpfl.models.weights import Head
 
 
@@ -95,3 +96,19 @@ def test_the_hessian_times_a_vector_is_that_of_two_tapes():
     solution = heads._conjugate_gradient(head, phi, targets, slope)
     d = np.concatenate([np.ravel(s) for s in solution])
     np.testing.assert_allclose(hessian @ d + heads.DAMPING * d, flat, atol=1e-9)
+
+
+@pytest.mark.parametrize("mean", [2e4, 1e5])
+def test_newton_with_large_counts_does_not_raise_the_loss(mean):
+    """The first whole step goes from exp(0) to exp(mean), which is infinite."""
+    rng, kind = np.random.default_rng(0), head_kind("poisson")
+    phi, y = tf.constant(rng.random((40, 5)), tf.float32), tf.constant(rng.poisson(mean, (40, 1)), tf.float32)
+    head = Head(tf.zeros([5, 1]), tf.zeros([1]))
+    losses = [float(heads.loss(heads.fit_newton(head, phi, y, steps, kind), phi, y, kind)) for steps in (0, 1, 2, 20)]
+    assert losses[0] > losses[1] >= losses[2] > losses[3] and losses[3] < 0.1 * losses[0]
+
+
+def test_newton_keeps_a_head_whose_loss_no_step_lowers():
+    head, phi, targets = problem()
+    bad = tf.concat([phi[:1] * np.nan, phi[1:]], 0)
+    assert identical(heads.fit_newton(head, bad, targets, 3), head)

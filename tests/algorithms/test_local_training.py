@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.toys import backbone, distance, gradient, identical, run, toy
 from helpers.toys import client_loss as reference_loss
-from helpers.toys import distance, gradient, identical, toy
+from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.parts.local_training import local_solver, shuffled, value_and_gradient, whole_gradient
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
+from tfpfl.models import SplitModel
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
@@ -146,3 +148,15 @@ def test_a_whole_gradient_in_chunks_is_the_gradient(chunk):
     value, found = tf.function(lambda w: whole_gradient(objective, w, visit, chunk))(weights)
     expected, slope = value_and_gradient(lambda w: objective(w, visit.x, visit.y), weights)
     assert abs(float(value - expected)) < 1e-12 and distance(found, slope) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["fedrep", "fedbabu", "fedas", "fedavg", "pflego"])
+def test_a_backbone_without_weights_that_train(name):
+    """The head alone learns, where the method trains it."""
+    data = toy()
+    frozen = backbone()
+    frozen.trainable = False
+    data = data._replace(model=SplitModel(frozen))
+    assert data.model.initial_theta == ()
+    server, states = run(build_algorithm(name, data.model, data.population), data)
+    assert all(np.isfinite(part).all() for part in tf.nest.flatten((server, states)))

@@ -179,3 +179,16 @@ def test_a_backbone_without_such_layers_is_refused():
 def test_the_parts_of_adapters(adapters, part, own):
     assert SplitModel(backbone(), adapters=adapters, personal=part).own == tuple(c == "1" for c in own * 2)
     assert not any(SplitModel(backbone(), adapters=adapters).own)
+
+
+@pytest.mark.parametrize("adapters", ["lora:2", "scale_shift", "bottleneck:2"])
+def test_adapters_in_mixed_precision(adapters):
+    """Layers without a bias, whose shift is added by the activation in half precision."""
+    policy = keras.mixed_precision.Policy("mixed_bfloat16")
+    stack = [layers.Dense(6, activation="tanh", use_bias=False, dtype=policy) for _ in range(2)]
+    whole = keras.Sequential([keras.Input((4,)), *stack])
+    model = SplitModel(whole, adapters=adapters)
+    theta = tuple(w + 0.1 for w in model.theta())
+    phi, pull_back = model.record(theta, tf.constant(X, tf.float32))
+    assert phi.dtype == tf.float32 and np.abs(phi - model.features(model.theta(), X)).max() > 0.01
+    assert all(np.abs(slope).max() > 0 for slope in pull_back(tf.ones_like(phi)))

@@ -7,6 +7,8 @@ import tensorflow as tf
 from keras import layers
 
 from helpers.marks import slow_but
+from tfpfl.checks import InvalidArgument
+from tfpfl.models import SplitModel
 from tfpfl.models.functional import functional
 
 IMAGE = (6, 6, 2)
@@ -148,3 +150,49 @@ def test_layers_that_draw_in_a_way_of_their_own_are_refused(shape, layer, instea
 def test_a_rate_of_0_draws_nothing():
     model = keras.Sequential([keras.Input((5,)), layers.Dropout(0.0), layers.GaussianNoise(0.0), layers.Dense(3)])
     assert len(functional(model)[0]) == 2
+
+
+class Listed(layers.Layer):
+    """Its weights are attributes, but `call` reads them from a list."""
+
+    def build(self, shape):
+        self.a = self.add_weight(name="a", shape=(shape[-1], 4))
+        self.b = self.add_weight(name="b", shape=(shape[-1], 4))
+        self.kernels = [self.a, self.b]
+
+    def call(self, x):
+        return tf.concat([tf.matmul(x, kernel) for kernel in self.kernels], 1)
+
+
+class Compiled(layers.Layer):
+    """Its `call` keeps the graph of its first call, which reads the variable."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(name="kernel", shape=(shape[-1], 4))
+
+    @tf.function
+    def call(self, x):
+        return tf.matmul(x, self.kernel)
+
+
+@pytest.mark.skipif(not keras.__version__.startswith("2."), reason="Keras 3 replaces weights wherever they are read")
+@pytest.mark.parametrize("layer", [Listed, Compiled])
+def test_a_weight_that_is_read_past_its_attribute_is_refused(layer):
+    """It would keep its first value, and have no gradient."""
+    model = keras.Sequential([keras.Input((5,)), layer(), layers.Dense(3, name="top")])
+    message = "weights .*(a:0|kernel:0).* are not read from the attributes.*no list.*no tf.function"
+    for train_from in (None, "top"):
+        with pytest.raises(InvalidArgument, match=message):
+            SplitModel(model, train_from=train_from)
+
+
+class Noisy(layers.Layer):
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
+def test_a_layer_whose_code_draws_random_numbers_is_refused():
+    model = keras.Sequential([keras.Input((5,)), layers.Dense(3), Noisy(name="noisy"), layers.Dense(3, name="top")])
+    for train_from in (None, "top"):
+        with pytest.raises(InvalidArgument, match="draws random numbers in its own code.*RandomStandardNormal.*noisy"):
+            SplitModel(model, train_from=train_from)

@@ -216,3 +216,13 @@ def test_a_network_of_keras_applications():
             phi = model.features(model.theta(), x)
         assert np.isfinite(phi).all() and phi.shape == (3, 1280)
         assert np.isfinite(np.concatenate([np.ravel(s) for s in now.statistics])).all()
+
+
+def test_a_normalization_over_several_axes_is_frozen_only():
+    def build(mode):
+        stack = [layers.BatchNormalization(axis=[1, 2], name="both"), layers.Flatten()]
+        return SplitModel(keras.Sequential([keras.Input((4, 3)), *stack]), batch_norm=mode)
+
+    assert build(None).batch_norm == "frozen"
+    with pytest.raises(ValueError, match=r"layer 'both'.*over one axis.*batch_norm='frozen'"):
+        build("shared")

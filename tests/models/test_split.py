@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from helpers.toys import backbone, distance, gradient, identical, run, toy
 from tfpfl.algorithms import pflego
-from tfpfl.checks import TfpflWarning
+from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.data.population import Population
-from tfpfl.models import SplitModel
+from tfpfl.models import Head, SplitModel, build_network
 
 PEOPLE = Population([5, 5, 5], [2, 3, 2])
 
@@ -139,3 +139,52 @@ def test_a_backbone_that_ends_in_probabilities_is_warned_of(last, said):
         SplitModel(network)
     messages = [str(w.message) for w in found if issubclass(w.category, TfpflWarning)]
     assert messages == [] if said is None else f"the backbone ends in a {said}: its 5 features are then" in messages[0]
+
+
+def test_the_first_head_that_is_given_reaches_the_model_above_a_cut():
+    network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(5, name="top")])
+    given = Head(np.full((5, 2), 7.0, "float32"), np.ones(2, "float32"))
+    model = SplitModel(network, train_from="top").with_initial_head(given)
+    assert identical(model.shared_head(2), given) and identical(model.above.shared_head(2), given)
+    assert SplitModel(network, train_from="top").above.initial_head is None
+
+
+def hashed():
+    """Ids go through a hash, so that any whole number is a word."""
+    stack = [keras.layers.Hashing(50), keras.layers.Embedding(50, 4), keras.layers.Flatten(name="flat")]
+    return keras.Sequential([keras.Input((2,), dtype="int32"), *stack, keras.layers.Dense(3, name="top")])
+
+
+@pytest.mark.parametrize("train_from", [None, "top"])
+def test_ids_that_float32_does_not_hold_reach_an_embedding_as_they_are(train_from):
+    network = hashed()
+    model = SplitModel(network, train_from=train_from)
+    x = np.array([[2**24 + 1, 2**24 + 3], [2**25 + 5, 7]], np.int32)
+    assert model.reads == "whole" and distance(model.features(model.theta(), x), network(x)) < 1e-6
+
+
+@pytest.mark.parametrize("seed", [-1, 2**31, 2**32])
+def test_seeds_that_would_be_those_of_another_number_are_refused(seed):
+    for make in (lambda: SplitModel(backbone(), seed=seed), lambda: build_network("mlp200", (4,), seed=seed)):
+        with pytest.raises(InvalidArgument, match=f"seed must lie in 0..2147483647, found {seed}"):
+            make()
+
+
+def test_penalties_and_constraints_of_layers_are_warned_of_once():
+    def said(**args):
+        network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, name="one", **args)])
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            SplitModel(network)
+        return [str(w.message) for w in found if issubclass(w.category, TfpflWarning)]
+
+    assert said() == []
+    for args in ({"kernel_regularizer": "l2"}, {"kernel_constraint": "non_neg"}, {"activity_regularizer": "l1"}):
+        (message,) = said(**args)
+        assert f"layer 'one' has {next(iter(args))}=" in message and "no part of the objective" in message
+
+
+def test_a_layer_that_moves_its_kernel_by_itself_is_refused():
+    network = keras.Sequential([keras.Input((3,)), keras.layers.SpectralNormalization(keras.layers.Dense(4))])
+    with pytest.raises(InvalidArgument, match=r"\(SpectralNormalization\).*changes the kernel.*leave it out"):
+        SplitModel(network)

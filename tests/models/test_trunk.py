@@ -110,9 +110,24 @@ def attending():
     return keras.Model(x, layers.Flatten(name="flat")(y))
 
 
+def padded():
+    """Words with a mask, which reaches through Dropout to the recurrent layer and ends there."""
+    words = [layers.Embedding(9, 3, mask_zero=True, name="words"), layers.Dropout(0.1, name="drop")]
+    stack = [*words, layers.GRU(4, name="gru"), layers.Dense(2, name="last")]
+    return keras.Sequential([keras.Input((5,), dtype="int32"), *stack])
+
+
+def masked():
+    stack = [layers.Masking(name="masking"), layers.GRU(4, name="gru"), layers.Dense(2, name="last")]
+    return keras.Sequential([keras.Input((5, 3)), *stack])
+
+
 @pytest.mark.parametrize(
     ("make", "name", "message"),
     [
+        (padded, "gru", r"padded sequences with a mask.*features do not keep.*can be cut: 'last' above it"),
+        (padded, "drop", r"padded sequences with a mask"),
+        (masked, "gru", r"padded sequences with a mask.*can be cut: 'last' above it"),
         (network, "tip", r"unknown layer 'tip'; did you mean 'top'\? there are low, norm"),
         (network, "low", r"it reads the examples.*leave train_from out.*cut: 'norm' above it"),
         (network, "block_1_add", r"it reads 2 tensors.*cut: 'block_1_dense' below it and 'top' above it"),
@@ -416,3 +431,25 @@ def test_mobilenet_with_a_frozen_trunk():
     assert 50 * sum(w.nbytes for w in last.initial_theta) < sum(w.nbytes for w in everything.initial_theta)
     with pytest.raises(InvalidArgument, match="'block_15_add'.*'block_16_expand' above it"):
         SplitModel(whole, train_from="block_15_add")
+
+
+def test_trunks_that_differ_in_a_word_that_is_also_a_layers_name_have_different_hashes():
+    def made(activation, name):
+        stack = [layers.Dense(4, name="low"), layers.Activation(activation, name=name), layers.Dense(2, name="top")]
+        model = keras.Sequential([keras.Input((3,)), *stack])
+        model.set_weights([np.ones(w.shape) for w in model.get_weights()])
+        return SplitModel(model, train_from="top").trunk.hash
+
+    assert made("relu", "relu") != made("relu6", "relu6")
+    assert made("relu", "relu") == made("relu", "other")
+    assert made("relu", "linear") == made("relu", "other")
+
+
+def test_ids_that_float32_does_not_hold_have_features_of_their_own(tmp_path):
+    x = (2**24 + np.random.default_rng(0).integers(0, 2**24, (30, 6))).astype(np.int32)
+    federation = Federation.from_clients([(x, np.arange(30) % 2)] * 4, out=tmp_path / "f", scale=1.0)
+    stack = [layers.Hashing(50), layers.Embedding(50, 3), layers.GlobalAveragePooling1D(name="pool")]
+    whole = keras.Sequential([keras.Input((6,), dtype="int32"), *stack, layers.Dense(2, name="top")])
+    model = SplitModel(whole, train_from="top")
+    features, _ = trunk_federation(model, federation)
+    assert distance(features.raw(0)[0], model.trunk.model(federation.raw(0)[0])) < 1e-6

@@ -23,6 +23,8 @@ from enum import IntEnum, unique
 import numpy as np
 from numpy.typing import ArrayLike
 
+from tfpfl.checks import InvalidArgument
+
 
 @unique
 class Stream(IntEnum):
@@ -80,6 +82,16 @@ class Fold(IntEnum):
     FIRST_EXCHANGE = -5  # everything in the first exchange of a round that has two
     ROUNDING = -6  # how the numbers of an update are rounded under secure aggregation
     NOISE = -7  # the noise that is added to them
+
+
+def check_model_seed(seed: int) -> None:
+    """Checks the seed of initial weights, which is an int32 in TensorFlow's keys.
+
+    Raises:
+        InvalidArgument: another seed would be taken in its place.
+    """
+    if not 0 <= seed < 2**31:
+        raise InvalidArgument(f"seed must lie in 0..{2**31 - 1}, found {seed}: weights are drawn with an int32")
 
 
 def entropy(seed: int, stream: int, index: int = 0) -> np.random.SeedSequence:

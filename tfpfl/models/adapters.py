@@ -208,14 +208,15 @@ def _places(backbone: keras.Model) -> list[Place]:
 
 
 def _shifted(activation: Callable, shift: Tensor) -> Callable:
-    return lambda y: activation(y + shift)
+    return lambda y: activation(y + tf.cast(shift, y.dtype))
 
 
 def _narrowed(activation: Callable, down: Tensor, down_bias: Tensor, up: Tensor, up_bias: Tensor) -> Callable:
     def changed(y: Tensor) -> Tensor:
         y = activation(y)
-        inner = tf.nn.relu(tf.tensordot(y, down, 1) + down_bias)
-        return y + tf.ensure_shape(tf.tensordot(inner, up, 1) + up_bias, y.shape)
+        first, offset, second, shift = (tf.cast(w, y.dtype) for w in (down, down_bias, up, up_bias))
+        inner = tf.nn.relu(tf.tensordot(y, first, 1) + offset)
+        return y + tf.ensure_shape(tf.tensordot(inner, second, 1) + shift, y.shape)
 
     return changed
 

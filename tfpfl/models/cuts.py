@@ -132,6 +132,11 @@ def _why_not(nodes: list[Node], position: int, output: Any) -> str | None:
         return (
             f"it reads {tf.as_dtype(tensor.dtype).name} numbers of shape {tuple(tensor.shape)}, which are no features"
         )
+    if getattr(tensor, "_keras_mask", None) is not None:
+        return (
+            "it reads padded sequences with a mask, which Masking or Embedding(mask_zero=True) makes and "
+            "which features do not keep. Cut above the layer that ends the mask, or build the model without one"
+        )
     below = _before(made_by, [tensor])
     lower = {made_by[tensor].name for tensor in below}
     seen, left = {id(output)}, [output]

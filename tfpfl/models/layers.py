@@ -40,7 +40,7 @@ class SpecialLayers:
         own: for each of `model.trainable_weights` whether it is a scale or offset of a BatchNormalization.
 
     Raises:
-        InvalidArgument: a layer draws random numbers in a way that cannot be replaced.
+        InvalidArgument: a layer draws random numbers in a way that cannot be replaced, or changes weights by itself.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -54,6 +54,11 @@ class SpecialLayers:
                 self._normalizing.append((layer, (len(self.moving), len(self.moving) + 1)))
                 self.moving += [layer.moving_mean, layer.moving_variance]
                 parameters |= {id(w) for w in layer.trainable_weights}
+            elif "SpectralNormalization" in names and layer.trainable:
+                raise InvalidArgument(
+                    f"layer {layer.name!r} ({type(layer).__name__}) changes the kernel of its layer in every pass of "
+                    "training, which is no step of any method here: leave it out, or freeze it (trainable=False)"
+                )
             elif (draw := _drawing(layer, names)) is not None:
                 self._random.append((layer, draw))
         self.draws = bool(self._random)
@@ -68,7 +73,8 @@ class SpecialLayers:
         """Checks that every trainable BatchNormalization can normalize with batch statistics.
 
         Raises:
-            InvalidArgument: there is none; or one is of another class than Keras's, or an older variant.
+            InvalidArgument: there is none; or one is of another class than Keras's, over several axes, or an older
+                variant.
         """
         if not self._normalizing:
             raise InvalidArgument(
@@ -81,10 +87,11 @@ class SpecialLayers:
                 type(layer).__name__ not in ("BatchNormalization", "SyncBatchNormalization")
                 or variant
                 or not _of(layer)
+                or not (isinstance(layer.axis, int) or len(layer.axis) == 1)
             ):
                 raise InvalidArgument(
-                    f"layer {layer.name!r} ({type(layer).__name__}) is not Keras's plain BatchNormalization, whose "
-                    "batch statistics are known. Use batch_norm='frozen', or replace the layer"
+                    f"layer {layer.name!r} ({type(layer).__name__}) is not Keras's plain BatchNormalization over "
+                    "one axis, whose batch statistics are known. Use batch_norm='frozen', or replace the layer"
                 )
 
     @contextmanager
@@ -113,6 +120,15 @@ def flatten(model: keras.Model) -> list[Any]:
     if hasattr(model, "_flatten_layers"):
         return list(model._flatten_layers())  # includes cells and layers inside layers
     return [model]
+
+
+def penalty(model: keras.Model) -> str | None:
+    """Which layer has a regularizer or a constraint on weights that train, in words; None if there is none."""
+    for layer in (each for each in flatten(model) if each.trainable):
+        for name, value in vars(layer).items():
+            if callable(value) and name.removeprefix("_").endswith(("_regularizer", "_constraint")):
+                return f"layer {layer.name!r} has {name.removeprefix('_')}={type(value).__name__}"
+    return None
 
 
 def _of(layer: Any) -> bool:

@@ -11,7 +11,7 @@ from keras import layers
 
 from tfpfl.checks import InvalidArgument, check_choice, unknown
 from tfpfl.data.layout import is_several, shape_text
-from tfpfl.data.randomness import ModelKey
+from tfpfl.data.randomness import ModelKey, check_model_seed
 
 
 def mlp200() -> list[layers.Layer]:
@@ -92,7 +92,7 @@ def build_network(
     Args:
         name: mlp200, cifar_2conv, omniglot_4conv, fedavg_cnn or conv_bn.
         input_shape: the shape of one example, such as (28, 28, 1).
-        seed: the seed of the initial weights, >= 0.
+        seed: the seed of the initial weights, from 0 to 2^31 - 1.
         dtype: 'float32' or 'float64'.
         init: the distribution of the initial weights. 'keras': Glorot uniform kernels, biases are 0. 'stax': that of
             the code of PFLEGO's authors, which are the defaults of JAX's stax: Glorot normal kernels, drawn again
@@ -100,11 +100,12 @@ def build_network(
 
     Raises:
         InvalidArgument: the name or init is unknown, or examples of this shape are too small for the network, or are
-            several arrays.
+            several arrays; or the seed is outside of its range.
     """
     if name not in NETWORKS:
         raise InvalidArgument(unknown("network", name, NETWORKS))
     check_choice(init=(init, INITS))
+    check_model_seed(seed)
     if is_several(input_shape):
         raise InvalidArgument(
             f"{name} takes one array, and examples are several: {shape_text(input_shape)}. Give a Keras model of your "

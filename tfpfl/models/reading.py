@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.layout import parts_of
 from tfpfl.models.inputs import Inputs
 
@@ -16,6 +17,7 @@ _PASS = frozenset(
 )
 # Operations for which it makes no difference whether a whole number is an integer or a float.
 _EITHER = frozenset(("Shape", "ShapeN", "Size", "Rank", "NotEqual", "Equal", "ZerosLike", "OnesLike"))
+_DRAWS = ("Random", "TruncatedNormal", "Multinomial", "StatefulUniform", "StatefulStandardNormal", "RngReadAndSkip")
 SATURATING = {"Softmax": "softmax", "LogSoftmax": "log-softmax", "Sigmoid": "sigmoid"}
 
 
@@ -27,7 +29,7 @@ class Traced(NamedTuple):
     ending: str | None  # 'softmax', 'log-softmax' or 'sigmoid' if the last operation is one of these
 
 
-def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype) -> Traced:
+def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype, variables: Sequence[Any] = ()) -> Traced:
     """Traces a backbone for one example and reads its graph.
 
     Args:
@@ -35,6 +37,10 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype) -> T
         weights: the weights, arrays.
         inputs: the arrays of x.
         dtype: the dtype of x; arrays that Keras declares as integer get integers.
+        variables: those that `apply` puts other values in the place of.
+
+    Raises:
+        InvalidArgument: a layer reads one of the variables all the same, or draws random numbers in its own code.
     """
     given: list[Any] = []
 
@@ -45,10 +51,35 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype) -> T
     theta = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
     spec = inputs.spec(1, [tf.int32 if integer else dtype for integer in inputs.integer])
     graph = tf.function(forward, autograph=False).get_concrete_function(theta, spec)
+    _check_replaced(graph.graph, variables)
+    _check_draws(graph.graph)
     outputs = [t for op in graph.graph.get_operations() if op.type not in ("Placeholder", "Const") for t in op.outputs]
     size = int(sum((t.shape.num_elements() or 0) * t.dtype.size for t in outputs if t.dtype.is_floating))
     reads = ["whole" if integer else _reads(x) for x, integer in zip(given, inputs.integer, strict=True)]
     return Traced(size, reads, _ending(graph.outputs[0]))
+
+
+def _check_replaced(graph: Any, variables: Sequence[Any]) -> None:
+    """Checks that a graph reads none of these variables, since each has another value that stands for it."""
+    held = {id(tensor) for tensor, _ in graph.captures}
+    names = [v.name for v in variables if id(getattr(v, "handle", None)) in held]
+    if names:
+        raise InvalidArgument(
+            f"weights {', '.join(names)} are not read from the attributes to which their layer assigned them, so that "
+            "they could not be trained. In the layer's call, read each weight as its own attribute (self.kernel), from "
+            "no list or dict, and in no tf.function of the layer's own"
+        )
+
+
+def _check_draws(graph: Any) -> None:
+    """Checks that a graph draws no random numbers from a state, which no key determines."""
+    for op in graph.get_operations():
+        if op.op_def.is_stateful and any(word in op.type for word in _DRAWS):
+            raise InvalidArgument(
+                f"the backbone draws random numbers in its own code ({op.type} in {op.name}), so that no two "
+                "evaluations would agree. Use Keras's Dropout or GaussianNoise, which draw from the client's key in "
+                "training, or tf.random.stateless_* with a fixed seed"
+            )
 
 
 def vocabulary(layers: list[Any], reads: Sequence[str]) -> list[int | None]:

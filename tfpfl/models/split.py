@@ -12,14 +12,14 @@ from tfpfl.checks import InvalidArgument, warn_user
 from tfpfl.data.kinds import LabelKind
 from tfpfl.data.layout import packed
 from tfpfl.data.population import ClientInfo, Tensor
-from tfpfl.data.randomness import ModelKey
+from tfpfl.data.randomness import ModelKey, check_model_seed
 from tfpfl.models import passes, tree
 from tfpfl.models.adapters import Adapters, check_adapters
 from tfpfl.models.cuts import cut
 from tfpfl.models.functional import functional
 from tfpfl.models.heads import HeadKind, head_kind
 from tfpfl.models.inputs import Inputs
-from tfpfl.models.layers import flatten
+from tfpfl.models.layers import flatten, penalty
 from tfpfl.models.normalization import Normalized
 from tfpfl.models.precision import cast_output, dtype_of
 from tfpfl.models.reading import trace, vocabulary
@@ -40,7 +40,7 @@ class SplitModel(Normalized):
             weights are the initial theta. Its frozen weights never change. Its dtype, float32 or float64, is used for
             all computations; in mixed precision (`keras.mixed_precision`) it is float32, and the backbone computes in
             half precision inside.
-        seed: the seed of the initial heads, which are a function of (seed, client id).
+        seed: the seed of the initial heads, which are a function of (seed, client id); from 0 to 2^31 - 1.
         head_init: 'glorot' (uniform kernel, zero bias), 'uniform01' (kernel and bias uniform in [0, 1), as in the
             PFLEGO authors' code) or 'zeros'.
         input_shape: the shape of one example, or a dict, list or tuple of shapes; needed only for a subclassed model,
@@ -73,13 +73,15 @@ class SplitModel(Normalized):
 
     If an example is several arrays, input_shape, reads and vocabulary are dicts or tuples with a value for each.
 
-    A backbone that ends in a softmax or a sigmoid gives a warning: its features would be probabilities.
+    A backbone that ends in a softmax or a sigmoid gives a warning: its features would be probabilities. So does
+    one with regularizers or constraints, which are ignored.
 
     Raises:
         InvalidArgument: head_init, kind or batch_norm is unknown; batch_norm is 'local' or 'shared' and the backbone
             has no plain trainable BatchNormalization, or has adapters; the input shape is not fixed; the backbone's
             output is not [N, M]; a layer draws random numbers in a way that cannot be brought; the backbone cannot be
-            cut at `train_from`; the adapters are unknown, or no layer takes them; `personal` is no part of them.
+            cut at `train_from`; the adapters are unknown, or no layer takes them; `personal` is no part of them; the
+            seed is outside of its range.
 
     Examples:
         >>> from tfpfl.models import build_network
@@ -108,6 +110,7 @@ class SplitModel(Normalized):
     ) -> None:
         if head_init not in HEAD_INITS:
             raise InvalidArgument(f"unknown head_init {head_init!r}: one of {', '.join(HEAD_INITS)}")
+        check_model_seed(seed)
         check_adapters(adapters, personal)
         if train_from is not None:
             given = {"seed": seed, "head_init": head_init, "kind": kind, "batch_norm": batch_norm}
@@ -123,6 +126,12 @@ class SplitModel(Normalized):
                 f"a backbone must map [N, ...] to features [N, M]; for 2 examples this one gives {found}"
             )
         self.dtype = dtype_of(backbone, output)
+        if adapters is None and (ignored := penalty(backbone)) is not None:
+            warn_user(
+                f"{ignored}, and regularizers and constraints are no part of the objective: training ignores them. "
+                "Leave them out of the layers; an optimizer with weight decay, or an objective of your own, can have a "
+                "penalty"
+            )
         self.num_features = int(output.shape[1])
         self.initial_theta, pure = functional(backbone)
         self._set_batch_norm(pure, batch_norm)
@@ -131,7 +140,7 @@ class SplitModel(Normalized):
             self.adapters = apply = Adapters(adapters, backbone, self.initial_theta, apply, self.seed)
             self.initial_theta = self.adapters.initial
             self._only_adapters_train(self.adapters.personal(personal))
-        traced = trace(apply, self.initial_theta, self.inputs, self.dtype)
+        traced = trace(apply, self.initial_theta, self.inputs, self.dtype, backbone.weights)
         self._activation_bytes, self.reads = traced.activation_bytes, packed(traced.reads, self.input_shape)
         self.vocabulary = packed(vocabulary(flatten(backbone), traced.reads), self.input_shape)
         self._dtypes = [self.dtype]
@@ -139,7 +148,8 @@ class SplitModel(Normalized):
             self._dtypes = [tf.int32 if reads == "whole" else self.dtype for reads in traced.reads]
             self._cast, self._apply = self.inputs.taken(apply, self._dtypes)
         else:
-            self._cast = lambda x: tf.cast(x, self.dtype)
+            taken = tf.int32 if self.reads == "whole" else self.dtype
+            self._cast = lambda x: tf.cast(x, taken)
             self._apply = apply if self.reads != "whole" else lambda theta, x: apply(theta, tf.cast(x, tf.int32))
         if traced.ending is not None:
             warn_user(
@@ -251,6 +261,7 @@ class SplitModel(Normalized):
             raise InvalidArgument("the initial head holds NaN or infinity")
         made = copy.copy(self)
         made.initial_head = Head(kernel, bias)
+        made.above = None if self.above is None else self.above.with_initial_head(head)
         return made
 
     def _given_head(self) -> Head:
@@ -280,7 +291,7 @@ class SplitModel(Normalized):
         the statistics of these examples normalize. Otherwise theta may be followed by the moving statistics.
         """
         self._check_pass(theta)
-        x = x if self.trunk is None else self.trunk(tf.cast(x, self.dtype))
+        x = x if self.trunk is None else self.trunk(x)
         return tf.ensure_shape(self._apply(theta, self._cast(x)), [None, self.num_features])
 
     def record(

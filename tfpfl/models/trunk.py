@@ -21,6 +21,7 @@ from tfpfl.models.reading import trace, vocabulary
 
 # What says nothing of the numbers that a layer gives: whether it trains, and how its weights began.
 _NO_MATTER = {"trainable", "shared_object_id", "build_config", "compile_config", "registered_name"}
+_LINKS = ("inbound_nodes", "input_layers", "output_layers")
 _KERAS = ("keras", "tensorflow", "tf_keras", "builtins")
 
 
@@ -45,7 +46,7 @@ class Trunk:
         self.input_shape = tuple(self.inputs.shape)
         self.weights, self._apply = inference(model)
         self.reads, self.activation_bytes = "numbers", 0
-        traced = trace(self.apply, self.weights, self.inputs, self.dtype)
+        traced = trace(self.apply, self.weights, self.inputs, self.dtype, model.weights)
         (self.reads,), self.activation_bytes = traced.reads, traced.activation_bytes
         (self.vocabulary,) = vocabulary(flatten(model), traced.reads)
         self.shape = tuple(int(n) for n in self(np.zeros((1, *self.input_shape), self.dtype)).shape[1:])
@@ -83,13 +84,31 @@ class Trunk:
         return digest.hexdigest()
 
 
-def _renamed(value: Any, names: dict[str, str]) -> Any:
-    """The configuration of a model without what does not matter, and with `names` for the names of its layers."""
+def _renamed(value: Any, names: dict[str, str], named: bool = False, linked: bool = False) -> Any:
+    """The configuration of a model without what does not matter, and with `names` for the names of its layers.
+
+    Other words that are equal to a name, such as that of an activation, stay.
+
+    Args:
+        value: a part of the configuration.
+        names: new names, by the old ones.
+        named: whether this part is what describes a layer, whose entry 'name' is the name.
+        linked: whether it is in a list of tensors, each of which is [name of its layer, number, number, ...].
+    """
     if isinstance(value, dict):
-        return {k: _renamed(v, names) for k, v in value.items() if k not in _NO_MATTER and "initializer" not in k}
+        named = named or "class_name" in value
+        return {
+            k: names.get(v, v)
+            if k == "name" and named and isinstance(v, str)
+            else _renamed(v, names, k == "config" and "class_name" in value, linked or k in _LINKS)
+            for k, v in value.items()
+            if k not in _NO_MATTER and "initializer" not in k
+        }
     if isinstance(value, list):
-        return [_renamed(v, names) for v in value]
-    return names.get(value, value) if isinstance(value, str) else value
+        if linked and len(value) > 2 and isinstance(value[0], str) and all(type(n) is int for n in value[1:3]):
+            value = [names.get(value[0], value[0]), *value[1:]]
+        return [_renamed(v, names, linked=linked) for v in value]
+    return value
 
 
 def _own_code(kind: type) -> list[bytes]:

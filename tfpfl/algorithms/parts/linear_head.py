@@ -23,7 +23,9 @@ from tfpfl.models.weights import Head
 CONJUGATE_GRADIENT_STEPS = 10
 _ADD: ContextVar[Callable | None] = ContextVar("what counts the steps of heads", default=None)
 POWER_STEPS = 5  # of the power method, for the smoothness constant
+_CLEARLY = 1.01  # by how much its second start must find more to count
 FLOOR = 1e-12  # of the largest diagonal entry: added to the diagonal of an exact solve, in float64
+SHORTEST = 1e-6  # the part of a Newton step below which it is not halved
 DAMPING = 1e-3  # added to the Hessian, which is singular: the same constant for all classes does not change the loss
 
 
@@ -146,7 +148,8 @@ def _logits(kernel_t, bias, phi):
 def fit_newton(head: Head, phi, targets, steps, kind: HeadKind = CLASSIFICATION) -> Head:
     """Trains the head with `steps` damped Newton steps; the other arguments are those of `fit`.
 
-    Conjugate gradients compute the direction. A step that would raise the loss is halved until it does not.
+    Conjugate gradients compute the direction. A step that would raise the loss, or make it infinite or NaN, is halved
+    until it does not; if it still does below the length `SHORTEST`, the head stays.
 
     Raises:
         InvalidArgument: the loss of this kind has no second derivative.
@@ -157,12 +160,17 @@ def fit_newton(head: Head, phi, targets, steps, kind: HeadKind = CLASSIFICATION)
         current, error = loss_and_errors(head, counted(phi), targets, kind)
         direction = _conjugate_gradient(head, phi, targets, gradient(phi, error), kind)
 
-        def worse(length):
-            shorter = loss(tree.add_scaled(head, -length, direction), counted(phi, 0.5), targets, kind)
-            return (shorter > current) & (length > 1e-3)
+        def after(length):
+            return loss(tree.add_scaled(head, -length, direction), counted(phi, 0.5), targets, kind)
 
-        (length,) = tf.while_loop(worse, lambda length: (length / 2,), (tf.ones([], phi.dtype),))
-        return step + 1, tree.add_scaled(head, -length, direction)
+        whole = tf.ones([], phi.dtype)
+        length, reached = tf.while_loop(
+            lambda length, reached: ~(reached <= current) & (length > SHORTEST),
+            lambda length, reached: (length / 2, after(length / 2)),
+            (whole, after(whole)),
+        )
+        moved = tree.add_scaled(head, -length, direction)
+        return step + 1, tree.where(reached <= current, moved, head)
 
     return tf.while_loop(lambda step, _: step < steps, body, (0, head), parallel_iterations=1)[1]
 
@@ -199,8 +207,9 @@ def smoothness(phi, kind: HeadKind = CLASSIFICATION):
 
     A gradient step of a rate up to 2 / L does not raise the loss. L = c s^2 / N bounds the Hessian everywhere, with the
     largest singular value s of A = [Phi, 1] and the kind's largest curvature c. `POWER_STEPS` steps of the power method
-    find s, from the vector of ones, which is near the solution where features are not negative. Each takes two products
-    of A with a vector. What they find is never more than s.
+    find s, from the vector of ones, which is near the solution where features are not negative. Where columns of Phi
+    have the mean 0, ones do not see them; so a second start, a fixed vector without a pattern, counts where it finds
+    clearly more. Each step takes two products of A with a vector. What they find is never more than s.
 
     Args:
         phi: the features [N, M].
@@ -211,14 +220,23 @@ def smoothness(phi, kind: HeadKind = CLASSIFICATION):
     """
     check_smooth(kind, "the smoothness constant")
     examples = tf.cast(tf.shape(phi)[0], phi.dtype)
-    u = tf.ones_like(phi[:, :1]) / tf.sqrt(examples)
+    ones = tf.ones_like(phi[:, :1])
+    places = tf.range(tf.shape(phi)[0])[:, None] % 1021
+    other = tf.cast(389 * places * places % 1021, phi.dtype) / 1021 - 0.5
+    usual, found = (_largest_squared(phi, u) for u in (ones / tf.sqrt(examples), other / tf.norm(other)))
+    squared = tf.where(found > _CLEARLY * usual, found, usual)
+    return tf.constant(kind.largest_curvature, phi.dtype) * squared / examples
+
+
+def _largest_squared(phi, u):
+    """The squared largest singular value of [Phi, 1] as the power method finds it from u [N, 1], |u| = 1: float []."""
     squared = tf.zeros([], phi.dtype)
     for _ in range(POWER_STEPS):
         kernel, bias = tf.matmul(phi, u, transpose_a=True), tf.reduce_sum(u)
         squared = tf.reduce_sum(tf.square(kernel)) + tf.square(bias)  # |A^T u|^2 with |u| = 1
         u = tf.matmul(phi, kernel) + bias
         u = tf.math.divide_no_nan(u, tf.norm(u))
-    return tf.constant(kind.largest_curvature, phi.dtype) * squared / examples
+    return squared
 
 
 def check_smooth(kind: HeadKind, what: str) -> None:
@@ -240,7 +258,8 @@ def fit_exact(head: Head, phi, targets, kind: HeadKind) -> Head:
     Where several heads fit equally well, it is the one nearest to `head`: W + A^+ (Y - A W), with A = [Phi, 1] and its
     pseudoinverse A^+. It is computed in float64 by a Cholesky factorization of the smaller of A^T A and A A^T, with
     `FLOOR` times its largest diagonal entry on the diagonal, so that it exists also where the features depend on each
-    other.
+    other. So features that are over 1e5 times smaller than the largest ones (the bias is one of size 1) count as if
+    they depended on others, and their weights come out too small: scale features of such different sizes before.
 
     Args:
         head, phi, targets: as in `fit`.

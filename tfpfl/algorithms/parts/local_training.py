@@ -64,8 +64,13 @@ def whole_gradient(objective, weights, data: ClientData, chunk=512):
         its_value, its_gradient = value_and_gradient(lambda w: objective(w, x, y), weights)
         return start + chunk, value + part * its_value, tree.add_scaled(gradient, part, its_gradient)
 
-    start = (0, tf.zeros([], tf.nest.flatten(weights)[0].dtype), tree.zeros_like(weights))
+    start = (0, _no_value(weights, data), tree.zeros_like(weights))
     return tf.while_loop(lambda start, *_: start < num_examples, one_chunk, start, parallel_iterations=1)[1:]
+
+
+def _no_value(weights, data: ClientData):
+    """A value of 0 in the dtype of the weights, or without weights (all are frozen) in that of alpha."""
+    return tf.zeros([], tf.convert_to_tensor((*tf.nest.flatten(weights), data.info.alpha)[0]).dtype)
 
 
 def one_pass_update(model, one_pass: OnePass, **how):
@@ -335,8 +340,7 @@ def resumed_solver(
                 weights = tree.scale(1 / (1 + pull), tree.add_scaled(weights, pull, anchor))
             return weights, velocity, value
 
-        no_value = tf.zeros([], tf.nest.flatten(weights)[0].dtype)
-        return loop(step, (weights, velocity, no_value), data)
+        return loop(step, (weights, velocity, _no_value(weights, data)), data)
 
     return solve
 
