@@ -18,7 +18,7 @@ import numpy as np
 
 from tflite_export.device import classes
 from tflite_export.device import payload as payloads
-from tflite_export.device.chunks import filled_up, trunk_output
+from tflite_export.device.chunks import filled_up, trunk_output, with_zeros
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import HeadError, SavedHead, load_head, save_head, theta_sha256
 from tflite_export.device.kinds import Score
@@ -348,12 +348,15 @@ class DeviceClient:
         return {"kernel": kernel.astype(np.float32, copy=False), "bias": bias.astype(np.float32, copy=False)}
 
     def _chunks(self, n, *arrays):
-        """Yields (number of examples, chunk of each array). The static program's chunks are filled up with zeros."""
+        """Yields (number of examples, chunk of each array): of x or phi, and of what belongs to them.
+
+        The static program's chunks are filled up with examples of weight 0.
+        """
         for start in range(0, n, self.chunk):
             parts = [a[start : start + self.chunk] for a in arrays]
             size = len(parts[0])
             if self.batch is not None and size < self.batch:
-                parts = [filled_up(p, self.batch) for p in parts]
+                parts = [filled_up(parts[0], self.batch), *(with_zeros(p, self.batch) for p in parts[1:])]
             yield size, parts
 
     def _features(self, x):
