@@ -2,11 +2,13 @@
 #include "live.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define WAIT 25.0 /* seconds of a poll */
+#define WAIT 25.0        /* seconds of a poll */
+#define MOST_SCORE 1e30 /* a larger loss is not sent, nor one that is not finite */
 
 static const char *const split_names[SPLITS] = {"train", "validation", "test"};
 
@@ -32,6 +34,7 @@ static int add_scores(tfpfl_live *live, const struct json *work, const tfpfl_hea
             status = score_rows(features, answers_of(live->client, examples), examples->count, head, head_kind(model),
                                 &found, live->error);
         free(features);
+        if (status != 0 || !(fabs(found.loss) < MOST_SCORE && fabs(found.value) < MOST_SCORE)) continue;
         words_add(words, any ? ", {\"split\": " : "{\"split\": ");
         words_text(words, split_names[split]);
         words_add(words, ", \"examples\": ");
@@ -98,7 +101,8 @@ int live_settle(tfpfl_live *live) {
         status = live_of_client(live, tfpfl_start_from(live->client, &pending.head));
         if (status == 0) live->counted++;
         if (status == 0) live_tell(live, "round %" PRIu32 ": counted", pending.round);
-    } else if (status == 0 && (answer.status == 409 || answer.status == 410 || answer.status == 422)) {
+    } else if (status == 0 && (answer.status == 400 || answer.status == 409 || answer.status == 410 ||
+                               answer.status == 413 || answer.status == 422)) {
         live_reason(&answer, reason);
         live_tell(live, "round %" PRIu32 ": not counted: %s", pending.round, reason);
     } else if (status == 0) {
