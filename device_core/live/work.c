@@ -179,7 +179,7 @@ static int visit(tfpfl_live *live, const struct work *work, const float *theta) 
 static int send_scores(tfpfl_live *live, const struct work *work, const float *theta) {
     struct words body = {0};
     struct answer answer;
-    char target[40];
+    char target[40], reason[REASON_ROOM];
     size_t weights = tfpfl_describe(live->client)->num_backbone_weights;
     int status = live_of_client(live, tfpfl_receive(live->client, theta, weights));
     if (status != 0) return status;
@@ -193,9 +193,13 @@ static int send_scores(tfpfl_live *live, const struct work *work, const float *t
         snprintf(target, sizeof target, "/v1/score/%" PRId64, work->round);
         const struct request request = {"PUT", target, body.text, body.used, MOST_ANSWER};
         status = live_ask(live->http, live->key, live->number, &request, &answer, live->error);
-        if (status == 0 && answer.status != 409 && answer.status != 410)  /* these come too late, which does no harm */
+        if (status == 0 && answer.status == 422) {  /* as with an update, the device goes on without */
+            live_reason(&answer, reason);
+            live_tell(live, "round %" PRId64 ": its scores were not taken: %s", work->round, reason);
+        } else if (status == 0 && answer.status != 409 && answer.status != 410) {  /* too late, which does no harm */
             status = live_good(&answer, live->error);
-        if (status == 0) free(answer.body);
+        }
+        free(answer.body);
     }
     free(body.text);
     return status;

@@ -102,3 +102,12 @@ def test_an_update_that_cannot_be_read_is_not_sent_again(bundle, litert_library,
     assert [name for name, _ in script.sent] == ["update/1", "update/1"]
     assert [row["split"] for row in scores_in(script.sent[0][1])] == ["train", "test"]
     assert not [path for path in (tmp_path / "device").iterdir() if path.name.startswith("update")]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_scores_that_are_refused(bundle, litert_library, tmp_path, language):
+    script = Script(bundle, "score", "visit")
+    script.score = 422, {"error": "client 0 has 9 test examples"}
+    told = told_by(language, script, tmp_path / "device", litert_library)
+    why = "round 1: its scores were not taken: client 0 has 9 test examples"
+    assert told == ["joined as client 0", why, "round 1: counted"]
