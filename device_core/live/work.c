@@ -96,7 +96,7 @@ int live_settle(tfpfl_live *live) {
     }
     snprintf(target, sizeof target, "/v1/update/%" PRIu32, pending.round);
     const struct request request = {"PUT", target, pending.body, pending.bytes, MOST_ANSWER};
-    status = live_ask(live->http, live->key, live->number, &request, &answer, live->error);
+    status = live_send(live, &request, &answer);
     if (status == 0 && answer.status == 200) {
         status = live_of_client(live, tfpfl_start_from(live->client, &pending.head));
         if (status == 0) live->counted++;
@@ -192,7 +192,7 @@ static int send_scores(tfpfl_live *live, const struct work *work, const float *t
     if (status == 0) {
         snprintf(target, sizeof target, "/v1/score/%" PRId64, work->round);
         const struct request request = {"PUT", target, body.text, body.used, MOST_ANSWER};
-        status = live_ask(live->http, live->key, live->number, &request, &answer, live->error);
+        status = live_send(live, &request, &answer);
         if (status == 0 && answer.status == 422) {  /* as with an update, the device goes on without */
             live_reason(&answer, reason);
             live_tell(live, "round %" PRId64 ": its scores were not taken: %s", work->round, reason);

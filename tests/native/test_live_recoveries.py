@@ -111,3 +111,48 @@ def test_scores_that_are_refused(bundle, litert_library, tmp_path, language):
     told = told_by(language, script, tmp_path / "device", litert_library)
     why = "round 1: its scores were not taken: client 0 has 9 test examples"
     assert told == ["joined as client 0", why, "round 1: counted"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_clock_that_is_wrong(bundle, litert_library, tmp_path, language):
+    """The server says its time; the device signs with it from then on."""
+    script, wrong = Script(bundle, "visit"), []
+
+    def gate(name, headers):
+        here = time.time() + 5000
+        if "Tfpfl-Time" in headers and abs(float(headers["Tfpfl-Time"]) - here) > 300:
+            wrong.append(name)
+            return 401, {"error": "the clock is 5000 seconds off", "time": here}
+
+    script.gate = gate
+    told = told_by(language, script, tmp_path / "device", litert_library)
+    assert told == ["joined as client 0", "round 1: counted"] and len(wrong) == 1
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_server_that_does_not_know_the_device_any_more(bundle, litert_library, tmp_path, language):
+    script, refused = Script(bundle, "visit"), []
+
+    def gate(name, headers):
+        if name == "work" and not refused:
+            refused.append(name)
+            return 401, {"error": "client 0 has not joined: join with its token first", "time": time.time()}
+
+    script.gate = gate
+    told = told_by(language, script, tmp_path / "device", litert_library)
+    assert told == [*2 * ["joined as client 0"], "round 1: counted"] and script.joins == 2
+
+
+@pytest.mark.parametrize("status", [408, 429])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_server_that_is_asked_too_often(bundle, litert_library, tmp_path, language, status):
+    script, refused = Script(bundle, "visit"), []
+
+    def gate(name, headers):
+        if name.startswith("update/") and len(refused) < 2:
+            refused.append(name)
+            return status, {"error": "too often"}
+
+    script.gate = gate
+    told = told_by(language, script, tmp_path / "device", litert_library)
+    assert told == ["joined as client 0", "round 1: counted"] and len(refused) == 2
