@@ -91,6 +91,20 @@ def test_a_class_of_which_old_examples_were_forgotten_grows_again(tmp_path):
         assert min(store.counts().values()) == 3 and max(store.counts().values()) == 4
 
 
+@pytest.mark.parametrize("what", [{"before": 1.5}, {"label": "a"}], ids=str)
+def test_a_reservoir_is_fair_to_what_comes_after_some_was_forgotten(what, tmp_path):
+    came = Counter()
+    for seed in range(120):
+        with ExampleStore(tmp_path / f"s{seed}", (1,), capacity=6, policy="reservoir", seed=seed) as store:
+            store._db.execute("PRAGMA synchronous = OFF")  # what is tested is what it keeps
+            store.add(numbered(0, 60), ["a", "b"] * 30, at=1.0)
+            store.forget(**what)
+            store.add(numbered(60, 80), ["a", "c"] * 10, at=2.0)
+            came.update(kept(store))
+    assert sum(came.values()) == 720
+    assert stats.chisquare([came[i] for i in range(60, 80)]).pvalue > 1e-3
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_it_is_a_function_of_the_seed_and_of_what_came(policy, tmp_path):
     def run(name, seed, pieces):

@@ -188,10 +188,12 @@ class ExampleStore:
             number = self._db.execute(f"DELETE {chosen}", which).rowcount
             if before is None:
                 self._db.execute("DELETE FROM seen WHERE ? IS NULL OR label = ?", (label, label))
-            elif self.policy == "per_class":  # those classes are not full any more, see `_make_room`
-                counts = self.counts()
-                left = [(counts.get(name, 0), name) for (name,) in shrunk]
-                self._db.executemany("UPDATE seen SET examples = ? WHERE label = ?", left)
+            # What is left stands for itself alone: else what comes later would be kept with a smaller probability.
+            if self.policy == "reservoir" and number:  # all classes share the room
+                shrunk = self._db.execute("SELECT label FROM seen").fetchall()
+            counts = self.counts()  # of `per_class`, those classes are not full any more, see `_make_room`
+            left = [(counts.get(name, 0), name) for (name,) in shrunk]
+            self._db.executemany("UPDATE seen SET examples = ? WHERE label = ?", left)
         return number
 
     def _has_no_tables(self) -> bool:
