@@ -31,6 +31,7 @@ def exported(tmp_path_factory):
 def test_every_signature(exported):
     found = verify(exported[-1], interpreter=LITE)
     assert found.ok and {c.signature for c in found.comparisons} >= {"round", "joint_gradient", "features"}
+    assert found.worst().keys() >= {"personalize.loss_before", "head_step.loss_before", "personalize.loss"}
 
 
 @pytest.mark.parametrize("n", [5, 40])
