@@ -102,7 +102,7 @@ class Devices:
         return self._clients[client_id]
 
     def _settings(self, client_id):
-        settings = device_training(self._config, self.population, client_id)
+        settings = device_training(self._config, self.population, client_id, self.model)
         if isinstance(settings, str):
             raise ExportError(f"devices cannot take part: {settings}")
         return settings

@@ -85,15 +85,14 @@ static bool add_header(struct curl_slist **list, const char *name, const char *v
     return longer != NULL;
 }
 
-static int headers_of(struct device_key *key, int64_t client, const struct request *request, struct curl_slist **list,
-                      char *error) {
+static int headers_of(const struct signer *signer, const struct request *request, struct curl_slist **list, char *error) {
     struct stamp stamp;
     char number[24];
     bool added = add_header(list, "Content-Type", "application/octet-stream") && add_header(list, "Expect", "");
-    if (key != NULL && added) {
-        int status = live_stamp(key, request->method, request->target, request->body, request->bytes, &stamp, error);
+    if (signer != NULL && added) {
+        int status = live_stamp(signer, request->method, request->target, request->body, request->bytes, &stamp, error);
         if (status != 0) return status;
-        snprintf(number, sizeof number, "%lld", (long long)client);
+        snprintf(number, sizeof number, "%lld", (long long)signer->client);
         added = add_header(list, "Tfpfl-Client", number) && add_header(list, "Tfpfl-Time", stamp.time) &&
                 add_header(list, "Tfpfl-Nonce", stamp.nonce) && add_header(list, "Tfpfl-Signature", stamp.signature) &&
                 add_header(list, "Tfpfl-Body", stamp.body);
@@ -130,14 +129,14 @@ static void set_options(struct http *http, const char *url, const struct request
 }
 
 /* again: there was no answer, and `error` says why. */
-static int once(struct http *http, struct device_key *key, int64_t client, const struct request *request,
-                struct answer *answer, bool *again, char *error) {
+static int once(struct http *http, const struct signer *signer, const struct request *request, struct answer *answer,
+                bool *again, char *error) {
     struct received found = {.most = request->most > 65536 ? request->most : 65536};
     struct curl_slist *headers = NULL;
     char why[CURL_ERROR_SIZE] = "", *url = NULL;
     size_t room = strlen(http->url) + strlen(request->target) + 1;
     *again = false;
-    int status = headers_of(key, client, request, &headers, error);
+    int status = headers_of(signer, request, &headers, error);
     if (status == 0 && ((url = take(room, 1)) == NULL || (found.bytes = take(0, 1)) == NULL)) status = no_memory(error);
     if (status == 0) {
         snprintf(url, room, "%s%s", http->url, request->target);
@@ -154,7 +153,7 @@ static int once(struct http *http, struct device_key *key, int64_t client, const
             *again = !is_final(code);
             status = fail(error, TFPFL_SERVER_ERROR, "%s does not answer: %s", http->url,
                           why[0] != 0 ? why : curl_easy_strerror(code));
-        } else if (answer->status >= 500) {
+        } else if (answer->status >= 500 || answer->status == 408 || answer->status == 429) {
             char reason[REASON_ROOM];
             live_reason(answer, reason);
             *again = true;
@@ -186,30 +185,17 @@ void live_pause(double seconds) {
     while (nanosleep(&left, &left) != 0 && errno == EINTR) continue;
 }
 
-static int patiently(struct http *http, struct device_key *key, int64_t client, const struct request *request,
-                     struct answer *answer, char *error) {
+int live_ask(struct http *http, const struct signer *signer, const struct request *request, struct answer *answer,
+             char *error) {
     double until = now() + http->patience, pause = 0.2;
     for (;;) {
         bool again;
-        int status = once(http, key, client, request, answer, &again, error);
+        memset(answer, 0, sizeof *answer);
+        int status = once(http, signer, request, answer, &again, error);
         if (!again || now() + pause > until) return status;
         live_pause(pause * (0.5 + 0.5 * live_drawn()));  /* not all devices at once */
         pause = 2 * pause < LONGEST_PAUSE ? 2 * pause : LONGEST_PAUSE;
     }
-}
-
-int live_ask(struct http *http, struct device_key *key, int64_t client, const struct request *request,
-             struct answer *answer, char *error) {
-    char reason[REASON_ROOM];
-    memset(answer, 0, sizeof *answer);
-    int status = patiently(http, key, client, request, answer, error);
-    if (status != 0 || key == NULL || answer->status != 401) return status;
-    live_reason(answer, reason);
-    if (strstr(reason, "sign") == NULL) return 0;
-    free(answer->body);  /* it may have been signed before the server started, or have come twice: signed again, once */
-    memset(answer, 0, sizeof *answer);
-    live_pause(1.1);
-    return patiently(http, key, client, request, answer, error);
 }
 
 /* ---- answers */
@@ -229,21 +215,33 @@ static void make_plain(char *text, bool from_json) {
     if (last + needed > used) text[last] = 0;
 }
 
+/* Whether an answer is JSON, which is then to be freed; the answer stays as it is. */
+static bool read_json(const struct answer *answer, struct json *json) {
+    char why[TFPFL_ERROR_ROOM], *copy = take(answer->bytes, 1);
+    if (copy == NULL) return false;
+    memcpy(copy, answer->body, answer->bytes);
+    return json_read(json, copy, answer->bytes, why) == 0;
+}
+
+bool live_time(const struct answer *answer, double *time) {
+    struct json json;
+    if (!read_json(answer, &json)) return false;
+    bool found = live_rate_entry(&json, 1, "time", time) && *time < 1e15;
+    json_free(&json);
+    return found;
+}
+
 void live_reason(const struct answer *answer, char out[REASON_ROOM]) {
     struct json json;
-    char why[TFPFL_ERROR_ROOM], *copy = take(answer->bytes, 1);
     size_t bytes = answer->bytes < 200 ? answer->bytes : 200;
     memcpy(out, answer->body, bytes);
     out[bytes] = 0;
     bool found = false;
-    if (copy != NULL) {
-        memcpy(copy, answer->body, answer->bytes);
-        if (json_read(&json, copy, answer->bytes, why) == 0) {
-            uint32_t node = json_member(&json, 1, "error");
-            found = node != 0 && json.nodes[node].kind == JSON_TEXT;
-            if (found) json_copy_text(&json, node, out, REASON_ROOM);
-            json_free(&json);
-        }
+    if (read_json(answer, &json)) {
+        uint32_t node = json_member(&json, 1, "error");
+        found = node != 0 && json.nodes[node].kind == JSON_TEXT;
+        if (found) json_copy_text(&json, node, out, REASON_ROOM);
+        json_free(&json);
     }
     make_plain(out, found);
 }

@@ -31,7 +31,8 @@ static int add_program(tfpfl_live *live, struct words *words) {
     return 0;
 }
 
-static int count_classes(tfpfl_live *live, const tfpfl_live_data *data, size_t *classes) {
+static int count_classes(tfpfl_live *live, size_t *classes) {
+    const tfpfl_live_data *data = &live->data;
     *classes = data->classes;
     if (*classes > 0) return 0;
     if (data->train.labels == NULL)
@@ -47,7 +48,7 @@ static int send_join(tfpfl_live *live, const struct words *words) {
     struct answer answer;
     struct json json = {0};
     int64_t classes = 0;
-    int status = live_ask(live->http, NULL, 0, &request, &answer, live->error);
+    int status = live_ask(live->http, NULL, &request, &answer, live->error);
     if (status != 0) return status;
     status = live_json(&answer, &json, live->error);
     if (status == 0 && (!live_whole_entry(&json, 1, "client", 0, &live->number) ||
@@ -61,19 +62,19 @@ static int send_join(tfpfl_live *live, const struct words *words) {
     return status == 0 ? live_keep_member(live->folder, live->number, classes, masks, live->error) : status;
 }
 
-int live_join(tfpfl_live *live, const tfpfl_live_data *data, const char *token) {
+int live_join(tfpfl_live *live) {
     struct words words = {0};
     char point[POINT_TEXT];
     size_t classes;
-    if (token == NULL)
+    if (live->token == NULL)
         return fail(live->error, TFPFL_BUNDLE_ERROR, "%s has not joined yet: give the enrolment token", live->folder);
-    int status = count_classes(live, data, &classes);
+    int status = count_classes(live, &classes);
     if (status == 0) status = live_key_public(live->key, point, live->error);
     if (status != 0) return status;
     words_add(&words, "{\"protocol\": 1, \"token\": ");
-    words_text(&words, token);
+    words_text(&words, live->token);
     words_add(&words, ", \"examples\": ");
-    words_whole(&words, data->train.count);
+    words_whole(&words, live->data.train.count);
     words_add(&words, ", \"classes\": ");
     words_whole(&words, classes);
     status = add_program(live, &words);

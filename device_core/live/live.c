@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PATIENCE 300.0 /* seconds */
@@ -29,9 +30,27 @@ int live_unexpected(tfpfl_live *live, const char *what) {
     return fail(live->error, TFPFL_SERVER_ERROR, "the server's answer has no %s that a device can use", what);
 }
 
+int live_send(tfpfl_live *live, const struct request *request, struct answer *answer) {
+    static const double pauses[] = {0, 1.1};
+    char reason[REASON_ROOM];
+    double server;
+    for (int i = 0;; i++) {
+        const struct signer signer = {live->key, live->number, live->ahead};
+        int status = live_ask(live->http, &signer, request, answer, live->error);
+        if (status != 0 || answer->status != 401 || i == 2) return status;
+        live_reason(answer, reason);
+        if (live_time(answer, &server)) live->ahead = server - (double)time(NULL);
+        free(answer->body);
+        answer->body = NULL;
+        if (live->token != NULL && strstr(reason, "has not joined") != NULL) status = live_join(live);
+        if (status != 0) return status;
+        live_pause(pauses[i]);
+    }
+}
+
 int live_get(tfpfl_live *live, const char *target, size_t most, struct answer *answer) {
     const struct request request = {.method = "GET", .target = target, .most = most};
-    return live_ask(live->http, live->key, live->number, &request, answer, live->error);
+    return live_send(live, &request, answer);
 }
 
 size_t tfpfl_live_counted(const tfpfl_live *live) { return live->counted; }
@@ -72,12 +91,15 @@ static int open_live(tfpfl_live *live, const char *url, const char *state, const
     char *error = live->error;
     live->log = options->log;
     live->context = options->context;
+    live->data = *data;
     int status = live_http_open(url, options->certificate, patience, &live->http, error);
     if (status == 0 && data->train.count == 0)
         status = fail(error, TFPFL_BUNDLE_ERROR, "a device needs training examples");
     if (status == 0) status = live_take_folder(state, &live->lock, error);
     if (status != 0) return status;
     live->folder = take(strlen(state) + 1, 1);
+    if (options->token != NULL && (live->token = take(strlen(options->token) + 1, 1)) == NULL) return no_memory(error);
+    if (live->token != NULL) strcpy(live->token, options->token);
     live->bundle = join(state, BUNDLE_FOLDER);
     live->head = join(state, HEAD_FILE);
     char *path = join(state, KEY_FILE);
@@ -87,7 +109,7 @@ static int open_live(tfpfl_live *live, const char *url, const char *state, const
     free(path);
     if (status == 0) status = live_member(state, &live->number, &live->secure, error);
     live->secure = live->secure || options->secure;
-    if (status == 0 && live->number < 0) status = live_join(live, data, options->token);
+    if (status == 0 && live->number < 0) status = live_join(live);
     if (status == 0 && !live_is_there(live->bundle, "manifest.json")) status = live_get_bundle(live);
     if (status == 0 && !live_is_there(state, HEAD_FILE)) status = live_get_head(live);
     if (status != 0) return status;
@@ -114,6 +136,7 @@ void tfpfl_live_close(tfpfl_live *live) {
     live_key_close(live->key);
     for (int i = 0; i < SPLITS; i++) free(live->computed[i]);
     if (live->lock >= 0) close(live->lock);
+    free(live->token);
     free(live->folder);
     free(live->bundle);
     free(live->head);

@@ -20,7 +20,13 @@ int live_key_public(struct device_key *key, char out[POINT_TEXT], char *error);
 struct stamp {
     char time[24], nonce[NONCE_TEXT], signature[SIGNATURE_TEXT], body[65];
 };
-int live_stamp(struct device_key *key, const char *method, const char *target, const void *body, size_t bytes,
+/* By whom a request is signed, and when. */
+struct signer {
+    struct device_key *key;
+    int64_t client;
+    double ahead; /* seconds by which the server's clock is ahead of this device's */
+};
+int live_stamp(const struct signer *signer, const char *method, const char *target, const void *body, size_t bytes,
                struct stamp *stamp, char *error);
 double live_drawn(void); /* in [0, 1) */
 
@@ -76,13 +82,15 @@ struct answer {
 };
 int live_http_open(const char *url, const char *certificate, double patience, struct http **http, char *error);
 void live_http_close(struct http *http);
-/* Sends a request until there is an answer; signed, if there is a key. */
-int live_ask(struct http *http, struct device_key *key, int64_t client, const struct request *request,
-             struct answer *answer, char *error);
+/* Sends a request until there is an answer. signer: NULL, if it needs no signature. */
+int live_ask(struct http *http, const struct signer *signer, const struct request *request, struct answer *answer,
+             char *error);
 /* An error if the server has refused. */
 int live_good(const struct answer *answer, char *error);
 #define REASON_ROOM 500
 void live_reason(const struct answer *answer, char out[REASON_ROOM]);
+/* The server's time, in seconds since 1970, of an answer that says it. */
+bool live_time(const struct answer *answer, double *time);
 void live_pause(double seconds);
 /* The JSON object of an answer that is good; takes the body. */
 int live_json(struct answer *answer, struct json *json, char *error);
@@ -111,7 +119,10 @@ struct tfpfl_live {
     char *folder, *bundle, *head; /* paths */
     int lock;
     int64_t number; /* of the client */
+    double ahead;   /* seconds by which the server's clock is ahead */
     bool secure;    /* it sends no update that is not masked */
+    char *token;    /* NULL: there is none */
+    tfpfl_live_data data;
     struct http *http;
     struct device_key *key;
     tfpfl_client *client;
@@ -129,11 +140,14 @@ void live_tell(const tfpfl_live *live, const char *format, ...)
     ;
 int live_of_client(tfpfl_live *live, int status); /* the client's error is this device's */
 int live_unexpected(tfpfl_live *live, const char *what);
+/* Sends a signed request. A 401 is tried again with the server's time, since one of the clocks may be wrong or the server
+ * has just started; and if the server does not know the device any more, after joining again. */
+int live_send(tfpfl_live *live, const struct request *request, struct answer *answer);
 int live_get(tfpfl_live *live, const char *target, size_t most, struct answer *answer);
 
 /* ---- join.c */
 
-int live_join(tfpfl_live *live, const tfpfl_live_data *data, const char *token);
+int live_join(tfpfl_live *live);
 int live_get_bundle(tfpfl_live *live);
 int live_get_head(tfpfl_live *live);
 

@@ -57,7 +57,7 @@ static int send_message(tfpfl_live *live, int phase, const struct json *work, in
     char target[60], reason[REASON_ROOM], why[TFPFL_ERROR_ROOM];
     snprintf(target, sizeof target, "/v1/secure/%" PRId64 "/%s", round, secure_phases[phase]);
     const struct request request = {"PUT", target, message->text, message->used, MOST_ANSWER};
-    int status = live_ask(live->http, live->key, live->number, &request, &answer, live->error);
+    int status = live_send(live, &request, &answer);
     if (status != 0) return status;
     if (answer.status == 400 || answer.status == 409 || answer.status == 413 || answer.status == 422) {
         live_reason(&answer, reason);

@@ -9,6 +9,7 @@
 #include <openssl/evp.h>
 #include <openssl/pem.h>
 #include <openssl/rand.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -168,17 +169,17 @@ int live_verify(const char *identity, const char *text, const char *signature, c
     return right ? 0 : fail(error, REFUSES, "the signature of a neighbour's keys is not that of this neighbour");
 }
 
-int live_stamp(struct device_key *key, const char *method, const char *target, const void *body, size_t bytes,
+int live_stamp(const struct signer *signer, const char *method, const char *target, const void *body, size_t bytes,
                struct stamp *stamp, char *error) {
     unsigned char nonce[NONCE_BYTES], digest[32];
     char *hex = stamp->body, text[400];
     if (RAND_bytes(nonce, NONCE_BYTES) != 1) return live_crypto_error(error, "draw a number");
     live_base64(stamp->nonce, nonce, NONCE_BYTES);
-    snprintf(stamp->time, sizeof stamp->time, "%lld", (long long)time(NULL));
+    snprintf(stamp->time, sizeof stamp->time, "%lld", (long long)floor((double)time(NULL) + signer->ahead));
     tfpfl_sha256(body == NULL ? "" : body, bytes, digest);
     write_hex(hex, digest);
     snprintf(text, sizeof text, PROTOCOL "\n%s\n%s\n%s\n%s\n%s\n", method, target, stamp->time, stamp->nonce, hex);
-    return live_sign(key, text, stamp->signature, error);
+    return live_sign(signer->key, text, stamp->signature, error);
 }
 
 double live_drawn(void) {

@@ -2,11 +2,13 @@
 #include "live.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define WAIT 25.0 /* seconds of a poll */
+#define WAIT 25.0        /* seconds of a poll */
+#define MOST_SCORE 1e30 /* a larger loss is not sent, nor one that is not finite */
 
 static const char *const split_names[SPLITS] = {"train", "validation", "test"};
 
@@ -32,6 +34,7 @@ static int add_scores(tfpfl_live *live, const struct json *work, const tfpfl_hea
             status = score_rows(features, answers_of(live->client, examples), examples->count, head, head_kind(model),
                                 &found, live->error);
         free(features);
+        if (status != 0 || !(fabs(found.loss) < MOST_SCORE && fabs(found.value) < MOST_SCORE)) continue;
         words_add(words, any ? ", {\"split\": " : "{\"split\": ");
         words_text(words, split_names[split]);
         words_add(words, ", \"examples\": ");
@@ -93,12 +96,13 @@ int live_settle(tfpfl_live *live) {
     }
     snprintf(target, sizeof target, "/v1/update/%" PRIu32, pending.round);
     const struct request request = {"PUT", target, pending.body, pending.bytes, MOST_ANSWER};
-    status = live_ask(live->http, live->key, live->number, &request, &answer, live->error);
+    status = live_send(live, &request, &answer);
     if (status == 0 && answer.status == 200) {
         status = live_of_client(live, tfpfl_start_from(live->client, &pending.head));
         if (status == 0) live->counted++;
         if (status == 0) live_tell(live, "round %" PRIu32 ": counted", pending.round);
-    } else if (status == 0 && (answer.status == 409 || answer.status == 410 || answer.status == 422)) {
+    } else if (status == 0 && (answer.status == 400 || answer.status == 409 || answer.status == 410 ||
+                               answer.status == 413 || answer.status == 422)) {
         live_reason(&answer, reason);
         live_tell(live, "round %" PRIu32 ": not counted: %s", pending.round, reason);
     } else if (status == 0) {
@@ -175,7 +179,7 @@ static int visit(tfpfl_live *live, const struct work *work, const float *theta) 
 static int send_scores(tfpfl_live *live, const struct work *work, const float *theta) {
     struct words body = {0};
     struct answer answer;
-    char target[40];
+    char target[40], reason[REASON_ROOM];
     size_t weights = tfpfl_describe(live->client)->num_backbone_weights;
     int status = live_of_client(live, tfpfl_receive(live->client, theta, weights));
     if (status != 0) return status;
@@ -188,10 +192,14 @@ static int send_scores(tfpfl_live *live, const struct work *work, const float *t
     if (status == 0) {
         snprintf(target, sizeof target, "/v1/score/%" PRId64, work->round);
         const struct request request = {"PUT", target, body.text, body.used, MOST_ANSWER};
-        status = live_ask(live->http, live->key, live->number, &request, &answer, live->error);
-        if (status == 0 && answer.status != 409 && answer.status != 410)  /* these come too late, which does no harm */
+        status = live_send(live, &request, &answer);
+        if (status == 0 && answer.status == 422) {  /* as with an update, the device goes on without */
+            live_reason(&answer, reason);
+            live_tell(live, "round %" PRId64 ": its scores were not taken: %s", work->round, reason);
+        } else if (status == 0 && answer.status != 409 && answer.status != 410) {  /* too late, which does no harm */
             status = live_good(&answer, live->error);
-        if (status == 0) free(answer.body);
+        }
+        free(answer.body);
     }
     free(body.text);
     return status;

@@ -116,7 +116,7 @@ bool same_names(const tfpfl_head *a, const tfpfl_head *b);
 enum number_type { FLOAT32 = 1, INT32 = 2 }; /* as LiteRT numbers them */
 
 /* An array that goes into a signature or comes out. With fewer `rows` than shape[0], the rest of an input is filled with
- * zeros, and the rest of an output is left out. */
+ * copies of the first example, or with zeros where it holds none; and the rest of an output is left out. */
 struct tensor {
     const char *name;
     enum number_type type;

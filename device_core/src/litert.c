@@ -359,6 +359,15 @@ static int check_slots(const struct runtime *runtime, const struct signature *s,
     return status == 0 && found != num_outputs ? other_names(runtime, s, false, outputs, num_outputs, error) : status;
 }
 
+/* Fills up with copies of the first example: of one of zeros some networks make NaN, and NaN times a weight of 0 is NaN.
+ * What belongs to examples, such as their weights, gets zeros. */
+static void fill_up(char *memory, const struct tensor *tensor, size_t bytes, size_t whole) {
+    bool examples = strcmp(tensor->name, "x") == 0 || strcmp(tensor->name, "raw") == 0 || strcmp(tensor->name, "phi") == 0;
+    size_t row = examples && tensor->rows > 0 ? bytes / tensor->rows : 0;
+    if (row == 0) memset(memory + bytes, 0, whole - bytes);
+    else for (size_t at = bytes; at < whole; at += row) memcpy(memory + at, memory, row);
+}
+
 /* Copies an array into its buffer, or out of it. Returns LiteRT's status; 3 (a failure) if the buffer is too small. */
 static int copy(const struct runtime *runtime, handle buffer, const struct tensor *tensor, bool input) {
     const struct api *api = &runtime->api;
@@ -370,7 +379,7 @@ static int copy(const struct runtime *runtime, handle buffer, const struct tenso
     if (status != 0) return status;
     if (input) {
         memcpy(memory, tensor->in, bytes);
-        memset((char *)memory + bytes, 0, whole - bytes);
+        fill_up(memory, tensor, bytes, whole);
     } else {
         memcpy(tensor->out, memory, bytes);
     }

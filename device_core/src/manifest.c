@@ -70,6 +70,16 @@ static bool is_dtype(const char *text, size_t bytes) {  /* float32|int32 */
     return (bytes == 7 && memcmp(text, "float32", 7) == 0) || (bytes == 5 && memcmp(text, "int32", 5) == 0);
 }
 
+static bool is_dict_or_tuple(const char *text, size_t bytes) {  /* dict|tuple */
+    return (bytes == 4 && memcmp(text, "dict", 4) == 0) || (bytes == 5 && memcmp(text, "tuple", 5) == 0);
+}
+
+static bool is_output(const char *text, size_t bytes) {  /* [A-Za-z0-9_.]{1,80} */
+    for (size_t i = 0; i < bytes; i++)
+        if (!word(text[i]) && text[i] != '.') return false;
+    return bytes >= 1 && bytes <= 80;
+}
+
 static bool is_tensor(const char *text, size_t bytes) {  /* (float32|int32)\[(-?\d+(, -?\d+)*)?\] */
     const char *end = text + bytes;
     if (bytes >= 8 && memcmp(text, "float32[", 8) == 0) text += 8;
@@ -103,6 +113,7 @@ static const struct rule text = {TEXT, "a text"};
 static const struct rule hash = {TEXT, "64 hexadecimal digits", .matches = is_hash};
 static const struct rule tensor = {TEXT, "a dtype and a shape", .matches = is_tensor};
 static const struct rule dtype = {TEXT, "float32 or int32", .matches = is_dtype};
+static const struct rule dict_or_tuple = {TEXT, "dict or tuple", .matches = is_dict_or_tuple};
 static const struct rule kind = {TEXT, "a kind of labels besides classification", .matches = is_kind};
 static const struct rule file_name = {TEXT, "a file name", .matches = is_file_name};
 static const struct rule boolean = {BOOLEAN, "true or false"};
@@ -122,10 +133,16 @@ static const struct rule operations = {NAMED, "an object", .of = &count, .matche
 static const struct entry weight_entries[] = {{"name", &text}, {"shape", &weight_shape}, {"offset", &id}, {NULL}};
 static const struct rule weight = OBJECT_OF(weight_entries);
 static const struct rule weights = {LIST, "a list of 0 or more", .of = &weight};
+static const struct entry array_entries[] = {
+    {"name", &text}, {"shape", &weight_shape}, {"dtype", &dtype}, {"offset", &id}, {"num_tokens", &count, true}, {NULL}};
+static const struct rule array = OBJECT_OF(array_entries);
+static const struct rule arrays = {LIST, "a list of 1 or more", .of = &array, .least = 1};
+static const struct entry input_entries[] = {{"kind", &dict_or_tuple}, {"arrays", &arrays}, {NULL}};
+static const struct rule inputs = OBJECT_OF(input_entries);
 static const struct entry model_entries[] = {
-    {"example_shape", &shape}, {"example_dtype", &dtype, true}, {"num_tokens", &count, true}, {"num_features", &count},
-    {"num_classes", &count}, {"num_backbone_weights", &count}, {"static_batch", &batch}, {"kind", &kind, true},
-    {"theta", &weights}, {NULL}};
+    {"example_shape", &shape}, {"example_dtype", &dtype, true}, {"num_tokens", &count, true}, {"inputs", &inputs, true},
+    {"num_features", &count}, {"num_classes", &count}, {"num_backbone_weights", &count}, {"static_batch", &batch},
+    {"kind", &kind, true}, {"theta", &weights}, {NULL}};
 static const struct rule model_rule = OBJECT_OF(model_entries);
 static const struct entry trunk_entries[] = {{"file", &file_name}, {"raw_shape", &shape}, {"sha256", &hash}, {NULL}};
 static const struct rule trunk = OBJECT_OF(trunk_entries);
@@ -147,7 +164,10 @@ static const struct rule file = OBJECT_OF(file_entries);
 static const struct rule files = {NAMED, "an object", .of = &file, .matches = is_file_name};
 static const struct entry runtime_entries[] = {{"tested", &texts}, {"minimum", &named_texts}, {NULL}};
 static const struct rule runtimes = OBJECT_OF(runtime_entries);
-static const struct entry check_entries[] = {{"max_relative", &positive_or_none}, {"l2_relative", &positive}, {NULL}};
+static const struct rule output_bounds = {NAMED, "an object", .of = &positive, .matches = is_output};
+static const struct rule file_bounds = {NAMED, "an object", .of = &positive, .matches = is_file_name};
+static const struct entry check_entries[] = {{"max_relative", &positive_or_none}, {"l2_relative", &positive},
+                                             {"outputs", &output_bounds, true}, {"files", &file_bounds, true}, {NULL}};
 static const struct rule check_rule = OBJECT_OF(check_entries);
 static const struct entry browser_entries[] = {{"room", &room}, {"batch", &batch}, {"head_batch", &batch}, {NULL}};
 static const struct rule browser = OBJECT_OF(browser_entries);
@@ -281,19 +301,62 @@ static int check_size(const struct json *json, const char *name, uint64_t wanted
                 found, wanted);
 }
 
-static int check_weights(const struct json *json, uint32_t list, uint64_t p, char *error) {
-    uint64_t end = 0, i = 0;
+/* Whether the arrays of a list follow one another, and what numbers they have. */
+static int check_offsets(const struct json *json, uint32_t list, const char *place, const char *what, uint64_t *end,
+                         char *error) {
+    uint64_t i = 0;
+    *end = 0;
     for (uint32_t row = json_first(json, list); row != 0; row = json_next(json, row), i++) {
         uint64_t offset = entry_of(json, row, "offset"), numbers = product(json, json_member(json, row, "shape"));
-        if (offset != end)
+        if (offset != *end)
             return fail(error, TFPFL_BUNDLE_ERROR,
-                        "model.theta[%" PRIu64 "].offset is %" PRIu64 ", but the weights before take %" PRIu64
-                        " numbers", i, offset, end);
-        end = numbers > UINT64_MAX - end ? UINT64_MAX : end + numbers;
+                        "%s[%" PRIu64 "].offset is %" PRIu64 ", but the %s before take %" PRIu64 " numbers", place, i,
+                        offset, what, *end);
+        *end = numbers > UINT64_MAX - *end ? UINT64_MAX : *end + numbers;
     }
-    if (end == p) return 0;
+    return 0;
+}
+
+static int check_weights(const struct json *json, uint32_t list, uint64_t p, char *error) {
+    uint64_t end;
+    int status = check_offsets(json, list, "model.theta", "weights", &end, error);
+    if (status != 0 || end == p) return status;
     return fail(error, TFPFL_BUNDLE_ERROR, "model.num_backbone_weights is %" PRIu64 ", but model.theta has %" PRIu64
                 " numbers", p, end);
+}
+
+static void write_list(const struct json *json, uint32_t list, char out[TFPFL_ERROR_ROOM]) {
+    size_t used = (size_t)snprintf(out, TFPFL_ERROR_ROOM, "[");
+    for (uint32_t i = json_first(json, list); i != 0 && used < TFPFL_ERROR_ROOM - 30; i = json_next(json, i))
+        used += (size_t)snprintf(out + used, TFPFL_ERROR_ROOM - used, "%s%" PRIu64, used > 1 ? ", " : "",
+                                 number_of(json, i));
+    snprintf(out + used, TFPFL_ERROR_ROOM - used, "]");
+}
+
+/* Whether the arrays of an example follow one another, are what the example's shape says, and a dict's in order. */
+static int check_inputs(const struct json *json, uint32_t inputs_node, uint32_t example, char *error) {
+    uint32_t list = json_member(json, inputs_node, "arrays"), before = 0;
+    uint64_t end;
+    int status = check_offsets(json, list, "model.inputs.arrays", "arrays", &end, error);
+    if (status != 0) return status;
+    if (json->nodes[example].count != 1 || number_of(json, json_first(json, example)) != end) {
+        char found[TFPFL_ERROR_ROOM];
+        write_list(json, example, found);
+        return fail(error, TFPFL_BUNDLE_ERROR, "model.example_shape is %s, but model.inputs has %" PRIu64 " numbers",
+                    found, end);
+    }
+    if (!json_is_text(json, json_member(json, inputs_node, "kind"), "dict")) return 0;
+    for (uint32_t row = json_first(json, list); row != 0; before = row, row = json_next(json, row)) {
+        if (before == 0) continue;
+        const struct json_node *a = &json->nodes[json_member(json, before, "name")];
+        const struct json_node *b = &json->nodes[json_member(json, row, "name")];
+        size_t common = a->bytes < b->bytes ? a->bytes : b->bytes;
+        int order = memcmp(json->texts + a->text, json->texts + b->text, common);
+        if (order > 0 || (order == 0 && a->bytes >= b->bytes))
+            return fail(error, TFPFL_BUNDLE_ERROR,
+                        "model.inputs.arrays must be in the order of their names, found others");
+    }
+    return 0;
 }
 
 static int check_sizes(const struct json *json, char *error) {
@@ -309,6 +372,9 @@ static int check_sizes(const struct json *json, char *error) {
     if (names != k || class_ids > k)  /* a head that clients share may be wider than this client's classes */
         return fail(error, TFPFL_BUNDLE_ERROR, "labels has %" PRIu32 " names and %" PRIu32 " class_ids for %" PRIu64
                     " classes", names, class_ids, k);
+    uint32_t several = json_member(json, model, "inputs");
+    if (several != 0) status = check_inputs(json, several, json_member(json, model, "example_shape"), error);
+    if (status) return status;
     uint32_t below = json_member(json, json_member(json, 1, "trunk"), "file");
     if (below != 0) {
         char name[LONGEST_FILE_NAME + 1];

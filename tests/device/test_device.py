@@ -197,6 +197,15 @@ def test_too_few_examples_for_the_part_are_refused_by_personalize(bundle, data):
         client.personalize(data[0][:8], data[1][:8], held_out=0.1)
 
 
+def test_numbers_of_numpy_and_numbers_of_steps_that_are_none(bundle, data):
+    client = device(bundle)
+    found = client.personalize(*data, steps=np.int64(3), beta=np.float32(0), held_out=np.float32(0.25))
+    assert not found.kept and found.loss == found.loss_before
+    for steps in (2**31, 2.5, float("nan"), float("inf")):
+        with pytest.raises(BundleError, match="steps must be a whole number of at most 2147483647, found"):
+            client.personalize(*data, steps=steps)
+
+
 def test_the_head_survives_a_restart_and_says_when_theta_moved_on(bundle, data, tmp_path):
     path = tmp_path / "head.bin"
     client = device(bundle, path)

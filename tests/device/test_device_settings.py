@@ -4,10 +4,14 @@ of a visit. A new entry belongs into one of the three lists."""
 from dataclasses import fields
 
 import pytest
+import tensorflow as tf
 
 from helpers.marks import slow_but
-from tflite_export import ExportError, simulate_round
+from tflite_export import DeviceClient, ExportError, export, simulate_round
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.checks import InvalidArgument
+from tfpfl.live.clients import Clients
+from tfpfl.live.rules import Rules
 from tfpfl.models import SplitModel, build_network
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.run import Run
@@ -59,6 +63,13 @@ ELSEWHERE = {
     # these enter the probability to arrive, as dropout does
     *("client_seconds", "client_seconds_spread", "jitter", "round_deadline"),
 }
+DROPOUT = """
+import keras
+from keras import layers
+
+def net():
+    return keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dropout(0.3), layers.Dense(6, "tanh")])
+"""
 HYPERPARAMETERS = {  # name: (value, None or the reason why devices refuse it)
     "tau": (1, None),
     "beta": (0.1, None),
@@ -129,6 +140,23 @@ def test_hyperparameters(name, asked):
     else:
         with pytest.raises(ExportError, match=reason):
             simulate_round(asked(**{name: value}), 1)
+
+
+def test_a_network_that_draws_takes_part_in_no_rounds_and_is_exported_without(federation, tmp_path):
+    (tmp_path / "network.py").write_text(DROPOUT)
+    with opened(federation, tmp_path / "run", network=f"{tmp_path / 'network.py'}:net", rounds=1) as run:
+        with pytest.raises(ExportError, match="devices cannot take part: its network has layers that draw random num"):
+            simulate_round(run, 1)
+        with pytest.raises(InvalidArgument, match="devices cannot take part: its network has layers that draw"):
+            Clients(run, Rules())
+        run.train()
+        with pytest.raises(ExportError, match="cannot go on with rounds on a device: its network has layers that draw"):
+            export(run, 1, tmp_path / "b", rounds=True)
+        bundle = export(run, 1, tmp_path / "b", inference=False)
+        x, y = run.federation.arrays(1, "train")
+    assert bundle.manifest["training"]["rounds"] is False
+    client = DeviceClient(bundle, interpreter=tf.lite.Interpreter)
+    assert client.personalize(x, y, held_out=None).loss > 0
 
 
 def test_a_rate_that_features_decide_is_refused(federation, tmp_path):

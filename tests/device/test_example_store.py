@@ -91,6 +91,20 @@ def test_a_class_of_which_old_examples_were_forgotten_grows_again(tmp_path):
         assert min(store.counts().values()) == 3 and max(store.counts().values()) == 4
 
 
+@pytest.mark.parametrize("what", [{"before": 1.5}, {"label": "a"}], ids=str)
+def test_a_reservoir_is_fair_to_what_comes_after_some_was_forgotten(what, tmp_path):
+    came = Counter()
+    for seed in range(120):
+        with ExampleStore(tmp_path / f"s{seed}", (1,), capacity=6, policy="reservoir", seed=seed) as store:
+            store._db.execute("PRAGMA synchronous = OFF")  # what is tested is what it keeps
+            store.add(numbered(0, 60), ["a", "b"] * 30, at=1.0)
+            store.forget(**what)
+            store.add(numbered(60, 80), ["a", "c"] * 10, at=2.0)
+            came.update(kept(store))
+    assert sum(came.values()) == 720
+    assert stats.chisquare([came[i] for i in range(60, 80)]).pvalue > 1e-3
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_it_is_a_function_of_the_seed_and_of_what_came(policy, tmp_path):
     def run(name, seed, pieces):
@@ -128,6 +142,7 @@ def test_two_classes_become_one(tmp_path):
     with ExampleStore(tmp_path / "s", (1,), capacity=50) as store:
         store.add(numbered(0, 6), list("aabbbc"))
         assert store.rename("a", "b") == 2 and store.counts() == {"b": 5, "c": 1}
+        assert store.rename("b", "b") == 5 and store._db.execute("SELECT SUM(examples) FROM seen").fetchone() == (6,)
         with pytest.raises(ExampleStoreError, match="has examples of c, which the head does not know"):
             store.arrays(["a", "b"])
 
@@ -160,6 +175,18 @@ def test_an_empty_file_becomes_a_store(tmp_path):
         other.execute("CREATE TABLE notes (text)")
     with pytest.raises(ExampleStoreError, match="is not a store of examples: no such table: about"):
         ExampleStore(tmp_path / "other", (1,))
+
+
+def test_a_file_that_another_process_holds(tmp_path):
+    with ExampleStore(tmp_path / "s", (1,)) as store, sqlite3.connect(tmp_path / "s", isolation_level=None) as other:
+        store._db.execute("PRAGMA busy_timeout = 10")  # milliseconds
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(ExampleStoreError, match="s cannot be written, and nothing was changed: database is locked"):
+            store.add(numbered(0, 1), ["a"])
+        other.execute("ROLLBACK")
+        assert store.add(numbered(0, 1), ["a"]) == 1
+    with pytest.raises(ExampleStoreError, match="nowhere/s cannot be opened: unable to open database file"):
+        ExampleStore(tmp_path / "nowhere" / "s", (1,))
 
 
 def test_bad_examples_and_files(tmp_path):

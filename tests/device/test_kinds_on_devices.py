@@ -8,7 +8,7 @@ from keras import layers
 
 from helpers.marks import slow_but
 from helpers.truth import relative
-from tflite_export import BundleError, DeviceClient, ExportError, export, simulate_round, verify
+from tflite_export import BundleError, DeviceClient, ExportError, Neighbours, export, simulate_round, verify
 from tflite_export.device.kinds import Kind
 from tflite_export.device.layout import PREDICT
 from tflite_export.device.runtime import Runtime
@@ -79,6 +79,8 @@ def test_every_signature_and_a_clients_life(kind, tmp_path):
                 client.round(client.theta, x, bad)
     with pytest.raises(ValueError, match="has no classes that could be added"):
         client.add_class("new")
+    with pytest.raises(BundleError, match="the nearest examples vote for classes: take `DeviceClient.predict`"):
+        Neighbours(client, x, y)
 
 
 @pytest.fixture(scope="module")

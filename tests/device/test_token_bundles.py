@@ -31,6 +31,26 @@ def exported(tmp_path_factory):
 def test_every_signature(exported):
     found = verify(exported[-1], interpreter=LITE)
     assert found.ok and {c.signature for c in found.comparisons} >= {"round", "joint_gradient", "features"}
+    assert found.worst().keys() >= {"personalize.loss_before", "head_step.loss_before", "personalize.loss"}
+
+
+@pytest.mark.parametrize("n", [5, 40])
+def test_a_mean_over_the_tokens_that_are_not_masked(tmp_path, n):
+    """Of an example of zeros, such as one that only fills up a chunk, this network makes NaN."""
+    mean = layers.GlobalAveragePooling1D()
+    stack = [layers.Embedding(9, 3, mask_zero=True), mean, layers.Dense(4, activation="tanh")]
+    model = SplitModel(keras.Sequential([keras.Input((4,)), *stack]))
+    theta, head = varied(model), random_head(model, 3)
+    bundle = export((model, theta, head), out=tmp_path / "b", inference=False, training=TRAINING)
+    assert verify(bundle, interpreter=LITE).ok
+    x, y = examples(model, n, 3)
+    x[:, 0] = np.maximum(x[:, 0], 1)
+    client = DeviceClient(bundle, interpreter=LITE, static=True)
+    update = client.round(flatten(theta), x, y)
+    fitted = true_steps(model.features(theta, x).numpy(), y, head, 3, 0.1)
+    _, dtheta, dkernel, _ = true_gradient(model, theta, fitted, x, y)
+    assert relative(decode(update.payload), dtheta) < 1e-5
+    assert relative(update.head.kernel, fitted.kernel - 0.1 * dkernel) < 1e-5
 
 
 @pytest.mark.parametrize("options", [{}, {"chunk": 4}, {"static": True}])

@@ -77,8 +77,8 @@ def own_statistics():
 
 
 def recurrent():
-    """A GRU that hands every step on to an LSTM, both ways."""
-    first = layers.GRU(4, unroll=True, return_sequences=True)
+    """A GRU, both ways, that hands every step on to an LSTM, both ways."""
+    first = layers.Bidirectional(layers.GRU(2, unroll=True, return_sequences=True))
     return keras.Sequential([keras.Input((4, 3)), first, layers.Bidirectional(layers.LSTM(3, unroll=True))])
 
 

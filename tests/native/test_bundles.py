@@ -136,6 +136,9 @@ def with_trunk_and_kind(folder):
     """A manifest with the entries that most bundles have not."""
     manifest = manifest_of(folder)
     manifest["model"] |= {"kind": "huber:0.5", "example_dtype": "float32"}
+    arrays = [{"name": "a", "shape": [2], "dtype": "float32", "offset": 0}]
+    arrays += [{"name": "b", "shape": [], "dtype": "int32", "offset": 2, "num_tokens": 5}]
+    manifest["model"]["inputs"] = {"kind": "dict", "arrays": arrays}
     manifest["trunk"] = {"file": "labels.txt", "raw_shape": [2, 3], "sha256": "0" * 64}
     return manifest
 
@@ -171,6 +174,34 @@ def test_lies_about_sizes(native, folder, way):
         set_entry(manifest, way, value if value is not None else [None])
         write_manifest(folder, manifest)
         assert_the_same(native, folder)
+
+
+ARRAYS = {  # entries of examples of several arrays, and of what `verify` compares
+    ("check", "outputs"): [{"round.bias": 0.5}, {"round.bias": -1}, {"round-bias": 1}, {"": 1}, {"x" * 81: 1}, "x"],
+    ("check", "files"): [{"a.tflite": 0}, {"../a": 1}, {"a.tflite": None}, "x"],
+    ("model", "example_shape"): [[3], [4], [3, 1], [1, 3], [2**31 - 1] * 200],
+    ("model", "inputs"): ["no", {}, {"kind": "list", "arrays": []}, {"kind": "tuple", "arrays": []}],
+    ("model", "inputs", "kind"): ["dict", "tuple", "dicts", 1],
+    ("model", "inputs", "arrays", 0, "name"): ["A", "b", "c", "é", "aa", "", 3],
+    ("model", "inputs", "arrays", 1, "name"): ["é", "a", "aa", "", "\U0001f600"],
+    ("model", "inputs", "arrays", 0, "shape"): [[2], [3], [], [2**31 - 1, 2**31 - 1], [0], 2],
+    ("model", "inputs", "arrays", 0, "dtype"): ["int32", "int8"],
+    ("model", "inputs", "arrays", 1, "offset"): [2, 0, 3, 2**31, -1, "2"],
+    ("model", "inputs", "arrays", 1, "num_tokens"): [1, 0, "5"],
+}
+
+
+@pytest.mark.parametrize("way", ARRAYS, ids=str)
+def test_lies_about_arrays_and_bounds(native, tmp_path, way):
+    write_files(tmp_path)
+    accepted = 0
+    for value in ARRAYS[way]:
+        manifest = with_trunk_and_kind(tmp_path)
+        set_entry(manifest, way, value)
+        write_manifest(tmp_path, manifest)
+        assert_the_same(native, tmp_path)
+        accepted += said_by_c(native, tmp_path) is None
+    assert accepted < len(ARRAYS[way])
 
 
 NAMES = ["../secret", "..", "", "a\\b", "C:x", "theta.bin\0", "a\nb", "é", "x" * 82, "a'b", "a'\"b", "-x", "x.y-z"]

@@ -65,6 +65,27 @@ def test_a_round_is_pythons_and_that_of_the_whole_objective(exported, pair, n):
     assert relative(ours.head[1], theirs.head[1]) < 1e-5
 
 
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory, native, litert_library):
+    """A network that makes NaN of an example of zeros."""
+    stack = [layers.Embedding(TOKENS, 3, mask_zero=True), layers.GlobalAveragePooling1D(), layers.Dense(5, "tanh")]
+    model = SplitModel(keras.Sequential([keras.Input((LENGTH,)), *stack]))
+    theta, head = varied(model), random_head(model, CLASSES)
+    out = tmp_path_factory.mktemp("masked") / "b"
+    return model, theta, head, export((model, theta, head), out=out, inference=False, training=TRAINING)
+
+
+@pytest.mark.parametrize("n", [9, 75])
+def test_a_mean_over_the_tokens_that_are_not_masked(masked, native, litert_library, n):
+    (model, theta, head, bundle), (x, y) = masked, data(n)
+    x[:, 1] = np.maximum(x[:, 1], 1)
+    update = NativeClient(native, bundle.folder, litert=litert_library).round(flatten(theta), x, y)
+    fitted = true_steps(model.features(theta, x).numpy(), y, head, TRAINING["tau"] - 1, TRAINING["beta"])
+    _, dtheta, dkernel, _ = true_gradient(model, theta, fitted, x, y)
+    assert relative(decode(update.payload), dtheta) < 1e-5
+    assert np.abs(update.head.kernel - (fitted.kernel - TRAINING["head_rate"] * dkernel)).max() < 1e-5
+
+
 @pytest.mark.parametrize("how", [{}, {"held_out": None}, {"held_out": data(11, 1)}], ids=["a part", "none", "others"])
 def test_personalization(pair, how):
     (ours, theirs), (x, y) = pair, data(75)

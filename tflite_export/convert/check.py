@@ -113,6 +113,7 @@ def _answers(personal, theta, frozen, head, inputs) -> dict:
     values["features.phi"] = phi
     values[f"predict.{Kind(kind.text).output}"] = kind.mean(tf.matmul(phi, head.kernel) + head.bias)
     values["head_step.kernel"], values["head_step.bias"] = fit(head, phi, targets, 1, kind=kind)
+    values["head_step.loss_before"] = values["personalize.loss_before"] = heads.loss(head, phi, targets, kind)
     fitted = fit(head, phi, targets, STEPS, safeguard=personal.training["safeguard"], kind=kind)
     values["personalize.kernel"], values["personalize.bias"] = fitted
     values["personalize.loss"] = heads.loss(fitted, phi, targets, kind)
@@ -132,6 +133,7 @@ def _in_double(personal, head, phi, inputs) -> dict:
     head = Head(*(tf.constant(w, tf.float64) for w in head))
     targets = kind.targets(inputs[Kind(kind.text).input], k, tf.float64)
     values = dict(zip(("head_step.kernel", "head_step.bias"), fit(head, phi, targets, 1, kind=kind), strict=True))
+    values["head_step.loss_before"] = values["personalize.loss_before"] = heads.loss(head, phi, targets, kind)
     fitted = fit(head, phi, targets, STEPS, safeguard=personal.training["safeguard"], kind=kind)
     values |= {"personalize.kernel": fitted.kernel, "personalize.bias": fitted.bias}
     with tf.GradientTape() as tape:

@@ -126,7 +126,7 @@ def members_of(run, count: int, *, classes: int | None = None, start: str = "ini
 def _check_run(run, ids) -> None:
     """Checks that the page can compute the run's rounds."""
     for client in ids:
-        if isinstance(why := device_training(run.config, run.population, client), str):
+        if isinstance(why := device_training(run.config, run.population, client, run.model), str):
             raise ExportError(f"a page cannot play rounds of {run.folder}: {why}")
     hyper = run.config.hyperparameters
     if hyper["server_opt"] not in _SERVER:

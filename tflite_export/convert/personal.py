@@ -96,7 +96,7 @@ def _of_run(run, client, rounds) -> Personal:
         )
     if run.store.round_num == 0:
         raise ExportError(f"{run.folder} has no rounds yet: there is nothing to export")
-    training = device_training(run.config, population, client)
+    training = device_training(run.config, population, client, run.model)
     if rounds and isinstance(training, str):
         raise ExportError(f"{run.folder} cannot go on with rounds on a device: {training}")
     rounds = not isinstance(training, str) if rounds is None else rounds
@@ -161,8 +161,15 @@ def _check_theta(model) -> None:
         )
 
 
-def device_training(config, population, client: int) -> dict | str:
-    """The settings of PFLEGO's rounds on the device; or a text that says why the device cannot take part."""
+def device_training(config, population, client: int, model) -> dict | str:
+    """The settings of PFLEGO's rounds on the device; or a text that says why the device cannot take part.
+
+    Args:
+        config: the run's `RunConfig`.
+        population: the run's clients.
+        client: the client's number.
+        model: the run's `SplitModel`.
+    """
     if config.algorithm != "pflego":
         return (
             f"{config.algorithm} has no program for the device, which computes PFLEGO's rounds; export without rounds"
@@ -174,6 +181,11 @@ def device_training(config, population, client: int) -> dict | str:
         return "its head_rate is 'safe', which a client's features decide in every visit; a device's rate is fixed"
     if config.personal is not None:
         return f"the part {config.personal} of its adapters stays with the client, and a device keeps a head only"
+    if model.draws:
+        return (
+            "its network has layers that draw random numbers in training (Dropout, noise), and the device's program "
+            "draws none, so that its rounds would be others than the simulated ones"
+        )
     if config.batch_norm in ("local", "shared"):
         return f"its batch_norm is {config.batch_norm!r}; the device's statistics are constants (batch_norm='frozen')"
     if config.objective != "mean":

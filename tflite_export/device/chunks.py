@@ -3,8 +3,17 @@
 import numpy as np
 
 
-def filled_up(array: np.ndarray, rows: int) -> np.ndarray:
-    """An array with rows of zeros at its end, so that it has `rows` of them."""
+def filled_up(x: np.ndarray, rows: int) -> np.ndarray:
+    """Examples, at least one, with copies of the first at their end, so that there are `rows` of them.
+
+    Of an example of zeros some networks make NaN, such as the mean over the tokens that are not masked, and NaN times a
+    weight of 0 is NaN. A copy does what the example itself does.
+    """
+    return np.concatenate([x, np.broadcast_to(x[:1], (rows - len(x), *x.shape[1:]))])
+
+
+def with_zeros(array: np.ndarray, rows: int) -> np.ndarray:
+    """What belongs to examples, such as their weights, with zeros at its end, so that it has `rows` rows."""
     return np.pad(array, [(0, rows - len(array))] + [(0, 0)] * (array.ndim - 1))
 
 

@@ -11,6 +11,7 @@ payload and the number of examples leave the device; examples, labels and the he
 """
 
 import os
+from numbers import Real
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,11 +19,12 @@ import numpy as np
 
 from tflite_export.device import classes
 from tflite_export.device import payload as payloads
-from tflite_export.device.chunks import filled_up, trunk_output
+from tflite_export.device.chunks import filled_up, trunk_output, with_zeros
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import HeadError, SavedHead, load_head, save_head, theta_sha256
 from tflite_export.device.kinds import Score
 from tflite_export.device.layout import BACKBONE, HEAD, PROGRAM, STATIC_PROGRAM, THETA
+from tflite_export.device.manifest import LARGEST
 from tflite_export.device.runtime import Bundle, BundleError, Runtime
 from tflite_export.device.scores import cut
 
@@ -232,12 +234,12 @@ class DeviceClient:
 
         Raises:
             BundleError: an example holds NaN or infinity, a label is out of range, a shape or dtype is wrong, there are
-                too few examples to hold some out, or `steps` or `beta` is negative. The head is not changed then.
+                too few examples to hold some out, or `steps` or `beta` is out of range. The head is not changed then.
         """
         x, y = self.checked(x, y)
         if held_out is None:
             held_out = x, y
-        elif isinstance(held_out, (int, float)):
+        elif isinstance(held_out, Real):
             (x, y), held_out = cut(x, y, held_out)
         else:
             held_out = self.checked(*held_out)
@@ -245,6 +247,9 @@ class DeviceClient:
         beta = self.settings["beta"] if beta is None else beta
         if steps < 0 or not 0 <= beta < np.inf:
             raise BundleError(f"steps and beta must be at least 0, found steps={steps}, beta={beta}")
+        if not (steps <= LARGEST and steps % 1 == 0):  # and not NaN
+            raise BundleError(f"steps must be a whole number of at most {LARGEST}, found {steps}")
+        steps = int(steps)
         phi, phi_held_out = self._features(x), self._features(held_out[0])
         kernel, bias, before, after = self.fit_head(phi, y, steps, beta)
         old, new = (self._score(phi_held_out, held_out[1], head) for head in (self.head, (kernel, bias)))
@@ -348,12 +353,15 @@ class DeviceClient:
         return {"kernel": kernel.astype(np.float32, copy=False), "bias": bias.astype(np.float32, copy=False)}
 
     def _chunks(self, n, *arrays):
-        """Yields (number of examples, chunk of each array). The static program's chunks are filled up with zeros."""
+        """Yields (number of examples, chunk of each array): of x or phi, and of what belongs to them.
+
+        The static program's chunks are filled up with examples of weight 0.
+        """
         for start in range(0, n, self.chunk):
             parts = [a[start : start + self.chunk] for a in arrays]
             size = len(parts[0])
             if self.batch is not None and size < self.batch:
-                parts = [filled_up(p, self.batch) for p in parts]
+                parts = [filled_up(parts[0], self.batch), *(with_zeros(p, self.batch) for p in parts[1:])]
             yield size, parts
 
     def _features(self, x):

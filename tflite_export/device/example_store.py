@@ -44,8 +44,8 @@ class ExampleStore:
         made_by: what computed the examples, such as the `sha256` of the bundle's trunk; another one is refused.
 
     Raises:
-        ExampleStoreError: the file is no store, or was made for other examples, another capacity or policy; or an
-            argument is wrong.
+        ExampleStoreError: the file is no store, cannot be opened or written, or was made for other examples, another
+            capacity or policy; or an argument is wrong.
     """
 
     def __init__(
@@ -72,7 +72,10 @@ class ExampleStore:
             "seed": str(self.seed),
             "made_by": made_by,
         }
-        self._db = sqlite3.connect(self.path, isolation_level=None)  # transactions are begun by hand
+        try:
+            self._db = sqlite3.connect(self.path, isolation_level=None)  # transactions are begun by hand
+        except sqlite3.Error as error:
+            raise ExampleStoreError(f"{self.path} cannot be opened: {error}. Is there such a folder?") from None
         try:
             self._db.execute("PRAGMA secure_delete = ON")  # what is forgotten is overwritten in the file
             self._db.execute("PRAGMA synchronous = FULL")
@@ -83,6 +86,9 @@ class ExampleStore:
                             self._db.execute(statement)
                         self._db.executemany("INSERT INTO about VALUES (?, ?)", about.items())
             found = dict(self._db.execute("SELECT name, value FROM about"))
+        except ExampleStoreError:
+            self._db.close()
+            raise
         except sqlite3.DatabaseError as error:
             self._db.close()
             raise ExampleStoreError(f"{self.path} is not a store of examples: {error}") from None
@@ -123,7 +129,8 @@ class ExampleStore:
             How many examples are kept.
 
         Raises:
-            ExampleStoreError: a shape or dtype is wrong, a number is not finite, or the numbers differ.
+            ExampleStoreError: a shape or dtype is wrong, a number is not finite, or the numbers differ; or the file
+                cannot be written, as in `rename` and `forget`.
         """
         x = np.asarray(x)
         if x.shape[1:] != self.shape or x.ndim != len(self.shape) + 1 or x.dtype != np.float32:
@@ -158,11 +165,13 @@ class ExampleStore:
         """Gives the examples of a class another label, as when two classes become one. Returns their number."""
         if not into:
             raise ExampleStoreError("a class needs a name")
+        if label == into:
+            return self.counts().get(label, 0)
         with self._change():
             number = self._db.execute("UPDATE examples SET label = ? WHERE label = ?", (into, label)).rowcount
             (seen,) = self._db.execute("SELECT TOTAL(examples) FROM seen WHERE label = ?", (label,)).fetchone()
             self._count(into, int(seen))
-            self._db.execute("DELETE FROM seen WHERE label = ? AND ? <> ?", (label, label, into))
+            self._db.execute("DELETE FROM seen WHERE label = ?", (label,))
         return number
 
     def forget(self, label: str | None = None, *, before: float | None = None, everything: bool = False) -> int:
@@ -188,10 +197,12 @@ class ExampleStore:
             number = self._db.execute(f"DELETE {chosen}", which).rowcount
             if before is None:
                 self._db.execute("DELETE FROM seen WHERE ? IS NULL OR label = ?", (label, label))
-            elif self.policy == "per_class":  # those classes are not full any more, see `_make_room`
-                counts = self.counts()
-                left = [(counts.get(name, 0), name) for (name,) in shrunk]
-                self._db.executemany("UPDATE seen SET examples = ? WHERE label = ?", left)
+            # What is left stands for itself alone: else what comes later would be kept with a smaller probability.
+            if self.policy == "reservoir" and number:  # all classes share the room
+                shrunk = self._db.execute("SELECT label FROM seen").fetchall()
+            counts = self.counts()  # of `per_class`, those classes are not full any more, see `_make_room`
+            left = [(counts.get(name, 0), name) for (name,) in shrunk]
+            self._db.executemany("UPDATE seen SET examples = ? WHERE label = ?", left)
         return number
 
     def _has_no_tables(self) -> bool:
@@ -200,13 +211,20 @@ class ExampleStore:
     @contextmanager
     def _change(self):
         """All of it is written, or nothing."""
-        self._db.execute("BEGIN IMMEDIATE")
         try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.OperationalError as error:
+            raise ExampleStoreError(
+                f"{self.path} cannot be written, and nothing was changed: {error}. If another process uses the file, "
+                "try again when it is done"
+            ) from None
 
     def _add(self, x, label, at):
         self._count(label, 1)

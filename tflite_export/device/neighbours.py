@@ -25,10 +25,15 @@ class Neighbours:
         y: labels, int [N] in [0, K): positions in `client.labels`.
 
     Raises:
-        BundleError: as `DeviceClient.score`.
+        BundleError: as `DeviceClient.score`; or the head is not for classes.
     """
 
     def __init__(self, client: DeviceClient, x: np.ndarray, y: np.ndarray):
+        if not client.kind.is_classes:
+            raise BundleError(
+                f"this head is for {client.kind.text}, and the nearest examples vote for classes: take "
+                "`DeviceClient.predict`"
+            )
         self.client, self.theta, self.labels = client, client.theta_sha256, client.labels
         self.y = np.zeros(0, np.int64)
         self.phi = np.zeros((0, client.bundle.num_features), np.float32)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tflite_export.device.bundle_files import stored_arrays
-from tflite_export.device.chunks import filled_up
+from tflite_export.device.chunks import filled_up, with_zeros
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.layout import (
     BACKBONE,
@@ -166,7 +166,7 @@ def _inputs(bundle, values, signature, program):
         if n > batch:
             raise BundleError(f"{bundle.path(CHECK)} has {n} examples, but {program} takes {batch} at most")
         for name in {"x", "raw", "phi", "labels", "targets", "weights"} & set(wanted):
-            wanted[name] = filled_up(wanted[name], batch)
+            wanted[name] = (filled_up if name in ("x", "raw", "phi") else with_zeros)(wanted[name], batch)
     return wanted
 
 

@@ -64,7 +64,7 @@ def visit_settings(run, client: int, per_step: float) -> dict:
         client: its number.
         per_step: how often it arrives in a step of the server, see `Ticket`.
     """
-    settings = device_training(run.config, run.population, client)
+    settings = device_training(run.config, run.population, client, run.model)
     assert isinstance(settings, dict)  # the rounds have checked it
     if run.config.hyperparameters["head_rate"] == "rho":
         settings = {**settings, "head_rate": settings["head_rate"] / per_step}

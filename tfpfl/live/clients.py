@@ -39,7 +39,7 @@ class Clients:
         self.run, self.rules = run, rules
         self.algorithm, self.population, self.model = run.algorithm, run.population, run.model
         first = int(run.population.client_ids[0])
-        self._exported = not isinstance(device_training(run.config, run.population, first), str)
+        self._exported = not isinstance(device_training(run.config, run.population, first, run.model), str)
         if not self._exported and (why := refusal(run)):
             raise InvalidArgument(f"{run.folder}: devices cannot take part: {why}")
         if (patience := run.config.patience) is not None:

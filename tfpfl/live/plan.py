@@ -174,11 +174,11 @@ def refusal(run) -> str | None:
         run: an open `tfpfl.runs.run.Run`.
     """
     config, algorithm = run.config, run.algorithm
+    if config.algorithm == "pflego":
+        return str(device_training(config, run.population, int(run.population.client_ids[0]), run.model))
     if config.own_method is not None or config.network not in NETWORKS:
         what = "method" if config.own_method is not None else "network"
         return f"its {what} is your own, and a device runs no code that a server sends it"
-    if config.algorithm == "pflego":
-        return str(device_training(config, run.population, int(run.population.client_ids[0])))
     if algorithm.first is not None:
         return (
             f"a round of {config.algorithm} has two exchanges, and a device that polls a server makes one visit in a "
@@ -217,7 +217,7 @@ def check_exported(run, what: str) -> None:
         InvalidArgument: devices cannot take part in this run, or only with TensorFlow; or its clients are known when
             they join.
     """
-    why = device_training(run.config, run.population, int(run.population.client_ids[0]))
+    why = device_training(run.config, run.population, int(run.population.client_ids[0]), run.model)
     if isinstance(why, str):
         raise InvalidArgument(f"{run.folder}: devices cannot take part: {what} need the exported program: {why}")
     if is_places(run.federation):

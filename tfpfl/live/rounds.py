@@ -355,7 +355,7 @@ class LiveRounds(Clients):
 
     def _settings_of(self, client: int, arrival: float) -> dict:
         """tau and the rates of a visit. Who comes rarely takes larger steps, as in the engines."""
-        settings = device_training(self.run.config, self.population, client)
+        settings = device_training(self.run.config, self.population, client, self.run.model)
         assert isinstance(settings, dict)  # the constructor has checked it
         if self.run.config.hyperparameters["head_rate"] == "rho":
             settings = {**settings, "head_rate": settings["head_rate"] / arrival}

@@ -56,7 +56,7 @@ def bundles_of(run, browser: bool = False) -> dict[int, Path]:
     found: dict[int, Path] = {}
     root = run.folder / BUNDLES
     root.mkdir(exist_ok=True)
-    if isinstance(device_training(run.config, run.population, int(run.population.client_ids[0])), str):
+    if isinstance(_training_of(run), str):
         return _plans_of(run, root)
     infos = [run.population.info(client) for client in run.population.client_ids.tolist()]
     if is_places(run.federation):  # what can be made before anyone has joined; others are made when one joins
@@ -65,6 +65,11 @@ def bundles_of(run, browser: bool = False) -> dict[int, Path]:
         if (k := int(info.num_classes)) not in found:
             found[k] = bundle_for(run, info, browser)
     return found
+
+
+def _training_of(run) -> dict | str:
+    """The settings of rounds with the exported program, of the first client; or why there are none."""
+    return device_training(run.config, run.population, int(run.population.client_ids[0]), run.model)
 
 
 def bundle_for(run, info: ClientInfo, browser: bool = False) -> Path:
@@ -92,7 +97,7 @@ def _plans_of(run, root: Path) -> dict[int, Path]:
 
 def _export(run, info: ClientInfo, out: Path, browser: bool) -> None:
     head = Head(*tree.arrays(run.algorithm.init_client(info)))
-    settings = device_training(run.config, run.population, int(info.client_id))
+    settings = device_training(run.config, run.population, int(info.client_id), run.model)
     source = run.model, run.model.initial_theta, head
     about = run.federation.manifest
     given: dict[str, Any] = {
@@ -231,7 +236,7 @@ def serve(
         check_asynchronous(run)
     if page is not None:
         require_page(page)
-        if isinstance(why := device_training(run.config, run.population, int(run.population.client_ids[0])), str):
+        if isinstance(why := _training_of(run), str):
             raise InvalidArgument(f"browsers cannot take part in {run.folder}: {why}")
     bundles = bundles_of(run, browser=page is not None)
     files = None if page is None else LivePage(page, bundles[min(bundles)])

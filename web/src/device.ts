@@ -77,7 +77,7 @@ export class Device {
       return found
     }
     for (const [from, to] of chunks(n, this.batch)) {
-      const part = filled(x.subarray(from * this.pixels, to * this.pixels), this.batch * this.pixels)
+      const part = filled(x.subarray(from * this.pixels, to * this.pixels), this.pixels, this.batch)
       const phi = floats(await this.run('features', 'features', { x: part }), 'phi')
       found.set(phi.subarray(0, (to - from) * this.features), from * this.features)
     }
@@ -162,12 +162,13 @@ export class Device {
   }
 
   private examples(x: Float32Array, labels: Int32Array, n: number, from: number, to: number): Arrays {
-    return { x: filled(x.subarray(from * this.pixels, to * this.pixels), this.batch * this.pixels), ...weighted(labels, n, from, to, this.batch) }
+    const part = x.subarray(from * this.pixels, to * this.pixels)
+    return { x: filled(part, this.pixels, this.batch), ...weighted(labels, n, from, to, this.batch) }
   }
 
   private headExamples(phi: Float32Array, labels: Int32Array, n: number, from: number, to: number): Arrays {
     const part = phi.subarray(from * this.features, to * this.features)
-    return { phi: filled(part, this.headBatch * this.features), ...weighted(labels, n, from, to, this.headBatch) }
+    return { phi: filled(part, this.features, this.headBatch), ...weighted(labels, n, from, to, this.headBatch) }
   }
 
   private open(head: Head): { kernel: Float32Array; bias: Float32Array } {
@@ -192,9 +193,11 @@ function weighted(labels: Int32Array, n: number, from: number, to: number, batch
   return found
 }
 
-function filled(values: Float32Array, length: number): Float32Array {
-  const found = new Float32Array(length)
+/** Rows of `size` numbers each, with copies of the first up to `rows`: of zeros a network may make NaN, and NaN times a weight of 0 is NaN. */
+function filled(values: Float32Array, size: number, rows: number): Float32Array {
+  const found = new Float32Array(size * rows)
   found.set(values)
+  for (let at = values.length; at < found.length; at += size) found.set(values.subarray(0, size), at)
   return found
 }
 

@@ -38,6 +38,10 @@ def transpose(op, dy):
     return tf.transpose(dy, [order.index(a) for a in range(len(order))]), None
 
 
+def reverse(op, dy):
+    return tf.reverse(dy, [int(a) for a in constant(op, 1, "axes")]), None
+
+
 def strided_slice(op, dy):
     """What was cut off gets zeros. The steps must be 1."""
     paddings = _cut_off(op)

@@ -45,6 +45,7 @@ GRADIENTS = {
     "Pack": arrays.pack,
     "Pad": arrays.pad,
     "Transpose": arrays.transpose,
+    "ReverseV2": arrays.reverse,
     "StridedSlice": arrays.strided_slice,
     "Tile": arrays.tile,
     "ResizeNearestNeighbor": arrays.nearest,

@@ -1,0 +1,158 @@
+"""What a device in live rounds gets over: refusals, a wrong clock, a server that does not know it any more."""
+
+import hashlib
+import json
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from helpers.native_live import NativeLive, Proxy, live_programs, missing
+from helpers.phone_bundles import CLASSES, drawn, small_bundle
+from tflite_export.device.head_file import SavedHead, head_bytes
+from tflite_export.device.live import wire
+from tflite_export.device.live.client import LiveDevice
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+LANGUAGES = ["C", "Python"]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return small_bundle("classification", tmp_path_factory.mktemp("bundle"))
+
+
+class Script:
+    """A server of one client, which asks for the work that it is given and for no more."""
+
+    def __init__(self, bundle, *kinds):
+        self.files = {path.name: path.read_bytes() for path in bundle.folder.iterdir()}
+        self.head = self.files["head.bin"]
+        self.theta = hashlib.sha256(self.files["theta.bin"]).hexdigest()
+        settings = {name: bundle.manifest["training"][name] for name in ("tau", "beta", "head_rate")}
+        work = {"round": 1, "theta": self.theta, "payload": "float32", "settings": settings}
+        work["splits"] = ["train", "test"]
+        self.work = [work | {"kind": kind} for kind in kinds]
+        self.update = self.score = 200, {}
+        self.sent: list = []  # (path, body) of updates and scores
+        self.joins = 0
+
+    def gate(self, path, headers):
+        """An answer that comes first, if there is one: (status, JSON)."""
+
+    def __call__(self, method, path, body, headers):
+        name = path.removeprefix("/v1/").split("?")[0]
+        if (first := self.gate(name, headers)) is not None:
+            return first[0], [], json.dumps(first[1]).encode()
+        if name.startswith(("update/", "score/")):
+            self.sent.append((name, body))
+            status, answer = self.update if name.startswith("update/") else self.score
+            return status, [], json.dumps(answer).encode()
+        if name == "head" or name.startswith(("bundle/", "theta/")):
+            files = self.files | {"head": self.head, self.theta: self.files["theta.bin"]}
+            return 200, [], files[name.rpartition("/")[2]]
+        self.joins += name == "join"
+        answers = {"join": {"client": 0, "classes": CLASSES}, "bundle": {"files": sorted(self.files)}}
+        return 200, [], json.dumps(answers.get(name) or (self.work.pop(0) if self.work else {"kind": "done"})).encode()
+
+
+def told_by(language, script, folder, litert, patience=20.0):
+    """What a device says that works until the server is done."""
+    examples = {"train": drawn("classification", 9), "test": drawn("classification", 5, 1), "classes": CLASSES}
+    with Proxy() as proxy:
+        proxy.ask = script
+        given = proxy.address, folder, examples, "token"
+        if language == "C":
+            device = NativeLive(live_programs(), *given, litert, patience=patience)
+            told = device.told
+        else:
+            told = []
+            how = {"interpreter": tf.lite.Interpreter, "patience": patience, "log": told.append}
+            device = LiveDevice(*given, **how)
+        try:
+            device.run()
+        finally:
+            device.close()
+    return told
+
+
+def scores_in(body):
+    return wire.unpack(body)[0]["scores"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_loss_that_is_too_large_to_be_sent_is_left_out(bundle, litert_library, tmp_path, language):
+    script = Script(bundle, "score")
+    kernel, bias = np.zeros((200, CLASSES), np.float32), np.zeros(CLASSES, np.float32)
+    bias[0] = 1e35  # the loss of all examples of another class
+    script.head = head_bytes(SavedHead(kernel, bias, script.theta))
+    assert told_by(language, script, tmp_path / "device", litert_library) == ["joined as client 0"]
+    ((name, body),) = script.sent
+    assert name == "score/1" and json.loads(body)["scores"] == []
+
+
+@pytest.mark.parametrize("status", [400, 413])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_an_update_that_cannot_be_read_is_not_sent_again(bundle, litert_library, tmp_path, language, status):
+    script = Script(bundle, "visit", "visit")
+    script.update = status, {"error": "loss must be a number"}
+    told = told_by(language, script, tmp_path / "device", litert_library)
+    assert told == ["joined as client 0", *2 * ["round 1: not counted: loss must be a number"]]
+    assert [name for name, _ in script.sent] == ["update/1", "update/1"]
+    assert [row["split"] for row in scores_in(script.sent[0][1])] == ["train", "test"]
+    assert not [path for path in (tmp_path / "device").iterdir() if path.name.startswith("update")]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_scores_that_are_refused(bundle, litert_library, tmp_path, language):
+    script = Script(bundle, "score", "visit")
+    script.score = 422, {"error": "client 0 has 9 test examples"}
+    told = told_by(language, script, tmp_path / "device", litert_library)
+    why = "round 1: its scores were not taken: client 0 has 9 test examples"
+    assert told == ["joined as client 0", why, "round 1: counted"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_clock_that_is_wrong(bundle, litert_library, tmp_path, language):
+    """The server says its time; the device signs with it from then on."""
+    script, wrong = Script(bundle, "visit"), []
+
+    def gate(name, headers):
+        here = time.time() + 5000
+        if "Tfpfl-Time" in headers and abs(float(headers["Tfpfl-Time"]) - here) > 300:
+            wrong.append(name)
+            return 401, {"error": "the clock is 5000 seconds off", "time": here}
+
+    script.gate = gate
+    told = told_by(language, script, tmp_path / "device", litert_library)
+    assert told == ["joined as client 0", "round 1: counted"] and len(wrong) == 1
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_server_that_does_not_know_the_device_any_more(bundle, litert_library, tmp_path, language):
+    script, refused = Script(bundle, "visit"), []
+
+    def gate(name, headers):
+        if name == "work" and not refused:
+            refused.append(name)
+            return 401, {"error": "client 0 has not joined: join with its token first", "time": time.time()}
+
+    script.gate = gate
+    told = told_by(language, script, tmp_path / "device", litert_library)
+    assert told == [*2 * ["joined as client 0"], "round 1: counted"] and script.joins == 2
+
+
+@pytest.mark.parametrize("status", [408, 429])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_server_that_is_asked_too_often(bundle, litert_library, tmp_path, language, status):
+    script, refused = Script(bundle, "visit"), []
+
+    def gate(name, headers):
+        if name.startswith("update/") and len(refused) < 2:
+            refused.append(name)
+            return status, {"error": "too often"}
+
+    script.gate = gate
+    told = told_by(language, script, tmp_path / "device", litert_library)
+    assert told == ["joined as client 0", "round 1: counted"] and len(refused) == 2
