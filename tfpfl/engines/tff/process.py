@@ -31,7 +31,7 @@ from tfpfl.engines.tff.computations import (
     work_of_one,
 )
 from tfpfl.engines.tff.exchanges import federate_both
-from tfpfl.engines.tff.worker import require_tff, use_local_worker
+from tfpfl.engines.tff.worker import on_local_worker, require_tff, use_local_worker
 from tfpfl.engines.visit import (
     ClientResult,
     RoundOutput,
@@ -136,7 +136,7 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
         metrics = tff.federated_map(finish_sums, tff.federated_sum(results.metric_sums))
         return RoundOutput(new_server, results.state, metrics, results.metrics)
 
-    process = tff.templates.IterativeProcess(initialize, _checked(next_round, visits_are))
+    process = tff.templates.IterativeProcess(on_local_worker(initialize), _checked(next_round, visits_are))
     return process if pack == 1 else PackedProcess(process, algorithm, pack)
 
 
@@ -160,27 +160,12 @@ def _checked(next_round, kinds):
         next_round: (server, client states, visits) -> RoundOutput, a TFF computation.
         kinds: what a visit may be; see `check_visits`.
     """
-    tff = require_tff()
 
-    class Round(tff.Computation):
-        """`next_round` behind the check of its arguments."""
+    def check(*arguments, **named):
+        if len(arguments) in (2, 3) and not named:  # TFF says what it takes if there are more or fewer
+            check_visits(arguments[1], arguments[2] if len(arguments) == 3 else None, kinds)
 
-        @property
-        def type_signature(self):
-            return next_round.type_signature
-
-        def __call__(self, *arguments, **named):
-            if len(arguments) in (2, 3) and not named and not any(isinstance(a, tff.Value) for a in arguments):
-                check_visits(arguments[1], arguments[2] if len(arguments) == 3 else None, kinds)
-            return next_round(*arguments, **named)
-
-        def __hash__(self):
-            return hash(next_round)
-
-        def __getattr__(self, name):
-            return getattr(next_round, name)
-
-    return Round()
+    return on_local_worker(next_round, check)
 
 
 class ShardResult(NamedTuple):
