@@ -240,6 +240,31 @@ def test_who_changes_a_clients_work_is_not_fused(federation, wrap):
     assert wrapped.shares == algorithm.shares == "backbone"
 
 
+def sends_nothing(algorithm):
+    """The algorithm with a `sent` of one's own, by which a client's update is zeros."""
+
+    def sent(state, output, visit):
+        return output._replace(update=tf.nest.map_structure(tf.zeros_like, output.update))
+
+    return algorithm._replace(sent=sent)
+
+
+WAYS_OF_SENDING = ["auto", "one_by_one", "stacked", "tff"]
+
+
+@pytest.mark.parametrize("way", slow_but(WAYS_OF_SENDING, *WAYS_OF_SENDING[:3]))
+def test_what_a_client_sends_is_what_arrives(request, federation, way):
+    algorithm = sends_nothing(make("pflego", federation, "float32"))
+    if way == "tff":
+        request.getfixturevalue("tff")
+        process = federate(algorithm, federation, pack=2)
+    else:
+        process = Simulation(algorithm, federation, grouping=way)
+    server, states, ids = process.initialize(), arrays_of_states(algorithm), [0, 2, 4]
+    output = process.next(server, [states[i] for i in ids], visits(algorithm, ids, 1))
+    assert identical(output.server.theta, server.theta)
+
+
 def test_packed_states_are_the_states(federation):
     spec = (tf.TensorSpec([3, None]), {"b": tf.TensorSpec([None]), "a": tf.TensorSpec([], tf.int32)})
     states = [(np.arange(3.0 * k, dtype="float32").reshape(3, k), {"b": np.ones(k, "float32"), "a": np.int32(k)})

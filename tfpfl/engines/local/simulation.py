@@ -66,7 +66,8 @@ def clients_of(
     if grouping == "fused" and not fits:
         raise InvalidArgument(
             "grouping='fused' needs a federation, and an algorithm whose client goes forward and backward through the "
-            "backbone exactly once, with the weights of the message, without recompute or chunk. Use grouping='auto'"
+            "backbone exactly once, with the weights of the message, without recompute or chunk, and sends its update "
+            "as it is. Use grouping='auto'"
         )
     if grouping == "stacked" and federation is None:
         raise InvalidArgument(
