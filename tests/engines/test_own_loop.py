@@ -10,7 +10,7 @@ from helpers.toys import distance, identical, initial_states, on_disk, toy
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument
 from tfpfl.data import client_key, cohort
-from tfpfl.engines import Simulation, Visit, federate, visits
+from tfpfl.engines import Scorer, Simulation, Visit, federate, visits
 from tfpfl.runs.training import Training
 
 MAKE = {"local": Simulation, "tff": federate}
@@ -101,6 +101,18 @@ def test_without_a_federation_a_visit_carries_its_examples(tff, algorithm):
     for engine in (Simulation(algorithm), federate(algorithm, SPECS)):
         with pytest.raises(ValueError, match="must be a tfpfl.ClientData.*ClientData\\(x, y, visit.info, visit.key\\)"):
             engine.next(start, [algorithm.init_client(data.population.info(0))], visits(algorithm, 1, [0]))
+
+
+def test_with_a_federation_no_visit_carries_examples(engine, algorithm, federation):
+    """They would be left out without a word: the federation's are read."""
+    server, state = engine.initialize(), initial_states(algorithm, algorithm.population)[0]
+    visit = visits(algorithm, 1, [0])[0]
+    carried = [ClientData(*federation.arrays(0), visit.info, visit.key)]
+    told = "visit 0 must be a tfpfl.Visit, found ClientData.*The examples are read from the Federation"
+    with pytest.raises(InvalidArgument, match=told):
+        engine.next(server, [state], carried)
+    with pytest.raises(InvalidArgument, match=told):
+        Scorer(algorithm, federation, ["test"])(server, [state], carried)
 
 
 def test_the_round_is_still_a_computation_of_tff(tff, algorithm, federation):
