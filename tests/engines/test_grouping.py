@@ -88,6 +88,21 @@ def test_stacked_is_plain(federation, plain, name, dtype):
     assert distance(stacked, plain(name, dtype)) < {"float32": 1e-5, "float64": 1e-9}[dtype]
 
 
+IN_CHUNKS = ["pflego", "fed3r", "fedproto", "feddbe", "fedas", "fedcp", "fedala"]
+
+
+@pytest.mark.parametrize("name", slow_but(IN_CHUNKS, *IN_CHUNKS[:2]))
+def test_features_in_chunks_can_be_stacked(federation, name):
+    """Some clients are alike; a chunk may be all examples of a client, or a few."""
+    algorithm, ids = make(name, federation, chunk=4), [0, 1, 2, 4]
+    found = []
+    for grouping in ("one_by_one", "stacked"):
+        engine, states = Simulation(algorithm, federation, grouping=grouping), arrays_of_states(algorithm)
+        output = engine.next(engine.initialize(), [states[i] for i in ids], visits(algorithm, ids, 1))
+        found.append((output.server, output.client_states))
+    assert distance(*found) < 1e-9
+
+
 @pytest.fixture(scope="module")
 def pixels(tmp_path_factory):
     """Clients whose examples are stored as bytes; 1 / 255 is exact in no dtype, so it shows where they are decoded."""
