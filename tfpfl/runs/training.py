@@ -239,7 +239,7 @@ class Training:
             out = out._replace(client_states=out.client_states[came], client_metrics=out.client_metrics[came])
             states = dict(zip(ids.tolist(), out.client_states, strict=True))
             metrics = {name: np.asarray(value).item() for name, value in out.metrics.items() if name != "finite"}
-            row = {**row, **metrics}
+            row |= {name: value for name, value in metrics.items() if value == value}  # NaN: a mean over no client
             by_client = dict(zip(ids.tolist(), out.client_metrics, strict=True))
             rejected = {i: int(m["rejected"]) for i, m in by_client.items() if int(m.get("rejected", 0))}
             if rejected:
