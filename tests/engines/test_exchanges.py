@@ -18,6 +18,7 @@ from tfpfl.algorithms.transforms.faults import broken_data, broken_work, drawn
 from tfpfl.algorithms.transforms.own_part import own_part
 from tfpfl.algorithms.transforms.schedule import at_round, scheduled
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.cohorts import cohort
 from tfpfl.data.population import Population, Sampling
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.local.simulation import Simulation
@@ -26,7 +27,7 @@ from tfpfl.models.weights import Weights
 from tfpfl.runs.aggregators import check_method
 from tfpfl.runs.availability import Availability
 from tfpfl.runs.cost import count_passes
-from tfpfl.runs.training import Training
+from tfpfl.runs.training import DivergedError, Training
 
 IDS, WIDTHS = [1, 3, 4, 7], [2, 5, 2, 3]  # ids with gaps, and clients of different K_i
 SPECS = (tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.int32))
@@ -401,6 +402,32 @@ def test_training_with_clients_that_leave_is_resumed_and_repeated(dane, federati
     other = Training(dane, federation, seed=3, availability=Without(dropout=0.5), splits=())
     other.run(6)
     assert distance(once.server_state(), other.server_state()) > 1e-6  # they were in the first aggregates
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_who_breaks_the_first_exchange_is_named_and_nobody_else(dane, federation, leaves):
+    """Also if the client has left before the second, which begins from a sum that is not finite."""
+    availability = Availability(dropout=0.5 if leaves else 0.0)
+    all_clients = dane.population.client_ids
+
+    def arrived(seed):
+        ids = cohort(seed, 1, dane.population)
+        return availability.round(seed, 1, ids, np.ones(len(ids))) if leaves else None
+
+    seed = next(s for s in range(99) if not leaves or (len(arrived(s).between) and len(arrived(s).came)))
+    broken = int(arrived(seed).between[0] if leaves else cohort(seed, 1, dane.population)[1])
+
+    def client_update(message, state, data):
+        output = dane.first.client_update(message, state, data)
+        factor = tf.where(tf.equal(data.info.client_id, broken), np.nan, 1.0)
+        return output._replace(update=tf.nest.map_structure(lambda x: x * tf.cast(factor, x.dtype), output.update))
+
+    hurt = dane._replace(first=dane.first._replace(client_update=client_update))
+    how = {"availability": availability} if leaves else {}
+    with pytest.raises(DivergedError) as told:
+        Training(hurt, federation, seed=seed, splits=(), **how).run(1)
+    named = [i for i in all_clients if re.search(rf"client {i}\b", str(told.value))]
+    assert named == [broken] and "the work of client" in str(told.value)
 
 
 def test_late_clients_may_have_finished_the_first_exchange():

@@ -88,6 +88,21 @@ def test_stacked_is_plain(federation, plain, name, dtype):
     assert distance(stacked, plain(name, dtype)) < {"float32": 1e-5, "float64": 1e-9}[dtype]
 
 
+IN_CHUNKS = ["pflego", "fed3r", "fedproto", "feddbe", "fedas", "fedcp", "fedala"]
+
+
+@pytest.mark.parametrize("name", slow_but(IN_CHUNKS, *IN_CHUNKS[:2]))
+def test_features_in_chunks_can_be_stacked(federation, name):
+    """Some clients are alike; a chunk may be all examples of a client, or a few."""
+    algorithm, ids = make(name, federation, chunk=4), [0, 1, 2, 4]
+    found = []
+    for grouping in ("one_by_one", "stacked"):
+        engine, states = Simulation(algorithm, federation, grouping=grouping), arrays_of_states(algorithm)
+        output = engine.next(engine.initialize(), [states[i] for i in ids], visits(algorithm, ids, 1))
+        found.append((output.server, output.client_states))
+    assert distance(*found) < 1e-9
+
+
 @pytest.fixture(scope="module")
 def pixels(tmp_path_factory):
     """Clients whose examples are stored as bytes; 1 / 255 is exact in no dtype, so it shows where they are decoded."""
@@ -238,6 +253,31 @@ def test_who_changes_a_clients_work_is_not_fused(federation, wrap):
     wrapped = wrap(algorithm)
     assert algorithm.one_pass is not None and wrapped.one_pass is None
     assert wrapped.shares == algorithm.shares == "backbone"
+
+
+def sends_nothing(algorithm):
+    """The algorithm with a `sent` of one's own, by which a client's update is zeros."""
+
+    def sent(state, output, visit):
+        return output._replace(update=tf.nest.map_structure(tf.zeros_like, output.update))
+
+    return algorithm._replace(sent=sent)
+
+
+WAYS_OF_SENDING = ["auto", "one_by_one", "stacked", "tff"]
+
+
+@pytest.mark.parametrize("way", slow_but(WAYS_OF_SENDING, *WAYS_OF_SENDING[:3]))
+def test_what_a_client_sends_is_what_arrives(request, federation, way):
+    algorithm = sends_nothing(make("pflego", federation, "float32"))
+    if way == "tff":
+        request.getfixturevalue("tff")
+        process = federate(algorithm, federation, pack=2)
+    else:
+        process = Simulation(algorithm, federation, grouping=way)
+    server, states, ids = process.initialize(), arrays_of_states(algorithm), [0, 2, 4]
+    output = process.next(server, [states[i] for i in ids], visits(algorithm, ids, 1))
+    assert identical(output.server.theta, server.theta)
 
 
 def test_packed_states_are_the_states(federation):

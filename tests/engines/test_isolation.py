@@ -240,6 +240,67 @@ def test_the_demo_where_namespaces_are_forbidden(tff, tmp_path):
     assert (done.stdout + done.stderr).count("TFF's worker listens on port") == 1
 
 
+IN_THREADS = r"""
+import os, sys, threading
+from pathlib import Path
+import tensorflow_federated as tff
+from helpers.network import listening
+from helpers.processes import descendants
+from helpers.toys import backbone, initial_states, on_disk, visits_by_id
+from tfpfl.algorithms import fedsgd
+from tfpfl.engines.machines import Machines
+from tfpfl.engines.engine import make_engine
+from tfpfl.engines.tff.evaluation import federated_evaluation
+from tfpfl.models import SplitModel
+
+federation = on_disk(Path(sys.argv[1]), (6, 9), (2, 2))
+algorithm = fedsgd(SplitModel(backbone("float32")), federation.population())
+states = list(initial_states(algorithm, algorithm.population).values())
+given = states, visits_by_id(algorithm.population, [0, 1], 1)
+made, losses, errors = [], [], []
+
+def make():
+    made.append(make_engine("tff", algorithm, federation, machines=Machines(isolate=True)))
+
+def a_round():
+    try:
+        output = made[0].next(made[0].initialize(), *given)
+        losses.append(float(output.metrics["loss"]))
+        federated_evaluation(algorithm, federation, ["test"])(output.server, *given)
+    except BaseException as error:
+        errors.append(error)
+
+def in_threads(*functions):
+    threads = [threading.Thread(target=f) for f in functions]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+
+in_threads(make)  # in another thread than the one that imported TFF, whose context is TFF's own
+a_round()
+in_threads(a_round, a_round)
+in_threads(a_round)
+mine = [os.getpid(), *descendants(os.getpid())]
+
+def is_worker(pid):
+    try:
+        return b"worker_binary" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    except OSError:  # it ended meanwhile
+        return False
+
+workers = [pid for pid in mine if is_worker(pid)]
+print(len(losses), len(set(losses)), errors, len(workers), listening(mine))
+"""
+
+
+@pytest.mark.slow
+def test_every_thread_uses_the_isolated_worker(tff, allowed, tmp_path):
+    """One worker for all, also where a process is made in one thread and runs in others."""
+    command = [sys.executable, "-c", IN_THREADS, str(tmp_path / "federation")]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, check=False)
+    assert done.stdout.split("\n")[-2:] == ["4 1 [] 1 []", ""], (done.stdout, done.stderr[-2000:])
+
+
 def name(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]

@@ -7,10 +7,11 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.one_broken import build
 from helpers.toys import distance, identical, initial_states, on_disk, toy
+from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument
 from tfpfl.data import client_key, cohort
-from tfpfl.engines import Simulation, Visit, federate, visits
+from tfpfl.engines import Scorer, Simulation, Visit, federate, visits
 from tfpfl.runs.training import Training
 
 MAKE = {"local": Simulation, "tff": federate}
@@ -101,6 +102,40 @@ def test_without_a_federation_a_visit_carries_its_examples(tff, algorithm):
     for engine in (Simulation(algorithm), federate(algorithm, SPECS)):
         with pytest.raises(ValueError, match="must be a tfpfl.ClientData.*ClientData\\(x, y, visit.info, visit.key\\)"):
             engine.next(start, [algorithm.init_client(data.population.info(0))], visits(algorithm, 1, [0]))
+
+
+def test_with_a_federation_no_visit_carries_examples(engine, algorithm, federation):
+    """They would be left out without a word: the federation's are read."""
+    server, state = engine.initialize(), initial_states(algorithm, algorithm.population)[0]
+    visit = visits(algorithm, 1, [0])[0]
+    carried = [ClientData(*federation.arrays(0), visit.info, visit.key)]
+    told = "visit 0 must be a tfpfl.Visit, found ClientData.*The examples are read from the Federation"
+    with pytest.raises(InvalidArgument, match=told):
+        engine.next(server, [state], carried)
+    with pytest.raises(InvalidArgument, match=told):
+        Scorer(algorithm, federation, ["test"])(server, [state], carried)
+
+
+@pytest.mark.parametrize("name", slow_but(["pflego", "feddane"], "pflego"))
+@pytest.mark.parametrize("make", slow_but(["local", "tff"], "local"))
+def test_examples_that_a_visit_carries_are_checked(request, name, make):
+    if make == "tff":
+        request.getfixturevalue("tff")
+    data = toy(dtype="float32", classes=(3,) * 5)
+    algorithm = build_algorithm(name, data.model, data.population)
+    engine = Simulation(algorithm) if make == "local" else federate(algorithm, SPECS)
+    server, state = engine.initialize(), algorithm.init_client(data.population.info(0))
+    info, key = visits(algorithm, 1, [0])[0]
+    x, y = data.data[0]
+    for wrong, why in (
+        ((x[:0], y[:0]), "client 0 has 0 examples"),
+        ((x, y + 7), "client 0 has labels 7..9, but its classes are 0..2"),
+        ((x, y - 1), "client 0 has labels -1..1"),
+        ((x + np.float32("nan"), y), "client 0 has examples that are not finite"),
+        ((x, y[:2]), "client 0 has 6 examples and 2 labels"),
+    ):
+        with pytest.raises(InvalidArgument, match=why):
+            engine.next(server, [state], [ClientData(*wrong, info, key)])
 
 
 def test_the_round_is_still_a_computation_of_tff(tff, algorithm, federation):

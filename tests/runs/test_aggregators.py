@@ -67,6 +67,28 @@ def test_an_aggregator_that_changes_nothing_changes_nothing(name, federation, tf
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ids", [[0], COHORT], ids=len)
+def test_an_unweighted_mean_gives_the_sum_of_whoever_came(ids, federation, tff):
+    """Three clients are expected; fewer or more come. PFLEGO adds its updates, FedAvg averages them."""
+    for name, how in (("pflego", {"server_opt": "sgd"}), ("fedavg", {"weighting": "uniform"})):
+        algorithm = build(name, federation, **how)
+        process = federate(algorithm, federation, aggregator=tff.aggregators.UnweightedMeanFactory())
+        expected = one_round(Simulation(algorithm, federation), algorithm, ids)[1]
+        assert distance(one_round(process, algorithm, ids)[1], expected) < 1e-6
+
+
+@pytest.mark.slow
+def test_a_rejected_client_is_not_counted_in_an_unweighted_mean(federation, tff):
+    for name, how in (("pflego", {"server_opt": "sgd"}), ("fedavg", {"weighting": "uniform"})):
+        algorithm = screened(faults.broken_work(build(name, federation, **how), only("not finite")))
+        process = federate(algorithm, federation, aggregator=tff.aggregators.UnweightedMeanFactory())
+        expected = one_round(Simulation(algorithm, federation), algorithm)[1]
+        assert distance(one_round(process, algorithm)[1], expected) < 1e-6
+        before, after = one_round(process, algorithm, [2])  # nobody is left
+        assert identical(before, after)
+
+
+@pytest.mark.slow
 def test_clipping_is_that_of_screening(federation, tff):
     """Two implementations: TFF's at the sum, and ours in the client's work."""
     algorithm = build("fedavg", federation)
@@ -330,8 +352,10 @@ def test_means_are_no_sums(tff):
         OF_TFF["dp"](noise=1e-9, clip=1.0, clients=3.5),
         OF_TFF["dp_adaptive"](noise=1.0, clients=3.5),
     ]
-    for aggregator in means:
-        check_mean(aggregator, 3.5)
+    fixed = [check_mean(aggregator, 3.5) for aggregator in means]
+    assert fixed == [type(aggregator).__name__.startswith("Differentially") for aggregator in means]
+    without_noise = make.DifferentiallyPrivateFactory.gaussian_fixed(0.0, 3.5, 0.1)
+    assert check_mean(make.zeroing_factory(9.0, without_noise), 3.5)
 
 
 def tensorflow_privacy():

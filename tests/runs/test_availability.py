@@ -1,5 +1,6 @@
 """Who comes back from a round, and when; and what it does to a run."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations, product
@@ -8,10 +9,12 @@ from math import prod
 import numpy as np
 import pytest
 import tensorflow as tf
+from click.testing import CliRunner
 
 from helpers import small_runs
 from helpers.toys import client_loss, distance, gradient, initial_states, objective, run, toy
 from tfpfl.algorithms import pflego_exact
+from tfpfl.cli import main
 from tfpfl.data import cohorts
 from tfpfl.data.population import Population, Sampling
 from tfpfl.engines.local.simulation import Simulation
@@ -252,6 +255,17 @@ def test_broken_clients_in_a_run_are_counted_and_named(federation, short_end, tm
     }
     scored = {(e.round_num, e.client_id) for e in Record.read(tight.folder).evaluations if e.model == LOCAL_COPY}
     assert scored and not named & scored  # a rejected client's own copy is no result
+
+
+def test_a_round_of_which_everybody_is_rejected_has_no_means(six_clients, short_end, tmp_path):
+    """A mean over nobody is 0/0: it is in no row, so the history is JSON, and the report and the curves are drawn."""
+    run = small_runs.train(tmp_path / "run", six_clients, on_broken="reject", max_norm=1e-9, rounds=3)
+    rows = small_runs.saved(run.folder)["history"]
+    assert len(rows) == 3 and all(row["rejected"] == row["clients"] == 3 for row in rows)
+    json.dumps(rows, allow_nan=False)
+    assert not {"loss", "update_norm"} & set(rows[0])
+    done = CliRunner().invoke(main, ["report", str(run.folder), "--out", str(tmp_path / "report.html")])
+    assert done.exit_code == 0 and (tmp_path / "report.html").stat().st_size > 10_000, done.output
 
 
 @pytest.mark.parametrize(

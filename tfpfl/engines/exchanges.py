@@ -56,7 +56,8 @@ class TwoExchanges:
 
         Returns:
             As `Rounds.next`. If all are gone, the server's state is that after the first exchange, and the round's
-            metrics are {}.
+            metrics are {}. If the work of some clients is not finite in the first exchange, 'finite' is 0 for these
+            alone: the others' second exchange began from the sum that they broke.
         """
         kept = self._kept(side_by_side([visit.info for visit in visits])).each(self._spec)
         states = [Between(*both) for both in zip(client_states, kept, strict=True)]
@@ -72,4 +73,7 @@ class TwoExchanges:
             new_states[i] = ended.client_states[place].state
             metrics[i], sums = self._end(begun.client_metrics[i], ended.client_metrics[place], visits[i])
             added.append(sums)
+        at_fault = [int(m["finite"]) for m in begun.client_metrics]
+        if not all(at_fault):  # what the others did in the second exchange began from a state that these broke
+            metrics = [m | {"finite": np.int32(first)} for m, first in zip(metrics, at_fault, strict=True)]
         return RoundOutput(ended.server, new_states, finish_metrics(total(added)), metrics)

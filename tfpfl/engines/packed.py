@@ -175,10 +175,11 @@ def looped_work(algorithm: Algorithm, readers: Readers) -> Callable:
 def one_pass_of(algorithm: Algorithm):
     """The algorithm's `OnePass` if several clients can share it, otherwise None.
 
-    They can if all get the same message, the aggregate is a single mean or sum, and no layer of the backbone draws
-    masks, which depend on the client.
+    They can if all get the same message, the aggregate is a single mean or sum, no layer of the backbone draws masks,
+    which depend on the client, and no `sent` changes a client's own update, which a shared pass never has.
     """
-    if algorithm.message_per_client or algorithm.aggregate not in ("mean", "sum") or algorithm.model.alone:
+    alone = algorithm.message_per_client or algorithm.model.alone or algorithm.sent is not None
+    if alone or algorithm.aggregate not in ("mean", "sum"):
         return None
     return algorithm.one_pass
 

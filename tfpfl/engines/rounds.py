@@ -36,7 +36,7 @@ class Rounds:
         algorithm: the algorithm to run.
         clients: (message_for, client states, visits) -> iterable of `Part`, which together hold every client once.
             `message_for(position in the cohort)` is a client's message. See `tfpfl.engines.local.grouping`.
-        kinds: what a visit may be; `ClientData` alone where examples cannot be read by client id.
+        kinds: what a visit is: `Visit`, or `ClientData` where examples cannot be read by client id.
         first: if the algorithm has two exchanges in a round, the rounds of `exchanges.first_of` it; `clients` are then
             those of `exchanges.second_of` it.
     """
@@ -45,7 +45,7 @@ class Rounds:
         self,
         algorithm: Algorithm,
         clients: Callable,
-        kinds: tuple[type, ...] = (Visit, ClientData),
+        kinds: tuple[type, ...] = (Visit,),
         first: "Rounds | None" = None,
     ):
         self.algorithm, self._clients, self._kinds, self.first = algorithm, clients, kinds, first
@@ -75,18 +75,16 @@ class Rounds:
         Args:
             server: the server's state.
             client_states: the state of every client of the round.
-            visits: one `Visit` (or `ClientData`) for every client, in the same order.
+            visits: one `Visit` for every client, in the same order; without a federation one `ClientData`.
             gone: ids of clients that leave between the two exchanges of a round, see `TwoExchanges.next`.
 
         Raises:
-            InvalidArgument: there are no visits; the lists differ in length; something else was given as a visit; or a
-                `ClientData` has no examples, examples that are not finite, or labels outside 0..K_i-1.
+            InvalidArgument: there are no visits; the lists differ in length; something else was given as a visit, such
+                as a `ClientData`, whose examples nobody would read, where there is a federation; or a `ClientData` has
+                no examples, examples that are not finite, or labels outside 0..K_i-1.
         """
         check_visits(client_states, visits, self._kinds)
-        for visit in visits:
-            if isinstance(visit, ClientData):  # the examples of a Federation were checked when it was built
-                check_examples(visit)
-                check_whole(self.algorithm.model, visit.x, int(visit.info.client_id))
+        check_carried(self.algorithm.model, visits)
         if self._two is not None:
             return self._two.next(server, client_states, visits, gone)
         if len(gone):
@@ -164,13 +162,12 @@ A_VISIT = (
     "round_num, client_ids)` makes the visits of a round. {examples} (docs/own_loop.md)"
 )
 EXAMPLES_OF: dict[tuple[type, ...], str] = {  # what a visit may be -> where the examples are
-    (Visit, ClientData): "The examples are read from the Federation, by client id",
     (Visit,): "The examples are read from the Federation, by client id",
     (ClientData,): "Here it must also carry the client's examples: ClientData(x, y, visit.info, visit.key)",
 }
 
 
-def check_visits(client_states: Any, visits: Any, kinds: tuple[type, ...] = (Visit, ClientData)) -> None:
+def check_visits(client_states: Any, visits: Any, kinds: tuple[type, ...] = (Visit,)) -> None:
     """Checks that a round has at least one client, one state for every visit, and visits that are visits.
 
     The training loop skips a round for which binomial sampling drew no client.
@@ -202,6 +199,24 @@ def check_visits(client_states: Any, visits: Any, kinds: tuple[type, ...] = (Vis
             f"a round needs at least one client, with one state and one visit each; found {len(client_states)} states "
             f"and {len(visits)} visits"
         )
+
+
+def check_carried(model: Any, visits: list) -> None:
+    """Checks the examples that visits carry as arrays. Those of a Federation were checked when it was built.
+
+    A `tf.data.Dataset` is not checked: it would have to be read for that.
+
+    Args:
+        model: the algorithm's SplitModel.
+        visits: `Visit`s or `ClientData`.
+
+    Raises:
+        InvalidArgument: see `check_examples` and `check_whole`.
+    """
+    for visit in visits:
+        if isinstance(visit, ClientData) and not isinstance(visit.x, tf.data.Dataset):
+            check_examples(visit)
+            check_whole(model, visit.x, int(visit.info.client_id))
 
 
 def check_examples(data: ClientData) -> None:

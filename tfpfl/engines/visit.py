@@ -167,7 +167,10 @@ def metric_contribution(metrics: dict, num_examples) -> OrderedDict:
 
 
 def finish_metrics(summed: dict) -> OrderedDict:
-    """Makes the round's metrics from the sum of all clients' `metric_contribution`: divides the means by sum N_i."""
+    """Makes the round's metrics from the sum of all clients' `metric_contribution`: divides the means by sum N_i.
+
+    A mean over no client, as in a round of which all were rejected, is NaN. `Training` leaves it out of the history.
+    """
     examples = tf.cast(summed["examples"], tf.float64)
     return OrderedDict((name, v / examples if v.dtype.is_floating else v) for name, v in summed.items())
 

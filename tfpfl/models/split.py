@@ -336,16 +336,18 @@ class SplitModel(Normalized):
         if chunk is None:
             return self.features(theta, x)
         num_examples, now = tree.num_rows(x), passes.current()
-        parts = tf.TensorArray(
-            self.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=[None, self.num_features]
-        )
+        # `vectorized_map` knows no array that grows, and concatenates only parts of one size.
+        step, size = tf.maximum(chunk, 1), tf.minimum(chunk, num_examples)
+        number = (num_examples + step - 1) // step
+        parts = tf.TensorArray(self.dtype, number, infer_shape=False, element_shape=[None, self.num_features])
 
         def body(i: Tensor, parts: tf.TensorArray) -> tuple:
             with passes.part(now, i * chunk):
-                return i + 1, parts.write(i, self.features(theta, tree.rows(x, i * chunk, (i + 1) * chunk)))
+                phi = self.features(theta, tree.rows(x, i * chunk, (i + 1) * chunk))
+            return i + 1, parts.write(i, tf.pad(phi, [[0, size - tf.shape(phi)[0]], [0, 0]]))
 
         _, parts = tf.while_loop(lambda i, _: i * chunk < num_examples, body, (0, parts), parallel_iterations=1)
-        return tf.ensure_shape(parts.concat(), [None, self.num_features])
+        return tf.ensure_shape(parts.concat()[:num_examples], [None, self.num_features])
 
     def example_spec(self, rows: int | None = None) -> Any:
         """The type of examples, as readers give them: a TensorSpec [rows, ...], or a dict or a tuple of such."""

@@ -230,18 +230,16 @@ class Training:
         if len(ids):
             engine = self._engine(tuple(self.splits) if evaluated else ())
             server = at_round(server, t)  # where rates follow a schedule; rounds without clients count, too
-            if len(gone):
-                everyone = np.concatenate([ids, gone])
-                out = engine.next(server, self.client_states(everyone), self.visits(t, everyone), gone=gone.tolist())
-                came = slice(len(ids))
-                out = out._replace(client_states=out.client_states[came], client_metrics=out.client_metrics[came])
-            else:
-                out = engine.next(server, self.client_states(ids), self.visits(t, ids))
+            everyone = np.concatenate([ids, gone]) if len(gone) else ids
+            how = {"gone": gone.tolist()} if len(gone) else {}
+            out = engine.next(server, self.client_states(everyone), self.visits(t, everyone), **how)
             server = out.server
-            self._check(t, ids, out._replace(server=self._own(server)))
+            self._check(t, everyone, out._replace(server=self._own(server)))
+            came = slice(len(ids))
+            out = out._replace(client_states=out.client_states[came], client_metrics=out.client_metrics[came])
             states = dict(zip(ids.tolist(), out.client_states, strict=True))
             metrics = {name: np.asarray(value).item() for name, value in out.metrics.items() if name != "finite"}
-            row = {**row, **metrics}
+            row |= {name: value for name, value in metrics.items() if value == value}  # NaN: a mean over no client
             by_client = dict(zip(ids.tolist(), out.client_metrics, strict=True))
             rejected = {i: int(m["rejected"]) for i, m in by_client.items() if int(m.get("rejected", 0))}
             if rejected:
@@ -290,7 +288,8 @@ class Training:
         bad = [int(i) for i, m in zip(ids, out.client_metrics, strict=True) if not int(m["finite"])]
         if bad:
             losses = ", ".join(
-                f"client {number_and_name(self.federation, int(i))} (loss {float(m['loss']):.3g})"
+                f"client {number_and_name(self.federation, int(i))}"
+                + (f" (loss {float(m['loss']):.3g})" if "loss" in m else "")
                 for i, m in zip(ids, out.client_metrics, strict=True)
                 if int(i) in bad
             )

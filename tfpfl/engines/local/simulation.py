@@ -19,7 +19,8 @@ class Simulation(Rounds):
 
     Args:
         algorithm: the algorithm to run.
-        federation: the clients' examples, read by client id. None: every visit is a `ClientData` with its examples.
+        federation: the clients' examples, read by client id; every visit is then a `Visit`. None: every visit is a
+            `ClientData` with its examples.
         held_out: splits ('validation', 'test') on which every client of a round scores the model that it holds right
             after its local work. Default: none.
         grouping: how the clients of a round are computed. 'one_by_one': each by itself. 'fused': one pass through the
@@ -43,7 +44,7 @@ class Simulation(Rounds):
         grouping: str = "auto",
         threads: int | None = None,
     ):
-        kinds = (ClientData,) if federation is None else (Visit, ClientData)
+        kinds = (ClientData,) if federation is None else (Visit,)
         if algorithm.first is None:
             super().__init__(algorithm, clients_of(algorithm, federation, held_out, grouping, threads), kinds)
             return
@@ -66,7 +67,8 @@ def clients_of(
     if grouping == "fused" and not fits:
         raise InvalidArgument(
             "grouping='fused' needs a federation, and an algorithm whose client goes forward and backward through the "
-            "backbone exactly once, with the weights of the message, without recompute or chunk. Use grouping='auto'"
+            "backbone exactly once, with the weights of the message, without recompute or chunk, and sends its update "
+            "as it is. Use grouping='auto'"
         )
     if grouping == "stacked" and federation is None:
         raise InvalidArgument(

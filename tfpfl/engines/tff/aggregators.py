@@ -42,7 +42,7 @@ def factory_of(aggregator: Any) -> Any:
 PROBES = (1e-6, 1.0)  # what clients send to find out whether a result is a mean; the small one is below any clipping
 
 
-def check_mean(aggregator: Any, clients_per_round: float) -> None:
+def check_mean(aggregator: Any, clients_per_round: float) -> bool:
     """Checks that the result of an aggregator is a mean of what the clients send, not a sum.
 
     A round of equal numbers is aggregated, from as many clients as are expected: the mean is this number, or less if it
@@ -53,6 +53,9 @@ def check_mean(aggregator: Any, clients_per_round: float) -> None:
         aggregator: a factory of `tff.aggregators`.
         clients_per_round: the expected number of clients in a round.
 
+    Returns:
+        Whether it divides by a fixed number of clients, as aggregators with noise do, and not by how many came.
+
     Raises:
         InvalidArgument: the result is a sum, or the aggregator cannot be executed on single numbers.
     """
@@ -61,13 +64,15 @@ def check_mean(aggregator: Any, clients_per_round: float) -> None:
     number = tff.types.to_type(np.float32)
     clients = max(2, round(clients_per_round))
 
-    more = ([np.float32(1)] * clients,) if weighted else ()
     try:
         process = aggregator.create(number, *((number,) if weighted else ()))
-        nothing, *found = (
-            float(process.next(process.initialize(), [np.float32(value)] * clients, *more).result)
-            for value in (0.0, *PROBES)
-        )
+
+        def of(value, clients):
+            more = ([np.float32(1)] * clients,) if weighted else ()
+            return float(process.next(process.initialize(), [np.float32(value)] * clients, *more).result)
+
+        nothing, *found = (of(value, clients) for value in (0.0, *PROBES))
+        fixed = bool(nothing) or not weighted and of(PROBES[0], 2 * clients) > 1.5 * found[0]
     except Exception as error:  # TFF has many kinds, and its worker's are of gRPC
         raise InvalidArgument(
             f"{name} cannot be executed here on one number of every client: {one_line(error, 300)}. (TFF's secure "
@@ -86,10 +91,16 @@ def check_mean(aggregator: Any, clients_per_round: float) -> None:
             "tff.aggregators.MeanFactory(inner) or UnweightedMeanFactory(inner) makes one from the factory of a sum. "
             "A method that adds its updates (aggregate='sum') gets its sum back from the mean"
         )
+    return fixed
 
 
 def make_adder(algorithm, aggregator, contribution_type):
     """Makes the way to add up the clients' contributions in a TFF round.
+
+    An aggregator gives a mean, and a method may need a sum. A weighted mean is multiplied by the sum of the weights, an
+    unweighted one by the number of clients that came. Of those, a client that was rejected (weight 0) sent zeros: they
+    add nothing to a sum, and are not counted in a mean. An aggregator that divides by a fixed number of clients, as
+    those with noise do, is multiplied by the expected number; for it, who was rejected is a client with zeros.
 
     Args:
         algorithm: its `aggregate` says which parts of an update are means.
@@ -113,7 +124,7 @@ def make_adder(algorithm, aggregator, contribution_type):
         return None, add
 
     check_no_balance(algorithm, "an aggregator of TFF")
-    check_mean(aggregator, algorithm.population.clients_per_round)
+    fixed = check_mean(aggregator, algorithm.population.clients_per_round)
     weighted = isinstance(aggregator, tff.aggregators.WeightedAggregationFactory)
     averaged = [kind == "mean" for kind in kinds(algorithm) if kind != "rows"]
     expected = algorithm.population.clients_per_round
@@ -125,10 +136,16 @@ def make_adder(algorithm, aggregator, contribution_type):
 
         return tuple(update(part) if weighted or mean else part for part, mean in zip(sums, averaged, strict=True))
 
-    @tff.tensorflow.computation(value.type_signature.result, contribution_type.weight)
-    def as_sums(mean, weight):
-        weight = weight if weighted else tf.constant(expected, weight.dtype)
-        return tree.scale(weight, mean), weight
+    @tff.tensorflow.computation(contribution_type.weight)
+    def counted(weight):  # what a client adds to the factor of the mean, and to the total weight
+        return (weight, weight) if weighted else (tf.ones_like(weight), tf.cast(weight > 0, weight.dtype))
+
+    @tff.tensorflow.computation(value.type_signature.result, counted.type_signature.result)
+    def as_sums(mean, added):
+        factor, weight = added
+        if fixed and not weighted:
+            factor = weight = tf.constant(expected, weight.dtype)
+        return tree.scale(factor, mean), weight
 
     as_float = tff.tensorflow.computation(lambda weight: tf.cast(weight, tf.float32), contribution_type.weight)
     more = (as_float.type_signature.result,) if weighted else ()
@@ -138,7 +155,8 @@ def make_adder(algorithm, aggregator, contribution_type):
         values = tff.federated_map(value, (contribution.sums, contribution.weight))
         more = (tff.federated_map(as_float, contribution.weight),) if weighted else ()
         output = process.next(state, values, *more)
-        return output.state, tff.federated_map(as_sums, (output.result, tff.federated_sum(contribution.weight)))
+        added = tff.federated_sum(tff.federated_map(counted, contribution.weight))
+        return output.state, tff.federated_map(as_sums, (output.result, added))
 
     return process.initialize, add
 

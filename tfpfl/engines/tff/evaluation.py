@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.engines.tff.computations import client_computation, messenger, tff_type, visit_type_and_readers
-from tfpfl.engines.tff.worker import require_tff, use_local_worker
+from tfpfl.engines.tff.worker import on_local_worker, require_tff, use_local_worker
 from tfpfl.engines.visit import client_state_spec, evaluation_work, server_state_spec
 
 
@@ -37,4 +37,4 @@ def federated_evaluation(algorithm: Algorithm, federation, splits: Sequence[str]
     def evaluate(server, states, visits):
         return tff.federated_map(run_client, (to_clients(server, visits), states, visits))
 
-    return evaluate
+    return on_local_worker(evaluate)

@@ -19,7 +19,7 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.engines import aggregation
 from tfpfl.engines.exchanges import TwoExchanges
 from tfpfl.engines.packed import Packed, fused_work, looped_work, one_each, one_pass_of, side_by_side
-from tfpfl.engines.rounds import check_visits
+from tfpfl.engines.rounds import check_carried, check_visits
 from tfpfl.engines.tff.aggregators import Aggregated, factory_of, make_adder
 from tfpfl.engines.tff.computations import (
     as_graph,
@@ -31,7 +31,7 @@ from tfpfl.engines.tff.computations import (
     work_of_one,
 )
 from tfpfl.engines.tff.exchanges import federate_both
-from tfpfl.engines.tff.worker import require_tff, use_local_worker
+from tfpfl.engines.tff.worker import on_local_worker, require_tff, use_local_worker
 from tfpfl.engines.visit import (
     ClientResult,
     RoundOutput,
@@ -63,7 +63,9 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
 
     Returns:
         The process. `next(server, client states, visits)` returns a `RoundOutput`, whose client states are in the order
-        of the visits. With `pack` > 1 it is a `PackedProcess` with the same two methods.
+        of the visits. Arrays that a visit carries are checked as in `Simulation`; a dataset is not read for that, so
+        the caller must know that its labels are 0..K_i-1 and its examples finite. With `pack` > 1 it is a
+        `PackedProcess` with the same two methods.
 
     Raises:
         Unavailable: TFF is not installed.
@@ -136,7 +138,7 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
         metrics = tff.federated_map(finish_sums, tff.federated_sum(results.metric_sums))
         return RoundOutput(new_server, results.state, metrics, results.metrics)
 
-    process = tff.templates.IterativeProcess(initialize, _checked(next_round, visits_are))
+    process = tff.templates.IterativeProcess(on_local_worker(initialize), _checked(algorithm, next_round, visits_are))
     return process if pack == 1 else PackedProcess(process, algorithm, pack)
 
 
@@ -150,37 +152,24 @@ def _of_two_exchanges(algorithm, data, held_out, pack, aggregator):
         return TwoExchanges(algorithm, first.next, second.next, second.initialize)
     process = federate_both(algorithm, first.next, second.next)
     kinds = (Visit,) if hasattr(data, "reader") else (ClientData,)
-    return require_tff().templates.IterativeProcess(second.initialize, _checked(process, kinds))
+    return require_tff().templates.IterativeProcess(second.initialize, _checked(algorithm, process, kinds))
 
 
-def _checked(next_round, kinds):
-    """The TFF computation of a round, which says what a visit is if it is called with something else.
+def _checked(algorithm, next_round, kinds):
+    """The TFF computation of a round, which checks the visits with which it is called, and the arrays that they carry.
 
     Args:
+        algorithm: the algorithm of the round.
         next_round: (server, client states, visits) -> RoundOutput, a TFF computation.
         kinds: what a visit may be; see `check_visits`.
     """
-    tff = require_tff()
 
-    class Round(tff.Computation):
-        """`next_round` behind the check of its arguments."""
+    def check(*arguments, **named):
+        if len(arguments) in (2, 3) and not named:  # TFF says what it takes if there are more or fewer
+            check_visits(arguments[1], arguments[2] if len(arguments) == 3 else None, kinds)
+            check_carried(algorithm.model, arguments[2])
 
-        @property
-        def type_signature(self):
-            return next_round.type_signature
-
-        def __call__(self, *arguments, **named):
-            if len(arguments) in (2, 3) and not named and not any(isinstance(a, tff.Value) for a in arguments):
-                check_visits(arguments[1], arguments[2] if len(arguments) == 3 else None, kinds)
-            return next_round(*arguments, **named)
-
-        def __hash__(self):
-            return hash(next_round)
-
-        def __getattr__(self, name):
-            return getattr(next_round, name)
-
-    return Round()
+    return on_local_worker(next_round, check)
 
 
 class ShardResult(NamedTuple):

@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -281,27 +282,33 @@ def execution_context(concurrency: int = -1, isolate: bool | None = None):
     The first computation starts the worker; a later one starts a new worker if that has ended.
     """
     workers: list[Worker] = []
+    one_at_a_time = threading.Lock()  # threads that begin together share one worker
 
     def stub():
-        # At the end of the process, a thread may still compute: no worker is started for it, which would be left over.
-        if not workers or workers[-1].process.poll() is not None and not workers[-1].at_exit:
-            workers.append(Worker(concurrency, isolate))
-        return workers[-1].stub
+        with one_at_a_time:
+            # At the end of the process, a thread may still compute: no worker is started for it, which would stay.
+            if not workers or workers[-1].process.poll() is not None and not workers[-1].at_exit:
+                workers.append(Worker(concurrency, isolate))
+            return workers[-1].stub
 
     return context_on(stub)
 
 
-_context = None  # (the context, the `isolate` of its worker)
-_replaced: list[Any] = []
+_context: tuple | None = None  # (the context, the `isolate` of its worker)
+_making = threading.Lock()
+_of_thread = threading.local()  # `context`: the one that `use_local_worker` gave to this thread
+_replaced: set[Any] = set()
 
 
 def use_local_worker(concurrency: int | None = None, isolate: bool | None = None) -> None:
-    """Makes all TFF computations of this process run on a `Worker` that this process starts.
+    """Makes all TFF computations of this thread run on a `Worker` that this process starts, one for all its threads.
+
+    TFF has a context for every thread, so every thread that computes must call this; `on_local_worker` does.
 
     Args:
         concurrency: number of clients at the same time; default: the number of cores. More are not faster, and each
             needs memory. Ignored if the worker is in use already.
-        isolate: see `Worker`; None (default): what an earlier call said, or else as in `Worker`.
+        isolate: see `Worker`; None (default): what an earlier call said, in any thread, or else as in `Worker`.
 
     Raises:
         Unavailable: TFF is not installed, or `isolate` is True and not possible.
@@ -309,12 +316,55 @@ def use_local_worker(concurrency: int | None = None, isolate: bool | None = None
     global _context
     if isolate:
         require_isolation()
-    if _context is None or isolate not in (None, _context[1]):
-        require_tff()
+    with _making:
+        if _context is None or isolate not in (None, _context[1]):
+            require_tff()
+            _context = execution_context(concurrency or os.cpu_count() or 1, isolate), isolate
+        context = _context[0]
+    # A default context that a user sets afterwards in this thread stays.
+    if getattr(_of_thread, "context", None) is not context:
         from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
 
-        _context = execution_context(concurrency or os.cpu_count() or 1, isolate), isolate
         # Keep the replaced context: when it is deleted, it sends SIGINT to its worker and waits until the worker ends.
         # That lasts for ever where SIGINT is ignored, as in background jobs of a shell.
-        _replaced.append(context_stack_impl.context_stack.current)
-        context_stack_impl.context_stack.set_default_context(_context[0])
+        _replaced.add(context_stack_impl.context_stack._stack[0])
+        context_stack_impl.context_stack.set_default_context(context)
+        _of_thread.context = context
+
+
+def on_local_worker(computation, check: Callable | None = None):
+    """A TFF computation that runs on the worker of `use_local_worker`, whatever thread calls it.
+
+    Args:
+        computation: the TFF computation.
+        check: called with the arguments of every call that computes, before it; None: nothing.
+
+    Returns:
+        The computation, which can also be called in another computation. There, nothing is checked.
+
+    Raises:
+        Unavailable: TFF is not installed.
+    """
+    tff: Any = require_tff()
+
+    class OnLocalWorker(tff.Computation):
+        """`computation` behind `use_local_worker` and the check of its arguments."""
+
+        @property
+        def type_signature(self):
+            return computation.type_signature
+
+        def __call__(self, *arguments, **named):
+            if not any(isinstance(a, tff.Value) for a in (*arguments, *named.values())):
+                use_local_worker()
+                if check is not None:
+                    check(*arguments, **named)
+            return computation(*arguments, **named)
+
+        def __hash__(self):
+            return hash(computation)
+
+        def __getattr__(self, name):
+            return getattr(computation, name)
+
+    return OnLocalWorker()
