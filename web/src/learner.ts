@@ -75,8 +75,18 @@ export class Learner {
   }
 
   reset(): void {
+    this.adopt(this.first)
+  }
+
+  /** The state of a visitor who has done nothing yet. */
+  get first(): State {
+    return Learner.empty(this.wanted)
+  }
+
+  /** Goes on with a state from elsewhere. Undo does not lead back behind it. */
+  adopt(state: State): void {
     this.past = []
-    this.now = Learner.empty(this.wanted)
+    this.now = state
   }
 
   addClass(name = this.freeName()): void {
@@ -188,7 +198,12 @@ export class Learner {
   /** The content of a file with the present head. */
   exportHead(): Uint8Array {
     if (!this.now.head) throw new LearnError('Nothing was learned yet: there is no head to export.')
-    return headBytes(this.now.head, this.thetaSha256)
+    return this.fileOf(this.now.head)
+  }
+
+  /** The content of a file with a head of this page's backbone. */
+  fileOf(head: Head): Uint8Array {
+    return headBytes(head, this.thetaSha256)
   }
 
   /**
