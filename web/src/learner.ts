@@ -1,5 +1,5 @@
 /** The state of what the page has learned, and its changes: classes, examples, head. Uses no storage and no elements. */
-import { readHead, resized, withoutColumn, zeroHead, headBytes, type Head } from './head'
+import { ordered, readHead, resized, withoutColumn, zeroHead, headBytes, type Head } from './head'
 import type { Computer } from './late_device'
 import type { Raw, Wanted } from './source'
 import { isBetter, probabilities, score, type Score } from './scores'
@@ -207,7 +207,8 @@ export class Learner {
   }
 
   /**
-   * Takes a head from a file. Its classes are the present ones in their order, or new ones where there are no drawings.
+   * Takes a head from a file. Without names, its classes are the present ones in their order. With names, each column
+   * goes to the class of its name where there are drawings; the other columns and their names take the other places.
    *
    * @throws HeadError, LearnError: the head cannot be used; nothing was changed.
    */
@@ -219,7 +220,26 @@ export class Learner {
       throw new LearnError(`The head has ${k} classes and you have drawn ${this.now.names.length}: reset first, then import.`)
     }
     const given = names.length === k ? names : this.now.names
-    this.change({ names: Array.from({ length: k }, (_, i) => given[i]?.slice(0, MOST_NAMES) || `class ${i + 1}`), head })
+    const titles = Array.from({ length: k }, (_, i) => given[i]?.slice(0, MOST_NAMES) || `class ${i + 1}`)
+    const from = this.columnsFor(titles)
+    this.change({ names: from.map((column) => titles[column]!), head: ordered(head, from) })
+  }
+
+  /** For each class, which of the columns with these names it takes. */
+  private columnsFor(titles: readonly string[]): number[] {
+    const left = new Set(titles.keys())
+    const drawn = this.now.names.map((name, label) => {
+      if (this.count(label) === 0) return -1
+      const at = [label, ...left].find((column) => left.has(column) && titles[column] === name)
+      if (at === undefined) {
+        const all = titles.map((title) => `“${title}”`).join(', ')
+        throw new LearnError(`The file has no class “${name}”, which you have drawn for; it has ${all}: name your classes so, or reset first.`)
+      }
+      left.delete(at)
+      return at
+    })
+    const others = [...left]
+    return titles.map((_, label) => (drawn[label] ?? -1) >= 0 ? drawn[label]! : others.shift()!)
   }
 
   private change(part: Partial<State>): void {

@@ -3,6 +3,7 @@ import { beforeEach, describe, expect, it } from 'vitest'
 import type { Device, Fitted } from '../src/device'
 import { headBytes, type Head } from '../src/head'
 import { Learner, safeRate, STEPS } from '../src/learner'
+import { zipped } from '../src/zip'
 
 const THETA = 'ab'.repeat(32)
 const head = (...columns: [number, number][]): Head => ({
@@ -86,6 +87,24 @@ describe('a learner', () => {
     learner.importHead(headBytes(head([1, 0], [0, 1], [1, 1]), THETA))
     expect(learner.state.names).toEqual(['a', 'b', 'class 3'])
     expect(() => learner.exportHead()).not.toThrow()
+  })
+
+  it('puts the columns of a file with names where the drawings of these names are, or refuses', async () => {
+    const file = (...names: string[]) =>
+      zipped(new Map([['head.bin', headBytes(head([1, 2], [3, 4], [5, 6]), THETA)], ['names.json', new TextEncoder().encode(JSON.stringify(names))]])) // prettier-ignore
+    learner.addClass('c')
+    add(2, 1, 0)
+    add(0, 0, 1)
+    await learner.importFile(file('c', 'x', 'a'))
+    expect(learner.state.names).toEqual(['a', 'x', 'c']) // nothing was drawn for b
+    expect(learner.state.head).toEqual(head([5, 6], [3, 4], [1, 2]))
+    add(1, 1, 1)
+    const before = learner.state
+    await expect(learner.importFile(file('c', 'b', 'a'))).rejects.toThrow(/no class “x”.*“c”, “b”, “a”/)
+    await expect(learner.importFile(file('c', 'c', 'a'))).rejects.toThrow(/no class “x”/)
+    expect(learner.state).toBe(before)
+    learner.importHead(headBytes(head([1, 2], [3, 4], [5, 6]), THETA)) // without names: in the order of the classes
+    expect([learner.state.names, learner.state.head]).toEqual([['a', 'x', 'c'], head([1, 2], [3, 4], [5, 6])])
   })
 
   it('takes a rate at which steps cannot raise the loss', () => {
