@@ -31,6 +31,7 @@ export class LearnPage {
   private predicting = false
   private predictAgain = false
   private filling: Promise<void> = Promise.resolve()
+  private learning: Promise<void> = Promise.resolve()
   private readonly keeper: Keeper | null
 
   private readonly guess = byId('guess', HTMLElement)
@@ -214,7 +215,13 @@ export class LearnPage {
     if (!this.learner.missing()) await this.learn()
   }
 
-  private async learn(): Promise<void> {
+  /** Learns, after what is learned already: a tap on the answer may come before that has ended. */
+  private learn(): Promise<void> {
+    this.learning = this.learning.catch(() => undefined).then(() => this.learnNow())
+    return this.learning
+  }
+
+  private async learnNow(): Promise<void> {
     this.learnButton.disabled = true
     this.say(this.parts.device.ready ? 'Learning …' : 'Learning begins when the rest has been loaded …')
     try {

@@ -158,6 +158,8 @@ export class Learner {
    * Fits the head, and keeps the new one only if it is better on the held-out examples.
    *
    * Learning starts at the old head; the columns of new classes start at 0. `fill` must have computed the features.
+   *
+   * @throws LearnError: examples are missing; or while it was computed, the head was changed or an example went away.
    */
   async learn(): Promise<Learned> {
     const missing = this.missing()
@@ -171,6 +173,10 @@ export class Learner {
     const begin = performance.now()
     const fitted = await this.device.fitHead(phi, labels, start, STEPS, safeRate(phi, fit.length))
     const milliseconds = performance.now() - begin
+    const there = new Set(this.now.examples)
+    if (this.now.head !== head || !examples.every((e) => there.has(e))) {
+      throw new LearnError('Your classes, examples or head changed while it learned, so what it learned is not kept: press Learn again.')
+    }
     const [before, after] = [head ?? start, fitted.head].map((h) => score(h, out.map((e) => e.phi!), out.map((e) => e.label))) as [Score, Score] // prettier-ignore
     const kept = isBetter(after, before)
     if (kept) this.change({ head: fitted.head })

@@ -15,11 +15,15 @@ describe('a learner', () => {
   let asked: { phi: number[]; labels: number[]; start: Head; steps: number; beta: number }[]
   let answer: Head
   let learner: Learner
+  /** What the visitor does while the device computes. */
+  let meanwhile: () => void
 
   beforeEach(() => {
     asked = []
+    meanwhile = () => {}
     const fitHead = async (phi: Float32Array, labels: Int32Array, start: Head, steps: number, beta: number): Promise<Fitted> => {
       asked.push({ phi: [...phi], labels: [...labels], start, steps, beta })
+      meanwhile()
       return { head: answer, lossBefore: 1, loss: 0.5 }
     }
     learner = new Learner({ features: 2, room: 5, fitHead } as unknown as Device, THETA, { names: ['a', 'b'], examples: [], head: null })
@@ -62,6 +66,30 @@ describe('a learner', () => {
     expect(asked.at(-1)!.start).toEqual(head([1, 0], [0, 1], [0, 0]))
     learner.undo()
     expect(learner.state.head).toBe(good)
+  })
+
+  it('keeps no head where classes or drawings went away while it learned; more drawings do no harm', async () => {
+    addAll()
+    learner.addClass('c')
+    for (let i = 1; i <= 3; i++) add(2, -i, -i)
+    answer = head([1, 0], [0, 1], [-1, -1])
+    const before = learner.state
+    for (const change of [() => learner.removeClass(0), () => learner.undo(), () => learner.reset()]) {
+      learner.adopt(before)
+      add(0, 1, 0)
+      let changed = before
+      meanwhile = () => (change(), (changed = learner.state))
+      await expect(learner.learn()).rejects.toThrow(/changed while it learned.*Learn again/)
+      expect(learner.state).toBe(changed)
+    }
+    learner.adopt(before)
+    meanwhile = () => learner.importHead(headBytes(head([1, 1], [2, 2], [3, 3]), THETA))
+    await expect(learner.learn()).rejects.toThrow(/changed while it learned/)
+    expect(learner.state.head).toEqual(head([1, 1], [2, 2], [3, 3]))
+    learner.undo()
+    meanwhile = () => (add(0, 1, 0), learner.addClass('d'), learner.rename(0, 'A'))
+    expect(await learner.learn()).toMatchObject({ kept: true })
+    expect(learner.state).toMatchObject({ names: ['A', 'b', 'c', 'd'], head: answer })
   })
 
   it('loses a class with its drawings and its column; undo brings them back', async () => {
