@@ -23,7 +23,7 @@ export type LiveEvent =
   | { kind: 'visiting' | 'scoring' | 'scored'; round: number }
   | { kind: 'sending'; round: number; bytes: number }
   | { kind: 'counted'; round: number }
-  | { kind: 'not counted'; round: number; why: string }
+  | { kind: 'not counted' | 'not scored'; round: number; why: string }
   | { kind: 'message'; round: number; phase: Phase; bytes: number }
   | { kind: 'no part'; round: number; why: string }
   | { kind: 'away'; why: string; seconds: number }
@@ -74,6 +74,7 @@ const NOT_COUNTED = [400, 409, 410, 413, 422] // the server has not counted this
 const LATER = [408, 425, 429] // and all from 500 on: the same request may do later
 const NOT_TAKEN = [400, 409, 413, 422] // the server does not take this message of a secure round
 const REST = 2 // seconds until a client that takes no part in an attempt asks again
+const MOST_SCORE = 1e30 // a larger loss is not sent, nor one that is not finite
 const NOTHING = new Uint8Array()
 
 /** Begins a membership: a new key, the token and the examples are kept, and `LiveClient.run` joins with them. */
@@ -328,6 +329,7 @@ export class LiveClient {
     this.options.tell({ kind: 'scoring', round: work.round })
     const about = { theta: work.theta, scores: await this.scores(work.splits, this.head) }
     const answer = await this.ask('PUT', `/v1/score/${work.round}`, new TextEncoder().encode(JSON.stringify(about)))
+    if (answer.status === 422) return this.options.tell({ kind: 'not scored', round: work.round, why: answer.error })
     if (![409, 410].includes(answer.status)) good(answer) // these come too late, which does no harm
     this.options.tell({ kind: 'scored', round: work.round })
   }
@@ -342,8 +344,7 @@ export class LiveClient {
       const features = phi.length / found.y.length
       const each = Array.from(found.y, (_, i) => phi.subarray(i * features, (i + 1) * features))
       const { correct, examples, loss } = score(head, each, [...found.y])
-      if (!Number.isFinite(loss)) throw new Error(`The loss on the ${split} examples is not finite.`)
-      rows.push({ split, examples, loss, score: correct / examples })
+      if (Math.abs(loss) < MOST_SCORE) rows.push({ split, examples, loss, score: correct / examples }) // and not NaN
     }
     return rows
   }
