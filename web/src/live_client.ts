@@ -59,6 +59,8 @@ interface Answer {
   bytes: Uint8Array
   /** The server's reason, of an answer that refuses. */
   error: string
+  /** The server's time, seconds since 1970, of an answer that refuses a signature. */
+  time: number | null
 }
 
 interface Model {
@@ -96,6 +98,8 @@ export class LiveClient {
   private head!: Head
   private device!: Computing
   private theta = ''
+  /** Seconds by which the server's clock is ahead of this machine's. */
+  private ahead = 0
   private onlySecure = false
   private secure!: SecureVisits
 
@@ -355,12 +359,13 @@ export class LiveClient {
     let again = false
     for (;;) {
       this.check()
-      const headers = signed ? await stamp(this.key, this.client, method, target, body, this.clock()) : {}
+      const headers = signed ? await stamp(this.key, this.client, method, target, body, this.clock() + this.ahead) : {}
       let why: string
       try {
         const answer = await this.once(method, target, body, headers)
         if (answer.status === 401 && !again && /sign|clock/.test(answer.error)) {
-          again = true // the server has just started, or this machine slept
+          again = true // the server has just started, this machine slept, or a clock is wrong
+          if (answer.time !== null) this.ahead = answer.time - this.clock()
           await this.wait(1.1)
           continue
         }
@@ -387,7 +392,7 @@ export class LiveClient {
       const sent = body.length ? { body: body as Uint8Array<ArrayBuffer> } : {}
       const response = await this.fetch(url, { method, headers, cache: 'no-store', signal: limit.signal, ...sent })
       const bytes = new Uint8Array(await response.arrayBuffer())
-      return { status: response.status, bytes, error: response.ok ? '' : reason(bytes) }
+      return { status: response.status, bytes, ...(response.ok ? { error: '', time: null } : reason(bytes)) }
     } finally {
       clearTimeout(timer)
       this.stopping.signal.removeEventListener('abort', abort)
@@ -417,12 +422,13 @@ function json(answer: Answer): Record<string, unknown> {
   return JSON.parse(new TextDecoder().decode(good(answer).bytes)) as Record<string, unknown>
 }
 
-function reason(bytes: Uint8Array): string {
+function reason(bytes: Uint8Array): Pick<Answer, 'error' | 'time'> {
   const text = new TextDecoder().decode(bytes)
   try {
-    return String((JSON.parse(text) as { error: unknown }).error)
+    const { error, time } = JSON.parse(text) as { error: unknown; time?: unknown }
+    return { error: String(error), time: Number.isFinite(time) ? (time as number) : null }
   } catch {
-    return text.slice(0, 200)
+    return { error: text.slice(0, 200), time: null }
   }
 }
 

@@ -436,6 +436,22 @@ describe('a client', () => {
     }
   })
 
+  it('signs with the time of the server where a clock is wrong', async () => {
+    for (const off of [600, -86400]) {
+      const server = new OneClient()
+      let refused = 0
+      const answer = (headers: Record<string, string>) => {
+        const time = headers['Tfpfl-Time']
+        const here = 1790000000 - off + 0.4
+        if (time === undefined || Math.abs(Number(time) - here) < 2) return null
+        refused++
+        return json(401, { error: `the device's clock is ${off} s off: set it`, time: here })
+      }
+      expect(await run(server, answer)).toBe('done')
+      expect([server.counted.size, server.joins, refused]).toEqual([ROUNDS, 1, 1])
+    }
+  })
+
   it('packs an update as Python does', () => {
     const body = packUpdate({ a: 1 }, Uint8Array.of(7, 8))
     expect([...body]).toEqual([7, 0, 0, 0, ...Buffer.from('{"a":1}'), 7, 8])
