@@ -1,5 +1,6 @@
 // Serves what offline.ts put into the cache when there is no network, and lets nothing but this site be fetched.
 const LASTING = /\/(assets|litert-[^/]+)\/|[?&]sha256=/ // the content never changes under these addresses
+const PREFIX = `tfpfl-${new URL(self.registration.scope).pathname} ` // of this site's caches; other sites of the origin have theirs
 
 self.addEventListener('install', () => self.skipWaiting())
 self.addEventListener('activate', (event) => event.waitUntil(self.clients.claim()))
@@ -11,15 +12,23 @@ self.addEventListener('fetch', (event) => {
   else if (request.method === 'GET') event.respondWith(LASTING.test(request.url) ? cachedFirst(request) : cachedLast(request))
 })
 
+async function cached(request) {
+  for (const name of await caches.keys()) {
+    const found = name.startsWith(PREFIX) && (await (await caches.open(name)).match(request))
+    if (found) return found
+  }
+  return undefined
+}
+
 async function cachedFirst(request) {
-  return (await caches.match(request)) ?? fetch(request)
+  return (await cached(request)) ?? fetch(request)
 }
 
 async function cachedLast(request) {
   try {
     return await fetch(request)
   } catch (error) {
-    const found = (await caches.match(request)) ?? (request.mode === 'navigate' && (await caches.match('./')))
+    const found = (await cached(request)) ?? (request.mode === 'navigate' && (await cached('./')))
     if (found) return found
     throw error
   }

@@ -5,7 +5,7 @@
  * All members take part in every round. So I / r is 1, and alpha_i = N_i / N over those who are here.
  */
 import type { Device } from './device'
-import { resized, type Head } from './head'
+import { ordered, type Head } from './head'
 import type { Examples, Member, Members } from './members'
 import { score, type Score } from './scores'
 import { ServerStep } from './server_step'
@@ -50,13 +50,23 @@ export class Federation {
     if (guest) this.join(guest)
   }
 
-  /** Takes in one more member, or its new examples. It counts from the next round. */
+  /** Takes in one more member, or its new examples. It counts from the next round. What was trained stays with its class. */
   join(guest: Member): void {
     const at = this.start.members.length
+    const known = this.members[at]
+    const from = guest.classes.map((name, i) => {
+      const same = known?.classes.indexOf(name) ?? -1
+      const renamed = same < 0 && known?.classes.length === guest.classes.length && !guest.classes.includes(known.classes[i]!)
+      return renamed ? i : same
+    })
+    const theirs = this.start.shared.bias.length // columns that are not the guest's alone
+    const shared = Array.from({ length: Math.max(theirs, ...guest.columns.map((column) => column + 1)) }, (_, i) => (i < theirs ? i : -1))
+    guest.columns.forEach((column, i) => {
+      if (column >= theirs) shared[column] = known?.columns[from[i]!] ?? -1
+    })
+    this.shared = ordered(this.shared, shared)
     this.members[at] = guest
-    const width = Math.max(this.shared.bias.length, ...guest.columns.map((column) => column + 1))
-    this.shared = resized(this.shared, width)
-    this.heads[at] = this.heads[at] ? resized(this.heads[at], guest.classes.length) : guest.head
+    this.heads[at] = this.heads[at] ? ordered(this.heads[at], from) : guest.head
     this.scores[at] ??= null
     this.sent[at] ??= 0
   }

@@ -76,6 +76,17 @@ export function resized(head: Head, columns: number, bias = 0): Head {
   return { kernel, bias: found }
 }
 
+/** A head of these columns of `head`, in this order; a column that it does not have (-1) is 0. */
+export function ordered(head: Head, columns: readonly number[]): Head {
+  const k = head.bias.length
+  const m = head.kernel.length / k
+  const kernel = new Float32Array(m * columns.length)
+  columns.forEach((from, to) => {
+    for (let row = 0; row < m && from >= 0; row++) kernel[row * columns.length + to] = head.kernel[row * k + from]!
+  })
+  return { kernel, bias: Float32Array.from(columns, (column) => head.bias[column] ?? 0) }
+}
+
 /** The head without one of its classes. */
 export function withoutColumn(head: Head, column: number): Head {
   const k = head.bias.length

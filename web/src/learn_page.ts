@@ -6,6 +6,7 @@ import { classColor } from './colors'
 import { byId, download, make, messageOf, millisecondsText, percent } from './elements'
 import { headBytes } from './head'
 import type { LateDevice } from './late_device'
+import { Keeper } from './keeper'
 import { Learner, STEPS, type Learned, type State } from './learner'
 import { showMeaning, tested } from './meaning'
 import { restored } from './restore'
@@ -30,8 +31,8 @@ export class LearnPage {
   private predicting = false
   private predictAgain = false
   private filling: Promise<void> = Promise.resolve()
-  private saved: Uint8Array | null = null
-  private saving: Promise<void> = Promise.resolve()
+  private learning: Promise<void> = Promise.resolve()
+  private readonly keeper: Keeper | null
 
   private readonly guess = byId('guess', HTMLElement)
   private readonly bars = byId('bars', HTMLUListElement)
@@ -42,7 +43,8 @@ export class LearnPage {
   private constructor(
     private readonly parts: Parts,
     makeSource: (listener: Listener) => Source,
-    private readonly store: Store | null,
+    store: Store | null,
+    kept: Kept | undefined,
     state: State | null,
   ) {
     this.manifest = parts.manifest
@@ -59,6 +61,7 @@ export class LearnPage {
     })
     const { wanted } = this.source
     this.learner = new Learner(parts.device, parts.thetaSha256, state ?? Learner.empty(wanted), wanted)
+    this.keeper = store && new Keeper(store, this.learner, parts, kept)
     this.connect()
     this.picked = this.learner.next(-1)
     byId('features', HTMLElement).textContent = String(parts.device.features)
@@ -84,8 +87,7 @@ export class LearnPage {
     } else if (others.length > 0) {
       problem ||= `A head is kept here for another backbone (${others[0]!.slice(0, 8)}…); it is not used with this one.`
     }
-    const page = new LearnPage(parts, makeSource, store, state)
-    page.saved = page.headFile()
+    const page = new LearnPage(parts, makeSource, store, kept, state)
     page.showPrediction(null, true)
     if (problem) page.say(problem, true)
     else if (page.learner.learnedClasses) page.say(`Your head of ${page.learner.learnedClasses} classes is back.`)
@@ -148,6 +150,9 @@ export class LearnPage {
         learner.importHead(headBytes(head, this.parts.thetaSha256), this.manifest.labels.names)
         this.changed(`The head of client ${this.manifest.client ?? ''} is in use.`)
       })
+    const back = () => !document.hidden && this.follow(this.keeper?.catchUp())
+    addEventListener('focus', back)
+    document.addEventListener('visibilitychange', back)
   }
 
   /** Runs the action of a button. An error is shown, and nothing has changed then. */
@@ -210,7 +215,13 @@ export class LearnPage {
     if (!this.learner.missing()) await this.learn()
   }
 
-  private async learn(): Promise<void> {
+  /** Learns, after what is learned already: a tap on the answer may come before that has ended. */
+  private learn(): Promise<void> {
+    this.learning = this.learning.catch(() => undefined).then(() => this.learnNow())
+    return this.learning
+  }
+
+  private async learnNow(): Promise<void> {
     this.learnButton.disabled = true
     this.say(this.parts.device.ready ? 'Learning …' : 'Learning begins when the rest has been loaded …')
     try {
@@ -308,44 +319,32 @@ export class LearnPage {
 
   /** Shows the present state and stores it, after each change. */
   private changed(text: string): void {
+    this.show(text)
+    this.save()
+  }
+
+  private show(text: string): void {
     this.picked = Math.min(this.picked, this.learner.state.names.length - 1)
     if (!this.learner.state.head) byId('meaning', HTMLElement).hidden = true
     this.refresh()
     this.say(text)
     void this.predict(true)
-    this.save()
-  }
-
-  private headFile(): Uint8Array | null {
-    return this.learner.state.head && this.learner.exportHead()
   }
 
   private save(): void {
-    const { store } = this
-    const { thetaSha256 } = this.parts
-    if (!store) return
-    const head = this.headFile()
-    const { names, examples } = this.learner.state
-    const kept: Kept = {
-      names: [...names],
-      examples: examples.map(({ raw, label, heldOut }) => ({ raw, label, heldOut })),
-      head,
-      previous: null,
-    }
-    const forget = !head && examples.length === 0 && !this.learner.canUndo
-    this.saving = this.saving.then(async () => {
-      try {
-        if (forget) {
-          await store.forget(thetaSha256)
-        } else {
-          const before = this.saved && head && same(this.saved, head) ? (await store.load(thetaSha256))?.previous : this.saved
-          await store.save(thetaSha256, { ...kept, previous: before ?? null })
-        }
-        this.saved = head
-      } catch (error) {
-        this.say(`What changed could not be kept: ${messageOf(error)}`, true)
-      }
-    })
+    this.follow(this.keeper?.save())
+  }
+
+  /** Shows what came from another tab, if something did. */
+  private follow(work: Promise<boolean> | undefined): void {
+    work?.then(
+      (came) => {
+        if (!came) return
+        this.show(`Another tab of this page has changed the ${this.source.words.many} and classes: this is what is kept now.`)
+        if (this.parts.device.ready) void this.fill().catch(() => undefined)
+      },
+      (error: unknown) => this.say(`What changed could not be kept: ${messageOf(error)}`, true),
+    )
   }
 
   private refresh(): void {
@@ -385,10 +384,6 @@ export class LearnPage {
     button('undo').disabled = empty && !canUndo
     button('export').disabled = learnedClasses === 0
   }
-}
-
-function same(a: Uint8Array, b: Uint8Array): boolean {
-  return a.length === b.length && a.every((value, i) => value === b[i])
 }
 
 function button(id: string): HTMLButtonElement {

@@ -1,5 +1,5 @@
 /** The state of what the page has learned, and its changes: classes, examples, head. Uses no storage and no elements. */
-import { readHead, resized, withoutColumn, zeroHead, headBytes, type Head } from './head'
+import { ordered, readHead, resized, withoutColumn, zeroHead, headBytes, type Head } from './head'
 import type { Computer } from './late_device'
 import type { Raw, Wanted } from './source'
 import { isBetter, probabilities, score, type Score } from './scores'
@@ -41,8 +41,15 @@ const MOST_UNDO = 50
 /** What a visitor is asked to draw first. */
 export const DRAWINGS: Wanted = { each: EVERY, names: ['star', 'house', 'wave'], more: 'draw more of' }
 
+/** A state that Undo leads back to. */
+interface Past {
+  state: State
+  /** Whether the change after it removed this class (a label), or put others in the place of all. */
+  gone: number | 'all' | null
+}
+
 export class Learner {
-  private past: State[] = []
+  private past: Past[] = []
   private now: State
 
   constructor(
@@ -71,12 +78,22 @@ export class Learner {
   }
 
   undo(): void {
-    this.now = this.past.pop() ?? this.now
+    this.now = this.past.pop()?.state ?? this.now
   }
 
   reset(): void {
+    this.adopt(this.first)
+  }
+
+  /** The state of a visitor who has done nothing yet. */
+  get first(): State {
+    return Learner.empty(this.wanted)
+  }
+
+  /** Goes on with a state from elsewhere. Undo does not lead back behind it. */
+  adopt(state: State): void {
     this.past = []
-    this.now = Learner.empty(this.wanted)
+    this.now = state
   }
 
   addClass(name = this.freeName()): void {
@@ -86,18 +103,29 @@ export class Learner {
     this.change({ names: [...this.now.names, name] })
   }
 
+  /** Undo does not take a name back: the class has it in the states before, too. */
   rename(label: number, name: string): void {
-    this.now = { ...this.now, names: this.now.names.map((old, i) => (i === label ? name.slice(0, MOST_NAMES) : old)) }
+    const named = (state: State, at: number) => ({ ...state, names: state.names.map((old, i) => (i === at ? name.slice(0, MOST_NAMES) : old)) })
+    this.now = named(this.now, label)
+    for (let i = this.past.length - 1, at = label; i >= 0; i--) {
+      const { state, gone } = this.past[i]!
+      if (gone === 'all') break
+      if (gone !== null && at >= gone) at++
+      this.past[i] = { state: named(state, at), gone }
+    }
   }
 
   removeClass(label: number): void {
     if (this.now.names.length <= 2) throw new LearnError('There must be at least two classes.')
     const { names, examples, head } = this.now
-    this.change({
-      names: names.filter((_, i) => i !== label),
-      examples: examples.filter((e) => e.label !== label).map((e) => ({ ...e, label: e.label - Number(e.label > label) })),
-      head: head && label < head.bias.length ? (head.bias.length > 2 ? withoutColumn(head, label) : null) : head,
-    })
+    this.change(
+      {
+        names: names.filter((_, i) => i !== label),
+        examples: examples.filter((e) => e.label !== label).map((e) => ({ ...e, label: e.label - Number(e.label > label) })),
+        head: head && label < head.bias.length ? (head.bias.length > 2 ? withoutColumn(head, label) : null) : head,
+      },
+      label,
+    )
   }
 
   add(raw: Raw, label: number, phi: Float32Array | null = null): Example {
@@ -148,6 +176,8 @@ export class Learner {
    * Fits the head, and keeps the new one only if it is better on the held-out examples.
    *
    * Learning starts at the old head; the columns of new classes start at 0. `fill` must have computed the features.
+   *
+   * @throws LearnError: examples are missing; or while it was computed, the head was changed or an example went away.
    */
   async learn(): Promise<Learned> {
     const missing = this.missing()
@@ -161,6 +191,10 @@ export class Learner {
     const begin = performance.now()
     const fitted = await this.device.fitHead(phi, labels, start, STEPS, safeRate(phi, fit.length))
     const milliseconds = performance.now() - begin
+    const there = new Set(this.now.examples)
+    if (this.now.head !== head || !examples.every((e) => there.has(e))) {
+      throw new LearnError('Your classes, examples or head changed while it learned, so what it learned is not kept: press Learn again.')
+    }
     const [before, after] = [head ?? start, fitted.head].map((h) => score(h, out.map((e) => e.phi!), out.map((e) => e.label))) as [Score, Score] // prettier-ignore
     const kept = isBetter(after, before)
     if (kept) this.change({ head: fitted.head })
@@ -188,11 +222,17 @@ export class Learner {
   /** The content of a file with the present head. */
   exportHead(): Uint8Array {
     if (!this.now.head) throw new LearnError('Nothing was learned yet: there is no head to export.')
-    return headBytes(this.now.head, this.thetaSha256)
+    return this.fileOf(this.now.head)
+  }
+
+  /** The content of a file with a head of this page's backbone. */
+  fileOf(head: Head): Uint8Array {
+    return headBytes(head, this.thetaSha256)
   }
 
   /**
-   * Takes a head from a file. Its classes are the present ones in their order, or new ones where there are no drawings.
+   * Takes a head from a file. Without names, its classes are the present ones in their order. With names, each column
+   * goes to the class of its name where there are drawings; the other columns and their names take the other places.
    *
    * @throws HeadError, LearnError: the head cannot be used; nothing was changed.
    */
@@ -204,11 +244,30 @@ export class Learner {
       throw new LearnError(`The head has ${k} classes and you have drawn ${this.now.names.length}: reset first, then import.`)
     }
     const given = names.length === k ? names : this.now.names
-    this.change({ names: Array.from({ length: k }, (_, i) => given[i]?.slice(0, MOST_NAMES) || `class ${i + 1}`), head })
+    const titles = Array.from({ length: k }, (_, i) => given[i]?.slice(0, MOST_NAMES) || `class ${i + 1}`)
+    const from = this.columnsFor(titles)
+    this.change({ names: from.map((column) => titles[column]!), head: ordered(head, from) }, names.length === k ? 'all' : null)
   }
 
-  private change(part: Partial<State>): void {
-    this.past = [...this.past.slice(1 - MOST_UNDO), this.now]
+  /** For each class, which of the columns with these names it takes. */
+  private columnsFor(titles: readonly string[]): number[] {
+    const left = new Set(titles.keys())
+    const drawn = this.now.names.map((name, label) => {
+      if (this.count(label) === 0) return -1
+      const at = [label, ...left].find((column) => left.has(column) && titles[column] === name)
+      if (at === undefined) {
+        const all = titles.map((title) => `“${title}”`).join(', ')
+        throw new LearnError(`The file has no class “${name}”, which you have drawn for; it has ${all}: name your classes so, or reset first.`)
+      }
+      left.delete(at)
+      return at
+    })
+    const others = [...left]
+    return titles.map((_, label) => (drawn[label] ?? -1) >= 0 ? drawn[label]! : others.shift()!)
+  }
+
+  private change(part: Partial<State>, gone: Past['gone'] = null): void {
+    this.past = [...this.past.slice(1 - MOST_UNDO), { state: this.now, gone }]
     this.now = { ...this.now, ...part }
   }
 

@@ -23,7 +23,7 @@ export type LiveEvent =
   | { kind: 'visiting' | 'scoring' | 'scored'; round: number }
   | { kind: 'sending'; round: number; bytes: number }
   | { kind: 'counted'; round: number }
-  | { kind: 'not counted'; round: number; why: string }
+  | { kind: 'not counted' | 'not scored'; round: number; why: string }
   | { kind: 'message'; round: number; phase: Phase; bytes: number }
   | { kind: 'no part'; round: number; why: string }
   | { kind: 'away'; why: string; seconds: number }
@@ -59,6 +59,8 @@ interface Answer {
   bytes: Uint8Array
   /** The server's reason, of an answer that refuses. */
   error: string
+  /** The server's time, seconds since 1970, of an answer that refuses a signature. */
+  time: number | null
 }
 
 interface Model {
@@ -74,6 +76,7 @@ const NOT_COUNTED = [400, 409, 410, 413, 422] // the server has not counted this
 const LATER = [408, 425, 429] // and all from 500 on: the same request may do later
 const NOT_TAKEN = [400, 409, 413, 422] // the server does not take this message of a secure round
 const REST = 2 // seconds until a client that takes no part in an attempt asks again
+const MOST_SCORE = 1e30 // a larger loss is not sent, nor one that is not finite
 const NOTHING = new Uint8Array()
 
 /** Begins a membership: a new key, the token and the examples are kept, and `LiveClient.run` joins with them. */
@@ -95,6 +98,8 @@ export class LiveClient {
   private head!: Head
   private device!: Computing
   private theta = ''
+  /** Seconds by which the server's clock is ahead of this machine's. */
+  private ahead = 0
   private onlySecure = false
   private secure!: SecureVisits
 
@@ -328,6 +333,7 @@ export class LiveClient {
     this.options.tell({ kind: 'scoring', round: work.round })
     const about = { theta: work.theta, scores: await this.scores(work.splits, this.head) }
     const answer = await this.ask('PUT', `/v1/score/${work.round}`, new TextEncoder().encode(JSON.stringify(about)))
+    if (answer.status === 422) return this.options.tell({ kind: 'not scored', round: work.round, why: answer.error })
     if (![409, 410].includes(answer.status)) good(answer) // these come too late, which does no harm
     this.options.tell({ kind: 'scored', round: work.round })
   }
@@ -342,8 +348,7 @@ export class LiveClient {
       const features = phi.length / found.y.length
       const each = Array.from(found.y, (_, i) => phi.subarray(i * features, (i + 1) * features))
       const { correct, examples, loss } = score(head, each, [...found.y])
-      if (!Number.isFinite(loss)) throw new Error(`The loss on the ${split} examples is not finite.`)
-      rows.push({ split, examples, loss, score: correct / examples })
+      if (Math.abs(loss) < MOST_SCORE) rows.push({ split, examples, loss, score: correct / examples }) // and not NaN
     }
     return rows
   }
@@ -354,12 +359,13 @@ export class LiveClient {
     let again = false
     for (;;) {
       this.check()
-      const headers = signed ? await stamp(this.key, this.client, method, target, body, this.clock()) : {}
+      const headers = signed ? await stamp(this.key, this.client, method, target, body, this.clock() + this.ahead) : {}
       let why: string
       try {
         const answer = await this.once(method, target, body, headers)
         if (answer.status === 401 && !again && /sign|clock/.test(answer.error)) {
-          again = true // the server has just started, or this machine slept
+          again = true // the server has just started, this machine slept, or a clock is wrong
+          if (answer.time !== null) this.ahead = answer.time - this.clock()
           await this.wait(1.1)
           continue
         }
@@ -386,7 +392,7 @@ export class LiveClient {
       const sent = body.length ? { body: body as Uint8Array<ArrayBuffer> } : {}
       const response = await this.fetch(url, { method, headers, cache: 'no-store', signal: limit.signal, ...sent })
       const bytes = new Uint8Array(await response.arrayBuffer())
-      return { status: response.status, bytes, error: response.ok ? '' : reason(bytes) }
+      return { status: response.status, bytes, ...(response.ok ? { error: '', time: null } : reason(bytes)) }
     } finally {
       clearTimeout(timer)
       this.stopping.signal.removeEventListener('abort', abort)
@@ -416,12 +422,13 @@ function json(answer: Answer): Record<string, unknown> {
   return JSON.parse(new TextDecoder().decode(good(answer).bytes)) as Record<string, unknown>
 }
 
-function reason(bytes: Uint8Array): string {
+function reason(bytes: Uint8Array): Pick<Answer, 'error' | 'time'> {
   const text = new TextDecoder().decode(bytes)
   try {
-    return String((JSON.parse(text) as { error: unknown }).error)
+    const { error, time } = JSON.parse(text) as { error: unknown; time?: unknown }
+    return { error: String(error), time: Number.isFinite(time) ? (time as number) : null }
   } catch {
-    return text.slice(0, 200)
+    return { error: text.slice(0, 200), time: null }
   }
 }
 

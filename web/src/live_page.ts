@@ -217,6 +217,8 @@ function text(event: Exclude<LiveEvent, { kind: 'away' }>): string {
       return `Round ${event.round}: not counted (${event.why}).`
     case 'scoring':
       return `Round ${event.round}: computing scores.`
+    case 'not scored':
+      return `Round ${event.round}: its scores were not taken (${event.why}).`
     case 'scored':
       return `Round ${event.round}: scores sent.`
   }

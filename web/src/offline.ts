@@ -3,13 +3,17 @@ import { sha256 } from './sha256'
 import { address, type Site } from './site'
 import { content, type Listed } from './transfer'
 
-const PREFIX = 'tfpfl-'
 /** The browser keeps the first itself; the second is for pages that link here. */
 const ELSEWHERE = ['sw.js', 'preview.png']
 
+/** How the names of this site's caches begin; sw.js knows it, too. Sites of one origin have folders of their own. */
+function prefix(): string {
+  return `tfpfl-${new URL('.', document.baseURI).pathname} `
+}
+
 /** The name of this site's cache. Another site, or a newer version, has another name. */
 export function cacheName(site: Site): string {
-  return PREFIX + sha256(new TextEncoder().encode(JSON.stringify(site.files))).slice(0, 16)
+  return prefix() + sha256(new TextEncoder().encode(JSON.stringify(site.files))).slice(0, 16)
 }
 
 /**
@@ -35,6 +39,6 @@ export async function keepForOffline(site: Site, runtime: readonly string[]): Pr
     await keep(file, file === 'index.html' ? './' : address(site, file), found)
   }
   await cache.put('site.json', await fetch('site.json'))
-  for (const old of await caches.keys()) if (old.startsWith(PREFIX) && old !== name) await caches.delete(old)
+  for (const old of await caches.keys()) if (old.startsWith(prefix()) && old !== name) await caches.delete(old)
   return true
 }

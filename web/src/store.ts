@@ -9,6 +9,8 @@ export interface Kept {
   head: Uint8Array | null
   /** The head before it, which is used if `head` is damaged. */
   previous: Uint8Array | null
+  /** Another number after every change. */
+  version?: number
 }
 
 interface Schema extends DBSchema {
@@ -27,12 +29,18 @@ export class Store {
     return this.database.get('learners', thetaSha256)
   }
 
-  async save(thetaSha256: string, kept: Kept): Promise<void> {
-    await this.database.put('learners', kept, thetaSha256)
-  }
-
-  async forget(thetaSha256: string): Promise<void> {
-    await this.database.delete('learners', thetaSha256)
+  /**
+   * Replaces what is stored (null: deletes it), unless a tab has changed it since it had this version.
+   *
+   * @returns null, or what is there: then nothing was changed.
+   */
+  async replace(thetaSha256: string, kept: Kept | null, version: number | undefined): Promise<{ there: Kept | undefined } | null> {
+    const transaction = this.database.transaction('learners', 'readwrite')
+    const there = await transaction.store.get(thetaSha256)
+    const changed = there?.version !== version
+    if (!changed) await (kept ? transaction.store.put(kept, thetaSha256) : transaction.store.delete(thetaSha256))
+    await transaction.done
+    return changed ? { there } : null
   }
 
   /** The backbones that something is stored for. */

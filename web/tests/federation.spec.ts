@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import type { Browser, BrowserContext, Page } from 'playwright-core'
 import core from '../node_modules/@litertjs/core/package.json' with { type: 'json' }
+import { Federation } from '../src/federation'
 import { guestOf } from '../src/federation_guest'
 import type { MembersAbout } from '../src/members'
 import { readSafetensors } from '../src/safetensors'
@@ -309,5 +310,27 @@ describe('the visitor as a member', () => {
     expect(guestOf({ names: ['a', 'b'], examples: [drawn(0), drawn(1, true)] }, setting)).toMatch(/at least two classes/)
     expect(guestOf({ names: ['7', '7'], examples: [drawn(0), drawn(1)] }, setting)).toMatch(/one name/)
     expect(guestOf({ names: ['a', 'b'], examples: [drawn(0), drawn(1)] }, { ...setting, room: 3 })).toMatch(/room for 3 classes/)
+  })
+
+  it('keeps what was trained for a class when another class gets its first drawing, or another name', () => {
+    const pixel = (label: number) => ({ raw: Uint8Array.of(1), label, heldOut: false })
+    const guest = (names: string[], ...labels: number[]) => {
+      const found = guestOf({ names, examples: labels.map(pixel) }, { about, preprocessing: { scale: 1, shift: 0 }, pixels: 1, features: 1, room: 9 })
+      if (typeof found === 'string') throw new Error(found)
+      return found.member
+    }
+    const head = (...values: number[]) => ({ kernel: Float32Array.from(values), bias: Float32Array.from(values, (value) => 0 - value) })
+    const start = { about: { ...about, server: { name: 'sgd', rate: 1 } as unknown as MembersAbout['server'] }, members: [], shared: head(1, 2), theta: new Float32Array(1) }
+    const federation = new Federation(null, start, 'own', guest(['A', 'B', 'C'], 1, 2))
+    federation.heads[0] = head(10, 20)
+    federation.shared = head(1, 2, 30, 40)
+    federation.join(guest(['A', 'B', 'C'], 1, 2, 0))
+    expect(federation.heads[0]).toEqual(head(0, 10, 20))
+    expect(federation.shared).toEqual(head(1, 2, 0, 30, 40))
+    federation.join(guest(['A', 'house', 'C'], 1, 2, 0)) // B was renamed
+    expect(federation.heads[0]).toEqual(head(0, 10, 20))
+    federation.join(guest(['house', 'C'], 0, 1)) // A was removed
+    expect(federation.heads[0]).toEqual(head(10, 20))
+    expect(federation.shared).toEqual(head(1, 2, 30, 40))
   })
 })

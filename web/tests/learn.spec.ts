@@ -99,6 +99,23 @@ describe.skipIf(noBrowser)('Learn me', () => {
     expect(await predicted(page, 'line')).toEqual(['Keep it as “star”.', 0])
   })
 
+  it('keeps what two tabs have drawn', async () => {
+    const other = await openPage(context, site.host.url)
+    await teach(page, 0, 'line', 0)
+    await teach(other, 1, 'bar', 0)
+    await expect.poll(() => result(other)).toMatch(/Another tab of this page has changed the drawings/)
+    expect(await other.locator('#class-list canvas').count()).toBe(2)
+    await kept()
+    await other.close()
+    await page.evaluate(() => dispatchEvent(new Event('focus'))) // all pages of a headless browser have the focus
+    await expect.poll(() => page.locator('#class-list canvas').count()).toBe(2)
+    await teach(page, 2, 'ring', 0)
+    await kept()
+    await page.reload()
+    await page.waitForFunction(() => document.documentElement.dataset.ready)
+    expect(await page.locator('#class-list .count').allTextContents()).toEqual(Array(3).fill('1 drawn, 0 set aside'))
+  })
+
   it('refuses a kept head whose checksum is wrong: the one before it is in use', async () => {
     await teachAll(3)
     expect(await learn(page)).toMatch(/^Learned/)

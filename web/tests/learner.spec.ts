@@ -3,6 +3,7 @@ import { beforeEach, describe, expect, it } from 'vitest'
 import type { Device, Fitted } from '../src/device'
 import { headBytes, type Head } from '../src/head'
 import { Learner, safeRate, STEPS } from '../src/learner'
+import { zipped } from '../src/zip'
 
 const THETA = 'ab'.repeat(32)
 const head = (...columns: [number, number][]): Head => ({
@@ -14,11 +15,15 @@ describe('a learner', () => {
   let asked: { phi: number[]; labels: number[]; start: Head; steps: number; beta: number }[]
   let answer: Head
   let learner: Learner
+  /** What the visitor does while the device computes. */
+  let meanwhile: () => void
 
   beforeEach(() => {
     asked = []
+    meanwhile = () => {}
     const fitHead = async (phi: Float32Array, labels: Int32Array, start: Head, steps: number, beta: number): Promise<Fitted> => {
       asked.push({ phi: [...phi], labels: [...labels], start, steps, beta })
+      meanwhile()
       return { head: answer, lossBefore: 1, loss: 0.5 }
     }
     learner = new Learner({ features: 2, room: 5, fitHead } as unknown as Device, THETA, { names: ['a', 'b'], examples: [], head: null })
@@ -63,6 +68,30 @@ describe('a learner', () => {
     expect(learner.state.head).toBe(good)
   })
 
+  it('keeps no head where classes or drawings went away while it learned; more drawings do no harm', async () => {
+    addAll()
+    learner.addClass('c')
+    for (let i = 1; i <= 3; i++) add(2, -i, -i)
+    answer = head([1, 0], [0, 1], [-1, -1])
+    const before = learner.state
+    for (const change of [() => learner.removeClass(0), () => learner.undo(), () => learner.reset()]) {
+      learner.adopt(before)
+      add(0, 1, 0)
+      let changed = before
+      meanwhile = () => (change(), (changed = learner.state))
+      await expect(learner.learn()).rejects.toThrow(/changed while it learned.*Learn again/)
+      expect(learner.state).toBe(changed)
+    }
+    learner.adopt(before)
+    meanwhile = () => learner.importHead(headBytes(head([1, 1], [2, 2], [3, 3]), THETA))
+    await expect(learner.learn()).rejects.toThrow(/changed while it learned/)
+    expect(learner.state.head).toEqual(head([1, 1], [2, 2], [3, 3]))
+    learner.undo()
+    meanwhile = () => (add(0, 1, 0), learner.addClass('d'), learner.rename(0, 'A'))
+    expect(await learner.learn()).toMatchObject({ kept: true })
+    expect(learner.state).toMatchObject({ names: ['A', 'b', 'c', 'd'], head: answer })
+  })
+
   it('loses a class with its drawings and its column; undo brings them back', async () => {
     addAll()
     learner.addClass('c')
@@ -79,6 +108,24 @@ describe('a learner', () => {
     expect(learner.state.head).toBe(answer)
   })
 
+  it('undoes changes, but not names: they stay with their classes', () => {
+    learner.addClass('c')
+    add(2, 1, 1)
+    learner.rename(0, 'A')
+    learner.removeClass(1)
+    learner.rename(1, 'b') // letter by letter: for a moment it is the name of the class that was removed
+    learner.rename(1, 'bird')
+    learner.undo()
+    expect(learner.state.names).toEqual(['A', 'b', 'bird'])
+    learner.undo()
+    learner.undo()
+    expect(learner.state.names).toEqual(['A', 'b'])
+    learner.importHead(headBytes(head([1, 0], [0, 1]), THETA), ['x', 'y'])
+    learner.rename(0, 'X') // another class than the one before the import
+    learner.undo()
+    expect(learner.state.names).toEqual(['A', 'b'])
+  })
+
   it('takes a head from a file only if it fits', () => {
     expect(() => learner.importHead(headBytes(head([1, 0], [0, 1]), 'cd'.repeat(32)))).toThrow(/another backbone/)
     expect(() => learner.importHead(headBytes(head(...Array<[number, number]>(6).fill([0, 0])), THETA))).toThrow(/6 classes.*2 to 5/)
@@ -86,6 +133,24 @@ describe('a learner', () => {
     learner.importHead(headBytes(head([1, 0], [0, 1], [1, 1]), THETA))
     expect(learner.state.names).toEqual(['a', 'b', 'class 3'])
     expect(() => learner.exportHead()).not.toThrow()
+  })
+
+  it('puts the columns of a file with names where the drawings of these names are, or refuses', async () => {
+    const file = (...names: string[]) =>
+      zipped(new Map([['head.bin', headBytes(head([1, 2], [3, 4], [5, 6]), THETA)], ['names.json', new TextEncoder().encode(JSON.stringify(names))]])) // prettier-ignore
+    learner.addClass('c')
+    add(2, 1, 0)
+    add(0, 0, 1)
+    await learner.importFile(file('c', 'x', 'a'))
+    expect(learner.state.names).toEqual(['a', 'x', 'c']) // nothing was drawn for b
+    expect(learner.state.head).toEqual(head([5, 6], [3, 4], [1, 2]))
+    add(1, 1, 1)
+    const before = learner.state
+    await expect(learner.importFile(file('c', 'b', 'a'))).rejects.toThrow(/no class “x”.*“c”, “b”, “a”/)
+    await expect(learner.importFile(file('c', 'c', 'a'))).rejects.toThrow(/no class “x”/)
+    expect(learner.state).toBe(before)
+    learner.importHead(headBytes(head([1, 2], [3, 4], [5, 6]), THETA)) // without names: in the order of the classes
+    expect([learner.state.names, learner.state.head]).toEqual([['a', 'x', 'c'], head([1, 2], [3, 4], [5, 6])])
   })
 
   it('takes a rate at which steps cannot raise the loss', () => {

@@ -5,6 +5,7 @@ import { join } from 'node:path'
 import { deflateRawSync } from 'node:zlib'
 import { describe, expect, it } from 'vitest'
 import { floatsOf } from '../src/bytes'
+import { crc32 } from '../src/crc32'
 import type { RoundResult, RoundSettings } from '../src/device'
 import { headBytes, readHead, thetaOf, type Head } from '../src/head'
 import { begin, LiveClient, type LiveEvent } from '../src/live_client'
@@ -129,6 +130,7 @@ describe('examples', () => {
     await refused([], /Choose train.npz/)
     await refused([['test.npz', data('test.npz')], ['other.npz', train]], /other.npz: the files of a client are/)
     await refused([['train.npz', train.slice(0, -30)]], /train.npz is no .npz file/)
+    await refused([['train.npz', train.map((byte, at) => (at === 240 ? byte ^ 0x40 : byte))]], /train.npz is no .npz file, or is damaged/)
     await refused([['train.npz', train.slice(100)]], /train.npz is no .npz file/)
     await refused([['train.npz', new Uint8Array(10)]], /train.npz is no .npz file/)
     await refused([['train.npz', zipped({ 'x.npy': npy('<f4', '(2, 1)', 8) })]], /has no array y/)
@@ -159,6 +161,7 @@ function zipped(entries: Record<string, Uint8Array>): Uint8Array {
     const central = Buffer.alloc(46)
     central.writeUInt32LE(0x02014b50)
     central.writeUInt16LE(8, 10)
+    central.writeUInt32LE(crc32(content), 16)
     central.writeUInt32LE(packed.length, 20)
     central.writeUInt16LE(name.length, 28)
     central.writeUInt32LE(at, 42)
@@ -219,6 +222,11 @@ class OneClient {
   /** The head with which each counted update was computed, as the update says. */
   readonly heads: number[] = []
   joins = 0
+  /** What it answers to scores, which it then asks for once. */
+  scoring: number | null = null
+  readonly scored: unknown[] = []
+  /** The scores that come with an update. */
+  rows: unknown = [{ split: 'train', examples: 3, loss: expect.closeTo(Math.log(2), 6), score: 1 / 3 }]
 
   constructor(private readonly late: Record<number, number> = {}) {}
 
@@ -234,11 +242,16 @@ class OneClient {
     if (path === '/v1/head') return new Response(headBytes({ kernel: Float32Array.of(0, 0), bias: Float32Array.of(0, 0) }, '00'.repeat(32)) as Uint8Array<ArrayBuffer>)
     if (path === '/v1/work') {
       if (this.round > ROUNDS) return json(200, { kind: 'done' })
+      if (this.scoring && this.round === 3 && !this.scored.length) return json(200, { kind: 'score', round: 2, theta: sha256(thetaBytes(3)), splits: ['train'] })
       const settings = { tau: 3, beta: 0.5, head_rate: 0.25, safeguard: false }
       return json(200, { kind: 'visit', round: this.round, theta: sha256(thetaBytes(this.round)), settings, payload: 'float32', splits: ['train'] })
     }
     const theta = /^\/v1\/theta\/(\w+)$/.exec(path)
     if (theta) return theta[1] === sha256(thetaBytes(this.round)) ? new Response(thetaBytes(this.round)) : json(410, { error: 'old' })
+    if (path === '/v1/score/2') {
+      this.scored.push((JSON.parse(new TextDecoder().decode(body)) as { scores: unknown }).scores)
+      return json(this.scoring!, { error: 'these scores are not taken' })
+    }
     const update = /^\/v1\/update\/(\d+)$/.exec(path)
     expect(update && method, path).toBe('PUT')
     const [round, sent] = [Number(update![1]), sha256(body)]
@@ -248,7 +261,7 @@ class OneClient {
     if (this.late[round]) return json(this.late[round], { error: 'late' })
     const told = JSON.parse(new TextDecoder().decode(body.slice(4, 4 + new DataView(body.buffer, body.byteOffset).getUint32(0, true)))) as Record<string, unknown>
     expect(told).toMatchObject({ theta: sha256(thetaBytes(round)), examples: 3, loss: 0.5 })
-    expect(told.scores).toEqual([{ split: 'train', examples: 3, loss: expect.closeTo(Math.log(2), 6), score: 1 / 3 }])
+    expect(told.scores).toEqual(this.rows)
     this.counted.set(round, sent)
     this.heads.push(floatsOf(body.slice(-4))[0]!)
     return json(200, { counted: true, round })
@@ -394,6 +407,52 @@ describe('a client', () => {
     const client = new LiveClient({ ...options, fetch: () => new Promise((_, reject) => setTimeout(() => reject(new TypeError('away')), 10)) })
     setTimeout(() => client.stop(), 50)
     expect(await client.run()).toBe('stopped')
+  })
+
+  /** Runs a client with one server to its end. */
+  async function run(server: OneClient, answer: (headers: Record<string, string>) => Response | null = () => null, phi = (x: Float32Array) => new Float32Array(x.length)) {
+    const store = new MemoryStore()
+    await begin(store, 'a token', EXAMPLES)
+    const fetch = async (url: URL | RequestInfo, init?: RequestInit) =>
+      answer(init!.headers as Record<string, string>) ?? server.answer(init!.method!, new URL(String(url)).pathname, (init!.body as Uint8Array) ?? new Uint8Array())
+    const options = { store, open: async () => ({ ...computing(), phi: async (x: Float32Array) => phi(x) }), tell: () => {}, server: 'http://host/', sleep: async () => {}, fetch, clock: () => 1790000000 }
+    return new LiveClient(options).run()
+  }
+
+  for (const status of [200, 409, 410, 422]) {
+    it(`goes on where the answer to its scores is ${status}`, async () => {
+      const server = new OneClient()
+      server.scoring = status
+      expect(await run(server)).toBe('done')
+      expect(server.counted.size).toBe(ROUNDS)
+      expect(server.scored).toEqual([[{ split: 'train', examples: 3, loss: expect.closeTo(Math.log(2), 6), score: 1 / 3 }]])
+    })
+  }
+
+  it('leaves out the scores of a split where the loss is not finite, or as good as', async () => {
+    for (const value of [Infinity, NaN, 3e38]) {
+      const server = new OneClient()
+      server.scoring = 200
+      server.rows = []
+      expect(await run(server, () => null, (x) => new Float32Array(x.length).fill(value))).toBe('done')
+      expect(server.scored).toEqual([[]])
+    }
+  })
+
+  it('signs with the time of the server where a clock is wrong', async () => {
+    for (const off of [600, -86400]) {
+      const server = new OneClient()
+      let refused = 0
+      const answer = (headers: Record<string, string>) => {
+        const time = headers['Tfpfl-Time']
+        const here = 1790000000 - off + 0.4
+        if (time === undefined || Math.abs(Number(time) - here) < 2) return null
+        refused++
+        return json(401, { error: `the device's clock is ${off} s off: set it`, time: here })
+      }
+      expect(await run(server, answer)).toBe('done')
+      expect([server.counted.size, server.joins, refused]).toEqual([ROUNDS, 1, 1])
+    }
   })
 
   it('packs an update as Python does', () => {

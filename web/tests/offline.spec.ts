@@ -1,0 +1,79 @@
+/** What the browser keeps of several sites of one origin, with a cache that lives here. */
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
+import { cacheName, keepForOffline } from '../src/offline'
+import { sha256 } from '../src/sha256'
+import type { Site } from '../src/site'
+
+const ORIGIN = 'https://host.example'
+const worker = readFileSync(join(import.meta.dirname, '../public/sw.js'), 'utf8')
+const site = (text: string): Site => ({ format: 1, made_by: '', files: { 'index.html': { bytes: text.length, sha256: sha256(new TextEncoder().encode(text)) } } })
+
+/** {name of a cache: {address: text}}. */
+let all: Map<string, Map<string, string>>
+let folder = '/'
+const served = new Map<string, string>()
+const url = (address: string | { url: string }) => new URL(typeof address === 'string' ? address : address.url, ORIGIN + folder).href
+
+beforeEach(() => {
+  all = new Map()
+  const open = async (name: string) => {
+    const files = all.get(name) ?? new Map<string, string>()
+    all.set(name, files)
+    return {
+      match: async (address: string) => (files.has(url(address)) ? new Response(files.get(url(address))) : undefined),
+      put: async (address: string, response: Response) => void files.set(url(address), await response.text()),
+    }
+  }
+  const match = async (address: string) => {
+    for (const name of all.keys()) {
+      const found = await (await open(name)).match(address)
+      if (found) return found
+    }
+    return undefined
+  }
+  vi.stubGlobal('caches', { open, match, keys: async () => [...all.keys()], delete: async (name: string) => all.delete(name) })
+  vi.stubGlobal('navigator', { serviceWorker: { register: async () => {}, ready: Promise.resolve() } })
+  vi.stubGlobal('fetch', async (address: string) => new Response(served.get(url(address)) ?? '{}'))
+})
+afterEach(() => void vi.unstubAllGlobals())
+
+async function visit(path: string, text: string): Promise<void> {
+  folder = path
+  vi.stubGlobal('document', { baseURI: `${ORIGIN}${path}index.html` })
+  served.set(ORIGIN + path, text)
+  expect(await keepForOffline(site(text), [])).toBe(true)
+  expect(all.has(cacheName(site(text)))).toBe(true)
+}
+
+/** What the service worker of a folder shows without a network; null: nothing. */
+async function offline(path: string): Promise<string | null> {
+  folder = path
+  const listeners: Record<string, (event: object) => void> = {}
+  const self = { location: { origin: ORIGIN }, registration: { scope: ORIGIN + path }, addEventListener: (name: string, listener: (event: object) => void) => void (listeners[name] = listener) }
+  new Function('self', 'fetch', worker)(self, async () => Promise.reject(new TypeError('no network')))
+  const answer = await new Promise<Response | null>((done) => {
+    const respondWith = (response: Promise<Response>) => void response.then(done, () => done(null))
+    listeners.fetch!({ request: { url: ORIGIN + path, method: 'GET', mode: 'navigate' }, respondWith })
+  })
+  return answer && answer.text()
+}
+
+it('keeps a copy of each site, and of each the newest version alone', async () => {
+  await visit('/a/', 'site A')
+  await visit('/b/', 'site B')
+  await visit('/a/b/', 'site A') // the same files in another folder
+  await visit('/', 'the front')
+  all.set('of another page', new Map())
+  for (const [path, text] of [['/a/', 'site A'], ['/b/', 'site B'], ['/a/b/', 'site A'], ['/', 'the front'], ['/c/', null]] as const) expect(await offline(path)).toBe(text)
+  await visit('/a/', 'site A, mended')
+  expect(all.size).toBe(5)
+  for (const [path, text] of [['/a/', 'site A, mended'], ['/b/', 'site B'], ['/a/b/', 'site A'], ['/', 'the front']] as const) expect(await offline(path)).toBe(text)
+})
+
+it('shows nothing that another site of the origin has kept', async () => {
+  await visit('/a/', 'site A')
+  all.get(cacheName(site('site A')))!.set(`${ORIGIN}/b/`, 'not its own')
+  expect(await offline('/b/')).toBeNull()
+})
