@@ -2,12 +2,15 @@
 
     python benchmarks/collaboration.py dirichlet --out runs/dirichlet [--rounds 8] [--algorithms pgfed,fedrod,...]
     python benchmarks/collaboration.py grouped --out runs/grouped [--rounds 30] [--search-rounds 3] [--network mlp200]
+    python benchmarks/collaboration.py attention --out runs/attention [--rounds 30] [--network mlp200]
 
 `dirichlet` is PGFed's setting: CIFAR-10, 25 clients, Dir(0.3), a quarter of the clients a round, five epochs in batches
 of 10. `grouped` is FedAMP's practical setting: Fashion-MNIST, 5 groups of 20 clients, 80 % of a client's examples from
 the two classes of its group. OUT has a run folder for every method; one that is there is continued, with more rounds
-where they are asked for. `grouped` first searches FedAMP's and HeurFedAMP's attention, on validation examples. Prints
-Markdown; writes results.json, and for `grouped` fedamp.png and heurfedamp.png, the attention after the last round.
+where they are asked for. `grouped` first searches FedAMP's and HeurFedAMP's attention, on validation examples.
+`attention` asks on the same data what the attention does for several widths sigma: how far the models of a group and of
+other groups are from each other, who listens to whom, and what accuracy comes of it. Prints Markdown; writes
+results.json, and for `grouped` fedamp.png and heurfedamp.png, the attention after the last round.
 """
 
 import json
@@ -191,6 +194,54 @@ def grouped(out, rounds, search_rounds, network, seed):
     print("\n" + markdown(["", "test, round by validation", "round", "test, best round", "round"], table))
 
 
+@main.command()
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.option("--rounds", default=30, show_default=True)
+@click.option("--network", default="mlp200", show_default=True)
+@click.option("--seed", default=0, show_default=True)
+def attention(out, rounds, network, seed):
+    """FedAMP's setting: what the attention does, by its width."""
+    console, rows, results = Console(width=110), [], {}
+
+    def measured(what, algorithm, rounds, **hyperparameters):
+        given = {"algorithm": algorithm, "hyperparameters": GROUPED_SGD | hyperparameters}
+        with trained(out / what, rounds, console, **GROUPED | {"network": network, "seed": seed} | given) as run:
+            found: dict = {"validation": by_round(run, "validation"), "test": by_round(run)}
+            if algorithm in ("fedamp", "heurfedamp"):
+                models, weights = run.training().server_state().models, run.store.matrices(rounds)["attention"]
+                found |= {"median": scales(models)[0], "inside, outside": of_groups(models)}
+                found |= {"own": float(weights.diagonal().mean()), "stays": stays(weights)[0]}
+        selected = max(found["validation"], key=found["validation"].get)
+        row = [what, selected, f"{100 * found['validation'][selected]:.2f}", f"{100 * found['test'][selected]:.2f}"]
+        if "own" in found:
+            row += [*(f"{d:.3g}" for d in found["inside, outside"]), f"{found['own']:.2f}", f"{found['stays']:.0%}"]
+        rows.append(row + [""] * (8 - len(row)))
+        results[what] = found | {"hyperparameters": hyperparameters}
+        return found
+
+    measured("local", "local", rounds)
+    measured("fedavg_ft", "fedavg_ft", rounds)
+    median = measured("uniform", "fedamp", CALIBRATION, sigma=1e6, alpha=0.99e6 / 99, lam=0.0)["median"]
+    for scale in (0.3, 0.1):
+        # alpha is such that at the median distance all others together have the weight 0.9.
+        sigma = float(f"{scale * median:.3g}")
+        alpha = float(f"{0.9 * sigma / 99 * np.exp(median / sigma):.3g}")
+        for pull in (0.0, 1.0):
+            more = {"sigma": sigma, "alpha": alpha, "rescale": True, "lam": pull * alpha}
+            measured(f"amp-{scale}-0.9-{pull}", "fedamp", rounds, **more)
+    for sigma in (30.0, 100.0, 1e3, 1e4):
+        measured(f"heur-{sigma:g}-0.1", "heurfedamp", rounds, sigma=sigma, self_weight=0.1, alpha=1.0, lam=0.0)
+    (out / "results.json").write_text(json.dumps({"seed": seed, "runs": results}, indent=2) + "\n")
+    header = ["", "round", "validation", "test", "distance in a group", "between groups", "own weight", "in the group"]
+    print(markdown(header, rows))
+
+
+def of_groups(models) -> tuple[float, float]:
+    """The median squared distance of two models of a group, and of two of different groups."""
+    distances, same = np.asarray(squared_distances(tf.constant(models))), groups()[:, None] == groups()
+    return float(np.median(distances[same & ~np.eye(len(models), dtype=bool)])), float(np.median(distances[~same]))
+
+
 def scales(models) -> tuple:
     """(median squared distance between two models, spread of their cosines)."""
     pairs = ~np.eye(len(models), dtype=bool)
@@ -203,13 +254,18 @@ def groups() -> np.ndarray:
     return np.repeat(np.arange(5), 20)
 
 
-def shares(attention) -> str:
-    """How much of the attention to others stays in the group."""
+def stays(attention) -> tuple[float, list[float]]:
+    """The part of the weight given to others that stays in the group: of all clients, and of each group."""
     off = np.where(np.eye(len(attention), dtype=bool), 0, attention)
-    inside = off * (groups()[:, None] == groups())
-    by_group = [inside[groups() == g].sum() / off[groups() == g].sum() for g in range(5)]
+    inside, of = off * (groups()[:, None] == groups()), [groups() == g for g in range(5)]
+    return inside.sum() / off.sum(), [inside[group].sum() / max(off[group].sum(), 1e-30) for group in of]
+
+
+def shares(attention) -> str:
+    """How much of the attention to others stays in the group, in words."""
+    all_of_it, by_group = stays(attention)
     return (
-        f"of the weight given to others, {inside.sum() / off.sum():.1%} stays in the group (by group "
+        f"of the weight given to others, {all_of_it:.1%} stays in the group (by group "
         f"{', '.join(f'{b:.1%}' for b in by_group)}; 19 of 99 are {19 / 99:.1%}); "
         f"own weight {attention.diagonal().mean():.3f}"
     )
