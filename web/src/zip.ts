@@ -16,13 +16,16 @@ export async function unzipped(bytes: Uint8Array): Promise<Map<string, Uint8Arra
     for (let entries = view.getUint16(end + 10, true); entries > 0; entries--) {
       if (view.getUint32(at, true) !== CENTRAL) return null
       const [method, size, local] = [view.getUint16(at + 10, true), view.getUint32(at + 20, true), view.getUint32(at + 42, true)]
+      const checksum = view.getUint32(at + 16, true)
       const length = view.getUint16(at + 28, true)
       const name = new TextDecoder().decode(bytes.subarray(at + 46, at + 46 + length))
       at += 46 + length + view.getUint16(at + 30, true) + view.getUint16(at + 32, true)
       const start = local + 30 + view.getUint16(local + 26, true) + view.getUint16(local + 28, true)
       if (start + size > bytes.length || (method !== 0 && method !== 8)) return null
       const content = bytes.slice(start, start + size)
-      found.set(name, method === 0 ? content : await inflated(content))
+      const whole = method === 0 ? content : await inflated(content)
+      if (crc32(whole) !== checksum) return null
+      found.set(name, whole)
     }
   } catch {
     return null // an address outside of the file, or damaged compression

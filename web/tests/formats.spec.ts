@@ -7,6 +7,7 @@ import { decoded, exampleOfDrawing } from '../src/preprocess'
 import { readSafetensors } from '../src/safetensors'
 import { isBetter, probabilities, score } from '../src/scores'
 import { sha256 } from '../src/sha256'
+import { unzipped, zipped } from '../src/zip'
 import { fixture } from './browser'
 
 const bytes = (...path: string[]) => new Uint8Array(readFileSync(fixture(...path)))
@@ -115,5 +116,18 @@ describe('scores', () => {
     expect(isBetter(of(3, 0.6), of(3, 0.6))).toBe(false)
     expect(isBetter(of(2, 0.1), of(3, 9))).toBe(false)
     expect(isBetter(of(4, NaN), of(0, 9))).toBe(false)
+  })
+})
+
+describe('zip files', () => {
+  it('whose content was changed are refused, by the checksum of each entry', async () => {
+    const content = Uint8Array.from({ length: 99 }, (_, i) => i)
+    const file = zipped(new Map([['a', content], ['b', new Uint8Array()]])) // prettier-ignore
+    expect(await unzipped(file)).toEqual(new Map([['a', content], ['b', new Uint8Array()]])) // prettier-ignore
+    for (const at of [31, 31 + 98]) {
+      const changed = file.slice()
+      changed[at]! ^= 0x40
+      expect(await unzipped(changed)).toBeNull()
+    }
   })
 })

@@ -5,6 +5,7 @@ import { join } from 'node:path'
 import { deflateRawSync } from 'node:zlib'
 import { describe, expect, it } from 'vitest'
 import { floatsOf } from '../src/bytes'
+import { crc32 } from '../src/crc32'
 import type { RoundResult, RoundSettings } from '../src/device'
 import { headBytes, readHead, thetaOf, type Head } from '../src/head'
 import { begin, LiveClient, type LiveEvent } from '../src/live_client'
@@ -129,6 +130,7 @@ describe('examples', () => {
     await refused([], /Choose train.npz/)
     await refused([['test.npz', data('test.npz')], ['other.npz', train]], /other.npz: the files of a client are/)
     await refused([['train.npz', train.slice(0, -30)]], /train.npz is no .npz file/)
+    await refused([['train.npz', train.map((byte, at) => (at === 240 ? byte ^ 0x40 : byte))]], /train.npz is no .npz file, or is damaged/)
     await refused([['train.npz', train.slice(100)]], /train.npz is no .npz file/)
     await refused([['train.npz', new Uint8Array(10)]], /train.npz is no .npz file/)
     await refused([['train.npz', zipped({ 'x.npy': npy('<f4', '(2, 1)', 8) })]], /has no array y/)
@@ -159,6 +161,7 @@ function zipped(entries: Record<string, Uint8Array>): Uint8Array {
     const central = Buffer.alloc(46)
     central.writeUInt32LE(0x02014b50)
     central.writeUInt16LE(8, 10)
+    central.writeUInt32LE(crc32(content), 16)
     central.writeUInt32LE(packed.length, 20)
     central.writeUInt16LE(name.length, 28)
     central.writeUInt32LE(at, 42)
