@@ -41,8 +41,15 @@ const MOST_UNDO = 50
 /** What a visitor is asked to draw first. */
 export const DRAWINGS: Wanted = { each: EVERY, names: ['star', 'house', 'wave'], more: 'draw more of' }
 
+/** A state that Undo leads back to. */
+interface Past {
+  state: State
+  /** Whether the change after it removed this class (a label), or put others in the place of all. */
+  gone: number | 'all' | null
+}
+
 export class Learner {
-  private past: State[] = []
+  private past: Past[] = []
   private now: State
 
   constructor(
@@ -71,7 +78,7 @@ export class Learner {
   }
 
   undo(): void {
-    this.now = this.past.pop() ?? this.now
+    this.now = this.past.pop()?.state ?? this.now
   }
 
   reset(): void {
@@ -96,18 +103,29 @@ export class Learner {
     this.change({ names: [...this.now.names, name] })
   }
 
+  /** Undo does not take a name back: the class has it in the states before, too. */
   rename(label: number, name: string): void {
-    this.now = { ...this.now, names: this.now.names.map((old, i) => (i === label ? name.slice(0, MOST_NAMES) : old)) }
+    const named = (state: State, at: number) => ({ ...state, names: state.names.map((old, i) => (i === at ? name.slice(0, MOST_NAMES) : old)) })
+    this.now = named(this.now, label)
+    for (let i = this.past.length - 1, at = label; i >= 0; i--) {
+      const { state, gone } = this.past[i]!
+      if (gone === 'all') break
+      if (gone !== null && at >= gone) at++
+      this.past[i] = { state: named(state, at), gone }
+    }
   }
 
   removeClass(label: number): void {
     if (this.now.names.length <= 2) throw new LearnError('There must be at least two classes.')
     const { names, examples, head } = this.now
-    this.change({
-      names: names.filter((_, i) => i !== label),
-      examples: examples.filter((e) => e.label !== label).map((e) => ({ ...e, label: e.label - Number(e.label > label) })),
-      head: head && label < head.bias.length ? (head.bias.length > 2 ? withoutColumn(head, label) : null) : head,
-    })
+    this.change(
+      {
+        names: names.filter((_, i) => i !== label),
+        examples: examples.filter((e) => e.label !== label).map((e) => ({ ...e, label: e.label - Number(e.label > label) })),
+        head: head && label < head.bias.length ? (head.bias.length > 2 ? withoutColumn(head, label) : null) : head,
+      },
+      label,
+    )
   }
 
   add(raw: Raw, label: number, phi: Float32Array | null = null): Example {
@@ -228,7 +246,7 @@ export class Learner {
     const given = names.length === k ? names : this.now.names
     const titles = Array.from({ length: k }, (_, i) => given[i]?.slice(0, MOST_NAMES) || `class ${i + 1}`)
     const from = this.columnsFor(titles)
-    this.change({ names: from.map((column) => titles[column]!), head: ordered(head, from) })
+    this.change({ names: from.map((column) => titles[column]!), head: ordered(head, from) }, names.length === k ? 'all' : null)
   }
 
   /** For each class, which of the columns with these names it takes. */
@@ -248,8 +266,8 @@ export class Learner {
     return titles.map((_, label) => (drawn[label] ?? -1) >= 0 ? drawn[label]! : others.shift()!)
   }
 
-  private change(part: Partial<State>): void {
-    this.past = [...this.past.slice(1 - MOST_UNDO), this.now]
+  private change(part: Partial<State>, gone: Past['gone'] = null): void {
+    this.past = [...this.past.slice(1 - MOST_UNDO), { state: this.now, gone }]
     this.now = { ...this.now, ...part }
   }
 

@@ -108,6 +108,24 @@ describe('a learner', () => {
     expect(learner.state.head).toBe(answer)
   })
 
+  it('undoes changes, but not names: they stay with their classes', () => {
+    learner.addClass('c')
+    add(2, 1, 1)
+    learner.rename(0, 'A')
+    learner.removeClass(1)
+    learner.rename(1, 'b') // letter by letter: for a moment it is the name of the class that was removed
+    learner.rename(1, 'bird')
+    learner.undo()
+    expect(learner.state.names).toEqual(['A', 'b', 'bird'])
+    learner.undo()
+    learner.undo()
+    expect(learner.state.names).toEqual(['A', 'b'])
+    learner.importHead(headBytes(head([1, 0], [0, 1]), THETA), ['x', 'y'])
+    learner.rename(0, 'X') // another class than the one before the import
+    learner.undo()
+    expect(learner.state.names).toEqual(['A', 'b'])
+  })
+
   it('takes a head from a file only if it fits', () => {
     expect(() => learner.importHead(headBytes(head([1, 0], [0, 1]), 'cd'.repeat(32)))).toThrow(/another backbone/)
     expect(() => learner.importHead(headBytes(head(...Array<[number, number]>(6).fill([0, 0])), THETA))).toThrow(/6 classes.*2 to 5/)
