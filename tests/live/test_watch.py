@@ -1,5 +1,6 @@
 """What an operator sees of live rounds: the state behind a token, its page, and `tfpfl watch`."""
 
+import asyncio
 import http.client
 import io
 import json
@@ -34,6 +35,7 @@ from tfpfl.live.async_rounds import AsyncRounds
 from tfpfl.live.demo import processes, start_server
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
+from tfpfl.live.shown import Shown
 from tfpfl.live.watch import Watch, operator_token
 from tfpfl.live.watch_table import WatchTable
 from tfpfl.live.watching import STATES, WatchedServer
@@ -122,11 +124,16 @@ def test_scores_that_come_late_are_shown(make_run, tmp_path, monkeypatch):
             rows = [{"split": "test", "examples": examples, "loss": 0.25, "score": 0.5}]
             rounds.score(client, number, {"theta": theta, "scores": rows}, 2.0)
 
+        async def written(function):
+            return function()
+
         assert server.state()["scoring"] is None
         for _ in range(40):
             step()
         found = server.state()
         assert found["scoring"] == 5 and len(found["history"]) == 40 and not any(r["scores"] for r in found["history"])
+        page = Shown(watch, lambda: next(at), written)
+        assert asyncio.run(page.state(0))["scoring"] == 5
         for client in range(1, 10):  # the scores of steps 5 and 10 come at last
             for number in (5, 10):
                 scored(client, number, rounds._scoring[number].theta)

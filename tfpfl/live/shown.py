@@ -50,6 +50,7 @@ class Shown:
             "protocol": found["protocol"],
             "doing": found["doing"],
             "saved": found["saved"],
+            "scoring": found["scoring"],
             "rounds": about["rounds"],
             "clients": about["clients"],
             "wait_for": about["wait_for"],

@@ -8,6 +8,8 @@ import { Packets } from './packets'
 export interface Shown {
   doing: 'none' | 'visit' | 'score' | 'done'
   saved: number
+  /** The first saved round whose scores may still come. */
+  scoring?: number | null
   rounds: number
   clients: number
   wait_for: number
@@ -17,7 +19,7 @@ export interface Shown {
   score: { name: string; fraction: boolean }
   history: Row[]
 }
-interface Row {
+export interface Row {
   round: number
   clients: number
   seconds: number
@@ -29,7 +31,7 @@ type State = 'late' | 'working' | 'sent' | 'here'
 
 const EVERY = 1000 // milliseconds between two questions
 const PATIENT = 5000 // the same while the server is away
-const AGAIN = 20 // rounds that are asked for again: scores may come later
+const AGAIN = 20 // rounds that are asked for again; servers of before do not say which are still being scored
 const PHONES = 60 // that are drawn
 const PLACES = 20 // that are drawn for members, whether they are here or not
 const ROWS = 6 // of the table
@@ -41,6 +43,7 @@ export class FederationLive {
   private readonly phones = byId('crowd-members', HTMLElement)
   private readonly packets = new Packets(byId('crowd-stage', HTMLElement), byId('crowd-hub', HTMLElement), false)
   private readonly rows = new Map<number, Row>()
+  private from = 0
   private before: Shown | null = null
   private over = false
   private near = false
@@ -85,14 +88,13 @@ export class FederationLive {
   }
 
   private async fetch(): Promise<Shown> {
-    for (;;) {
-      const response = await fetch(`v1/shown?since=${Math.max(0, this.rows.size - AGAIN)}`, { cache: 'no-store' })
+    const { found, from } = await allRounds(this.rows, this.from, async (since) => {
+      const response = await fetch(`v1/shown?since=${since}`, { cache: 'no-store' })
       if (!response.ok) throw new Error(response.status === 404 ? 'this server does not show how its rounds go' : `it answered ${response.status}`)
-      const found = (await response.json()) as Shown
-      const known = this.rows.size
-      for (const row of found.history) this.rows.set(row.round, row)
-      if (this.rows.size >= found.saved || this.rows.size === known) return found // else the next part
-    }
+      return (await response.json()) as Shown
+    })
+    this.from = from
+    return found
   }
 
   private away(why: string): void {
@@ -167,6 +169,23 @@ export class FederationLive {
     if (closed) void this.packets.arrived()
     const busy = phones.filter((phone) => phone.matches('.working, .late'))
     if (!same && now.doing === 'visit') busy.forEach((phone) => void this.packets.travel(phone, 'down'))
+  }
+}
+
+/**
+ * Asks until all saved rounds are in `rows`.
+ *
+ * @param from the rounds after this one may have changed.
+ * @returns the last answer, and `from` for the next time: scores may come after a round was saved.
+ */
+export async function allRounds(rows: Map<number, Row>, from: number, ask: (since: number) => Promise<Shown>): Promise<{ found: Shown; from: number }> {
+  let [since, first] = [Math.min(from, Math.max(0, rows.size - AGAIN)), Infinity]
+  for (;;) {
+    const found = await ask(since)
+    for (const row of found.history) rows.set(row.round, row)
+    since += found.history.length
+    first = Math.min(first, (found.scoring ?? since + 1) - 1) // of all answers: scores may come between two of them
+    if (found.history.length === 0 || since >= found.saved) return { found, from: first }
   }
 }
 

@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import type { Browser, BrowserContext, Page } from 'playwright-core'
-import { status, type Shown } from '../src/federation_live'
+import { allRounds, status, type Row, type Shown } from '../src/federation_live'
 import { complaints } from './axe'
 import { fixture, launch, noBrowser } from './browser'
 import { openPage, small } from './page'
@@ -129,5 +129,21 @@ describe('the sentence on a live run', () => {
     expect(status({ ...now, doing: 'visit', saved: 3, round })).toBe('Round 4: 2 of 5 answers have come. 2 of 9 members are here.')
     expect(status({ ...now, doing: 'score', saved: 3, round })).toMatch(/^Round 4: the members see how much the new θ gets right/)
     expect(status({ ...now, doing: 'done', saved: 20 })).toBe('The run is over: all 20 rounds are done.')
+  })
+
+  it('has all rounds, and asks again for those whose scores may still come', async () => {
+    const rounds = Array.from({ length: 50 }, (_, i): Row => ({ round: i + 1, clients: 1, seconds: 1, bytes_up: 1, bytes_down: 1, score: null }))
+    let scoring: number | null = 5
+    const asked: number[] = []
+    const ask = async (since: number) => (asked.push(since), { ...now, saved: rounds.length, scoring, history: structuredClone(rounds.slice(since, since + 30)) })
+    const rows = new Map<number, Row>()
+    let from = (await allRounds(rows, 0, ask)).from
+    expect([rows.size, asked.splice(0)]).toEqual([50, [0, 30]])
+    rounds[4]!.score = 0.5 // 45 rounds later
+    scoring = null
+    from = (await allRounds(rows, from, ask)).from
+    expect([rows.get(5)!.score, asked.splice(0)]).toEqual([0.5, [4, 34]])
+    expect((await allRounds(rows, from, ask)).found.saved).toBe(50)
+    expect(asked).toEqual([30]) // of a server that does not say which
   })
 })
