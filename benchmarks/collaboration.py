@@ -258,7 +258,7 @@ def stays(attention) -> tuple[float, list[float]]:
     """The part of the weight given to others that stays in the group: of all clients, and of each group."""
     off = np.where(np.eye(len(attention), dtype=bool), 0, attention)
     inside, of = off * (groups()[:, None] == groups()), [groups() == g for g in range(5)]
-    return inside.sum() / off.sum(), [inside[group].sum() / max(off[group].sum(), 1e-30) for group in of]
+    return float(inside.sum() / off.sum()), [float(inside[g].sum() / max(off[g].sum(), 1e-30)) for g in of]
 
 
 def shares(attention) -> str:
