@@ -218,6 +218,7 @@ def test_a_network_of_keras_applications():
         assert np.isfinite(np.concatenate([np.ravel(s) for s in now.statistics])).all()
 
 
+@pytest.mark.skipif(not keras.__version__.startswith("2."), reason="Keras 3 normalizes over one axis alone")
 def test_a_normalization_over_several_axes_is_frozen_only():
     def build(mode):
         stack = [layers.BatchNormalization(axis=[1, 2], name="both"), layers.Flatten()]

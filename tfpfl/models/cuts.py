@@ -122,6 +122,11 @@ def _why_not(nodes: list[Node], position: int, output: Any) -> str | None:
         return "it is the input, and nothing lies below"
     if sum(other.name == node.name for other in nodes) > 1:
         return "the model applies it more than once"
+    if any(getattr(t, "_keras_mask", None) is not None for t in node.inputs):  # Keras 3 has the mask among the inputs
+        return (
+            "it reads padded sequences with a mask, which Masking or Embedding(mask_zero=True) makes and "
+            "which features do not keep. Cut above the layer that ends the mask, or build the model without one"
+        )
     if len({id(t) for t in node.inputs}) != 1:
         return f"it reads {len(node.inputs)} tensors, and a trunk gives one"
     tensor = node.inputs[0]
@@ -131,11 +136,6 @@ def _why_not(nodes: list[Node], position: int, output: Any) -> str | None:
     if not tf.as_dtype(tensor.dtype).is_floating or len(tensor.shape) < 2:
         return (
             f"it reads {tf.as_dtype(tensor.dtype).name} numbers of shape {tuple(tensor.shape)}, which are no features"
-        )
-    if getattr(tensor, "_keras_mask", None) is not None:
-        return (
-            "it reads padded sequences with a mask, which Masking or Embedding(mask_zero=True) makes and "
-            "which features do not keep. Cut above the layer that ends the mask, or build the model without one"
         )
     below = _before(made_by, [tensor])
     lower = {made_by[tensor].name for tensor in below}
