@@ -14,8 +14,8 @@ from tfpfl.cli.options import Picture, allow_code_of, allow_code_option, downloa
 @main.command(
     cls=SectionedCommand,
     headings={
-        "What is run": ("scale", "only", "rounds", "seeds", "minutes", "no_run"),
-        "Results": ("out", "ledger", "plot", "over", "write"),
+        "What is run": ("scale", "only", "rounds", "seeds", "first_seed", "minutes", "no_run"),
+        "Results": ("out", "ledger", "add", "plot", "over", "write"),
         "Data": ("federation",),
         "Model": ("network",),
     },
@@ -37,6 +37,13 @@ from tfpfl.cli.options import Picture, allow_code_of, allow_code_option, downloa
 )
 @click.option("--rounds", type=click.IntRange(1), help="Number of rounds in each run. Default: what --scale says.")
 @click.option("--seeds", type=click.IntRange(1), help="Number of seeds of each cell. Default: what --scale says.")
+@click.option(
+    "--first-seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="The first of the seeds, so that several machines can have different ones.",
+)
 @click.option("--minutes", type=float, help="Start no further cell after this many minutes. Default: no limit.")
 @click.option(
     "--out",
@@ -49,6 +56,13 @@ from tfpfl.cli.options import Picture, allow_code_of, allow_code_option, downloa
     "--ledger",
     type=click.Path(path_type=Path),
     help="The file that keeps the results of all experiments. Default: ledger.json in OUT.",
+)
+@click.option(
+    "--add",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Add the results of this ledger too, such as that of another machine; may be repeated. Where both have a "
+    "result, that with more rounds stays. Default: none.",
 )
 @click.option(
     "--plot", type=Picture(path_type=Path), help="Draw the results of NAME into this picture file. Default: no file."
@@ -78,7 +92,7 @@ from tfpfl.cli.options import Picture, allow_code_of, allow_code_option, downloa
     "none, one that fits the examples.",
 )
 @allow_code_option
-def reproduce(name, plot, over, write, no_run, rounds, seeds, out, ledger, federation, network, allow_code, **kw):
+def reproduce(name, plot, over, write, no_run, rounds, seeds, out, ledger, add, federation, network, allow_code, **kw):
     """Run a table or figure of a paper again, and compare. NAME is the experiment; without it, all are listed.
 
     With --federation, the table's methods are trained on your own data, and nothing is compared with the paper.
@@ -98,6 +112,8 @@ def reproduce(name, plot, over, write, no_run, rounds, seeds, out, ledger, feder
 
     console, ledger = Console(), ledger or out / "ledger.json"
     own = None
+    for other in add:
+        console.print(f"{ledgers.add(ledger, other)} results of {other} are new", soft_wrap=True)
     if name is not None:
         size = papers.experiment(name).sizes[kw["scale"]]  # refuses an unknown name
         size = size._replace(rounds=rounds or size.rounds, seeds=seeds or size.seeds)
@@ -119,6 +135,7 @@ def reproduce(name, plot, over, write, no_run, rounds, seeds, out, ledger, feder
     elif not no_run:
         shown = f"tfpfl reproduce {name} --scale {kw['scale']}" + "".join(f" --only {quote(w)}" for w in kw["only"])
         shown += (f" --rounds {rounds}" if rounds else "") + (f" --seeds {seeds}" if seeds else "")
+        shown += f" --first-seed {kw['first_seed']}" if kw["first_seed"] else ""
         shown += f" --federation {quote(str(federation))}" if own else ""
         shown += f" --network {quote(network)}" if network else ""
         with resumable(SAME_COMMAND):

@@ -75,6 +75,7 @@ def reproduce(
     ledger: Path | None = None,
     only: Sequence[str] = (),
     size: Size | None = None,
+    first_seed: int = 0,
     minutes: float | None = None,
     command: str = "",
     callbacks=lambda label: (),
@@ -83,7 +84,7 @@ def reproduce(
     federation: Federation | None = None,
     network: str | None = None,
 ) -> dict:
-    """Runs the cells of an experiment that are missing, and adds the results to the ledger; first seed 0 of all cells.
+    """Runs the cells of an experiment that are missing, and adds the results to the ledger; seed after seed.
 
     Args:
         name: a name in `EXPERIMENTS` or `FIGURES`.
@@ -92,6 +93,7 @@ def reproduce(
         ledger: the ledger's file; default: OUT/ledger.json.
         only: words; only cells whose name has all of them are run.
         size: numbers of rounds and seeds, instead of the scale's.
+        first_seed: the first of the seeds, >= 0; the others follow it.
         minutes: after this time no further cell is started and no figure is measured; None: no limit.
         command: the command line that the ledger shows for these results.
         callbacks: function (name of a cell) -> callbacks of its run.
@@ -132,14 +134,14 @@ def reproduce(
         return minutes is not None and time.monotonic() - started > 60 * minutes
 
     if isinstance(found, Picture):
-        for seed in range(size.seeds):
+        for seed in range(first_seed, first_seed + size.seeds):
             without = _runs_of(cells, seed, size.rounds, out, late, callbacks, allow_download)
             if late():
                 break
             _measure(name, found, seed, out, scale, without, path, command, tell)
         return ledgers.load(path).get(name, {})
     absent = {}
-    for seed in range(size.seeds):
+    for seed in range(first_seed, first_seed + size.seeds):
         for cell in cells:
             if late():
                 return ledgers.load(path).get(entry, {})

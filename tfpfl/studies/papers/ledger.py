@@ -72,6 +72,52 @@ def changed(path: str | os.PathLike) -> Iterator[dict]:
         save(path, ledger)
 
 
+def add(path: str | os.PathLike, other: str | os.PathLike) -> int:
+    """Adds the results of another ledger, such as that of another machine. Returns how many results are new.
+
+    A result is that of one seed of a cell or figure. Where both ledgers have it, that with more rounds stays; with as
+    many, the one that was there.
+
+    Args:
+        path: the ledger that is changed.
+        other: the file of the other one.
+
+    Raises:
+        LedgerError: one of the two is not a ledger, or the other one does not exist.
+    """
+    if not Path(other).is_file():
+        raise LedgerError(f"there is no ledger {other}")
+    number = 0
+    with changed(path) as ledger:
+        for place, entry in _entries(load(other)):
+            mine = ledger
+            for name in place:
+                mine = mine.setdefault(name, {})
+            seeds = mine.setdefault("seeds", {})
+            for seed, result in entry["seeds"].items():
+                if seed not in seeds or _rounds(result) > _rounds(seeds[seed]):
+                    seeds[seed], number = result, number + 1
+            if "not run" in entry and not seeds:
+                mine["not run"] = entry["not run"]
+            elif seeds:
+                mine.pop("not run", None)
+    return number
+
+
+def _entries(ledger: dict) -> Iterator[tuple[tuple[str, ...], dict]]:
+    """((part,) or (part, cell), entry) of everything in a ledger."""
+    for name, found in ledger.items():
+        if "seeds" in found:
+            yield (name,), found
+        else:
+            yield from (((name, cell), entry) for cell, entry in found.items())
+
+
+def _rounds(result: dict) -> int:
+    rounds = result["rounds"]  # of a figure: those of each of its runs
+    return min(rounds.values(), default=0) if isinstance(rounds, dict) else rounds
+
+
 def part(name: str, scale: str) -> str:
     """The name in the ledger of what an experiment has at a scale: 'pflego-table2', or 'pflego-table2, laptop'.
 

@@ -1,0 +1,95 @@
+"""Seeds that are run on several machines, and their ledgers put together."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from tfpfl.cli import main
+from tfpfl.studies import papers
+from tfpfl.studies.papers import ledger as ledgers
+from tfpfl.studies.papers.experiment import Cell, Experiment, Size
+
+DIGITS = {"dataset": "digits", "clients": 5, "participation": 0.4, "evaluate_every": 2}
+TOY = Experiment(
+    title="a toy",
+    source="nowhere",
+    measures="accuracy",
+    protocol="EV-all",
+    cells=(Cell("digits", "local", DIGITS | {"algorithm": "local", "hyperparameters": {"steps": 1}}, None),),
+    sizes={scale: Size(2, 1) for scale in papers.SCALES},
+    orderings=(),
+)
+NAME = "digits | local"
+
+
+def call(*args, code=0):
+    result = CliRunner().invoke(main, [str(a) for a in args])
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+def result(rounds, accuracy=50.0):
+    return {"rounds": rounds, "accuracy": {"EV-all": [accuracy, 1.0]}}
+
+
+def written(path, content):
+    ledgers.save(path, content)
+    return path
+
+
+def test_seeds_of_two_machines_are_those_of_one(tmp_path, monkeypatch):
+    """`--seeds 1 --first-seed 1` runs seed 1 alone, with the numbers that it has among two seeds."""
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
+    for module in (papers, ledgers):
+        monkeypatch.setattr(module, "EXPERIMENTS", {"toy": TOY})
+
+    def ran(out, **how):
+        papers.reproduce("toy", out=tmp_path / out, scale="smoke", **how)
+        return tmp_path / out / "ledger.json"
+
+    both, first, second = ran("both", size=Size(2, 2)), ran("first"), ran("second", first_seed=1)
+    assert list(ledgers.load(second)["toy"][NAME]["seeds"]) == ["1"]
+    assert ledgers.add(first, second) == 1 and ledgers.add(first, second) == 0
+    added, whole = (ledgers.load(path)["toy"][NAME]["seeds"] for path in (first, both))
+    assert {seed: one["accuracy"] for seed, one in added.items()} == {s: one["accuracy"] for s, one in whole.items()}
+    assert added["0"]["accuracy"] != added["1"]["accuracy"]
+
+
+def test_of_two_results_that_with_more_rounds_stays(tmp_path):
+    mine = written(tmp_path / "a.json", {"toy": {NAME: {"seeds": {"0": result(10), "1": result(30, 1.0)}}}})
+    other = {"toy": {NAME: {"seeds": {"0": result(20), "1": result(30, 2.0), "2": result(5)}}}}
+    assert ledgers.add(mine, written(tmp_path / "b.json", other)) == 2
+    found = ledgers.load(mine)["toy"][NAME]["seeds"]
+    assert {seed: (one["rounds"], one["accuracy"]["EV-all"][0]) for seed, one in found.items()} == {
+        "0": (20, 50.0),
+        "1": (30, 1.0),
+        "2": (5, 50.0),
+    }
+
+
+def test_figures_and_what_was_not_run(tmp_path):
+    figure = {"seeds": {"0": {"rounds": {"a": 5, "b": 3}}}}
+    mine = written(
+        tmp_path / "a.json", {"toy": {NAME: {"seeds": {}, "not run": "no data"}, "x": {"seeds": {"0": result(9)}}}}
+    )
+    other = {"picture": figure, "toy": {NAME: {"seeds": {"0": result(2)}}, "x": {"seeds": {}, "not run": "no data"}}}
+    assert ledgers.add(mine, written(tmp_path / "b.json", other)) == 2
+    assert ledgers.load(mine) == {
+        "picture": figure,
+        "toy": {NAME: {"seeds": {"0": result(2)}}, "x": {"seeds": {"0": result(9)}}},
+    }
+    assert ledgers.add(tmp_path / "new" / "c.json", mine) == 3  # a ledger that is not there yet
+    assert ledgers.load(tmp_path / "new" / "c.json") == ledgers.load(mine)
+
+
+def test_the_command_adds_ledgers_and_refuses_what_is_none(tmp_path):
+    mine, other = tmp_path / "a.json", written(tmp_path / "b.json", {"pflego-table2": {}})
+    cell = ledgers.key(papers.EXPERIMENTS["pflego-table2"].cells[0])
+    ledgers.save(other, {"pflego-table2": {cell: {"seeds": {"1": result(7) | {"seconds a round": 1.0}}}}})
+    assert f"1 results of {other} are new" in call("reproduce", "--ledger", mine, "--add", other, "--no-run")
+    assert list(json.loads(mine.read_text())["experiments"]["pflego-table2"][cell]["seeds"]) == ["1"]
+    assert "there is no ledger" in call("reproduce", "--ledger", mine, "--add", tmp_path / "none.json", code=1)
+    (tmp_path / "x.json").write_text("[]")
+    with pytest.raises(ledgers.LedgerError, match="is not a ledger"):
+        ledgers.add(mine, tmp_path / "x.json")
