@@ -10,10 +10,10 @@ from helpers.toys import client_loss as reference_loss
 from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.parts.local_training import local_solver, shuffled, value_and_gradient, whole_gradient
-from tfpfl.data.population import ClientInfo
+from tfpfl.data.population import ClientInfo, Population
 from tfpfl.data.randomness import client_key
-from tfpfl.models import SplitModel
-from tfpfl.models.losses import client_loss
+from tfpfl.models import SplitModel, split, tree
+from tfpfl.models.losses import MeanLoss, client_loss
 from tfpfl.models.weights import Weights
 
 
@@ -148,6 +148,73 @@ def test_a_whole_gradient_in_chunks_is_the_gradient(chunk):
     value, found = tf.function(lambda w: whole_gradient(objective, w, visit, chunk))(weights)
     expected, slope = value_and_gradient(lambda w: objective(w, visit.x, visit.y), weights)
     assert abs(float(value - expected)) < 1e-12 and distance(found, slope) < 1e-12
+
+
+def convolutional(seed=0, n=37):
+    """A convolutional model in float64, one client's examples, and the objective's weights."""
+    keras.backend.set_floatx("float64")
+    try:
+        layers = [keras.layers.Conv2D(3, 3, activation="relu"), keras.layers.MaxPooling2D(2), keras.layers.Flatten()]
+        model = SplitModel(keras.Sequential([keras.layers.Input((8, 8, 1)), *layers]))
+    finally:
+        keras.backend.set_floatx("float32")
+    rng = np.random.default_rng(seed)
+    info = ClientInfo(np.int32(0), np.int32(n), np.int32(3), 1.0)
+    x, y = tf.constant(rng.normal(size=(n, 8, 8, 1))), tf.constant(np.arange(n) % 3, tf.int32)
+    return model, ClientData(x, y, info, tf.constant([3, 4])), Weights(model.theta(), model.shared_head(3))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_full_batch_steps_in_blocks_are_full_batch_steps(monkeypatch, momentum):
+    """37 examples in blocks of 8, against GradientTape on all of them at once."""
+    model, data, start = convolutional()
+    monkeypatch.setattr(split, "BLOCK_BYTES", 8 * model.activation_bytes)
+    objective, sizes = client_loss(model), []
+    assert objective.block == 8
+
+    def seen(weights, x, y):
+        tf.py_function(lambda y: sizes.append(len(y)), [y], [])
+        return objective(weights, x, y)
+
+    solve = local_solver(eta=0.3, steps=3, momentum=momentum)
+    found, value = tf.function(lambda w: solve(MeanLoss(seen, objective.block), w, data))(start)
+    assert sorted(sizes) == sorted(3 * [8, 8, 8, 8, 5])
+    weights, velocity = start, tree.zeros_like(start)
+    for _ in range(3):
+        expected, slope = value_and_gradient(lambda w: objective(w, data.x, data.y), weights)
+        velocity = tree.add_scaled(slope, momentum, velocity)
+        weights = tree.add_scaled(weights, -0.3, velocity)
+    assert distance(found, weights) < 1e-13 and abs(float(value - expected)) < 1e-13
+    assert distance(found, start) > 1e-3
+
+
+def test_mini_batches_and_objectives_without_a_block_are_not_divided(monkeypatch):
+    model, data, start = convolutional()
+    monkeypatch.setattr(split, "BLOCK_BYTES", 8 * model.activation_bytes)
+    sizes = []
+
+    def seen(weights, x, y):
+        tf.py_function(lambda y: sizes.append(len(y)), [y], [])
+        return client_loss(model)(weights, x, y)
+
+    tf.function(lambda: local_solver(eta=0.1, epochs=1, batch_size=20)(MeanLoss(seen, 8), start, data))()
+    tf.function(lambda: local_solver(eta=0.1, steps=1)(seen, start, data))()
+    assert sizes == [20, 17, 37]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedrep", "fedbabu", "scaffold", "pgfed", "ditto"])
+def test_a_method_computes_its_full_batch_steps_in_blocks(monkeypatch, name):
+    """Blocks change what a client sends by rounding alone."""
+    model, data, _ = convolutional()
+    updates = []
+    for block in (8, 1000):
+        monkeypatch.setattr(split, "BLOCK_BYTES", block * model.activation_bytes)
+        algorithm = build_algorithm(name, model, Population([37], [3]))
+        message = algorithm.message(algorithm.init_server(), *([np.int32(0)] if algorithm.message_per_client else []))
+        state = algorithm.init_client(data.info)
+        graph = tf.function(algorithm.client_update, autograph=False)
+        updates.append(graph(message, state, data).update)
+    assert 0 < distance(*updates) < 1e-11
 
 
 @pytest.mark.parametrize("name", ["fedrep", "fedbabu", "fedas", "fedavg", "pflego"])

@@ -188,3 +188,35 @@ def test_a_layer_that_moves_its_kernel_by_itself_is_refused():
     network = keras.Sequential([keras.Input((3,)), keras.layers.SpectralNormalization(keras.layers.Dense(4))])
     with pytest.raises(InvalidArgument, match=r"\(SpectralNormalization\).*changes the kernel.*leave it out"):
         SplitModel(network)
+
+
+@pytest.mark.parametrize(
+    ("layers", "options", "divided"),
+    [
+        ([keras.layers.Conv2D(4, 3), keras.layers.Flatten()], {}, True),
+        ([keras.layers.DepthwiseConv2D(3), keras.layers.Flatten()], {}, True),
+        ([keras.layers.Reshape((64, 1)), keras.layers.Conv1D(4, 3), keras.layers.Flatten()], {}, True),
+        ([keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization(), keras.layers.Flatten()], {}, True),
+        (
+            [keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization(), keras.layers.Flatten()],
+            {"batch_norm": "shared"},
+            False,
+        ),
+        ([keras.layers.Conv2D(4, 3), keras.layers.Flatten(), keras.layers.Dropout(0.5)], {}, False),
+        ([keras.layers.Flatten(), keras.layers.Dense(5)], {}, False),
+        ([keras.layers.Reshape((8, 8)), keras.layers.LSTM(4)], {}, False),
+        ([keras.layers.Reshape((8, 8)), keras.layers.Conv1D(4, 3), keras.layers.LSTM(4)], {}, False),
+    ],
+)
+def test_passes_of_convolutions_whose_examples_are_apart_may_be_divided(layers, options, divided):
+    """A loop over the words of a text is slow with few examples; masks and batch statistics need all examples."""
+    layers = [type(layer).from_config(layer.get_config()) for layer in layers]
+    model = SplitModel(keras.Sequential([keras.layers.Input((8, 8, 1)), *layers]), **options)
+    assert (model.block is not None) == divided
+
+
+def test_a_block_fits_into_the_cache():
+    """Its activations are at most 16 MiB and four times theta, unless they are 8 examples."""
+    model = SplitModel(build_network("omniglot_4conv", (28, 28, 1)))
+    assert model.block == (2**24 + 4 * 4 * 111_424) // model.activation_bytes == 21
+    assert SplitModel(build_network("omniglot_4conv", (84, 84, 3))).block == 8

@@ -38,6 +38,7 @@ from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import check_choice
 from tfpfl.models import tree
 from tfpfl.models.heads import check_classes
+from tfpfl.models.loops import training_loop
 from tfpfl.models.losses import client_loss
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.models.weights import Weights
@@ -74,7 +75,7 @@ def fisher_trace(objective, weights, data: ClientData, size):
         return start + size, total + tree.dot(g, g)
 
     start = (0, tf.zeros([], weights.head.bias.dtype))
-    return tf.while_loop(lambda start, _: start < tree.num_rows(data.x), one_chunk, start, parallel_iterations=1)[1]
+    return training_loop(lambda start, _: start < tree.num_rows(data.x), one_chunk, start)[1]
 
 
 def fedas(

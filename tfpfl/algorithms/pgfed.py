@@ -32,7 +32,7 @@ from tfpfl.algorithms.parts.local_training import (
     batch_loop,
     check_kept,
     example_weight,
-    value_and_gradient,
+    step_gradient,
     whole_gradient,
 )
 from tfpfl.algorithms.parts.optimizers import Optimizer
@@ -288,7 +288,7 @@ def _pgfed(
 
         def one_batch(carry, x, y):
             v, slots, A_i, _ = carry
-            loss, g = value_and_gradient(lambda v: objective(v, x, y), v)
+            loss, g = step_gradient(objective, v, data._replace(x=x, y=y), work["batch_size"])
             A_i = tf.maximum(A_i - rate("eta2", eta2) * (message.s + tree.dot(message.g_bar, v)), 0)
             slots, v = optimizer.step(slots, v, tree.add(g, aux))
             return v, slots, A_i, loss

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.local_training import batch_loop, value_and_gradient, whole_gradient
+from tfpfl.algorithms.parts.local_training import batch_loop, step_gradient, whole_gradient
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.algorithms.parts.schedules import factor, rate
 from tfpfl.checks import InvalidArgument, check_choice, check_rates
@@ -118,7 +118,7 @@ def scaffold(
 
         def step(carry, batch_x, batch_y):
             y, num_steps, _, seen = carry
-            loss, g = value_and_gradient(lambda w: objective(w, batch_x, batch_y), y)
+            loss, g = step_gradient(objective, y, data._replace(x=batch_x, y=batch_y), batch_size)
             y = tree.add_scaled(y, -rate("eta", eta), tree.add(g, drift))
             return y, num_steps + 1, loss, tree.add(seen, g) if paced else ()
 

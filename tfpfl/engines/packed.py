@@ -23,6 +23,7 @@ from tfpfl.engines.visit import (
     scores,
 )
 from tfpfl.models import tree
+from tfpfl.models.loops import for_a_loop
 
 PARALLEL = 10  # clients of one graph that TensorFlow may compute at the same time
 GROUP_BYTES = 2**28  # memory for the activations of the clients that go through the backbone in one batch
@@ -192,7 +193,7 @@ def for_each(function: Callable, number, *arguments, at_a_time: int = PARALLEL):
     Returns:
         The structure that the function returns, with a `tf.TensorArray` of `number` values for every leaf.
     """
-    graph = tf.function(function, autograph=False).get_concrete_function(tf.constant(0), *arguments)
+    graph = for_a_loop(function, tf.constant(0), *arguments)
     arrays = tf.nest.map_structure(
         lambda t: tf.TensorArray(t.dtype, number, infer_shape=False, element_shape=t.shape), graph.structured_outputs
     )

@@ -18,6 +18,8 @@ _PASS = frozenset(
 # Operations for which it makes no difference whether a whole number is an integer or a float.
 _EITHER = frozenset(("Shape", "ShapeN", "Size", "Rank", "NotEqual", "Equal", "ZerosLike", "OnesLike"))
 _DRAWS = ("Random", "TruncatedNormal", "Multinomial", "StatefulUniform", "StatefulStandardNormal", "RngReadAndSkip")
+_CONVOLVES = frozenset(("Conv2D", "DepthwiseConv2dNative", "Conv3D"))
+_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf"))
 SATURATING = {"Softmax": "softmax", "LogSoftmax": "log-softmax", "Sigmoid": "sigmoid"}
 
 
@@ -26,6 +28,7 @@ class Traced(NamedTuple):
 
     activation_bytes: int  # the size of all floating-point numbers of a forward pass of one example
     reads: list[str]  # of each array: 'numbers'; 'whole': it is only cast to integers; 'mixed': a part of it is
+    convolves: bool  # whether it has convolutions, and no loop, such as over the words of a text
     ending: str | None  # 'softmax', 'log-softmax' or 'sigmoid' if the last operation is one of these
 
 
@@ -56,7 +59,8 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype, vari
     outputs = [t for op in graph.graph.get_operations() if op.type not in ("Placeholder", "Const") for t in op.outputs]
     size = int(sum((t.shape.num_elements() or 0) * t.dtype.size for t in outputs if t.dtype.is_floating))
     reads = ["whole" if integer else _reads(x) for x, integer in zip(given, inputs.integer, strict=True)]
-    return Traced(size, reads, _ending(graph.outputs[0]))
+    kinds = {op.type for op in graph.graph.get_operations()}
+    return Traced(size, reads, bool(kinds & _CONVOLVES) and not kinds & _CALLS, _ending(graph.outputs[0]))
 
 
 def _check_replaced(graph: Any, variables: Sequence[Any]) -> None:

@@ -20,6 +20,7 @@ from tfpfl.models.functional import functional
 from tfpfl.models.heads import HeadKind, head_kind
 from tfpfl.models.inputs import Inputs
 from tfpfl.models.layers import flatten, penalty
+from tfpfl.models.loops import training_loop
 from tfpfl.models.normalization import Normalized
 from tfpfl.models.precision import cast_output, dtype_of
 from tfpfl.models.reading import trace, vocabulary
@@ -27,6 +28,9 @@ from tfpfl.models.trunk import Trunk
 from tfpfl.models.weights import Head, Weights
 
 HEAD_INITS = ("glorot", "uniform01", "zeros")
+BLOCK_BYTES = 2**24  # see `SplitModel.block`; by `activation_bytes`, of which a pass has about a third at a time
+_ADDED = 4  # bytes of activations for each byte of theta: adding its gradient is then little beside the two passes
+_SMALLEST_BLOCK = 8  # examples; with fewer, the kernels of convolutions have too little to do
 _SHARED_HEAD = 2**31 - 1  # a shared head is drawn with this number in place of a client id
 
 
@@ -141,7 +145,8 @@ class SplitModel(Normalized):
             self.initial_theta = self.adapters.initial
             self._only_adapters_train(self.adapters.personal(personal))
         traced = trace(apply, self.initial_theta, self.inputs, self.dtype, backbone.weights)
-        self._activation_bytes, self.reads = traced.activation_bytes, packed(traced.reads, self.input_shape)
+        self._activation_bytes, self._convolves = traced.activation_bytes, traced.convolves
+        self.reads = packed(traced.reads, self.input_shape)
         self.vocabulary = packed(vocabulary(flatten(backbone), traced.reads), self.input_shape)
         self._dtypes = [self.dtype]
         if self.inputs.several:
@@ -187,6 +192,20 @@ class SplitModel(Normalized):
         It is the size of all floating-point numbers that the forward pass computes.
         """
         return self._activation_bytes
+
+    @property
+    def block(self) -> int | None:
+        """How many examples a gradient over many of them is computed for at a time.
+
+        The activations of a block stay in the processor's cache between the forward and the backward pass. They are at
+        most `BLOCK_BYTES`, and more for a large theta, since the gradients of the blocks must be added up. None: for
+        all at once, as without convolutions, where activations are small beside the weights, and where the examples of
+        a step belong together: they draw masks, or their statistics normalize.
+        """
+        if self.alone or not self._convolves:
+            return None
+        added = _ADDED * sum(int(w.nbytes) for w in self.initial_theta)
+        return max(_SMALLEST_BLOCK, (BLOCK_BYTES + added) // self._activation_bytes)
 
     def with_personal(self, part: str) -> "SplitModel":
         """The same model, of whose adapters another part stays with the client.
@@ -327,7 +346,7 @@ class SplitModel(Normalized):
                 return start + size, tree.add(total, part)
 
             start = (0, tree.zeros_like(theta))
-            return tf.while_loop(lambda start, _: start < tree.num_rows(x), body, start, parallel_iterations=1)[1]
+            return training_loop(lambda start, _: start < tree.num_rows(x), body, start)[1]
 
         return self.features_in_chunks(theta, x, size), pull_back
 

@@ -15,7 +15,8 @@ from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_r
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import Fold
 from tfpfl.models import passes, tree
-from tfpfl.models.losses import client_loss, logits
+from tfpfl.models.loops import training_loop
+from tfpfl.models.losses import MeanLoss, client_loss, logits
 from tfpfl.models.weights import Head, Weights
 
 PARTS = ("full", "head", "body")  # what is trained: all weights, the head, the backbone
@@ -50,22 +51,45 @@ def value_and_gradient(function, weights, times=None):
     return value, tree.shaped(tree.dense(gradient), weights)
 
 
-def whole_gradient(objective, weights, data: ClientData, chunk=512):
+def whole_gradient(objective, weights, data: ClientData, chunk=None, times=None):
     """The value and the gradient of an objective on all examples of a client, in memory for `chunk` examples.
 
     Args:
         objective: (weights, x, y) -> mean over these examples, float [].
+        chunk: examples at a time; None: the objective's `block`, or 512 if it has none.
+        times: as in `value_and_gradient`.
     """
-    num_examples = tree.num_rows(data.x)
+    num_examples, chunk = tree.num_rows(data.x), chunk or block_of(objective) or 512
 
     def one_chunk(start, value, gradient):
         x, y = tree.rows(data.x, start, start + chunk), data.y[start : start + chunk]
         part = tf.cast(tf.shape(y)[0], value.dtype) / tf.cast(num_examples, value.dtype)
-        its_value, its_gradient = value_and_gradient(lambda w: objective(w, x, y), weights)
-        return start + chunk, value + part * its_value, tree.add_scaled(gradient, part, its_gradient)
+        of_all = part if times is None else part * tree.as_dtype(times, part.dtype)
+        its_value, its_gradient = value_and_gradient(lambda w: objective(w, x, y), weights, of_all)
+        return start + chunk, value + part * its_value, tree.add(gradient, its_gradient)
 
     start = (0, _no_value(weights, data), tree.zeros_like(weights))
-    return tf.while_loop(lambda start, *_: start < num_examples, one_chunk, start, parallel_iterations=1)[1:]
+    # Two chunks may overlap: the operations of one are too small for two cores. They are added in their order.
+    return training_loop(lambda start, *_: start < num_examples, one_chunk, start, at_a_time=2)[1:]
+
+
+def block_of(objective) -> int | None:
+    """The `block` of an objective; None: its gradient is computed for all examples of a step at once."""
+    return getattr(objective, "block", None)
+
+
+def step_gradient(objective, weights, data: ClientData, batch_size: int | None, times=None):
+    """The value and the gradient of an objective on the examples of one step.
+
+    Args:
+        objective: (weights, x, y) -> mean over these examples, float [].
+        data: the examples of the step.
+        batch_size: how many there are; None: all of the client's, so many that its `block` is worth it.
+        times: as in `value_and_gradient`.
+    """
+    if batch_size is None and block_of(objective) is not None:
+        return whole_gradient(objective, weights, data, times=times)
+    return value_and_gradient(lambda w: objective(w, data.x, data.y), weights, times)
 
 
 def _no_value(weights, data: ClientData):
@@ -189,7 +213,7 @@ def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_le
 
         order = tf.range(num_examples) if batch_size is not None else tf.zeros([0], tf.int32)
         start = (0, order, carry, its_passes.statistics)
-        *_, carry, statistics = tf.while_loop(lambda step, *_: step < total, one_batch, start, parallel_iterations=1)
+        *_, carry, statistics = training_loop(lambda step, *_: step < total, one_batch, start)
         its_passes.end(statistics)
         return carry
 
@@ -329,7 +353,8 @@ def resumed_solver(
 
         def step(carry, x, y):
             weights, velocity, _ = carry
-            value, move = value_and_gradient(lambda w: objective(w, x, y), weights, times)  # SGD: -eta g
+            its = data._replace(x=x, y=y)
+            value, move = step_gradient(objective, weights, its, work.get("batch_size"), times)  # SGD: -eta g
             if penalty is not None:
                 move = tree.add(move, value_and_gradient(penalty, weights, times)[1])
             if pulled and not implicit_prox:
@@ -399,7 +424,8 @@ def body_solver(model, **work):
     solve, objective = local_solver(**work), client_loss(model)
 
     def solve_body(theta, head: Head, data: ClientData):
-        return solve(lambda theta, x, y: objective(Weights(theta, head), x, y), theta, data)
+        of_theta = MeanLoss(lambda theta, x, y: objective(Weights(theta, head), x, y), objective.block)
+        return solve(of_theta, theta, data)
 
     return solve_body
 
