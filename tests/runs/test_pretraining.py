@@ -223,6 +223,31 @@ def test_layers_of_a_functions_file_are_there_when_another_process_goes_on(digit
     assert len(pretrain(digits[0], tmp_path / "b.keras", Settings(f"{tmp_path}/net.py:net", 2))["epochs"]) == 2
 
 
+@pytest.mark.parametrize("file", ["net.py", "size.py"])
+def test_a_network_whose_code_changed_does_not_go_on(digits, tmp_path, monkeypatch, file):
+    """Also if it is the code of a module that the file imports."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "size.py").write_text("UNITS = 7\n")
+    (tmp_path / "net.py").write_text(
+        "import keras\nfrom size import UNITS\n\ndef net(input_shape):\n    x = keras.Input(input_shape)\n"
+        "    return keras.Model(x, keras.layers.Dense(UNITS)(keras.layers.Flatten()(x)))\n"
+    )
+    kept = (tmp_path / file).read_text()
+    settings = Settings(f"{tmp_path}/net.py:net", 2)
+
+    def stop(line):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(digits[0], tmp_path / "b.keras", settings, stop)
+    (tmp_path / file).write_text(kept + "# changed\n")
+    with pytest.raises(InvalidArgument, match="b.training was begun with other network file"):
+        pretrain(digits[0], tmp_path / "b.keras", settings)
+    (tmp_path / file).write_text(kept)
+    record = pretrain(digits[0], tmp_path / "b.keras", settings)
+    assert len(record["epochs"]) == 2 and len(record["network file"]) == 64
+
+
 def test_a_layer_that_no_file_can_keep_is_refused_before_training(digits, tmp_path):
     (tmp_path / "net.py").write_text(OWN.replace("Twice()", "keras.layers.Lambda(lambda x: 2 * x)"))
     with pytest.raises(InvalidArgument, match="net.py:net has a layer that Keras cannot write to a file and read"):

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from tfpfl.algorithms.modules_beside import hash_of, modules_beside, with_beside
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data.partitioners import check_seed
 from tfpfl.data.people.catalog import PEOPLE
@@ -100,7 +101,12 @@ def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str]
         raise InvalidArgument(
             f"validation must lie in (0, 1) and rate must be positive, found {settings.validation} and {settings.rate}"
         )
-    about = {"settings": asdict(settings), "source": _described(source), "before": _before(settings.network)}
+    about = {
+        "settings": asdict(settings),
+        "source": _described(source),
+        "before": _before(settings.network),
+        "network file": _network_file(settings.network),
+    }
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock = Lock(folder)
@@ -173,6 +179,33 @@ def _before(network: str) -> dict | None:
     """Where a pretrained backbone, whose training goes on here, had its weights from."""
     record = record_beside(network) if network.endswith(".keras") else None
     return record and {name: record.get(name) for name in ("source", "sha256", "before")}
+
+
+def _network_file(network: str) -> str | None:
+    """One sha256 of the network's file and the modules that it imports from beside it; None if it is one of tfpfl's."""
+    if network in NETWORKS:
+        return None
+    file, function = _parts(network)
+    content = _content(file)
+    beside = hash_of(modules_beside(content, Path(file).expanduser().resolve().parent)) if function else None
+    return with_beside(hashlib.sha256(content).hexdigest(), beside)
+
+
+def _parts(network: str) -> tuple[str, str]:
+    """(file, function) of a network that is none of tfpfl's; the function is '' for a file of Keras.
+
+    Raises:
+        InvalidArgument: it is neither of the two.
+    """
+    if network.endswith(".keras"):
+        return network, ""
+    file, _, function = network.rpartition(":")
+    if file.endswith(".py"):
+        return file, function
+    raise InvalidArgument(
+        f"network {network!r} is neither a file of Keras, FILE.keras, nor a function, FILE.py:FUNCTION, nor one of "
+        f"{', '.join(NETWORKS)}"
+    )
 
 
 def _seed_of(seed: int, epoch: int) -> int:
@@ -248,16 +281,13 @@ def _model(source: Source, settings: Settings) -> keras.Model:
     shape = source.x_train.shape[1:]
     if settings.network in NETWORKS:
         backbone = build_network(settings.network, shape, seed=settings.seed)
-    elif settings.network.endswith(".keras"):
-        backbone = load_network(settings.network, _content(settings.network))
-    elif settings.network.rpartition(":")[0].endswith(".py"):
-        file, _, function = settings.network.rpartition(":")
-        backbone = made_by(Path(file).expanduser().resolve(), _content(file), function, shape, settings.seed)
     else:
-        raise InvalidArgument(
-            f"network {settings.network!r} is neither a file of Keras, FILE.keras, nor a function, FILE.py:FUNCTION, "
-            f"nor one of {', '.join(NETWORKS)}"
-        )
+        file, function = _parts(settings.network)
+        content = _content(file)
+        if function:
+            backbone = made_by(Path(file).expanduser().resolve(), content, function, shape, settings.seed)
+        else:
+            backbone = load_network(settings.network, content)
     first = keras.initializers.GlorotUniform(seed=settings.seed * 16 + ModelKey.HEAD)
     inputs = keras.Input(shape)
     try:
