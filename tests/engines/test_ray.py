@@ -39,12 +39,17 @@ ORDER = [5, 2, 7, 0, 3, 6, 1]
 
 
 class Nodes:
-    """Three nodes of one core each, beside the coordinator's, which does no client work."""
+    """Three nodes of one core each, beside the coordinator's, which does no client work.
 
-    def __init__(self):
+    Their folder for temporary files is `temporary`: what they unpack has the same name wherever these tests run.
+    """
+
+    def __init__(self, temporary: Path):
         from ray.cluster_utils import Cluster
 
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self.temporary = temporary
+        self.how = {"include_dashboard": False, "env_vars": {"TMPDIR": str(temporary)}}
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0} | self.how)
         self.machines = Machines(self.cluster.address, deadline=120)
         connect(self.machines)  # while the coordinator's node is the only one: it must not be one that goes
         self.nodes = []
@@ -52,7 +57,7 @@ class Nodes:
             self.add()
 
     def add(self):
-        self.nodes.append(self.cluster.add_node(num_cpus=1, include_dashboard=False))
+        self.nodes.append(self.cluster.add_node(num_cpus=1, **self.how))
 
     def remove(self, node):
         self.nodes.remove(node)
@@ -60,14 +65,14 @@ class Nodes:
 
 
 @pytest.fixture(scope="module")
-def nodes():
+def nodes(tmp_path_factory):
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray, an extra, is not installed")
     import ray
 
     for module in (sys.modules[__name__], toys):  # the nodes cannot import them
         ray.cloudpickle.register_pickle_by_value(module)
-    found = Nodes()
+    found = Nodes(tmp_path_factory.mktemp("of_nodes"))
     yield found
     ray.shutdown()
     found.cluster.shutdown()
@@ -245,11 +250,11 @@ def test_everyone_has_its_own_head_back(nodes, federation):
 
 
 @pytest.mark.slow
-def test_a_node_without_the_federation_gets_its_files(nodes, federation, tmp_path):
+def test_a_node_without_the_federation_gets_its_files(nodes, federation, tmp_path, monkeypatch):
     """At the path that the node is told there is another federation; what it unpacks is checked by its hash."""
     other = toys.on_disk(tmp_path / "other", EXAMPLES, CLASSES, seed=5)
-    unpacked = Path(tempfile.gettempdir()) / f"tfpfl-{os.getuid()}" / "federations" / federation.hash
-    shutil.rmtree(unpacked, ignore_errors=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(nodes.temporary))  # this process looks where the nodes look
+    unpacked = nodes.temporary / f"tfpfl-{os.getuid()}" / "federations" / federation.hash
     recipe = partial(build, tau=3, beta=0.1)
     algorithm = recipe(federation)
     expected = some_rounds(on_ray(nodes, federation, recipe), rounds=1)
