@@ -25,6 +25,25 @@ gc.set_threshold(100_000, 50, 1000)
 DURATIONS = Path(__file__).parent / "durations.json"
 
 
+# Folders that whoever runs the tests may give to them; without one, the tests that need it are skipped.
+GIVEN = {
+    "TFDS_DATA_DIR": "data sets that tfds.load has prepared",
+    "TFPFL_PEOPLE": "data of real people, see docs/people_data.md",
+    "TFPFL_TRUTH": "what another's code computed",
+}
+
+
+def pytest_configure():
+    """Refuses a folder that was given and is not there: all tests that need it would be skipped, and no test fail."""
+    for name, what in GIVEN.items():
+        if (where := os.environ.get(name)) and not Path(where).expanduser().is_dir():
+            raise pytest.UsageError(
+                f"{name} must name the folder with {what}, but {where!r} is no folder (looked for from {Path.cwd()}). "
+                "All tests that need it would be skipped, and none would fail. Correct the path; or unset "
+                f"{name}, if they shall be skipped"
+            )
+
+
 @pytest.fixture(autouse=True)
 def same_draws_in_every_run_of_a_test(request):
     """What a test draws without a seed, such as the initial weights of a Keras layer, depends on its name alone."""
@@ -44,9 +63,10 @@ def tfds_data():
         root = os.environ.get("TFDS_DATA_DIR")
         if not root:
             pytest.skip("data sets are not here (set TFDS_DATA_DIR)")
-        if not (Path(root) / name).is_dir():
+        place = Path(root).expanduser()
+        if not (place / name).is_dir():
             pytest.skip(f"{name} is not in TFDS_DATA_DIR")
-        return Path(root)
+        return place
 
     return folder
 

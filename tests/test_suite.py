@@ -1,6 +1,9 @@
 """The tests themselves: `make test` runs something of every file, and helpers are where tests look for them."""
 
 import ast
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 
 HERE = Path(__file__).parent
 FILES = sorted(HERE.rglob("*.py"))
+GIVEN = ("TFDS_DATA_DIR", "TFPFL_PEOPLE", "TFPFL_TRUTH")  # folders, see conftest.py
 
 
 def test_make_test_runs_something_of_every_file(left_out):
@@ -34,3 +38,28 @@ def test_helpers_are_in_their_folder(path):
     imported = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     imported += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     assert [name for name in imported if name.split(".")[-1].startswith("test_") or name == "conftest"] == []
+
+
+def collected(**variables) -> subprocess.CompletedProcess:
+    """`pytest --collect-only` of this file, with these variables and no other folder that is given to the tests."""
+    env = {k: v for k, v in os.environ.items() if k not in GIVEN and not k.startswith("PYTEST")} | variables
+    how = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-k", "unique", __file__]
+    return subprocess.run([sys.executable, *how], cwd=HERE.parent, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_folder_that_is_given_to_the_tests_and_is_not_there_is_an_error(name, tmp_path):
+    """Else all tests that need it are skipped, and the result is green."""
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path / "nothing", tmp_path / "file"):
+        refused = collected(**{name: str(wrong)})
+        assert refused.returncode == pytest.ExitCode.USAGE_ERROR
+        assert f"ERROR: {name} must name the folder with " in refused.stderr
+        assert f"but {str(wrong)!r} is no folder" in refused.stderr and f"or unset {name}" in refused.stderr
+        assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize("how", ["not set", "empty", "a folder"])
+def test_a_folder_that_is_not_given_or_is_there_is_no_error(how, tmp_path):
+    value = {"not set": {}, "empty": dict.fromkeys(GIVEN, ""), "a folder": dict.fromkeys(GIVEN, str(tmp_path))}[how]
+    assert collected(**value).returncode == 0

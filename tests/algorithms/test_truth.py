@@ -24,7 +24,7 @@ from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import SplitModel
 from tfpfl.models.weights import Head
 
-TRUTH = Path(os.environ.get("TFPFL_TRUTH", ""))
+TRUTH = Path(os.environ.get("TFPFL_TRUTH", "")).expanduser()
 SAME = {  # file: (method, its hyperparameters)
     "pflego_code": ("pflego", PRESETS["code"] | {"tau": 50, "beta": 0.007, "rho": 0.001}),
     "fedrecon": ("fedrecon", {"tau": 10, "beta": 0.01, "rho": 0.001}),

@@ -193,10 +193,10 @@ def test_each_bit_of_a_key_is_a_fair_coin():
 
 def test_a_hundred_thousand_clients_cost_milliseconds():
     people = population(100_000, kind="fixed", rate=0.01)
-    started = time.perf_counter()
+    started = time.process_time()
     for t in range(10):
         client_key(0, t, cohort(0, t, people))
-    assert (time.perf_counter() - started) / 10 < 0.1  # measured: about 3 ms
+    assert (time.process_time() - started) / 10 < 0.1  # of processor time; about 3 ms
 
 
 @pytest.mark.parametrize(("seed", "round_num"), [(-1, 1), (0, -1)])

@@ -377,18 +377,18 @@ def test_unknown_splits_and_label_spaces_are_refused(federation):
 
 @pytest.mark.slow
 def test_a_hundred_thousand_clients(tmp_path):
-    start = time.perf_counter()
+    start = time.process_time()
     source = Source.from_arrays(*blobs(650_000, shape=(4,)))
     built = Federation.build(source, "iid", clients=100_000, out=tmp_path / "f")
-    middle = time.perf_counter()
+    middle = time.process_time()
     fed = Federation.load(tmp_path / "f")
-    end = time.perf_counter()
+    end = time.process_time()
     assert fed.hash == built.hash and fed.num_clients == 100_000 == fed.population().num_clients
     assert fed.num_examples("train").sum() == 487_500 and fed.num_classes.max() <= 10
     x, y = fed.reader()(99_999)
     np.testing.assert_array_equal(x, fed.arrays(99_999)[0])
     assert (fed.path / "manifest.json").stat().st_size < 5e6
-    assert middle - start < 60 and end - middle < 10  # about 3 s and 0.2 s; the limits are for a busy machine
+    assert middle - start < 60 and end - middle < 10  # of processor time; about 3 s and 0.2 s
 
 
 def test_digits_by_name_and_its_description(tmp_path):

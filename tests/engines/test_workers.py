@@ -237,6 +237,13 @@ def given(monkeypatch):
     return names
 
 
+def left_out(caplog, worker) -> tuple:
+    """Why a worker was lost for the first time, and when (as in time.time()). The deadline would be another reason."""
+    start = f"worker {worker.name} is left out: "
+    first = next(r for r in caplog.records if r.getMessage().startswith(start))
+    return first.getMessage().removeprefix(start), first.created
+
+
 SLOW = {"tau": 6000, "beta": 0.001, "rho": 0.001}  # a round of seconds
 
 
@@ -251,16 +258,16 @@ def test_a_worker_killed_in_a_round(federation, machines, started, given, caplog
     def kill():
         until(lambda: victim.name in given)  # it has something to lose
         victim.kill()
-        killed.append(time.monotonic())
+        killed.append(time.time())
 
     given.clear()
     timer = Timer(0.0, kill)
     timer.start()
     with caplog.at_level(logging.WARNING, "tfpfl.engines.tff.workers"):
         found = train(process, algorithm, 1)
-        assert killed and time.monotonic() - killed[0] < 60
-        assert f"worker {victim.name} is left out: the connection broke" in caplog.text
         timer.join()
+        why, when = left_out(caplog, victim)
+        assert why.startswith("the connection broke") and when - killed[0] < machines.deadline / 2
         again(started, 1)
         given.clear()
         process.workers.require(federation)
@@ -279,22 +286,23 @@ def test_a_worker_that_hangs(federation, machines, started, given, monkeypatch, 
     process = ShardedProcess(algorithm, federation, machines)
     expected = train(process, algorithm, 1)
     given.clear()
-    sleeper = started[2]
+    stopped, sleeper = [], started[2]
 
     def stop():
         until(lambda: sleeper.name in given)
         os.kill(sleeper.binary, signal.SIGSTOP)
+        stopped.append(time.time())
 
     timer = Timer(0.0, stop)
     timer.start()
-    began = time.monotonic()
     try:
         with caplog.at_level(logging.WARNING, "tfpfl.engines.tff.workers"):
             found = train(process, algorithm, 1)
         timer.join()
     finally:
         os.kill(sleeper.binary, signal.SIGCONT)
-    assert time.monotonic() - began < 60 and f"{sleeper.name} is left out: does not answer for 2 s" in caplog.text
+    why, when = left_out(caplog, sleeper)
+    assert why == "does not answer for 2 s" and when - stopped[0] < machines.deadline / 2
     assert distance(found, expected) < 1e-6
     remote = next(r for r in process.workers.remotes if r.name == sleeper.name)
     assert not remote.is_in
@@ -308,14 +316,15 @@ def test_a_part_that_needs_more_than_the_deadline(federation, machines):
     patient = Machines(workers=machines.workers, deadline=50)  # of waiting for workers that are left out
     process = ShardedProcess(algorithm, federation, machines)
     process.workers = runtime.workers_of(patient)
-    for deadline in (60.0, 0.4):  # of a part; to come in, which compares federations, there is time
+    long, short = 60.0, 0.4
+    for deadline in (long, short):  # of a part; to come in, which compares federations, there is time
         for remote in process.workers.remotes:
             remote.deadline = deadline
         process.workers.require(federation)
     began = time.monotonic()
     with pytest.raises(MachinesError, match=r"lost 4 times.*took longer than the deadline.*use a larger --deadline"):
         train(process, algorithm, 1)
-    assert time.monotonic() - began < 60
+    assert 4 * short <= time.monotonic() - began < 4 * long
 
 
 class After(Callback):
@@ -343,7 +352,7 @@ def test_all_workers_gone_and_resume(on_three, federation, machines, started, tm
     names = f"{started[0].name}: .*{started[1].name}: "
     with pytest.raises(MachinesError, match=f"no worker was left for 20 s .{names}.*earlier rounds are saved.*resume"):
         run_folder(tmp_path / "run", federation, few, [After(2, kill)])
-    assert time.monotonic() - gone[0] < 20 + 60
+    assert few.deadline < time.monotonic() - gone[0] < 10 * few.deadline
     assert len(runs.saved(tmp_path / "run")["history"]) == 2
     with pytest.raises(MachinesError, match=f"no worker answers .{names}"):
         ShardedProcess(algorithm_of("fedavg", federation), federation, few)

@@ -301,7 +301,10 @@ class Killed(BaseException):
     """Stands for a process that ends."""
 
 
-def test_a_killed_computation_goes_on(federation, tmp_path, computed, monkeypatch):
+@pytest.mark.parametrize("kept", [20, 10, 0])
+def test_a_killed_computation_goes_on_after_the_last_block_that_is_whole(
+    kept, federation, tmp_path, computed, monkeypatch
+):
     model = SplitModel(network(), train_from="top")
     whole, _ = trunk_federation(model, federation, tmp_path / "at_once")
     total = federation.manifest["num_examples"]
@@ -315,14 +318,15 @@ def test_a_killed_computation_goes_on(federation, tmp_path, computed, monkeypatc
     with pytest.raises(Killed):
         trunk_federation(model, federation, tmp_path / "killed", report=kill)
     (partial,) = (tmp_path / "killed").glob(".*.partial")
-    with open(partial / "x.raw", "ab") as file:
-        file.write(b"half a block")
+    content = bytearray((partial / "x.raw").read_bytes() + b"half a block")
+    content[kept * 7 * 8 + 7] ^= 1  # in the first feature that must not be used
+    (partial / "x.raw").write_bytes(content)
     with open(partial / "blocks", "a") as file:
         file.write("0123")
     told = []
     features, _ = trunk_federation(model, federation, tmp_path / "killed", report=lambda *a: told.append(a))
-    assert computed == [10] * 2 + [10] * ((total - 20) // 10) + [total % 10] * (total % 10 > 0) + [8]
-    assert told[0] == (30, total) and told[-1] == (total, total)
+    assert computed == [10] * 2 + [10] * ((total - kept) // 10) + [total % 10] * (total % 10 > 0) + [8]
+    assert told[0] == (kept + 10, total) and told[-1] == (total, total)
     assert distance(features._x, whole._x) < 1e-12 and not partial.exists()
 
 
