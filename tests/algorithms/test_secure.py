@@ -12,7 +12,7 @@ from helpers.marks import slow_but
 from helpers.normalized import model_for
 from helpers.one_broken import only
 from helpers.quick import quick
-from helpers.toys import distance, initial_states, on_disk, visits_by_id
+from helpers.toys import backbone, distance, initial_states, on_disk, visits_by_id
 from tflite_export.device.live.secure.codec import Codec, CodecError
 from tflite_export.device.live.secure.exchange import LEAST
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
@@ -28,7 +28,7 @@ from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.tff.process import federate
 from tfpfl.engines.visit import client_work, federation_readers
 from tfpfl.live.secure_graph import threshold_of
-from tfpfl.models import tree
+from tfpfl.models import SplitModel, tree
 from tfpfl.studies.battery_subject import CLASSES, EXAMPLES
 
 COHORT = [0, 1, 2, 4, 5]
@@ -276,12 +276,39 @@ def test_noise_follows_from_its_seed_and_only_from_it():
     assert abs(np.corrcoef(a, c)[0, 1]) < 0.2
 
 
-def test_the_sum_has_the_noise_that_was_asked_for(federation):
+def noise_sent(algorithm, federation, clip, noise, rounds):
+    """(what clients send, less the words of the codec alone: integers [rounds, clients, P]; the codec; the shares)."""
+    codec, shares = codec_of(algorithm, clip, noise)
+    made, readers = secured(algorithm, clip=clip, noise=noise), federation_readers(algorithm, federation)
+    noisy, plain = (tf.function(client_work(a, readers)) for a in (made, algorithm))
+    message, states = algorithm.message(algorithm.init_server()), initial_states(algorithm, algorithm.population)
+    found = []
+    for t in range(1, rounds + 1):
+        for i, visit in enumerate(visits_by_id(algorithm.population, range(len(states)), t)):
+            out = plain(message, states[i], visit)
+            seed = tf.random.experimental.stateless_fold_in(visit.key, int(Fold.ROUNDING))
+            random = tf.random.stateless_uniform([codec.words], seed, None, None, tf.uint32, alg="philox")
+            facts = tf.cast(out.weight, tf.float64), visit.info.num_examples, out.metrics["loss"]
+            vector = tf.cast(tree.to_vector(out.update), tf.float32)
+            without = codec.encode(vector, *facts, random)[0]
+            words = noisy(message, states[i], visit).update.words
+            found.append((words - without)[: codec.size].numpy())
+    return np.reshape(found, (rounds, len(states), codec.size)), codec, shares
+
+
+def test_what_clients_send_has_the_noise_that_was_asked_for(federation):
     """r clients' words, less what they are without noise, have the standard deviation z W C 2^s together."""
-    algorithm = method("fedavg", federation)
-    codec, shares = codec_of(algorithm, 1.0, 2.0)
-    drawn = discrete_gaussian(shares.sigma, 7 * 4000, tf.constant([27, 2])).numpy().reshape(7, -1)
-    assert np.std(drawn.sum(0)) == pytest.approx(2.0 * codec.max_weight * 2.0**codec.exponent, rel=0.05)
+    model = SplitModel(backbone("float32", width=500))
+    algorithm = build_algorithm("fedavg", model, federation.population(EVERYONE, shared_slots=True), **quick("fedavg"))
+    noise, codec, shares = noise_sent(algorithm, federation, clip=1.0, noise=2.0, rounds=3)
+    total = noise.sum(1).ravel()
+    assert total.size > 20_000  # so that 2.5 % is five standard deviations of the estimate
+    promised = 2.0 * codec.max_weight * 2.0**codec.exponent
+    assert np.std(total) == pytest.approx(promised, rel=0.025)
+    assert abs(np.mean(total)) < 5 * promised / np.sqrt(total.size)
+    # Each client draws new noise in each round: noise that is known from another round could be taken away.
+    between = np.corrcoef(noise.reshape(-1, codec.size)) - np.eye(3 * 7)
+    assert np.abs(between).max() < 6 / np.sqrt(codec.size)
     assert codec.max_weight * 2.0**codec.exponent + 12 * shares.sigma < codec.most  # nothing is cut off
 
 

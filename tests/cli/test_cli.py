@@ -53,8 +53,10 @@ SMALL = ("--rounds", 3, "--participation", 0.5, "--tau", 3, "--beta", 0.05)
 def test_a_run_that_patience_ended_is_not_told_to_take_more_rounds(federation):
     still = ("--algorithm", "local", "--eta", 1e-9, "--steps", 1, "--patience", 1, "--evaluate-every", 1)
     tfpfl("run", "--federation", federation.path, *still, "--participation", 1, "--rounds", 9, "--out", "run")
+    before = runs.saved("run")
     output = tfpfl("resume", "run", "--rounds", 12)
     assert "Stopped before round 12: validation" in output and "Nothing was left" not in output
+    assert 0 < len(before["history"]) < 9 and runs.saved("run") == before
 
 
 def test_run_resume_evaluate(federation, tmp_path):

@@ -7,9 +7,14 @@ import pytest
 import tensorflow as tf
 from scipy import special, stats
 
+from helpers import small_runs
 from tfpfl.algorithms.transforms.discrete_gaussian import discrete_gaussian
+from tfpfl.algorithms.transforms.secure import codec_of
 from tfpfl.data.population import Sampling
-from tfpfl.runs.accounting import Noise, gap_of, of_member, of_rounds, released
+from tfpfl.runs.accounting import Noise, gap_of, of_member, of_rounds, privacy_of, released
+from tfpfl.runs.privacy import privacy
+from tfpfl.runs.run import Run
+from tfpfl.runs.store import RunStore
 
 dp_accounting = pytest.importorskip("dp_accounting")
 
@@ -128,3 +133,59 @@ def test_a_game_on_noisy_sums_is_won_as_often_as_the_noise_says():
     for limit in (0.0, 0.5, 1.0, 2.0, 3.0):
         caught, wrong = np.mean(along[inside] > limit), np.mean(along[~inside] > limit)
         assert caught <= math.exp(epsilon) * wrong + delta + 4 / math.sqrt(games)
+
+
+# ---- of a run
+
+
+def with_history(config, federation, folder, rows):
+    """A run that was not trained, whose store has these rows of the history."""
+    run = Run.planned(config, folder, federation)
+    run.store = RunStore()
+    for row in rows:
+        run.store.commit_round(row["round"], run.algorithm.init_server(), {}, row)
+    return run
+
+
+def test_a_rejected_client_adds_no_noise_to_its_round(six_clients, tmp_path):
+    """Its words are left out of the sum with their noise, so six clients of which one is rejected are five shares."""
+    config = small_runs.config(
+        algorithm="fedavg",
+        hyperparameters={"weighting": "uniform"},
+        labels="global",
+        sampling="binomial",
+        participation=1.0,
+        on_broken="reject",
+        secure=True,
+        secure_clip=0.5,
+        secure_noise=1.5,
+    )
+    rows = [{"round": t, "clients": 6, "rejected": 0} for t in (1, 2, 3, 4)]
+    for row in rows[1::2]:
+        row |= {"rejected": 1, "rejected_clients": "3: its update is too large"}
+    run = with_history(config, six_clients, tmp_path / "run", rows)
+    codec, drawn = codec_of(run.recipe.method(run.model, run.population), 0.5, 1.5)
+    noise, delta = Noise(drawn.sigma, codec.sensitivity, codec.size), 6**-1.1
+    found = privacy_of(run)
+    assert found.epsilon == pytest.approx(of_member(noise, [6, 5, 6, 5], delta), rel=1e-12)
+    assert found.released == pytest.approx(released(noise, 1.0, [6, 5, 6, 5], delta), rel=1e-12)
+    assert found.epsilon > 1.01 * of_member(noise, [6, 6, 6, 6], delta)
+
+
+def test_epsilon_of_a_run_counts_the_clients_that_were_there(six_clients, tmp_path):
+    """Half of three clients is a larger part than three of six, since it is rounded up: two of three."""
+    config = small_runs.config(
+        algorithm="fedavg",
+        hyperparameters={"weighting": "uniform"},
+        labels="global",
+        engine="tff",
+        aggregator="dp",
+        aggregator_args=("noise=1.5", "clip=1"),
+        joins=("3:1,2", "5:4"),
+        leaves=("6:0",),
+    )
+    rows = [{"round": t, "clients": 3} for t in range(1, 7)]
+    run = with_history(config, six_clients, tmp_path / "run", rows)
+    found = privacy_of(run)
+    assert found == privacy(1.5, run.population, 6, present=[3, 3, 5, 5, 6, 5])
+    assert found.epsilon > 1.01 * privacy(1.5, run.population, 6).epsilon

@@ -243,6 +243,13 @@ def test_epsilon_is_dp_accountings(accounting):
     assert privacy(1.1, population(Sampling("binomial", 0.1)), 50).delta == pytest.approx(100**-1.1)
 
 
+def test_a_range_of_cohort_sizes_counts_as_everyone_in_every_round(accounting):
+    """Which sizes it had is not accounted for, so epsilon must not be smaller than without sampling."""
+    some = privacy(1.1, population(Sampling("range", low=5, high=20)), 50)
+    assert some == privacy(1.1, population(Sampling()), 50)
+    assert some.epsilon > privacy(1.1, population(Sampling("fixed", 0.1)), 50).epsilon
+
+
 # ---- in a run
 
 

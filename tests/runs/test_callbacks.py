@@ -5,6 +5,7 @@ import io
 import tracemalloc
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from rich.console import Console
@@ -197,6 +198,19 @@ def test_early_stopping(scores, patience, stops_after):
     assert stopped == stops_after
     if stops_after:
         assert f"not risen above {max(s for s in scores if s):.4f} in {patience}" in training.stop_reason
+
+
+@pytest.mark.parametrize(("saved", "stops_at_once"), [([0.5, 0.6, 0.4, 0.3], True), ([0.5, 0.6, 0.4], False)])
+def test_early_stopping_of_a_resumed_training_remembers_the_saved_rounds(saved, stops_at_once):
+    """Where its patience had ended, it stops before another round; else the next bad round ends it."""
+    stopping, store = EarlyStopping(2), RunStore()
+    for t, score in enumerate(saved, 1):
+        store.commit_round(t, np.zeros(1), {}, {"round": t, "personal validation accuracy": score})
+    training = SimpleNamespace(stop_reason=None, model_name="personal", store=store)
+    stopping.start(training, 10)
+    assert (training.stop_reason is not None) == stops_at_once
+    stopping.round(training, {"round": len(saved) + 1, "personal validation accuracy": 0.2})
+    assert training.stop_reason == "validation accuracy has not risen above 0.6000 in 2 evaluated rounds"
 
 
 def test_early_stopping_without_patience_is_refused():

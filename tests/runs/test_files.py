@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tfpfl.runs.files import write_keras
+from tfpfl.runs.files import write_keras, write_whole
 
 ROOT = Path(__file__).parents[2]
 FILES = [f for package in ("tfpfl", "tflite_export") for f in sorted((ROOT / package).rglob("*.py"))]
@@ -70,3 +70,23 @@ def test_a_model_is_written_whole_or_not_at_all(tmp_path):
         if before:
             assert path.read_text(encoding="utf-8") == "whole"
         write_keras(path, Saved("whole"))
+
+
+def test_a_file_is_on_disk_before_it_takes_the_place_of_the_old_one(tmp_path, monkeypatch):
+    """Else a power cut could leave the new name with nothing in it."""
+    path, calls, renamed = tmp_path / "a.txt", [], os.replace
+    path.write_text("old", encoding="utf-8")
+
+    def fsync(number):
+        calls.append(("fsync", os.fstat(number).st_ino, os.fstat(number).st_size))
+
+    def replace(source, target):
+        calls.append(("replace", os.stat(source).st_ino, os.stat(source).st_size))
+        assert path.read_text(encoding="utf-8") == "old"
+        renamed(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    write_whole(path, "the new one")
+    file = path.stat().st_ino, len("the new one")
+    assert calls == [("fsync", *file), ("replace", *file)] and path.read_text(encoding="utf-8") == "the new one"

@@ -7,9 +7,10 @@ import pytest
 
 from helpers import small_runs
 from helpers.marks import slow_but
-from helpers.toys import distance, identical
+from helpers.toys import distance
 from tfpfl.algorithms.transforms.secure import quorum
 from tfpfl.data.cohorts import cohort
+from tfpfl.models import tree
 from tfpfl.runs import accounting
 from tfpfl.runs.command import command
 from tfpfl.runs.config import RunConfig, entries
@@ -106,11 +107,21 @@ def test_a_noisy_run_is_resumed_exactly(six_clients, tmp_path):
     with Run.open(tmp_path / "half") as half:
         half.train()
     assert small_runs.saved(tmp_path / "half") == small_runs.saved(whole.folder)
-    with (
-        Run.open(whole.folder) as run,
-        Run.open(small_runs.train(tmp_path / "plain", six_clients, rounds=4).folder) as b,
-    ):
-        assert not identical(run.training().server_state(), b.training().server_state())
+
+
+@pytest.mark.slow
+def test_a_noisy_run_is_the_one_with_the_same_clip_and_noise_of_the_size_it_says(six_clients, short_end, tmp_path):
+    """After one round of FedAvg, theta has noise of the standard deviation z C / r in every number."""
+    how = {"algorithm": "fedavg", "hyperparameters": {"weighting": "uniform", "steps": 2}, "labels": "global"}
+    how |= {"rounds": 1, "participation": 1.0}
+    noisy = small_runs.train(tmp_path / "noisy", six_clients, **how, **NOISY)
+    clipped = small_runs.train(tmp_path / "clipped", six_clients, **how, secure=True, secure_clip=0.5)
+    with Run.open(noisy.folder) as a, Run.open(clipped.folder) as b:
+        assert a.store.history()[0]["clients"] == 6
+        states = [tree.to_vector(run.training().server_state()).numpy() for run in (a, b)]
+    noise = states[0] - states[1]
+    assert noise.size > 1000
+    assert noise.std() == pytest.approx(1.5 * 0.5 / 6, rel=5 / np.sqrt(2 * noise.size))
 
 
 @pytest.mark.slow

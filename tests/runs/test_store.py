@@ -99,6 +99,13 @@ def test_dtypes_and_shapes(dtype, shape):
     np.testing.assert_array_equal(found, true)
 
 
+def test_a_committed_round_is_on_disk_when_commit_returns(path):
+    """SQLite waits for the disk at every commit (2 is FULL), with a new file and with one that was there."""
+    for _ in range(2):
+        with RunStore(path, "this run") as store:
+            assert store._db.execute("PRAGMA synchronous").fetchall() == [(2,)]
+
+
 def test_only_the_clients_of_a_round_change():
     with RunStore() as store:
         store.commit_round(1, (), {1: head(1), 2: head(1)}, {})
