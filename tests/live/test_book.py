@@ -1,6 +1,7 @@
 """`Book`, the file of live rounds: what it keeps of updates, who may read it, and which files it refuses."""
 
 import hashlib
+import os
 import sqlite3
 from contextlib import closing
 
@@ -34,6 +35,18 @@ def test_after_a_round_only_the_hash_of_each_update_is_kept(make_run, tmp_path):
         for client, body in sent.items():  # so that the same bytes, sent again, are known
             assert rounds.book.counted(1, client) == hashlib.sha256(body).hexdigest()
         rounds.close()
+
+
+def test_only_its_owner_may_read_the_book_and_the_files_beside_it(tmp_path):
+    """SQLite writes first into live.sqlite-wal, so the updates are there, too."""
+    before = os.umask(0)  # as where everybody may read and write new files
+    try:
+        with closing(Book(tmp_path / "live.sqlite", "run")) as book:
+            book.put(1, 0, b"an update", 1.0)
+            modes = {path.name: path.stat().st_mode & 0o77 for path in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("live.sqlite", "live.sqlite-wal", "live.sqlite-shm"), 0)
 
 
 def test_the_book_of_another_run_or_of_a_newer_version_is_refused(tmp_path):
