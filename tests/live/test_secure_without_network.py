@@ -108,6 +108,30 @@ def test_with_fewer_than_the_threshold_the_round_fails_and_begins_again(secure_r
     rounds.close()
 
 
+def test_a_sum_with_other_examples_than_its_clients_have_is_not_used(secure_run, tmp_path):
+    """One device masks another number of examples than it has. Nobody can see which one, but the sum tells."""
+    given, expected = gradients(secure_run), int(secure_run.population.num_examples.sum())
+    rounds, phones = joined(secure_run, Rules(**RULES), tmp_path, given)
+    liar = phones[int(secure_run.population.num_examples.argmin())]  # with one more, its number is still a possible one
+    liar.about["examples"] += 1
+    while rounds.view.kind != wire.UNMASK:
+        answer_once(rounds, phones)
+    held = tables(rounds)
+    answer_once(rounds, phones)
+    assert reasons(rounds) == [
+        f"failed: the sum has {expected + 1} examples, and its clients {expected}: one of them sent other words"
+    ]
+    assert rounds.view.kind == wire.NOTHING and secure_run.store.round_num == 0
+    assert held["message"] and not any(tables(rounds).values())
+    liar.about["examples"] -= 1
+    rounds.tick(3.0)
+    assert rounds.view.kind == wire.KEYS and rounds.work(0, 3.0)["attempt"] == 2
+    answer(rounds, phones, 3.0)
+    rounds.tick(99.0)
+    check_step(secure_run, given, range(10))
+    rounds.close()
+
+
 def answer_once(rounds, phones, now=1.0):
     """All of these phones send the message of the present phase."""
     phase = rounds.view.kind
