@@ -1,5 +1,6 @@
 """What a server of live rounds answers to requests that are wrong: a clear status, and the run goes on unharmed."""
 
+import hashlib
 import json
 import random
 import socket
@@ -142,6 +143,27 @@ def test_an_update_that_cannot_be_used_is_refused_and_a_good_one_counts_once(liv
     assert rounds.view.waiting == frozenset(range(10)) - {4} and list(rounds.book.bodies(1)) == [4]
     scores = json.dumps({"theta": rounds.view.theta, "scores": []}).encode()
     assert talker.send("PUT", "/v1/score/1", scores)[0] == 410
+
+
+def test_an_update_that_was_replaced_on_its_way_is_refused(live, talkers):
+    """The client signs the hash of its update. Another update, good by itself, does not fit the hash."""
+    run, rounds, _, _ = live
+    talker, size, target = talkers[4], run.model.num_backbone_weights, "/v1/update/1"
+    n = int(run.population.info(4).num_examples)
+    about = {"theta": rounds.view.theta, "examples": n, "loss": 0.5, "scores": []}
+    own, other = (wire.pack(about, payload.encode(np.full(size, value, np.float32))) for value in (1e-3, -1e-3))
+
+    def signed(announced):
+        digest = hashlib.sha256(announced).hexdigest()
+        return talker.stamp("PUT", target, own).headers() | {wire.BODY: digest}
+
+    status, found = talker.send("PUT", target, other, signed(own))
+    assert status == 400 and "was changed on its way" in found["error"]
+    status, found = talker.send("PUT", target, other, signed(other))  # nor can its hash be replaced
+    assert status == 401 and "changed on its way" in found["error"]
+    assert rounds.book.bodies(1) == {} and rounds.view.waiting == frozenset(range(10))
+    assert talker.send("PUT", target, own)[0] == 200  # and the client sends it again
+    assert rounds.book.bodies(1) == {4: own}
 
 
 def test_strange_paths_and_methods(live, talkers):
