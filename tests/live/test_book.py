@@ -1,20 +1,79 @@
-"""The book of live rounds: what is acknowledged is on disk."""
+"""`Book`, the file of live rounds: what it keeps of updates, who may read it, and which files it refuses."""
 
+import hashlib
+import os
+import sqlite3
 from contextlib import closing
-from functools import partial
 
 import pytest
 
-from tfpfl.live.async_book import AsyncBook
-from tfpfl.live.book import Book
-from tfpfl.live.secure_book import SecureBook
+from helpers.live import join, score, send
+from tflite_export.device.live import wire
+from tfpfl.live.book import FORMAT, Book, BookError
+from tfpfl.live.rounds import LiveRounds
+from tfpfl.live.rules import Rules
 
 
-@pytest.mark.parametrize(
-    "kind", [Book, partial(AsyncBook, buffer=2), SecureBook], ids=["plain", "asynchronous", "secure"]
-)
-def test_what_is_acknowledged_is_on_disk(kind, tmp_path):
-    """SQLite waits for the disk at every commit (2 is FULL), with a new file and with one that was there."""
-    for _ in range(2):
-        with closing(kind(tmp_path / "live.sqlite", "this run")) as book:
-            assert book._rows("PRAGMA synchronous") == [(2,)]
+def kept_updates(book):
+    """How many updates are in the file, byte for byte."""
+    return book._rows("SELECT count(*) FROM arrived WHERE body IS NOT NULL")[0][0]
+
+
+def test_after_a_round_only_the_hash_of_each_update_is_kept(make_run, tmp_path):
+    with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=0) as run:
+        rounds = LiveRounds(run, Rules(wait_for=10, awake=1e6), 0.0)
+        join(rounds, range(10))
+        for client in range(10):
+            send(rounds, client, 1.0, loss=0.5 + client)
+        assert rounds.view.kind == wire.SCORE  # until the scores have come, the updates are needed after a kill
+        sent = rounds.book.bodies(1)
+        assert kept_updates(rounds.book) == len(sent) == len(set(sent.values())) == 10
+        for client in range(10):
+            score(rounds, client, 2.0, 1.0)
+        assert rounds.view.kind == wire.DONE and run.store.round_num == 1
+        assert kept_updates(rounds.book) == 0
+        for client, body in sent.items():  # so that the same bytes, sent again, are known
+            assert rounds.book.counted(1, client) == hashlib.sha256(body).hexdigest()
+        rounds.close()
+
+
+def test_only_its_owner_may_read_the_book_and_the_files_beside_it(tmp_path):
+    """SQLite writes first into live.sqlite-wal, so the updates are there, too."""
+    before = os.umask(0)  # as where everybody may read and write new files
+    try:
+        with closing(Book(tmp_path / "live.sqlite", "run")) as book:
+            book.put(1, 0, b"an update", 1.0)
+            modes = {path.name: path.stat().st_mode & 0o77 for path in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("live.sqlite", "live.sqlite-wal", "live.sqlite-shm"), 0)
+
+
+def test_the_book_of_another_run_or_of_a_newer_version_is_refused(tmp_path):
+    path = tmp_path / "live.sqlite"
+    with closing(Book(path, "run")) as book:
+        book.set_tokens({3: "token"})
+    with pytest.raises(BookError, match=f"is of format {FORMAT} and run 'run', not of format {FORMAT}, 'other'"):
+        Book(path, "other")
+    with closing(Book(path, "run")) as book:  # it is as it was
+        assert list(book.members()) == [3]
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE about SET format = ?", (FORMAT + 1,))
+    with pytest.raises(BookError, match=f"is of format {FORMAT + 1} and run 'run'"):
+        Book(path, "run")
+
+
+@pytest.mark.parametrize("what", ["is no database", "does not say whose it is", "lies in no folder"])
+def test_a_book_that_cannot_be_read_is_refused_and_stays_as_it_is(tmp_path, what):
+    path = tmp_path / "folder" / "live.sqlite"
+    if what != "lies in no folder":
+        path.parent.mkdir()
+    if what == "is no database":
+        path.write_bytes(b"these are no pages of SQLite " * 500)
+    if what == "does not say whose it is":
+        with closing(Book(path, "run")) as book:
+            book._db.execute("DELETE FROM about")
+    before = path.read_bytes() if path.exists() else None
+    with pytest.raises(BookError, match="cannot be read: .* the devices have to join again"):
+        Book(path, "run")
+    assert (path.read_bytes() if path.exists() else None) == before

@@ -6,11 +6,12 @@ import random
 import numpy as np
 import pytest
 
-from helpers.live import live_theta
+from helpers.live import join, live_theta
 from helpers.live_fuzzer import damaged, strange
 from helpers.marks import slow_but
 from helpers.secure import Phone, joined
 from tflite_export.convert.program import flatten
+from tflite_export.device import payload
 from tflite_export.device.live import wire
 from tflite_export.device.live.secure.masks import SecureError
 from tfpfl.checks import InvalidArgument
@@ -104,6 +105,30 @@ def test_with_fewer_than_the_threshold_the_round_fails_and_begins_again(secure_r
     check_step(secure_run, given, range(10))
     again = {i: phones[i].state.attempt()["secrets"] for i in phones}
     assert all(secrets[i][name] != again[i][name] for i in phones for name in secrets[i])
+    rounds.close()
+
+
+def test_a_sum_with_other_examples_than_its_clients_have_is_not_used(secure_run, tmp_path):
+    """One device masks another number of examples than it has. Nobody can see which one, but the sum tells."""
+    given, expected = gradients(secure_run), int(secure_run.population.num_examples.sum())
+    rounds, phones = joined(secure_run, Rules(**RULES), tmp_path, given)
+    liar = phones[int(secure_run.population.num_examples.argmin())]  # with one more, its number is still a possible one
+    liar.about["examples"] += 1
+    while rounds.view.kind != wire.UNMASK:
+        answer_once(rounds, phones)
+    held = tables(rounds)
+    answer_once(rounds, phones)
+    assert reasons(rounds) == [
+        f"failed: the sum has {expected + 1} examples, and its clients {expected}: one of them sent other words"
+    ]
+    assert rounds.view.kind == wire.NOTHING and secure_run.store.round_num == 0
+    assert held["message"] and not any(tables(rounds).values())
+    liar.about["examples"] -= 1
+    rounds.tick(3.0)
+    assert rounds.view.kind == wire.KEYS and rounds.work(0, 3.0)["attempt"] == 2
+    answer(rounds, phones, 3.0)
+    rounds.tick(99.0)
+    check_step(secure_run, given, range(10))
     rounds.close()
 
 
@@ -326,23 +351,33 @@ def test_a_round_waits_for_three_clients(secure_run, tmp_path):
     assert rounds.view.kind == wire.KEYS and rounds.view.waiting == {0, 1, 2}
     answer(rounds, phones | more)
     rounds.tick(99.0)
-    check_step_of_part(secure_run, given, [0, 1, 2])
+    check_step(secure_run, given, [0, 1, 2])
     rounds.close()
+
+
+def test_with_three_of_ten_clients_the_step_is_that_of_plain_rounds(secure_run, make_run, tmp_path):
+    given = gradients(secure_run, range(3))
+    rounds, phones = joined(secure_run, Rules(**RULES | {"wait_for": 3}), tmp_path, given)
+    answer(rounds, phones)
+    rounds.tick(99.0)
+    rounds.close()
+    with make_run(tmp_path / "plain", participation=1.0, rounds=1, evaluate_every=0) as run:
+        plain = LiveRounds(run, Rules(wait_for=3, deadline=10, awake=1e6), 0.0)
+        join(plain, given)
+        for i, gradient in given.items():
+            about = {"theta": plain.view.theta, "examples": phones[i].about["examples"], "loss": 0.5, "scores": []}
+            plain.update(i, 1, wire.pack(about, payload.encode(gradient)), 1.0)
+        plain.tick(99.0)
+        plain.close()
+        assert run.store.round_num == secure_run.store.round_num == 1
+        moved = live_theta(run) - flatten(run.model.initial_theta)
+        assert np.abs(live_theta(secure_run) - live_theta(run)).max() < 1e-7 < 0.1 * np.abs(moved).max()
 
 
 def joined_more(rounds, folder, given, client):
     phone = Phone(rounds, client, folder / f"phone{client}", given[client])
     rounds.join(f"token {client}", phone.about, 1.0)
     return {client: phone}, rounds
-
-
-def check_step_of_part(run, given, clients):
-    """Three of ten were awake: the step is that of the plain rounds with these three."""
-    sizes = run.population.num_examples / run.population.num_examples.sum()
-    expected = sum(sizes[i] * given[i].astype(np.float64) for i in clients)
-    moved = live_theta(run) - flatten(run.model.initial_theta)
-    scale = -float(moved @ expected) / float(expected @ expected)
-    assert np.abs(moved + scale * expected).max() < 1e-7 * max(scale, 1) and scale > 0
 
 
 def _read(body):

@@ -73,6 +73,8 @@ class Book:
     def __init__(self, path: str | os.PathLike, run_id: str):
         self.path = Path(path)
         try:
+            if not self.path.exists():
+                self.path.touch(0o600)  # the files that SQLite makes beside it are for the same people
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")  # what is acknowledged is on disk
@@ -81,9 +83,8 @@ class Book:
                     for table in filter(None, map(str.strip, _TABLES.split(";"))):
                         self._db.execute(table)
                     self._db.execute("INSERT INTO about VALUES (?, ?)", (FORMAT, run_id))
-                os.chmod(path, 0o600)
             (found,) = self._db.execute("SELECT format, run_id FROM about").fetchall()
-        except (sqlite3.Error, ValueError) as error:
+        except (sqlite3.Error, OSError, ValueError) as error:
             raise BookError(f"{path} cannot be read: {error}. Without it, the devices have to join again") from error
         if found != (FORMAT, run_id):
             raise BookError(f"{path} is of format {found[0]} and run {found[1]!r}, not of format {FORMAT}, {run_id!r}")

@@ -39,6 +39,9 @@ LONGEST_WAIT = 30.0  # seconds of a poll; proxies cut longer ones
 CLOCKS_APART = 300.0  # seconds
 SLOWEST_BODY = 30.0  # seconds in which a body must have come
 SLOWEST_HEAD = 20.0  # seconds in which a connection's first request must have come, but for its body
+# Seconds in which a request is known. It may be signed CLOCKS_APART ahead, its head may come again until it is
+# CLOCKS_APART old, and the body SLOWEST_BODY later; a busy loop may notice late that this time is over.
+_KNOWN = 2 * CLOCKS_APART + 2 * SLOWEST_BODY
 _LARGE_AT_ONCE = 32  # updates that are in memory at the same time
 _SMALL = 16 * 1024  # bytes of a body that is no update
 _logger = logging.getLogger(__name__)
@@ -100,7 +103,7 @@ class Gate:
             self._keys[member.key].check(stamp, request.method, request.path_qs, digest)
         except wire.WireError as error:
             raise Refused(401, str(error)) from None
-        while self._used and next(iter(self._used.values())) < now - 2 * CLOCKS_APART:
+        while self._used and next(iter(self._used.values())) < now - _KNOWN:
             self._used.popitem(last=False)
         if (member.client, stamp.nonce) in self._used:
             raise Refused(401, "this request came before: sign every request anew")

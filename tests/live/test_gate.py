@@ -1,0 +1,69 @@
+"""`Gate` alone, with the clock of the test: a signed request is taken once, as long as its time is good."""
+
+import hashlib
+from types import SimpleNamespace
+
+import pytest
+from aiohttp import test_utils
+
+from tflite_export.device.live import wire
+from tfpfl.live.book import Member
+from tfpfl.live.rules import Refused
+from tfpfl.live.server import SLOWEST_BODY, Gate
+
+STARTED, TARGET, NOBODY = 1_790_000_000.0, "/v1/work?wait=0", hashlib.sha256(b"").hexdigest()
+
+
+class Door:
+    """A gate with one client behind it."""
+
+    def __init__(self):
+        self.gate, self.signer = Gate(10, STARTED), wire.Signer()
+        member = Member(4, self.signer.public, False, 0, 0)
+        self.rounds = SimpleNamespace(member={4: member}.__getitem__)
+
+    def signed(self, time):
+        """A request that the client has signed at this time of its own clock."""
+        headers = self.signer.stamp(4, "GET", TARGET, b"", time).headers()
+        return test_utils.make_mocked_request("GET", TARGET, headers)
+
+    def comes(self, request, now, seconds=0.0):
+        """The request comes at this time, and its body so many seconds later."""
+        member, stamp = self.gate.who(self.rounds, request, now)
+        self.gate.check(member, stamp, request, NOBODY, now + seconds)
+
+
+# (how many seconds the client's clock is ahead, how many seconds later the request comes again)
+@pytest.mark.parametrize(
+    "ahead, later", [(0, 0), (0, 19), (0, 299), (0, 300), (300, 301), (300, 599), (300, 600), (-300, 0)]
+)
+def test_a_request_is_not_taken_twice_as_long_as_its_time_is_good(ahead, later):
+    door, now = Door(), STARTED + 1000
+    request = door.signed(now + ahead)
+    door.comes(request, now)
+    with pytest.raises(Refused, match="came before") as refused:
+        door.comes(request, now + later)
+    assert refused.value.status == 401
+    door.comes(door.signed(now + later), now + later)  # one that is signed anew is taken
+
+
+def test_the_last_moment_of_a_request_is_not_longer_for_a_slow_body():
+    """Its time is checked when its head comes, and whether it came before when the body is there."""
+    door, now = Door(), STARTED + 1000
+    request = door.signed(now + 300)
+    door.comes(request, now)
+    with pytest.raises(Refused, match="came before"):
+        door.comes(request, now + 600, SLOWEST_BODY)
+
+
+def test_requests_are_forgotten_when_their_time_is_no_longer_good():
+    door, now = Door(), STARTED + 1000
+    for second in range(50):
+        door.comes(door.signed(now + second), now + second)
+    request = door.signed(now + 300)
+    door.comes(request, now + 50)
+    with pytest.raises(Refused, match="clock is .* off"):  # so it need not be known any more
+        door.comes(request, now + 601)
+    assert len(door.gate._used) == 51
+    door.comes(door.signed(now + 800), now + 800)
+    assert len(door.gate._used) == 1
