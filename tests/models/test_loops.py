@@ -66,7 +66,7 @@ def test_a_function_that_a_loop_calls(pooled):
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "scaffold", "fedas", "gpfl"])
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_local_training_of_every_kind_of_method_goes_through_it(name, batch_size):
-    """Wherever a loop's body holds the gradient of a pooling, it also calls it apart."""
+    """No gradient of a pooling is in a loop's body: each is in a function that is not inlined."""
     layers = [keras.layers.Conv2D(2, 3, activation="relu"), keras.layers.MaxPooling2D(2), keras.layers.Flatten()]
     model = SplitModel(keras.Sequential([keras.layers.Input((6, 6, 1)), *layers]))
     algorithm = build_algorithm(name, model, Population([9], [3]), batch_size=batch_size)
@@ -74,12 +74,19 @@ def test_local_training_of_every_kind_of_method_goes_through_it(name, batch_size
     data = ClientData(tf.ones([9, 6, 6, 1]), tf.range(9) % 3, info, tf.constant([3, 4]))
     given = algorithm.message(algorithm.init_server()), algorithm.init_client(info), data
     graph = tf.function(algorithm.client_update, autograph=False).get_concrete_function(*given).graph
-    definition = graph.as_graph_def()
-    functions = {f.signature.name: f for f in definition.library.function}
-    nodes = [*definition.node, *(node for f in functions.values() for node in f.node_def)]
-    bodies = [functions[n.attr["body"].func.name] for n in nodes if n.op in ("While", "StatelessWhile")]
-    back = [body for body in bodies if any(node.op == "MaxPoolGrad" for node in body.node_def)]
-    assert back
-    for body in back:
-        calls = {node.attr["f"].func.name for node in body.node_def if node.op.endswith("PartitionedCall")}
-        assert any(functions[f].attr["_noinline"].b for f in calls)
+    found = calls_apart(graph)
+    assert found and all(found.values()) and not any(op.type == "MaxPoolGrad" for op in graph.get_operations())
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_step_runs_once(pooled):
+    """Also what TensorFlow may not drop, such as a print or an assertion in an objective of the user's own."""
+    x, w, ran = tf.ones([2, 4, 4, 1], tf.float64), tf.ones([3, 3, 1, 2], tf.float64), []
+    loss = objective(pooled)
+
+    def step(n, w):
+        tf.py_function(lambda n: ran.append(int(n)), [n], [])
+        return n + 1, w - 0.1 * value_and_gradient(lambda w: loss(w, x), w)[1]
+
+    tf.function(lambda w: training_loop(lambda n, w: n < 3, step, (0, w))[1], autograph=False)(w)
+    assert ran == [0, 1, 2]

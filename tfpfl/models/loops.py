@@ -23,10 +23,7 @@ def training_loop(condition: Callable, body: Callable, start: tuple, at_a_time: 
     """
 
     def step(*carry: Any) -> Any:
-        result = body(*carry)
-        if tf.executing_eagerly() or not _pools_back(tf.compat.v1.get_default_graph()):
-            return result
-        return _apart(body)(*carry)  # TensorFlow drops the operations traced before: nothing uses them
+        return body(*carry) if tf.executing_eagerly() else for_a_loop(body, *carry)(*carry)
 
     return tf.while_loop(condition, step, start, parallel_iterations=at_a_time)
 
