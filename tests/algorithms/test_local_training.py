@@ -155,12 +155,14 @@ def test_a_whole_gradient_in_chunks_is_the_gradient(chunk):
 
 def convolutional(seed=0, n=37):
     """A convolutional model in float64, one client's examples, and the objective's weights."""
-    keras.backend.set_floatx("float64")
-    try:
-        layers = [keras.layers.Conv2D(3, 3, activation="relu"), keras.layers.MaxPooling2D(2), keras.layers.Flatten()]
-        model = SplitModel(keras.Sequential([keras.layers.Input((8, 8, 1)), *layers]))
-    finally:
-        keras.backend.set_floatx("float32")
+    layers = [
+        keras.layers.Input((8, 8, 1), dtype="float64"),
+        keras.layers.Conv2D(3, 3, activation="relu", dtype="float64"),
+        keras.layers.MaxPooling2D(2, dtype="float64"),
+        keras.layers.Flatten(dtype="float64"),
+    ]
+    model = SplitModel(keras.Sequential(layers))
+    assert model.dtype == "float64"
     rng = np.random.default_rng(seed)
     info = ClientInfo(np.int32(0), np.int32(n), np.int32(3), 1.0)
     x, y = tf.constant(rng.normal(size=(n, 8, 8, 1))), tf.constant(np.arange(n) % 3, tf.int32)
