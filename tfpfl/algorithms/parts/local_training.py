@@ -52,7 +52,7 @@ def value_and_gradient(function, weights, times=None):
 
 
 def whole_gradient(objective, weights, data: ClientData, chunk=None, times=None):
-    """The value and the gradient of an objective on all examples of a client, in memory for `chunk` examples.
+    """The value and the gradient of an objective on all examples of a client, in memory for two chunks of them.
 
     Args:
         objective: (weights, x, y) -> mean over these examples, float [].
