@@ -32,6 +32,7 @@ from tfpfl.data.source import Source
 from tfpfl.data.writing import cut_validation
 from tfpfl.models.network_file import check_new, load_network
 from tfpfl.models.networks import NETWORKS, build_network
+from tfpfl.runs.config import RunConfig
 from tfpfl.runs.files import replaced, write_keras, write_whole
 from tfpfl.runs.locks import InUse, Lock
 from tfpfl.runs.own_networks import made_by, seeded
@@ -187,25 +188,23 @@ def _network_file(network: str) -> str | None:
         return None
     file, function = _parts(network)
     content = _content(file)
-    beside = hash_of(modules_beside(content, Path(file).expanduser().resolve().parent)) if function else None
+    beside = hash_of(modules_beside(content, file.expanduser().resolve().parent)) if function else None
     return with_beside(hashlib.sha256(content).hexdigest(), beside)
 
 
-def _parts(network: str) -> tuple[str, str]:
-    """(file, function) of a network that is none of tfpfl's; the function is '' for a file of Keras.
+def _parts(network: str) -> tuple[Path, str | None]:
+    """(file, function) of a network that is none of tfpfl's; the function is None for a file of Keras.
 
     Raises:
         InvalidArgument: it is neither of the two.
     """
-    if network.endswith(".keras"):
-        return network, ""
-    file, _, function = network.rpartition(":")
-    if file.endswith(".py"):
-        return file, function
-    raise InvalidArgument(
-        f"network {network!r} is neither a file of Keras, FILE.keras, nor a function, FILE.py:FUNCTION, nor one of "
-        f"{', '.join(NETWORKS)}"
-    )
+    config = RunConfig(network=network)
+    if config.network_file is None:
+        raise InvalidArgument(
+            f"network {network!r} is neither a file of Keras, FILE.keras, nor a function, FILE.py:FUNCTION, nor one of "
+            f"{', '.join(NETWORKS)}"
+        )
+    return config.network_file, config.network_function
 
 
 def _seed_of(seed: int, epoch: int) -> int:
@@ -285,9 +284,9 @@ def _model(source: Source, settings: Settings) -> keras.Model:
         file, function = _parts(settings.network)
         content = _content(file)
         if function:
-            backbone = made_by(Path(file).expanduser().resolve(), content, function, shape, settings.seed)
+            backbone = made_by(file.expanduser().resolve(), content, function, shape, settings.seed)
         else:
-            backbone = load_network(settings.network, content)
+            backbone = load_network(str(file), content)
     first = keras.initializers.GlorotUniform(seed=settings.seed * 16 + ModelKey.HEAD)
     inputs = keras.Input(shape)
     try:
@@ -306,9 +305,9 @@ def _model(source: Source, settings: Settings) -> keras.Model:
     return model
 
 
-def _content(file: str) -> bytes:
+def _content(file: Path) -> bytes:
     try:
-        return Path(file).expanduser().read_bytes()
+        return file.expanduser().read_bytes()
     except OSError as error:
         raise InvalidArgument(f"the network's file {file} cannot be read: {error.strerror}") from error
 
