@@ -170,9 +170,17 @@ def test_seeds_that_would_be_those_of_another_number_are_refused(seed):
             make()
 
 
+class SparseFeatures(keras.layers.Layer):
+    """A layer that adds a penalty to Keras's loss when it is called."""
+
+    def call(self, x):
+        self.add_loss(0.1 * tf.reduce_mean(tf.abs(x)))
+        return x
+
+
 def test_penalties_and_constraints_of_layers_are_warned_of_once():
-    def said(**args):
-        network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, name="one", **args)])
+    def said(*more, **args):
+        network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, name="one", **args), *more])
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             SplitModel(network)
@@ -182,6 +190,9 @@ def test_penalties_and_constraints_of_layers_are_warned_of_once():
     for args in ({"kernel_regularizer": "l2"}, {"kernel_constraint": "non_neg"}, {"activity_regularizer": "l1"}):
         (message,) = said(**args)
         assert f"layer 'one' has {next(iter(args))}=" in message and "no part of the objective" in message
+        assert said(trainable=False, **args) == []
+    (message,) = said(SparseFeatures(name="two"))
+    assert "layer 'two' calls add_loss" in message and "no part of the objective" in message
 
 
 def test_a_layer_that_moves_its_kernel_by_itself_is_refused():

@@ -123,11 +123,17 @@ def flatten(model: keras.Model) -> list[Any]:
 
 
 def penalty(model: keras.Model) -> str | None:
-    """Which layer has a regularizer or a constraint on weights that train, in words; None if there is none."""
+    """Which layer of a model that was called adds a penalty to Keras's loss, in words; None if none does.
+
+    It has a regularizer or a constraint on weights that train, or calls `add_loss`.
+    """
     for layer in (each for each in flatten(model) if each.trainable):
         for name, value in vars(layer).items():
             if callable(value) and name.removeprefix("_").endswith(("_regularizer", "_constraint")):
                 return f"layer {layer.name!r} has {name.removeprefix('_')}={type(value).__name__}"
+        # Keras's `losses` are also those of weights at rest, so they would not do.
+        if any(getattr(layer, name, ()) for name in ("_losses", "_eager_losses", "_callable_losses")):
+            return f"layer {layer.name!r} calls add_loss"
     return None
 
 

@@ -78,7 +78,7 @@ class SplitModel(Normalized):
     If an example is several arrays, input_shape, reads and vocabulary are dicts or tuples with a value for each.
 
     A backbone that ends in a softmax or a sigmoid gives a warning: its features would be probabilities. So does
-    one with regularizers or constraints, which are ignored.
+    one with regularizers, constraints or `add_loss`, which are ignored.
 
     Raises:
         InvalidArgument: head_init, kind or batch_norm is unknown; batch_norm is 'local' or 'shared' and the backbone
@@ -132,9 +132,8 @@ class SplitModel(Normalized):
         self.dtype = dtype_of(backbone, output)
         if adapters is None and (ignored := penalty(backbone)) is not None:
             warn_user(
-                f"{ignored}, and regularizers and constraints are no part of the objective: training ignores them. "
-                "Leave them out of the layers; an optimizer with weight decay, or an objective of your own, can have a "
-                "penalty"
+                f"{ignored}, and penalties of layers are no part of the objective: training ignores them. Leave them "
+                "out of the layers; an optimizer with weight decay, or an objective of your own, can have a penalty"
             )
         self.num_features = int(output.shape[1])
         self.initial_theta, pure = functional(backbone)
