@@ -43,6 +43,24 @@ static int count_classes(tfpfl_live *live, size_t *classes) {
     return 0;
 }
 
+/* Which live rounds the folder is of, if it is known. */
+static int add_run(tfpfl_live *live, struct words *words) {
+    char run[RUN_ROOM];
+    int status = live_run(live->folder, run, live->error);
+    if (status == 0 && run[0] != 0) {
+        words_add(words, ", \"run\": ");
+        words_text(words, run);
+    }
+    return status;
+}
+
+static int keep_run(tfpfl_live *live, const struct json *json) {
+    char run[RUN_ROOM];
+    if (json_member(json, 1, "run") == 0) return 0;  /* servers of before do not say it */
+    if (!live_text_entry(json, "run", run, sizeof run) || run[0] == 0) return live_unexpected(live, "run");
+    return live_keep_run(live->folder, run, live->error);
+}
+
 static int send_join(tfpfl_live *live, const struct words *words) {
     const struct request request = {"POST", "/v1/join", words->text, words->used, MOST_ANSWER};
     struct answer answer;
@@ -54,6 +72,7 @@ static int send_join(tfpfl_live *live, const struct words *words) {
     if (status == 0 && (!live_whole_entry(&json, 1, "client", 0, &live->number) ||
                         !live_whole_entry(&json, 1, "classes", 1, &classes)))
         status = live_unexpected(live, "client and classes");
+    if (status == 0) status = keep_run(live, &json);
     uint32_t secure = status == 0 ? json_member(&json, 1, "secure") : 0;
     bool masks = secure != 0 && json.nodes[secure].kind == JSON_TRUE;
     live->secure = live->secure || masks;
@@ -78,6 +97,7 @@ int live_join(tfpfl_live *live) {
     words_add(&words, ", \"classes\": ");
     words_whole(&words, classes);
     status = add_program(live, &words);
+    if (status == 0) status = add_run(live, &words);
     words_add(&words, ", \"key\": ");
     words_text(&words, point);
     words_add(&words, ", \"secure\": 1}");

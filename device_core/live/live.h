@@ -34,6 +34,7 @@ double live_drawn(void); /* in [0, 1) */
 
 #define KEY_FILE "identity.pem"
 #define MEMBER_FILE "member.json"
+#define RUN_FILE "run.id"
 #define BUNDLE_FOLDER "bundle"
 #define HEAD_FILE "head.bin"
 #define UPDATE_FILE "update.bin"
@@ -51,6 +52,12 @@ void live_empty(const char *folder, const char *end);
 /* The client's number; -1: the device has not joined. */
 int live_member(const char *folder, int64_t *client, bool *secure, char *error);
 int live_keep_member(const char *folder, int64_t client, int64_t classes, bool secure, char *error);
+
+#define RUN_ROOM 401 /* 100 characters in UTF-8, and a zero */
+/* Which live rounds the folder is of, as their server said; "": not known. */
+int live_run(const char *folder, char run[RUN_ROOM], char *error);
+/* Keeps it. A server's first word on it holds: an error if the folder is of others. */
+int live_keep_run(const char *folder, const char *run, char *error);
 
 struct pending {
     uint32_t round;

@@ -2,6 +2,7 @@
  *
  *     identity.pem   the private key
  *     member.json    the client's number
+ *     run.id         which live rounds the head is of
  *     bundle/        the files from the server
  *     head.bin       the head; see head.c
  *     update.bin     the update of a round, until the server has said whether it counted it
@@ -179,6 +180,36 @@ int live_keep_member(const char *folder, int64_t client, int64_t classes, bool s
     snprintf(text, sizeof text, "{\"client\": %lld, \"classes\": %lld, \"secure\": %s}", (long long)client,
              (long long)classes, secure ? "true" : "false");
     int status = live_write(path, text, strlen(text), 0644, error);
+    free(path);
+    return status;
+}
+
+/* ---- the run */
+
+int live_run(const char *folder, char run[RUN_ROOM], char *error) {
+    char *path = join(folder, RUN_FILE), *content;
+    size_t bytes;
+    int status = path == NULL ? no_memory(error) : 0;
+    run[0] = 0;
+    if (status == 0 && live_is_there(folder, RUN_FILE) && (status = live_read(path, &content, &bytes, error)) == 0) {
+        size_t used = bytes < RUN_ROOM ? bytes : RUN_ROOM - 1;
+        memcpy(run, content, used);
+        run[used] = 0;
+        free(content);
+    }
+    free(path);
+    return status;
+}
+
+int live_keep_run(const char *folder, const char *run, char *error) {
+    char known[RUN_ROOM], *path;
+    int status = live_run(folder, known, error);
+    if (status != 0 || strcmp(known, run) == 0) return status;
+    if (known[0] != 0)
+        return fail(error, TFPFL_BUNDLE_ERROR, "%s has the head of another run: start the device with another folder",
+                    folder);
+    path = join(folder, RUN_FILE);
+    status = path == NULL ? no_memory(error) : live_write(path, run, strlen(run), 0644, error);
     free(path);
     return status;
 }

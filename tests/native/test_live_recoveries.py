@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.native import NativeError
 from helpers.native_live import NativeLive, Proxy, live_programs, missing
 from helpers.phone_bundles import CLASSES, drawn, small_bundle
+from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import SavedHead, head_bytes
 from tflite_export.device.live import wire
-from tflite_export.device.live.client import LiveDevice
+from tflite_export.device.live.client import LiveDevice, ServerError
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 LANGUAGES = ["C", "Python"]
@@ -36,7 +38,8 @@ class Script:
         self.work = [work | {"kind": kind} for kind in kinds]
         self.update = self.score = 200, {}
         self.sent: list = []  # (path, body) of updates and scores
-        self.joins = 0
+        self.joined: list = []  # what devices said when they joined
+        self.runs: list = []  # of which run each answer to that says the server is; without one it does not say it
 
     def gate(self, path, headers):
         """An answer that comes first, if there is one: (status, JSON)."""
@@ -52,8 +55,10 @@ class Script:
         if name == "head" or name.startswith(("bundle/", "theta/")):
             files = self.files | {"head": self.head, self.theta: self.files["theta.bin"]}
             return 200, [], files[name.rpartition("/")[2]]
-        self.joins += name == "join"
         answers = {"join": {"client": 0, "classes": CLASSES}, "bundle": {"files": sorted(self.files)}}
+        if name == "join":
+            self.joined.append(json.loads(body))
+            answers["join"] |= {"run": self.runs.pop(0)} if self.runs else {}
         return 200, [], json.dumps(answers.get(name) or (self.work.pop(0) if self.work else {"kind": "done"})).encode()
 
 
@@ -140,7 +145,31 @@ def test_a_server_that_does_not_know_the_device_any_more(bundle, litert_library,
 
     script.gate = gate
     told = told_by(language, script, tmp_path / "device", litert_library)
-    assert told == [*2 * ["joined as client 0"], "round 1: counted"] and script.joins == 2
+    assert told == [*2 * ["joined as client 0"], "round 1: counted"] and len(script.joined) == 2
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_folder_is_of_one_run(bundle, litert_library, tmp_path, language):
+    """A device that joins again says of which run it is. The head stays as it is if the server is of another run."""
+    script, state, unknown = Script(bundle, "visit", "visit"), tmp_path / "device", []
+    script.runs = ['of one "run" é', 'of one "run" é', "of another", 5, ""]
+
+    def gate(name, headers):
+        if name == "work" and unknown:
+            return 401, {"error": unknown.pop(), "time": time.time()}
+
+    script.gate = gate
+    assert told_by(language, script, state, litert_library)[-1] == "round 1: counted"
+    kept = {name: (state / name).read_bytes() for name in ("head.bin", "run.id")}
+    assert kept["run.id"].decode() == 'of one "run" é' and "run" not in script.joined[0]
+    unknown.append("client 0 has not joined: join with its token first")
+    assert told_by(language, script, state, litert_library) == ["joined as client 0"]
+    for why in ("the head of another run: start the device with another", "run", "run"):
+        unknown.append("client 0 has not joined: join with its token first")
+        with pytest.raises((NativeError, InvalidInput, wire.WireError, ServerError), match=why):
+            told_by(language, script, state, litert_library)
+    assert [about["run"] for about in script.joined[1:]] == 4 * ['of one "run" é']
+    assert kept == {name: (state / name).read_bytes() for name in kept}
 
 
 @pytest.mark.parametrize("status", [408, 429])
