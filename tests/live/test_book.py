@@ -55,6 +55,7 @@ def test_the_book_of_another_run_or_of_a_newer_version_is_refused(tmp_path):
         book.set_tokens({3: "token"})
     with pytest.raises(BookError, match=f"is of format {FORMAT} and run 'run', not of format {FORMAT}, 'other'"):
         Book(path, "other")
+    assert list(tmp_path.iterdir()) == [path]  # it is closed: SQLite has nothing beside it any more
     with closing(Book(path, "run")) as book:  # it is as it was
         assert list(book.members()) == [3]
     with closing(sqlite3.connect(path)) as file, file:

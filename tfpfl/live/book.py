@@ -10,7 +10,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,22 +72,29 @@ class Book:
 
     def __init__(self, path: str | os.PathLike, run_id: str):
         self.path = Path(path)
-        try:
-            if not self.path.exists():
-                self.path.touch(0o600)  # the files that SQLite makes beside it are for the same people
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")  # what is acknowledged is on disk
-            if not self._rows("SELECT 1 FROM sqlite_master WHERE name = 'about'"):
-                with self._transaction():
-                    for table in filter(None, map(str.strip, _TABLES.split(";"))):
-                        self._db.execute(table)
-                    self._db.execute("INSERT INTO about VALUES (?, ?)", (FORMAT, run_id))
-            (found,) = self._db.execute("SELECT format, run_id FROM about").fetchall()
-        except (sqlite3.Error, OSError, ValueError) as error:
-            raise BookError(f"{path} cannot be read: {error}. Without it, the devices have to join again") from error
-        if found != (FORMAT, run_id):
-            raise BookError(f"{path} is of format {found[0]} and run {found[1]!r}, not of format {FORMAT}, {run_id!r}")
+        with ExitStack() as failed:
+            try:
+                if not self.path.exists():
+                    self.path.touch(0o600)  # the files that SQLite makes beside it are for the same people
+                self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+                failed.enter_context(closing(self._db))
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute("PRAGMA synchronous=FULL")  # what is acknowledged is on disk
+                if not self._rows("SELECT 1 FROM sqlite_master WHERE name = 'about'"):
+                    with self._transaction():
+                        for table in filter(None, map(str.strip, _TABLES.split(";"))):
+                            self._db.execute(table)
+                        self._db.execute("INSERT INTO about VALUES (?, ?)", (FORMAT, run_id))
+                (found,) = self._db.execute("SELECT format, run_id FROM about").fetchall()
+            except (sqlite3.Error, OSError, ValueError) as error:
+                raise BookError(
+                    f"{path} cannot be read: {error}. Without it, the devices have to join again"
+                ) from error
+            if found != (FORMAT, run_id):
+                raise BookError(
+                    f"{path} is of format {found[0]} and run {found[1]!r}, not of format {FORMAT}, {run_id!r}"
+                )
+            failed.pop_all()
 
     _made: tuple[str, ...] = ()  # the tables of asynchronous or secure rounds that this opening has made
 
