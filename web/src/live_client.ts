@@ -79,8 +79,13 @@ const REST = 2 // seconds until a client that takes no part in an attempt asks a
 const MOST_SCORE = 1e30 // a larger loss is not sent, nor one that is not finite
 const NOTHING = new Uint8Array()
 
-/** Begins a membership: a new key, the token and the examples are kept, and `LiveClient.run` joins with them. */
+/**
+ * Begins a membership: a new key, the token and the examples are kept, and `LiveClient.run` joins with them.
+ *
+ * @throws Error: there is one, of which another tab may know: its key and its head are nowhere else.
+ */
 export async function begin(store: LiveStore, token: string, examples: Examples): Promise<void> {
+  if (await store.identity()) throw new Error('This browser has joined already, in another tab. Go on there; or open this page again, and leave first.')
   await store.forget()
   await store.keepExamples(examples)
   await store.keepIdentity({ key: await newKey(), token, member: null })

@@ -409,6 +409,21 @@ describe('a client', () => {
     expect(await client.run()).toBe('stopped')
   })
 
+  it('is not begun anew by a tab that does not know of it: its key and its head stay', async () => {
+    const store = new MemoryStore()
+    await begin(store, 'a token', EXAMPLES)
+    const options = { store, open: async () => computing(), tell: () => {}, server: 'http://host/', sleep: async () => {}, clock: () => 1790000000 }
+    const server = new OneClient()
+    const fetch = async (url: URL | RequestInfo, init?: RequestInit) => server.answer(init!.method!, new URL(String(url)).pathname, (init!.body as Uint8Array) ?? new Uint8Array())
+    await new LiveClient({ ...options, fetch }).run()
+    const [identity, head] = [await store.identity(), await store.head()]
+    await expect(begin(store, 'another token', EXAMPLES)).rejects.toThrow(/has joined already/)
+    expect([await store.identity(), await store.head()]).toEqual([identity, head])
+    await store.forget() // the user has left
+    await begin(store, 'another token', EXAMPLES)
+    expect((await store.identity())!.token).toBe('another token')
+  })
+
   /** Runs a client with one server to its end. */
   async function run(server: OneClient, answer: (headers: Record<string, string>) => Response | null = () => null, phi = (x: Float32Array) => new Float32Array(x.length)) {
     const store = new MemoryStore()
