@@ -44,8 +44,8 @@ export class Keeper {
       for (let came = false; ; came = true) {
         const { state, canUndo } = this.learner
         const head = state.head && this.learner.fileOf(state.head)
-        const previous = head && same(head, this.last.head) ? this.last.previous : this.last.head
-        const forget = !head && state.examples.length === 0 && !canUndo
+        const previous = head && alike(head, this.last.head) ? this.last.previous : this.last.head
+        const forget = !head && state.examples.length === 0 && !canUndo && alike(state.names, this.learner.first.names)
         const examples = state.examples.map(({ raw, label, heldOut }) => ({ raw, label, heldOut }))
         const kept: Kept | null = forget ? null : { names: [...state.names], examples, head, previous, version: Math.random() }
         const found = await this.store.replace(this.setting.thetaSha256, kept, this.last.version)
@@ -112,6 +112,8 @@ export function joined(before: State, mine: State, theirs: State, room: number):
   return { names, examples, head: same && made.length === 0 && mine.head && mine.head !== before.head ? mine.head : theirs.head }
 }
 
-function same(a: Uint8Array, b: Uint8Array | null): boolean {
-  return a.length === b?.length && a.every((value, i) => value === b[i])
+function alike<T>(a: ArrayLike<T>, b: ArrayLike<T> | null): boolean {
+  if (a.length !== b?.length) return false
+  for (let i = 0; i < a.length; i++) if (a[i] !== b[i]) return false
+  return true
 }
