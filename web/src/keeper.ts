@@ -90,25 +90,33 @@ export class Keeper {
 
 /**
  * What is stored, with what is new here: the examples that this tab has made, in the classes of the same names, and its
- * head, where it has changed nothing else.
+ * head, where it has changed nothing else. A class that was renamed, here or there, is known by the examples of both.
  *
  * @param before what both tabs began with.
  * @throws LearnError: there would be more than `room` classes.
  */
 export function joined(before: State, mine: State, theirs: State, room: number): State {
-  const known = new Set(before.examples.map(({ raw }) => raw))
+  const known = new Map(before.examples.map(({ raw, label }) => [raw, before.names[label]!]))
   const made = mine.examples.filter(({ raw }) => !known.has(raw))
   const names = [...theirs.names]
+  const places = mine.names.map((name, label) => {
+    const named = theirs.names[label] === name ? label : theirs.names.indexOf(name)
+    if (named >= 0) return named
+    const both = mine.examples.filter((e) => e.label === label && known.has(e.raw))
+    const found = theirs.examples.find((e) => !mine.names.includes(theirs.names[e.label]!) && both.some(({ raw }) => alike(raw, e.raw)))
+    if (!found) return -1
+    if (theirs.names[found.label] === known.get(both[0]!.raw)) names[found.label] = name // renamed here alone
+    return found.label
+  })
   const examples = [...theirs.examples]
   for (const example of made) {
-    const name = mine.names[example.label]!
-    let label = names[example.label] === name ? example.label : names.indexOf(name)
-    if (label < 0) label = names.push(name) - 1
+    let label = places[example.label]!
+    if (label < 0) label = places[example.label] = names.push(mine.names[example.label]!) - 1
     const heldOut = (examples.filter((e) => e.label === label).length + 1) % EVERY === 0
     examples.push({ ...example, label, heldOut })
   }
   if (names.length > room) throw new LearnError(`With the classes of another tab of this page there are ${names.length}; there is room for ${room}.`)
-  const same = mine.names.length === names.length && mine.names.every((name, label) => name === names[label])
+  const same = mine.names.length === names.length && places.every((place, label) => place === label)
   return { names, examples, head: same && made.length === 0 && mine.head && mine.head !== before.head ? mine.head : theirs.head }
 }
 
