@@ -28,8 +28,9 @@ export async function keepForOffline(site: Site, runtime: readonly string[]): Pr
   const cache = await caches.open(name)
   const keep = async (file: string, url: string, found: Listed) => {
     if (await cache.match(url)) return
-    // The browser has just loaded it; the hash says whether its copy is still the right file.
-    const response = await fetch(url, url === './' ? {} : { cache: 'force-cache' })
+    // The browser has just loaded it; the hash says whether its copy is still the right file. The page's own address is the
+    // same for all versions.
+    const response = await fetch(url, { cache: url === './' ? 'no-cache' : 'force-cache' })
     await content(file, response.clone(), found)
     await cache.put(url, response)
   }
@@ -38,7 +39,8 @@ export async function keepForOffline(site: Site, runtime: readonly string[]): Pr
     if (ELSEWHERE.includes(file) || !wanted(file)) continue
     await keep(file, file === 'index.html' ? './' : address(site, file), found)
   }
-  await cache.put('site.json', await fetch('site.json'))
+  // The one by which all of it was checked: the host may have another by now, or answer with an error.
+  await cache.put('site.json', new Response(JSON.stringify(site), { headers: { 'Content-Type': 'application/json' } }))
   for (const old of await caches.keys()) if (old.startsWith(prefix()) && old !== name) await caches.delete(old)
   return true
 }

@@ -77,3 +77,19 @@ it('shows nothing that another site of the origin has kept', async () => {
   all.get(cacheName(site('site A')))!.set(`${ORIGIN}/b/`, 'not its own')
   expect(await offline('/b/')).toBeNull()
 })
+
+it('keeps the site.json by which it has checked the files, whatever the host answers by now', async () => {
+  const before = fetch
+  for (const answer of [new Response('a proxy', { status: 502 }), new Response(JSON.stringify(site('site A, mended')))]) {
+    vi.stubGlobal('fetch', async (address: string) => (address === 'site.json' ? answer : before(address)))
+    await visit('/a/', 'site A')
+    expect(JSON.parse(all.get(cacheName(site('site A')))!.get(`${ORIGIN}/a/site.json`)!)).toEqual(site('site A'))
+  }
+})
+
+it('asks the host for the page itself, of which the browser may have an older copy', async () => {
+  const before = fetch
+  vi.stubGlobal('fetch', async (address: string, { cache }: RequestInit = {}) => (cache === 'no-cache' ? before(address) : new Response('an older page')))
+  await visit('/a/', 'site A')
+  expect(await offline('/a/')).toBe('site A')
+})
