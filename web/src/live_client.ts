@@ -16,6 +16,7 @@ import { encodeGradient } from './payload'
 import { score } from './scores'
 import { NoPart, SecureVisits } from './secure_visits'
 import { sha256 } from './sha256'
+import { received } from './transfer'
 
 /** What happens, for the page to show. */
 export type LiveEvent =
@@ -70,7 +71,7 @@ interface Model {
 }
 
 const WAIT = 25 // seconds of a poll
-const TIMEOUT = 60 // seconds until an answer must have come
+const TIMEOUT = 60 // seconds until an answer must have begun, and then the next part of it
 const LONGEST_PAUSE = 15 // seconds between attempts while the server is away
 const NOT_COUNTED = [400, 409, 410, 413, 422] // the server has not counted this update, and never will
 const LATER = [408, 425, 429] // and all from 500 on: the same request may do later
@@ -390,13 +391,17 @@ export class LiveClient {
   private async once(method: string, target: string, body: Uint8Array, headers: Record<string, string>): Promise<Answer> {
     const limit = new AbortController()
     const abort = () => limit.abort()
-    const timer = setTimeout(abort, 1000 * TIMEOUT)
+    const start = () => setTimeout(abort, 1000 * TIMEOUT)
+    let timer = start()
     this.stopping.signal.addEventListener('abort', abort)
     try {
       const url = new URL(target.slice(1), this.options.server)
       const sent = body.length ? { body: body as Uint8Array<ArrayBuffer> } : {}
       const response = await this.fetch(url, { method, headers, cache: 'no-store', signal: limit.signal, ...sent })
-      const bytes = new Uint8Array(await response.arrayBuffer())
+      const bytes = await received(response, () => {
+        clearTimeout(timer)
+        timer = start()
+      })
       return { status: response.status, bytes, ...(response.ok ? { error: '', time: null } : reason(bytes)) }
     } finally {
       clearTimeout(timer)

@@ -34,7 +34,8 @@ export async function content(name: string, response: Response, file: Listed | u
   return bytes!
 }
 
-async function received(response: Response, progress: Progress): Promise<Uint8Array> {
+/** The bytes of an answer. */
+export async function received(response: Response, progress: Progress): Promise<Uint8Array> {
   const reader = response.body?.getReader()
   if (!reader) return new Uint8Array(await response.arrayBuffer())
   const parts: Uint8Array<ArrayBuffer>[] = []

@@ -3,7 +3,7 @@ import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { deflateRawSync } from 'node:zlib'
-import { describe, expect, it } from 'vitest'
+import { describe, expect, it, vi } from 'vitest'
 import { floatsOf } from '../src/bytes'
 import { crc32 } from '../src/crc32'
 import type { RoundResult, RoundSettings } from '../src/device'
@@ -468,6 +468,43 @@ describe('a client', () => {
       expect(await run(server, answer)).toBe('done')
       expect([server.counted.size, server.joins, refused]).toEqual([ROUNDS, 1, 1])
     }
+  })
+
+  it('takes a theta that comes slowly, and asks again for one that stops on its way', async () => {
+    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] })
+    const store = new MemoryStore()
+    await begin(store, 'a token', EXAMPLES)
+    const server = new OneClient()
+    let asked = 0
+    const fetch = async (url: URL | RequestInfo, init?: RequestInit) => {
+      const { pathname } = new URL(String(url))
+      const answer = server.answer(init!.method!, pathname, (init!.body as Uint8Array) ?? new Uint8Array())
+      if (!pathname.startsWith('/v1/theta/')) return answer
+      const bytes = new Uint8Array(await answer.arrayBuffer())
+      const stops = ++asked === 1
+      const timers: ReturnType<typeof setTimeout>[] = []
+      const slow = new ReadableStream<Uint8Array>({
+        start(controller) {
+          init!.signal!.addEventListener('abort', () => (timers.forEach(clearTimeout), controller.error(new Error('given up'))))
+          for (const i of stops ? [0] : bytes.keys()) timers.push(setTimeout(() => controller.enqueue(bytes.slice(i, i + 1)), 40_000 * (i + 1)))
+          if (!stops) timers.push(setTimeout(() => controller.close(), 40_000 * bytes.length + 1))
+        },
+      })
+      return new Response(slow as ReadableStream<Uint8Array<ArrayBuffer>>)
+    }
+    const events: LiveEvent[] = []
+    const options = { store, open: async () => computing(), tell: (event: LiveEvent) => void events.push(event), server: 'http://host/', sleep: async () => {}, clock: () => 1790000000 }
+    const client = new LiveClient({ ...options, fetch })
+    let end = ''
+    void client.run().then((found) => (end = found))
+    for (let second = 0; second < 20_000 && !end; second++) {
+      await vi.advanceTimersByTimeAsync(1000)
+      await new Promise(setImmediate) // keys and signatures take real time
+    }
+    client.stop()
+    vi.useRealTimers()
+    expect([end, asked, server.counted.size]).toEqual(['done', ROUNDS + 1, ROUNDS])
+    expect(events.flatMap((event) => (event.kind === 'away' ? [event.why] : []))).toEqual(['given up'])
   })
 
   it('packs an update as Python does', () => {
