@@ -39,7 +39,7 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def send_head(self):
         # A page of somebody else, whose name leads here, must not read the members' examples.
-        name = (self.headers.get("Host") or "").rpartition(":")[0]
+        name = (self.headers.get("Host") or "").partition(":")[0]  # browsers leave out port 80
         if name not in (HOST, "localhost"):
             self.send_error(403, f"this site is for http://{HOST} only")
             return None

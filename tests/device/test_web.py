@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import http.client
 import json
 import os
 import shutil
@@ -411,6 +412,16 @@ def test_a_demo_without_a_page_does_not_train(tmp_path):
 def test_a_port_that_is_taken_is_told(tmp_path):
     with SiteServer(tmp_path) as server, pytest.raises(Unavailable, match="cannot be used .* --port 0"):
         SiteServer(tmp_path, int(server.url.rsplit(":", 1)[1].strip("/")))
+
+
+def test_a_site_on_port_80_is_found_by_its_name_alone(tmp_path):
+    (tmp_path / "index.html").write_text("here")
+    with SiteServer(tmp_path) as server:
+        for host, code in (("127.0.0.1", 200), ("localhost", 200), ("localhost:80", 200), ("other", 403), ("", 403)):
+            connection = http.client.HTTPConnection(server.url.split("/")[2], timeout=30)
+            connection.request("GET", "/", headers={"Host": host})
+            assert connection.getresponse().status == code
+            connection.close()
 
 
 def test_options_that_need_another_one(tmp_path):
