@@ -63,8 +63,18 @@ export class LivePage {
       const file = await client()
       return file && { classes: manifest.model.num_classes, splits: { train: { x: file.x, y: file.labels } } }
     }
-    const page = new LivePage(await BrowserStore.open(), start, own, manifest.browser.client?.examples, view)
-    if (await page.store.identity()) page.run()
+    let store: BrowserStore
+    let joined: boolean
+    try {
+      store = await BrowserStore.open()
+      joined = (await store.identity()) !== undefined
+    } catch (error) {
+      byId('join-form', HTMLElement).hidden = true
+      byId('live-status', HTMLElement).textContent = `This browser keeps nothing (${messageOf(error)}), so it cannot join: allow this page to store data.`
+      return
+    }
+    const page = new LivePage(store, start, own, manifest.browser.client?.examples, view)
+    if (joined) page.run()
     else page.show('new', '')
   }
 
