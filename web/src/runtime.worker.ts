@@ -34,10 +34,12 @@ async function webAssembly(file: string, { id, folder, files, cache: name }: Loa
   const found = files[file]
   const url = new URL(found && packed(found) ? `${file}.gz` : file, folder).href
   const tell = (came: number) => scope.postMessage({ id, came }, [])
-  const cache = name !== null && 'caches' in globalThis ? await caches.open(name) : null
+  // A browser that lets pages store nothing refuses a cache, too.
+  const cache = name !== null && 'caches' in globalThis ? await caches.open(name).catch(() => null) : null
   const kept = await cache?.match(url)
   const whole = kept && (await content(file, kept, found, tell).catch(() => null))
   if (whole) return whole
+  if (kept) await cache!.delete(url) // or else the service worker would answer with it again
   const response = await fetch(url)
   const copy = response.clone()
   const bytes = await content(file, response, found, tell)
