@@ -112,9 +112,10 @@ export class LivePage {
     this.finished = this.locked(client)
       .then((end) => this.show(end === 'done' ? 'done' : 'paused', end === 'done' ? 'The run is over. Your head stays here.' : 'Paused.'))
       .catch(async (error: unknown) => {
-        const { member } = (await this.store.identity()) ?? {}
-        if (!member) await this.store.forget() // nothing was computed yet: ask for the token again
-        this.show(member ? 'failed' : 'new', messageOf(error), true)
+        const identity = await this.store.identity().catch(() => null) // null: the browser has closed the store, or emptied its disk
+        const begun = identity === null || Boolean(identity?.member)
+        if (!begun) await this.store.forget() // nothing was computed yet: ask for the token again
+        this.show(begun ? 'failed' : 'new', messageOf(error), true)
       })
       .finally(() => {
         this.client = null
@@ -146,8 +147,10 @@ export class LivePage {
   }
 
   private async facts(): Promise<void> {
-    const { member } = (await this.store.identity()) ?? {}
-    const { counted, refused, sent } = await this.store.counts()
+    const read = await Promise.all([this.store.identity(), this.store.counts()]).catch(() => null)
+    if (!read) return // the run itself says what is wrong
+    const [identity, { counted, refused, sent }] = read
+    const member = identity?.member
     const facts: [string, string][] = [
       ['client', member ? String(member.client) : '–'],
       ['round', `${this.round || '–'}${member ? ` of ${member.rounds}` : ''}`],
