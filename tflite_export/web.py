@@ -74,7 +74,8 @@ def write_site(
         raise BundleError(f"{out.parent} is not a folder")
     with tempfile.TemporaryDirectory() as folder:
         bundle, shown = _bundle(source, client, Path(folder) / "bundle", members, member_classes, start)
-        temporary = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}.new")
+        place = out.resolve()  # of a link, what it leads to: the link stays
+        temporary = place.with_name(f"{place.name}.{uuid.uuid4().hex[:8]}.new")
         try:
             shutil.copytree(page, temporary)
             (temporary / "bundle").mkdir()
@@ -87,7 +88,7 @@ def write_site(
             files = {name: _described(name, path) for name, path in listed.items()}
             site = {"format": SITE_FORMAT, "made_by": f"tfpfl {_version()}", "files": files}
             (temporary / "site.json").write_text(json.dumps(site, indent=1) + "\n", encoding="utf-8")
-            _put(temporary, out)
+            _put(temporary, place)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     copies = [file["gzip"] for file in files.values() if "gzip" in file]

@@ -12,6 +12,7 @@ import sys
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -191,6 +192,22 @@ def test_a_site_is_renewed_and_nothing_else_is_touched(browser_bundle, page, tmp
     assert (other / "mine").read_text() == "1"
     with pytest.raises(BundleError, match="is not a folder"):
         write_site(browser_bundle.folder, tmp_path / "no" / "site", page=page)
+
+
+def test_a_site_behind_a_link_is_renewed_where_it_is(monkeypatch, page, tmp_path):
+    bundle = SimpleNamespace(folder=tmp_path / "bundle", manifest={"files": {"program_browser.tflite": {}}})
+    bundle.folder.mkdir()
+    for name in ("manifest.json", "program_browser.tflite", "theta.bin", "head.bin"):
+        (bundle.folder / name).write_bytes(b"1")
+    monkeypatch.setattr("tflite_export.web._bundle", lambda *_: (bundle, {}))
+    (tmp_path / "host").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "host" / "site")
+    for content in (b"1", b"2"):
+        (bundle.folder / "theta.bin").write_bytes(content)
+        write_site(bundle.folder, tmp_path / "link", page=page)
+        assert (tmp_path / "host" / "site" / "bundle" / "theta.bin").read_bytes() == content
+    assert (tmp_path / "link").is_symlink() and [p.name for p in (tmp_path / "host").iterdir()] == ["site"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bundle", "host", "link"]
 
 
 @pytest.mark.slow
