@@ -12,7 +12,7 @@ import { showMeaning, tested } from './meaning'
 import { restored } from './restore'
 import type { Score } from './scores'
 import type { Listener, Raw, Source } from './source'
-import { Store, type Kept } from './store'
+import { openStore, type Kept, type Store } from './store'
 
 /** What the page has: the manifest at once, the rest when it has come. */
 export interface Parts {
@@ -70,15 +70,8 @@ export class LearnPage {
 
   static async open(parts: Parts, makeSource: (listener: Listener) => Source): Promise<LearnPage> {
     const { manifest, thetaSha256, device } = parts
-    let store: Store | null = null
-    let problem = ''
-    try {
-      store = await Store.open()
-    } catch (error) {
-      problem = `This browser keeps nothing (${messageOf(error)}): what is learned lasts until the page is closed.`
-    }
-    const kept = await store?.load(thetaSha256)
-    const others = (await store?.backbones())?.filter((name) => name !== thetaSha256) ?? []
+    const { store, kept, others, ...there } = await openStore(thetaSha256)
+    let { problem } = there
     let state: State | null = null
     if (kept) {
       const back = restored(kept, device, manifest, thetaSha256)

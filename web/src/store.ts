@@ -1,5 +1,6 @@
 /** What the browser stores: a head file and examples for each backbone, found by the hash of its theta. */
 import { openDB, type DBSchema, type IDBPDatabase } from 'idb'
+import { messageOf } from './elements'
 import type { Raw } from './source'
 
 export interface Kept {
@@ -46,5 +47,28 @@ export class Store {
   /** The backbones that something is stored for. */
   backbones(): Promise<string[]> {
     return this.database.getAllKeys('learners')
+  }
+}
+
+/** What a page finds when it is opened. */
+export interface Found {
+  /** Null: this browser keeps nothing. */
+  store: Store | null
+  kept: Kept | undefined
+  /** Other backbones for which something is kept. */
+  others: string[]
+  /** A sentence for the visitor; empty if all is well. */
+  problem: string
+}
+
+/** Reads what is kept for a backbone. What cannot be read stays as it is, and the page works without it. */
+export async function openStore(thetaSha256: string): Promise<Found> {
+  try {
+    const store = await Store.open()
+    const [kept, all] = await Promise.all([store.load(thetaSha256), store.backbones()])
+    return { store, kept, others: all.filter((name) => name !== thetaSha256), problem: '' }
+  } catch (error) {
+    const problem = `This browser keeps nothing (${messageOf(error)}): what is learned lasts until the page is closed.`
+    return { store: null, kept: undefined, others: [], problem }
   }
 }
