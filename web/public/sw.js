@@ -1,5 +1,5 @@
 // Serves what offline.ts put into the cache when there is no network, and lets nothing but this site be fetched.
-const LASTING = /\/(assets|litert-[^/]+)\/|[?&]sha256=/ // the content never changes under these addresses
+const LASTING = /^(assets|litert-[^/]+)\/|[?&]sha256=/ // the content never changes under these addresses, as seen from this site's folder
 const PREFIX = `tfpfl-${new URL(self.registration.scope).pathname} ` // of this site's caches; other sites of the origin have theirs
 
 self.addEventListener('install', () => self.skipWaiting())
@@ -9,8 +9,14 @@ self.addEventListener('fetch', (event) => {
   const url = new URL(request.url)
   if (url.origin !== self.location.origin) event.respondWith(Response.error())
   else if (['v1/', 'watch'].some((name) => url.pathname.startsWith(new URL(name, self.registration.scope).pathname))) return // live rounds: straight to the server
-  else if (request.method === 'GET') event.respondWith(LASTING.test(request.url) ? cachedFirst(request) : cachedLast(request))
+  else if (request.method === 'GET') event.respondWith(LASTING.test(inSite(request.url)) ? cachedFirst(request) : cachedLast(request))
 })
+
+/** The address as seen from this site's folder, which may have any name itself. */
+function inSite(url) {
+  const { scope } = self.registration
+  return url.startsWith(scope) ? url.slice(scope.length) : url
+}
 
 async function cached(request) {
   for (const name of await caches.keys()) {

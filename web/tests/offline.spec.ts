@@ -47,15 +47,15 @@ async function visit(path: string, text: string): Promise<void> {
   expect(all.has(cacheName(site(text)))).toBe(true)
 }
 
-/** What the service worker of a folder shows without a network; null: nothing. */
-async function offline(path: string): Promise<string | null> {
+/** What the service worker of a folder shows; null: nothing. By default there is no network. */
+async function offline(path: string, file = '', fetch = async (): Promise<Response> => Promise.reject(new TypeError('no network'))): Promise<string | null> {
   folder = path
   const listeners: Record<string, (event: object) => void> = {}
   const self = { location: { origin: ORIGIN }, registration: { scope: ORIGIN + path }, addEventListener: (name: string, listener: (event: object) => void) => void (listeners[name] = listener) }
-  new Function('self', 'fetch', worker)(self, async () => Promise.reject(new TypeError('no network')))
+  new Function('self', 'fetch', worker)(self, fetch)
   const answer = await new Promise<Response | null>((done) => {
     const respondWith = (response: Promise<Response>) => void response.then(done, () => done(null))
-    listeners.fetch!({ request: { url: ORIGIN + path, method: 'GET', mode: 'navigate' }, respondWith })
+    listeners.fetch!({ request: { url: ORIGIN + path + file, method: 'GET', mode: file ? 'cors' : 'navigate' }, respondWith })
   })
   return answer && answer.text()
 }
@@ -92,4 +92,19 @@ it('asks the host for the page itself, of which the browser may have an older co
   vi.stubGlobal('fetch', async (address: string, { cache }: RequestInit = {}) => (cache === 'no-cache' ? before(address) : new Response('an older page')))
   await visit('/a/', 'site A')
   expect(await offline('/a/')).toBe('site A')
+})
+
+it('shows the newest version of a site wherever it is, and asks for what has its hash in its name once', async () => {
+  const newest = async () => new Response('the newest')
+  for (const path of ['/', '/a/', '/assets/', '/assets/site/', '/litert-demo/']) {
+    await visit(path, 'an older one')
+    const kept = all.get(cacheName(site('an older one')))!
+    for (const file of ['assets/index-1.js', 'litert-2.5.3/a.wasm', 'bundle/theta.bin?sha256=ab']) {
+      kept.set(ORIGIN + path + file, 'as it was')
+      expect(await offline(path, file, newest), path + file).toBe('as it was')
+    }
+    expect(await offline(path, '', newest), path).toBe('the newest')
+    expect(await offline(path, 'site.json', newest), path).toBe('the newest')
+    expect(await offline(path)).toBe('an older one')
+  }
 })
