@@ -25,6 +25,8 @@ export class LivePage {
   private finished: Promise<void> = Promise.resolve()
   private runtime: Runtime | null = null
   private round = 0
+  /** Lets another tab be the client; null if this tab is not. */
+  private letGo: (() => void) | null = null
 
   private constructor(
     private readonly store: BrowserStore,
@@ -109,8 +111,12 @@ export class LivePage {
     this.client = client
     this.pauseButton.textContent = 'Pause'
     this.show('starting', 'Joining …')
+    let paused = false
     this.finished = this.locked(client)
-      .then((end) => this.show(end === 'done' ? 'done' : 'paused', end === 'done' ? 'The run is over. Your head stays here.' : 'Paused.'))
+      .then((end) => {
+        paused = end === 'stopped'
+        this.show(paused ? 'paused' : 'done', paused ? 'Paused.' : 'The run is over. Your head stays here.')
+      })
       .catch(async (error: unknown) => {
         const identity = await this.store.identity().catch(() => null) // null: the browser has closed the store, or emptied its disk
         const begun = identity === null || Boolean(identity?.member)
@@ -118,6 +124,7 @@ export class LivePage {
         this.show(begun ? 'failed' : 'new', messageOf(error), true)
       })
       .finally(() => {
+        if (!paused) this.letGo?.() // or else a tab that waits would go on in the place of this one
         this.client = null
         this.pauseButton.textContent = 'Go on'
         void this.facts()
@@ -126,10 +133,22 @@ export class LivePage {
 
   /** Runs as the only tab of this browser. */
   private async locked(client: LiveClient): Promise<'done' | 'stopped'> {
-    const end = await navigator.locks.request(LOCK, { ifAvailable: true }, async (lock) => (lock ? await client.run() : null))
-    if (end) return end
-    this.show('elsewhere', 'Another tab of this browser is the client. This one goes on when that is closed.')
-    return await navigator.locks.request(LOCK, () => client.run())
+    if (!this.letGo && !(await this.lock({ ifAvailable: true }))) {
+      this.show('elsewhere', 'Another tab of this browser is the client. This one goes on when that is closed.')
+      await this.lock({})
+    }
+    return client.run()
+  }
+
+  /** Takes the lock, and keeps it until `letGo`. Returns whether it could. */
+  private lock(options: LockOptions): Promise<boolean> {
+    return new Promise((answer, refuse) => {
+      const keep = (lock: Lock | null) => {
+        answer(lock !== null)
+        return lock && new Promise<void>((free) => (this.letGo = () => ((this.letGo = null), free())))
+      }
+      navigator.locks.request(LOCK, options, keep).catch(refuse)
+    })
   }
 
   private async device(program: Uint8Array): Promise<Device> {
@@ -187,7 +206,8 @@ export class LivePage {
     if (!confirm('Forget the key, the head and the examples? They are nowhere else.')) return
     this.client?.stop()
     await this.finished
-    if (!(await alone(() => this.store.forget()))) return this.show('failed', 'Another tab of this browser is the client: leave there.', true)
+    if (this.letGo) await this.store.forget().finally(this.letGo)
+    else if (!(await alone(() => this.store.forget()))) return this.show('failed', 'Another tab of this browser is the client: leave there.', true)
     this.runtime?.stop()
     this.runtime = null
     byId('live-log', HTMLElement).replaceChildren()

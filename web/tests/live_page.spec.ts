@@ -1,7 +1,8 @@
-/** The part of the page that joins a live run, in a browser that keeps nothing. The rest is tested in live.spec.ts. */
+/** The part of the page that joins a live run: a browser that keeps nothing, and two tabs. The rest is tested in live.spec.ts. */
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import type { Manifest } from '../src/bundle'
 import type { FederationLive } from '../src/federation_live'
+import { LiveClient } from '../src/live_client'
 import { LivePage } from '../src/live_page'
 import { BrowserStore, NO_COUNTS, type Identity } from '../src/live_store'
 
@@ -12,6 +13,7 @@ class Element {
   classList = { toggle: () => {} }
   append = () => {}
   replaceChildren = () => {}
+  onclick = () => {}
 }
 let elements: Record<string, Element>
 const kinds = ['HTMLElement', 'HTMLFormElement', 'HTMLInputElement', 'HTMLButtonElement']
@@ -21,7 +23,15 @@ beforeEach(() => {
   for (const kind of kinds) vi.stubGlobal(kind, Element)
   vi.stubGlobal('document', { getElementById: (id: string) => (elements[id] ??= new Element()), createElement: () => new Element(), baseURI: 'https://host.example/' })
   vi.stubGlobal('isSecureContext', true)
-  const request = (_name: string, options: unknown, work?: (lock: object) => unknown) => (work ?? (options as typeof work))!({})
+  let [last, busy] = [Promise.resolve<unknown>(null), 0]
+  const request = async (_name: string, ...given: unknown[]) => {
+    const work = given.at(-1) as (lock: object | null) => unknown
+    if ((given[0] as LockOptions).ifAvailable && busy) return work(null)
+    busy++
+    const done = last.then(() => work({}))
+    last = done.catch(() => {})
+    return done.finally(() => busy--)
+  }
   vi.stubGlobal('navigator', { locks: { request } })
 })
 afterEach(() => {
@@ -52,4 +62,38 @@ it('says what is wrong where the browser closes the store of a client', async ()
   await expect.poll(() => elements['live']!.dataset.state, { timeout: 2000 }).toBe('failed')
   expect(elements['live-status']!.textContent).toBe('The database connection is closing.')
   expect(store.forget).not.toHaveBeenCalled()
+})
+
+it('stays the client while it is paused: another tab waits, and goes on when this one has left', async () => {
+  const identity: Identity = { key: {} as CryptoKeyPair, token: null, member: { client: 4, classes: 2, rounds: 5 } }
+  const store = { identity: async () => identity, counts: async () => NO_COUNTS, forget: vi.fn(async () => {}) }
+  vi.spyOn(BrowserStore, 'open').mockResolvedValue(store as unknown as BrowserStore)
+  vi.stubGlobal('confirm', () => true)
+  const ends = new Map<LiveClient, (end: 'stopped') => void>()
+  vi.spyOn(LiveClient.prototype, 'run').mockImplementation(function (this: LiveClient) {
+    return new Promise((end) => ends.set(this, end))
+  })
+  vi.spyOn(LiveClient.prototype, 'stop').mockImplementation(function (this: LiveClient) {
+    ends.get(this)!('stopped')
+  })
+  const state = (tab: typeof elements) => expect.poll(() => tab['live']!.dataset.state, { timeout: 2000 })
+  await open()
+  await expect.poll(() => ends.size).toBe(1)
+  const first = elements
+  elements = {}
+  await open()
+  const second = elements
+  await state(second).toBe('elsewhere')
+  first['live-pause']!.onclick()
+  await state(first).toBe('paused')
+  await new Promise((done) => setTimeout(done, 50))
+  expect([second['live']!.dataset.state, ends.size]).toEqual(['elsewhere', 1])
+  first['live-pause']!.onclick() // Go on
+  await expect.poll(() => ends.size).toBe(2)
+  expect(second['live']!.dataset.state).toBe('elsewhere')
+  elements = first
+  first['live-leave']!.onclick()
+  await state(first).toBe('new')
+  expect(store.forget).toHaveBeenCalledTimes(1)
+  await expect.poll(() => ends.size).toBe(3) // the second tab, which finds that nothing is left
 })
