@@ -78,6 +78,7 @@ const LATER = [408, 425, 429] // and all from 500 on: the same request may do la
 const NOT_TAKEN = [400, 409, 413, 422] // the server does not take this message of a secure round
 const REST = 2 // seconds until a client that takes no part in an attempt asks again
 const MOST_SCORE = 1e30 // a larger loss is not sent, nor one that is not finite
+const FILES = /^\/v1\/(bundle|head|theta)\b/ // what is answered with a file, and not with JSON
 const NOTHING = new Uint8Array()
 
 /**
@@ -375,8 +376,9 @@ export class LiveClient {
           await this.wait(1.1)
           continue
         }
-        if (answer.status < 500 && !LATER.includes(answer.status)) return answer
-        why = answer.error
+        if (answer.status === 200 && !isOurs(target, answer.bytes)) why = 'what answers is not the run’s server'
+        else if (answer.status < 500 && !LATER.includes(answer.status)) return answer
+        else why = answer.error
       } catch (error) {
         this.check()
         why = messageOf(error)
@@ -421,6 +423,17 @@ export class LiveClient {
 
 function isSecure(work: Work): work is SecureWork {
   return (PHASES as readonly string[]).includes(work.kind)
+}
+
+/** Whether this answer with status 200 is of a server of live rounds: a proxy may have a page for the time without one. */
+function isOurs(target: string, bytes: Uint8Array): boolean {
+  if (FILES.test(target)) return true // whoever asks checks a hash
+  try {
+    const said = JSON.parse(new TextDecoder().decode(bytes)) as { counted?: unknown } | null
+    return typeof said === 'object' && said !== null && (!target.startsWith('/v1/update/') || said.counted === true)
+  } catch {
+    return false
+  }
 }
 
 function good(answer: Answer): Answer {

@@ -470,6 +470,31 @@ describe('a client', () => {
     }
   })
 
+  it('takes the page of a proxy for no answer, whatever its status is', async () => {
+    const server = new OneClient()
+    server.scoring = 200
+    const store = new MemoryStore()
+    await begin(store, 'a token', EXAMPLES)
+    const seen = new Set<string>()
+    const pages = ['<p>We will be back soon.</p>', '"soon"', 'null', '{"soon": true}']
+    const fetch = async (url: URL | RequestInfo, init?: RequestInit) => {
+      const { pathname } = new URL(String(url))
+      for (const page of /^\/v1\/(join|work|score|update)/.test(pathname) ? pages.slice(0, pathname.includes('update') ? 4 : 3) : []) {
+        const first = `${init!.method} ${pathname} ${page} ${server.round}`
+        if (!seen.has(first)) return (seen.add(first), new Response(page))
+      }
+      return server.answer(init!.method!, pathname, (init!.body as Uint8Array) ?? new Uint8Array())
+    }
+    const why: string[] = []
+    const tell = (event: LiveEvent) => void (event.kind === 'away' && why.push(event.why))
+    const client = new LiveClient({ store, open: async () => computing(), tell, server: 'http://host/', sleep: async () => {}, fetch, clock: () => 1790000000 })
+    expect(await client.run()).toBe('done')
+    expect([server.joins, server.heads, server.scored.length]).toEqual([1, [0, 1, 12, 123, 1234], 1])
+    expect([new Set(why), why.length]).toEqual([new Set(['what answers is not the run’s server']), seen.size])
+    const file = (await store.head())!
+    expect([readHead(file, 1, thetaOf(file)).kernel[0], (await store.counts()).counted]).toEqual([12345, ROUNDS])
+  })
+
   it('takes a theta that comes slowly, and asks again for one that stops on its way', async () => {
     vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] })
     const store = new MemoryStore()
