@@ -94,6 +94,7 @@ export class Federation {
    *
    * @param tell hears of every step, and may delay the next one.
    * @returns whether the round was finished; not if `stop` was called.
+   * @throws Error: it diverged; nothing was changed.
    */
   async next(tell: (event: Event) => Promise<void> | void = () => {}): Promise<boolean> {
     const { device, epoch } = this
@@ -121,7 +122,11 @@ export class Federation {
       await tell({ kind: 'sent', member: i, bytes })
     }
     if (!going()) return false
-    this.theta = this.server.step(this.theta, Float32Array.from(gradient))
+    const sum = Float32Array.from(gradient)
+    if (![sum, ...heads.flatMap(({ kernel, bias }) => [kernel, bias])].every((part) => part.every(Number.isFinite))) {
+      throw new Error('The round diverged: a gradient or a head is not finite. Nothing of it was kept.')
+    }
+    this.theta = this.server.step(this.theta, sum)
     if (this.mode === 'own') heads.forEach((head, i) => (this.heads[i] = head))
     else this.shared = average(heads, alphas)
     members.forEach((_, i) => (this.sent[i]! += bytes))

@@ -162,8 +162,7 @@ export class FederationPage {
         this.keep()
       }
       section.dataset.state = 'computing'
-      const finished = await federation.next((event) => this.tell(event))
-      section.dataset.state = 'ready'
+      const finished = await federation.next((event) => this.tell(event)).finally(() => (section.dataset.state = 'ready'))
       if (!finished) return
       this.keep()
       if (this.playing && i + 1 < rounds) await this.stage.rest()

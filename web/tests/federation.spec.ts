@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import type { Browser, BrowserContext, Page } from 'playwright-core'
 import core from '../node_modules/@litertjs/core/package.json' with { type: 'json' }
+import type { Device } from '../src/device'
 import { Federation } from '../src/federation'
 import { guestOf } from '../src/federation_guest'
 import type { MembersAbout } from '../src/members'
@@ -289,6 +290,24 @@ describe('the server’s step', () => {
     const moved = adam.step(theta, Float32Array.of(0.3, -7))
     expect(moved[0]! - 1).toBeCloseTo(-0.001, 6) // the first step is the rate, whatever the gradient
     expect(moved[1]! + 2).toBeCloseTo(0.001, 6)
+  })
+})
+
+describe('a round that diverges', () => {
+  it('is refused, and changes nothing', async () => {
+    const one = { raw: Uint8Array.of(1), x: Float32Array.of(1), labels: Int32Array.of(0) }
+    const head = { kernel: Float32Array.of(1, 2), bias: Float32Array.of(0, 0) }
+    const member = { name: 'a', classes: ['0', '7'], columns: [0, 1], train: one, test: one, head }
+    const training = { tau: 2, beta: 1, rho: 1, rule: 'exact', head_rate: 'rho', safeguard: false }
+    const about = { classes: ['0', '7'], class_ids: [0, 7], training, server: { name: 'sgd', rate: 1, momentum: 0 } } as unknown as MembersAbout
+    for (const [dtheta, kernel, why] of [[NaN, 1, /diverged/], [1, Infinity, /diverged/], [1, 1, null]] as const) {
+      const round = async () => ({ dtheta: Float32Array.of(dtheta), head: { ...head, kernel: Float32Array.of(kernel, 2) }, loss: 1, parts: {} })
+      const device = { features: 1, receive: async () => {}, phi: async () => Float32Array.of(1), round } as unknown as Device
+      const federation = new Federation(device, { about, members: [member], shared: head, theta: Float32Array.of(5) }, 'own')
+      if (why) await expect(federation.next()).rejects.toThrow(why)
+      else expect(await federation.next()).toBe(true)
+      expect([federation.round, [...federation.theta], federation.sent]).toEqual(why ? [0, [5], [0]] : [1, [4], [20]])
+    }
   })
 })
 
