@@ -71,6 +71,13 @@ export class Federation {
     this.sent[at] ??= 0
   }
 
+  /** Lets the guest go, with all that it had. */
+  leave(): void {
+    const at = this.start.members.length
+    this.shared = ordered(this.shared, [...this.start.shared.bias.keys()])
+    for (const each of [this.members, this.heads, this.scores, this.sent]) each.length = at
+  }
+
   /** The members' mean accuracy on held-out examples, without the guest; null before it was computed. */
   get accuracy(): number | null {
     const found = this.scores.slice(0, this.start.members.length)

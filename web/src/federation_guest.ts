@@ -29,7 +29,8 @@ export async function readGuest(thetaSha256: string, setting: Setting): Promise<
   return kept ? guestOf(kept, setting) : NO_DRAWINGS
 }
 
-const NO_DRAWINGS = 'Draw at least two classes above, and you are a member, too.'
+/** What is said to a visitor who has no drawings, or has none any more. */
+export const NO_DRAWINGS = 'Draw at least two classes above, and you are a member, too.'
 
 export function guestOf({ names, examples }: Pick<Kept, 'names' | 'examples'>, setting: Setting): Guest | string {
   const { about, preprocessing, pixels, features, room } = setting

@@ -5,7 +5,7 @@ import { Device } from './device'
 import { byId, kilobytes, messageOf, percent } from './elements'
 import { drawChart } from './federation_chart'
 import { Federation, type Event, type Mode } from './federation'
-import { readGuest } from './federation_guest'
+import { NO_DRAWINGS, readGuest } from './federation_guest'
 import { Stage } from './federation_stage'
 import { openMembers, type Members } from './members'
 import type { Preprocessing } from './preprocess'
@@ -122,6 +122,10 @@ export class FederationPage {
       room: browser.room,
     })
     if (typeof found === 'string') {
+      if (this.guestKey && found === NO_DRAWINGS) {
+        this.federation!.leave() // all is forgotten
+        this.guestKey = ''
+      }
       if (!this.guestKey) this.stage.invite(found)
     } else if (found.key !== this.guestKey) {
       this.federation!.join(found.member)

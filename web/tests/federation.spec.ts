@@ -351,5 +351,10 @@ describe('the visitor as a member', () => {
     federation.join(guest(['house', 'C'], 0, 1)) // A was removed
     expect(federation.heads[0]).toEqual(head(10, 20))
     expect(federation.shared).toEqual(head(1, 2, 30, 40))
+    federation.leave() // all was forgotten
+    expect([federation.members, federation.heads, federation.scores, federation.sent]).toEqual([[], [], [], []])
+    expect(federation.shared).toEqual(head(1, 2))
+    federation.join(guest(['A', 'B'], 0, 1))
+    expect(federation.heads[0]).toEqual(head(0, 0))
   })
 })
