@@ -9,6 +9,7 @@ import { LearnPage } from './learn_page'
 import { Loading } from './loading'
 import { whenNear } from './near'
 import { cacheName, keepForOffline } from './offline'
+import { once } from './once'
 import { Runtime } from './runtime'
 import { openSite, type Site } from './site'
 import { audioSettings } from './sound'
@@ -39,10 +40,6 @@ async function main(): Promise<void> {
   const folder = new URL(`${__LITERT_FOLDER__}/`, document.baseURI).href
   const start = (program: Uint8Array | Promise<Uint8Array>, progress?: (bytes: number) => void) =>
     Runtime.start(folder, program, { files, cache: cacheName(site) }, globalThis.crossOriginIsolated, progress)
-  const once = <T>(load: () => Promise<T>) => {
-    let found: Promise<T> | undefined
-    return () => (found ??= load())
-  }
   const client = once(() => openClient(site, manifest))
 
   const program = openProgram(site, loading.came)
