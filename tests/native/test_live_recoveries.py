@@ -62,8 +62,8 @@ class Script:
         return 200, [], json.dumps(answers.get(name) or (self.work.pop(0) if self.work else {"kind": "done"})).encode()
 
 
-def told_by(language, script, folder, litert, patience=20.0):
-    """What a device says that works until the server is done."""
+def told_by(language, script, folder, litert, patience=20.0, errors=0):
+    """What a device says that works until the server is done; it is asked to go on after so many errors."""
     examples = {"train": drawn("classification", 9), "test": drawn("classification", 5, 1), "classes": CLASSES}
     with Proxy() as proxy:
         proxy.ask = script
@@ -76,6 +76,9 @@ def told_by(language, script, folder, litert, patience=20.0):
             how = {"interpreter": tf.lite.Interpreter, "patience": patience, "log": told.append}
             device = LiveDevice(*given, **how)
         try:
+            for _ in range(errors):
+                with pytest.raises((NativeError, ServerError)):
+                    device.run()
             device.run()
         finally:
             device.close()
@@ -107,6 +110,24 @@ def test_an_update_that_cannot_be_read_is_not_sent_again(bundle, litert_library,
     assert [name for name, _ in script.sent] == ["update/1", "update/1"]
     assert [row["split"] for row in scores_in(script.sent[0][1])] == ["train", "test"]
     assert not [path for path in (tmp_path / "device").iterdir() if path.name.startswith("update")]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_an_app_that_goes_on_after_an_error(bundle, litert_library, tmp_path, language):
+    """The answer to an update is lost, and the app asks the device to work on: it sends the update again before it
+    computes another one. If the server has counted it, its head would be lost otherwise."""
+    script, lost = Script(bundle, "visit", "visit"), []
+    script.work[1]["round"] = 2
+
+    def gate(name, headers):
+        if name == "update/1" and not lost:
+            lost.append(name)
+            return 500, {"error": "the answer is lost"}
+
+    script.gate = gate
+    told = told_by(language, script, tmp_path / "device", litert_library, patience=-1.0, errors=1)
+    assert lost and [name for name, _ in script.sent] == ["update/1", "update/2"]
+    assert told == ["joined as client 0", "round 1: counted", "round 2: counted"]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -209,6 +209,7 @@ class LiveDevice:
         Args:
             wait: seconds for which the server may hold the question.
         """
+        self._settle_update()  # one without an answer, if the caller goes on after an error
         have = f"&have={self._last[0] or 'none'}{'&half=1' if self._half else ''}"  # so that a new theta comes with it
         masks = "&secure=1" if self.can_mask else ""
         answer = self._good(self._ask("GET", f"/v1/work?wait={wait:g}{have}{masks}"))
@@ -254,8 +255,12 @@ class LiveDevice:
         self._settle()
 
     def _settle(self) -> None:
-        """Sends the update that is on its way, until the server has said whether it counts."""
+        """Ends what is on its way: the visit of a secure round, and an update."""
         self._settle_secure()
+        self._settle_update()
+
+    def _settle_update(self) -> None:
+        """Sends the update that is on its way, until the server has said whether it counts."""
         pending = self._pending()
         if pending is None:
             return
