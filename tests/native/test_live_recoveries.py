@@ -40,6 +40,7 @@ class Script:
         self.sent: list = []  # (path, body) of updates and scores
         self.joined: list = []  # what devices said when they joined
         self.runs: list = []  # of which run each answer to that says the server is; without one it does not say it
+        self.secure: list = []  # whether each answer to that says that the rounds are secure
 
     def gate(self, path, headers):
         """An answer that comes first, if there is one: (status, JSON)."""
@@ -59,6 +60,7 @@ class Script:
         if name == "join":
             self.joined.append(json.loads(body))
             answers["join"] |= {"run": self.runs.pop(0)} if self.runs else {}
+            answers["join"] |= {"secure": self.secure.pop(0)} if self.secure else {}
         return 200, [], json.dumps(answers.get(name) or (self.work.pop(0) if self.work else {"kind": "done"})).encode()
 
 
@@ -191,6 +193,26 @@ def test_a_folder_is_of_one_run(bundle, litert_library, tmp_path, language):
             told_by(language, script, state, litert_library)
     assert [about["run"] for about in script.joined[1:]] == 4 * ['of one "run" é']
     assert kept == {name: (state / name).read_bytes() for name in kept}
+
+
+@pytest.mark.parametrize("said", [[True, False], [False, True]])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_device_of_secure_rounds_stays_one(bundle, litert_library, tmp_path, language, said):
+    """It joins twice, and one of the answers says that the rounds are secure: it never sends an update that is not
+    masked, also not after another start, at which it does not join."""
+    script, unknown = Script(bundle, "visit", "visit"), []
+    script.secure = list(said)
+
+    def gate(name, headers):
+        if name == "work" and not unknown:
+            unknown.append(name)
+            return 401, {"error": "client 0 has not joined: join with its token first", "time": time.time()}
+
+    script.gate = gate
+    for _ in range(2):
+        with pytest.raises((NativeError, ServerError), match="is not masked, and this device sends none"):
+            told_by(language, script, tmp_path / "device", litert_library)
+    assert len(script.joined) == 2 and not script.sent
 
 
 @pytest.mark.parametrize("status", [408, 429])
