@@ -268,8 +268,10 @@ def test_a_folder_of_one_language_goes_on_in_the_other(run, live, litert_library
             assert (tmp_path / f"device{client}" / "head.bin").read_bytes() == head
             if second is c:
                 gone_on.close()
-            for name, other in (("update.npz", c), ("update.bin", python)):
+            on_its_way = {"update.npz": c, "update.bin": python, "secure/visit.npz": c, "secure/update.bin": python}
+            for name, other in on_its_way.items():
                 path = tmp_path / f"device{client}" / name
+                path.parent.mkdir(exist_ok=True)
                 path.write_bytes(b"on its way")
                 with pytest.raises(InvalidInput, match=f"device{client}/{name} is an update that the client in"):
                     other(*given, token=None)
