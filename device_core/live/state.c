@@ -140,7 +140,10 @@ int live_take_folder(const char *folder, int *lock, char *error) {
         if (live_is_there(folder, others[i]))
             status = fail(error, TFPFL_BUNDLE_ERROR, "%s/%s is an update that the client in Python has not heard of yet: "
                           "start it again first", folder, others[i]);
+    char *secure = status == 0 ? join(folder, "secure") : NULL;
     if (status == 0) live_empty(folder, ".new");
+    if (secure != NULL) live_empty(secure, ".new");  /* secrets may be in what was half written */
+    free(secure);
     return status;
 }
 

@@ -215,6 +215,18 @@ def test_a_device_of_secure_rounds_stays_one(bundle, litert_library, tmp_path, l
     assert len(script.joined) == 2 and not script.sent
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_a_killed_process_was_writing_is_deleted(bundle, litert_library, tmp_path, language):
+    """Secrets of an attempt are among it: they must not stay when the round is over."""
+    names = "head.bin.7.new", "secure/attempt.bin.new", "secure/keys.7.new"
+    half_written = [tmp_path / "device" / name for name in names]
+    for path in half_written:
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_bytes(b"secret")
+    assert told_by(language, Script(bundle), tmp_path / "device", litert_library) == ["joined as client 0"]
+    assert not [path for path in half_written if path.exists()]
+
+
 @pytest.mark.parametrize("status", [408, 429])
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_server_that_is_asked_too_often(bundle, litert_library, tmp_path, language, status):
