@@ -12,10 +12,10 @@
  * It mirrors tflite_export/device/live/client.py. It needs libcurl and OpenSSL's libcrypto 3, which the core does not:
  * libtfpfl_live has the core in it.
  *
- * The folder `state` keeps the device's key (identity.pem), its number (member.json), the bundle, its head (head.bin)
- * an update that is on its way (update.bin), and what belongs to a secure round (secure/). A process may be killed anywhere: the next start sends the update again,
- * and its head becomes current exactly if the server has counted it. The head, examples and labels never leave the
- * device.
+ * The folder `state` keeps the device's key (identity.pem), its number (member.json), of which live rounds it is
+ * (run.id), the bundle, its head (head.bin), an update that is on its way (update.bin), and what belongs to a secure
+ * round (secure/). A process may be killed anywhere: the next start sends the update again, and its head becomes
+ * current exactly if the server has counted it. The head, examples and labels never leave the device.
  *
  * A device is used by one thread at a time, and its folder by one device. Programs with several threads call
  * curl_global_init first. All functions wait for the server; every function returns 0 or the kind of error.
@@ -63,7 +63,8 @@ TFPFL_API void tfpfl_live_close(tfpfl_live *live);
 TFPFL_API const char *tfpfl_live_error(const tfpfl_live *live);
 
 /* Asks for work and does it. The server may hold the question for `wait` seconds, 30 at most. goes_on: 0 if the run is
- * over; may be NULL. */
+ * over; may be NULL. It may be called again after an error, such as a server that was away: an update whose answer was
+ * lost is sent again first. */
 TFPFL_API int tfpfl_live_step(tfpfl_live *live, double wait, int *goes_on);
 /* Works until the run is over, or until so many updates have been counted; most = 0: no limit. */
 TFPFL_API int tfpfl_live_run(tfpfl_live *live, size_t most, size_t *counted);

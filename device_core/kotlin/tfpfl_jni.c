@@ -76,13 +76,13 @@ static int take_examples(JNIEnv *env, jlong handle, jobjectArray arrays, jint co
     size_t lengths[ARRAYS] = {0}, k = tfpfl_describe(CLIENT(handle))->num_classes, n = (size_t)count;
     int taken = 1;
     memset(given, 0, sizeof *given);
-    for (int i = 0; i < ARRAYS; i++) {
+    for (int i = 0; i < ARRAYS && taken; i++) {  /* no function of the JVM after its exception */
         given->from[i] = (*env)->GetObjectArrayElement(env, arrays, i);
         if (given->from[i] == NULL) continue;
         lengths[i] = (size_t)(*env)->GetArrayLength(env, given->from[i]);
         given->to[i] = i == X || i == TARGETS ? (void *)(*env)->GetFloatArrayElements(env, given->from[i], NULL)
                                               : (void *)(*env)->GetIntArrayElements(env, given->from[i], NULL);
-        taken = taken && given->to[i] != NULL;
+        taken = given->to[i] != NULL;
     }
     if (given->from[LABELS] != NULL) n = lengths[LABELS];
     else if (given->from[TARGETS] != NULL) n = lengths[TARGETS] / k;
@@ -191,22 +191,26 @@ NAMED(jstring, kind)(JNIEnv *env, jclass self, jlong handle) {
 NAMED(void, startFrom)(JNIEnv *env, jclass self, jlong handle, jfloatArray kernel, jfloatArray bias, jbyteArray digest,
                        jbyteArray names, jboolean commit) {
     (void)self;
-    jfloat *k = (*env)->GetFloatArrayElements(env, kernel, NULL), *b = (*env)->GetFloatArrayElements(env, bias, NULL);
+    jfloat *k = (*env)->GetFloatArrayElements(env, kernel, NULL);
+    jfloat *b = k == NULL ? NULL : (*env)->GetFloatArrayElements(env, bias, NULL);
+    if (b == NULL) {
+        if (k != NULL) (*env)->ReleaseFloatArrayElements(env, kernel, k, JNI_ABORT);
+        return;
+    }
     size_t classes = (size_t)(*env)->GetArrayLength(env, bias), numbers = (size_t)(*env)->GetArrayLength(env, kernel);
     tfpfl_update update = {
         .head = {classes == 0 || numbers % classes != 0 ? 0 : numbers / classes, classes, k, b, {0}, NULL, 0}};
     (*env)->GetByteArrayRegion(env, digest, 0, 32, (jbyte *)update.head.theta_sha256);
-    int status = 0, taken = k != NULL && b != NULL;
+    int status = 0;
     if (names != NULL) {
         update.head.names = copy_text(env, names);
         update.head.names_bytes = (size_t)(*env)->GetArrayLength(env, names);
-        taken = taken && update.head.names != NULL;
     }
-    if (taken && !(*env)->ExceptionCheck(env))
-        status = commit ? tfpfl_commit(CLIENT(handle), &update) : tfpfl_start_from(CLIENT(handle), &update.head);
+    if (names != NULL && update.head.names == NULL) raise(env, TFPFL_SYSTEM_ERROR, tfpfl_error(NULL));
+    else status = commit ? tfpfl_commit(CLIENT(handle), &update) : tfpfl_start_from(CLIENT(handle), &update.head);
     free(update.head.names);
-    if (k != NULL) (*env)->ReleaseFloatArrayElements(env, kernel, k, JNI_ABORT);
-    if (b != NULL) (*env)->ReleaseFloatArrayElements(env, bias, b, JNI_ABORT);
+    (*env)->ReleaseFloatArrayElements(env, kernel, k, JNI_ABORT);
+    (*env)->ReleaseFloatArrayElements(env, bias, b, JNI_ABORT);
     if (status != 0) raise(env, status, tfpfl_error(CLIENT(handle)));
 }
 
@@ -258,10 +262,10 @@ NAMED(jdoubleArray, score)(JNIEnv *env, jclass self, jlong handle, jobjectArray 
     (void)self;
     struct given given;
     tfpfl_scores found = {0};
-    int status = 0;
-    if (take_examples(env, handle, arrays, 0, &given))
-        status = tfpfl_score(CLIENT(handle), &given.examples, &found);
+    int status = 0, taken = take_examples(env, handle, arrays, 0, &given);
+    if (taken) status = tfpfl_score(CLIENT(handle), &given.examples, &found);
     give_back(env, &given);
+    if (!taken) return NULL;
     if (status != 0) return raise(env, status, tfpfl_error(CLIENT(handle))), NULL;
     return doubles(env, (double[]){found.loss, found.accuracy, found.value}, 3);
 }
@@ -302,14 +306,16 @@ NAMED(jbyteArray, round)(JNIEnv *env, jclass self, jlong handle, jfloatArray the
     jbyteArray out = NULL;
     char *payload = copy_text(env, kind);
     jfloat *weights = (*env)->GetFloatArrayElements(env, theta, NULL);
-    int status = 0, taken = take_examples(env, handle, arrays, 0, &given) && weights != NULL && payload != NULL;
+    int status = 0, taken = weights != NULL && payload != NULL;
+    memset(&given, 0, sizeof given);
+    if (taken) taken = take_examples(env, handle, arrays, 0, &given);
     if (taken)
         status = tfpfl_round(CLIENT(handle), weights, (size_t)(*env)->GetArrayLength(env, theta), &given.examples,
                              payload, &update);
     if (weights != NULL) (*env)->ReleaseFloatArrayElements(env, theta, weights, JNI_ABORT);
     give_back(env, &given);
     free(payload);
-    if (!taken) return NULL;
+    if (!taken) return raise(env, TFPFL_SYSTEM_ERROR, tfpfl_error(NULL)), NULL;
     if (status != 0) return raise(env, status, tfpfl_error(CLIENT(handle))), NULL;
     put_head(env, &update.head, kernel, bias, digest);
     (*env)->SetFloatArrayRegion(env, loss, 0, 1, &update.loss);

@@ -120,7 +120,10 @@ static void set_options(struct http *http, const char *url, const struct request
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, receive);
     curl_easy_setopt(curl, CURLOPT_WRITEDATA, found);
-    if (http->certificate != NULL) curl_easy_setopt(curl, CURLOPT_CAINFO, http->certificate);
+    if (http->certificate != NULL) {
+        curl_easy_setopt(curl, CURLOPT_CAINFO, http->certificate);
+        curl_easy_setopt(curl, CURLOPT_CAPATH, NULL);  /* else those in the system's folder could sign, too */
+    }
     if (request->body != NULL) {
         curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)request->bytes);
         curl_easy_setopt(curl, CURLOPT_POSTFIELDS, request->body);

@@ -65,7 +65,8 @@ static int send_join(tfpfl_live *live, const struct words *words) {
     const struct request request = {"POST", "/v1/join", words->text, words->used, MOST_ANSWER};
     struct answer answer;
     struct json json = {0};
-    int64_t classes = 0;
+    int64_t classes = 0, before;
+    bool hidden = false;
     int status = live_ask(live->http, NULL, &request, &answer, live->error);
     if (status != 0) return status;
     status = live_json(&answer, &json, live->error);
@@ -78,7 +79,9 @@ static int send_join(tfpfl_live *live, const struct words *words) {
     live->secure = live->secure || masks;
     json_free(&json);
     free(answer.body);
-    return status == 0 ? live_keep_member(live->folder, live->number, classes, masks, live->error) : status;
+    /* What the device has hidden so far stays hidden, whatever the server says now. */
+    if (status == 0) status = live_member(live->folder, &before, &hidden, live->error);
+    return status == 0 ? live_keep_member(live->folder, live->number, classes, masks || hidden, live->error) : status;
 }
 
 int live_join(tfpfl_live *live) {

@@ -33,11 +33,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define OTHER_UPDATE "update.npz"
 #define HEADER 60
 #define MOST_BYTES ((size_t)INT32_MAX)
 
 static const char magic[] = "TFPFLU01";
+static const char *const others[] = {"update.npz", "secure/visit.npz"};  /* what the client in Python has on its way */
 
 /* ---- files */
 
@@ -136,10 +136,14 @@ int live_take_folder(const char *folder, int *lock, char *error) {
                          : system_error(error, path);
     }
     free(path);
-    if (status == 0 && live_is_there(folder, OTHER_UPDATE))
-        status = fail(error, TFPFL_BUNDLE_ERROR, "%s/" OTHER_UPDATE " is an update that the client in Python has not "
-                      "heard of yet: start it again first", folder);
+    for (int i = 0; i < 2 && status == 0; i++)
+        if (live_is_there(folder, others[i]))
+            status = fail(error, TFPFL_BUNDLE_ERROR, "%s/%s is an update that the client in Python has not heard of yet: "
+                          "start it again first", folder, others[i]);
+    char *secure = status == 0 ? join(folder, "secure") : NULL;
     if (status == 0) live_empty(folder, ".new");
+    if (secure != NULL) live_empty(secure, ".new");  /* secrets may be in what was half written */
+    free(secure);
     return status;
 }
 

@@ -233,8 +233,10 @@ int tfpfl_live_step(tfpfl_live *live, double wait, int *goes_on) {
     char target[60];
     bool more = true;
     if (live->client == NULL || !live->client->opened) return TFPFL_BUNDLE_ERROR;
+    int status = live_settle(live);  /* an update without an answer, if the app goes on after an error */
+    if (status != 0) return status;
     snprintf(target, sizeof target, "/v1/work?wait=%d&secure=1", wait > 0 ? wait < 30 ? (int)wait : 30 : 0);
-    int status = live_get(live, target, MOST_ANSWER, &answer);
+    status = live_get(live, target, MOST_ANSWER, &answer);
     if (status != 0) return status;
     status = live_json(&answer, &work.json, live->error);
     if (status == 0) status = do_work(live, &work, &more);

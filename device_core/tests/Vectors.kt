@@ -60,6 +60,8 @@ fun main(arguments: Array<String>) {
         check(numbers == (tokens?.size ?: x.size) && client.takesPartInRounds)
         val names = List(client.numClasses) { "\"\uD83D\uDE00$it\"" }.joinToString(", ", "[", "]").encodeToByteArray()
         val old = client.head
+        val short = runCatching { client.startFrom(Head(old.kernel, old.bias, ByteArray(5), names)) }.exceptionOrNull()
+        check(short is IllegalArgumentException && short.message == "a sha256 has 32 bytes, found 5")
         client.startFrom(Head(old.kernel, old.bias, old.thetaSha256, names))
         check(old.names == null && client.head.names!!.contentEquals(names))
         state.copyTo(File(folder, "named.bin"))

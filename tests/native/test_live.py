@@ -21,7 +21,7 @@ import tensorflow as tf
 from helpers import phones
 from helpers.live import examples_of, in_threads, live_theta, new_run, same_scores, serving, simulated
 from helpers.marks import slow_but
-from helpers.native import CORE, NativeError
+from helpers.native import CORE, NativeError, compiler
 from helpers.native_live import Lost, NativeLive, Proxy, live_programs, missing, write_raw
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import head_bytes, load_head
@@ -268,8 +268,10 @@ def test_a_folder_of_one_language_goes_on_in_the_other(run, live, litert_library
             assert (tmp_path / f"device{client}" / "head.bin").read_bytes() == head
             if second is c:
                 gone_on.close()
-            for name, other in (("update.npz", c), ("update.bin", python)):
+            on_its_way = {"update.npz": c, "update.bin": python, "secure/visit.npz": c, "secure/update.bin": python}
+            for name, other in on_its_way.items():
                 path = tmp_path / f"device{client}" / name
+                path.parent.mkdir(exist_ok=True)
                 path.write_bytes(b"on its way")
                 with pytest.raises(InvalidInput, match=f"device{client}/{name} is an update that the client in"):
                     other(*given, token=None)
@@ -355,6 +357,53 @@ def test_https_is_checked(run, live, litert_library, tmp_path):
         device = NativeLive(live, proxy.address, *given, tokens[0], litert_library, certificate=certificate)
         assert device.step() and device.told == ["joined as client 0"]
         device.close()
+
+
+TRUSTING = """
+#include <openssl/ssl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include "tfpfl_live.h"
+/* The folder of certificates that the system trusts has the one in the environment. libcurl reads it by one of both. */
+int X509_STORE_load_path(X509_STORE *store, const char *folder) {
+    return folder != NULL && X509_STORE_load_file(store, getenv("TRUSTED"));
+}
+int SSL_CTX_load_verify_dir(SSL_CTX *context, const char *folder) {
+    return X509_STORE_load_path(SSL_CTX_get_cert_store(context), folder);
+}
+int main(int count, char **arguments) {
+    float x[] = {0};
+    int32_t y[] = {0};
+    tfpfl_live_data data = {.train = {.x = x, .numbers = 1, .labels = y, .count = 1}};
+    tfpfl_live_options options = {.token = "token", .certificate = count > 3 ? arguments[3] : NULL, .patience = -1};
+    tfpfl_live *live;
+    tfpfl_live_open(arguments[1], arguments[2], &data, &options, &live);
+    puts(tfpfl_live_error(live));
+    tfpfl_live_close(live);
+}
+"""
+
+
+def test_with_a_certificate_no_other_one_is_trusted(live, tmp_path, monkeypatch):
+    """Those in the system's folder may sign the server's only if the app names none."""
+    certificate, other = made_certificate(tmp_path / "both.pem"), made_certificate(tmp_path / "other.pem")
+    program = tmp_path / "trusting"
+    monkeypatch.setenv("TRUSTED", str(certificate))
+    command = [compiler(), "-x", "c", "-", "-x", "none", f"-I{CORE / 'include'}", "-rdynamic", "-o", program]
+    command += [live / "libtfpfl_live.a", "-lcurl", "-lssl", "-lcrypto", "-lm", "-ldl"]
+    subprocess.run(command, input=TRUSTING, text=True, check=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with Proxy(tls=context) as proxy:
+        proxy.ask = lambda *_: (404, [], b"nobody")
+        said = [
+            subprocess.run([program, proxy.address, tmp_path / "device", *own], capture_output=True, text=True).stdout
+            for own in ([], [certificate], [other])
+        ]
+    if "certificate" in said[0]:
+        pytest.skip("this libcurl has no folder of certificates that it trusts")
+    assert said[:2] == 2 * ["the server refused (404): nobody\n"]
+    assert "does not answer: SSL certificate problem: " in said[2]
 
 
 def made_certificate(path):

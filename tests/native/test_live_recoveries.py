@@ -40,6 +40,7 @@ class Script:
         self.sent: list = []  # (path, body) of updates and scores
         self.joined: list = []  # what devices said when they joined
         self.runs: list = []  # of which run each answer to that says the server is; without one it does not say it
+        self.secure: list = []  # whether each answer to that says that the rounds are secure
 
     def gate(self, path, headers):
         """An answer that comes first, if there is one: (status, JSON)."""
@@ -59,11 +60,12 @@ class Script:
         if name == "join":
             self.joined.append(json.loads(body))
             answers["join"] |= {"run": self.runs.pop(0)} if self.runs else {}
+            answers["join"] |= {"secure": self.secure.pop(0)} if self.secure else {}
         return 200, [], json.dumps(answers.get(name) or (self.work.pop(0) if self.work else {"kind": "done"})).encode()
 
 
-def told_by(language, script, folder, litert, patience=20.0):
-    """What a device says that works until the server is done."""
+def told_by(language, script, folder, litert, patience=20.0, errors=0):
+    """What a device says that works until the server is done; it is asked to go on after so many errors."""
     examples = {"train": drawn("classification", 9), "test": drawn("classification", 5, 1), "classes": CLASSES}
     with Proxy() as proxy:
         proxy.ask = script
@@ -76,6 +78,9 @@ def told_by(language, script, folder, litert, patience=20.0):
             how = {"interpreter": tf.lite.Interpreter, "patience": patience, "log": told.append}
             device = LiveDevice(*given, **how)
         try:
+            for _ in range(errors):
+                with pytest.raises((NativeError, ServerError)):
+                    device.run()
             device.run()
         finally:
             device.close()
@@ -107,6 +112,24 @@ def test_an_update_that_cannot_be_read_is_not_sent_again(bundle, litert_library,
     assert [name for name, _ in script.sent] == ["update/1", "update/1"]
     assert [row["split"] for row in scores_in(script.sent[0][1])] == ["train", "test"]
     assert not [path for path in (tmp_path / "device").iterdir() if path.name.startswith("update")]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_an_app_that_goes_on_after_an_error(bundle, litert_library, tmp_path, language):
+    """The answer to an update is lost, and the app asks the device to work on: it sends the update again before it
+    computes another one. If the server has counted it, its head would be lost otherwise."""
+    script, lost = Script(bundle, "visit", "visit"), []
+    script.work[1]["round"] = 2
+
+    def gate(name, headers):
+        if name == "update/1" and not lost:
+            lost.append(name)
+            return 500, {"error": "the answer is lost"}
+
+    script.gate = gate
+    told = told_by(language, script, tmp_path / "device", litert_library, patience=-1.0, errors=1)
+    assert lost and [name for name, _ in script.sent] == ["update/1", "update/2"]
+    assert told == ["joined as client 0", "round 1: counted", "round 2: counted"]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -170,6 +193,38 @@ def test_a_folder_is_of_one_run(bundle, litert_library, tmp_path, language):
             told_by(language, script, state, litert_library)
     assert [about["run"] for about in script.joined[1:]] == 4 * ['of one "run" é']
     assert kept == {name: (state / name).read_bytes() for name in kept}
+
+
+@pytest.mark.parametrize("said", [[True, False], [False, True]])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_device_of_secure_rounds_stays_one(bundle, litert_library, tmp_path, language, said):
+    """It joins twice, and one of the answers says that the rounds are secure: it never sends an update that is not
+    masked, also not after another start, at which it does not join."""
+    script, unknown = Script(bundle, "visit", "visit"), []
+    script.secure = list(said)
+
+    def gate(name, headers):
+        if name == "work" and not unknown:
+            unknown.append(name)
+            return 401, {"error": "client 0 has not joined: join with its token first", "time": time.time()}
+
+    script.gate = gate
+    for _ in range(2):
+        with pytest.raises((NativeError, ServerError), match="is not masked, and this device sends none"):
+            told_by(language, script, tmp_path / "device", litert_library)
+    assert len(script.joined) == 2 and not script.sent
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_a_killed_process_was_writing_is_deleted(bundle, litert_library, tmp_path, language):
+    """Secrets of an attempt are among it: they must not stay when the round is over."""
+    names = "head.bin.7.new", "secure/attempt.bin.new", "secure/keys.7.new"
+    half_written = [tmp_path / "device" / name for name in names]
+    for path in half_written:
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_bytes(b"secret")
+    assert told_by(language, Script(bundle), tmp_path / "device", litert_library) == ["joined as client 0"]
+    assert not [path for path in half_written if path.exists()]
 
 
 @pytest.mark.parametrize("status", [408, 429])

@@ -191,7 +191,7 @@ def without(run, gone):
 
 
 def test_a_device_sends_no_update_that_is_not_masked(make_run, live, litert_library, tmp_path):
-    """With the option, and without it once it has joined a run with secure rounds."""
+    """With the option. For a device that has joined a run with secure rounds, see test_live_recoveries.py."""
     with make_run(tmp_path / "plain", participation=1.0, rounds=1) as run:
         with serving(run, Rules(wait_for=1)) as (address, rounds, tokens):
             given = examples_of(run, 0), tokens[0], litert_library

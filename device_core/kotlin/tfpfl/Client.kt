@@ -46,7 +46,11 @@ data class Personalized(
  * A head: kernel [M, K], row after row, bias [K], the sha256 of the theta that it was fitted with, and the names of its
  * classes as JSON, if they are not the bundle's.
  */
-class Head(val kernel: FloatArray, val bias: FloatArray, val thetaSha256: ByteArray, val names: ByteArray? = null)
+class Head(val kernel: FloatArray, val bias: FloatArray, val thetaSha256: ByteArray, val names: ByteArray? = null) {
+    init {
+        require(thetaSha256.size == 32) { "a sha256 has 32 bytes, found ${thetaSha256.size}" }
+    }
+}
 
 /** The result of a round. Send the payload and the number of examples, and nothing else; the head stays here. */
 class Update(val payload: ByteArray, val numExamples: Int, val loss: Float, val head: Head)

@@ -110,11 +110,12 @@ class LiveDevice:
         self._token, self._ahead = token, 0.0  # by how many seconds the server's clock is ahead
         self.rounds = 0  # updates that the server has counted since this start
         self._about = about_device(examples, self._signer)
+        self._only_secure = secure
         member = self.state.member() or self._join()
         self.client_id = member["client"]
         from tflite_export.device.live.secure.visits import SecureVisits  # needs cryptography, which is here by now
 
-        self._only_secure = secure or member["secure"]
+        self._only_secure = self._only_secure or member["secure"]
         self._kept = SecureState(self.state.folder)
         self._secure = SecureVisits(self._kept, self.client_id, self._signer)
         self._get_bundle()
@@ -162,7 +163,10 @@ class LiveDevice:
         if (known := self.state.run()) is not None:
             about["run"] = known
         answer = self._send("POST", "/v1/join", json.dumps(about).encode(), None)
-        member = {"secure": False} | self._json(answer)
+        member, before = {"secure": False} | self._json(answer), self.state.member()
+        if before is not None and before["secure"]:
+            member["secure"] = True  # what the device has hidden so far stays hidden
+        self._only_secure = self._only_secure or bool(member["secure"])
         if "run" in member:  # servers of before do not say it
             self.state.keep_run(wire.entry(member, "run", str, 1, 100))
         self.state.keep_member(member)
@@ -209,6 +213,7 @@ class LiveDevice:
         Args:
             wait: seconds for which the server may hold the question.
         """
+        self._settle_update()  # one without an answer, if the caller goes on after an error
         have = f"&have={self._last[0] or 'none'}{'&half=1' if self._half else ''}"  # so that a new theta comes with it
         masks = "&secure=1" if self.can_mask else ""
         answer = self._good(self._ask("GET", f"/v1/work?wait={wait:g}{have}{masks}"))
@@ -254,8 +259,12 @@ class LiveDevice:
         self._settle()
 
     def _settle(self) -> None:
-        """Sends the update that is on its way, until the server has said whether it counts."""
+        """Ends what is on its way: the visit of a secure round, and an update."""
         self._settle_secure()
+        self._settle_update()
+
+    def _settle_update(self) -> None:
+        """Sends the update that is on its way, until the server has said whether it counts."""
         pending = self._pending()
         if pending is None:
             return

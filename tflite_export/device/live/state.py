@@ -56,6 +56,9 @@ class State:
         except OSError:
             self._lock.close()
             raise InvalidInput(f"{self.folder} is in use: another device works with it") from None
+        for path in (*self.folder.glob("*.new"), *self.folder.glob("secure/*.new")):
+            if path.is_file():  # a killed process was writing it; secrets may be in it
+                path.unlink()
 
     def close(self) -> None:
         """Lets another process use the folder."""

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+from tflite_export.device.errors import InvalidInput
 from tflite_export.device.files import write_whole
 from tflite_export.device.head_file import HeadError, head_bytes, load_head
 from tflite_export.device.live.state import Pending
 from tflite_export.device.live.wire import PHASES
 
 VISIT, ATTEMPT = "visit.npz", "attempt.json"
+_OTHER_VISIT = "update.bin"  # of the client in C
 
 
 class SecureState:
@@ -40,8 +42,14 @@ class SecureState:
         self._write(VISIT, content.getvalue())
 
     def visit(self, num_features: int, num_classes: int) -> Pending | None:
-        """The result of the last visit; None if there is none that can be read."""
-        path, head = self.folder / VISIT, self.folder / "visit.head"
+        """The result of the last visit; None if there is none that can be read.
+
+        Raises:
+            InvalidInput: the client in C has one that it has not heard of yet.
+        """
+        path, head, other = self.folder / VISIT, self.folder / "visit.head", self.folder / _OTHER_VISIT
+        if other.exists():
+            raise InvalidInput(f"{other} is an update that the client in C has not heard of yet: start it again first")
         if not path.exists():
             return None
         try:
