@@ -84,6 +84,18 @@ int live_theta(tfpfl_live *live, const char *name, const float **theta, char **b
     return status;
 }
 
+/* Whether an answer with status 200 is the server's, and not a proxy's page. */
+static int check_counted(tfpfl_live *live, struct answer *answer) {
+    struct json json;
+    int status = live_json(answer, &json, live->error);
+    uint32_t node = status == 0 ? json_member(&json, 1, "counted") : 0;
+    if (status == 0 && (node == 0 || json.nodes[node].kind != JSON_TRUE))
+        status = fail(live->error, TFPFL_SERVER_ERROR, "the server's answer does not say that the update is counted, "
+                      "which is sent again later");
+    json_free(&json);
+    return status;
+}
+
 int live_settle(tfpfl_live *live) {
     struct pending pending;
     struct answer answer = {0};
@@ -98,7 +110,8 @@ int live_settle(tfpfl_live *live) {
     const struct request request = {"PUT", target, pending.body, pending.bytes, MOST_ANSWER};
     status = live_send(live, &request, &answer);
     if (status == 0 && answer.status == 200) {
-        status = live_of_client(live, tfpfl_start_from(live->client, &pending.head));
+        status = check_counted(live, &answer);
+        if (status == 0) status = live_of_client(live, tfpfl_start_from(live->client, &pending.head));
         if (status == 0) live->counted++;
         if (status == 0) live_tell(live, "round %" PRIu32 ": counted", pending.round);
     } else if (status == 0 && (answer.status == 400 || answer.status == 409 || answer.status == 410 ||

@@ -36,7 +36,7 @@ class Script:
         work = {"round": 1, "theta": self.theta, "payload": "float32", "settings": settings}
         work["splits"] = ["train", "test"]
         self.work = [work | {"kind": kind} for kind in kinds]
-        self.update = self.score = 200, {}
+        self.update, self.score = (200, {"counted": True}), (200, {})
         self.sent: list = []  # (path, body) of updates and scores
         self.joined: list = []  # what devices said when they joined
         self.runs: list = []  # of which run each answer to that says the server is; without one it does not say it
@@ -79,7 +79,7 @@ def told_by(language, script, folder, litert, patience=20.0, errors=0):
             device = LiveDevice(*given, **how)
         try:
             for _ in range(errors):
-                with pytest.raises((NativeError, ServerError)):
+                with pytest.raises((NativeError, ServerError, wire.WireError)):
                     device.run()
             device.run()
         finally:
@@ -112,6 +112,23 @@ def test_an_update_that_cannot_be_read_is_not_sent_again(bundle, litert_library,
     assert [name for name, _ in script.sent] == ["update/1", "update/1"]
     assert [row["split"] for row in scores_in(script.sent[0][1])] == ["train", "test"]
     assert not [path for path in (tmp_path / "device").iterdir() if path.name.startswith("update")]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_an_answer_that_is_not_the_servers_does_not_count(bundle, litert_library, tmp_path, language):
+    """A proxy may answer in the server's place, with status 200: the head stays, and the same update is sent again."""
+    script, pages, heads = Script(bundle, "visit"), ["back soon", {}, {"counted": 1}], []
+
+    def gate(name, headers):
+        if name.startswith("update/"):
+            heads.append((tmp_path / "device" / "head.bin").read_bytes())
+        if name.startswith("update/") and pages:
+            return 200, pages.pop(0)
+
+    script.gate = gate
+    told = told_by(language, script, tmp_path / "device", litert_library, errors=3)
+    assert told == ["joined as client 0", "round 1: counted"] and len(script.sent) == 1
+    assert len(heads) == 4 and set(heads) == {script.head} != {(tmp_path / "device" / "head.bin").read_bytes()}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -273,6 +273,10 @@ class LiveDevice:
             return
         answer = self._ask("PUT", f"/v1/update/{pending.round_num}", pending.body)
         if answer.status == 200:
+            if wire.read_json(answer.body).get("counted") is not True:  # as of a proxy in its place
+                raise ServerError(
+                    "the server's answer does not say that the update is counted, which is sent again later"
+                )
             self._counted(pending)
             self.rounds += 1
             self.log(f"round {pending.round_num}: counted")
