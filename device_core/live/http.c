@@ -4,6 +4,7 @@
 #include <curl/curl.h>
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,6 +132,23 @@ static void set_options(struct http *http, const char *url, const struct request
     curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request->method);
 }
 
+/* Sends and receives. libcurl before 7.87 lets OpenSSL write to a connection that the server has closed, and the signal
+ * for that would end the app. It comes to the thread that writes: this one holds it back, and takes it away. */
+static CURLcode perform(CURL *curl) {
+    sigset_t closed, before, waiting;
+    int taken;
+    sigemptyset(&closed);
+    sigaddset(&closed, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &closed, &before);
+    sigpending(&waiting);
+    bool waited = sigismember(&waiting, SIGPIPE);
+    CURLcode code = curl_easy_perform(curl);
+    sigpending(&waiting);
+    if (!waited && sigismember(&waiting, SIGPIPE)) sigwait(&closed, &taken);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return code;
+}
+
 /* again: there was no answer, and `error` says why. */
 static int once(struct http *http, const struct signer *signer, const struct request *request, struct answer *answer,
                 bool *again, char *error) {
@@ -144,7 +162,7 @@ static int once(struct http *http, const struct signer *signer, const struct req
     if (status == 0) {
         snprintf(url, room, "%s%s", http->url, request->target);
         set_options(http, url, request, headers, &found, why);
-        CURLcode code = curl_easy_perform(http->curl);
+        CURLcode code = perform(http->curl);
         curl_easy_getinfo(http->curl, CURLINFO_RESPONSE_CODE, &answer->status);
         answer->body = found.bytes;
         answer->bytes = found.used;

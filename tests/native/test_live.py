@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import signal
 import ssl
 import struct
 import subprocess
@@ -384,14 +385,19 @@ int main(int count, char **arguments) {
 """
 
 
+def built(live, source, program, *libraries):
+    """A program that may have functions of its own in the place of a library's."""
+    command = [compiler(), "-x", "c", "-", "-x", "none", f"-I{CORE / 'include'}", "-rdynamic", "-o", program]
+    command += [live / "libtfpfl_live.a", "-lcurl", *libraries, "-lcrypto", "-lm", "-ldl"]
+    subprocess.run(command, input=source, text=True, check=True)
+    return program
+
+
 def test_with_a_certificate_no_other_one_is_trusted(live, tmp_path, monkeypatch):
     """Those in the system's folder may sign the server's only if the app names none."""
     certificate, other = made_certificate(tmp_path / "both.pem"), made_certificate(tmp_path / "other.pem")
-    program = tmp_path / "trusting"
+    program = built(live, TRUSTING, tmp_path / "trusting", "-lssl")
     monkeypatch.setenv("TRUSTED", str(certificate))
-    command = [compiler(), "-x", "c", "-", "-x", "none", f"-I{CORE / 'include'}", "-rdynamic", "-o", program]
-    command += [live / "libtfpfl_live.a", "-lcurl", "-lssl", "-lcrypto", "-lm", "-ldl"]
-    subprocess.run(command, input=TRUSTING, text=True, check=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     with Proxy(tls=context) as proxy:
@@ -404,6 +410,40 @@ def test_with_a_certificate_no_other_one_is_trusted(live, tmp_path, monkeypatch)
         pytest.skip("this libcurl has no folder of certificates that it trusts")
     assert said[:2] == 2 * ["the server refused (404): nobody\n"]
     assert "does not answer: SSL certificate problem: " in said[2]
+
+
+CLOSED = """
+#include <curl/curl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+#include "tfpfl_live.h"
+/* As libcurl before 7.87 with OpenSSL, if the server has closed the connection. */
+CURLcode curl_easy_perform(CURL *curl) {
+    int ends[2];
+    if (curl == NULL || pipe(ends) != 0 || close(ends[0]) != 0) return CURLE_OK;
+    return write(ends[1], "?", 1) < 0 ? CURLE_SEND_ERROR : CURLE_OK;
+}
+int main(int count, char **arguments) {
+    float x[] = {0};
+    int32_t y[] = {0};
+    tfpfl_live_data data = {.train = {.x = x, .numbers = 1, .labels = y, .count = 1}};
+    tfpfl_live_options options = {.token = "token", .patience = -1};
+    tfpfl_live *live;
+    tfpfl_live_open("https://127.0.0.1", arguments[count - 1], &data, &options, &live);
+    puts(tfpfl_live_error(live));
+    fflush(stdout);
+    tfpfl_live_close(live);
+    raise(SIGPIPE);
+}
+"""
+
+
+def test_a_connection_that_the_server_has_closed_does_not_end_the_app(live, tmp_path):
+    program = built(live, CLOSED, tmp_path / "closed")
+    done = subprocess.run([program, tmp_path / "device"], capture_output=True, text=True, check=False)
+    assert "https://127.0.0.1 does not answer: " in done.stdout
+    assert done.returncode == -signal.SIGPIPE  # the app's own signals are the app's
 
 
 def made_certificate(path):
