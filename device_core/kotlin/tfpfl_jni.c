@@ -218,8 +218,9 @@ static jfloatArray rows(JNIEnv *env, jlong handle, jobjectArray arrays, jint cou
                         int (*compute)(tfpfl_client *, const tfpfl_examples *, float *)) {
     struct given given;
     jfloatArray out = NULL;
-    size_t numbers = (size_t)count * columns;
-    float *found = numbers > INT32_MAX ? NULL : malloc(4 * numbers + 4);
+    int fits = count >= 0 && (columns == 0 || (size_t)count <= INT32_MAX / columns);  /* in a Java array */
+    size_t numbers = fits ? (size_t)count * columns : 0;
+    float *found = fits ? calloc(numbers + 1, sizeof *found) : NULL;
     int status = TFPFL_SYSTEM_ERROR;
     const char *why = "there is not enough memory";
     if (found != NULL && take_examples(env, handle, arrays, count, &given)) {
