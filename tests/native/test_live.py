@@ -360,11 +360,25 @@ def test_https_is_checked(run, live, litert_library, tmp_path):
         device.close()
 
 
+ASKING = """
+#include <stdio.h>
+#include "tfpfl_live.h"
+/* Says why a device cannot join. */
+static void ask(const char *url, const char *state, const char *certificate) {
+    float x[] = {0};
+    int32_t y[] = {0};
+    tfpfl_live_data data = {.train = {.x = x, .numbers = 1, .labels = y, .count = 1}};
+    tfpfl_live_options options = {.token = "token", .certificate = certificate, .patience = -1};
+    tfpfl_live *live;
+    tfpfl_live_open(url, state, &data, &options, &live);
+    puts(tfpfl_live_error(live));
+    fflush(stdout);
+    tfpfl_live_close(live);
+}
+"""
 TRUSTING = """
 #include <openssl/ssl.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include "tfpfl_live.h"
 /* The folder of certificates that the system trusts has the one in the environment. libcurl reads it by one of both. */
 int X509_STORE_load_path(X509_STORE *store, const char *folder) {
     return folder != NULL && X509_STORE_load_file(store, getenv("TRUSTED"));
@@ -373,23 +387,16 @@ int SSL_CTX_load_verify_dir(SSL_CTX *context, const char *folder) {
     return X509_STORE_load_path(SSL_CTX_get_cert_store(context), folder);
 }
 int main(int count, char **arguments) {
-    float x[] = {0};
-    int32_t y[] = {0};
-    tfpfl_live_data data = {.train = {.x = x, .numbers = 1, .labels = y, .count = 1}};
-    tfpfl_live_options options = {.token = "token", .certificate = count > 3 ? arguments[3] : NULL, .patience = -1};
-    tfpfl_live *live;
-    tfpfl_live_open(arguments[1], arguments[2], &data, &options, &live);
-    puts(tfpfl_live_error(live));
-    tfpfl_live_close(live);
+    ask(arguments[1], arguments[2], count > 3 ? arguments[3] : NULL);
 }
 """
 
 
 def built(live, source, program, *libraries):
-    """A program that may have functions of its own in the place of a library's."""
+    """A program with `ask`, which may have functions of its own in the place of a library's."""
     command = [compiler(), "-x", "c", "-", "-x", "none", f"-I{CORE / 'include'}", "-rdynamic", "-o", program]
     command += [live / "libtfpfl_live.a", "-lcurl", *libraries, "-lcrypto", "-lm", "-ldl"]
-    subprocess.run(command, input=source, text=True, check=True)
+    subprocess.run(command, input=ASKING + source, text=True, check=True)
     return program
 
 
@@ -415,9 +422,7 @@ def test_with_a_certificate_no_other_one_is_trusted(live, tmp_path, monkeypatch)
 CLOSED = """
 #include <curl/curl.h>
 #include <signal.h>
-#include <stdio.h>
 #include <unistd.h>
-#include "tfpfl_live.h"
 /* As libcurl before 7.87 with OpenSSL, if the server has closed the connection. */
 CURLcode curl_easy_perform(CURL *curl) {
     int ends[2];
@@ -425,15 +430,7 @@ CURLcode curl_easy_perform(CURL *curl) {
     return write(ends[1], "?", 1) < 0 ? CURLE_SEND_ERROR : CURLE_OK;
 }
 int main(int count, char **arguments) {
-    float x[] = {0};
-    int32_t y[] = {0};
-    tfpfl_live_data data = {.train = {.x = x, .numbers = 1, .labels = y, .count = 1}};
-    tfpfl_live_options options = {.token = "token", .patience = -1};
-    tfpfl_live *live;
-    tfpfl_live_open("https://127.0.0.1", arguments[count - 1], &data, &options, &live);
-    puts(tfpfl_live_error(live));
-    fflush(stdout);
-    tfpfl_live_close(live);
+    ask("https://127.0.0.1", arguments[count - 1], NULL);
     raise(SIGPIPE);
 }
 """
