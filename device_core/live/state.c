@@ -136,7 +136,7 @@ int live_take_folder(const char *folder, int *lock, char *error) {
                          : system_error(error, path);
     }
     free(path);
-    for (int i = 0; i < 2 && status == 0; i++)
+    for (size_t i = 0; i < sizeof others / sizeof *others && status == 0; i++)
         if (live_is_there(folder, others[i]))
             status = fail(error, TFPFL_BUNDLE_ERROR, "%s/%s is an update that the client in Python has not heard of yet: "
                           "start it again first", folder, others[i]);
