@@ -22,7 +22,8 @@ interface Setting {
 export async function readGuest(thetaSha256: string, setting: Setting): Promise<Guest | string> {
   let kept: Kept | undefined
   try {
-    kept = await (await Store.open()).load(thetaSha256)
+    const store = await Store.open()
+    kept = await store.load(thetaSha256).finally(() => store.close())
   } catch {
     return 'This browser keeps no drawings for this page, so you cannot take part.'
   }

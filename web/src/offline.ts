@@ -1,6 +1,6 @@
 /** Stores the site for use without a network: every file that a visit needs, checked against site.json. */
 import { sha256 } from './sha256'
-import { address, type Site } from './site'
+import { address, openSite, type Site } from './site'
 import { content, type Listed } from './transfer'
 
 /** The browser keeps the first itself; the second is for pages that link here. */
@@ -41,6 +41,9 @@ export async function keepForOffline(site: Site, runtime: readonly string[]): Pr
   }
   // The one by which all of it was checked: the host may have another by now, or answer with an error.
   await cache.put('site.json', new Response(JSON.stringify(site), { headers: { 'Content-Type': 'application/json' } }))
-  for (const old of await caches.keys()) if (old.startsWith(prefix()) && old !== name) await caches.delete(old)
+  // A tab of an older version may end after one of the newest, whose copy must stay.
+  const newest = await openSite().then(cacheName, () => name)
+  const lasting = (await caches.keys()).includes(newest) ? newest : name
+  for (const other of await caches.keys()) if (other.startsWith(prefix()) && other !== lasting) await caches.delete(other)
   return true
 }

@@ -26,6 +26,10 @@ export class Store {
     return new Store(await openDB<Schema>('tfpfl', 1, { upgrade }))
   }
 
+  close(): void {
+    this.database.close()
+  }
+
   load(thetaSha256: string): Promise<Kept | undefined> {
     return this.database.get('learners', thetaSha256)
   }

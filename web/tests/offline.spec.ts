@@ -72,6 +72,18 @@ it('keeps a copy of each site, and of each the newest version alone', async () =
   for (const [path, text] of [['/a/', 'site A, mended'], ['/b/', 'site B'], ['/a/b/', 'site A'], ['/', 'the front']] as const) expect(await offline(path)).toBe(text)
 })
 
+it('keeps the newest version when a tab of an older one ends later', async () => {
+  const before = fetch
+  const [older, newer] = ['the page', 'the page, with another bundle'].map(site)
+  await visit('/a/', 'the page')
+  await visit('/a/', 'the page, with another bundle')
+  expect([...all.keys()]).toEqual([cacheName(newer!)])
+  served.set(`${ORIGIN}/a/`, 'the page')
+  vi.stubGlobal('fetch', async (address: string) => (address === 'site.json' ? new Response(JSON.stringify(newer)) : before(address)))
+  expect(await keepForOffline(older!, [])).toBe(true)
+  expect([...all.keys()]).toEqual([cacheName(newer!)])
+})
+
 it('shows nothing that another site of the origin has kept', async () => {
   await visit('/a/', 'site A')
   all.get(cacheName(site('site A')))!.set(`${ORIGIN}/b/`, 'not its own')
