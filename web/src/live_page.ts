@@ -4,12 +4,11 @@ import { Device } from './device'
 import { byId, bytesText, download, make, messageOf } from './elements'
 import type { FederationLive } from './federation_live'
 import { begin, LiveClient, type LiveEvent } from './live_client'
-import { BrowserStore } from './live_store'
+import { BrowserStore, keptAs } from './live_store'
 import { readExamples, type Examples } from './npz'
 import type { Runtime } from './runtime'
 
 const LINES = 12
-const LOCK = 'tfpfl-live' // one tab of a browser is the device
 
 type State = 'new' | 'starting' | 'running' | 'away' | 'paused' | 'elsewhere' | 'done' | 'failed'
 
@@ -140,14 +139,14 @@ export class LivePage {
     return client.run()
   }
 
-  /** Takes the lock, and keeps it until `letGo`. Returns whether it could. */
+  /** Takes the lock by which one tab of a browser is the device, and keeps it until `letGo`. Returns whether it could. */
   private lock(options: LockOptions): Promise<boolean> {
     return new Promise((answer, refuse) => {
       const keep = (lock: Lock | null) => {
         answer(lock !== null)
         return lock && new Promise<void>((free) => (this.letGo = () => ((this.letGo = null), free())))
       }
-      navigator.locks.request(LOCK, options, keep).catch(refuse)
+      navigator.locks.request(keptAs(), options, keep).catch(refuse)
     })
   }
 
@@ -217,7 +216,7 @@ export class LivePage {
 
 /** Does something if no tab of this browser is the client now; returns whether it did. */
 function alone(work: () => Promise<void>): Promise<boolean> {
-  return navigator.locks.request(LOCK, { ifAvailable: true }, async (lock) => {
+  return navigator.locks.request(keptAs(), { ifAvailable: true }, async (lock) => {
     if (lock) await work()
     return lock !== null
   })

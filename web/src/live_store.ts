@@ -4,6 +4,7 @@ import type { Phase } from './live_wire'
 import type { Examples } from './npz'
 import type { CodecNumbers } from './secure_codec'
 import type { Held, Peer, Secrets } from './secure_exchange'
+import { folder } from './site'
 
 export interface Identity {
   key: CryptoKeyPair
@@ -128,12 +129,17 @@ interface Schema extends DBSchema {
   device: { key: Name; value: Kept[Name] }
 }
 
+/** The name of what this browser keeps, and of the lock on it. Live servers of one origin have folders of their own. */
+export function keptAs(): string {
+  return folder() === '/' ? 'tfpfl-live' : `tfpfl-live ${folder()}`
+}
+
 export class BrowserStore implements LiveStore {
   private constructor(private readonly database: IDBPDatabase<Schema>) {}
 
   static async open(): Promise<BrowserStore> {
     const upgrade = (database: IDBPDatabase<Schema>) => void database.createObjectStore('device')
-    return new BrowserStore(await openDB<Schema>('tfpfl-live', 1, { upgrade }))
+    return new BrowserStore(await openDB<Schema>(keptAs(), 1, { upgrade }))
   }
 
   identity = () => this.get('identity')

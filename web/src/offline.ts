@@ -1,14 +1,14 @@
 /** Stores the site for use without a network: every file that a visit needs, checked against site.json. */
 import { sha256 } from './sha256'
-import { address, openSite, type Site } from './site'
+import { address, folder, openSite, type Site } from './site'
 import { content, type Listed } from './transfer'
 
 /** The browser keeps the first itself; the second is for pages that link here. */
 const ELSEWHERE = ['sw.js', 'preview.png']
 
-/** How the names of this site's caches begin; sw.js knows it, too. Sites of one origin have folders of their own. */
+/** How the names of this site's caches begin; sw.js knows it, too. */
 function prefix(): string {
-  return `tfpfl-${new URL('.', document.baseURI).pathname} `
+  return `tfpfl-${folder()} `
 }
 
 /** The name of this site's cache. Another site, or a newer version, has another name. */

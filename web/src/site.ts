@@ -9,6 +9,11 @@ export interface Site {
   live?: boolean
 }
 
+/** The folder of this origin in which the site is: "/" or "/a/b/". Sites of one origin have folders of their own. */
+export function folder(): string {
+  return new URL('.', document.baseURI).pathname
+}
+
 export class SiteError extends Error {}
 
 export async function openSite(): Promise<Site> {

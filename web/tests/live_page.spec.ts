@@ -23,14 +23,16 @@ beforeEach(() => {
   for (const kind of kinds) vi.stubGlobal(kind, Element)
   vi.stubGlobal('document', { getElementById: (id: string) => (elements[id] ??= new Element()), createElement: () => new Element(), baseURI: 'https://host.example/' })
   vi.stubGlobal('isSecureContext', true)
-  let [last, busy] = [Promise.resolve<unknown>(null), 0]
-  const request = async (_name: string, ...given: unknown[]) => {
+  const locks = new Map<string, { last: Promise<unknown>; busy: number }>()
+  const request = async (name: string, ...given: unknown[]) => {
+    const lock = locks.get(name) ?? { last: Promise.resolve(), busy: 0 }
+    locks.set(name, lock)
     const work = given.at(-1) as (lock: object | null) => unknown
-    if ((given[0] as LockOptions).ifAvailable && busy) return work(null)
-    busy++
-    const done = last.then(() => work({}))
-    last = done.catch(() => {})
-    return done.finally(() => busy--)
+    if ((given[0] as LockOptions).ifAvailable && lock.busy) return work(null)
+    lock.busy++
+    const done = lock.last.then(() => work({}))
+    lock.last = done.catch(() => {})
+    return done.finally(() => lock.busy--)
   }
   vi.stubGlobal('navigator', { locks: { request } })
 })
@@ -96,4 +98,32 @@ it('stays the client while it is paused: another tab waits, and goes on when thi
   await state(first).toBe('new')
   expect(store.forget).toHaveBeenCalledTimes(1)
   await expect.poll(() => ends.size).toBe(3) // the second tab, which finds that nothing is left
+})
+
+it('is another client for another server of the origin, which has a folder of its own', async () => {
+  const identity: Identity = { key: {} as CryptoKeyPair, token: null, member: { client: 4, classes: 2, rounds: 5 } }
+  const store = { identity: async () => identity, counts: async () => NO_COUNTS }
+  const opened = vi.spyOn(BrowserStore, 'open').mockResolvedValue(store as unknown as BrowserStore)
+  vi.spyOn(LiveClient.prototype, 'run').mockReturnValue(new Promise(() => {}))
+  const at = (baseURI: string) => Object.assign(document, { baseURI })
+  for (const place of ['', 'a/', 'b/index.html', 'b/c/']) {
+    elements = {}
+    at(`https://host.example/${place}`)
+    await open()
+    await expect.poll(() => elements['live']!.dataset.state, { timeout: 2000 }).not.toBe('elsewhere')
+  }
+  expect(LiveClient.prototype.run).toHaveBeenCalledTimes(4)
+
+  opened.mockRestore()
+  const names: string[] = []
+  const note = (name: string) => {
+    names.push(name)
+    throw new Error('only its name is looked at')
+  }
+  vi.stubGlobal('indexedDB', { open: note })
+  for (const place of ['index.html', 'a/', 'b/?token=1']) {
+    at(`https://host.example/${place}`)
+    await expect(BrowserStore.open()).rejects.toThrow('only its name')
+  }
+  expect(names).toEqual(['tfpfl-live', 'tfpfl-live /a/', 'tfpfl-live /b/'])
 })
