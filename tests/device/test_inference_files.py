@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
-from tflite_export import Bundle, ExportError, export, verify
+from tflite_export import Bundle, ExportError, Runtime, convert_backbone, export, verify
 from tflite_export.convert import bundle as bundles
 from tflite_export.device import layout
 from tfpfl.models import SplitModel
@@ -98,3 +98,21 @@ def test_a_bundle_of_before_stays_right(frozen, tmp_path):
     bundles.write_manifest(folder, manifest)
     found = verify(folder, interpreter=LITE)
     assert found.ok and not {c.file for c in found.comparisons} & {*layout.INEXACT, layout.PREDICT}
+
+
+def test_int8_knows_the_ranges_of_all_classes_if_examples_are_sorted_by_class(tmp_path):
+    model = SplitModel(network())
+    x = RNG.random((360, 12), np.float32) * np.repeat(np.array([0.2, 1, 5], "f"), 120)[:, None]
+    (tmp_path / "int8").write_bytes(convert_backbone(model, model.initial_theta, "full int8", x))
+    phi = Runtime(tmp_path / "int8", LITE)("features", x=x)["phi"]
+    expected = np.asarray(model.features(model.theta(), x))
+    assert np.linalg.norm(phi - expected) < 0.05 * np.linalg.norm(expected)
+
+
+def test_without_training_examples_there_is_no_int8(tmp_path):
+    """The converter makes a float file of no examples, and the model card called it full int8."""
+    model, head = SplitModel(network()), Head(np.ones((32, 3), "f"), np.zeros(3, "f"))
+    given = {"rounds": False, "train": (X[:0], Y[:0]), "test": (X, Y)}
+    bundle = export((model, model.initial_theta, head), out=tmp_path / "b", **given)
+    assert layout.BACKBONE_INT8 not in {*bundle.manifest["files"], *bundle.manifest["quality"]}
+    assert layout.BACKBONE_DYNAMIC_INT8 in bundle.manifest["files"]

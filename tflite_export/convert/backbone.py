@@ -46,7 +46,8 @@ def convert_backbone(model, theta, precision: str = "float32", calibration=None)
         theta: its backbone's weights.
         precision: 'float32'; 'float16' (weights); 'dynamic int8' (weights, activations where it runs); 'full int8'
             (all of it, between a float32 input and output).
-        calibration: x [n, ...], examples from which 'full int8' takes the ranges of activations.
+        calibration: x [n, ...], examples from which 'full int8' takes the ranges of activations: of 100 of them,
+            evenly from the first to the last, since they may be sorted by class.
 
     Raises:
         ValueError: an unknown precision, or no calibration data where they are needed.
@@ -128,7 +129,7 @@ def _function(function, spec):
 def _configure(precision, calibration, spec, signature="features"):
     if precision not in BACKBONES.values():
         raise InvalidArgument(f"unknown precision {precision!r}: one of {', '.join(BACKBONES.values())}")
-    if precision == "full int8" and calibration is None:
+    if precision == "full int8" and (calibration is None or not len(calibration)):
         raise InvalidArgument("full int8 needs examples of the client to calibrate with: give calibration")
 
     def configure(converter):
@@ -139,7 +140,8 @@ def _configure(precision, calibration, spec, signature="features"):
             converter.target_spec.supported_types = [tf.float16]
         elif precision == "full int8":
             converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
-            some = np.asarray(calibration[:_CALIBRATION], spec.dtype.as_numpy_dtype)
+            chosen = np.linspace(0, len(calibration) - 1, min(_CALIBRATION, len(calibration))).astype(int)
+            some = np.asarray(calibration)[chosen].astype(spec.dtype.as_numpy_dtype)
             rows = spec.shape[0] or 1
             calls = -(-len(some) // rows)
             batches = np.resize(some, (calls, rows, *some.shape[1:]))  # the last one is filled up with the first ones

@@ -221,7 +221,7 @@ def _write_inference(folder, personal):
     reference = np.asarray(model.features(theta, x))
     on = {"examples": len(x), "on": "random numbers" if y is None else "the client's test examples"}
     calibration, raw_calibration = (
-        (None, None) if personal.train is None else (personal.train[0], personal.raw("train"))
+        (personal.train[0], personal.raw("train")) if personal.train and len(personal.train[0]) else (None, None)
     )
     if getattr(model, "whole", False):  # tokens among floats would be rounded like those
         calibration = None
