@@ -116,3 +116,23 @@ def test_without_training_examples_there_is_no_int8(tmp_path):
     bundle = export((model, model.initial_theta, head), out=tmp_path / "b", **given)
     assert layout.BACKBONE_INT8 not in {*bundle.manifest["files"], *bundle.manifest["quality"]}
     assert layout.BACKBONE_DYNAMIC_INT8 in bundle.manifest["files"]
+
+
+def test_precisions_are_measured_in_parts_of_the_test_examples(tmp_path, monkeypatch):
+    """All at once, a network for pictures took gigabytes for a client with many of them."""
+    rows = []
+
+    class Recorded(Runtime):
+        def __call__(self, signature, **inputs):
+            rows.extend(len(inputs[name]) for name in {"x", "raw"} & set(inputs))
+            return super().__call__(signature, **inputs)
+
+    monkeypatch.setattr(bundles, "Runtime", Recorded)
+    model = SplitModel(network(), train_from="high")
+    head = Head(RNG.normal(size=(32, 3)).astype("f"), np.zeros(3, "f"))
+    source = model, model.above.initial_theta, head
+    personal = bundles.personal_model(source, None, train=(X, Y), test=(X, Y))
+    measured = bundles._write_inference(tmp_path, personal)
+    assert max(rows) == 32 and {quality["examples"] for quality in measured.values()} == {60}
+    truth = Runtime(tmp_path / layout.PREDICT, LITE)("predict", x=X)["probabilities"].argmax(1) == Y
+    assert measured[layout.BACKBONE]["accuracy"] == measured[layout.TRUNK]["accuracy"] == truth.mean()

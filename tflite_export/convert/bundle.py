@@ -218,7 +218,7 @@ def _write_inference(folder, personal):
         x = raw if trunk is None else np.asarray(trunk(raw))
     x = x.astype(example_spec(model).dtype.as_numpy_dtype, copy=False)
     theta = tuple(map(tf.constant, theta))
-    reference = np.asarray(model.features(theta, x))
+    reference = _in_parts(lambda part: model.features(theta, part), x)
     on = {"examples": len(x), "on": "random numbers" if y is None else "the client's test examples"}
     calibration, raw_calibration = (
         (personal.train[0], personal.raw("train")) if personal.train and len(personal.train[0]) else (None, None)
@@ -238,7 +238,7 @@ def _write_inference(folder, personal):
     for name, precision in BACKBONES.items():
         if precision != "full int8" or calibration is not None:  # else there is nothing to take the ranges from
             content = convert_backbone(model, theta, precision, calibration)
-            measure(name, precision, content, lambda runtime: runtime("features", x=x)["phi"])
+            measure(name, precision, content, lambda r: _in_parts(lambda part: r("features", x=part)["phi"], x))
     for name, precision in TRUNKS.items() if trunk is not None else ():
         if precision != "full int8" or raw_calibration is not None:
             batch = None if name == layout.TRUNK else STATIC_BATCH
@@ -247,9 +247,17 @@ def _write_inference(folder, personal):
                 name,
                 precision,
                 content,
-                lambda runtime: np.asarray(model.features(theta, trunk_output(runtime, raw, STATIC_BATCH, len(raw)))),
+                lambda r: _in_parts(
+                    lambda part: model.features(theta, trunk_output(r, part, STATIC_BATCH, STATIC_BATCH)), raw
+                ),
             )
     return measured
+
+
+def _in_parts(function, x):
+    """What `function` makes of examples, so many at a time that memory does not grow with their number."""
+    parts = (x[start : start + STATIC_BATCH] for start in range(0, len(x), STATIC_BATCH))
+    return np.concatenate([np.asarray(function(part)) for part in parts])
 
 
 def _inputs(model):
