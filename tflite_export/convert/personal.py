@@ -1,12 +1,15 @@
 """Collects what is exported: one client's model, from a run folder or from given arrays."""
 
+import json
 import os
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tflite_export.convert.program import flatten
-from tflite_export.convert.several import of_one_array, packed_examples
+from tflite_export.convert.several import Packed, of_one_array, packed_examples
+from tflite_export.device.errors import InvalidInput
+from tflite_export.device.manifest import check_entry
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data import find_client
 from tfpfl.data.layout import is_several
@@ -230,7 +233,7 @@ def _given(
     trunk, model = model.trunk, model.above or model
     _check_theta(model)
     model = of_one_array(model)
-    theta, head = tuple(np.asarray(w) for w in theta), Head(*map(np.asarray, head))
+    theta, head = tuple(np.asarray(w) for w in theta), Head(*(np.asarray(w, np.float32) for w in head))
     shapes = [w.shape for w in model.initial_theta]
     if [w.shape for w in theta] != shapes:
         raise ExportError(f"theta must have the shapes {shapes}, found {[w.shape for w in theta]}")
@@ -244,17 +247,21 @@ def _given(
     unknown = set(training or {}) - set(TRAINING)
     if unknown:
         raise ExportError(f"unknown in training: {', '.join(sorted(unknown))}; there are {', '.join(TRAINING)}")
+    training, preprocessing = _entries({**TRAINING, **(training or {})}, preprocessing or {})
     k = head.bias.shape[0]
     labels = [str(i) for i in range(k)] if labels is None else [one_line(name) for name in labels]
     if len(labels) != k:
         raise ExportError(f"the head has {k} outputs, but there are {len(labels)} labels")
+    if twice := [name for i, name in enumerate(labels) if name in labels[:i]]:
+        raise ExportError(f"two labels are {twice[0]!r}, and a device knows classes by their names: name them apart")
+    train, test = (_examples(name, given, trunk or model) for name, given in (("train", train), ("test", test)))
     return Personal(
         model=model,
         weights=Weights(theta, head),
         rounds=True if rounds is None else rounds,
-        training={**TRAINING, **(training or {})},
-        about={"algorithm": None, "client": None} | ({} if dataset is None else {"dataset": dataset}),
-        preprocessing=preprocessing or {},
+        training=training,
+        about={"algorithm": None, "client": None} | ({} if dataset is None else {"dataset": one_line(dataset)}),
+        preprocessing=preprocessing,
         antialias=False,
         labels=labels,
         class_ids=list(range(k)),
@@ -263,6 +270,51 @@ def _given(
         trunk=trunk,
         raws=None if trunk is None else {n: s and s[0] for n, s in (("train", train), ("test", test))},
     )
+
+
+def _entries(training: dict, preprocessing: dict) -> list[dict]:
+    """The settings that were given, as the manifest has them: NumPy's numbers become Python's.
+
+    Raises:
+        ExportError: one is missing, has a wrong type, or is out of range.
+    """
+    found = []
+    for name, given in (("training", training), ("preprocessing", preprocessing)):
+        plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in given.items()}
+        try:
+            check_entry(name, {"rounds": True, **plain})
+            json.dumps(plain)
+        except (InvalidInput, TypeError, ValueError) as error:
+            raise ExportError(f"{name} cannot be written to the manifest: {error}") from None
+        found.append(plain)
+    if "scale" in preprocessing and (missing := {"shift", "stored_dtype"} - set(preprocessing)):
+        raise ExportError(
+            f"preprocessing has scale, but not {' and '.join(sorted(missing))}: x = raw * scale + shift, where raw is "
+            "of stored_dtype, such as 'uint8'"
+        )
+    return found
+
+
+def _examples(name, examples, model):
+    """Examples (x, y) that were given, as arrays of what the model or its trunk takes.
+
+    Raises:
+        ExportError: a shape or dtype is wrong, a number is not finite, or there is another number of labels.
+    """
+    if examples is None or is_several(model.input_shape):
+        return examples
+    x, y = examples
+    if isinstance(model, Packed):
+        x = model.arrays.packed(x)
+    x, shape = np.asarray(x), tuple(model.input_shape)
+    if x.shape[1:] != shape or x.ndim != len(shape) + 1 or x.dtype.kind not in "fiub":
+        raise ExportError(f"{name}: the examples must be numbers {['N', *shape]}, found {x.dtype} {list(x.shape)}")
+    x = x.astype(np.int32 if model.reads == "whole" else np.float32, copy=False)
+    if not np.isfinite(x).all():
+        raise ExportError(f"{name}: an example holds NaN or infinity")
+    if y is not None and len(y) != len(x):
+        raise ExportError(f"{name}: there are {len(x)} examples and {len(y)} labels")
+    return x, None if y is None else np.asarray(y)
 
 
 def _of_trunk(trunk, examples):

@@ -146,6 +146,15 @@ def check_manifest(manifest: dict) -> None:
         raise InvalidInput(f"browser.room is {room}, but the model has {k} classes")
 
 
+def check_entry(name: str, value: Any) -> None:
+    """Checks one entry of a manifest, such as 'training', by itself.
+
+    Raises:
+        InvalidInput: it is wrong. The message names what is.
+    """
+    _check(value, RULES[name], name)
+
+
 def _check(value: Any, rule: Any, place: str) -> None:
     if isinstance(rule, Optional):
         rule = rule.of

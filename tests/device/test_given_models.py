@@ -1,0 +1,49 @@
+"""Models given as (SplitModel, theta, head): what is wrong with them is said before anything is converted."""
+
+import json
+
+import numpy as np
+import pytest
+from tensorflow import keras
+
+from tflite_export import ExportError, export
+from tflite_export.convert.personal import personal_model
+from tfpfl.models import SplitModel
+from tfpfl.models.weights import Head
+
+MODEL = SplitModel(keras.Sequential([keras.Input((8,)), keras.layers.Dense(6, "relu")]))
+X, Y = np.random.default_rng(0).random((20, 8), np.float32), np.arange(20) % 3
+SOURCE = MODEL, MODEL.initial_theta, Head(np.full((6, 3), 0.1), np.zeros(3))  # of float64, as NumPy makes them
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"training": {"tau": 0}}, "training.tau must be an integer from 1 to 2147483647, found 0"),
+        ({"training": {"beta": -1}}, "training.beta must be a number from 0"),
+        ({"training": {"beta": np.float32("nan")}}, "training.beta must be a number from 0"),
+        ({"preprocessing": {"scale": 1 / 255, "shift": 0.0}}, "preprocessing has scale, but not stored_dtype"),
+        ({"preprocessing": {"mean": np.zeros(3)}}, "preprocessing cannot be written to the manifest"),
+        ({"labels": ["a", "b", "a"]}, "two labels are 'a'"),
+        ({"train": (X[:, :5], Y)}, r"train: the examples must be numbers \['N', 8\], found float32 \[20, 5\]"),
+        ({"test": (np.where(X > 0.9, np.nan, X), Y)}, "test: an example holds NaN"),
+        ({"test": (X, Y[:3])}, "test: there are 20 examples and 3 labels"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_at_once(given, message, tmp_path):
+    with pytest.raises(ExportError, match=message):
+        export(SOURCE, out=tmp_path / "b", **given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_of_numpy_and_lists_are_taken():
+    training = {"tau": np.int64(5), "beta": np.float32(0.5), "safeguard": np.bool_(False)}
+    preprocessing = {"scale": np.float32(0.5), "shift": 0, "stored_dtype": "uint8"}
+    personal = personal_model(
+        SOURCE, None, training=training, preprocessing=preprocessing, test=(X.tolist(), Y.tolist()), dataset="a\udce9"
+    )
+    assert json.loads(json.dumps(personal.training)).items() >= {"tau": 5, "beta": 0.5, "safeguard": False}.items()
+    assert json.loads(json.dumps(personal.preprocessing)) == {"scale": 0.5, "shift": 0, "stored_dtype": "uint8"}
+    assert personal.test[0].dtype == np.float32 and np.array_equal(personal.test[0], X)
+    assert {w.dtype for w in personal.weights.head} == {np.dtype(np.float32)}
+    assert personal.about["dataset"].encode()
