@@ -47,3 +47,9 @@ def test_numbers_of_numpy_and_lists_are_taken():
     assert personal.test[0].dtype == np.float32 and np.array_equal(personal.test[0], X)
     assert {w.dtype for w in personal.weights.head} == {np.dtype(np.float32)}
     assert personal.about["dataset"].encode()
+
+
+def test_a_link_that_leads_nowhere_is_no_free_folder(tmp_path):
+    (tmp_path / "b").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ExportError, match="exists already"):
+        export(SOURCE, out=tmp_path / "b")

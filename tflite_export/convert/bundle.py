@@ -85,7 +85,7 @@ def export(
         UnsupportedLayerError: a layer that the device cannot train.
     """
     out = Path(out)
-    if out.exists():
+    if out.exists() or out.is_symlink():  # also a link that leads nowhere, which no folder can take the place of
         raise ExportError(f"{out} exists already: take another folder, or remove it")
     personal = personal_model(source, client, rounds, **given)
     if personal.trunk is not None and personal.trunk.reads != "numbers":
