@@ -1,6 +1,7 @@
 """Models given as (SplitModel, theta, head): what is wrong with them is said before anything is converted."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from tensorflow import keras
 
 from tflite_export import ExportError, export
 from tflite_export.convert.personal import personal_model
+from tflite_export.device.runtime import write_manifest
 from tfpfl.models import SplitModel
 from tfpfl.models.weights import Head
 
@@ -53,3 +55,17 @@ def test_a_link_that_leads_nowhere_is_no_free_folder(tmp_path):
     (tmp_path / "b").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ExportError, match="exists already"):
         export(SOURCE, out=tmp_path / "b")
+
+
+def test_a_manifest_that_cannot_be_written_anew_stays_and_leaves_nothing(tmp_path, monkeypatch):
+    write_manifest(tmp_path, {"round": 1})
+    before = (tmp_path / "manifest.json").read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_manifest(tmp_path, {"round": 2})
+    assert [p.name for p in tmp_path.iterdir()] == ["manifest.json"]
+    assert (tmp_path / "manifest.json").read_bytes() == before

@@ -19,6 +19,7 @@ from tflite_export.device.arrays import Arrays
 from tflite_export.device.bundle_files import check_file, read_json
 from tflite_export.device.errors import BundleError as BundleError
 from tflite_export.device.errors import InvalidInput
+from tflite_export.device.files import write_whole
 from tflite_export.device.kinds import Kind
 from tflite_export.device.layout import MANIFEST, THETA
 from tflite_export.device.manifest import check_manifest
@@ -37,9 +38,7 @@ def manifest_hash(manifest: dict) -> str:
 def write_manifest(folder: Path, manifest: dict) -> None:
     """Writes manifest.json into `folder`, with its hash as an entry."""
     manifest = {**manifest, "hash": manifest_hash(manifest)}
-    temporary = folder / f"{MANIFEST}.new"
-    temporary.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, folder / MANIFEST)
+    write_whole(folder / MANIFEST, (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 class Bundle:
