@@ -43,15 +43,32 @@ def write_check(folder, theta, head, personal) -> dict:
     if trunk is not None:
         inputs |= {"raw": x, "x": np.asarray(trunk(x))}
     inputs |= {**_labels(rng, model.kind.label, k), "kernel": head.kernel, "bias": head.bias}
+    beta = _beta(model, theta, head, inputs)
+    inputs |= {"steps": np.int32(STEPS), "beta": np.float32(beta), "rate": np.float32(RATE)}
     frozen = () if trunk is None else trunk.weights
     found = _answers(personal, theta, frozen, head, inputs)
-    work = {"steps": np.int32(STEPS), "beta": np.float32(BETA), "rate": np.float32(RATE)}
-    np.savez(folder / CHECK, **{name: np.asarray(value) for name, value in (inputs | work | found).items()})
+    np.savez(folder / CHECK, **{name: np.asarray(value) for name, value in (inputs | found).items()})
     moved = []
     for draw in range(DRAWS):
         other_theta, other_frozen, other_head = (_in_the_last_digit(w, draw) for w in (theta, frozen, head))
         moved.append(_answers(personal, other_theta, other_frozen, other_head, inputs))
     return _bounds(model, found, moved, _in_double(personal, head, found["features.phi"], inputs))
+
+
+def _beta(model, theta, head, inputs) -> float:
+    """A rate with which the steps on the head lower its loss: BETA, or a tenth of it, ...
+
+    Where they raise it, `safeguard` takes the old head back, and the check would say nothing of the steps; without
+    `safeguard`, numbers overflow. So it is where examples in [0, 1) are far from those that the backbone expects.
+    """
+    kind, beta = model.kind, BETA
+    theta, head = tf.nest.map_structure(tf.constant, (tuple(theta), Head(*head)))
+    phi = model.features(theta, inputs["x"])
+    targets = kind.targets(inputs[Kind(kind.text).input], len(inputs["bias"]), tf.float32)
+    before = heads.loss(head, phi, targets, kind)
+    while beta > 1e-9 and not heads.loss(fit(head, phi, targets, STEPS, beta, kind=kind), phi, targets, kind) <= before:
+        beta /= 10
+    return beta
 
 
 def file_bounds(folder, personal, quality) -> dict:
@@ -112,9 +129,10 @@ def _answers(personal, theta, frozen, head, inputs) -> dict:
     targets = kind.targets(inputs[Kind(kind.text).input], k, tf.float32)
     values["features.phi"] = phi
     values[f"predict.{Kind(kind.text).output}"] = kind.mean(tf.matmul(phi, head.kernel) + head.bias)
-    values["head_step.kernel"], values["head_step.bias"] = fit(head, phi, targets, 1, kind=kind)
+    beta = float(inputs["beta"])
+    values["head_step.kernel"], values["head_step.bias"] = fit(head, phi, targets, 1, beta, kind=kind)
     values["head_step.loss_before"] = values["personalize.loss_before"] = heads.loss(head, phi, targets, kind)
-    fitted = fit(head, phi, targets, STEPS, safeguard=personal.training["safeguard"], kind=kind)
+    fitted = fit(head, phi, targets, STEPS, beta, personal.training["safeguard"], kind)
     values["personalize.kernel"], values["personalize.bias"] = fitted
     values["personalize.loss"] = heads.loss(fitted, phi, targets, kind)
     if personal.rounds:
@@ -132,9 +150,10 @@ def _in_double(personal, head, phi, inputs) -> dict:
     kind, phi, k = personal.model.kind, tf.cast(phi, tf.float64), len(inputs["bias"])
     head = Head(*(tf.constant(w, tf.float64) for w in head))
     targets = kind.targets(inputs[Kind(kind.text).input], k, tf.float64)
-    values = dict(zip(("head_step.kernel", "head_step.bias"), fit(head, phi, targets, 1, kind=kind), strict=True))
+    beta = float(inputs["beta"])
+    values = dict(zip(("head_step.kernel", "head_step.bias"), fit(head, phi, targets, 1, beta, kind=kind), strict=True))
     values["head_step.loss_before"] = values["personalize.loss_before"] = heads.loss(head, phi, targets, kind)
-    fitted = fit(head, phi, targets, STEPS, safeguard=personal.training["safeguard"], kind=kind)
+    fitted = fit(head, phi, targets, STEPS, beta, personal.training["safeguard"], kind)
     values |= {"personalize.kernel": fitted.kernel, "personalize.bias": fitted.bias}
     with tf.GradientTape() as tape:
         tape.watch(fitted)

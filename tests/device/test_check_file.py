@@ -1,0 +1,37 @@
+"""check.npz: what `verify` compares says something, and is not more exact than numbers can be."""
+
+import numpy as np
+import pytest
+from tensorflow import keras
+
+from tflite_export.convert.check import write_check
+from tflite_export.convert.personal import personal_model
+from tfpfl.models import SplitModel
+from tfpfl.models.weights import Head
+
+RNG = np.random.default_rng(0)
+
+
+def network(*below, kind="classification"):
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((4,)), *below, keras.layers.Dense(16, "relu")]
+    return SplitModel(keras.Sequential(layers), kind=kind)
+
+
+def head(k):
+    return Head(RNG.normal(0, 0.3, (16, k)).astype("f"), np.zeros(k, "f"))
+
+
+@pytest.mark.parametrize("safeguard", [True, False])
+def test_the_steps_on_the_head_lower_its_loss_also_where_features_are_large(safeguard, tmp_path):
+    """With `safeguard` the head would be the old one, as if a program did nothing; without, numbers overflow."""
+    normalization = keras.layers.Normalization(mean=[50.0, 60.0, 70.0, 80.0], variance=[25.0] * 4)
+    model = network(normalization, kind="regression")
+    personal = personal_model(
+        (model, model.initial_theta, head(1)), None, training={"safeguard": safeguard, "beta": 1e-5}
+    )
+    bounds = write_check(tmp_path, *personal.weights, personal)
+    values = dict(np.load(tmp_path / "check.npz"))
+    assert all(np.isfinite(value).all() for value in values.values()) and bounds["l2_relative"] < 0.01
+    assert values["personalize.loss"] < values["personalize.loss_before"]
+    assert np.abs(values["personalize.kernel"] - values["kernel"]).max() > 100 * 1e-5 * np.abs(values["kernel"]).max()
