@@ -1,14 +1,19 @@
 """check.npz: what `verify` compares says something, and is not more exact than numbers can be."""
 
+import shutil
+
 import numpy as np
 import pytest
+import tensorflow as tf
 from tensorflow import keras
 
+from tflite_export import Bundle, export, verify
 from tflite_export.convert.check import write_check
 from tflite_export.convert.personal import personal_model
 from tfpfl.models import SplitModel
 from tfpfl.models.weights import Head
 
+LITE = tf.lite.Interpreter
 RNG = np.random.default_rng(0)
 
 
@@ -35,3 +40,24 @@ def test_the_steps_on_the_head_lower_its_loss_also_where_features_are_large(safe
     assert all(np.isfinite(value).all() for value in values.values()) and bounds["l2_relative"] < 0.01
     assert values["personalize.loss"] < values["personalize.loss_before"]
     assert np.abs(values["personalize.kernel"] - values["kernel"]).max() > 100 * 1e-5 * np.abs(values["kernel"]).max()
+
+
+@pytest.fixture(scope="module")
+def of_one_class(tmp_path_factory):
+    model = network()
+    source = model, model.initial_theta, head(1)
+    return export(source, out=tmp_path_factory.mktemp("one") / "b", inference=False, browser=True)
+
+
+@pytest.mark.slow
+def test_a_client_of_one_class_can_be_exported_for_rounds(of_one_class, tmp_path):
+    """All its gradients are 0 but for rounding, which was compared with itself."""
+    assert verify(of_one_class, interpreter=LITE).ok
+    folder = shutil.copytree(of_one_class.folder, tmp_path / "copy")
+    (of_one_class.theta() * np.float32(1.001)).tofile(folder / "theta.bin")
+    wrong = {
+        f"{c.signature}.{c.output}"
+        for c in verify(Bundle(folder, check=False), interpreter=LITE).comparisons
+        if not c.ok
+    }
+    assert wrong == {"features.phi"}

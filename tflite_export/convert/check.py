@@ -16,6 +16,7 @@ from tflite_export.device.chunks import trunk_output
 from tflite_export.device.kinds import Kind
 from tflite_export.device.layout import CHECK
 from tflite_export.device.runtime import Runtime
+from tflite_export.device.verification import smallest
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.models import tree
@@ -169,15 +170,16 @@ def _bounds(model, found, moved, double) -> dict:
     precision. In a deep network rounding grows from layer to layer, and in a bias that is nearly 0 from step to step: a
     runtime that sums in another order is no more exact.
     """
-    outputs = {}
+    outputs, least = {}, smallest(model.kind.label.is_classes, len(found["head_step.bias"]))
     for name, value in found.items():
         others = [other[name] for other in (*moved, double) if name in other]
-        unsure = max(max(_apart(other, value)) for other in others)
+        unsure = max(max(_apart(other, value, least)) for other in others)
         if 3 * unsure > EXACT and not name.endswith(".dtheta"):
             outputs[name] = round(3 * unsure, 8)
     own = {"outputs": outputs} if outputs else {}
     name = "joint_gradient.dtheta"
-    unsure = max(_apart(other[name], found[name], 1e-30)[1] for other in moved) if name in found else 0.0
+    least = least if least == 1 else 1e-30
+    unsure = max(_apart(other[name], found[name], least)[1] for other in moved) if name in found else 0.0
     # In overlapping pooling windows, two pixels may differ by less than runtimes round: the gradient then goes to one
     # or to the other, and only a norm over all weights is comparable.
     overlapping = any(_overlaps(layer) for layer in getattr(model.backbone, "layers", ()))

@@ -33,6 +33,7 @@ from tflite_export.device.wide_head import widened
 
 PROGRAMS = (TRUNK, TRUNK_STATIC, PROGRAM, STATIC_PROGRAM, BROWSER_PROGRAM, BACKBONE, PREDICT, *INEXACT)
 _SMALL = 1e-6  # smallest denominator of a relative error: errors of smaller outputs are divided by this
+_OF_ONE_CLASS = 1.0  # and where the head has one class: its probability is 1 and its gradients 0, but for rounding
 
 
 class Comparison(NamedTuple):
@@ -109,9 +110,16 @@ def verify(bundle, *, interpreter=None, num_threads: int = 1) -> Verification:
                     found = out[output]
                     if found.ndim == expected.ndim:  # a program of fixed shapes has more rows and columns
                         found = found[tuple(slice(n) for n in expected.shape)]
-                    comparisons.append(_compare(name, signature, output, found, expected, bounds))
+                    of_head = signature not in ("trunk", "features", "predict")
+                    least = smallest(bundle.kind.is_classes, bundle.num_classes) if of_head else _SMALL
+                    comparisons.append(_compare(name, signature, output, found, expected, bounds, least))
     label = f"{runtime.name} {runtime.version}"
     return Verification(label, comparisons)
+
+
+def smallest(is_classes: bool, outputs: int) -> float:
+    """The smallest denominator of a relative error of what is computed with a head of so many outputs."""
+    return _OF_ONE_CLASS if is_classes and outputs == 1 else _SMALL
 
 
 def _values(bundle) -> dict:
@@ -170,14 +178,14 @@ def _inputs(bundle, values, signature, program):
     return wanted
 
 
-def _compare(file, signature, output, found, expected, bounds):
+def _compare(file, signature, output, found, expected, bounds, least):
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     if found.shape != expected.shape or not found.size or not np.isfinite(found).all():
         return Comparison(file, signature, output, np.inf, np.inf, False)
     difference = found - expected
-    largest = max(float(np.abs(expected).max()), _SMALL)
+    largest = max(float(np.abs(expected).max()), least)
     relative = float(np.abs(difference).max()) / largest
-    l2 = float(np.linalg.norm(difference)) / max(float(np.linalg.norm(expected)), _SMALL)
+    l2 = float(np.linalg.norm(difference)) / max(float(np.linalg.norm(expected)), least)
     if file in bounds.get("files", {}):
         return Comparison(file, signature, output, relative, l2, l2 <= bounds["files"][file])
     # The gradient of theta is less exact if pooling windows overlap, and what rounding decides more of (see check.py).
