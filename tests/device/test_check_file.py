@@ -60,4 +60,27 @@ def test_a_client_of_one_class_can_be_exported_for_rounds(of_one_class, tmp_path
         for c in verify(Bundle(folder, check=False), interpreter=LITE).comparisons
         if not c.ok
     }
-    assert wrong == {"features.phi"}
+    assert wrong == {"features.phi", "features_one.phi"}
+
+
+class OneIsOff(LITE):
+    """TensorFlow Lite, where `features_one` is off by 1 %."""
+
+    def get_signature_runner(self, signature_key=None):
+        runner = super().get_signature_runner(signature_key)
+        if signature_key != "features_one":
+            return runner
+
+        class Off:
+            get_input_details = runner.get_input_details
+
+            def __call__(self, **inputs):
+                return {name: 1.01 * value for name, value in runner(**inputs).items()}
+
+        return Off()
+
+
+@pytest.mark.slow
+def test_verify_runs_the_signature_for_one_example_too(of_one_class):
+    found = verify(of_one_class, interpreter=OneIsOff)
+    assert {c.signature for c in found.comparisons if not c.ok} == {"features_one"}

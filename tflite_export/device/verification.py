@@ -34,6 +34,7 @@ from tflite_export.device.wide_head import widened
 PROGRAMS = (TRUNK, TRUNK_STATIC, PROGRAM, STATIC_PROGRAM, BROWSER_PROGRAM, BACKBONE, PREDICT, *INEXACT)
 _SMALL = 1e-6  # smallest denominator of a relative error: errors of smaller outputs are divided by this
 _OF_ONE_CLASS = 1.0  # and where the head has one class: its probability is 1 and its gradients 0, but for rounding
+_ONE = "features_one"  # `features` of a single example, in the program for browsers
 
 
 class Comparison(NamedTuple):
@@ -100,17 +101,18 @@ def verify(bundle, *, interpreter=None, num_threads: int = 1) -> Verification:
         if name not in bounds.get("files", {}) and (name in INEXACT or name == PREDICT and "trunk" in bundle.manifest):
             continue  # of an older export, which did not measure how exact they are
         runtime = Runtime(bundle.path(name), interpreter, num_threads)
-        for signature in bundle.manifest["signatures"]:
+        for signature in (*bundle.manifest["signatures"], _ONE):
             if not runtime.can(signature):
                 continue
             out = runtime(signature, **_inputs(bundle, values, signature, name))
             for output in sorted(out):
-                if f"{signature}.{output}" in values:
-                    expected = values[f"{signature}.{output}"]
+                of = f"{'features' if signature == _ONE else signature}.{output}"
+                if of in values:
+                    expected = values[of][:1] if signature == _ONE else values[of]
                     found = out[output]
                     if found.ndim == expected.ndim:  # a program of fixed shapes has more rows and columns
                         found = found[tuple(slice(n) for n in expected.shape)]
-                    of_head = signature not in ("trunk", "features", "predict")
+                    of_head = signature not in ("trunk", "features", _ONE, "predict")
                     least = smallest(bundle.kind.is_classes, bundle.num_classes) if of_head else _SMALL
                     comparisons.append(_compare(name, signature, output, found, expected, bounds, least))
     label = f"{runtime.name} {runtime.version}"
@@ -151,6 +153,8 @@ def _values(bundle) -> dict:
 
 def _inputs(bundle, values, signature, program):
     """The inputs of a signature. For fixed shapes they are filled up with examples of weight 0 and closed classes."""
+    if signature == _ONE:
+        return {"theta": bundle.theta(), "x": values["x"][:1]}
     n = len(values["x"])
     table = {**values, "theta": bundle.theta(), "phi": values["features.phi"]}
     table["weights"] = np.full(n, 1 / n, np.float32)
