@@ -185,6 +185,10 @@ def test_a_file_that_another_process_holds(tmp_path):
             store.add(numbered(0, 1), ["a"])
         other.execute("ROLLBACK")
         assert store.add(numbered(0, 1), ["a"]) == 1
+    with sqlite3.connect(tmp_path / "s", isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(ExampleStoreError, match="s cannot be opened, since another process writes to it"):
+            ExampleStore(tmp_path / "s", (1,))  # it had said that this is no store, which may be deleted
     with pytest.raises(ExampleStoreError, match="nowhere/s cannot be opened: unable to open database file"):
         ExampleStore(tmp_path / "nowhere" / "s", (1,))
 
@@ -200,10 +204,15 @@ def test_bad_examples_and_files(tmp_path):
             (np.full((1, 2), np.nan, "f"), ["a"], "NaN"),
             (np.zeros((2, 2), "f"), ["a"], "as many names"),
             (np.zeros((1, 2), "f"), [""], "as many names"),
+            (np.zeros((2, 2), "f"), ["a", "a\udce9"], r"must be a text in Unicode, found 'a\\udce9'"),
         ):
             with pytest.raises(ExampleStoreError, match=said):
                 store.add(x, labels)
+        with pytest.raises(ExampleStoreError, match="its time, holds NaN"):
+            store.add(np.zeros((1, 2), "f"), ["a"], at=float("nan"))
         assert len(store) == 0
+    with pytest.raises(ExampleStoreError, match="seed must be 0 to 2"):
+        ExampleStore(tmp_path / "other", (2,), seed=-1)
 
 
 KILLED = """

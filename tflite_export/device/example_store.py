@@ -62,6 +62,8 @@ class ExampleStore:
             raise ExampleStoreError(f"unknown policy {policy!r}: one of {', '.join(POLICIES)}")
         if not 1 <= capacity <= MOST:
             raise ExampleStoreError(f"capacity must be 1 to {MOST}, found {capacity}")
+        if not 0 <= seed < 2**64:
+            raise ExampleStoreError(f"the seed must be 0 to 2^64 - 1, found {seed}")
         self.path, self.shape = Path(path), tuple(map(int, shape))
         self.capacity, self.policy, self.seed = int(capacity), policy, int(seed)
         about = {
@@ -91,6 +93,9 @@ class ExampleStore:
             raise
         except sqlite3.DatabaseError as error:
             self._db.close()
+            if "locked" in str(error):  # it may well be a store, which nobody should delete
+                why = "another process writes to it: try again when it is done"
+                raise ExampleStoreError(f"{self.path} cannot be opened, since {why} ({error})") from None
             raise ExampleStoreError(f"{self.path} is not a store of examples: {error}") from None
         if wrong := [name for name, value in about.items() if found.get(name) != value]:
             self._db.close()
@@ -137,9 +142,11 @@ class ExampleStore:
             raise ExampleStoreError(f"examples must be float32 {['N', *self.shape]}, found {x.dtype} {list(x.shape)}")
         if len(labels) != len(x) or not all(isinstance(label, str) and label for label in labels):
             raise ExampleStoreError(f"{len(x)} examples need as many names of classes, found {len(labels)}")
-        if not np.isfinite(x).all():
-            raise ExampleStoreError("an example holds NaN or infinity: nothing was added")
         at = time.time() if at is None else float(at)
+        if not (np.isfinite(x).all() and np.isfinite(at)):
+            raise ExampleStoreError("an example, or its time, holds NaN or infinity: nothing was added")
+        for label in labels:
+            _check_name(label)
         with self._change():
             for example, label in zip(x, labels, strict=True):
                 self._add(np.ascontiguousarray(example, "<f4").tobytes(), label, at)
@@ -163,8 +170,7 @@ class ExampleStore:
 
     def rename(self, label: str, into: str) -> int:
         """Gives the examples of a class another label, as when two classes become one. Returns their number."""
-        if not into:
-            raise ExampleStoreError("a class needs a name")
+        _check_name(into)
         if label == into:
             return self.counts().get(label, 0)
         with self._change():
@@ -264,3 +270,13 @@ class ExampleStore:
         ids = [number for (number,) in rows]
         self._db.execute("DELETE FROM examples WHERE id = ?", (ids[rng.integers(len(ids))],))
         return True
+
+
+def _check_name(label: str) -> None:
+    """Checks the name of a class: one or more characters, without halves of surrogate pairs, which no file can hold."""
+    try:
+        if label.encode("utf-8"):
+            return
+    except UnicodeEncodeError:
+        pass
+    raise ExampleStoreError(f"the name of a class must be a text in Unicode, found {label!r}: nothing was changed")
