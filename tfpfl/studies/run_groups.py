@@ -236,6 +236,22 @@ def told_conditions(records: Sequence[Record]) -> str:
     return f"The methods were run under different conditions: {'; '.join(found)}." if found else ""
 
 
+def told_classes(records: Sequence[Record]) -> str:
+    """A sentence if some methods choose among a client's own classes and others among all; '' otherwise."""
+    titles: dict[str | None, list[str]] = {}
+    for record in records:
+        found = titles.setdefault(record.config.labels if record.classes_differ else None, [])
+        if record.title not in found:
+            found.append(record.title)
+    own, every = titles.get("local", []), titles.get("global", [])
+    if not own or not every or set(own) == set(every):
+        return ""
+    return (
+        f"Labels are local for {_listed(own)}, whose heads choose among the client's own classes, and global for "
+        f"{_listed(every)}, whose heads choose among all. The second is harder: a part of the difference may be this."
+    )
+
+
 def _listed(titles: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(titles[:-1]), titles[-1])))
 
