@@ -121,6 +121,17 @@ def test_conditions_that_differ_between_methods_are_told():
     assert not any("conditions" in note for note in comparison.notes(every))
 
 
+def test_conditions_of_a_changed_copy_are_told_although_it_has_the_title_of_its_original():
+    original, copy = made("pflego", participation=0.2), made("pflego", participation=1.0, folder="copy")
+    copy.config.algorithm = "my_pflego.py:PFLEGO"
+    copy.config.own_method = {"title": original.title, "sha256": 64 * "a"}
+    (told,) = [note for note in comparison.notes([original, copy]) if "conditions" in note]
+    assert told == (
+        "The methods were run under different conditions: participation 0.2 (PFLEGO), 1.0 (PFLEGO, "
+        "my_pflego.py:PFLEGO)."
+    )
+
+
 def test_who_chooses_among_fewer_classes_is_told(tmp_path):
     """Clients have two of three classes: a head for the own ones has the easier task. With all classes, none has."""
 
