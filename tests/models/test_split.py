@@ -38,6 +38,15 @@ def test_a_subclassed_backbone_needs_its_input_shape():
 
     model = SplitModel(Mine(), input_shape=(4,))
     assert (model.num_features, model.num_backbone_weights, model.dtype) == (6, 30, np.float32)
+    with pytest.raises(InvalidArgument, match="does not say what it takes: begin it with keras.Input"):
+        SplitModel(Mine())
+
+
+def test_a_sequential_backbone_without_an_input_is_refused_in_our_words():
+    layers = [keras.layers.Dense(6)]
+    with pytest.raises(InvalidArgument, match="does not say what it takes: begin it with keras.Input"):
+        SplitModel(keras.Sequential(layers))
+    assert SplitModel(keras.Sequential(layers), input_shape=(4,)).num_backbone_weights == 30
 
 
 def test_heads_are_functions_of_seed_and_client():

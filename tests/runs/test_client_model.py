@@ -23,7 +23,7 @@ from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.cli import main
 from tfpfl.data import Federation, find_client
 from tfpfl.models.losses import cross_entropy
-from tfpfl.runs import ClientModels, Run
+from tfpfl.runs import ClientModels, Run, RunConfig
 from tfpfl.runs.inputs import check_tokens, label_outputs, read_examples
 from tfpfl.studies.new_clients import adapt_new_clients
 
@@ -398,6 +398,16 @@ def test_a_table_with_other_columns_is_refused(patients, tmp_path, text, said):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(InvalidArgument, match=said):
         read_examples(tmp_path / "t.csv", patients)
+
+
+def test_the_command_says_that_a_model_for_numbers_gives_predictions(tmp_path):
+    x = np.arange(24, dtype=np.float32).reshape(12, 2)
+    data = Federation.from_clients([(x, x)] * 2, out=tmp_path / "data", targets="real", class_names=["dose", "pulse"])
+    config = RunConfig(algorithm="local", rounds=1, participation=1.0, evaluate_every=0)
+    with Run.create(config, tmp_path / "run", data) as run:
+        run.train()
+    done = command("model", tmp_path / "run", "--client", 0, "--out", tmp_path / "a.keras")
+    assert "raw examples [2] -> predictions of 2 outputs: dose, pulse" in done.output
 
 
 def test_columns_that_are_called_by_numbers(tmp_path):

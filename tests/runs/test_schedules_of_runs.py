@@ -1,12 +1,14 @@
 """A run's schedule: resumed it is the same, rounds without clients count, and without one the run id is as before."""
 
 import json
+import warnings
 
 import pytest
 
 from helpers import small_runs as runs
 from helpers.toys import identical
 from tfpfl.algorithms.transforms.schedule import Scheduled
+from tfpfl.checks import TfpflWarning
 from tfpfl.runs.command import command
 from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.run import Run
@@ -53,6 +55,23 @@ def test_rounds_without_clients_count_and_more_rounds_keep_the_schedule(schedule
         run.train()
     after, clients = server_of(folder)
     assert sum(clients[2:]) > 0 and identical(before.own, after.own)
+
+
+def test_who_extends_a_cosine_that_has_fallen_to_0_is_told(federation, tmp_path):
+    """The rates stay 0, so that the new rounds train nothing. Nothing is said while there are rates."""
+
+    def told(folder, rounds):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            Run.open(folder, rounds=rounds).close()
+        return [str(warning.message) for warning in found if issubclass(warning.category, TfpflWarning)]
+
+    for schedule in ("cosine", "cosine:0.1", "step:1:0", "constant"):
+        Run.create(RunConfig(**SOME | {"rounds": 2, "schedule": schedule}), tmp_path / schedule, federation).close()
+    (sentence,) = told(tmp_path / "cosine", 5)
+    assert sentence.startswith("the rates of schedule 'cosine:0.0:2' are 0 from round 2 on: rounds up to 5 train")
+    assert told(tmp_path / "cosine", None) == []  # said once, when the rounds are added
+    assert told(tmp_path / "cosine:0.1", 5) == told(tmp_path / "step:1:0", 5) == told(tmp_path / "constant", 5) == []
 
 
 def test_without_a_schedule_the_run_id_is_what_it_was(federation, tmp_path):

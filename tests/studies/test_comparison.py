@@ -10,6 +10,7 @@ import pytest
 
 from helpers import small_runs as runs
 from helpers.made_records import made
+from tfpfl.data import Federation
 from tfpfl.runs import statistics
 from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.cost import Passes, Work, visit_flops
@@ -118,6 +119,47 @@ def test_conditions_that_differ_between_methods_are_told():
     every = [made(name, participation=p, folder=f"{name}{p}") for name in ("pflego", "local") for p in (0.2, 1.0)]
     assert not any("conditions" in note for note in comparison.notes([made("pflego"), made("local")]))
     assert not any("conditions" in note for note in comparison.notes(every))
+
+
+def test_conditions_of_a_changed_copy_are_told_although_it_has_the_title_of_its_original():
+    original, copy = made("pflego", participation=0.2), made("pflego", participation=1.0, folder="copy")
+    copy.config.algorithm = "my_pflego.py:PFLEGO"
+    copy.config.own_method = {"title": original.title, "sha256": 64 * "a"}
+    (told,) = [note for note in comparison.notes([original, copy]) if "conditions" in note]
+    assert told == (
+        "The methods were run under different conditions: participation 0.2 (PFLEGO), 1.0 (PFLEGO, "
+        "my_pflego.py:PFLEGO)."
+    )
+
+
+def test_who_chooses_among_fewer_classes_is_told(tmp_path):
+    """Clients have two of three classes: a head for the own ones has the easier task. With all classes, none has."""
+
+    def clients(classes):
+        return [
+            (np.ones((12, 2), "float32"), np.array(classes[i % len(classes)] * (12 // len(classes[0])))) for i in (0, 1)
+        ]
+
+    def told(federation, **entries):
+        data = {"federation": str(federation.path), "federation_hash": federation.hash, "clients": 2}
+        found = [made(name, labels=labels, **data, **entries) for name, labels in LABELS.items()]
+        return [note for note in comparison.notes(found) if "Labels" in note]
+
+    few = Federation.from_clients(clients([[0, 1], [1, 2]]), out=tmp_path / "few")
+    every = Federation.from_clients(clients([[0, 1, 2]]), out=tmp_path / "every")
+    assert few.num_classes.tolist() == [2, 2] and every.num_classes.tolist() == [3, 3]
+    (sentence,) = told(few)
+    assert sentence.startswith(
+        "Labels are local for PFLEGO and Local, whose heads choose among the client's own classes, and global for "
+        "FedAvg, whose heads choose among all. The second is harder"
+    )
+    assert told(every) == [] and told(few, kind="regression") == []
+    assert not any(
+        "Labels" in note for note in comparison.notes([made("pflego", labels="local"), made("local", labels="local")])
+    )
+
+
+LABELS = {"pflego": "local", "local": "local", "fedavg": "global"}
 
 
 def test_runs_on_other_data_are_refused_before_any_training(six_clients, tmp_path):

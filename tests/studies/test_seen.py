@@ -66,7 +66,7 @@ def test_notes_say_how_many_and_where_it_is_unknown(records):
     told = " ".join(comparison.notes(records))
     assert "5 clients had taken part, and 3 never" in told and "that both methods had seen" in told
     assert "all clients, seen or not" in " ".join(comparison.notes(records, pairs="all"))
-    everybody = [made("local"), made("fedavg_ft")]
+    everybody = [made("local"), made("pflego")]
     assert comparison.notes(everybody) == ["All clients had taken part by round 1."]
     row = comparison.rows(everybody)[1]
     assert (row["clients seen"], row["clients never seen"], row["pairs"]) == (CLIENTS, 0, CLIENTS)

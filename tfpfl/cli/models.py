@@ -65,7 +65,8 @@ def model(run, client, out, folder, logits, decoded, allow_code):
         out = out or Path(f"client_{made.about['client']}.keras")
         card = made.save(out)
         click.echo(f"{_named(made.about)} after round {made.about['round']}, {made.about['algorithm']}; {made.story}")
-        click.echo(f"{how['inputs']} examples {made.about['input']['shape']} -> {how['outputs']} of {_classes(made)}")
+        taken, given = (made.about[what] for what in ("input", "output"))
+        click.echo(f"{how['inputs']} examples {taken['shape']} -> {given} of {_outputs(made)}")
         click.echo(f"Written to {out} and {card}")
 
 
@@ -155,6 +156,7 @@ def _named(about):
     return f"client {about['client']}" + ("" if name == str(about["client"]) else f" ({name})")
 
 
-def _classes(made):
+def _outputs(made):
     names = made.about["classes"]
-    return f"{len(names)} classes: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
+    what = "outputs" if "kind" in made.about else "classes"  # of classes, nothing is said of the kind
+    return f"{len(names)} {what}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"

@@ -24,7 +24,13 @@ def _said(backbone: keras.Model) -> Any:
         return {name: getattr(part, "shape", part) for name, part in inputs.items()}
     if isinstance(inputs, list | tuple):
         return type(inputs)(getattr(part, "shape", part) for part in inputs)
-    return backbone.input_shape
+    try:
+        return backbone.input_shape
+    except (AttributeError, ValueError) as error:  # Keras's words for a model without an Input that was never called
+        raise InvalidArgument(
+            "the backbone does not say what it takes: begin it with keras.Input(federation.example_shape); a "
+            "subclassed model needs SplitModel(backbone, input_shape=...)"
+        ) from error
 
 
 class Inputs:
@@ -40,7 +46,7 @@ class Inputs:
         integer: for each of several arrays, whether the Keras model declares it as integer.
 
     Raises:
-        InvalidArgument: a shape is open, or inputs are nested deeper.
+        InvalidArgument: a shape is open, inputs are nested deeper, or the model does not say what it takes.
     """
 
     def __init__(self, backbone: keras.Model, shape: Any = None):

@@ -27,6 +27,7 @@ import keras
 import numpy as np
 
 from tfpfl.algorithms.contract import ClientData
+from tfpfl.algorithms.parts.schedules import say_if_at_0
 from tfpfl.algorithms.transforms.schedule import check_follows
 from tfpfl.algorithms.transforms.secure import quorum
 from tfpfl.checks import InvalidArgument, Unavailable, warn_user
@@ -205,6 +206,7 @@ class Run:
             if rounds < done:
                 run.close()
                 raise RunError(f"{folder} has {done} rounds already, which is more than {rounds}")
+            say_if_at_0(config.schedule, rounds)
             config.rounds = rounds
             write_whole(folder / "config.json", json.dumps(entries(config), indent=2) + "\n")
         return run

@@ -37,6 +37,7 @@ from tfpfl.studies.run_groups import (
     measured,
     paired,
     pairs_protocol,
+    told_classes,
     told_conditions,
     told_seen,
     told_splits,
@@ -237,7 +238,7 @@ def other_metrics(records: Sequence[Record], protocol: Protocol = EV_ALL) -> lis
 
 def notes(records: Sequence[Record], protocol: Protocol = EV_ALL, *, pairs: str = "seen") -> list[str]:
     """What a reader must know of a comparison: who had taken part, who is compared one by one, and the splits."""
-    told = [told_seen(records, protocol), told_conditions(records)]
+    told = [told_seen(records, protocol), told_conditions(records), told_classes(records)]
     if any(is_mixed(record, protocol) for record in records):
         whose = "all clients, seen or not" if pairs == "all" else "clients that both methods had seen"
         told.append(f"Gains, p and shares of clients that are worse: of {whose}.")

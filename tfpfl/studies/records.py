@@ -81,14 +81,29 @@ class Record:
         return self.config.title
 
     @cached_property
-    def client_names(self) -> list[str]:
-        """The names of the federation's clients; [] if they have none, or if its folder is at its place no more."""
+    def _federation(self) -> Federation | None:
+        """The run's federation, its files unchecked; None if its folder is not at its place any more, or another is."""
         try:
             federation = Federation.load(self.config.federation or "", verify=False)
         except (FederationError, OSError):
-            return []
-        named = "names" in federation.manifest["clients"] and federation.hash == self.config.federation_hash
-        return federation.client_names if named else []
+            return None
+        return federation if federation.hash == self.config.federation_hash else None
+
+    @property
+    def client_names(self) -> list[str]:
+        """The names of the federation's clients; [] if they have none, or if its folder is at its place no more."""
+        found = self._federation
+        return found.client_names if found and "names" in found.manifest["clients"] else []
+
+    @property
+    def classes_differ(self) -> bool:
+        """Whether some client lacks a class, so that local and global labels are different tasks.
+
+        True also if the federation's folder is not at its place any more. False if labels are not classes.
+        """
+        if self.config.kind not in (None, "classification"):
+            return False
+        return self._federation is None or bool((self._federation.num_classes < self._federation.num_labels).any())
 
     @property
     def rounds(self) -> int:

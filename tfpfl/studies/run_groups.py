@@ -222,18 +222,34 @@ _CONDITIONS = (  # what is the same for all methods of a fair comparison; `by_se
 
 def told_conditions(records: Sequence[Record]) -> str:
     """A sentence on what differs between the methods besides themselves, such as participation; '' if nothing does."""
-    found = []
+    found, methods = [], _methods(records)
     for name in ("rounds", *_CONDITIONS):
         of_methods: dict[str, set] = {}
         values: dict[str, list[str]] = {}
-        for record in records:
+        for record, title in zip(records, methods, strict=True):
             value = str(record.rounds if name == "rounds" else getattr(record.config, name))
-            of_methods.setdefault(record.title, set()).add(value)
-            if record.title not in values.setdefault(value, []):
-                values[value].append(record.title)
+            of_methods.setdefault(title, set()).add(value)
+            if title not in values.setdefault(value, []):
+                values[value].append(title)
         if any(each != next(iter(of_methods.values())) for each in of_methods.values()):
             found.append(f"{name} {', '.join(f'{value} ({_listed(titles)})' for value, titles in values.items())}")
     return f"The methods were run under different conditions: {'; '.join(found)}." if found else ""
+
+
+def told_classes(records: Sequence[Record]) -> str:
+    """A sentence if some methods choose among a client's own classes and others among all; '' otherwise."""
+    titles: dict[str | None, list[str]] = {}
+    for record, title in zip(records, _methods(records), strict=True):
+        found = titles.setdefault(record.config.labels if record.classes_differ else None, [])
+        if title not in found:
+            found.append(title)
+    own, every = titles.get("local", []), titles.get("global", [])
+    if not own or not every or set(own) == set(every):
+        return ""
+    return (
+        f"Labels are local for {_listed(own)}, whose heads choose among the client's own classes, and global for "
+        f"{_listed(every)}, whose heads choose among all. The second is harder: a part of the difference may be this."
+    )
 
 
 def _listed(titles: list[str]) -> str:
@@ -422,6 +438,13 @@ def _short(name: str, value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(str(part)[:8] if name == "network" and i else str(part) for i, part in enumerate(value))
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _methods(records: Sequence[Record]) -> list[str]:
+    """The title of each run's method, as in `by_setting`: no two methods have the same."""
+    methods = [_setting(record.config)[0] for record in records]
+    titles = _titles({method: record.title for method, record in zip(methods, records, strict=True)})
+    return [titles[method] for method in methods]
 
 
 def _titles(methods: dict[tuple[str, str], str]) -> dict[tuple[str, str], str]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl.algorithms.parts.optimizers import Optimizer
-from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.checks import InvalidArgument, unknown, warn_user
 from tfpfl.models import tree
 
 SMALLEST = 1e-12  # a coefficient that is divided by a rate is divided by at least this part of it
@@ -213,6 +213,22 @@ def with_end(text: str | None, rounds: int) -> str | None:
     if text is None or (found := parsed(text, rounds))[0] == "constant":
         return None
     return f"cosine:{found[1]!r}:{found[2]}" if found[0] == "cosine" else text
+
+
+def say_if_at_0(text: str | None, rounds: int) -> None:
+    """Warns if a run gets more rounds than its cosine has, which has fallen to 0: its rates stay there.
+
+    Args:
+        text: a schedule with its numbers, as `with_end` writes it; None: no schedule.
+        rounds: the new number of rounds of the run.
+    """
+    name, *given = parsed(text, rounds) if text is not None else ("constant",)
+    if name == "cosine" and given[0] == 0 and given[1] < rounds:
+        warn_user(
+            f"the rates of schedule {text!r} are 0 from round {given[1]} on: rounds up to {rounds} train little or "
+            f"nothing. To train longer, start a new run with --rounds {rounds}, or one whose end is above 0, such as "
+            "cosine:0.1"
+        )
 
 
 def check_schedule(text: str | None, of: Sequence[str], rounds: int, known: Iterable[str]) -> None:

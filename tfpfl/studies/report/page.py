@@ -18,6 +18,7 @@ from tfpfl.studies.run_groups import (
     RunGroup,
     check_comparable,
     group_runs,
+    told_classes,
     told_conditions,
     told_seen,
     told_splits,
@@ -153,8 +154,7 @@ def _warnings(records) -> list[str]:
             told.append(f"{r.title}, seed {r.config.seed}, stopped after round {r.rounds}: {stopped}.")
         elif r.rounds < r.config.rounds:
             told.append(f"{r.title}, seed {r.config.seed}, has {r.rounds} of its {r.config.rounds} rounds.")
-    if conditions := told_conditions(records):
-        told.append(conditions)
+    told.extend(filter(None, (told_conditions(records), told_classes(records))))
     for what in ("head_init", "engine", "evaluate_every"):
         by_value: dict[str, list[str]] = {}
         for r in records:

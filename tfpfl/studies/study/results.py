@@ -17,7 +17,7 @@ from tfpfl.runs.protocols import EV_LOCAL, SIDES, Protocol
 from tfpfl.studies.comparison import BASELINES, rows
 from tfpfl.studies.paper_tables import SCORE, PaperTable, latex, markdown, paper_table
 from tfpfl.studies.records import Record
-from tfpfl.studies.run_groups import told_seen
+from tfpfl.studies.run_groups import told_classes, told_seen
 from tfpfl.studies.search import VALIDATION, about_the_edge, written
 from tfpfl.studies.study.file import Study
 from tfpfl.studies.study.plan import Cell, Failure
@@ -87,7 +87,8 @@ class StudyResults:
         Raises:
             InvalidArgument: there is no column of this name, or no method is finished.
         """
-        more = f"{self._about_the_clients()} {self._about_the_search()}".strip()
+        told = (self._about_the_clients(), told_classes(list(self.records.values())), self._about_the_search())
+        more = " ".join(filter(None, told))
         return paper_table(self.by_data, columns, self.study.protocol, more=more)
 
     def _about_the_clients(self) -> str:
