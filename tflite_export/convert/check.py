@@ -5,6 +5,8 @@ drawn, not taken from the client: half of them noise, half drawings with constan
 layer have several equal maxima.
 """
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
@@ -40,7 +42,7 @@ def write_check(folder, theta, head, personal) -> dict:
     x = drawn_examples(trunk or model, EXAMPLES, rng)
     if model.reads != "whole":
         x[: EXAMPLES // 2] = x[: EXAMPLES // 2].round()
-    inputs = {"x": x}
+    inputs: dict[str, Any] = {"x": x}
     if trunk is not None:
         inputs |= {"raw": x, "x": np.asarray(trunk(x))}
     inputs |= {**_labels(rng, model.kind.label, k), "kernel": head.kernel, "bias": head.bias}
