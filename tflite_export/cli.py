@@ -228,7 +228,8 @@ def simulate_round(run, rounds, engine, payload, chunk, static, tolerance, allow
     """Compare rounds on devices with rounds in an engine. Prints how much they differ after each round, and a verdict.
 
     RUN is a run folder, whose first rounds are computed again. The devices are simulated, but each of them runs the
-    exported program, as a phone would. Ends with exit code 1 if they differ by more than --tolerance.
+    exported program, as a phone would. Ends with exit code 1 if they differ by more than --tolerance, or if theta
+    moved by less than that, so that nothing can be said.
     """
     from tflite_export.rounds import rounding
     from tflite_export.rounds import simulate_round as simulate
@@ -251,7 +252,14 @@ def simulate_round(run, rounds, engine, payload, chunk, static, tolerance, allow
                 f"devices and engine differ: in round {first.round_num} a weight differs by {first.largest:.1e}, and "
                 f"{tolerance:g} counts as rounding"
             )
-        click.echo(f"devices and engine agree: no weight differs by more than {tolerance:g}")
+        moved = max(r.moved for r in rows)
+        if moved <= tolerance:
+            raise click.ClickException(
+                f"nothing can be said of theta: it moved by {moved:.1e} at most, and {tolerance:g} counts as rounding. "
+                "Compare more rounds, or give a smaller --tolerance"
+            )
+        agree = f"devices and engine agree: no weight differs by more than {tolerance:g}"
+        click.echo(f"{agree}; theta moved by {moved:.1e}")
 
 
 WEB = {  # heading of the help -> options

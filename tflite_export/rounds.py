@@ -38,6 +38,7 @@ class RoundComparison(NamedTuple):
     device_score: float  # mean over clients, on test examples; for classes the accuracy
     engine_score: float
     bytes_up: int  # sent by the devices in this round
+    moved: float  # how far a weight of theta is from where it was before the first round, in the engine; the largest
 
     @property
     def largest(self) -> float:
@@ -199,6 +200,7 @@ def simulate_round(
     visits = Training(algorithm, federation, seed=config.seed).visits
     ids = algorithm.population.client_ids.tolist()
     server = process.initialize()
+    start = flatten(algorithm.message(server))
     states = {i: algorithm.init_client(algorithm.population.info(i)) for i in ids}
     found = []
     try:
@@ -208,17 +210,18 @@ def simulate_round(
                 out = process.next(server, [states[i] for i in took_part], visits(t, took_part))
                 server, states = out.server, states | dict(zip(took_part, out.client_states, strict=True))
             scored = t == rounds or (accuracy_every and t % accuracy_every == 0)
-            difference = np.abs(flatten(algorithm.message(devices.server)) - flatten(algorithm.message(server)))
+            theta = flatten(algorithm.message(server))
             heads = [_difference(devices.client(i).head, states[i]) for i in ids]
             scores = evaluation(server, [states[i] for i in ids], visits(t, ids)) if scored else []
             row = RoundComparison(
                 round_num=t,
                 clients=len(took_part),
-                theta=float(difference.max()),
+                theta=_largest(flatten(algorithm.message(devices.server)) - theta),
                 heads=float(np.max(heads)),  # Python's max may leave out a NaN
                 device_score=devices.score() if scored else float("nan"),
                 engine_score=_mean_score(scores),
                 bytes_up=devices.bytes_up,
+                moved=_largest(theta - start),
             )
             found.append(row)
     finally:
@@ -237,7 +240,11 @@ def _process(engine, algorithm, federation):
 
 
 def _difference(head, other):
-    return float(np.max([np.abs(a - np.asarray(b)).max() for a, b in zip(head, other, strict=True)]))
+    return float(np.max([_largest(a - np.asarray(b)) for a, b in zip(head, other, strict=True)]))
+
+
+def _largest(difference):
+    return float(np.abs(difference).max())
 
 
 def _mean_score(scores):

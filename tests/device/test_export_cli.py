@@ -163,11 +163,13 @@ def test_simulate_round(run_folder):
     rows = [line.split() for line in text.splitlines()[1:3]]
     assert [row[0] for row in rows] == ["1", "2"]
     assert all(float(row[2]) < 1e-4 and float(row[3]) < 1e-4 and row[4] == row[5] for row in rows)
-    assert text.endswith("devices and engine agree: no weight differs by more than 0.0001\n")  # Adam, rho 0.01
+    agree, moved = text.splitlines()[-1].split("; theta moved by ")
+    assert agree == "devices and engine agree: no weight differs by more than 0.0001"  # Adam, rho 0.01
+    assert 0.01 < float(moved) <= 0.02 * 1.001  # two steps of Adam, each of up to rho
 
 
-def row(theta, heads, round_num=1):
-    return RoundComparison(round_num, 5, theta, heads, 0.9, 0.9, 1000)
+def row(theta, heads, round_num=1, moved=0.1):
+    return RoundComparison(round_num, 5, theta, heads, 0.9, 0.9, 1000, moved)
 
 
 @pytest.mark.parametrize(
@@ -180,12 +182,14 @@ def row(theta, heads, round_num=1):
         ([row(2e-4, 0.0)], (), "and 0.0001 counts"),
         ([row(9e-5, 0.0)], ("--tolerance", "1e-5"), "and 1e-05 counts"),
         ([row(3e-3, 0.0)], ("--payload", "int8"), None),
+        ([row(0.0, 0.0, moved=9e-5)], (), "nothing can be said of theta: it moved by 9.0e-05 at most, and 0.0001"),
+        ([row(0.0, 0.0, moved=9e-5)], ("--tolerance", "1e-5"), None),
     ],
 )
 def test_the_verdict_of_simulate_round(monkeypatch, run_folder, rows, options, said):
     monkeypatch.setattr("tflite_export.rounds.simulate_round", lambda *_, **__: rows)
     text = call("simulate-round", run_folder, *options, code=0 if said is None else 1)
-    assert ("differ:" in text) == (said is not None) and (said or "") in text
+    assert ("agree" in text) == (said is None and "int8" not in options) and (said or "") in text
 
 
 @pytest.mark.table
