@@ -93,7 +93,8 @@ class ExampleStore:
             raise
         except sqlite3.DatabaseError as error:
             self._db.close()
-            if "locked" in str(error):  # it may well be a store, which nobody should delete
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the lowest byte; the others say more of the same code
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):  # it may be a store, which nobody should delete
                 why = "another process writes to it: try again when it is done"
                 raise ExampleStoreError(f"{self.path} cannot be opened, since {why} ({error})") from None
             raise ExampleStoreError(f"{self.path} is not a store of examples: {error}") from None
