@@ -42,6 +42,26 @@ def test_the_steps_on_the_head_lower_its_loss_also_where_features_are_large(safe
     assert np.abs(values["personalize.kernel"] - values["kernel"]).max() > 100 * 1e-5 * np.abs(values["kernel"]).max()
 
 
+def test_no_step_on_the_head_raises_its_loss_also_where_it_ends_lower(tmp_path):
+    """Steps that swing to and fro make large numbers of rounding, which no runtime repeats."""
+    model = network(keras.layers.Rescaling(35.0))
+    nothing = Head(np.zeros((16, 3), "f"), np.zeros(3, "f"))
+    personal = personal_model((model, model.initial_theta, nothing), None, training={})
+    write_check(tmp_path, *personal.weights, personal)
+    values = dict(np.load(tmp_path / "check.npz"))
+    fitted, losses = Head(values["kernel"], values["bias"]), []
+    onehot = np.eye(3)[values["labels"]]
+    for _ in range(int(values["steps"])):
+        z = values["features.phi"] @ fitted.kernel + fitted.bias
+        p = np.exp(z - z.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        losses.append(-np.log(p[onehot == 1]).mean())
+        error = float(values["beta"]) * (p - onehot) / len(z)
+        fitted = Head(fitted.kernel - values["features.phi"].T @ error, fitted.bias - error.sum(0))
+    assert float(values["beta"]) < 0.01 and np.all(np.diff(losses) < 1e-5)
+    assert np.abs(fitted.kernel - values["personalize.kernel"]).max() < 1e-5 * np.abs(fitted.kernel).max()
+
+
 @pytest.fixture(scope="module")
 def of_one_class(tmp_path_factory):
     model = network()

@@ -59,17 +59,28 @@ def write_check(folder, theta, head, personal) -> dict:
 
 
 def _beta(model, theta, head, inputs) -> float:
-    """A rate with which the steps on the head lower its loss: BETA, or a tenth of it, ...
+    """A rate with which no step on the head raises its loss: BETA, or a tenth of it, ...
 
     Where they raise it, `safeguard` takes the old head back, and the check would say nothing of the steps; without
-    `safeguard`, numbers overflow. So it is where examples in [0, 1) are far from those that the backbone expects.
+    `safeguard`, numbers overflow. So it is where examples in [0, 1) are far from those that the backbone expects. And
+    steps that swing to and fro make of rounding what no runtime could repeat, also if they end with a lower loss.
     """
     kind, beta = model.kind, BETA
     theta, head = tf.nest.map_structure(tf.constant, (tuple(theta), Head(*head)))
     phi = model.features(theta, inputs["x"])
     targets = kind.targets(inputs[Kind(kind.text).input], len(inputs["bias"]), tf.float32)
-    before = heads.loss(head, phi, targets, kind)
-    while beta > 1e-9 and not heads.loss(fit(head, phi, targets, STEPS, beta, kind=kind), phi, targets, kind) <= before:
+
+    def falls(beta):
+        fitted, last = head, heads.loss(head, phi, targets, kind)
+        for _ in range(STEPS):
+            fitted = fit(fitted, phi, targets, 1, beta, kind=kind)
+            loss = heads.loss(fitted, phi, targets, kind)
+            if not loss <= last + EXACT * abs(last):  # also if it is NaN
+                return False
+            last = loss
+        return True
+
+    while beta > 1e-9 and not falls(beta):
         beta /= 10
     return beta
 
@@ -179,9 +190,11 @@ def _bounds(model, found, moved, double) -> dict:
         if 3 * unsure > EXACT and not name.endswith(".dtheta"):
             outputs[name] = round(3 * unsure, 8)
     own = {"outputs": outputs} if outputs else {}
-    name = "joint_gradient.dtheta"
     least = least if least == 1 else 1e-30
-    unsure = max(_apart(other[name], found[name], least)[1] for other in moved) if name in found else 0.0
+    # A head of zeros has no gradient of theta before its first step.
+    gradients = (name for name in ("joint_gradient.dtheta", "round.dtheta") if name in found and np.any(found[name]))
+    name = next(gradients, None)
+    unsure = max(_apart(other[name], found[name], least)[1] for other in moved) if name else 0.0
     # In overlapping pooling windows, two pixels may differ by less than runtimes round: the gradient then goes to one
     # or to the other, and only a norm over all weights is comparable.
     overlapping = any(_overlaps(layer) for layer in getattr(model.backbone, "layers", ()))
