@@ -44,7 +44,7 @@ def test_the_steps_on_the_head_lower_its_loss_also_where_features_are_large(safe
 
 def test_no_step_on_the_head_raises_its_loss_also_where_it_ends_lower(tmp_path):
     """Steps that swing to and fro make large numbers of rounding, which no runtime repeats."""
-    model = network(keras.layers.Rescaling(35.0))
+    model = network(keras.layers.Rescaling(25.0))
     nothing = Head(np.zeros((16, 3), "f"), np.zeros(3, "f"))
     personal = personal_model((model, model.initial_theta, nothing), None, training={})
     write_check(tmp_path, *personal.weights, personal)
