@@ -19,6 +19,8 @@ if os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1":  # as many processes
 
 import pytest
 
+from helpers import parts
+
 # TensorFlow's modules and graphs are millions of objects that live on: Python looks through them less often.
 gc.set_threshold(100_000, 50, 1000)
 
@@ -122,38 +124,53 @@ def a_run(shared_run, short_end, tmp_path):
 
 
 def pytest_addoption(parser):
-    """How hard test_fuzzing.py tries, which part of the slow tests to run, and whether to keep how long files took."""
+    """How hard test_fuzzing.py tries, which part of the tests to run, and whether to keep how long files took."""
     parser.addoption("--fuzz", type=int, help="Cases of damaged files and strange values (50, and 1,000 as slow).")
-    parser.addoption("--part", metavar="K/N", help="Of the files' slow tests, only those of part K of N; 0 <= K < N.")
+    parser.addoption("--part", metavar="K/N", type=parts.asked, help="Of the slow tests, those of part K of N; K < N.")
+    parser.addoption("--fast-part", metavar="K/N", type=parts.asked, help="Of the fast tests, those of part K of N.")
     parser.addoption("--store-durations", action="store_true", help=f"Write CPU seconds into {DURATIONS.name}.")
 
 
 # ---- files that take long start first, so that no process is left with one of them at the end
 
 
-def is_left_out(item) -> bool:
-    """Whether `make test` leaves a test out."""
-    return any(item.get_closest_marker(name) for name in ("slow", "docs"))
+def marked(item) -> str:
+    """ "docs" or "slow", which `make test` leaves out; "" for a fast test, which it runs."""
+    return next((name for name in ("docs", "slow") if item.get_closest_marker(name)), "")
 
 
-def part_of(item) -> str:
-    """What durations.json has seconds for: a file by its name, and apart from it what `make test` leaves out of it."""
-    return f"{item.path.name}{', slow or docs' if is_left_out(item) else ''}"
+def key_of(item) -> str:
+    """What durations.json has seconds for: a file's fast tests by its name, its slow ones and its docs' apart."""
+    return ", ".join(filter(None, (item.path.name, marked(item))))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session, config, items):
-    """Before any test is deselected: which files have only tests that `make test` leaves out. Then `--part`."""
+    """Before any test is deselected: which files have only tests that `make test` leaves out. Then the parts."""
     session.left_out = {}
     for item in items:
-        session.left_out[item.path] = session.left_out.get(item.path, True) and is_left_out(item)
-    if asked := config.getoption("--part"):
-        part, parts = map(int, asked.split("/"))
-        others = [i for i in items if i.get_closest_marker("slow") and zlib.crc32(i.path.name.encode()) % parts != part]
-        others = [item for item in others if not item.get_closest_marker("docs")]
-        config.hook.pytest_deselected(items=others)
-        left = set(others)
-        items[:] = [item for item in items if item not in left]
+        session.left_out[item.path] = session.left_out.get(item.path, True) and bool(marked(item))
+    others = {*of_other_parts(items, "slow", config.getoption("--part"))}
+    others |= {*of_other_parts(items, "", config.getoption("--fast-part"))}
+    if others:
+        config.hook.pytest_deselected(items=[item for item in items if item in others])
+        items[:] = [item for item in items if item not in others]
+
+
+def measured() -> dict[str, int]:
+    """`key_of` a test -> CPU seconds of all that have the key."""
+    return json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+
+
+def of_other_parts(items, mark: str, asked: tuple[int, int] | None) -> list:
+    """The tests with this mark whose files are of another part than the one asked for, if one is."""
+    if asked is None:
+        return []
+    part, number = asked
+    concerned = [item for item in items if marked(item) == mark]
+    seconds = {key: value for key, value in measured().items() if key.partition(", ")[2] == mark}
+    known = parts.by_seconds(seconds, number)
+    return [item for item in concerned if parts.of_key(key_of(item), number, known) != part]
 
 
 @pytest.fixture(scope="session")
@@ -165,10 +182,9 @@ def left_out(request):
 @pytest.hookimpl(tryfirst=True)  # before xdist tells of the order
 def pytest_collection_finish(session):
     """Files by falling CPU seconds of what will run of them; tests of a file stay together, and in their order."""
-    known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-    seconds = Counter()
-    for path, part in {(item.path, part_of(item)) for item in session.items}:
-        seconds[path] += known.get(part, 10.0)
+    known, seconds = measured(), Counter()
+    for path, key in {(item.path, key_of(item)) for item in session.items}:
+        seconds[path] += known.get(key, 10.0)
     session.items.sort(key=lambda item: (-seconds[item.path], str(item.path)))
 
 
@@ -181,7 +197,7 @@ class Spent:
     """CPU seconds, by test at first; a fixture's count for the test that first asks for it."""
 
     last = 0.0
-    by_part = Counter()
+    by_key = Counter()
 
 
 def pytest_runtest_logstart():
@@ -191,14 +207,14 @@ def pytest_runtest_logstart():
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
     report, now = (yield), cpu_seconds()
-    report.part, report.cpu_seconds = part_of(item), now - Spent.last
+    report.key, report.cpu_seconds = key_of(item), now - Spent.last
     Spent.last = now
     return report
 
 
 def pytest_runtest_logreport(report):
-    if hasattr(report, "part"):  # what xdist says of a process that crashed has none
-        Spent.by_part[report.part] += report.cpu_seconds
+    if hasattr(report, "key"):  # what xdist says of a process that crashed has none
+        Spent.by_key[report.key] += report.cpu_seconds
 
 
 # ---- at the end
@@ -212,7 +228,6 @@ def pytest_terminal_summary(terminalreporter, config):
         told = "; ".join(f"{count} because {reason}" for reason, count in reasons.most_common())
         terminalreporter.write_line(f"{sum(reasons.values())} skipped: {told}")
     if config.getoption("--store-durations"):
-        known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-        known |= {part: round(seconds) for part, seconds in Spent.by_part.items()}
+        known = measured() | {key: round(seconds) for key, seconds in Spent.by_key.items()}
         DURATIONS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
-        terminalreporter.write_line(f"{sum(Spent.by_part.values()):.0f} CPU seconds, kept by file in {DURATIONS.name}")
+        terminalreporter.write_line(f"{sum(Spent.by_key.values()):.0f} CPU seconds, kept by file in {DURATIONS.name}")

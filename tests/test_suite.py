@@ -8,6 +8,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import parts
 
 HERE = Path(__file__).parent
 FILES = sorted(HERE.rglob("*.py"))
@@ -63,3 +67,37 @@ def test_a_folder_that_is_given_to_the_tests_and_is_not_there_is_an_error(name, 
 def test_a_folder_that_is_not_given_or_is_there_is_no_error(how, tmp_path):
     value = {"not set": {}, "empty": dict.fromkeys(GIVEN, ""), "a folder": dict.fromkeys(GIVEN, str(tmp_path))}[how]
     assert collected(**value).returncode == 0
+
+
+@given(st.dictionaries(st.text(), st.floats(0, 1e3)), st.integers(1, 9))
+def test_parts_take_nearly_equally_long(seconds, number):
+    """No part has more than its share and the longest key; and every key has a part."""
+    found = parts.by_seconds(seconds, number)
+    assert set(found) == set(seconds) and set(found.values()) <= set(range(number))
+    sums = Counter({found[key]: 0.0 for key in seconds})
+    for key in seconds:
+        sums[found[key]] += seconds[key]
+    share = sum(seconds.values()) / number
+    assert max(sums.values(), default=0.0) <= (share + max(seconds.values(), default=0.0)) * (1 + 1e-9)
+
+
+def ids(*more) -> set:
+    """Of the tests that pytest collects in two files, which have fast, slow and docs' tests, with these options."""
+    files = [HERE / "test_packaging.py", HERE / "docs" / "test_roles.py"]
+    how = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *more, *map(str, files)]
+    done = subprocess.run([sys.executable, *how], cwd=HERE.parent, capture_output=True, text=True)
+    assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
+    return {line for line in done.stdout.splitlines() if "::" in line}
+
+
+@pytest.mark.parametrize("option, cut", [("--part", "slow"), ("--fast-part", "not slow and not docs")])
+def test_every_test_of_a_kind_is_of_one_part_and_all_others_are_of_each(option, cut):
+    first, second = (ids(option, f"{part}/2") for part in range(2))
+    assert first and second and first ^ second == ids("-m", cut)
+    assert first & second == ids("-m", f"not ({cut})")
+
+
+@pytest.mark.parametrize("wrong", ["2/2", "-1/2", "1", "a/b", "0/0"])
+def test_a_part_without_a_test_is_refused(wrong):
+    with pytest.raises(ValueError):
+        parts.asked(wrong)
