@@ -198,6 +198,10 @@ def test_what_is_odd_is_said(tmp_path):
         TfpflWarning, match=r"'number' has whole numbers up to 16,777,217; as float32, whole numbers bey"
     ):
         Federation.from_table(rows() | {"number": range(2**24 - 22, 2**24 + 2)}, **WHO, out=tmp_path / "g")
+    large = rows() | {"pay": [3e4, 4e4] * 12, "half": [100.0] * 12 + [99.0] * 12, "debt": [-150.0] * 12 + [50.0] * 12}
+    told = r"columns of large numbers, with their root mean square: 'pay' \(3.54e\+04\), 'debt' \(112\). Nothing is"
+    with pytest.warns(TfpflWarning, match=told):
+        Federation.from_table(large, **WHO, out=tmp_path / "large")
     with pytest.warns(TfpflWarning, match="column 'state' has only one class, 'ill': there is nothing to learn"):
         Federation.from_table(rows() | {"state": ["ill"] * 24}, **WHO, out=tmp_path / "one")
     for column, name in (("user", "u9"), ("state", "ill")):

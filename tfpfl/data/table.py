@@ -19,6 +19,7 @@ from tfpfl.data.targets import as_targets, check_sort
 
 EXACT = 2**24  # float32 has every whole number up to this one
 LISTED = 20  # at most so many columns are named in a message
+LARGE = 100.0  # a column's root mean square: there, least squares diverge with rates above 2 / LARGE² = 0.0002
 # A label that is written so is a number; others are names, such as 01, which is not 1.
 LABEL_NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 BLOCK = 50_000  # rows of a CSV file that are text in memory at the same time
@@ -78,6 +79,7 @@ def table_clients(
     if x.dtype.kind == "b":
         x = x.astype(np.float32)
     _say_constant(x, chosen)
+    _say_large(x, chosen)
     names = np.array([str(v) for v in _present(client, columns[client])])
     if targets is None:
         y = _labels(labels[0], columns[labels[0]], is_csv)
@@ -433,3 +435,17 @@ def _say_constant(x: np.ndarray, names: Sequence[str]) -> None:
     if same.any() and len(x) > 1:
         listed = ", ".join(repr(name) for name, constant in zip(names, same, strict=True) if constant)
         warn_user(f"the same value in every row: column {listed}. It tells nothing about the label: leave it out")
+
+
+def _say_large(x: np.ndarray, names: Sequence[str]) -> None:
+    """A head's loss is curved as the features are squared: for large ones, the usual rates make steps too long."""
+    with np.errstate(over="ignore"):  # such numbers are refused later
+        size = np.sqrt((x.astype(np.float64) ** 2).mean(0))
+    found = [f"{_cut(name)} ({value:.3g})" for name, value in zip(names, size, strict=True) if value > LARGE]
+    if found:
+        shown = ", ".join(found[:LISTED]) + (f" and {len(found) - LISTED} more" if len(found) > LISTED else "")
+        warn_user(
+            f"columns of large numbers, with their root mean square: {shown}. Nothing is standardized, and the usual "
+            "rates are too large for such columns: subtract the mean and divide by the standard deviation of the "
+            "training rows first, or begin the backbone with a layer that does"
+        )
