@@ -185,12 +185,33 @@ def test_a_file_that_another_process_holds(tmp_path):
             store.add(numbered(0, 1), ["a"])
         other.execute("ROLLBACK")
         assert store.add(numbered(0, 1), ["a"]) == 1
+        other.execute("BEGIN EXCLUSIVE")
+        for read in (lambda: len(store), store.counts, lambda: store.arrays(["a"])):
+            with pytest.raises(ExampleStoreError, match="s cannot be read: database is locked. If another process"):
+                read()
+        other.execute("ROLLBACK")
+        assert len(store) == 1 and store.counts() == {"a": 1} and kept(store) == [0]
     with sqlite3.connect(tmp_path / "s", isolation_level=None) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(ExampleStoreError, match="s cannot be opened, since another process writes to it"):
             ExampleStore(tmp_path / "s", (1,))  # it had said that this is no store, which may be deleted
     with pytest.raises(ExampleStoreError, match="nowhere/s cannot be opened: unable to open database file"):
         ExampleStore(tmp_path / "nowhere" / "s", (1,))
+
+
+def test_a_file_whose_examples_are_damaged(tmp_path):
+    """As a card that is worn out returns it: the first pages are whole, so the file opens."""
+    with ExampleStore(tmp_path / "s", (1000,)) as store:
+        store.add(np.zeros((20, 1000), "f"), ["a"] * 20)
+    size = (tmp_path / "s").stat().st_size
+    with open(tmp_path / "s", "r+b") as file:
+        file.seek(size // 2)
+        file.write(b"\xff" * (size // 2))
+    with ExampleStore(tmp_path / "s", (1000,)) as store:
+        with pytest.raises(ExampleStoreError, match="s cannot be read: database disk image is malformed"):
+            store.arrays(["a"])
+        with pytest.raises(ExampleStoreError, match="s cannot be written, and nothing was changed: database disk"):
+            store.forget("a")
 
 
 def test_bad_examples_and_files(tmp_path):

@@ -117,11 +117,12 @@ class ExampleStore:
         self._db.close()
 
     def __len__(self) -> int:
-        return self._db.execute("SELECT COUNT(*) FROM examples").fetchone()[0]
+        ((number,),) = self._read("SELECT COUNT(*) FROM examples")
+        return number
 
     def counts(self) -> dict[str, int]:
         """{label: the number of its examples that are kept}."""
-        return dict(self._db.execute("SELECT label, COUNT(*) FROM examples GROUP BY label ORDER BY label"))
+        return dict(self._read("SELECT label, COUNT(*) FROM examples GROUP BY label ORDER BY label"))
 
     def add(self, x: np.ndarray, labels: list[str], at: float | None = None) -> int:
         """Adds examples, all or none, and leaves others out where there are too many.
@@ -151,16 +152,17 @@ class ExampleStore:
         with self._change():
             for example, label in zip(x, labels, strict=True):
                 self._add(np.ascontiguousarray(example, "<f4").tobytes(), label, at)
-        return len(self)
+            return len(self)
 
     def arrays(self, labels: list[str] | tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
         """All examples, oldest first: (x float32 [N, *shape], y int32 [N], positions in `labels`).
 
         Raises:
-            ExampleStoreError: an example has a label that is not in `labels`.
+            ExampleStoreError: an example has a label that is not in `labels`; or the file cannot be read, as in
+                `counts` and `len`.
         """
         place = {name: i for i, name in enumerate(labels)}
-        rows = self._db.execute("SELECT label, x FROM examples ORDER BY id").fetchall()
+        rows = self._read("SELECT label, x FROM examples ORDER BY id")
         if unknown := sorted({label for label, _ in rows} - set(place)):
             raise ExampleStoreError(
                 f"{self.path} has examples of {', '.join(unknown)}, which the head does not know: add the class, "
@@ -215,6 +217,14 @@ class ExampleStore:
     def _has_no_tables(self) -> bool:
         return self._db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone() == (0,)
 
+    def _read(self, query: str) -> list[tuple]:
+        try:
+            return self._db.execute(query).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise ExampleStoreError(
+                f"{self.path} cannot be read: {error}. If another process writes to it, try again when it is done"
+            ) from None
+
     @contextmanager
     def _change(self):
         """All of it is written, or nothing."""
@@ -227,7 +237,7 @@ class ExampleStore:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             raise ExampleStoreError(
                 f"{self.path} cannot be written, and nothing was changed: {error}. If another process uses the file, "
                 "try again when it is done"
