@@ -1,6 +1,7 @@
 """check.npz: what `verify` compares says something, and is not more exact than numbers can be."""
 
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from tensorflow import keras
 from tflite_export import Bundle, export, verify
 from tflite_export.convert.check import write_check
 from tflite_export.convert.personal import personal_model
+from tfpfl.checks import TfpflWarning
 from tfpfl.models import SplitModel
 from tfpfl.models.weights import Head
 
@@ -60,6 +62,20 @@ def test_no_step_on_the_head_raises_its_loss_also_where_it_ends_lower(tmp_path):
         fitted = Head(fitted.kernel - values["features.phi"].T @ error, fitted.bias - error.sum(0))
     assert float(values["beta"]) < 0.01 and np.all(np.diff(losses) < 1e-5)
     assert np.abs(fitted.kernel - values["personalize.kernel"]).max() < 1e-5 * np.abs(fitted.kernel).max()
+
+
+def test_a_backbone_that_is_dead_is_said(tmp_path):
+    """All its units are below 0 for every example, as after a run that diverged: files agree, whatever they compute."""
+    model = network()
+    kernel, bias = model.initial_theta
+    for theta, said in (((kernel, bias - 1e3), "features, all 0, for 12"), ((0 * kernel, bias + 1), "features for 12")):
+        personal = personal_model((model, theta, head(2)), None, training={})
+        with pytest.warns(TfpflWarning, match=f"the backbone gives the same {said} different drawn examples"):
+            write_check(tmp_path, *personal.weights, personal)
+    personal = personal_model((model, model.initial_theta, head(2)), None, training={})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TfpflWarning)
+        write_check(tmp_path, *personal.weights, personal)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from tflite_export.device.runtime import Runtime
 from tflite_export.device.verification import smallest
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.checks import warn_user
 from tfpfl.models import tree
 from tfpfl.models.heads import CLASSIFICATION
 from tfpfl.models.weights import Head
@@ -50,12 +51,23 @@ def write_check(folder, theta, head, personal) -> dict:
     inputs |= {"steps": np.int32(STEPS), "beta": np.float32(beta), "rate": np.float32(RATE)}
     frozen = () if trunk is None else trunk.weights
     found = _answers(personal, theta, frozen, head, inputs)
+    _say_constant(np.asarray(found["features.phi"]))
     np.savez(folder / CHECK, **{name: np.asarray(value) for name, value in (inputs | found).items()})
     moved = []
     for draw in range(DRAWS):
         other_theta, other_frozen, other_head = (_in_the_last_digit(w, draw) for w in (theta, frozen, head))
         moved.append(_answers(personal, other_theta, other_frozen, other_head, inputs))
     return _bounds(model, found, moved, _in_double(personal, head, found["features.phi"], inputs))
+
+
+def _say_constant(phi: np.ndarray) -> None:
+    if (phi == phi[:1]).all():
+        warn_user(
+            f"the backbone gives the same features{'' if phi.any() else ', all 0,'} for {len(phi)} different drawn "
+            "examples: if it does so for the client's, no head can tell them apart, and `verify` compares little. "
+            "Look at the run's losses: it may have diverged; or the examples may have another scale than the network "
+            "expects"
+        )
 
 
 def _beta(model, theta, head, inputs) -> float:
