@@ -271,8 +271,9 @@ NAMED(jdoubleArray, score)(JNIEnv *env, jclass self, jlong handle, jobjectArray 
     return doubles(env, (double[]){found.loss, found.accuracy, found.value}, 3);
 }
 
-NAMED(jdoubleArray, personalize)(JNIEnv *env, jclass self, jlong handle, jobjectArray arrays, jint steps, jdouble beta,
-                                 jdouble held_out, jboolean on_training, jobjectArray others) {
+NAMED(jdoubleArray, personalize)(JNIEnv *env, jclass self, jlong handle, jobjectArray arrays, jboolean own_steps,
+                                 jint steps, jboolean own_beta, jdouble beta, jdouble held_out, jboolean on_training,
+                                 jobjectArray others) {
     (void)self;
     struct given given, other;
     tfpfl_personalized found;
@@ -280,8 +281,8 @@ NAMED(jdoubleArray, personalize)(JNIEnv *env, jclass self, jlong handle, jobject
     int status = 0, taken = take_examples(env, handle, arrays, 0, &given);
     memset(&other, 0, sizeof other);
     tfpfl_default_fit(CLIENT(handle), &fit);
-    if (steps != INT32_MIN) fit.steps = steps;
-    if (beta == beta) fit.beta = beta;
+    if (own_steps) fit.steps = steps;
+    if (own_beta) fit.beta = beta;
     fit.held_out = held_out;
     fit.on_training = on_training;
     if (taken && others != NULL) {

@@ -72,6 +72,8 @@ fun main(arguments: Array<String>) {
             refused { tokens?.let { client.predict(it, count + 1) } ?: client.predict(x, count + 1) },
             refused { client.personalize(wrong) },
             refused { client.personalize(examples, heldOut = 2.0) },
+            refused { client.personalize(examples, steps = Int.MIN_VALUE) },
+            refused { client.personalize(examples, beta = Double.NaN) },
             refused { client.personalize(examples, other = Examples(FloatArray(0), IntArray(0), FloatArray(0))) },
             refused { client.round(theta.copyOf(3), examples) },
             refused { client.round(theta, examples, "int4") },

@@ -92,6 +92,8 @@ def unlike_on_the_jvm(programs, bundle, version, data, folder, wrong) -> list:
         f"1 examples must be {bundle.example_dtype} ['N', ",
         wrong,
         "1 the held-out part must lie in (0, 1), found 2.0",
+        "1 steps and beta must be at least 0, found steps=-2147483648, beta=",
+        f"1 steps and beta must be at least 0, found steps={bundle.manifest['training']['tau'] - 1}, beta=nan",
         "1 there are no examples",
         "1 theta must be float32 [",
         "1 unknown payload 'int4': one of float32, int8",

@@ -125,7 +125,8 @@ class Client(
         onTraining: Boolean = false, other: Examples? = null,
     ): Personalized {
         val found = Native.personalize(
-            open(), examples.arrays, steps ?: Int.MIN_VALUE, beta ?: Double.NaN, heldOut, onTraining, other?.arrays,
+            open(), examples.arrays, steps != null, steps ?: 0, beta != null, beta ?: 0.0, heldOut, onTraining,
+            other?.arrays,
         )
         val (before, after) = listOf(1, 4).map { Scores(found[it], found[it + 1], found[it + 2]) }
         return Personalized(found[0] != 0.0, before, after, found[7], found[8])
@@ -189,8 +190,8 @@ internal object Native {
     @JvmStatic external fun score(client: Long, arrays: Array<Any?>): DoubleArray
 
     @JvmStatic external fun personalize(
-        client: Long, arrays: Array<Any?>, steps: Int, beta: Double, heldOut: Double, onTraining: Boolean,
-        others: Array<Any?>?,
+        client: Long, arrays: Array<Any?>, ownSteps: Boolean, steps: Int, ownBeta: Boolean, beta: Double,
+        heldOut: Double, onTraining: Boolean, others: Array<Any?>?,
     ): DoubleArray
 
     @JvmStatic external fun round(
