@@ -2,11 +2,14 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from helpers.made_records import EVERYBODY, made
 from tfpfl.runs.config import RunConfig
+from tfpfl.runs.protocols import LOCAL_COPY
 from tfpfl.studies import papers
 from tfpfl.studies.papers import EXPERIMENTS, Size, equal_cost, figures, ledger_tables, run_folder
 from tfpfl.studies.papers import ledger as ledgers
@@ -405,6 +408,46 @@ def test_accuracy_at_the_references_cost(at_cost, monkeypatch):
         equal_cost.table(experiment, cells).cells("method") == ["PFLEGO", "FedAvg"]
         and equal_cost.table(experiment, {}) is None
     )
+
+
+def record_of(rounds, flops, of, seed=0):
+    """A made run that evaluates every tenth round and its last ten: all clients have the accuracy `of(round)`."""
+    record = made("pflego", seed, rounds=rounds)
+    scores = [e._replace(score=of(e.round_num)) for e in record.evaluations if e.model != LOCAL_COPY]
+    scores = [e for e in scores if e.round_num % 10 == 0 or e.round_num > rounds - 10]
+    record = replace(record, evaluations=scores, summary=record.summary | {"flops": flops})
+    record.__dict__["took_part"] = EVERYBODY
+    return record
+
+
+@pytest.mark.parametrize(
+    "flops, cut, evaluated", [(5, 40, [40]), (4, 50, [50]), (1.02, 196, [190, 191, 192, 193, 194, 195, 196])]
+)
+def test_at_a_cut_the_ten_rounds_up_to_there_count(flops, cut, evaluated):
+    """In the middle every tenth round is evaluated: the last ten of these would be a mean over a hundred rounds."""
+
+    def rises(t):
+        return 1 - math.exp(-t / 40) / 2
+
+    found = equal_cost.at_cost(record_of(200, flops, rises), record_of(200, 1, rises), "EV-all")
+    assert found["flops"][0] == cut
+    assert found["flops"][1] == pytest.approx(100 * sum(map(rises, evaluated)) / len(evaluated), abs=1e-3)
+
+
+def test_the_table_at_equal_cost_says_of_how_many_seeds():
+    """A seed whose run ended before it had spent as much has no entry there."""
+    experiment = TOY._replace(reference="pflego")
+    ours, theirs = ({what: [8, accuracy, 1.0] for what in ("flops", "seconds")} for accuracy in (90.0, 80.0))
+    cells = {
+        "digits | pflego": {"seeds": {str(seed): {"at equal cost": ours} for seed in range(3)}},
+        "digits | fedavg": {
+            "seeds": {"0": {"at equal cost": theirs}, "1": {"at equal cost": {"flops": [7, 82.0, 1.0]}}}
+        },
+    }
+    of = {row["method"]: row for row in equal_cost.rows(experiment, cells)}
+    assert of["PFLEGO"]["flops"] == "90.00 ± 0.00 (8)" and of["PFLEGO"]["bytes"] == "-"
+    assert of["FedAvg"]["flops"] == "81.00 ± 12.71 (7-8), 2 of 3 seeds"  # Student's t for 2: 12.706 sd / sqrt(2)
+    assert of["FedAvg"]["seconds"] == "80.00 ± 1.00 (8), 1 of 3 seeds"
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tfpfl.algorithms import get_method
 from tfpfl.checks import InvalidArgument
-from tfpfl.runs.protocols import protocol
+from tfpfl.runs import protocols
+from tfpfl.runs.protocols import LAST_ROUNDS, Protocol, Result
 from tfpfl.studies.fitted_table import FittedTable
 from tfpfl.studies.papers import ledger as ledgers
 from tfpfl.studies.papers.experiment import Cell, Experiment
@@ -32,7 +33,7 @@ def at_cost(record: Record, reference: Record, name: str) -> dict[str, list]:
 
     The round is the last one by whose end the run had spent no more than the reference by its own end. A cost is left
     out if the run ended before, if one of the two has no such numbers, or if nothing is sent. Accuracy and half
-    interval are None if the run was not evaluated by that round.
+    interval are None if the run was not evaluated in the `LAST_ROUNDS` rounds up to that one.
 
     Args:
         record: the run.
@@ -47,12 +48,23 @@ def at_cost(record: Record, reference: Record, name: str) -> dict[str, list]:
             continue
         if amount > 0 and in_all >= ENOUGH * amount:
             round_num = record.rounds_for(what, amount)
-            result = record.result_by(round_num, protocol(name))
+            result = _result_by(record, round_num, protocols.protocol(name))
             accuracy = (
                 [None, None] if result is None else [round(100 * x, 3) for x in (result.score, result.score_ci95)]
             )
             found[what] = [round_num, *accuracy]
     return found
+
+
+def _result_by(record: Record, round_num: int, measured: Protocol) -> Result | None:
+    """The result of a protocol as if the run had ended after a round.
+
+    A run evaluates each of its own last rounds. Before, the last ten *evaluated* rounds may be the last hundred: their
+    mean would be that of a much earlier model.
+    """
+    first = round_num - LAST_ROUNDS + 1 if measured.when == "last10" else 0
+    near = [score for score in record.evaluations if first <= score.round_num <= round_num]
+    return protocols.result(near, measured, record.took_part, record.score)
 
 
 def note(ledger: dict, experiment: Experiment, column: str, seed: int, folder_of) -> None:
@@ -82,23 +94,33 @@ def note(ledger: dict, experiment: Experiment, column: str, seed: int, folder_of
 def rows(experiment: Experiment, cells: dict) -> list[dict[str, str]]:
     """The table as rows: column, method, and for each cost the accuracy with its interval and the rounds.
 
-    Accuracies are means over the seeds that have one; the interval is over clients for one seed, else over seeds.
+    Accuracies are means over the seeds that have one; the interval is over clients for one seed, else over seeds. Where
+    the reference has more seeds, such as one whose cost this method did not reach, the text says so.
     """
     found = []
     for cell in experiment.cells:
-        seeds = [e[NAME] for e in cells.get(ledgers.key(cell), {}).get("seeds", {}).values() if e.get(NAME)]
+        seeds, reference = _noted(cells, cell), reference_of(experiment, cell)
         row = {"column": cell.column, "method": ledgers.method_title(cell.method, cell.label)}
         for what in COSTS:
-            there = [each[what] for each in seeds if what in each]
-            row[what] = _text(there) if there else "-"
+            there = {seed: each[what] for seed, each in seeds.items() if what in each}
+            theirs = set(_noted(cells, reference)) if reference is not None else set()
+            row[what] = _text(list(there.values()), len(theirs | set(there))) if there else "-"
         if seeds:
             found.append(row)
     return found
 
 
-def _text(there: list[list]) -> str:
+def _noted(cells: dict, cell: Cell) -> dict[str, dict[str, list]]:
+    """{seed: its `at_cost`} of a cell, in the ledger's part of its experiment."""
+    seeds = cells.get(ledgers.key(cell), {}).get("seeds", {})
+    return {seed: entry[NAME] for seed, entry in seeds.items() if entry.get(NAME)}
+
+
+def _text(there: list[list], seeds: int) -> str:
     rounds = sorted({t for t, *_ in there})
     after = f"({'-'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))})"
+    if len(there) < seeds:
+        after += f", {len(there)} of {seeds} seeds"
     pairs = [(accuracy, half) for _, accuracy, half in there if accuracy is not None]
     return f"{ledgers.text(ledgers.over_seeds(pairs), 2)} {after}" if pairs else f"not evaluated {after}"
 
@@ -107,7 +129,8 @@ def _heading(experiment: Experiment) -> str:
     title = get_method(experiment.reference).title
     return (
         f"At equal cost: accuracy, and in brackets the rounds, of each method when it has spent as many FLOPs, seconds "
-        f"or bytes as {title} in all its rounds."
+        f"or bytes as {title} in all its rounds. The accuracy is the mean of those of the ten rounds up to there that "
+        "were evaluated: all ten at the end of a run, and often one in its middle."
     )
 
 
