@@ -191,6 +191,15 @@ def test_reproduce_refuses_what_does_not_go_together(args, message, federation):
     assert message in call("reproduce", *[federation.path if a == "F" else a for a in args], code=2)
 
 
+def test_a_papers_table_is_not_run_on_numbers(tmp_path):
+    """100 times their errors would have been shown as accuracies."""
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(20, 3)).astype("f"), rng.normal(size=20)) for _ in range(3)]
+    numbers = Federation.from_clients(clients, targets="real", out=tmp_path / "numbers")
+    said = call("reproduce", "pflego-table1", "--federation", numbers.path, "--network", "mlp200", code=1)
+    assert "pflego-table1 compares accuracies, and the federation" in said and "has real targets in place of" in said
+
+
 def test_a_figure_has_no_other_federation(federation):
     name = next(iter(papers.FIGURES))
     with pytest.raises(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -218,6 +219,56 @@ def test_verdicts():
     ]
 
 
+def test_a_verdict_names_the_methods_that_it_was_told_without():
+    """A method that diverged or was not run is no rival; and rounds are told of the seeds that were used."""
+    table = TOY._replace(
+        cells=(*TOY.cells[:2], cell("digits", "fedper"), cell("digits", "local")),
+        orderings=(Ordering("PFLEGO is best", ("digits",), highest("pflego")),),
+    )
+    cells = {"digits | pflego": seeds((90.0, 1.0), (91.0, 1.0)), "digits | fedavg": seeds((80.0, 1.0))}
+    cells["digits | pflego"]["seeds"]["1"]["rounds"] = 50  # a seed that FedAvg does not have
+    assert ledger_tables.order_lines(table, cells) == [
+        "digits: PFLEGO is best: **holds** (one seed; another may give another order; without FedPer, Local)"
+    ]
+    cells["digits | pflego"]["seeds"]["0"]["rounds"] = 100
+    assert "rounds: 100 of PFLEGO; 200 of FedAvg; without" in ledger_tables.order_lines(table, cells)[0]
+
+
+def test_a_number_that_one_of_several_seeds_has_is_without_an_interval():
+    """Such as the accuracy of clients that were never seen: in the other seeds all were."""
+    cell = seeds((88.0, 2.0), (90.0, 2.0))
+    cell["seeds"]["1"]["accuracy"]["EV-unseen"] = [60.0, 3.0]
+    mean, half = ledgers.value(TOY, cell, "EV-unseen")
+    assert mean == 60.0 and math.isnan(half) and ledgers.text((mean, half), 2) == "60.00"
+
+
+def test_gains_are_computed_when_local_comes_last_and_anew_when_it_changes(monkeypatch, tmp_path):
+    """They had been missing, and told as "not reached"; or were over a shorter run of Local."""
+    column = "CIFAR-10, 25"
+    table = EXPERIMENTS["pgfed-tables3-4"]
+    cells = {each.method: each for each in table.cells if each.column == column}
+    runs = {"fedper": made("fedper", good=0.6)}
+
+    def folder_of(cell, seed):
+        folder = tmp_path / cell.method
+        if cell.method in runs:
+            folder.mkdir(exist_ok=True)
+            (folder / "summary.json").touch()
+        return folder
+
+    monkeypatch.setattr(Record, "read", classmethod(lambda cls, folder: runs[folder.name]))
+    ledger = {ledgers.key(cells[method]): {"seeds": {"0": {}}} for method in ("fedper", "local")}
+    entry = ledger[ledgers.key(cells["fedper"])]["seeds"]["0"]
+    ledgers.note_gains(ledger, table, column, 0, folder_of)
+    assert ledgers.agreement(table, cells["fedper"], ledger[ledgers.key(cells["fedper"])]) == "no Local"
+    for good in (0.5, 0.3):
+        runs["local"] = made("local", good=good)
+        ledgers.note_gains(ledger, table, column, 0, folder_of)
+        its, of_local = (runs[name].per_client(when="best_test") for name in ("fedper", "local"))
+        gains = [100 * (its[i] - of_local[i]) for i in its]
+        assert entry["gain over Local"] == pytest.approx([statistics.mean(gains), statistics.pstdev(gains)])
+
+
 def test_two_seeds_do_not_widen_what_counts_as_near_the_best():
     """Student's interval of two seeds is 12.7 standard errors wide: any method would be near the best."""
     near = TOY._replace(orderings=(Ordering("near", ("digits",), best_or_near("pflego")),))
@@ -336,8 +387,8 @@ def test_words_for_columns_of_unequal_length_and_for_what_is_missing():
     cells = {"digits | pflego": seeds((90.0, 1.0)), "digits | fedavg": seeds((80.0, 1.0))}
     for cell_, rounds in zip(cells.values(), (50, 200), strict=True):
         cell_["seeds"]["0"]["rounds"] = rounds
-    assert ledger_tables._lengths(TOY, cells, "digits") == "; rounds: 50 of PFLEGO; 200 of FedAvg"
-    assert ledger_tables._lengths(TOY, cells, "more") == ""
+    assert ledger_tables._lengths(TOY, cells, "digits", ("0",), ()) == "; rounds: 50 of PFLEGO; 200 of FedAvg"
+    assert ledger_tables._lengths(TOY, cells, "more", ("0",), ()) == ""
     row = {"column": "a", "method": "x", "seeds": "", "why": ""}
     rows = [row, row | {"method": "y", "seeds": "1"}, row | {"column": "b", "why": ": no data"}, row | {"column": "b"}]
     assert ledger_tables._missing(rows) == ["a (x)", "b: no data"]

@@ -48,9 +48,14 @@ def table_on(name: str, federation: Federation, size: Size, network: str | None 
         network: the backbone of all cells. Default: the table's own, or that which fits the examples.
 
     Raises:
-        InvalidArgument: an unknown name, or a figure of `FIGURES`.
+        InvalidArgument: an unknown name, a figure of `FIGURES`, or a federation without classes.
     """
     found = experiment(name)
+    if federation.targets is not None:
+        raise InvalidArgument(
+            f"{name} compares accuracies, and the federation {federation.path} has {federation.targets.sort} targets "
+            "in place of classes. `tfpfl compare` compares methods on them"
+        )
     if isinstance(found, Picture):
         raise InvalidArgument(
             f"{name} is a figure: it is measured on clients and classes that only the paper's own data have, so there "
@@ -283,23 +288,19 @@ def _note(path, name, experiment, cell, seed, out, scale, size, command, why) ->
         record = Record.read(folder)
     except RunError:  # no round was saved
         record = None
-    local = None
-    if record is not None and experiment.measures == "gain over Local":
-        (baseline,) = [c for c in experiment.cells if c.column == cell.column and c.method == "local"]
-        other = run_folder(out, baseline, seed)
-        local = Record.read(other) if (other / "summary.json").exists() else None
     with ledgers.changed(path) as ledger:
         found = ledger.setdefault(name, {}).setdefault(ledgers.key(cell), {"seeds": {}})
         if record is None:
             found["not run"] = why
             return
         found.pop("not run", None)
-        now, before = ledgers.entry(record, scale, size.rounds, command, local), found["seeds"].get(str(seed), {})
+        now, before = ledgers.entry(record, scale, size.rounds, command), found["seeds"].get(str(seed), {})
         if record.rounds > size.rounds and all(before.get(name) == now[name] for name in ("run", "rounds")):
             now |= {name: before[name] for name in ("scale", "asked", "command")}  # of the command that made the rounds
         found["seeds"][str(seed)] = now
-        if experiment.measures == "accuracy":
-            equal_cost.note(ledger[name], experiment, cell.column, seed, lambda cell, seed: run_folder(out, cell, seed))
+        told = {"accuracy": equal_cost.note, ledgers.GAIN: ledgers.note_gains}.get(experiment.measures)
+        if told is not None:
+            told(ledger[name], experiment, cell.column, seed, lambda cell, seed: run_folder(out, cell, seed))
 
 
 __all__ = ["EXPERIMENTS", "FIGURES", "SCALES", "Size", "draw", "experiment", "reproduce", "run_folder", "table_on"]

@@ -8,7 +8,7 @@ with fewer clients, its results have a part of their own: they are no seeds of t
 import json
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +29,8 @@ from tfpfl.studies.run_groups import paired
 
 FORMAT = 2  # 1 had the results of all scales in one part
 BOUND = 1.0  # points: the smallest difference from a paper's value that counts
-DECIMALS = {"accuracy": 2, "seconds": 3, "rounds to 70 %": 0, "gain over Local": 2}
+GAIN = "gain over Local"  # what a table measures, and the entry of a seed
+DECIMALS = {"accuracy": 2, "seconds": 3, "rounds to 70 %": 0, GAIN: 2}
 
 
 class LedgerError(InvalidArgument):
@@ -158,7 +159,7 @@ def method_title(method: str, label: str = "") -> str:
     return get_method(method).title + (f", {label}" if label else "")
 
 
-def entry(record: Record, scale: str, asked: int, command: str, local: Record | None = None) -> dict:
+def entry(record: Record, scale: str, asked: int, command: str) -> dict:
     """The entry of the ledger for a run: what was asked for, the numbers, and how to find the run again.
 
     Args:
@@ -166,7 +167,6 @@ def entry(record: Record, scale: str, asked: int, command: str, local: Record | 
         scale: the scale that was asked for.
         asked: the number of rounds that was asked for.
         command: the command line that ran it.
-        local: the run of Local on the same federation, to compute gains; None: no gains.
     """
     found = {
         "scale": scale,
@@ -187,10 +187,36 @@ def entry(record: Record, scale: str, asked: int, command: str, local: Record | 
         result = find(record.results, protocol(name))
         if result is not None:
             found["accuracy"][name] = [round(100 * result.accuracy, 3), round(100 * result.accuracy_ci95, 3)]
-    if local is not None:
-        gains = 100 * statistics.gains(*paired([record], [local], protocol("pgfed")))  # over all clients, as the paper
-        found["gain over Local"] = [statistics.mean_over_clients(gains), statistics.std(gains)]
     return found
+
+
+def note_gains(ledger: dict, experiment: Experiment, column: str, seed: int, folder_of: Callable) -> None:
+    """Writes into an experiment's part of the ledger what the clients of a column's runs gain over Local, in points.
+
+    The numbers are the mean and the standard deviation over all clients, as in PGFed's paper. All methods' are computed
+    anew, since Local may have been run after them, or for more rounds than before.
+
+    Args:
+        ledger: {cell: entry}; it is changed.
+        experiment: gives the cells.
+        column: the column.
+        seed: the seed.
+        folder_of: function (cell, seed) -> its run folder.
+    """
+    cells = [cell for cell in experiment.cells if cell.column == column]
+
+    def record_of(cell: Cell) -> Record | None:
+        folder = Path(folder_of(cell, seed))
+        return Record.read(folder) if (folder / "summary.json").exists() else None
+
+    (baseline,) = [cell for cell in cells if cell.method == "local"]
+    if (local := record_of(baseline)) is None:
+        return
+    for cell in cells:
+        its = ledger.get(key(cell), {}).get("seeds", {}).get(str(seed))
+        if its is not None and (record := record_of(cell)) is not None:
+            gains = 100 * statistics.gains(*paired([record], [local], protocol("pgfed")))
+            its[GAIN] = [statistics.mean_over_clients(gains), statistics.std(gains)]
 
 
 def of_seeds(experiment: Experiment, cell: dict | None, name: str | None = None) -> list[tuple[float, float]]:
@@ -204,8 +230,8 @@ def of_seeds(experiment: Experiment, cell: dict | None, name: str | None = None)
         return [tuple(e["accuracy"][name]) for e in seeds if name in e["accuracy"]]
     if experiment.measures == "seconds":
         return [(e["seconds a round"], float("nan")) for e in seeds]
-    if experiment.measures == "gain over Local":
-        return [tuple(e["gain over Local"]) for e in seeds if "gain over Local" in e]
+    if experiment.measures == GAIN:
+        return [tuple(e[GAIN]) for e in seeds if GAIN in e]
     rounds = [e["rounds to 70 %"] for e in seeds]
     return [] if None in rounds else [(number, float("nan")) for number in rounds]
 
@@ -224,9 +250,11 @@ def value(experiment: Experiment, cell: dict | None, name: str | None = None) ->
     pairs = of_seeds(experiment, cell, name)
     if not pairs:
         return None
-    if experiment.measures == "gain over Local":
+    if experiment.measures == GAIN:
         own, after = (float(np.mean(column)) for column in zip(*pairs, strict=True))
         return own, after
+    if len(pairs) == 1 < len(cell["seeds"]):  # of several seeds one has such clients: no interval stands for the others
+        return pairs[0][0], float("nan")
     return over_seeds(pairs)
 
 
@@ -258,17 +286,19 @@ def agreement(experiment: Experiment, cell: Cell, found: dict | None) -> str:
     Returns:
         'agrees': the interval lies within the bound. 'above', 'below': it lies outside. 'unclear': it crosses the
         bound, so there are too few seeds to tell. 'one seed': there is no interval over seeds, so nothing is claimed.
-        'not run', 'not reached' (70 % accuracy) or '-' (nothing to compare with).
+        'not run', 'not reached' (70 % accuracy), 'no Local' (no run to compute gains with) or '-' (nothing to compare
+        with).
     """
     ours = measured(experiment, cell, found)
     if ours is None:
-        return "not run" if not (found or {}).get("seeds") else "not reached"
+        lacks = "no Local" if experiment.measures == GAIN else "not reached"
+        return lacks if (found or {}).get("seeds") else "not run"
     if cell.published is None or experiment.measures in ("seconds", "rounds to 70 %"):
         return "-"
     mean, half = statistics.over_seeds([number for number, _ in of_seeds(experiment, found, cell.protocol or None)])
     if np.isnan(half):
         return "one seed"
-    printed = 0.0 if experiment.measures == "gain over Local" else cell.published.spread or 0.0
+    printed = 0.0 if experiment.measures == GAIN else cell.published.spread or 0.0
     bound, gap = max(printed, BOUND), mean - cell.published.value
     if abs(gap) + half <= bound:
         return "agrees"
@@ -285,6 +315,7 @@ class Verdict(NamedTuple):
     held: str  # 'holds', 'fails', or 'open': a value is missing
     seeds: tuple[str, ...] = ()  # from which it is told: those that all of its methods have
     methods: tuple[str, ...] = ()  # that it is about; (): all of the column
+    missing: tuple[str, ...] = ()  # of these, those without a value
 
 
 def verdicts(experiment: Experiment, cells: dict) -> list[Verdict]:
@@ -296,12 +327,14 @@ def verdicts(experiment: Experiment, cells: dict) -> list[Verdict]:
     found = []
     for ordering in experiment.orderings:
         for column in ordering.columns:
-            there = {}
+            there, missing = {}, []
             for cell in experiment.cells:
                 entry = cells.get(key(cell), {})
                 about = not ordering.methods or cell.method in ordering.methods
                 if cell.column == column and about and measured(experiment, cell, entry) is not None:
                     there[cell.label or cell.method] = cell, entry["seeds"]
+                elif cell.column == column and about:
+                    missing.append(method_title(cell.method, cell.label))
             common = set.intersection(*(set(seeds) for _, seeds in there.values())) if there else set()
             values = {}
             for name, (cell, seeds) in there.items():
@@ -311,7 +344,7 @@ def verdicts(experiment: Experiment, cells: dict) -> list[Verdict]:
                     values[name] = float(np.mean([number for number, _ in pairs])), half
             held = ordering.holds(values)
             told = "open" if held is None else "holds" if held else "fails"
-            found.append(Verdict(ordering.text, column, told, tuple(sorted(common)), ordering.methods))
+            found.append(Verdict(ordering.text, column, told, tuple(sorted(common)), ordering.methods, tuple(missing)))
     return found
 
 

@@ -153,11 +153,12 @@ def _part(part: str, scale: str, experiment: Experiment, ledger: dict, notes: di
 def order_lines(experiment: Experiment, cells: dict, strong: str = "**") -> list[str]:
     """The verdicts on the orders of methods that can be told, a line each; `strong` stands around the verdict."""
     found = []
-    for order, column, held, seeds, methods in verdicts(experiment, cells):
+    for order, column, held, seeds, methods, missing in verdicts(experiment, cells):
         if held != "open":
             told = "one seed; another may give another order" if len(seeds) == 1 else f"{len(seeds)} seeds"
-            lengths = _lengths(experiment, cells, column, methods)
-            found.append(f"{column}: {order}: {strong}{held}{strong} ({told}{lengths})")
+            lengths = _lengths(experiment, cells, column, seeds, methods)
+            without = f"; without {_listed(missing)}" if missing else ""
+            found.append(f"{column}: {order}: {strong}{held}{strong} ({told}{lengths}{without})")
     return found
 
 
@@ -254,18 +255,19 @@ def _sides(experiment: Experiment, found: dict) -> list[tuple[str, str]]:
     ]
 
 
-def _lengths(experiment: Experiment, cells: dict, column: str, methods: Sequence[str] = ()) -> str:
-    """Text on the rounds of these methods (default: all) if those of a column have different numbers, otherwise ''."""
+def _lengths(experiment: Experiment, cells: dict, column: str, seeds: Sequence[str], methods: Sequence[str]) -> str:
+    """Text on the rounds of these methods (none named: all) of a column with these seeds; '' if they are equal."""
     rounds: dict[int, list[str]] = {}
     for cell in [cell for cell in experiment.cells if not methods or cell.method in methods]:
-        for e in cells.get(key(cell), {}).get("seeds", {}).values() if cell.column == column else ():
-            rounds.setdefault(e["rounds"], []).append(cell.label or get_method(cell.method).title)
+        its = cells.get(key(cell), {}).get("seeds", {}) if cell.column == column else {}
+        for seed in [seed for seed in seeds if seed in its]:
+            rounds.setdefault(its[seed]["rounds"], []).append(cell.label or get_method(cell.method).title)
     if len(rounds) < 2:
         return ""
     return f"; rounds: {'; '.join(f'{n} of {_listed(names)}' for n, names in sorted(rounds.items()))}"
 
 
-def _listed(names: list) -> str:
+def _listed(names: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
